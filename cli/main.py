@@ -53,7 +53,7 @@ COMMANDS: Final = {
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command's module when the command is asked for."""
+    """A group that imports a command's module when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def run(args: list[str]) -> int:
-    """Run one command line; its exit code.  Messages go to stderr, as JSON when the command was asked for JSON."""
+    """Run one command line and return its exit code.  Messages are written to stderr, as JSON with --json."""
     if "_LAKE_COMPLETE" in os.environ:
         lake.main(args, prog_name="lake")
     try:
@@ -101,17 +101,17 @@ def run(args: list[str]) -> int:
         _silence_stdout()
         return EXIT_BROKEN_PIPE
     except OSError as error:
-        # stdout took no more; what commands do with files they translate themselves.
+        # stdout failed; commands translate the errors of their own files themselves.
         _debug(args)
         _silence_stdout()
         return _show(LocalFileError(f"{error.filename or 'stdout'}: {error.strerror}"), args)
-    except Exception as error:  # noqa: BLE001  # the edge: whatever is left is a bug, and is told as one
+    except Exception as error:  # noqa: BLE001  # the edge: any other error is a bug, and reported as one
         _debug(args)
         return _bug(error, args)
 
 
 def _of_mount_fuse(args: list[str]) -> list[str] | None:
-    """A call of mount.fuse3, which knows no verbs: `lake SOURCE DIR -o OPTIONS`."""
+    """Return the `lake` call that mount.fuse3 means by `lake SOURCE DIR -o OPTIONS`; None for any other call."""
     if len(args) != 4 or args[2] != "-o" or args[0] in COMMANDS:
         return None
     from cli.mount.fstab import from_mount_fuse
@@ -121,7 +121,7 @@ def _of_mount_fuse(args: list[str]) -> list[str] | None:
 
 def _invoke(args: list[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
-        # A name that the terminal's encoding cannot show is shown escaped.
+        # A character that the terminal's encoding lacks is escaped.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         with lake.make_context("lake", list(args), obj=Target()) as context:
@@ -173,7 +173,7 @@ def _debug(args: list[str]) -> None:
 
 
 def _silence_stdout() -> None:
-    """The reader is gone; what is still buffered must not fail again at exit."""
+    """Point stdout at /dev/null: its reader has closed it, and buffered output must not fail again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,4 +1,4 @@
-"""The script `mount.lake`, which mount(8) runs: its arguments become those of a `lake mount`."""
+"""The script `mount.lake`, which mount(8) runs: turns its arguments into those of a `lake mount`."""
 
 from __future__ import annotations
 

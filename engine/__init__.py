@@ -1,6 +1,6 @@
 """The engine: the only code that touches a store's disk.
 
-Its native modules have no substitute: an import of the engine without them is an error that says what to do.
+Its native modules have no substitute: importing the engine without them raises StoreUnusable with what to do.
 """
 
 from importlib import import_module

@@ -1,7 +1,7 @@
-"""`lake bench`: how fast this machine serves, in half a minute; on a temporary engine, or on one's own.
+"""`lake bench`: measures how fast this machine serves, in half a minute, on a temporary engine or a given one.
 
-What is drawn goes to stdout and is a table with pictures on a terminal, and the same in words elsewhere.  Whatever ends
-the command, but SIGKILL, the engine and the objects that it made are gone.
+The result is written to stdout: a table with pictures on a terminal, the same in words elsewhere.  However the command
+ends, except by SIGKILL, the engine and the objects that it made are removed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SECONDS_MAX = 60.0
 PICTURE_CELLS = 28
 PICTURE_DECADES = (1, 7)
-"""From 10 us to 10 s, in powers of ten of a microsecond."""
+"""Range of the latency picture: 10 us to 10 s, in powers of ten of a microsecond."""
 BAR_CELLS = 16
 LEVELS = " ▁▂▃▄▅▆▇█"
 
@@ -90,7 +90,7 @@ def bench(
         )
     else:
         _draw(outcomes, told)
-    # What is left out is a failure to those who asked for it.
+    # A scenario that was left out counts as a failure only if it was asked for by name.
     failed = (o.could_not_run or (o.left_out and o.trial.name in scenarios) for o in outcomes)
     return 1 if any(failed) else 0
 
@@ -107,7 +107,7 @@ def _chosen(names: Sequence[str]) -> list[Trial]:
 
 @contextmanager
 def _ground(target: Target | None, folder: Path) -> Iterator[tuple[Ground, int | None, str]]:
-    """Where to measure, the engine's process if it is ours, and what it is in words.  Clean at the end."""
+    """The place to measure, the engine's process id if it is ours, and its description.  Cleaned up at the end."""
     from cli.bench.engine import temporary_engine
     from cli.bench.load import Ground
     from lakefs.client.connect import connect
@@ -126,7 +126,7 @@ def _ground(target: Target | None, folder: Path) -> Iterator[tuple[Ground, int |
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end it as an interrupt does: what was begun is taken away."""
+    """SIGTERM and SIGHUP end the block like an interrupt, so that everything it began is removed."""
 
     def end(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -140,7 +140,7 @@ def _ended_by_signals() -> Iterator[None]:
 
 
 def _shown(outcomes: Iterator[Outcome], trials: Sequence[Trial], *, quiet: bool) -> Iterator[Outcome]:
-    """The same, with a bar on a terminal and a line elsewhere; `quiet`: with neither."""
+    """Yield the same outcomes, with a bar on a terminal or a line each elsewhere; `quiet`: with neither."""
     if quiet or not sys.stderr.isatty():
         for outcome in outcomes:
             if not quiet:
@@ -183,12 +183,12 @@ def _draw(outcomes: Sequence[Outcome], told: str) -> None:
             bar(outcome.bytes_per_s, fastest),
             picture(outcome.latencies),
         )
-    # Elsewhere than on a terminal there is no width that lines must be broken for.
+    # Output that is not a terminal has no width to break lines for.
     Console(width=None if sys.stdout.isatty() else 240).print(table)
 
 
 def _untried(outcome: Outcome) -> str:
-    """Why there are no figures; empty when there are."""
+    """Return the reason for missing figures; empty if there are figures."""
     if outcome.left_out:
         return f"left out: {outcome.left_out}"
     return f"could not run: {outcome.could_not_run}" if outcome.could_not_run else ""
@@ -227,12 +227,12 @@ def _duration(value_us: float) -> str:
 
 
 def bar(value: float, highest: float) -> str:
-    """A share of the highest as a row of blocks."""
+    """Return the share of the highest as a row of blocks."""
     return "█" * round(BAR_CELLS * value / highest) if highest else ""
 
 
 def picture(latencies: Histogram) -> str:
-    """How many took how long: a column for each step of a scale of tenfolds, the tallest for the most."""
+    """Return a histogram as text: a column for each step of a logarithmic scale, the tallest for the most calls."""
     import math
 
     low, high = PICTURE_DECADES

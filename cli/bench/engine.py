@@ -1,7 +1,7 @@
-"""An engine for the time of a bench: a process of its own, on a new store in a new folder, both gone at the end.
+"""A temporary engine for a bench: a process of its own, on a new store in a new folder, both removed at the end.
 
-It gets none of the user's settings.  SIGKILL of the bench is the one end that leaves them: `lake-bench-*` in the folder
-that was given, and an engine that serves it.
+It gets none of the user's settings.  Only SIGKILL of the bench leaves them behind: `lake-bench-*` in the given folder,
+and an engine that serves it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from cli.bench.process import lake_process
 from lakefs.errors import EngineUnreachable, LocalFileError
 
 FREE_BYTES_MIN: Final = 4 << 30
-"""Of four trials one stores little, the others at most 1 GiB each; then journal, index, and what is kept free."""
+"""Free room needed: one of four trials stores little, the others 1 GiB each; then journal, index and reserve."""
 
 
 @dataclass(frozen=True)
 class TemporaryEngine:
-    """One that serves."""
+    """An engine that serves."""
 
     address: str
     pid: int
@@ -31,7 +31,7 @@ class TemporaryEngine:
 
 @contextmanager
 def temporary_engine(folder: Path) -> Iterator[TemporaryEngine]:
-    """An engine on a store in a new folder below `folder`.  LocalFileError, EngineUnreachable."""
+    """Run an engine on a store in a new folder below `folder`.  Raises LocalFileError, EngineUnreachable."""
     try:
         if shutil.disk_usage(folder).free < FREE_BYTES_MIN:
             raise LocalFileError(f"{folder}: a bench needs 4 GiB free there; name another with --dir")

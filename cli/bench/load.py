@@ -1,9 +1,9 @@
-"""What `lake bench` does to an engine, and how it is timed: trials, each for a bounded time on content of its own.
+"""The trials of `lake bench`, and their timing: each runs for a bounded time on content of its own.
 
-A trial prepares itself, uncounted, and gives one call; the call is made once to warm up, then again and again until the
+A trial prepares itself, uncounted, and returns one call.  The call is made once to warm up, then repeated until the
 time is over or `BYTES_MAX` have been stored.  Contents are incompressible and all different, so nothing is stored
-twice.  Everything lies in one bucket that nobody else has; `Ground.clean` removes it.  What a trial meets
-(LakeError) is its result, not the end of the others; one that this machine lacks something for is left out.
+twice.  All objects are in one bucket of this bench; `Ground.clean` removes it.  A LakeError is the trial's result and
+does not end the other trials; a trial that needs a feature this machine lacks is left out.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ LARGE: Final = 64 * MIB
 BATCH: Final = 256
 """Objects of one `put_many`."""
 BLOCKS: Final = 16
-"""Of one `get_many_into`."""
+"""Objects of one `get_many_into`."""
 CHUNKS: Final = 64
-"""Of one Locate."""
+"""Chunks of one Locate."""
 HOT: Final = 256
 """Objects that reads take in turn."""
 BYTES_MAX: Final = 1 << 30
-"""That one trial stores."""
+"""Most bytes that one trial stores."""
 REMOVED_TOGETHER: Final = 1000
 
 Call = Callable[[], int]
-"""One call; the bytes of content that it moved."""
+"""One call; returns the bytes of content that it moved."""
 
 
 class Content:
-    """Bytes unlike any others: a random block, with a stamp in each MiB that never comes again."""
+    """Bytes unlike any others: a random block, with a stamp in each MiB that is never repeated."""
 
     def __init__(self) -> None:
         self._random = os.urandom(MIB)
@@ -59,37 +59,37 @@ class Content:
         self._numbers = itertools.count()
 
     def make(self, size: int) -> bytearray:
-        """`size` bytes, at least 16."""
+        """Return `size` bytes, at least 16."""
         content = bytearray(self._random * -(-size // MIB))[:size]
         self.renew(content)
         return content
 
     def renew(self, content: bytearray) -> None:
-        """Make every MiB of it one that was never seen."""
+        """Make every MiB of it a new one."""
         for offset in range(0, len(content), MIB):
             content[offset : offset + 16] = self._run + next(self._numbers).to_bytes(8, "little")
 
 
 @dataclass
 class Ground:
-    """Where trials work: a lake, and a bucket of their own."""
+    """The place where trials work: a lake, and a bucket of their own."""
 
     lake: Lake
     target: Target | None = None
-    """How another process reaches the engine; None: it cannot."""
+    """Address of the engine for another process; None if no other process can reach it."""
     bucket: str = field(default_factory=lambda: f"lake-bench-{os.urandom(6).hex()}")
     content: Content = field(default_factory=Content)
     held: ExitStack = field(default_factory=ExitStack)
-    """What a trial holds until it is over."""
+    """Resources that a trial holds until it is over."""
     _keys: set[str] = field(default_factory=set)
 
     def name(self, key: str) -> str:
-        """Of an object that `clean` will remove."""
+        """Return the name of an object, which `clean` will remove."""
         self._keys.add(key)
         return f"{self.bucket}/{key}"
 
     def clean(self) -> None:
-        """Remove the objects and the bucket; their room comes back with the engine's next gc."""
+        """Remove the objects and the bucket; the engine's next gc frees their room."""
         names = [parse_object_name(f"{self.bucket}/{key}") for key in sorted(self._keys)]
         driver = driver_of(self.lake)
         for start in range(0, len(names), REMOVED_TOGETHER):
@@ -101,7 +101,7 @@ class Ground:
 
 @dataclass(frozen=True)
 class Trial:
-    """`prepare` gives the call.  `operations`: that one call counts for.  `stores`: what it moves is new each time."""
+    """`prepare` returns the call.  `operations`: operations in one call.  `stores`: each call stores new content."""
 
     name: str
     what: str
@@ -109,14 +109,14 @@ class Trial:
     operations: int = 1
     stores: bool = False
     lacks: Callable[[Ground], str] = lambda ground: ""
-    """What is missing here for it, in words; empty when nothing is."""
+    """Returns the feature that this machine lacks for the trial, in words; empty if there is none."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a trial came to.  `engine_cpu_s`: None when the engine is not a process of ours.
+    """The result of a trial.  `engine_cpu_s`: None if the engine is not a process of ours.
 
-    `left_out`: what it lacked, when it was not tried; `could_not_run`: what it failed with.
+    `left_out`: the missing feature, if it was not tried; `could_not_run`: the error it failed with.
     """
 
     trial: Trial
@@ -130,20 +130,20 @@ class Outcome:
 
     @property
     def operations_per_s(self) -> float:
-        """Objects, or requests, a second."""
+        """Objects, or requests, per second."""
         return self.calls * self.trial.operations / self.elapsed_s if self.elapsed_s else 0.0
 
     @property
     def bytes_per_s(self) -> float:
-        """Of content."""
+        """Bytes of content per second."""
         return self.moved_bytes / self.elapsed_s if self.elapsed_s else 0.0
 
     def percentile_us(self, share: float) -> float:
-        """Of a call; 0 without any."""
+        """Return a percentile of the calls' latency; 0 without calls."""
         return self.latencies.percentile_ns(share) / 1e3 if self.calls else 0.0
 
     def as_json(self) -> dict[str, object]:
-        """Figures by name."""
+        """Return the figures by name."""
         told = {"name": self.trial.name, "what": self.trial.what}
         if self.could_not_run:
             return {**told, "could_not_run": self.could_not_run}
@@ -167,7 +167,7 @@ class Outcome:
 def run_trials(
     ground: Ground, trials: Sequence[Trial], seconds: float, engine_pid: int | None = None
 ) -> Iterator[Outcome]:
-    """Each in turn, for so long."""
+    """Run each trial in turn, for `seconds` each."""
     for trial in trials:
         if lacking := trial.lacks(ground):
             yield Outcome(trial, left_out=lacking)
@@ -200,7 +200,7 @@ def _run(ground: Ground, trial: Trial, seconds: float, engine_pid: int | None) -
 
 
 def process_cpu_s(pid: int | None) -> float:
-    """User and system time of a process so far, by the clock that Linux keeps for it (clock_getcpuclockid(3))."""
+    """Return a process's user and system time so far, by Linux's clock of the process (clock_getcpuclockid(3))."""
     return 0.0 if pid is None else time.clock_gettime(~pid << 3 | 2)
 
 
@@ -220,7 +220,7 @@ def _put_many(ground: Ground) -> Call:
 
 
 def _putting(size: int) -> Callable[[Ground], Call]:
-    """New content under a few names in turn."""
+    """Put new content under a few names in turn."""
 
     def prepare(ground: Ground) -> Call:
         numbers = itertools.cycle(range(4))
@@ -239,7 +239,7 @@ def _putting(size: int) -> Callable[[Ground], Call]:
 
 
 def _filled(ground: Ground, size: int, count: int) -> list[str]:
-    """Objects to read; their names."""
+    """Store objects to read; returns their names."""
     names = [ground.name(f"get/{size}/{number:04}") for number in range(count)]
     ground.lake.put_many([(name, bytes(ground.content.make(size))) for name in names], create_bucket=True)
     return names
@@ -256,13 +256,13 @@ def _get_blocks(ground: Ground) -> Call:
 
 
 def _groups(items: Sequence[T]) -> tuple[Iterator[Sequence[T]], list[bytearray]]:
-    """Groups for one call each, in turn for ever; and where the blocks of one go."""
+    """Return an endless cycle of groups, one per call, and the buffers for the blocks of one group."""
     groups = [items[start : start + BLOCKS] for start in range(0, len(items), BLOCKS)]
     return itertools.cycle(groups), [bytearray(BLOCK) for _ in range(BLOCKS)]
 
 
 def _put_shared(ground: Ground) -> Call:
-    """From memory that the engine copies itself."""
+    """Put from memory that the engine copies itself."""
     memory = ground.held.enter_context(ground.lake.shared_memory(BLOCKS * MIB))
     slots = [memory.slot(number * MIB, MIB) for number in range(BLOCKS)]
     content = ground.content.make(MIB)
@@ -290,7 +290,7 @@ def _get_ids(ground: Ground) -> Call:
 
 
 def _chunks(ground: Ground, count: int) -> list[bytes]:
-    """Ids of chunks of 64 KiB: each is the whole content of an object."""
+    """Return ids of chunks of 64 KiB, each the whole content of an object."""
     return [bytes(ground.lake.stat(name).blob) for name in _filled(ground, BLOCK, count)]
 
 
@@ -302,7 +302,7 @@ def _get_large(ground: Ground) -> Call:
 
 
 def _read_mounted(ground: Ground) -> Call:
-    """From the beginning to the end, and again; what the kernel kept of it is dropped in between."""
+    """Read from beginning to end, and again; the kernel's cached pages are dropped in between."""
     assert ground.target is not None, "nothing was lacking"
     ground.lake.put(ground.name("mounted"), memoryview(ground.content.make(LARGE)), create_bucket=True)
     folder = ground.held.enter_context(temporary_mount(ground.target, ground.bucket))
@@ -373,4 +373,4 @@ TRIALS: Final[tuple[Trial, ...]] = (
         lacks=_mounting_lacks,
     ),
 )
-"""In the order that they run."""
+"""In the order in which they run."""

@@ -1,6 +1,6 @@
-"""A process of ours for the time of a bench, which ends it however the bench ends.
+"""A child process of a bench, which is ended however the bench ends.
 
-A signal that comes while the process is begun is answered when it is known: else nobody would end it.
+A signal that arrives while the process is started is handled once the process is known: otherwise nothing would end it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def lake_process(
     arguments: Sequence[str], settings: Mapping[str, str] | None = None, stderr: IO[str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """A command of ours that says a line on stdout when it serves; none of the user's settings, but these.
+    """Start a `lake` command that prints a line on stdout when it serves.  Its LAKE_ variables are only `settings`.
 
-    Ended behind the block.  In the main thread.
+    The process is ended behind the block.  Call it in the main thread.
     """
     kept = {name: text for name, text in os.environ.items() if not name.startswith("LAKE_")}
     process: subprocess.Popen[str] | None = None
@@ -38,7 +38,7 @@ def lake_process(
                 stderr=stderr,
                 text=True,
                 env=kept | dict(settings or {}),
-                start_new_session=True,  # an interrupt of the terminal is the bench's to handle
+                start_new_session=True,  # the bench handles an interrupt from the terminal
             )
         yield process
     finally:
@@ -59,7 +59,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 @contextmanager
 def signals_held_back() -> Iterator[None]:
-    """Signals that end a bench are answered behind the block, not in its midst."""
+    """Delay the signals that end a bench until the end of the block."""
     came: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:

@@ -1,7 +1,7 @@
-"""A mount for the time of a trial: a process of its own, at a new folder, both gone at the end.
+"""A temporary mount for a trial: a process of its own, at a new folder, both removed at the end.
 
-It is read-only, so that nothing can go through it into the store, and has none of the user's settings but the token.
-What does not end by itself is unmounted and killed.  SIGKILL of the bench is the one end that leaves it.
+It is read-only, so it cannot write to the store, and has none of the user's settings but the token.  A mount that does
+not end by itself is unmounted and killed.  Only SIGKILL of the bench leaves it behind.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FUSE_DEVICE: Final = "/dev/fuse"
 
 
 def what_mounting_lacks() -> str:
-    """What this machine has not got that a mount needs, in words; empty when nothing is missing."""
+    """Return what this machine lacks for a mount, in words; empty if nothing is missing."""
     if not os.path.exists(FUSE_DEVICE):
         return f"there is no {FUSE_DEVICE} (modprobe fuse; a container must be given the device)"
     if not os.access(FUSE_DEVICE, os.R_OK | os.W_OK):
@@ -35,9 +35,9 @@ def what_mounting_lacks() -> str:
 
 @contextmanager
 def temporary_mount(target: Target, bucket: str) -> Iterator[Path]:
-    """A bucket of a running engine as a folder.  LocalFileError with the reason when it cannot be mounted.
+    """Mount a bucket of a running engine as a folder.  Raises LocalFileError, with the reason, if it cannot be mounted.
 
-    Whatever is opened below the folder has to be closed in the block.
+    Close every file opened below the folder inside the block.
     """
     with tempfile.TemporaryDirectory(prefix="lake-bench-") as name:
         folder = Path(name)
@@ -71,14 +71,14 @@ def _mounting(target: Target, bucket: str, folder: Path) -> Iterator[subprocess.
 
 
 def _last_words(log: Path, code: int) -> str:
-    """The error that the process ended with, as it told people."""
+    """Return the error that the process ended with, as it was printed."""
     lines = log.read_text(errors="replace").splitlines()
     told = (line.removeprefix("lake: ") for line in reversed(lines) if line.startswith("lake: "))
     return next(told, f"the mount ended with {code}")
 
 
 def _unmount(place: Path) -> None:
-    """Of a process that was killed, the mount is still there."""
+    """Remove the mount that a killed process leaves."""
     from fuse.kernel.mount_table import mount_at, real_path, unmount
 
     real = real_path(place)

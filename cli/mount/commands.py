@@ -1,8 +1,7 @@
 """`lake mount` and `lake unmount`: buckets as folders of this machine.
 
-`lake mount` returns when the mount serves; the process behind it lives in the background until the mount is taken
-away or the process is told to end.  With --foreground this process is the one.  What stands behind -o is in
-`cli.mount.options`.
+`lake mount` returns when the mount serves.  The process behind it stays in the background until it is unmounted or
+receives a signal to end.  With --foreground this process itself serves.  `cli.mount.options` parses the text behind -o.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ def mount(
 @click.option(
     "--lazy",
     is_flag=True,
-    help="Also when it is in use: who has files open in it goes on, and nobody else sees it.",
+    help="Also when it is in use: files that are open in it keep working; the folder shows it no more.",
 )
 def unmount(folder: Path, lazy: bool) -> None:
     """Take away the lake mount at DIR, and wait until what was written through it is stored."""
@@ -121,7 +120,7 @@ def unmount(folder: Path, lazy: bool) -> None:
 
 
 def _given(texts: tuple[str, ...], flags: dict[str, Any]) -> dict[str, Any]:
-    """What -o and the flags say, by the names of MountOptions' fields; a flag goes before -o."""
+    """Return the settings of -o and the flags, by the names of MountOptions' fields; a flag overrides -o."""
     from cli.mount.options import parse_mount_options, parse_read_ahead, parse_staging_size
 
     given = parse_mount_options(texts)
@@ -139,7 +138,7 @@ def _given(texts: tuple[str, ...], flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _engine(where: Target, given: dict[str, Any]) -> tuple[str, str]:
-    """Address and token; a socket's path is made absolute, since the process leaves its folder."""
+    """Return address and token; a socket's path is made absolute, since the process leaves its folder."""
     from lakefs.client.address import resolve
 
     server, token_file = given.pop("server", None), given.pop("token_file", None)
@@ -157,7 +156,7 @@ def _engine(where: Target, given: dict[str, Any]) -> tuple[str, str]:
 
 
 def _options(folder: Path, given: dict[str, Any]) -> tuple[MountOptions, MountPlaces]:
-    """The whole of the options.  A place that cannot be mounted at is refused before anything is made for it."""
+    """Return all options.  A folder that cannot be a mount point is refused before anything is made for it."""
     from cli.mount.places import places_of
 
     try:
@@ -182,7 +181,7 @@ def _options(folder: Path, given: dict[str, Any]) -> tuple[MountOptions, MountPl
 
 
 def _serve(address: str, token: str, options: MountOptions, places: MountPlaces, reporter: Reporter) -> None:
-    """Be the mount process.  What keeps it from serving is told to whoever waits, and raised."""
+    """Be the mount process.  An error that keeps it from serving is sent to the reporter, and raised."""
     from cli.mount.process import run_mount
     from fuse.kernel.mount_point import MountLock, check_mount_point
 
@@ -192,7 +191,9 @@ def _serve(address: str, token: str, options: MountOptions, places: MountPlaces,
             check_mount_point(options.mount_point, may_hold_files=options.may_hold_files)
             run_mount(address, token, options, reporter.ready)
     except BaseExceptionGroup as group:
-        error = _only(group)
+        from cli.terminal.process import single_error
+
+        error = single_error(group)
         if isinstance(error, LakeError):
             reporter.failed(error)
         raise error from group
@@ -202,7 +203,7 @@ def _serve(address: str, token: str, options: MountOptions, places: MountPlaces,
 
 
 def _tell_leftovers(staging: Path) -> None:
-    """Say on stderr that an earlier mount left something, and which command shows it."""
+    """Say on stderr that an earlier mount left files, and which command shows them."""
     import shlex
 
     from fuse.staging.leftovers import find_leftovers, is_in_use
@@ -210,7 +211,7 @@ def _tell_leftovers(staging: Path) -> None:
     try:
         count = sum(not is_in_use(leftover) for leftover in find_leftovers(staging))
     except LocalFileError:
-        return  # the mount serves, and its log says what is to be said of the folder
+        return  # the mount serves, and its log has the error
     if count:
         files = "1 file" if count == 1 else f"{count} files"
         notice(
@@ -220,21 +221,14 @@ def _tell_leftovers(staging: Path) -> None:
 
 
 class _Terminal:
-    """A mount in the foreground: the line goes to stdout; an error reaches the user as that of any command."""
+    """Reports of a mount in the foreground: writes the line to stdout; the command itself shows an error."""
 
     def ready(self, line: str) -> None:
-        """One line, at once."""
+        """Write one line, at once."""
         import sys
 
         write_line(line)
         sys.stdout.flush()
 
     def failed(self, error: LakeError) -> None:
-        """Nothing: the command ends with it."""
-
-
-def _only(error: BaseException) -> BaseException:
-    """What nurseries wrapped, when that is one error; else the group."""
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
+        """Does nothing: the command ends with the error."""

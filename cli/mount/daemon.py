@@ -1,12 +1,12 @@
-"""A process in the background that tells its maker when it serves, or why it cannot.
+"""A background process that reports to its parent when it serves, or why it cannot.
 
-`detach` forks, so it is called before any thread or loop is started.  The parent waits on a pipe, for one line or the
-end: it returns with the line, raises the child's error as its own, or says where the child's log is.
+`detach` forks, so call it before any thread or loop is started.  The parent waits on a pipe for one message, or for its
+end.  It returns with the child's line, raises the child's error as its own, or says where the child's log is.
 
 Rules kept here:
-- The child has a session of its own, `/` as its folder, and holds none of the files that its maker had open: who
-  reads the maker's output to its end does not wait for the mount to end.
-- A child whose maker is gone before it serves ends: nobody was told of the mount.
+- The child has a session of its own, `/` as its folder, and none of its parent's open files: a reader of the parent's
+  output does not wait for the mount to end.
+- A child whose parent is gone before it serves ends: nothing else knows of the mount.
 """
 
 from __future__ import annotations
@@ -23,21 +23,20 @@ from lakefs.errors import InternalError, LakeError, from_wire
 
 MESSAGE_BYTES_MAX: Final = 64 << 10
 DESCRIPTORS_WORTH_CLOSING: Final = 4096
-_SIGNALS_OF_A_SHELL: Final = 128
 
 
 class Reporter(Protocol):
-    """How a mount process tells whoever waits for it."""
+    """Port to the process that waits for the mount."""
 
     def ready(self, line: str) -> None:
-        """It serves."""
+        """Report that it serves."""
 
     def failed(self, error: LakeError) -> None:
-        """It will not."""
+        """Report that it will not serve."""
 
 
 class PipeReporter:
-    """The child's end."""
+    """The child's end of the pipe."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -57,9 +56,9 @@ class PipeReporter:
 
 
 def detach(log: Path) -> PipeReporter | str:
-    """Fork.  In the child: its reporter, stderr being the log.  In the parent: the line that the child gave.
+    """Fork.  In the child: return its reporter; stderr is the log.  In the parent: return the child's line.
 
-    In the parent LakeError of the child, InternalError when it ended without a word, LocalFileError for the log.
+    In the parent raises the child's LakeError, InternalError if it ended without a message, LocalFileError for the log.
     """
     log_descriptor = open_log(log)
     receiving, sending = os.pipe()
@@ -97,13 +96,13 @@ def _understood(text: bytes, child: int, log: Path) -> str:
 
 
 def _become_daemon(sending: int, log_descriptor: int) -> int:
-    """Leave everything of the maker behind; the number that `sending` has now."""
+    """Detach from the parent; returns the new number of `sending`."""
     os.setsid()
     os.chdir("/")
     nothing = os.open(os.devnull, os.O_RDWR)
     for target, source in ((0, nothing), (1, log_descriptor), (2, log_descriptor)):
         os.dup2(source, target)
-    # Above what is closed for certain: dup2 to 3 leaves nothing of ours behind it.
+    # Above what is closed for certain: dup2 to 3 leaves no descriptor of ours behind it.
     if sending != 3:
         os.dup2(sending, 3, inheritable=False)
     os.closerange(4, DESCRIPTORS_WORTH_CLOSING)

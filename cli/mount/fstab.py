@@ -1,8 +1,8 @@
-"""Being called by mount(8): for `mount -t lake`, `mount -t fuse.lake`, and lines of /etc/fstab.
+"""Calls by mount(8): for `mount -t lake`, `mount -t fuse.lake`, and lines of /etc/fstab.
 
-mount(8) runs `/sbin/mount.TYPE SOURCE DIR [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE]`; our script `mount.lake`
-stands there under that name (or `mount.fuse.lake`).  Without it, mount(8) gives type `fuse.lake` to mount.fuse3, which
-runs `lake SOURCE DIR -o OPTIONS`; `lake` hands such a call over to here.  All become a `lake mount`.
+mount(8) runs `/sbin/mount.TYPE SOURCE DIR [-sfnv] [-N NAMESPACE] [-o OPTIONS] [-t TYPE]`; the script `mount.lake` is
+installed under that name (or `mount.fuse.lake`).  Without it, mount(8) gives type `fuse.lake` to mount.fuse3, which
+runs `lake SOURCE DIR -o OPTIONS`; `lake` passes such a call to this module.  All become a `lake mount`.
 
 SOURCE is `lake` or `none` for the configured engine, or an engine's address; the bucket is an option.
 """
@@ -19,7 +19,7 @@ USAGE: Final = "usage: mount.lake SOURCE DIR [-fnsv] [-o OPTIONS]"
 
 
 def from_mount(given: list[str]) -> list[str]:
-    """The `lake mount` that mount(8) means; empty when it only pretends (-f).  InvalidArgument."""
+    """Return the `lake mount` that mount(8) means; empty if it only pretends (-f).  Raises InvalidArgument."""
     import getopt
 
     try:
@@ -34,20 +34,20 @@ def from_mount(given: list[str]) -> list[str]:
 
 
 def from_mount_fuse(given: list[str]) -> list[str] | None:
-    """The `lake mount` that mount.fuse3 means; None when the call is not one of its own."""
+    """Return the `lake mount` that mount.fuse3 means; None if mount.fuse3 did not make the call."""
     if len(given) != 4 or given[2] != "-o" or not _is_of_mount_fuse(given[3]):
         return None
     return as_mount(given[0], given[1], [given[3]])
 
 
 def _is_of_mount_fuse(options: str) -> bool:
-    """It names both, always: people do not."""
+    """Return True if the options name both dev and suid settings: mount.fuse3 always does, people do not."""
     names = set(options.split(","))
     return bool(names & {"dev", "nodev"}) and bool(names & {"suid", "nosuid"})
 
 
 def as_mount(source: str, place: str, options: list[str]) -> list[str]:
-    """The command line.  InvalidArgument for a source that says nothing to us."""
+    """Return the command line.  Raises InvalidArgument for an unknown source."""
     if source not in CONFIGURED and not source.startswith(ADDRESSES):
         raise InvalidArgument(
             f"{source!r} is no source of a lake mount; give lake, or an engine's address (unix:PATH, tcp://HOST:PORT),"
@@ -56,7 +56,7 @@ def as_mount(source: str, place: str, options: list[str]) -> list[str]:
         )
     arguments = ["mount", "--quiet", *(part for text in options for part in ("-o", text))]
     if source:
-        # The table of mounts then shows what fstab says: mount -a sees that it is there.
+        # The table of mounts then shows fstab's source: mount -a sees that it is mounted.
         arguments += ["-o", f"fsname={source}"]
     if source.startswith(ADDRESSES):
         arguments += ["--server", source]

@@ -1,10 +1,10 @@
-"""The log of a mount in the background: a file that does not grow without end.
+"""The log of a mount in the background: a file of bounded size.
 
-The file is descriptors 1 and 2 of the process, so that what libraries and the interpreter say lands in it, too.  A full
-one is put aside as `log.1`, and the older `log.1` goes.  The sizes are looked at when our own lines are written.
+The file is descriptors 1 and 2 of the process, so output of libraries and the interpreter is in it, too.  A full file
+is renamed to `log.1`, replacing the older `log.1`.  Sizes are checked when our own lines are written.
 
-A mount lives on when its log cannot be written: the line is lost.  In the foreground logs go to stderr as it is: to a
-terminal, or to the journal, which bounds itself.
+A mount keeps serving if its log cannot be written: the line is lost.  In the foreground logs go to stderr unbounded: to
+a terminal, or to the journal, which bounds itself.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Final
 from lakefs.errors import LocalFileError
 
 LOG_BYTES_MAX: Final = 8 << 20
-"""And as much in `log.1`: 16 MiB in all, some 100,000 lines."""
+"""Size of a full log.  With as much in `log.1` 16 MiB in all, some 100,000 lines."""
 
 
 def open_log(log: Path) -> int:
-    """A descriptor to append to the log; a full one was put aside.  LocalFileError."""
+    """Open the log to append; returns the descriptor.  A full one is renamed first.  Raises LocalFileError."""
     try:
         if log.exists() and log.stat().st_size > LOG_BYTES_MAX:
             log.replace(log.with_name(f"{log.name}.1"))
@@ -31,19 +31,19 @@ def open_log(log: Path) -> int:
 
 
 class BoundedLog:
-    """What a logger prints to.  `path` is open as descriptors 1 and 2."""
+    """File object for a logger.  `path` is open as descriptors 1 and 2."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def write(self, text: str) -> int:
-        """Append; nothing when that fails."""
+        """Append; does nothing if that fails."""
         with suppress(OSError):
             os.write(2, text.encode(errors="backslashreplace"))
         return len(text)
 
     def flush(self) -> None:
-        """Between two lines: begin a new file when this one is full."""
+        """Begin a new file, between two lines, if this one is full."""
         with suppress(OSError, LocalFileError):
             if os.fstat(2).st_size > LOG_BYTES_MAX:
                 self._begin_anew()

@@ -1,7 +1,7 @@
-"""The text behind `-o`, of `lake mount`, of mount(8) and of /etc/fstab: one table of what is understood.
+"""The text behind `-o`, of `lake mount`, of mount(8) and of /etc/fstab: one table of known options.
 
-An option is ours, or the kernel's and passed on, or one that mount(8) hands to every helper and that changes nothing
-here.  Anything else is refused, with the nearest known one.
+An option is ours, or the kernel's and passed on, or one that mount(8) passes to every helper and that has no effect
+here.  Any other is refused, with the nearest known one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lakefs.config.settings import parse_size
 from lakefs.errors import InvalidArgument
 
 KERNEL: Final = frozenset({"noexec", "noatime", "nodiratime", "dirsync"})
-"""Passed on.  A mount is always nosuid and nodev: nothing in a bucket may grant rights on this machine."""
+"""Options passed on.  A mount is always nosuid and nodev: a bucket must not grant rights on this machine."""
 WITHOUT_EFFECT: Final = frozenset({
     "defaults", "auto", "noauto", "user", "users", "nouser", "owner", "group", "nofail", "_netdev", "suid",
     "nosuid", "dev", "nodev", "atime", "diratime", "relatime", "norelatime", "strictatime", "nostrictatime",
@@ -29,13 +29,13 @@ FLAGS: Final = {
     "debug": "debug",
 }
 TAKEN_BACK: Final = {"rw": "read_only", "async": "sync"}
-"""As elsewhere, the later of two that contradict each other counts."""
+"""The later of two contradicting options wins, as in other mounts."""
 READ_AHEAD_KIB_MAX: Final = 1 << 20
-"""1 GiB: more than any reader uses, and far from where the kernel's page counts end."""
+"""1 GiB: more than any reader uses, and far below the limit of the kernel's page counts."""
 
 
 def parse_mount_options(texts: Sequence[str]) -> dict[str, Any]:
-    """What the texts say, by the names of MountOptions' fields, and `server` and `token_file`.  InvalidArgument."""
+    """Return the options, by MountOptions' field names or `server` and `token_file`.  Raises InvalidArgument."""
     found: dict[str, Any] = {}
     kernel: set[str] = set()
     for option in (part.strip() for text in texts for part in text.split(",")):
@@ -59,14 +59,14 @@ def parse_mount_options(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_read_ahead(name: str, text: str) -> int:
-    """KiB of read-ahead."""
+    """Parse KiB of read-ahead."""
     if not (text.isascii() and text.isdigit() and len(text) <= 9) or int(text) > READ_AHEAD_KIB_MAX:
         raise InvalidArgument(f"{name}={text}: give KiB, a number up to {READ_AHEAD_KIB_MAX}")
     return int(text)
 
 
 def parse_staging_size(name: str, text: str) -> int:
-    """Bytes, with an optional unit."""
+    """Parse bytes, with an optional unit."""
     try:
         return parse_size(text)
     except InvalidArgument as error:

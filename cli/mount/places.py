@@ -1,7 +1,7 @@
-"""Where a mount keeps its things: one folder for each mount point, with its lock, its log and what is staged.
+"""The state folder of each mount point, with its lock, its log and its staged files.
 
-Below `/var/lib/lake-mount` for root, the folder that the service manager made, or `lake-mount` in the user's state
-folder (XDG specification).  The folder is named as systemd names the instance of a unit for that path.
+It is below `/var/lib/lake-mount` for root, below the folder that the service manager made, or below `lake-mount` in the
+user's state folder (XDG specification).  Its name is the one systemd gives the instance of a unit for that path.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lakefs.errors import LocalFileError
 STATE_NAME: Final = "lake-mount"
 SYSTEM_STATE: Final = Path("/var/lib") / STATE_NAME
 NAME_CHARACTERS_MAX: Final = 200
-"""Of 255 bytes that a component of a path may have."""
+"""Most characters of a folder's name; the limit of a path component is 255 bytes."""
 _PLAIN: Final = frozenset((string.ascii_letters + string.digits + ":_.").encode())
 
 
@@ -31,21 +31,21 @@ class MountPlaces:
 
     @property
     def staging(self) -> Path:
-        """What is written and not stored yet."""
+        """Folder of files that are written and not stored yet."""
         return self.folder / "staging"
 
     @property
     def log(self) -> Path:
-        """What a mount in the background says."""
+        """Log of a mount in the background."""
         return self.folder / "log"
 
     @property
     def lock(self) -> Path:
-        """Held by the process behind the mount."""
+        """Lock held by the process behind the mount."""
         return self.folder / "lock"
 
     def make(self) -> None:
-        """Make the folder, for this user only.  LocalFileError."""
+        """Make the folder, for this user only.  Raises LocalFileError."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -56,19 +56,19 @@ class MountPlaces:
 
 
 def places_of(mount_point: Path, environ: Mapping[str, str] | None = None) -> MountPlaces:
-    """The files of the mount at that real path."""
+    """Return the files of the mount at that real path."""
     environ = os.environ if environ is None else environ
     return MountPlaces(_state_folder(environ) / escaped_path(mount_point))
 
 
 def staging_folders(environ: Mapping[str, str] | None = None) -> list[Path]:
-    """The staging folders that mounts of this user had, but for those that were given one elsewhere."""
+    """Return the staging folders of this user's mounts, except those set by --staging."""
     environ = os.environ if environ is None else environ
     return sorted(folder for folder in _state_folder(environ).glob("*/staging") if folder.is_dir())
 
 
 def escaped_path(path: Path) -> str:
-    """The path as systemd-escape(1) writes it with --path; a long one is cut and ends with its digest."""
+    """Return the path as systemd-escape(1) writes it with --path; a long one is cut and ends with its digest."""
     text = os.fsencode(path).strip(b"/")
     escaped = "".join(
         "-" if byte == ord("/") else chr(byte) if _is_plain(byte, place) else f"\\x{byte:02x}"

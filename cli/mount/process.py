@@ -1,7 +1,7 @@
 """The process behind a mount: one loop, signals, the service manager.
 
-SIGTERM, SIGINT and SIGHUP end it: no request is taken any more, what was written is stored, the mount is taken away.
-A second one ends it at once; what is staged stays where it is, and the next mount names it.
+SIGTERM, SIGINT and SIGHUP end it: it takes no more requests, stores all written data, and unmounts.  A second signal
+ends it at once; staged files stay, and the next mount names them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from fuse.service import serve_mount
 END_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 EXIT_HURRIED: Final = 75
 DESCRIPTORS_MAX: Final = 262_144
-"""100,000 open handles with two descriptors each, and what the process needs itself."""
+"""100,000 open handles with two descriptors each, and those of the process itself."""
 _log: Final = structlog.get_logger()
 
 
 def run_mount(address: str, token: str, options: MountOptions, ready: Callable[[str], None]) -> None:
-    """Serve the mount until it is unmounted or told to end.  `ready` is called with a line when it serves."""
+    """Serve the mount until it is unmounted or a signal arrives.  Calls `ready` with a line when it serves."""
     raise_descriptor_limit()
     trio.run(partial(_run, address, token, options, ready))
 
@@ -44,7 +44,7 @@ async def _run(address: str, token: str, options: MountOptions, ready: Callable[
         serving.set()
 
     async def end_on_signal() -> None:
-        """The first signal ends the mount; a second one does not wait for that."""
+        """End the mount on the first signal; exit at once on a second one."""
         number = await anext(signals)
         _log.info("told to end", signal=signal.Signals(number).name)
         notifier.stopping("storing what was written")
@@ -71,7 +71,7 @@ def _hurry(number: int, frame: object) -> None:
 
 
 def raise_descriptor_limit() -> None:
-    """As many open files as this process may have, within reason: open handles of the mount take some each."""
+    """Raise the limit of open files as far as allowed, up to a bound: each open handle of the mount takes some."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
     if soft != resource.RLIM_INFINITY and soft < wanted:

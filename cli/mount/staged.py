@@ -1,7 +1,7 @@
-"""`lake staged ls|restore|forget`: what a killed mount, or one without its engine, could not store.
+"""`lake staged ls|restore|forget`: files that a killed mount, or one without its engine, could not store.
 
-A staged file is told by its name, or by its id when there are several of one name, or none.  Mounts may run
-meanwhile: what they have open is listed and not touched.
+A staged file is given by its name, or by its id if several have that name, or it has none.  Mounts may run during the
+commands: files that they have open are listed and not touched.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ all_option = click.option("--all", "everything", is_flag=True, help="All that no
 @click.group()
 @engine_options
 def staged() -> None:
-    """What was written through a mount and never stored: list, restore, forget it."""
+    """List, restore or remove files that were written through a mount and never stored."""
 
 
 @staged.command("ls")
@@ -120,7 +120,7 @@ def restore(
             forget_for_good(leftover)
         return document
 
-    # Into a file they can be got without an engine, but for what they were written over.
+    # Without an engine they can be written into a file, except if part of their old content is needed.
     with where.open() if path is None else nullcontext() as lake:
         _each(wanted, restored, "restored", as_json)
 
@@ -141,11 +141,11 @@ def forget(names: tuple[str, ...], everything: bool, staging: Path | None, as_js
     _each(_wanted(_found(staging), names, everything), forgotten, "forgotten", as_json)
 
 
-# --- which -----------------------------------------------------------------------------------------------
+# --- selection -------------------------------------------------------------------------------------------
 
 
 def _found(staging: Path | None) -> list[Leftover]:
-    """Everything in the folders.  LocalFileError for a folder that is named and cannot be read."""
+    """Return all staged files in the folders.  Raises LocalFileError for a given folder that cannot be read."""
     from cli.mount.places import staging_folders
     from fuse.staging.leftovers import find_leftovers
 
@@ -157,7 +157,7 @@ def _found(staging: Path | None) -> list[Leftover]:
 
 
 def _wanted(found: list[Leftover], names: tuple[str, ...], everything: bool) -> list[Leftover]:
-    """Those that are meant.  KeyNotFound, InvalidArgument when it cannot be told which."""
+    """Return the chosen files.  Raises KeyNotFound; InvalidArgument if the choice is ambiguous."""
     from fuse.staging.leftovers import is_in_use
     from lakefs.names import SCHEME
 
@@ -195,7 +195,7 @@ _UNASKED = EngineUnreachable("the engine was not asked")
 
 
 def _stored(where: Target, names: Iterable[str]) -> dict[str, Any]:
-    """What the store says of each name; nothing when no engine answers."""
+    """Return the store's answer for each name; nothing if no engine answers."""
     from lakefs.limits import BATCH_MAX
     from lakefs.names import parse_name
 
@@ -215,13 +215,13 @@ def _stored(where: Target, names: Iterable[str]) -> dict[str, Any]:
     return dict(zip(asked, answers, strict=True))
 
 
-# --- what is done with each ------------------------------------------------------------------------------
+# --- actions ---------------------------------------------------------------------------------------------
 
 
 def _each(
     wanted: list[Leftover], act: Callable[[Leftover], dict[str, Any]], past: str, as_json: bool
 ) -> None:
-    """One after the other, each claimed; the first failure is raised at the end."""
+    """Act on one after the other, each claimed; the first failure is raised at the end."""
     done: list[dict[str, Any]] = []
     failures: list[LakeError] = []
     with _document_at_end(past, done, as_json):
@@ -289,7 +289,7 @@ def _to_file(where: Target, leftover: Leftover, path: Path, zeros: bool) -> dict
 
 @contextmanager
 def _base_reader(lake: Lake, leftover: Leftover, zeros: bool) -> Iterator[Callable[[int, int], bytes] | None]:
-    """What reads the content that the leftover was written over; None for zeros."""
+    """Yield a reader of the content that the leftover was written over; None for zeros."""
     from fuse.staging.restore import open_base
     from lakefs.get.objects import close_object, read_range
 
@@ -305,7 +305,7 @@ def _base_reader(lake: Lake, leftover: Leftover, zeros: bool) -> Iterator[Callab
         driver.run(close_object(base))
 
 
-# --- how it is shown -------------------------------------------------------------------------------------
+# --- output ----------------------------------------------------------------------------------------------
 
 
 def _document(leftover: Leftover, how: Standing) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def rm(context: click.Context, name: str, as_json: bool) -> None:
 
 
 def _shown(found: BucketStat) -> dict[str, object]:
-    """A bucket as one JSON object."""
+    """Return a bucket as one JSON object."""
     return {
         "name": found.name,
         "created": iso_time(found.created_ns),
@@ -101,7 +101,7 @@ def _shown(found: BucketStat) -> dict[str, object]:
 
 
 def _bucket_name(text: str) -> str:
-    """The bucket of a text that may be written as `lake://NAME/`."""
+    """Return the bucket of a text that may be written as `lake://NAME/`."""
     from lakefs.names import parse_name
 
     name = parse_name(text)

@@ -1,4 +1,4 @@
-"""`lake get` and `lake cat`: out of the lake, into files, folders and stdout."""
+"""`lake get` and `lake cat`: objects into files, folders and stdout."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def cat(context: click.Context, names: tuple[str, ...], offset: int, length: int
 
 
 def _total_bytes(lake: Lake, source: Name, recursive: bool) -> int | None:
-    """The bytes that a get will bring, for the bar; None when the get will say why there are none."""
+    """Return the bytes that a get will fetch, for the bar; None if the get will raise the error itself."""
     if not recursive:
         driver = driver_of(lake)
         found = driver.run(driver.steps.stat_many([source]))[0]
@@ -122,10 +122,9 @@ def _get_folder(
 
 
 def _get_file(lake: Lake, text: str, target: str, replace: bool, account: Account) -> None:
-    """One object into a file.  Into a device or pipe as a stream.
+    """Get one object into a file, or as a stream into a device or pipe.
 
-    A link that the user names is followed to what it points to; one that a folder has under the object's name is
-    replaced.
+    A link that the user names is followed.  A link inside a folder, under the object's name, is replaced.
     """
     from lakefs.trees.get_file import GetOptions, get_to_file
 
@@ -149,7 +148,7 @@ def _get_file(lake: Lake, text: str, target: str, replace: bool, account: Accoun
 
 
 def _last_name(lake: Lake, source: Name, text: str) -> str:
-    """The name that an object keeps in a folder.  IsAFolder, InvalidName for one that no file can have."""
+    """Return the name that an object keeps in a folder.  Raises IsAFolder; InvalidName if no file can have the name."""
     name = source.key.rpartition("/")[2]
     if name in ("", ".", ".."):
         if not lake.stat(str(source)).blob:
@@ -161,7 +160,7 @@ def _last_name(lake: Lake, source: Name, text: str) -> str:
 
 
 def _object_name(lake: Lake, text: str) -> Name:
-    """The name of an object.  IsAFolder for a bucket, BucketNotFound."""
+    """Return the name of an object.  Raises IsAFolder for a bucket, BucketNotFound."""
     from lakefs.names import parse_name
 
     name = parse_name(text)
@@ -173,7 +172,7 @@ def _object_name(lake: Lake, text: str) -> Name:
 
 @contextlib.contextmanager
 def _folders_explained(lake: Lake, text: str) -> Iterator[None]:
-    """Raise IsAFolder in the place of KeyNotFound when there is a folder of that name."""
+    """Raise IsAFolder in place of KeyNotFound if a folder has that name."""
     try:
         yield
     except (KeyNotFound, IsAFolder) as error:
@@ -210,7 +209,7 @@ def _get_into_special(lake: Lake, source: Name, target: str) -> FileOutcome:
 
 
 def _is_special(path: str) -> bool:
-    """Whether a path is there and neither a file nor a folder, nor a link."""
+    """Return True if a path exists and is not a file, folder or link."""
     try:
         mode = os.lstat(path).st_mode
     except OSError:
@@ -242,7 +241,10 @@ def _stream(lake: Lake, source: Name, offset: int, length: int, write: Callable[
 
 
 def _writer(descriptor: int, path: str) -> Callable[[bytes], None]:
-    """Writes all of a payload to a descriptor.  BrokenPipeError goes through; other errors are LocalFileError."""
+    """Return a function that writes all of a payload to a descriptor.
+
+    It raises BrokenPipeError as it is; other errors become LocalFileError.
+    """
 
     def write(payload: bytes) -> None:
         view = memoryview(payload)

@@ -71,7 +71,7 @@ def rm(context: click.Context, access_key: str, as_json: bool) -> None:
 
 
 def _limits(found: AccessKeyStat) -> dict[str, object]:
-    """What a key may do, as members of a JSON object."""
+    """Return the permissions of a key, as members of a JSON object."""
     return {
         "buckets": found.buckets,
         "read_only": found.read_only,

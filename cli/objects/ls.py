@@ -1,4 +1,4 @@
-"""`lake ls`, `lake stat`, `lake du`: looking at names."""
+"""`lake ls`, `lake stat`, `lake du`: list and inspect names."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def ls(context: click.Context, name: str | None, long_format: bool, recursive: b
 @engine_options
 @click.pass_context
 def stat(context: click.Context, names: tuple[str, ...], as_json: bool) -> None:
-    """Show what is known of objects, folders and buckets."""
+    """Show the metadata of objects, folders and buckets."""
     documents = [_stat_document(found) for found in _stats(target_of(context), names)]
     if as_json:
         write_json(documents[0] if len(documents) == 1 else documents)
@@ -102,7 +102,7 @@ def _list_buckets(lake: Lake, long_format: bool, as_json: bool) -> None:
 
 
 def _entries(lake: Lake, name: str, recursive: bool) -> Iterator[tuple[str, str, ListEntry]]:
-    """(key, text to show, entry): the object of that name, then what is in the folder of that name."""
+    """Yield (key, text to show, entry): the object of that name, then the contents of the folder of that name."""
     from lakefs.names import parse_name
 
     wanted = parse_name(name)
@@ -122,12 +122,12 @@ def _in_folder(lake: Lake, wanted: Name, recursive: bool) -> Iterator[tuple[str,
 
 
 def _stats(target: Target, names: tuple[str, ...]) -> list[ObjectStat]:
-    """Stats of names, each the object's, else the folder's; one request."""
+    """Return the stats of names, each the object's, else the folder's; one request."""
     from lakefs.names import parse_name
     from lakefs.wire.messages import NameResults, StatNames
 
     parsed = [parse_name(name) for name in names]
-    # Of a name without a slash both are asked for; of a folder its own key, twice.
+    # For a name without a slash ask for both; for a folder ask for its own key twice.
     keys = [(n.bucket, k) for n in parsed for k in (n.key, n.key if n.is_folder else n.key + "/")]
     reply = target.ask(StatNames(keys)).message
     assert isinstance(reply, NameResults)
@@ -143,7 +143,10 @@ def _stats(target: Target, names: tuple[str, ...]) -> list[ObjectStat]:
 
 
 def _stat_either(lake: Lake, name: str) -> list[ObjectStat]:
-    """Stats of the object and of the folder of that name, those that are there; KeyNotFound, BucketNotFound."""
+    """Return the stats of the object and of the folder of that name, as far as they exist.
+
+    Raises KeyNotFound, BucketNotFound.
+    """
     from lakefs.names import Name, parse_name
 
     wanted = parse_name(name)
@@ -165,7 +168,7 @@ def _stat_either(lake: Lake, name: str) -> list[ObjectStat]:
 
 
 def _usage(lake: Lake, name: str, depth: int) -> list[tuple[str, int, int]]:
-    """(name, bytes, objects) of the folders down to `depth`, the name's own last."""
+    """Return (name, bytes, objects) of the folders down to `depth`, the name's own last."""
     from lakefs.names import parse_name
 
     wanted = parse_name(name)

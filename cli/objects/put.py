@@ -127,7 +127,7 @@ def _put_stdin(lake: Lake, name: Name, options: PutOptions, account: Account) ->
 
 
 def _places(sources: tuple[str, ...], target: str, recursive: bool) -> list[tuple[str, Name]]:
-    """Each source with the name it gets.  InvalidArgument, LocalFileError for what cannot be meant."""
+    """Return each source with its name in the lake.  Raises InvalidArgument, LocalFileError."""
     from lakefs.names import Name, parse_name
 
     name = parse_name(target)
@@ -157,7 +157,7 @@ def _places(sources: tuple[str, ...], target: str, recursive: bool) -> list[tupl
 
 
 def _key_of(source: str, key: str, *, alone: bool, recursive: bool) -> str:
-    """The key of a source: a folder's ends in `/` (or is empty, a bucket's root)."""
+    """Return the key of a source: a folder's ends in `/` (or is empty, a bucket's root)."""
     if not os.path.lexists(source):
         raise LocalFileError(f"{source}: No such file or directory", subject=source)
     in_folder = not key or key.endswith("/")
@@ -176,7 +176,7 @@ def _key_of(source: str, key: str, *, alone: bool, recursive: bool) -> str:
 
 
 def _base_of(source: str) -> str:
-    """The last name of a source, as a part of a key."""
+    """Return the last name of a source, as a part of a key."""
     base = os.path.basename(os.path.abspath(source))
     try:
         base.encode()
@@ -187,7 +187,7 @@ def _base_of(source: str) -> str:
 
 
 def _refused(lake: Lake, where: Target, recursive: bool) -> frozenset[tuple[int, int]]:
-    """The data folder of the store that is written to, when it is on this machine: it cannot be put into itself."""
+    """Return device and inode of the target store's data folder, if it is on this machine: it cannot store itself."""
     if not recursive:
         return frozenset()
     data = where.data or _served_data(lake, where)
@@ -206,7 +206,7 @@ def _served_data(lake: Lake, where: Target) -> str | None:
 
 
 def _total_bytes(sources: tuple[str, ...]) -> int | None:
-    """The bytes of all sources, for the bar; None when that takes a stream's end to know."""
+    """Return the bytes of all sources, for the bar; None if one is a stream."""
     total = 0
     for source in sources:
         if source == "-":

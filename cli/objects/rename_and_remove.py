@@ -1,4 +1,4 @@
-"""`lake rm`, `lake mv`, `lake cp`: changing names; no content moves."""
+"""`lake rm`, `lake mv`, `lake cp`: change names; no content moves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from lakefs.wire.messages import ObjectStat
 
 PAGE = 1000
-FOLDER_KIND = 1
 
 
 @click.command()
@@ -67,7 +66,7 @@ def rm(context: click.Context, names: tuple[str, ...], recursive: bool, force: b
 def mv(context: click.Context, source: str, target: str, no_clobber: bool, as_json: bool) -> None:
     """Rename an object or a folder, atomically, whatever its size.
 
-    An object goes into a TARGET that ends in / under its own last name.  A folder's TARGET is its new name, which
+    An object whose TARGET ends in / keeps its last name there.  A folder's TARGET is its new name, which
     must be free or an empty folder.
     """
     with target_of(context).open() as lake:
@@ -115,7 +114,7 @@ def _tell_new_name(found: ObjectStat, as_json: bool) -> None:
 
 
 def _ends(lake: Lake, source: str, target: str) -> tuple[Name, Name]:
-    """Both names in full: a folder's with their slashes, an object's target with its last name."""
+    """Return both full names: of a folder with their slashes, of an object's target with its last name."""
     from lakefs.names import Name, parse_name, parse_object_name
 
     old, new = parse_object_name(source), parse_name(target)
@@ -134,7 +133,7 @@ def _ends(lake: Lake, source: str, target: str) -> tuple[Name, Name]:
 
 
 def _copy_tree(old: Name, new: Name, no_clobber: bool) -> Steps[int]:
-    """Copy every object below a folder; how many.  The first failure is raised after its page."""
+    """Copy every object below a folder; returns how many.  The first failure is raised after its page."""
     from lakefs.names import Name
     from lakefs.steps.steps import send
     from lakefs.wire.messages import Listed, ListNames
@@ -166,7 +165,10 @@ def _copy_tree(old: Name, new: Name, no_clobber: bool) -> Steps[int]:
 
 
 def _copy_batch(pairs: list[tuple[Name, Name]], no_clobber: bool) -> Steps[list[ObjectStat | LakeError]]:
-    """Copies in flight together; a stat or an error for each.  AlreadyExists for a taken target with `no_clobber`."""
+    """Copy with several requests in flight; returns a stat or an error for each.
+
+    The error is AlreadyExists for a taken target with `no_clobber`.
+    """
     from lakefs.errors import PreconditionFailed
     from lakefs.put.upload import only_result
     from lakefs.steps.steps import Pipeline, Send
@@ -196,7 +198,7 @@ def _copy_batch(pairs: list[tuple[Name, Name]], no_clobber: bool) -> Steps[list[
 
 
 def _missing(lake: Lake, text: str) -> LakeError:
-    """Why nothing was removed: there is no such name, or only a folder of it."""
+    """Return the error for a removal of nothing: the name does not exist, or only a folder of that name does."""
     folder = text.rstrip("/") + "/"
     if lake.exists(folder):
         return IsAFolder(f"{text} is a folder; remove it with: lake rm -r", subject=text)
@@ -210,7 +212,7 @@ def _is_bucket(text: str) -> bool:
 
 
 def _remove(lake: Lake, text: str, recursive: bool) -> int:
-    """Remove what a name says; how many names went."""
+    """Remove a name, with `recursive` all below it too; returns how many names were removed."""
     from lakefs.names import Name, parse_name, parse_object_name
 
     driver = driver_of(lake)
@@ -233,7 +235,7 @@ def _remove_tree(steps: LakeSteps, folder: Name) -> Steps[int]:
     from lakefs.names import Name
 
     removed = yield from _remove_objects(steps, folder)
-    # Parents come before their children in a listing: those that are not empty yet wait, innermost last.
+    # A listing has parents before their children: those that are not empty yet wait, innermost last.
     waiting: list[Name] = []
     after = ""
     while True:

@@ -1,4 +1,4 @@
-"""What `lake put` and `lake get` share: telling outcomes while they come, and the end of many files."""
+"""Shared by `lake put` and `lake get`: outcomes reported as they arrive, and the summary of many files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PAST = {Fate.STORED: "stored", Fate.FETCHED: "fetched", Fate.UNCHANGED: "unchang
 class Account:
     """One transfer as the user sees it: bar, notices, JSON document, summary.
 
-    With `as_json` stdout holds one document, closed also when the transfer ends early.
+    With `as_json` stdout holds one document, which is closed also if the transfer ends early.
     """
 
     def __init__(self, title: str, total_bytes: int | None, *, as_json: bool, quiet: bool) -> None:
@@ -43,11 +43,11 @@ class Account:
             write_line(self.summary())
 
     def note(self, outcome: FileOutcome) -> None:
-        """An outcome that no tree operation told."""
+        """Count an outcome that no tree operation reported."""
         self._outcome(outcome)
 
     def note_made_bucket(self, bucket: str) -> None:
-        """The transfer made a bucket, which may have been a slip of the user's."""
+        """Report that the transfer made a bucket: the name may have been a mistake."""
         self._made_bucket = bucket
         self.meter.notice(f"lake: bucket {bucket} did not exist, and was made")
 
@@ -57,7 +57,7 @@ class Account:
             raise self.totals.first_error
 
     def summary(self) -> str:
-        """`3 files, 1.5 GiB: 2 stored, 1 unchanged; 1.0 GiB new; 2.1 s, 730.0 MiB/s`."""
+        """Return the summary: `3 files, 1.5 GiB: 2 stored, 1 unchanged; 1.0 GiB new; 2.1 s, 730.0 MiB/s`."""
         fates = [f"{count} {fate.value}" for fate, count in self.totals.files.items() if count]
         count = sum(self.totals.files.values())
         files = "1 file" if count == 1 else f"{count} files"
@@ -72,7 +72,7 @@ class Account:
         if outcome.fate is Fate.SKIPPED:
             self.meter.notice(f"lake: skipped {escaped(outcome.path)}: {outcome.notice}")
         elif outcome.error is not None and self._document is None and self.totals.files[Fate.FAILED] > 1:
-            # The first failure is the command's own error, told at its end.
+            # The first failure is the command's own error, shown at its end.
             self.meter.notice(f"lake: {escaped(outcome.error.message)}")
 
     def _totals_document(self) -> dict[str, object]:

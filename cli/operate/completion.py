@@ -1,4 +1,4 @@
-"""`lake completion`: the shell's script that completes commands and options."""
+"""`lake completion`: prints the shell script that completes commands and options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lake config`: the configuration as an engine started here would see it."""
+"""`lake config`: the configuration that an engine started here would have."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""`lake doctor`: is this machine, and the store on it, fit to serve?
+"""`lake doctor`: checks that this machine, and the store on it, are fit to serve.
 
-Each check is one line: ok, warn (works, but something is worse than it could be) or fail; at the end is the first that
-fails.  Where no engine serves, what `lake serve` checks before its first start is checked, too.  Nothing is changed:
-the trials write to a file without a name in the data folder, or the nearest folder above it that exists, and bind
-ports for an instant.
+Each check prints one line: ok, warn (works, but could be better) or fail; the first failure is repeated at the end.  If
+no engine serves, the checks of a first `lake serve` are run, too.  Nothing is changed: the trials write to a file
+without a name in the data folder, or in the nearest folder above it that exists, and bind ports for an instant.
 """
 
 from __future__ import annotations
@@ -53,14 +52,14 @@ NATIVE_MODULES = (
 
 
 SPARED_MODULES = {"engine.host._io_uring", "lakefs.grants._batch_plan"}
-"""Threads read instead of the one; clients ask the engine instead of using the other."""
+"""Modules that have a fallback: reads through threads, and requests to the engine instead of reads by clients."""
 
 
 @dataclass(
     frozen=True,
 )
 class Finding:
-    """One line: what was looked at, how it is, and why."""
+    """One line: the check, its verdict, and the reason."""
 
     verdict: str
     what: str
@@ -143,7 +142,7 @@ def _python_packages() -> Iterator[Finding]:
 
 
 def _native_modules() -> Finding:
-    """The engine does not run without most of them; reads are slower without the others."""
+    """Check the native modules: the engine does not run without most of them; without the others reads are slower."""
     absent = [name for name in NATIVE_MODULES if find_spec(name) is None]
     if not absent:
         return Finding("ok", "native modules", "built")
@@ -193,7 +192,7 @@ def _address_space() -> Finding:
 
 
 def _disk(data: Path) -> Iterator[Finding]:
-    """The file system of the data folder: room, and what it can do."""
+    """Check the file system of the data folder: room, and supported operations."""
     folder = data
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
@@ -247,7 +246,7 @@ def _try_punch(descriptor: int) -> None:
 
 
 def _fallocate(descriptor: int, mode: int, offset: int, length: int) -> None:
-    """The system call itself: the C library's posix_fallocate would fall back to writing."""
+    """Call fallocate(2) itself: the C library's posix_fallocate would fall back to writing."""
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
@@ -282,7 +281,7 @@ def _store(data: Path) -> Iterator[Finding]:
 
 
 def _engine(where: Target) -> Iterator[Finding]:
-    """Whether an engine answers, where a command would ask."""
+    """Check that an engine answers at the address that commands use."""
     if where.data is not None:
         return
     is_given = bool(where.server or os.environ.get("LAKE_SERVER"))
@@ -301,7 +300,7 @@ def _engine(where: Target) -> Iterator[Finding]:
 
 
 def _start(config: Config) -> Iterator[Finding]:
-    """What a first start of `lake serve` needs, each tried as it does."""
+    """Check the needs of a first start of `lake serve`, as it does."""
     import trio
 
     from cli.serve.start_checks import CHECKS, is_served
@@ -317,7 +316,7 @@ def _start(config: Config) -> Iterator[Finding]:
 
 
 def _disk_reads(status: dict[str, Any]) -> Iterator[Finding]:
-    """How the engine reads the disk: for small reads threads take about twice the CPU of io_uring."""
+    """Check how the engine reads the disk: for small reads threads take about twice the CPU of io_uring."""
     reads = status.get("reads", {})
     if reads.get("through") == "io_uring":
         yield Finding("ok", "disk reads", "through io_uring")

@@ -1,7 +1,7 @@
-"""`lake fsck`: a store checked, repaired where that is certain, or its index made anew; and the report of it.
+"""`lake fsck`: checks a store, does the repairs that are certain or rebuilds its index, and reports.
 
-Through a running engine the store is checked, and nothing else: `--repair` and `--rebuild` want it closed, with --data,
-and StoreLocked refuses them while an engine has it.
+Through a running engine it only checks the store: `--repair` and `--rebuild` need the store closed, and --data; an
+engine that has it makes them fail with StoreLocked.
 
 The report is one document (docs/operations.md, "The report"); its outcome is the exit code.
 """
@@ -36,7 +36,7 @@ _EMPTY: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class _Wish:
-    """What the options said."""
+    """The options given."""
 
     full: bool
     repair: bool
@@ -63,7 +63,7 @@ def fsck(
     something and nothing is damaged any more.  Garbage is a note, not damage.  With --data the store is opened here,
     without an engine.
 
-    --repair removes nothing that somebody may want: what is bad is renamed into the store's folder set-aside.  Damaged
+    --repair removes no file that may still be wanted: a bad file is renamed into the store's folder set-aside.  Damaged
     content stays damaged, by name, until the same bytes are put again.
     """
     where, wish = target_of(context), _Wish(full, repair, rebuild, accept_loss)
@@ -136,7 +136,7 @@ def _check(where: Target, wish: _Wish) -> dict[str, Any]:
 
 
 def _settled(lake: Lake, wish: _Wish, files: dict[str, Any]) -> dict[str, Any]:
-    """Collect garbage when nothing is damaged, then check as was asked for; what is damaged is in quarantine then."""
+    """Collect garbage if nothing is damaged, then check as requested; damaged chunks are then in quarantine."""
     if not files["findings"] and not lake.fsck()["damage"]:
         collected = lake.gc()
         freed, segments = collected["freed_chunks"], collected["removed_segments"]

@@ -1,4 +1,4 @@
-"""`lake scrub`: every stored byte read and checked while the store serves, and what was found."""
+"""`lake scrub`: reads and checks every stored byte while the store serves, and reports the damage."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ TELL_EVERY = 10
 @engine_options
 @click.pass_context
 def scrub(context: click.Context, rate: str | None, restart: bool, as_json: bool) -> int:
-    """Read everything that is stored, and check it.  Goes on where it was left, and runs beside readers and writers.
+    """Read and check everything that is stored.  Continues where it was left; runs beside readers and writers.
 
-    Ctrl-C leaves the pass where it stands; the engine, or the next lake scrub, goes on with it.  What is damaged is
+    Ctrl-C leaves the pass where it is; the engine, or the next lake scrub, continues it.  Damaged chunks are
     quarantined: put the same bytes again, and every object that they belong to is whole.
 
     Exits with 0 when nothing is damaged, 1 when something is.  An engine also scrubs by itself (scrub_interval,
@@ -51,7 +51,7 @@ def scrub(context: click.Context, rate: str | None, restart: bool, as_json: bool
 @engine_options
 @click.pass_context
 def status(context: click.Context, as_json: bool) -> int:
-    """Where scrub stands, what the last full pass found, and which objects damage touches."""
+    """Show the position of scrub, the result of the last full pass, and the objects that damage touches."""
     with target_of(context).open() as lake:
         report = lake.scrub(damaged=True)
     _tell(report, as_json)
@@ -59,7 +59,7 @@ def status(context: click.Context, as_json: bool) -> int:
 
 
 def _read_all(lake: Lake, rate: int | None, restart: bool, *, tell: bool) -> None:
-    """Go on, a second at a time, until a pass ends."""
+    """Continue, a second at a time, until a pass ends."""
     steps = 0
     while True:
         report = lake.scrub(for_s=STEP_S, rate_bytes_per_s=rate, restart=restart and steps == 0)

@@ -1,4 +1,4 @@
-"""`lake status`, `lake gc`: how the store does, and its room."""
+"""`lake status`, `lake gc`: the state of the store, and its room."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def gc(context: click.Context, compact: bool, as_json: bool) -> None:
 
 
 def _lines(figures: dict[str, Any], prefix: str = "") -> list[str]:
-    """A nested report as lines of name and value; sizes in units."""
+    """Return a nested report as lines of name and value; sizes in units."""
     lines: list[str] = []
     for name, value in figures.items():
         if isinstance(value, dict):

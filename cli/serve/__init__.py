@@ -1,1 +1,1 @@
-"""serve and gateway: processes put together."""
+"""serve and gateway: the processes, put together."""

@@ -1,4 +1,4 @@
-"""What the admin port's `/metrics` says of an engine.  Everything is read from memory; nothing blocks."""
+"""Metrics of an engine for the admin port's `/metrics`.  All are read from memory; nothing blocks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gateway.admin.metrics import Reading
 
 
 def readings(engine: RunningEngine) -> list[Reading]:
-    """What `/metrics` says of the store; each is read from memory, nothing blocks."""
+    """Return the metrics of the store."""
     store = engine.store
 
     def metadata(name: str) -> float:
@@ -67,7 +67,7 @@ def readings(engine: RunningEngine) -> list[Reading]:
 
 
 def shared_index_readings(store: Store) -> list[Reading]:
-    """What `/metrics` says of the shared index; zeros where there is none."""
+    """Return the metrics of the shared index; zeros if there is none."""
 
     def statistic(name: str) -> float:
         return float(store.shared_index.statistics()[name]) if store.shared_index is not None else 0.0
@@ -98,7 +98,7 @@ def shared_index_readings(store: Store) -> list[Reading]:
 
 
 def gc_readings(store: Store) -> list[Reading]:
-    """What `/metrics` says of gc and compaction, since the start of this process."""
+    """Return the metrics of gc and compaction, since the start of this process."""
     totals = store.collected
     return [
         Reading(
@@ -135,7 +135,7 @@ def gc_readings(store: Store) -> list[Reading]:
 
 
 def scrub_readings(store: Store) -> list[Reading]:
-    """What `/metrics` says of scrub and quarantine."""
+    """Return the metrics of scrub and quarantine."""
     scrubber = store.scrubber
     return [
         Reading("lake_scrub_running", "1 while scrub reads", lambda: float(scrubber.running)),
@@ -170,7 +170,7 @@ def scrub_readings(store: Store) -> list[Reading]:
 
 
 def dram_readings(store: Store) -> list[Reading]:
-    """What `/metrics` says of the DRAM tier; zeros where there is none."""
+    """Return the metrics of the DRAM tier; zeros if there is none."""
 
     def figure(name: str) -> Callable[[], float]:
         return lambda: float(store.dram.statistics().get(name, 0))

@@ -1,6 +1,6 @@
 """The other faces of an engine process: the admin port and the service manager; S3's is in `cli.serve.s3_face`.
 
-`cli` is the only room that may know engine, gateway and systemd at once.
+Only `cli` may import engine, gateway and systemd notices together.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STATUS_INTERVAL_S = 10.0
 async def serve_admin_port(
     engine: RunningEngine, *, task_status: trio.TaskStatus[str | None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Serve health, readiness and metrics, when the configuration asks for it."""
+    """Serve health, readiness and metrics, if the configuration has an admin address."""
     address = engine.config.admin
     if address is None:
         task_status.started(None)
@@ -36,7 +36,7 @@ async def serve_admin_port(
 async def notify_manager(
     engine: RunningEngine, *, task_status: trio.TaskStatus[str | None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Tell systemd that the engine serves, that it stops, and all the time that the loop is alive."""
+    """Report to systemd that the engine serves, that it stops, and at intervals that the loop is alive."""
     notifier = notifier_from()
     notifier.ready(f"serving {engine.config.data}")
     task_status.started(None)

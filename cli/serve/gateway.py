@@ -1,4 +1,4 @@
-"""`lake gateway`: the S3 face alone, in front of an engine elsewhere, in one process or several."""
+"""`lake gateway`: S3 alone, in front of an engine elsewhere, in one process or several."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DEFAULT_ADMIN = "127.0.0.1:9002"
 )
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option("--config", "file", metavar="FILE", help="Instead of /etc/lake/lake.toml.")
-@click.option("--member", type=int, hidden=True, help="Descriptor of whoever started this one of several.")
+@click.option("--member", type=int, hidden=True, help="Descriptor to the leader of several.")
 @engine_options
 @click.pass_context
 def gateway(
@@ -61,9 +61,9 @@ def gateway(
 ) -> int:
     """Serve S3 from the engine at --server, until SIGTERM or SIGINT.
 
-    References no state: any number may run, on this machine or others.  Settings are those of S3 in the
-    configuration; the engine's admin address and data folder are not used.  While the engine is away requests are
-    answered with 503, and it is waited for.
+    A gateway keeps no state: any number may run, on this machine or others.  Settings are those of S3 in the
+    configuration; the engine's admin address and data folder are not used.  While the engine is away, requests are
+    answered with 503, and the gateway waits for it.
     """
     from functools import partial
 

@@ -1,8 +1,8 @@
 """One process of a gateway: S3 for clients on one side, a client of an engine on the other.
 
-SIGTERM and SIGINT end it: nothing more is accepted, answers under way are finished, for a minute at most; a second
-signal ends the wait.  SIGHUP reads again what may change under way.  As a member of a team (`gateway_team`) it reports
-once a second, and ends when whoever started it is gone.
+SIGTERM and SIGINT end it: it accepts nothing more and finishes answers under way, for a minute at most; a second signal
+ends the wait.  SIGHUP reloads the settings that may change while it runs.  A member of a team (`gateway_workers`)
+reports once a second, and ends when its leader is gone.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from lakefs.transport.streams import PortUse
 from lakefs.version import VERSION
 
 DRAIN_TIMEOUT_S: Final = 60.0
-"""How long answers under way may take when the process is told to stop; the unit waits longer."""
+"""Most time for answers under way when the process stops; the systemd unit waits longer."""
 WORK_THREADS: Final = 4
 HINT: Final = "--share-port to serve it together"
 
 
 @dataclass(frozen=True)
 class GatewayPlan:
-    """What the command line asks for.  `member`: the descriptor of the team's leader, None for one on its own."""
+    """The settings of the command line.  `member`: the descriptor to the team's leader, None for one on its own."""
 
     config: Config
     s3: Address
@@ -50,7 +50,7 @@ class GatewayPlan:
 
 
 class _Stopping:
-    """Whether the stop has begun, and why nothing is ready."""
+    """The state of the stop, and the reason for not being ready."""
 
     def __init__(self, engine: AwaitedEngine) -> None:
         self.began = trio.Event()
@@ -61,7 +61,7 @@ class _Stopping:
 
 
 async def run_gateway(plan: GatewayPlan, printer: Callable[[str], None]) -> None:
-    """Serve until told to stop.  AddressInUse, PermissionDenied, ConfigError and their like at the start."""
+    """Serve until a signal arrives.  Raises AddressInUse, PermissionDenied, ConfigError and the like at the start."""
     notifier = notifier_from()
     signals_of_interest = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     with trio.open_signal_receiver(*signals_of_interest) as signals:
@@ -114,14 +114,14 @@ async def _start_admin(
 
 
 def readings(not_ready: Callable[[], str | None]) -> list[Reading]:
-    """What `/metrics` says of a gateway."""
+    """Return the metrics of a gateway."""
     return [Reading("lake_ready", "1 when S3 is served from the engine", lambda: float(not_ready() is None))]
 
 
 async def heed_signals(
     signals: AsyncIterator[int], stopping: trio.Event, reload: Callable[[], None], hurry: Callable[[], None]
 ) -> None:
-    """SIGHUP reloads; the first of the others begins the stop, the next does not wait for its end."""
+    """Reload on SIGHUP; begin the stop on the first other signal, end its wait on the next."""
     async for number in signals:
         if number == signal.SIGHUP:
             reload()

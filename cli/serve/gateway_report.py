@@ -1,8 +1,8 @@
-"""What the processes of a gateway tell their leader: one line of JSON a second, over a pair of sockets.
+"""Reports from the processes of a gateway to their leader: one line of JSON a second, over a pair of sockets.
 
 Rules kept here:
-- A member whose leader is gone stops: nobody would start it again, or stop it.
-- A leader takes a line of at most REPORT_BYTES_MAX; a member that sends more, or no JSON, is not believed.
+- A member whose leader is gone stops: nothing else would restart it, or stop it.
+- A leader takes a line of at most REPORT_BYTES_MAX; it stops listening to a member that sends more, or no JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REPORT_BYTES_MAX: Final = 256 << 10
 
 
 class Report(msgspec.Struct, frozen=True):
-    """How one process does, and what went through it."""
+    """The state of one process, and its traffic."""
 
     not_ready: str | None
     counts: Snapshot
@@ -33,7 +33,7 @@ _DECODER: Final = msgspec.json.Decoder(Report)
 
 
 async def send_reports(descriptor: int, report: Callable[[], Report], leader_gone: trio.Event) -> None:
-    """Report until the leader is gone, and say so."""
+    """Send reports until the leader is gone, then set `leader_gone`."""
     with socket.socket(fileno=descriptor) as raw:
         raw.setblocking(False)
         stream = trio.SocketStream(trio.socket.from_stdlib_socket(raw.dup()))
@@ -45,12 +45,12 @@ async def send_reports(descriptor: int, report: Callable[[], Report], leader_gon
                     if not await stream.receive_some(1):
                         break
     except trio.BrokenResourceError:
-        pass  # as good as its end
+        pass  # the leader is gone
     leader_gone.set()
 
 
 async def receive_reports(stream: trio.abc.ReceiveStream, heard: Callable[[Report], None]) -> None:
-    """Hear each report until the member has ended, or sends something else."""
+    """Pass each report to `heard`, until the member has ended or sends anything else."""
     received = bytearray()
     try:
         async for piece in stream:

@@ -1,14 +1,14 @@
-"""Several processes behind one S3 port: who starts them, starts them again, and ends them.
+"""A team of processes behind one S3 port: the leader starts, restarts and ends them.
 
-The leader serves nothing but the admin port.  It holds the address with a bound socket that does not listen, so that it
-is ours, whatever becomes of the members; each member listens there itself, and the kernel spreads new connections over
-those that do (SO_REUSEPORT).
+The leader serves only the admin port.  It reserves the address with a bound socket that does not listen, so that the
+address stays ours whatever happens to the members.  Each member listens there itself, and the kernel spreads new
+connections over the listening members (SO_REUSEPORT).
 
 Rules kept here:
 - A member that ends, or has not reported for SILENCE_S, is started again, after pauses that double up to PAUSE_S_MAX
   until one has lived for STABLE_S.
-- At the start a member that ends before it serves ends the whole: what it says of why is on stderr already.
-- SIGTERM and SIGINT reach every member once; all of them finish what is in flight.  A second signal kills.  SIGHUP is
+- At the start a member that ends before it serves ends the team; its reason is on stderr already.
+- SIGTERM and SIGINT reach every member once; all of them finish requests in flight.  A second signal kills.  SIGHUP is
   passed on.
 - No member outlives its leader: it sees the end of its socket.
 """
@@ -43,7 +43,7 @@ from lakefs.transport.streams import PortUse, bind_tcp
 from lakefs.version import VERSION
 
 SILENCE_S: Final = 30.0
-"""A member that has not reported for so long hangs; a start takes less, too."""
+"""A member that has not reported for this long hangs; a start takes less, too."""
 STABLE_S: Final = 30.0
 PAUSE_S: Final = 0.1
 PAUSE_S_MAX: Final = 10.0
@@ -53,12 +53,12 @@ _log: Final = structlog.get_logger(__name__)
 
 @dataclass
 class _Member:
-    """One place in the team, and the process that fills it now."""
+    """One place in the team, and its present process."""
 
     number: int
     process: trio.Process | None = None
     report: Report | None = None
-    """The last one of the process that lives; None until it serves."""
+    """The last report of the living process; None until it serves."""
     heard_at: float = 0.0
     has_served: trio.Event = field(default_factory=trio.Event)
 
@@ -73,7 +73,7 @@ class _Member:
 
 
 class _Team:
-    """All members.  `exit_code` is set when the start failed."""
+    """All members.  `exit_code` is set if the start failed."""
 
     def __init__(self, count: int, command: Sequence[str], token: str) -> None:
         self.members = [_Member(number) for number in range(count)]
@@ -86,7 +86,7 @@ class _Team:
         self._has_started = False
 
     def not_ready(self) -> str | None:
-        """Why S3 is not served as it should be."""
+        """Return the reason for not serving S3 fully, or None."""
         if self.stopping.is_set():
             return "stopping"
         reports = [member.report for member in self.members if member.report is not None]
@@ -95,7 +95,7 @@ class _Team:
         return next((report.not_ready for report in reports if report.not_ready is not None), None)
 
     def counts(self) -> tuple[Snapshot, Connections]:
-        """What went through all processes, those that have ended too; and who is there."""
+        """Return the traffic of all processes, also ended ones, and the open connections."""
         counts, connections = self._past, Connections()
         for member in self.members:
             if member.report is not None:
@@ -104,7 +104,7 @@ class _Team:
         return counts, connections
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Until every member has ended; started when all serve, or one could not."""
+        """Run until every member has ended; started when all serve, or one could not."""
         async with trio.open_nursery() as nursery:
             for member in self.members:
                 nursery.start_soon(self._keep, member)
@@ -114,7 +114,7 @@ class _Team:
             task_status.started()
 
     def stop(self) -> None:
-        """Have every member finish what it does, and end."""
+        """Make every member finish its requests, and end."""
         self.stopping.set()
         self.signal(signal.SIGTERM)
 
@@ -142,7 +142,7 @@ class _Team:
         member.has_served.set()
 
     async def _live(self, member: _Member) -> int:
-        """One process from start to end; its exit code."""
+        """Run one process from start to end; returns its exit code."""
         ours, theirs = socket.socketpair()
         with theirs:
             process = member.process = await trio.lowlevel.open_process(
@@ -183,7 +183,7 @@ async def _kill_when_silent(member: _Member, process: trio.Process) -> None:
 async def run_team(
     plan: GatewayPlan, count: int, arguments: Sequence[str], printer: Callable[[str], None]
 ) -> int:
-    """Serve with `count` processes until told to stop; the exit code.  Errors of the start as `run_gateway`."""
+    """Serve with `count` processes until a signal arrives; returns the exit code.  Start errors as in `run_gateway`."""
     notifier = notifier_from()
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         scheme = (
@@ -217,7 +217,7 @@ async def run_team(
 
 
 async def _end(team: _Team, patience: trio.CancelScope) -> None:
-    """Wait for all members to finish; when patience ends, or after too long, kill them."""
+    """Wait for all members to finish; kill them when patience ends, or after too long."""
     team.stop()
     patience.deadline = trio.current_time() + DRAIN_TIMEOUT_S + 10
     with patience:
@@ -229,7 +229,7 @@ async def _end(team: _Team, patience: trio.CancelScope) -> None:
 
 
 async def _reserve(plan: GatewayPlan) -> tuple[str, socket.socket]:
-    """The address with its real port, and the socket that keeps it."""
+    """Return the address with its real port, and the socket that reserves it."""
     use = PortUse.JOIN if plan.share_port else PortUse.FIRST
     try:
         address, reservation = await bind_tcp(TcpAddress(plan.s3.host, plan.s3.port), use)

@@ -1,11 +1,11 @@
 """The S3 face of an engine process, and the first access key.
 
 Rules kept here:
-- A store that nothing was ever written to gets one access key when S3 is served from it: whoever started the engine can
-  begin.  Its secret is printed on a terminal only.  Elsewhere stdout is a journal, a log or a pipe to one, where a
-  secret outlives its use and more people read it: there it is in a file of the store's owner, whose path is printed.
-- A key whose secret could not be handed over is revoked.
-- A key that was revoked is never replaced unasked.
+- A store that was never written to gets one access key when S3 is served from it, so that its first user can begin.
+  The secret is printed only on a terminal.  Elsewhere stdout is a journal, a log or a pipe to one, where a secret
+  outlives its use and more people read it: there it is in a file of the store's owner, whose path is printed.
+- A key whose secret could not be delivered is revoked.
+- A revoked key is never replaced unasked.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _log: Final = structlog.get_logger(__name__)
 async def serve_s3_port(
     engine: RunningEngine, *, task_status: trio.TaskStatus[str | None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Serve S3 from the engine of this process, when the configuration asks for it."""
+    """Serve S3 from the engine of this process, if the configuration has an S3 address."""
     address = engine.config.s3
     if address is None:
         task_status.started(None)
@@ -57,14 +57,14 @@ async def serve_s3_port(
 
 
 async def _reload_on_hangup(face: S3Face) -> None:
-    """SIGHUP reads certificate and log anew, and ends nothing."""
+    """Reload certificate and log on SIGHUP; connections stay open."""
     with trio.open_signal_receiver(signal.SIGHUP) as signals:
         async for _ in signals:
             face.reload()
 
 
 async def first_key(engine: EngineClient, disk: Disk, *, may_make: bool) -> list[str]:
-    """Lines to print about access keys: a first one that is made now, that there is none, or nothing."""
+    """Return the lines to print about access keys: a new first key, or that there is none, or nothing."""
     try:
         found = (await engine.call(AccessKeyList())).message
         assert isinstance(found, AccessKeys)
@@ -97,7 +97,7 @@ async def first_key(engine: EngineClient, disk: Disk, *, may_make: bool) -> list
 
 
 def stdout_is_terminal() -> bool:
-    """Whether what is printed is seen by somebody, and kept by nobody."""
+    """Return True if printed text is seen by a person and not kept."""
     try:
         return sys.stdout.isatty()
     except (AttributeError, ValueError):  # closed

@@ -1,4 +1,4 @@
-"""The options of S3 that whoever serves it has, the engine and a gateway alike."""
+"""The S3 options that the engine and a gateway share."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OPTIONS: Final = (
 
 
 def s3_options(command: C) -> C:
-    """Adds them: region, domains, access log and certificate, as settings have them."""
+    """Add the options: region, domains, access log and certificate, as in the settings."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command

@@ -1,9 +1,9 @@
-"""What an engine needs before its first start makes anything: the checks of `lake serve`, which `lake doctor` shows.
+"""Checks before an engine's first start makes anything: run by `lake serve`, shown by `lake doctor`.
 
-Each check raises the error that the start itself would end with, where it can be known beforehand.  Ports are bound
-for an instant; nothing else is tried by doing it, so nothing is left behind, by a kill neither.
+Each check raises the error that the start itself would end with, if it can be known beforehand.  Ports are bound for an
+instant; no other trial changes anything, so nothing is left behind, even by a kill.
 
-A store that exists is not asked for any of this: its start fails or not, and nothing new is left.
+A store that exists is not checked: its start fails or not, and leaves nothing new.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ S3_HINT: Final = "--s3 off"
 
 
 async def check_first_start(config: Config) -> None:
-    """Raise what keeps an engine from making the store of these settings; nothing when there is one already."""
+    """Raise the error that keeps an engine from making this store; does nothing if the store exists."""
     if _is_made(config.data):
         return
     for _, check in CHECKS:
@@ -38,12 +38,12 @@ def _is_made(data: Path) -> bool:
 
 
 def is_served(config: Config) -> bool:
-    """Whether an engine listens at the socket of these settings."""
+    """Return True if an engine listens at the socket of these settings."""
     return listens(str(config.socket))
 
 
 async def _system(config: Config) -> str:
-    """Refuse to make a second store, by default and for one user, beside the system's engine.  InvalidArgument."""
+    """Refuse a second store, by default and for one user, beside the system's engine.  Raises InvalidArgument."""
     is_private = config.origins["data"] == "default" and config.data != SYSTEM_DATA
     if is_private and config.socket != SYSTEM_SOCKET and listens(str(SYSTEM_SOCKET)):
         raise InvalidArgument(
@@ -55,23 +55,23 @@ async def _system(config: Config) -> str:
 
 
 async def _group(config: Config) -> str:
-    """ConfigError."""
+    """Raises ConfigError."""
     group_id(config.socket_group)
     return config.socket_group or "none: the socket is for this user and root"
 
 
 async def _data_folder(config: Config) -> str:
-    """LocalFileError."""
+    """Raises LocalFileError."""
     return _writable(config.data, f"data folder {config.data}", "choose another with --data DIR")
 
 
 async def _socket(config: Config) -> str:
-    """LocalFileError, AddressInUse."""
+    """Raises LocalFileError, AddressInUse."""
     return _listenable(config)
 
 
 async def _native(config: Config) -> str:
-    """AddressInUse, PermissionDenied, InvalidArgument, EngineUnreachable."""
+    """Raises AddressInUse, PermissionDenied, InvalidArgument, EngineUnreachable."""
     if config.native is None:
         return OFF
     listener = await TrioNetwork().listen(f"tcp://{config.native}")
@@ -80,7 +80,7 @@ async def _native(config: Config) -> str:
 
 
 async def _s3(config: Config) -> str:
-    """As `_native`."""
+    """Raises the same as `_native`."""
     if config.s3 is None:
         return OFF
     listener = await listen_s3(config.s3, PortUse.ALONE, S3_HINT)
@@ -89,19 +89,19 @@ async def _s3(config: Config) -> str:
 
 
 async def _certificate(config: Config) -> str:
-    """ConfigError."""
+    """Raises ConfigError."""
     return OFF if certificates_of(config) is None else f"{config.s3_tls_cert} can be used"
 
 
 async def _access_log(config: Config) -> str:
-    """LocalFileError."""
+    """Raises LocalFileError."""
     if config.s3 is None or config.s3_access_log in (OFF, "stderr"):
         return config.s3_access_log
     return _appendable(Path(config.s3_access_log))
 
 
 async def _admin(config: Config) -> str:
-    """AddressInUse, PermissionDenied, ConfigError."""
+    """Raises AddressInUse, PermissionDenied, ConfigError."""
     if config.admin is None:
         return OFF
     for listener in await bind_admin(config.admin):
@@ -120,11 +120,11 @@ CHECKS: Final[tuple[tuple[str, Callable[[Config], Awaitable[str]]], ...]] = (
     ("S3 access log", _access_log),
     ("admin port", _admin),
 )
-"""By the names that `lake doctor` shows; each gives a detail for people, or raises."""
+"""Checks by the names that `lake doctor` shows; each returns a detail for people, or raises."""
 
 
 def _writable(folder: Path, what: str, otherwise: str) -> str:
-    """Whether files can be made in a folder, or the folder itself where it does not exist.  LocalFileError."""
+    """Check that files, or the folder itself if missing, can be made.  Raises LocalFileError."""
     nearest = folder
     while not os.path.lexists(nearest) and nearest != nearest.parent:
         nearest = nearest.parent

@@ -1,1 +1,1 @@
-"""What commands share: target, output, progress, logs, process, notices to systemd."""
+"""Shared by commands: target, output, progress, logs, process, notices to systemd."""

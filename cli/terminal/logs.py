@@ -10,7 +10,7 @@ import structlog
 
 
 def log_to_stderr(level: str, file: TextIO | None = None) -> None:
-    """Send every log of this process to stderr, or to what stands for it; colours only on a terminal."""
+    """Send every log of this process to stderr, or to `file` instead; colours only on a terminal."""
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,

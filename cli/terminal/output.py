@@ -1,9 +1,9 @@
-"""How commands print: JSON documents, sizes, times, and names that may hold anything.
+"""Output of commands: JSON documents, sizes, times, and names with any characters.
 
 Rules kept here:
 - stdout holds results only; notices and progress go to stderr.
-- On a terminal, control characters of a name are escaped: a name cannot drive the terminal.  Pipes get names as
-  they are.
+- On a terminal, control characters of a name are escaped: a name cannot control the terminal.  Pipes get names
+  unchanged.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
 def write_line(text: str) -> None:
-    """One line of result."""
+    """Write one line of result."""
     sys.stdout.write(text + "\n")
 
 
 def write_json(document: object) -> None:
-    """One JSON document of result."""
+    """Write one JSON document of result."""
     write_line(json.dumps(document, indent=2, ensure_ascii=False))
 
 
 def notice(text: str) -> None:
-    """One line for people, on stderr."""
+    """Write one line for people, on stderr."""
     sys.stdout.flush()
     sys.stderr.write(text + "\n")
 
 
 def shown(name: str) -> str:
-    """A name as it may stand on stdout."""
+    """Return a name as it may be written to stdout."""
     return escaped(name) if sys.stdout.isatty() else name
 
 
 def escaped(name: str) -> str:
-    """A name with its control characters and lone surrogates written as escapes."""
+    """Return a name with its control characters and lone surrogates written as escapes."""
     if name.isprintable():
         return name
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in name)
 
 
 def human_bytes(size_bytes: float) -> str:
-    """A size in the unit that reads best: `17 B`, `4.0 KiB`, `1.5 GiB`."""
+    """Return a size in the unit that reads best: `17 B`, `4.0 KiB`, `1.5 GiB`."""
     for unit in UNITS:
         if size_bytes < 1024 or unit == UNITS[-1]:
             break
@@ -61,13 +61,13 @@ def human_bytes(size_bytes: float) -> str:
 
 
 def iso_time(time_ns: int) -> str:
-    """A time as `2026-11-21T03:49:00Z`; empty for none."""
+    """Return a time as `2026-11-21T03:49:00Z`; empty for none."""
     if not time_ns:
         return ""
     try:
         return datetime.fromtimestamp(time_ns / 1e9, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     except (OverflowError, ValueError):
-        return f"{time_ns} ns"  # a time that no calendar has
+        return f"{time_ns} ns"  # a time outside the calendar
 
 
 class JsonList:
@@ -78,12 +78,12 @@ class JsonList:
         self._first = True
 
     def add(self, element: dict[str, object]) -> None:
-        """One element."""
+        """Write one element."""
         sys.stdout.write("\n  " if self._first else ",\n  ")
         self._first = False
         sys.stdout.write(json.dumps(element, ensure_ascii=False))
 
     def end(self, totals: dict[str, object]) -> None:
-        """Close the list and the document with the other members."""
+        """Close the list, and the document with the other members."""
         members = json.dumps(totals, ensure_ascii=False)[1:-1]
         sys.stdout.write(("]" if self._first else "\n]") + (f", {members}" if members else "") + "}\n")

@@ -1,5 +1,6 @@
-"""What every serving process of the command line does: keep its memory together and its pauses short, say where it
-listens, and end with one error, not a group."""
+"""Shared by all serving processes: one heap, short gc pauses, the line that says where they listen, and one error at
+the end instead of a group.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ _M_ARENA_MAX = -8  # malloc.h
 
 
 def keep_one_arena() -> None:
-    """Have all threads take memory from one heap.
+    """Make all threads allocate from one heap.
 
-    By default glibc gives each thread of the pools one of its own, and what one thread frees is no use to the next:
-    under mixed load the engine's private memory grew half as much again.  Payloads are in memory of their own, so the
-    threads hardly meet at the heap's lock.  A C library without mallopt is left as it is.
+    By default glibc gives each pool thread a heap of its own, and memory freed by one thread is useless to the next:
+    under mixed load the engine's private memory grew half as much again.  Payloads are in memory of their own, so
+    threads rarely contend for the heap's lock.  A C library without mallopt is left as it is.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -26,26 +27,26 @@ def keep_one_arena() -> None:
 
 
 def say(line: str) -> None:
-    """One line on stdout, at once: whoever starts a process waits for it."""
+    """Write one line on stdout, at once: the process that started this one waits for it."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 def run_loop(main: Callable[[], Awaitable[T]]) -> T:
-    """Run to the end; its result.  An error that nurseries have wrapped is raised bare."""
+    """Run to the end and return the result.  A single error that nurseries have wrapped is raised bare."""
     import trio
 
     keep_one_arena()
-    # Modules, classes and functions stay: a full collection that walked them kept the loop for tens of milliseconds.
+    # Modules, classes and functions stay: a full collection that walked them blocked the loop for tens of milliseconds.
     gc.freeze()
     try:
         return trio.run(main)
     except BaseExceptionGroup as group:
-        raise _only(group) from group
+        raise single_error(group) from group
 
 
-def _only(error: BaseException) -> BaseException:
-    """What a nursery wrapped, when that is one error; else the group."""
+def single_error(error: BaseException) -> BaseException:
+    """Return the single error inside nested groups, or the group."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Meter:
-    """Counts bytes done and bytes that were there already; draws them when stderr is a terminal."""
+    """Counts bytes done, and bytes that were present already; draws them if stderr is a terminal."""
 
     def __init__(self, title: str, total_bytes: int | None, *, draw: bool) -> None:
         self.done_bytes = 0
@@ -41,12 +41,6 @@ class Meter:
             self._bar.stop()
             self._bar = None
 
-    def set_total(self, total_bytes: int) -> None:
-        """How many bytes there are in all, once that is known."""
-        self._total_bytes = total_bytes
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, total=total_bytes)
-
     def progress(self, done_bytes: int, present_bytes: int) -> None:
         """Add to the counts."""
         self.done_bytes += done_bytes
@@ -56,7 +50,7 @@ class Meter:
             self._bar.update(self._task, advance=done_bytes, there=there)
 
     def notice(self, text: str) -> None:
-        """A line above the bar, or on stderr."""
+        """Write a line above the bar, or on stderr."""
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False)
         else:
@@ -64,7 +58,7 @@ class Meter:
             sys.stderr.write(text + "\n")
 
     def rate(self) -> str:
-        """Bytes done by time passed, for people."""
+        """Return the bytes done and the rate, for people."""
         elapsed_s = max(time.monotonic() - self._begin_s, 1e-6)
         return f"{elapsed_s:.1f} s, {human_bytes(self.done_bytes / elapsed_s)}/s"
 

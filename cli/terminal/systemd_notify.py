@@ -1,11 +1,11 @@
-"""Telling the service manager how the engine does: the datagrams of `sd_notify(3)`, without its library.
+"""Notices to the service manager about the engine's state: the datagrams of `sd_notify(3)`, without its library.
 
-A `Notifier` without an address (not started by a manager) does nothing, so callers need not ask.
+A `Notifier` without an address (not started by a manager) does nothing, so callers need not check.
 
 Rules kept here:
-- A notification never blocks and never raises: the engine does not stop serving because nobody listens.  Each says
-  whether the manager's socket took it.
-- The variables are taken out of the environment, so that no child process speaks in the engine's name.
+- A notice never blocks and never raises: the engine keeps serving if nothing listens.  Each returns True if the
+  manager's socket took it.
+- The variables are removed from the environment, so that no child process sends notices in the engine's name.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import MutableMapping
 from typing import Final
 
 STATUS_BYTES_MAX: Final = 512
-"""The manager shows one line; a datagram far larger than that would be refused whole."""
+"""The manager shows one line; it would refuse a much larger datagram whole."""
 
 
 class Notifier:
-    """Sends states to one manager.  `watchdog_s` is how often it wants to hear of us at least, or None."""
+    """Sends states to one manager.  `watchdog_s` is its longest interval between heartbeats, or None."""
 
     def __init__(self, address: str | None, watchdog_s: float | None = None) -> None:
         self._address = _socket_address(address)
@@ -39,7 +39,7 @@ class Notifier:
         return self._send(f"STATUS={_one_line(status)}")
 
     def watchdog(self) -> bool:
-        """Still alive; to be sent at least every `watchdog_s`, better twice as often."""
+        """Still alive; send it at least every `watchdog_s`, better twice as often."""
         return self._send("WATCHDOG=1")
 
     def _send(self, state: str) -> bool:
@@ -55,7 +55,7 @@ class Notifier:
 
 
 def notifier_from(environ: MutableMapping[str, str] | None = None) -> Notifier:
-    """The notifier that `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID` describe; the three are removed."""
+    """Return the notifier that `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID` describe; removes the three."""
     environ = os.environ if environ is None else environ
     address = environ.pop("NOTIFY_SOCKET", None)
     interval_us = environ.pop("WATCHDOG_USEC", "")
@@ -65,7 +65,7 @@ def notifier_from(environ: MutableMapping[str, str] | None = None) -> Notifier:
 
 
 def _socket_address(address: str | None) -> bytes | None:
-    """A path, or `@name` in the abstract namespace; None for anything else (as sd_notify ignores it)."""
+    """Return a path, or `@name` in the abstract namespace; None for anything else (sd_notify ignores it, too)."""
     if not address or address[0] not in "/@" or len(address) < 2:
         return None
     encoded = os.fsencode(address)

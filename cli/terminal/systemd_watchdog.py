@@ -1,7 +1,7 @@
-"""The heartbeat for the service manager: as long as the loop runs and the engine is well, it beats.
+"""The heartbeat for the service manager: sent while the loop runs and the engine is well.
 
-A loop that hangs sends nothing and is killed and started anew by the manager; so is an engine that says it is not
-well.  A clean stop cancels the heartbeat only after STOPPING has been sent.
+The manager kills and restarts a process that sends none: one whose loop hangs, or whose engine is not well.  A clean
+stop cancels the heartbeat only after STOPPING has been sent.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cli.terminal.systemd_notify import Notifier
 
 
 async def keep_watchdog(notifier: Notifier, is_well: Callable[[], bool]) -> None:
-    """Beat twice in each interval that the manager asked for, until cancelled; returns at once if it asked for none."""
+    """Send two heartbeats in each of the manager's intervals, until cancelled; returns at once if it wants none."""
     if notifier.watchdog_s is None:
         return
     while True:

@@ -1,7 +1,7 @@
-"""Which engine a command talks to: one at an address, or a store that this process opens itself.
+"""The engine that a command uses: one at an address, or a store that this process opens itself.
 
-`--data DIR` opens the store here, with its exclusive lock.  Else `--server`, else `LAKE_SERVER`, and so on, as
-`lakefs.client.address` says.  The options stand before or after the verb; the later one wins.
+`--data DIR` opens the store here, with its exclusive lock.  Otherwise `--server`, then `LAKE_SERVER`, and so on, as
+`lakefs.client.address` describes.  The options may be before or after the verb; the later one wins.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 @dataclass
 class Target:
-    """What the options said."""
+    """The options given."""
 
     server: str | None = None
     data: Path | None = None
     token_file: Path | None = None
 
     def open(self, *, create: bool = False) -> AbstractContextManager[Lake]:
-        """The lake to work on, closed at the end of the block.  `create`: with --data, make a store that is missing.
+        """Return the lake to work on, closed at the end of the block.  `create`: with --data, make a missing store.
 
-        EngineUnreachable, PermissionDenied; with --data StoreLocked, StoreUnusable.
+        Raises EngineUnreachable, PermissionDenied; with --data StoreLocked, StoreUnusable.
         """
         if self.data is not None:
             return _open_folder(self.data, create)
@@ -44,7 +44,7 @@ class Target:
         return connect(self.address(), token=self.token())
 
     def ask(self, request: Request) -> Reply:
-        """One request and its reply, without loading what only transfers need.  Errors as `open`."""
+        """Send one request and return its reply, without loading the modules of transfers.  Raises as `open`."""
         if self.data is not None:
             from lakefs.client.facade import driver_of
             from lakefs.steps.steps import send
@@ -59,9 +59,9 @@ class Target:
             return engine.call(request)
 
     def address(self) -> str:
-        """Where the engine is: `unix:PATH` or `tcp://HOST:PORT`, the same at every call.
+        """Return the engine's address, `unix:PATH` or `tcp://HOST:PORT`, the same at every call.
 
-        EngineUnreachable, PermissionDenied.
+        Raises EngineUnreachable, PermissionDenied.
         """
         from lakefs.client.address import resolve
 
@@ -69,7 +69,7 @@ class Target:
         return self.server
 
     def token(self) -> str | None:
-        """The token for TCP, of --token-file; None: that of LAKE_TOKEN, if any."""
+        """Return the token for TCP, from --token-file; None: use that of LAKE_TOKEN, if any."""
         if self.token_file is None:
             return None
         try:
@@ -97,7 +97,7 @@ def _open_folder(data: Path, create: bool) -> AbstractContextManager[Lake]:
 
 
 def target_of(context: click.Context) -> Target:
-    """The target of the running command."""
+    """Return the target of the running command."""
     target = context.find_object(Target)
     assert target is not None
     return target

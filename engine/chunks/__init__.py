@@ -1,1 +1,1 @@
-"""Content-addressed payload: received, hashed, written once, recorded, found, quarantined."""
+"""Content-addressed payload: receives, hashes, writes once, records, finds and quarantines chunks."""

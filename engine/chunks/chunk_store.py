@@ -1,13 +1,12 @@
-"""Chunks: payload in, payload located and read, on segments and the table `chunks`.
+"""Chunks: stores, finds and reads payload, on segments and the table `chunks`.
 
 Rules kept here:
-- The engine hashes for itself, bytes that no client can still change (`ingest`).
+- The engine computes the hash itself, over bytes that no client can change any more (`engine.chunks.ingest`).
 - A chunk's record is committed only after its payload is synced, or placed to be synced before the record's group is
-  appended (small ones).  The same bytes stored twice at the same moment
-  are written once where the second comes while the first is under way; if both were written, the commit that
-  comes second keeps the first's record and gives its own extent up.
-- A chunk that a session was told is there is held from the same synchronous step in which it was seen.
-- Every checkpoint between seeing a record and using its place may see the chunk freed; readers therefore check.
+  appended (small ones).  Of two requests that store the same bytes, the second waits if the first is still writing
+  them.  If both wrote them, the second commit keeps the first's record and gives up its own extent.
+- A chunk reported as present to a session is held from the synchronous step in which its record was read.
+- At every checkpoint between reading a record and using its place the chunk may be freed; so readers check the bytes.
 """
 
 from __future__ import annotations
@@ -34,19 +33,19 @@ from lakefs.ports import Offload
 
 @dataclass(frozen=True)
 class ChunkFreed:
-    """Goes with the transaction that removes a chunk's record; its place is punched when that is durable."""
+    """Note on the transaction that removes a chunk's record; the place is punched when that is durable."""
 
     chunk: ChunkId
 
 
 def find_chunk(view: View, chunk: ChunkId) -> ChunkRecord | None:
-    """The chunk's record, or None."""
+    """Return the chunk's record, or None."""
     value = view.get(Table.CHUNKS, chunk_key(chunk))
     return None if value is None else unpack_chunk_record(value)
 
 
 def hash_wrong(chunk: ChunkId) -> ChunkDamaged:
-    """The error for stored bytes that are not the chunk's, though their checksum holds."""
+    """Return the error for stored bytes that do not hash to the chunk's id, though their checksum matches."""
     problem = "its bytes match their checksum and do not hash to its id"
     return ChunkDamaged(problem, subject=id_text(chunk), finding=Finding.CHUNK_HASH_WRONG)
 
@@ -72,17 +71,17 @@ class Chunks:
         self._under_way: dict[ChunkId, trio.Event] = {}
 
     def find_good(self, view: View, chunk: ChunkId) -> ChunkRecord | None:
-        """The chunk's record; None when there is none, or its bytes are known to be damaged."""
+        """Return the chunk's record; None if it has none, or its bytes are known to be damaged."""
         return None if chunk in self._quarantine else find_chunk(view, chunk)
 
     def is_quarantined(self, chunk: ChunkId) -> bool:
-        """Whether the chunk's bytes are known to be damaged."""
+        """Return True if the chunk's bytes are known to be damaged."""
         return chunk in self._quarantine
 
     # --- storing -----------------------------------------------------------------------------------
 
     async def store(self, session: Session, payloads: Seq[Payload]) -> list[tuple[ChunkId, bool]]:
-        """Store payloads for a session: (id, whether it was new) in order.  Durable and held on return.
+        """Store payloads for a session: (id, True if it was new) in order.  Durable and held on return.
 
         StoreFull, StoreReadOnly, DiskFailed.  On cancellation nothing is recorded; extents written are given up.
         """
@@ -107,7 +106,7 @@ class Chunks:
         return _first_of_each(hashed, fresh)
 
     def _is_claimed(self, session: Session, chunk: ChunkId, claims: _Claims) -> bool:
-        """Whether the chunk is for the caller to write; else it is held, or will be waited for."""
+        """Return True if the caller must write the chunk; else it is held, or will be waited for."""
         if chunk == EMPTY_CHUNK or chunk in claims.claimed:
             return False
         present = self._hold_present(session, chunk)
@@ -122,7 +121,7 @@ class Chunks:
         return False
 
     async def offer(self, session: Session, chunks: Seq[ChunkId]) -> list[bool]:
-        """Which chunks are there (durably); those are held."""
+        """Return True for each chunk that is stored (durably), and hold it."""
         with self._metadata.view() as view:
             present: list[bool] = []
             for chunk in chunks:
@@ -135,7 +134,7 @@ class Chunks:
         return present
 
     def record_in(self, txn: Transaction, items: Seq[Written]) -> list[Written]:
-        """Add records for written payloads; those whose chunk has a record by now are returned, unused."""
+        """Add records for written payloads; returns, unused, the payloads whose chunk has a good record by now."""
         unused: list[Written] = []
         for item in items:
             key = chunk_key(item.hashed.chunk)
@@ -145,6 +144,7 @@ class Chunks:
                 unused.append(item)
                 continue
             length = item.hashed.payload.length
+            assert length > 0, "the empty chunk has no record"
             birth = txn.new_birth()
             record = ChunkRecord(
                 birth, item.place.segment, item.place.offset, length, length, item.hashed.crc
@@ -173,7 +173,7 @@ class Chunks:
             self.ingest.settle(written)
 
     def _hold_present(self, session: Session, chunk: ChunkId) -> Sequence | None:
-        """Hold the chunk when it is there; the sequence that this rests on."""
+        """Hold the chunk if it has a good record; returns the sequence that makes the record durable, else None."""
         with self._metadata.view() as view:
             record = self.find_good(view, chunk)
             sequence = view.sequence
@@ -183,7 +183,7 @@ class Chunks:
         return sequence
 
     async def _await_other(self, session: Session, item: Hashed) -> bool:
-        """Another request is storing the same chunk: wait for it; when it failed, store it ourselves (true)."""
+        """Wait for another request that stores the chunk; if that failed, store it here and return True."""
         chunk = item.chunk
         while (event := self._under_way.get(chunk)) is not None:
             await event.wait()
@@ -191,6 +191,7 @@ class Chunks:
         if present is not None:
             await self._metadata.wait_durable(present)
             return False
+        assert chunk not in self._under_way, "one request at a time writes a chunk"
         self._under_way[chunk] = trio.Event()
         try:
             await self._record(session, await self.ingest.write([item]))
@@ -201,16 +202,16 @@ class Chunks:
     # --- reading -----------------------------------------------------------------------------------
 
     async def read(self, chunk: ChunkId, record: ChunkRecord) -> bytes:
-        """The whole payload, checked by CRC32C.  ChunkDamaged, StoreDamaged; what is damaged is noted."""
+        """Return the whole payload, checked by CRC32C.  ChunkDamaged, StoreDamaged; damage is noted."""
         try:
             return bytes(await self._segments.reader.read_chunk(record))
         except LakeError as error:
             raise await self.judged(chunk, record, error) from error
 
     async def judged(self, chunk: ChunkId, record: ChunkRecord, error: LakeError) -> LakeError:
-        """What it means that reading the chunk at its record's place failed; damage is noted.
+        """Return the error to report after a failed read of the chunk at its record's place; damage is noted.
 
-        StaleGrant when the chunk was freed or stored anew meanwhile: what was read is another's room, or zeros.
+        StaleGrant when the chunk was freed, moved or stored anew since: the place holds zeros or other bytes.
         """
         with self._metadata.view() as view:
             if find_chunk(view, chunk) != record:
@@ -219,13 +220,13 @@ class Chunks:
                 )
         if isinstance(error, StaleGrant):
             path = f"segment {record.segment:016x}"
-            told = f"{path} is missing; put its file back"
-            error = StoreDamaged(told, subject=path, finding=Finding.SEGMENT_MISSING)
+            message = f"{path} is missing; put its file back"
+            error = StoreDamaged(message, subject=path, finding=Finding.SEGMENT_MISSING)
         await self._quarantine.note(chunk, record, error)
         return error
 
     async def verify(self, chunk: ChunkId, record: ChunkRecord) -> None:
-        """Read the payload, and compare it with its CRC32C and its id; what is damaged is noted.  ChunkDamaged, ..."""
+        """Read the payload and compare it with its CRC32C and its id; damage is noted.  ChunkDamaged, ..."""
         payload = await self.read(chunk, record)
         if not await self.offload.run(matches_id, chunk, payload):
             error = hash_wrong(chunk)
@@ -235,18 +236,18 @@ class Chunks:
 
 @dataclass
 class _Claims:
-    """What became of the chunks of one request, by what the store knew of each."""
+    """The chunks of one request, by what the request does about each."""
 
     claimed: set[ChunkId] = field(default_factory=set)
     """Written by this request."""
     waited: set[ChunkId] = field(default_factory=set)
-    """Written by another one, which is waited for."""
+    """Written by another request, which is waited for."""
     seen: Sequence = Sequence(0)
-    """What was found present rests on this."""
+    """Sequence that must be durable before chunks are reported as present."""
 
 
 def _first_of_each(hashed: Seq[Hashed], fresh: set[ChunkId]) -> list[tuple[ChunkId, bool]]:
-    """Each id, and whether it is new: where one comes twice, the first is."""
+    """Return each id, and True if it is new: where an id occurs twice, only its first occurrence is."""
     left = set(fresh)
     results: list[tuple[ChunkId, bool]] = []
     for item in hashed:

@@ -1,13 +1,13 @@
-"""Filling a large payload into the engine's memory, piece by piece, by whichever thread needs a piece first.
+"""Fills a large payload into the engine's memory, piece by piece, in the thread that needs a piece first.
 
-One thread writes a payload while another hashes it.  Both go through its pieces in order; who comes to one first fills
-it and computes its checksums.  The writer waits for a piece that the other is at; the other goes on to the next.  So
-the first piece is on its way to the disk while the second is filled, and each is filled once.
+One thread writes a payload while another hashes it.  Both take its pieces in order; the first to reach a piece fills it
+and computes its checksums.  The writer waits for a piece that the hasher is filling; the hasher continues with the
+next.  So the first piece is being written while the second is filled, and each is filled once.
 
 Rules kept here:
-- Nobody waits for a piece that nobody is at: threads may come in any order, one behind the other included.
-- The last piece is there when all are, and what lies behind the payload (vector, zeros) with it.
-- A fill that failed leaves its piece as it was: whoever comes next tries, and gets an error of his own.
+- A thread waits for a piece only while another thread fills it.  Threads may run in any order, even one after another.
+- The last piece is ready only when all are, together with the bytes behind the payload (vector, zeros).
+- A failed fill leaves its piece unfilled: the next thread tries again, and gets its own error.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from lakefs.ids import chunk_id_of
 from lakefs.limits import WRITE_RUN_BYTES
 
 PIECE_BYTES: Final = WRITE_RUN_BYTES
-"""Whole granules, and whole pages."""
+"""Bytes of a piece: whole granules, and whole pages."""
 
 
 class Filling:
     """One payload with an area.  All methods but the constructor block, in any thread."""
 
     def __init__(self, payload: Payload) -> None:
-        assert payload.area is not None, "small payloads come whole"
+        assert payload.area is not None, "small payloads are filled whole"
         self.extent = payload.area[: large_extent_bytes(payload.length)]
         self.payload_bytes = payload.length
         self._payload = payload
@@ -41,26 +41,26 @@ class Filling:
         self._crc = 0
 
     def __len__(self) -> int:
-        """Pieces."""
+        """Number of pieces."""
         return len(self._ends)
 
     def bring(self, piece: int) -> int:
-        """The piece is there on return; how many bytes of the extent may be written then.  What the fill raises."""
+        """Make the piece ready; returns how many leading bytes of the extent may be written.  Raises fill errors."""
         last = piece == len(self._ends) - 1
         with self._locks[piece]:
             if self._vectors[piece] is None:
                 vector = self._fill(piece)
                 if last:
-                    self._seal([*(self._brought(index) for index in range(piece)), vector])
+                    self._seal([*(self._vector_of(index) for index in range(piece)), vector])
                 self._vectors[piece] = vector
         return len(self.extent) if last else self._ends[piece]
 
     def is_there(self, piece: int) -> bool:
-        """Whether the piece has been brought; does not wait."""
+        """Return True if the piece is ready; does not wait."""
         return self._vectors[piece] is not None
 
     def bring_all(self) -> None:
-        """All of it is there on return."""
+        """Make all pieces ready."""
         for piece, lock in enumerate(self._locks):
             if not lock.locked():
                 self.bring(piece)
@@ -68,19 +68,19 @@ class Filling:
             self.bring(piece)
 
     def hash(self) -> Hashed:
-        """The payload's id and checksum, when all of it is there."""
+        """Return the payload's id and checksum, once all pieces are ready."""
         self.bring_all()
         payload = self._payload
         return Hashed(payload, chunk_id_of(payload.kind, self.extent[: payload.length]), self._crc)
 
-    def _brought(self, piece: int) -> bytes:
+    def _vector_of(self, piece: int) -> bytes:
         self.bring(piece)
         vector = self._vectors[piece]
         assert vector is not None
         return vector
 
     def _fill(self, piece: int) -> bytes:
-        """Fill a piece; the checksums of its granules."""
+        """Fill a piece; returns the checksums of its granules."""
         begin = self._ends[piece - 1] if piece else 0
         memory = self.extent[begin : self._ends[piece]]
         vector = None if self._payload.fill is None else self._payload.fill(memory, begin)

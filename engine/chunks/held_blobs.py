@@ -1,6 +1,6 @@
-"""Blobs that a client wants something bound to: every chunk is in the store, and held by the client's session.
+"""Blobs that a client binds a name or part to: checks that every chunk is stored, and holds it for the session.
 
-A manifest is walked and its sizes compared with the chunks' own; a client's word is not taken.
+A manifest is walked and its sizes compared with the chunks' own; the client's figures are not trusted.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from lakefs.ids import EMPTY_BLOB, EMPTY_CHUNK, BlobId, ChunkId, ChunkKind, id_t
 from lakefs.limits import BATCH_MAX
 
 CHECK_BATCH: Final = 1024
-"""Chunks of a manifest looked up between two checkpoints: about 4 ms."""
+"""Most chunks of a manifest looked up between two checkpoints: about 4 ms."""
 
 
 @dataclass(frozen=True)
 class HeldBlob:
-    """What something will be bound to."""
+    """A blob whose chunks a session holds."""
 
     blob: BlobId
     size_bytes: int
@@ -35,7 +35,7 @@ class HeldBlob:
 
 
 class HeldBlobs:
-    """Takes hold of blobs for sessions."""
+    """Holds blobs for sessions."""
 
     def __init__(
         self, metadata: Metadata, chunks: Chunks, manifests: Manifests, references: References
@@ -46,7 +46,7 @@ class HeldBlobs:
         self._references = references
 
     async def hold(self, session: Session, blob: bytes) -> HeldBlob:
-        """The blob's size and chunk count; all its chunks are held by the session.  ChunkNotFound, InvalidArgument."""
+        """Hold all chunks of a blob; returns its size and chunk count.  ChunkNotFound, InvalidArgument."""
         (top,) = checked_chunks([blob])
         if top == EMPTY_CHUNK:
             return HeldBlob(EMPTY_BLOB, 0, 1)
@@ -58,10 +58,10 @@ class HeldBlobs:
         return HeldBlob(BlobId(top), root.size_bytes, await self._hold_below(session, root, {}))
 
     async def _hold_below(self, session: Session, manifest: Manifest, counted: dict[ChunkId, int]) -> int:
-        """Hold all that a manifest refers to; the number of its data chunks.
+        """Hold all chunks below a manifest; returns the number of its data chunks.
 
-        A child that is named again, as in a large file of zeros, is walked once: so the work is bounded by what
-        the client has stored, whatever it makes of it.
+        A child that is named again, as in a large file of zeros, is walked once: the work is bounded by what the
+        client has stored, however often manifests refer to it.
         """
         if manifest.level == 0:
             await self._hold_data(session, manifest)
@@ -77,7 +77,7 @@ class HeldBlobs:
         return chunk_count
 
     async def _manifest(self, chunk: ChunkId) -> Manifest:
-        """A manifest that a client stored.  InvalidArgument when its bytes are none: they are as they were sent."""
+        """Read a manifest.  InvalidArgument if its bytes are not one: the client stored them so."""
         try:
             return await self._manifests.read(chunk)
         except ChunkDamaged as error:
@@ -106,7 +106,7 @@ class HeldBlobs:
 
 
 def checked_chunks(identifiers: Sequence[bytes]) -> list[ChunkId]:
-    """Ids from outside as ids.  InvalidArgument, RequestTooLarge."""
+    """Check ids that a client sent.  InvalidArgument, RequestTooLarge."""
     if len(identifiers) > BATCH_MAX:
         raise RequestTooLarge(f"{len(identifiers)} chunks in one request; the limit is {BATCH_MAX}")
     if not all(map(is_well_formed, identifiers)):

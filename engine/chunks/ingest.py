@@ -1,19 +1,17 @@
-"""Ingest: payloads are filled, hashed and written, so that one is written while another is hashed.
+"""Ingest: fills, hashes and writes payloads, so that one is written while another is hashed.
 
-Large payloads go in runs, a few at once.  Two ways:
-- *Hashed first*: each run, of about 1 MiB, is hashed by one call to a thread, and what is wanted of it written by
-  another.
+Large payloads are handled in runs, a few at once, in one of two ways:
+- *Hashed first*: one call in a thread hashes a run, of about 1 MiB; another writes the payloads wanted of it.
 - *Written ahead* (from 1 MiB, in runs of about 4 MiB): one thread writes a run while another hashes it
-  (`writing_ahead`), and what turns out to be there was written in vain.  That is done only while what comes turns out
-  to be new.
+  (`engine.chunks.write_ahead`); chunks that prove to be in the store were written in vain.  So this is done only while
+  payloads prove to be new.
 
 Rules kept here:
-- Hashed and written is the same memory, the engine's own, which nobody else can change any more once it is filled.
-- What is wanted is decided when its id is known, in one step without a checkpoint.  Nothing is handed to the caller
-  whose hash or write failed.
-- An extent is settled exactly once: by the caller for what it was handed, here for all else, whatever fails or is
-  cancelled.
-- A write or sync that fails, but for want of room, makes the whole store read-only.
+- The bytes hashed and written are in the same memory, the engine's own; once filled, nothing else can change it.
+- A payload is chosen or not when its id is known, in one step without a checkpoint.  No payload whose hash or write
+  failed is returned.
+- An extent is settled exactly once: by the caller if it was returned, else here, whatever fails or is cancelled.
+- A failed write or sync makes the whole store read-only, except for lack of room.
 """
 
 from __future__ import annotations
@@ -41,15 +39,15 @@ from lakefs.ports import Offload
 T = TypeVar("T")
 
 _NEW_BEFORE_AHEAD: Final = 8
-"""Requests with nothing but new payloads after one with others, before the next is written ahead of its hashes."""
+"""Requests of only new payloads that must follow one with present chunks before writing ahead resumes."""
 
 
 Choose = Callable[[Seq[Hashed]], Seq[Hashed]]
-"""Which of some payloads are to be written; asked once for each payload of a request, without a checkpoint."""
+"""Picks the payloads to write; called once for each payload of a request, without a checkpoint."""
 
 
 class Ingest:
-    """Gets payloads hashed and onto the medium."""
+    """Hashes payloads and writes them to the medium."""
 
     def __init__(
         self,
@@ -58,19 +56,19 @@ class Ingest:
         stop_writing: Callable[[str], None],
         write_ahead_bytes: int,
     ) -> None:
-        """`stop_writing` is told why nothing is written any more; `write_ahead_bytes`: see `lakefs.limits`."""
+        """`stop_writing` is called with the reason once a write fails; `write_ahead_bytes`: see `lakefs.limits`."""
         self._segments = segments
         self._offload = offload
         self._stop_writing = stop_writing
         self._write_ahead_bytes = write_ahead_bytes
         self._new_still_wanted = 0
-        """Requests whose payloads are new that have to come before one is written ahead of its hashes again."""
+        """Requests of only new payloads that must still follow before writing ahead resumes."""
 
     async def take_in(self, payloads: Seq[Payload], choose: Choose) -> tuple[list[Hashed], list[Written]]:
         """Hash all payloads, in order, and write those that `choose` picks: synced, or placed when small.
 
-        What was written is in flight until `settle`.  StoreFull, StoreReadOnly, DiskFailed, and what a fill raises;
-        then, and when cancelled, everything is given up.
+        Written payloads are in flight until `settle`.  StoreFull, StoreReadOnly, DiskFailed, and errors of a fill;
+        then, and when cancelled, all of them are given up.
         """
         job = _Job(payloads, choose)
         with self._giving_up(job.written):
@@ -92,7 +90,7 @@ class Ingest:
             self._learn(is_new=len(job.written) == len(job.large))
 
     async def hash(self, payloads: Seq[Payload]) -> list[Hashed]:
-        """Ids and record checksums of payloads, in order; nothing is written."""
+        """Return ids and record checksums of payloads, in order; nothing is written."""
         job = _Job(payloads, lambda _: ())
         await self._hash_small(job)
         await self._hash_and_write(job)
@@ -101,7 +99,8 @@ class Ingest:
     async def write(self, items: Seq[Hashed], *, into_headroom: bool = False) -> list[Written]:
         """Write and sync payloads that were hashed, and place small ones; see `take_in`.
 
-        `into_headroom`: small ones may take half of what payload leaves free, for who gives more room back at once.
+        `into_headroom`: small ones may take half of the room that payload leaves free; for callers that at once free
+        more.
         """
         written: list[Written] = []
         small = [item for item in items if item.payload.area is None]
@@ -117,13 +116,13 @@ class Ingest:
         return written
 
     def settle(self, items: Seq[Written]) -> None:
-        """The extents are recorded, or given up."""
+        """End the flight of extents that are recorded or given up."""
         for item in items:
             self._segments.in_flight.settle(item.place)
 
     @contextmanager
     def _giving_up(self, written: list[Written]) -> Iterator[None]:
-        """What was written is settled when the block raises; the store learns of a disk that failed."""
+        """Settle written payloads when the block raises, and stop writing if the disk has failed."""
         try:
             yield
         except BaseException:
@@ -138,7 +137,7 @@ class Ingest:
     # --- runs --------------------------------------------------------------------------------------
 
     async def _hash_and_write(self, job: _Job) -> None:
-        """Each run is hashed, then what is chosen of it is written, while others are."""
+        """Hash each run, then write its chosen payloads, a few runs at once."""
         left = deque(self._runs(job.large, job.payloads.__getitem__))
         job.runs_left = len(left)
 
@@ -155,7 +154,7 @@ class Ingest:
             await self._write_run(job.note(run, hashed), job.written, job.is_last_run)
             job.runs_left -= 1
         except BaseException:
-            runs.clear()  # the request has failed: the others begin nothing more
+            runs.clear()  # the request has failed: the other tasks begin no more runs
             raise
 
     async def _write_run(self, run: Seq[Hashed], written: list[Written], is_last: IsLast = not_last) -> None:
@@ -167,7 +166,7 @@ class Ingest:
     def _runs(
         self, items: Iterable[T], payload_of: Callable[[T], Payload], most: int = WRITE_RUN_BYTES
     ) -> list[list[T]]:
-        """The items in order, in runs of large payloads that `write_large` takes."""
+        """Split items, in order, into runs of large payloads that `LargeWriter.write` takes."""
         most = min(most, self._segments.large.run_bytes_max)
         runs: list[list[T]] = []
         room = 0
@@ -181,7 +180,7 @@ class Ingest:
         return runs
 
     async def _hash_small(self, job: _Job) -> Seq[Hashed]:
-        """Hash the small payloads: in place what is in memory, in a thread what has to be filled.  What is chosen."""
+        """Hash the small payloads, in a thread if one has to be filled; returns those chosen."""
         payloads = [job.payloads[index] for index in job.small]
         if any(payload.fill is not None for payload in payloads):
             return job.note(job.small, await self._offload.run(_hash_all, payloads))
@@ -203,14 +202,14 @@ class Ingest:
     # --- ahead of the hashes -----------------------------------------------------------------------
 
     def _learn(self, *, is_new: bool) -> None:
-        """The large payloads of a request were new, or some were there already."""
+        """Note whether all large payloads of a request were new."""
         self._new_still_wanted = max(0, self._new_still_wanted - 1) if is_new else _NEW_BEFORE_AHEAD
 
     async def _write_ahead(self, job: _Job) -> None:
-        """Write runs while they are hashed; what turns out to be there is given up.
+        """Write runs while they are hashed; give up payloads that are in the store already.
 
-        That a write failed, as for want of room, matters to the request only when a chunk of it is wanted; and where
-        some are not, there may be room for those that are.
+        A failed write, as for lack of room, fails the request only if a chunk of that run is wanted.  After StoreFull,
+        if some chunks are not wanted, there may be room for those that are: they are written again.
         """
         runs = self._runs(job.large, job.payloads.__getitem__, WRITE_AHEAD_RUN_BYTES)
         ahead = [AheadRun(run, [Filling(job.payloads[index]) for index in run]) for run in runs]
@@ -231,37 +230,39 @@ class Ingest:
 
 
 class _Job:
-    """The payloads of one request on their way."""
+    """The payloads of one request being taken in."""
 
     def __init__(self, payloads: Seq[Payload], choose: Choose) -> None:
         self.payloads = payloads
         self.small = [index for index, payload in enumerate(payloads) if payload.area is None]
         self.large = [index for index, payload in enumerate(payloads) if payload.area is not None]
         self.written: list[Written] = []
-        """In flight, to be handed to the caller or given up."""
+        """Payloads in flight, to be returned to the caller or given up."""
         self.large_bytes = sum(payloads[index].length for index in self.large)
         self.runs_left = 0
-        """Runs that are not written yet, when they are hashed first."""
+        """Runs not written yet, when they are hashed first."""
         self._choose = choose
         self._hashed: list[Hashed | None] = [None] * len(payloads)
 
     def note(self, indices: Seq[int], hashed: Seq[Hashed]) -> Seq[Hashed]:
-        """These payloads are hashed; which of them are to be written."""
+        """Record these payloads as hashed; returns those to write."""
         for index, item in zip(indices, hashed, strict=True):
             self._hashed[index] = item
         return self._choose(hashed)
 
     def is_last_run(self) -> bool:
-        """Whether nothing is written behind the run that is."""
+        """Return True if the run being written is the last."""
         return self.runs_left == 1
 
     def in_order(self) -> list[Hashed]:
-        """All of them, hashed."""
-        return [item for item in self._hashed if item is not None]
+        """Return all payloads, hashed."""
+        hashed = [item for item in self._hashed if item is not None]
+        assert len(hashed) == len(self.payloads), "each payload is hashed"
+        return hashed
 
 
 def _kept(payloads: Seq[memoryview]) -> Seq[memoryview]:
-    """Small payloads to be kept in memory until they are written; copies, where that is mostly others."""
+    """Return small payloads to keep in memory until they are written; copies if their memory is mostly others'."""
     whole = {id(payload.obj): memoryview(payload.obj).nbytes for payload in payloads}
     if sum(whole.values()) <= 2 * sum(map(len, payloads)):
         return payloads
@@ -277,7 +278,7 @@ def _hash_all(payloads: Seq[Payload]) -> list[Hashed]:
 
 
 def _hash(payload: Payload) -> Hashed:
-    """Fill, digest, vector and padding in one call, while the bytes are in the cache."""
+    """Fill and hash a payload, add vector and padding: in one call, while the bytes are in the CPU's cache."""
     memory = payload.small if payload.area is None else payload.area[: payload.length]
     assert memory is not None
     vector = None if payload.fill is None else payload.fill(memory, 0)

@@ -1,7 +1,6 @@
-"""Manifests as the engine reads them: checked, parsed, and the last few kept.
+"""Reads manifests: checks and parses them, and caches the last few.
 
-The cache is bounded by the number of entries it may hold; a chunk's bytes never change, so nothing in it goes
-stale.
+The cache is bounded by the number of entries it may hold; a chunk's bytes never change, so no entry becomes stale.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from lakefs.errors import ChunkDamaged, ChunkNotFound, InvalidArgument, StaleGra
 from lakefs.ids import ChunkId, id_text
 
 CACHE_ENTRIES: Final = 65_536
-"""Entries over all cached manifests, about 200 bytes each: 13 MiB."""
+"""Most entries of all cached manifests, about 200 bytes each: 13 MiB."""
 
 
 class Manifests:
@@ -31,7 +30,7 @@ class Manifests:
         self._cached_entries = 0
 
     async def read(self, chunk: ChunkId) -> Manifest:
-        """The manifest.  ChunkNotFound, ChunkDamaged (also when its bytes are no manifest)."""
+        """Return the manifest.  ChunkNotFound, ChunkDamaged (also when its bytes are not a manifest)."""
         cached = self._cache.get(chunk)
         if cached is not None:
             self._cache.move_to_end(chunk)
@@ -47,7 +46,7 @@ class Manifests:
         return manifest
 
     async def _payload(self, chunk: ChunkId) -> bytes:
-        """Its bytes; looked for again when they were moved meanwhile."""
+        """Return its bytes; locates them again if they were moved during the read."""
         while True:
             with self._metadata.view() as view:
                 record = find_chunk(view, chunk)
@@ -59,7 +58,7 @@ class Manifests:
                 await trio.lowlevel.checkpoint()
 
     async def layout(self, top: ChunkId, chunks_max: int) -> tuple[list[ChunkId], list[int]] | None:
-        """Data chunks and lengths of a blob in order; None when there are more than `chunks_max`."""
+        """Return data chunks and lengths of a blob in order; None when they are more than `chunks_max`."""
         chunks: list[ChunkId] = []
         lengths: list[int] = []
         pending = [await self.read(top)]
@@ -87,3 +86,4 @@ class Manifests:
         while self._cached_entries > CACHE_ENTRIES and len(self._cache) > 1:
             _, dropped = self._cache.popitem(last=False)
             self._cached_entries -= len(dropped.entries)
+            assert self._cached_entries >= 0

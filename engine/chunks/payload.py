@@ -1,4 +1,4 @@
-"""A payload on its way into the store: in memory, then hashed, then written."""
+"""The stages of a payload being stored: in memory, hashed, written."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from lakefs.ids import ChunkId, ChunkKind
 from lakefs.limits import SMALL_PAYLOAD_BYTES
 
 Fill = Callable[[memoryview, int], bytes | None]
-"""`fill(memory, begin)` blocks and brings the payload's bytes from `begin` on into memory of the engine.  It may give
-the checksums of the granules that are there then, as `checksums.vector_of` would."""
+"""`fill(memory, begin)` blocks and copies the payload's bytes from `begin` into the engine's memory.  It may return the
+checksums of the granules copied, as `checksums.vector_of` would."""
 
 
 @dataclass
 class Payload:
     """Bytes to store, in memory of the engine's own: `area` (65,536 bytes and more) or `small`.
 
-    An area is page-aligned and has room for what is written behind the payload (`large_extent_bytes`).
+    An area is page-aligned and has room for the vector and padding behind the payload (`large_extent_bytes`).
 
-    `fill`, when given, brings the bytes; it is called in threads, before they are hashed, once for each piece of the
-    payload.
+    `fill`, if given, copies the bytes in; threads call it, before hashing, once for each piece of the payload.
     """
 
     kind: ChunkKind
@@ -42,12 +41,12 @@ class Hashed:
 
 @dataclass(frozen=True)
 class Written:
-    """A payload on the medium, synced, or small and placed, and not yet recorded; in flight until settled."""
+    """A payload that is synced, or small and placed, and not yet recorded; in flight until settled."""
 
     hashed: Hashed
     place: Place
 
 
 def is_small(length: int) -> bool:
-    """Whether a payload is packed into a small segment."""
+    """Return True if a payload of this length is packed into a small segment."""
     return length < SMALL_PAYLOAD_BYTES

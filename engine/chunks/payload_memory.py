@@ -1,14 +1,14 @@
-"""Memory that payload is received into, and the payloads of a request.
+"""Memory that a request's payloads are received into.
 
-Payloads of 65,536 bytes and more land in pooled, page-aligned buffers, from which they are hashed and written
-without another copy; smaller ones share one bytearray.  Several payloads share a buffer, each with room for what is
-written behind it, so one request of at most 16 MiB takes at most `BUFFERS_PER_REQUEST_MAX`.
+Payloads of 65,536 bytes and more are received into pooled, page-aligned buffers, and are hashed and written from there
+without another copy; smaller ones share one bytearray.  Several payloads share a buffer, each with room for the vector
+and padding behind it, so one request of at most 16 MiB takes at most `BUFFERS_PER_REQUEST_MAX`.
 
 Rules kept here:
-- Small payloads of all requests take at most SMALL_MEMORY_BYTES; who finds no room waits in turn.
-- A request takes memory for its small payloads first, then its buffers, and gives back all or nothing.  The buffers of
-  one request are taken together, one request at a time, and never more than the pool has: whoever holds some waits
-  only for requests that hold all that they need, so neither memory can lock up.
+- Small payloads of all requests take at most SMALL_MEMORY_BYTES; a request that finds no room waits in turn.
+- A request takes memory for its small payloads first, then its buffers, and releases all at once.  One request at a
+  time takes its buffers, never more than the pool has.  So a request that holds some of its buffers waits only for
+  requests that hold all they need, and neither memory can deadlock.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, CHUNK_BYTES, SMALL_MEMORY_B
 from lakefs.wire.engine_port import Body
 
 BUFFERS_PER_REQUEST_MAX = 9
-"""Two buffers one behind the other hold more than one buffer's worth, or the second had not been begun: so 16 MiB and
-the room behind them, 17 MiB at most, fill fewer than 2 x 17 / 4 + 1."""
+"""Most buffers of one request.  Two consecutive ones hold more than one buffer's worth, or the second would not have
+been begun: so 16 MiB and the room behind payloads, 17 MiB at most, fill fewer than 2 x 17 / 4 + 1."""
 
 
 @dataclass
 class ReceivedBody(Body):
-    """A body whose parts are payloads to store; `release` gives pooled buffers back, once."""
+    """A body whose parts are payloads to store; `release` returns the pooled buffers, once."""
 
     payloads: list[Payload] = field(default_factory=list)
 
 
 class _Room:
-    """Bytes that requests may take, in turn."""
+    """A budget of bytes that requests take in turn."""
 
     def __init__(self, total_bytes: int) -> None:
         assert total_bytes >= BODY_BYTES_MAX, "one request must find room"
-        self._free = total_bytes
+        self._total = self._free = total_bytes
         self._turn = trio.Lock()
         self._more: trio.Event | None = None
 
     async def take(self, count: int) -> None:
-        """Take so many bytes, BODY_BYTES_MAX at most; waits while others have them.  Cancelled: nothing is taken."""
+        """Take `count` bytes, BODY_BYTES_MAX at most; waits until they are free.  When cancelled, takes nothing."""
         if not count or (count <= self._free and not self._turn.locked()):
             self._free -= count
             return
@@ -59,15 +59,16 @@ class _Room:
             self._free -= count
 
     def give_back(self, count: int) -> None:
-        """So many bytes are free again."""
+        """Return `count` bytes."""
         self._free += count
+        assert self._free <= self._total, "bytes are returned once"
         if self._more is not None:
             self._more.set()
             self._more = None
 
 
 class _Taken:
-    """What one request has; `release` gives it back, once."""
+    """The memory that one request has; `release` returns it, once."""
 
     __slots__ = ("_buffers", "_room", "_small_bytes")
 
@@ -77,7 +78,7 @@ class _Taken:
         self._small_bytes = small_bytes
 
     def release(self) -> None:
-        """Nothing of it is used any more."""
+        """Return the memory; it is not used from now on."""
         _release(self._buffers)
         if self._small_bytes:
             self._room.give_back(self._small_bytes)
@@ -94,9 +95,9 @@ class PayloadMemory:
         self._small = _Room(small_memory_bytes)
 
     async def take(self, kinds: Sequence[int], lengths: Sequence[int]) -> ReceivedBody:
-        """Memory for payloads of these kinds and lengths.  InvalidArgument, RequestTooLarge; waits for the pool.
+        """Return memory for payloads of these kinds and lengths.  InvalidArgument, RequestTooLarge; waits for the pool.
 
-        On cancellation nothing is kept.
+        When cancelled, keeps nothing.
         """
         check_lengths(lengths)
         if len(kinds) != len(lengths):
@@ -136,7 +137,7 @@ class PayloadMemory:
 
 
 def check_lengths(lengths: Sequence[int]) -> None:
-    """InvalidArgument or RequestTooLarge unless each length is 1 B to 4 MiB and the sum fits one body."""
+    """Raise InvalidArgument or RequestTooLarge unless each length is 0 to 4 MiB and the sum fits one body."""
     if len(lengths) > BATCH_MAX:
         raise RequestTooLarge(f"{len(lengths)} payloads in one request; the limit is {BATCH_MAX}")
     if any(not 0 <= length <= CHUNK_BYTES for length in lengths):
@@ -153,7 +154,7 @@ def _kind(kind: int) -> ChunkKind:
 
 
 def _buffer_count(lengths: Sequence[int]) -> int:
-    """Buffers that the payloads fill one after the other."""
+    """Return the number of buffers that the large payloads fill, one after the other."""
     count = 0
     position = BUFFER_BYTES
     for length in lengths:
@@ -167,7 +168,7 @@ def _buffer_count(lengths: Sequence[int]) -> int:
 
 
 def _areas(buffers: Sequence[PooledBuffer], lengths: Sequence[int]) -> Iterator[memoryview]:
-    """Page-aligned memory for each large payload in order, as `_buffer_count` counts."""
+    """Yield page-aligned memory for each large payload in order, as `_buffer_count` counts."""
     following = iter(buffers)
     room = memoryview(b"")
     for length in lengths:

@@ -1,14 +1,14 @@
-"""Quarantine: chunks whose stored bytes are not what was written, so that nothing new is built on them.
+"""Quarantine: chunks whose stored bytes are damaged, so that no new object relies on them.
 
-A chunk is noted here when the engine itself failed to read it.  From then on it counts as absent for whoever stores
-the same bytes: they are written anew, the chunk's record gets the new place, and every object that refers to the chunk
-is whole again.  Reads go on trying the old place until then.  Where the bytes of the old place turn out to be good
-again (the segment's file was put back, the disk has been mended), scrub drops the note.
+A chunk is noted here when the engine failed to read it.  From then on it counts as absent when a client stores the same
+bytes: they are written anew, the chunk's record gets the new place, and every object that refers to the chunk is whole
+again.  Until then reads still try the old place.  When the bytes there prove to be good again (the segment's file was
+put back, or the disk mended), scrub drops the note.
 
 Rules kept here:
-- The note is a record in the table `quarantine`, durable like any other; the set in memory mirrors it for quick looks.
-- A note is dropped in the transaction that records the new place, or that frees the chunk, or by who read it whole.
-- Noting is best effort: where the store takes no writes, the reader still gets the error that it came for.
+- The note is a record in the table `quarantine`, durable like any other; a set in memory mirrors it for quick look-ups.
+- A note is dropped in the transaction that records the new place or frees the chunk, or when scrub finds it whole.
+- Noting is best effort: if the store takes no writes, the reader still gets the error of its read.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class _Note(msgspec.Struct, frozen=True):
     reason: str = "its bytes were found damaged"
     time_ns: int = 0
     code: str = Finding.CHUNK_DAMAGED.code
-    """Of a `Finding`, or of one of a later release.  Notes of earlier releases have none."""
+    """Code of a `Finding`, maybe of a later release.  Notes of earlier releases have none."""
 
 
 @dataclass(frozen=True)
 class Quarantined:
-    """A damaged chunk, what was found, and when."""
+    """A damaged chunk, the finding, and its time."""
 
     chunk: ChunkId
     code: str
@@ -54,20 +54,20 @@ class Quarantined:
 
 @dataclass(frozen=True)
 class ChunkQuarantined:
-    """Goes with the transaction that notes a chunk."""
+    """Note on the transaction that quarantines a chunk."""
 
     chunk: ChunkId
 
 
 @dataclass(frozen=True)
 class _Dropped:
-    """Goes with the transaction that drops a note."""
+    """Note on the transaction that ends a chunk's quarantine."""
 
     chunk: ChunkId
 
 
 class Quarantine:
-    """The damaged chunks of one store.  Used on the loop; memory: about 100 bytes for each."""
+    """The damaged chunks of one store.  Used on the loop; takes about 100 bytes of memory for each."""
 
     def __init__(self, metadata: Metadata, clock: Clock) -> None:
         self._metadata = metadata
@@ -83,7 +83,7 @@ class Quarantine:
         return len(self._chunks)
 
     async def note(self, chunk: ChunkId, record: ChunkRecord, error: LakeError) -> None:
-        """The engine read the chunk at this place and failed; durable on return, where the store can be written."""
+        """Note that reading the chunk at this place failed; durable on return, if the store takes writes."""
         if chunk in self._chunks or not isinstance(error, (CorruptionError, DiskFailed)):
             return
         value = _encoder.encode(_Note(error.message, self._clock.wall_ns(), error.finding.code))
@@ -92,7 +92,7 @@ class Quarantine:
             key = chunk_key(chunk)
             present = txn.get(Table.CHUNKS, key)
             if present is None or unpack_chunk_record(present) != record:
-                return False  # freed, or stored anew meanwhile
+                return False  # freed, moved or stored anew since
             txn.put(Table.QUARANTINE, key, value)
             txn.note(ChunkQuarantined(chunk))
             return True
@@ -107,7 +107,7 @@ class Quarantine:
             _log.error("chunk_damaged", chunk=id_text(chunk), code=error.finding.code, reason=error.message)
 
     async def release(self, chunk: ChunkId, record: ChunkRecord) -> bool:
-        """The bytes at this place were read and are good: drop the note, durably on return; whether there was one."""
+        """Drop the note, as the bytes at this place proved good.  Durable on return; True if a note was dropped."""
         if chunk not in self._chunks:
             return False
 
@@ -129,19 +129,19 @@ class Quarantine:
         return released
 
     def noted(self, limit: int) -> list[Quarantined]:
-        """The first chunks of the table, with reason and time."""
+        """Return the first `limit` chunks of the table, with reason and time."""
         with self._metadata.view() as view:
             page = islice(view.scan(Table.QUARANTINE, b"", _KEYS_END), limit)
             return [_quarantined(key, value) for key, value in page]
 
     def drop_in(self, txn: Transaction, chunk: ChunkId) -> None:
-        """The chunk is stored anew, or freed, by this transaction."""
+        """Drop the note of a chunk that this transaction stores anew or frees."""
         if chunk in self._chunks:
             txn.delete(Table.QUARANTINE, chunk_key(chunk))
             txn.note(_Dropped(chunk))
 
     def _joined(self, _: Sequence, notes: list[object]) -> None:
-        """The set changes in the step in which the table does, and not when a decision fails."""
+        """Change the set in the same step as the table, so that a failed decision changes neither."""
         for note in notes:
             if isinstance(note, ChunkQuarantined):
                 self._chunks.add(note.chunk)

@@ -1,12 +1,12 @@
-"""Writing ahead: runs of payloads are written by some threads while others hash them.
+"""Writes ahead: some threads write runs of payloads while others hash them.
 
-The place of a payload is decided by its length alone, so the write need not wait for the hash.  Two tasks write and two
-hash, each going through the runs in order; `filling` has how their threads share the filling.  A write takes with it
-what was brought while the one before was on its way: a disk that is slower than the filling gets long writes.
+A payload's place depends on its length alone, so the write need not wait for the hash.  Two tasks write and two hash,
+each taking the runs in order; `engine.chunks.filling` defines how their threads share the filling.  A write includes
+all pieces that became ready during the previous write: a disk that is slower than the filling gets long writes.
 
 Rules kept here:
-- A failed write ends the writing and not the hashing: it matters only when something is wanted that was not written.
-- A failed hash, or fill, ends both.
+- A failed write ends the writing but not the hashing: it matters only if a payload is wanted that was not written.
+- A failed hash or fill ends both.
 """
 
 from __future__ import annotations
@@ -24,40 +24,43 @@ from lakefs.limits import WRITE_RUNS_AT_ONCE
 from lakefs.ports import Offload
 
 Note = Callable[[Sequence[int], Sequence[Hashed]], Sequence[Hashed]]
-"""Told that the payloads with these numbers are hashed; which of them are wanted."""
+"""Called with the numbers of payloads and their hashes; returns the wanted ones."""
 
 
 class AheadRun:
-    """Some payloads that are written together, and what became of them."""
+    """Payloads that are written together, with their places, hashes and error."""
 
     def __init__(self, numbers: Sequence[int], fillings: Sequence[Filling]) -> None:
         self.numbers = numbers
         self.areas = [(filling.extent, filling.payload_bytes) for filling in fillings]
         self.error: LakeError | None = None
-        """Why it was not written."""
+        """The error that kept it from being written."""
         self.places: list[Place] = []
         self.hashed: Sequence[Hashed] = ()
         self.chosen: Sequence[Hashed] = ()
         self._fillings = fillings
 
     def coming(self) -> Iterator[int]:
-        """For `write_large`: waits for the next piece, and gives with it those that others have brought by then."""
-        begin = there = written = 0
+        """Wait for pieces, for `LargeWriter.write`; yields how many leading bytes of the run are ready."""
+        begin = ready = written = 0
         for filling in self._fillings:
             for piece in range(len(filling)):
-                if there > written and not filling.is_there(piece):
-                    yield there
-                    written = there
-                there = begin + filling.bring(piece)
+                if ready > written and not filling.is_there(piece):
+                    yield ready
+                    written = ready
+                ready = begin + filling.bring(piece)
             begin += len(filling.extent)
-        yield there
+        yield ready
 
     def hash_all(self) -> list[Hashed]:
-        """Ids and checksums, in order; blocks."""
+        """Return ids and checksums, in order; blocks."""
         return [filling.hash() for filling in self._fillings]
 
     def take_chosen(self) -> list[Written]:
-        """What is wanted and was written: the caller's from now on.  The error that kept something from it."""
+        """Hand over the written places of the wanted payloads; the caller now owns them.
+
+        Raises the write's error if a wanted payload was not written.
+        """
         if self.chosen and not self.places:
             assert self.error is not None, "a run that is wanted was written, or failed"
             raise self.error
@@ -72,7 +75,7 @@ class AheadRun:
         return taken
 
     def take_places(self) -> list[Place]:
-        """Places that nobody took, to be given up."""
+        """Hand over the places that were not taken, to be given up."""
         places, self.places = self.places, []
         return places
 
@@ -80,9 +83,9 @@ class AheadRun:
 async def write_beside_hash(
     runs: Sequence[AheadRun], segments: Segments, offload: Offload, note: Note
 ) -> None:
-    """Write and hash all runs; what failed to be written has its error.  What hashes and fills raise.
+    """Write and hash all runs; sets the error of a run that was not written.  Raises errors of hashes and fills.
 
-    Places are in the runs, also when this raises or is cancelled.
+    The runs have their places, even when this raises or is cancelled.
     """
     to_write, to_hash = deque(runs), deque(runs)
     unwritten = len(runs)
@@ -115,6 +118,7 @@ async def write_beside_hash(
 
     each = min(len(runs), WRITE_RUNS_AT_ONCE // 2)
     await run_all(_called, [write] * each + [hash_] * each)
+    assert all(run.places or run.error for run in runs), "each run was written, or has its error"
 
 
 async def _called(call: Callable[[], Awaitable[None]]) -> None:

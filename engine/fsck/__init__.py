@@ -1,3 +1,1 @@
-"""Whether the store holds together, and what can be mended: check (open), survey, repair, rebuild (closed),
-and reports of damage.
-"""
+"""Checks of a store and its repair: check (open store), survey, repair, rebuild (closed), and reports of damage."""

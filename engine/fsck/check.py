@@ -1,14 +1,14 @@
-"""fsck: does what the store says of itself hold together?
+"""fsck of an open store: is it consistent?
 
 `check_store` looks at an open store, page by page, beside readers and writers.  Quick: every record of the index
 against its checksum and the tables' sums; the journal and the newest checkpoint; every chunk's place against its
-segment and its neighbours; every name, node, upload and manifest against what it refers to.  Full: also every
-payload against its CRC32C and its id.
+segment and its neighbours; the references of every name, node, upload and manifest.  Full: also every payload against
+its CRC32C and its id.
 
-A finding is `damage` (something that was stored cannot be served as it was) or a `note` (garbage that gc
-collects).  Damaged chunks are found first; then the objects that they are in are named, all of them.  Nothing is
-changed, except that damaged chunks are quarantined: who puts the same bytes again heals them.  What changes while the
-walk goes on is looked at again before it is called damage.
+A finding is `damage` (stored content cannot be served as it was) or a `note` (garbage that gc collects).  Damaged
+chunks are found first; then all objects that contain them are named.  Nothing is changed, except that damaged chunks
+are quarantined: putting the same bytes again heals them.  A record that changed during the walk is looked at again
+before it is called damage.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ from lakefs.limits import GC_BATCH
 
 _LOOKS_FOR_NAMES: Final = 3
 _LOOKS_AT_PAYLOAD: Final = 8
-"""A chunk is moved once by a compaction, and stored anew by who mends it."""
+"""A compaction moves a chunk once, and a repair stores it anew."""
 _LookAtName = Callable[[View, bytes, NodeKind, NodeId, NumberSet], None]
 
 
 async def check_store(
     metadata: Metadata, segments: Segments, chunks: Chunks, manifests: Manifests, *, full: bool
 ) -> dict[str, Any]:
-    """Check an open store.  The report; errors of the check itself are raised."""
+    """Check an open store and return the report.  Raises errors of the check itself."""
     check = _Check(metadata, segments, chunks, manifests, Report("full" if full else "quick"))
     await check.index_and_journal()
     await check.nodes()
@@ -95,7 +95,7 @@ class _Check:
         self._whole = NumberSet()
         """Births of manifests that were walked and are whole."""
         self._bad: dict[Birth, Problem] = {}
-        """Births of chunks that cannot be served, and the problem of content with them; about 300 bytes for each."""
+        """Births of chunks that cannot be served, with the problem of their content; about 300 bytes for each."""
         self._bad_before_walk = 0
         self._damaged: dict[NodeId, Problem] = {}
         self._bad_names: list[tuple[NodeId, bytes, Problem]] = []
@@ -103,7 +103,7 @@ class _Check:
         self._versions = VersionCheck(metadata)
 
     async def index_and_journal(self) -> None:
-        """The index against its sums, the journal and the checkpoint against their checksums."""
+        """Check the index against its sums, the journal and the checkpoint against their checksums."""
         for check in (self._metadata.verify_index, self._metadata.verify_journal):
             try:
                 self.report.count("records", await check())
@@ -117,11 +117,11 @@ class _Check:
     # --- names and nodes ---------------------------------------------------------------------------
 
     async def nodes(self) -> None:
-        """Every node's blob is there, its manifest's children with it; a symlink has a target."""
+        """Check that every node's blob exists, with its manifest's children, and that a symlink has a target."""
         await walk_nodes(self._metadata, self._node)
 
     async def uploads(self) -> None:
-        """Every part's blob is there, and its upload; uploads of buckets that are gone are garbage."""
+        """Check that every part's blob exists, and its upload; uploads of removed buckets are garbage."""
         await self._uploads.run()
         for what, number in self._uploads.counts.items():
             self.report.count(what, number)
@@ -177,7 +177,7 @@ class _Check:
         return None
 
     async def _manifest_problem(self, top: ChunkId, record: ChunkRecord) -> Problem | None:
-        """What is wrong with a manifest or anything below it; each is walked once, however many share it."""
+        """Return the problem of a manifest or of anything below it; each is walked once, however many share it."""
         if record.birth in self._whole or record.birth in self._bad:
             return self._bad.get(record.birth)
         try:
@@ -226,13 +226,14 @@ class _Check:
         return None
 
     async def damaged_objects(self) -> None:
-        """Name the objects that damage touches: those met by the walk, and those whose chunks turned out bad later."""
+        """Name the damaged objects: those met by the walk, and those whose chunks turned out to be damaged later."""
         if len(self._bad) > self._bad_before_walk:
             self._whole = NumberSet()
             await walk_nodes(self._metadata, self._content_of)
             await self._uploads.parts_again()
         for subject, problem in [*await self._uploads.findings(), *await self._versions.findings()]:
             self.report.found(subject, *problem)
+        assert len(self._bad) >= self._bad_before_walk, "a damaged chunk stays noted"
         wanted = {*self._damaged, *(parent for parent, _, _ in self._bad_names)}
         paths = await paths_of(self._metadata, wanted) if wanted else {}
         paths |= await self._versions.paths_of(self._damaged.keys() - paths.keys()) if self._damaged else {}
@@ -243,7 +244,7 @@ class _Check:
             self.report.found(path + name.decode(errors="replace"), *problem)
 
     async def names(self) -> None:
-        """Every name's node exists and is of its kind, every version's too; every node has a name, or is a version."""
+        """Check that every name's node exists and is of its kind, every version's too, and that no node is unnamed."""
         named = NumberSet()
         await self._walk_names(named, self._name)
         await self._versions.run(named)
@@ -251,8 +252,8 @@ class _Check:
         for _ in range(_LOOKS_FOR_NAMES):
             if not await self._unnamed(named):
                 return
-            # A name that was moved while the walk went on may have been missed: from behind it to before it.
-            # And an old version that became what its key is bound to, as a node that was overwritten.
+            # The walk may have missed a name that was moved from behind its place to before it,
+            # and an old version that became the present one as a node that was overwritten.
             await self._walk_names(named, _note_named)
             await self._versions.note_named(named)
         for node_id in await self._unnamed(named):
@@ -286,7 +287,7 @@ class _Check:
         self._bad_names.append((parent, key[8:], Problem(finding, message)))
 
     async def _unnamed(self, named: NumberSet) -> list[NodeId]:
-        """Nodes that the walk over nodes met, that are there still, and that no name was seen of."""
+        """Return nodes that the walk over nodes met, that still exist, and that no name or version refers to."""
         unnamed: list[NodeId] = []
         after = ROOT_NODE
         while True:
@@ -301,7 +302,7 @@ class _Check:
     # --- chunks ------------------------------------------------------------------------------------
 
     async def places(self) -> None:
-        """Every chunk lies inside its segment and overlaps no other; chunks that nothing refers to are noted."""
+        """Check that every chunk lies inside its segment and overlaps no other; note chunks that nothing refers to."""
         sizes: dict[SegmentId, int] = {}
         for segment in self._segments.register.ids():
             await self._note_size(segment, sizes)
@@ -330,17 +331,17 @@ class _Check:
             await trio.lowlevel.checkpoint()
         self._overlaps(extents)
         if garbage_count:
-            # Below a manifest that cannot be read there may be any of them, so gc frees none.
+            # Chunks below a manifest that cannot be read may be among them, so gc frees none.
             told = "nothing that can be read; gc keeps them" if self._damaged else "nothing; gc frees them"
             message = f"{garbage_count} chunks ({garbage_bytes} bytes) are referred to by {told}"
             self.report.found("store", Finding.GARBAGE, message)
 
     async def _place(self, chunk: ChunkId, record: ChunkRecord, sizes: dict[SegmentId, int]) -> None:
-        """Look again: segments are made, grow and go while the walk goes on."""
+        """Look again: segments are made, grow and are removed during the walk."""
         await self._note_size(record.segment, sizes)
         problem = _misplaced(record, sizes)
         if problem and self._record(chunk) == record:
-            # Quarantined, so that who puts the same bytes again is not told that they are there.
+            # Quarantined, so that a put of the same bytes stores them anew instead of finding them present.
             error = ChunkDamaged(problem.message, subject=id_text(chunk), finding=problem.finding)
             await self._chunks.judged(chunk, record, error)
             self._bad_chunk(chunk, record, problem)
@@ -356,7 +357,7 @@ class _Check:
         try:
             sizes[segment] = await self._segments.room.size(segment)
         except StaleGrant:
-            return  # removed; what still refers to it is damage
+            return  # the segment was removed; a record that still refers to it is damage
 
     def _overlaps(self, extents: dict[SegmentId, array[int]]) -> None:
         for segment, places in extents.items():
@@ -368,7 +369,7 @@ class _Check:
                 end = max(end, offset + length)
 
     async def payloads(self) -> None:
-        """Every payload against its CRC32C and its id."""
+        """Check every payload against its CRC32C and its id."""
         after = b""
         while True:
             with self._metadata.view() as view:
@@ -380,7 +381,7 @@ class _Check:
                 await self._payload(chunk_id_of_key(key), unpack_chunk_record(value))
 
     async def _payload(self, chunk: ChunkId, record: ChunkRecord) -> None:
-        """One payload, at the place that it has when it was read: compaction may move it meanwhile."""
+        """Check one payload, at the place it had when it was read: compaction may move it during the read."""
         for _ in range(_LOOKS_AT_PAYLOAD):
             problem = await self._payload_problem(chunk, record)
             now = self._record(chunk)
@@ -421,7 +422,7 @@ def _note_named(view: View, key: bytes, kind: NodeKind, node_id: NodeId, named: 
 
 
 def _misplaced(record: ChunkRecord, sizes: dict[SegmentId, int]) -> Problem | None:
-    """What is wrong with a chunk's place, if anything."""
+    """Return the problem of a chunk's place, or None."""
     size = sizes.get(record.segment)
     if size is None:
         return Problem(Finding.SEGMENT_MISSING, f"its segment {record.segment:016x} is missing")

@@ -1,9 +1,9 @@
-"""Which objects damaged chunks belong to: every name, version and upload part that refers to them.
+"""The objects that damaged chunks belong to: every name, version and upload part that refers to them.
 
 One pass over nodes and parts; a manifest that many objects share is read once.  Pages are views of their own, so an
-object that is changed meanwhile may be told of as it was.
+object that changes during the pass may be reported as it was before.
 
-Memory: what is found, of at most `CHUNKS_MAX` chunks, and a bit for each manifest without damage below it.
+Memory: the owners found, of at most `CHUNKS_MAX` chunks, and a bit for each manifest without damage below it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from lakefs.ids import EMPTY_CHUNK, BlobId, ChunkId, ChunkKind, NodeId, chunk_of
 from lakefs.limits import GC_BATCH
 
 CHUNKS_MAX: Final = 1000
-"""Chunks that one report tells of; all are counted."""
+"""Most chunks listed in one report; all are counted."""
 _Found = frozenset[ChunkId]
 _NOTHING: Final[_Found] = frozenset()
 
@@ -41,7 +41,7 @@ _NOTHING: Final[_Found] = frozenset()
 async def damage_report(
     metadata: Metadata, manifests: Manifests, quarantine: Quarantine
 ) -> list[dict[str, Any]]:
-    """The quarantined chunks: id, reason, time, and the names of all objects that they belong to; JSON-able."""
+    """Return the quarantined chunks: id, reason, time, and the names of all objects that contain them; JSON-able."""
     noted = quarantine.noted(CHUNKS_MAX)
     owners = await owners_of(metadata, manifests, [item.chunk for item in noted]) if noted else {}
     return [
@@ -59,7 +59,7 @@ async def damage_report(
 async def owners_of(
     metadata: Metadata, manifests: Manifests, chunks: Collection[ChunkId]
 ) -> dict[ChunkId, list[str]]:
-    """For each chunk the objects, versions and parts that refer to it, by name; sorted."""
+    """Return for each chunk the objects, versions and parts that refer to it, by name; sorted."""
     search = _Search(metadata, manifests, frozenset(chunks))
     await search.nodes()
     await search.parts()
@@ -72,7 +72,7 @@ class _Search:
         self._manifests = manifests
         self._wanted = wanted
         self._below: dict[ChunkId, _Found] = {}
-        """Of manifests that have damage below them, or are damaged."""
+        """Manifests that are damaged, or have damage below them, with the wanted chunks found there."""
         self._whole = NumberSet()
         self._nodes: dict[ChunkId, list[NodeId]] = {chunk: [] for chunk in wanted}
         self._parts: dict[ChunkId, list[bytes]] = {chunk: [] for chunk in wanted}
@@ -98,7 +98,7 @@ class _Search:
             await trio.lowlevel.checkpoint()
 
     async def named(self) -> dict[ChunkId, list[str]]:
-        """What was found, by name."""
+        """Return the owners found, by name."""
         nodes = {node for found in self._nodes.values() for node in found}
         paths = await paths_of(self._metadata, nodes) if nodes else {}
         if nodes - paths.keys():
@@ -131,7 +131,7 @@ class _Search:
         try:
             manifest = await self._manifests.read(chunk)
         except LakeError:
-            entries: list[ChunkId] = []  # it is damaged itself; what it names cannot be told
+            entries: list[ChunkId] = []  # the manifest itself is damaged, so its children are unknown
         else:
             entries = [entry.chunk for entry in manifest.entries]
         for entry in entries:

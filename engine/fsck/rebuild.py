@@ -1,6 +1,6 @@
-"""`lake fsck --rebuild`: a store's index made anew from its checkpoint and journal, with the store closed.
+"""`lake fsck --rebuild`: rebuild a store's index from its checkpoint and journal, with the store closed.
 
-The store's lock is held meanwhile.  Payloads are neither read nor changed.
+The store's lock is held throughout.  Payloads are neither read nor changed.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _log: Final = structlog.get_logger(__name__)
 
 
 def rebuild(data: Path, *, accept_loss: bool = False) -> dict[str, Any]:
-    """Rebuild the index of the store in a folder; the report, JSON-able.  Blocks.
+    """Rebuild the index of the store in a folder; returns the report, JSON-able.  Blocks.
 
-    StoreLocked while an engine has the store; StoreUnusable when there is none; JournalDamaged naming the place,
-    unless `accept_loss`: then all from the damage on is given up, and the report says from where.
+    Raises StoreLocked while an engine has the store; StoreUnusable if there is none; JournalDamaged with the place.
+    With `accept_loss`, everything from the damage on is given up instead, and the report says from where.
     """
     disk, clock = LocalDisk(data), SystemClock()
     opened = open_store(disk, clock, create=False)

@@ -1,19 +1,20 @@
-"""`lake fsck --repair`, with the store closed: what is certain is done, and told; nothing else is touched.
+"""`lake fsck --repair`, with the store closed: does the certain repairs and reports them; changes nothing else.
 
-What is certain, by what is bad:
+Certain repairs, by the bad file:
 - the superblock or its copy: it is written anew from the other one;
-- the index: it is made anew, when checkpoint and journal tell everything;
-- a checkpoint, or journal files: when the index is whole and has, with what can be read of the journal, every group
-  that was durable, a checkpoint of it is written and the journal goes on in a new file;
-- a journal file all of whose groups the checkpoint has, an old checkpoint, a segment's file that is another store's:
-  they are in the way, and are set aside;
+- the index: it is rebuilt, if checkpoint and journal have every group;
+- a checkpoint, or journal files: if the index is whole, and the index with the readable part of the journal has every
+  group that was durable, a checkpoint is written from it and the journal continues in a new file;
+- a journal file whose groups are all in the checkpoint, an old checkpoint, a segment's file that is another store's:
+  they are set aside;
 - files under temporary names: a crash left them half-written, and they are removed.
 
 Rules kept here:
-- A file that somebody may want is renamed into `set-aside/`, never removed.
-- Each step leaves a store that is no worse, so a repair that was cut short is repeated; one that was not finds nothing.
-- What was acknowledged and cannot be told is not forgotten: then nothing of journal and index is changed, and the
-  report says what is missing.
+- A file that may still be wanted is renamed into `set-aside/`, never removed.
+- Each step leaves a store that is no worse.  An interrupted repair can be repeated; after a finished one there is
+  nothing left to do.
+- Acknowledged groups that cannot be read are not forgotten: then journal and index stay unchanged, and the report says
+  what is missing.
 
 Damaged payloads are found by the check of the open store, which quarantines them.  All functions block.
 """
@@ -69,7 +70,7 @@ SET_ASIDE_FOLDER: Final = "set-aside"
 
 @dataclass(frozen=True)
 class Repair:
-    """One thing that was done.  `kept_as` is where what was there before is now; empty when nothing was."""
+    """One repair that was done.  `kept_as` is the new path of the bad file; empty if there was none."""
 
     code: str
     object: str
@@ -80,16 +81,16 @@ class Repair:
 
 @dataclass
 class FilesReport:
-    """What is wrong with the files of a closed store, and what was done about it."""
+    """The bad files of a closed store, and the repairs done."""
 
     found: list[BadFile] = field(default_factory=list)
-    """Without repair: all that was found.  With it: what is left."""
+    """Without repair: all bad files found.  With it: those left."""
     repairs: list[Repair] = field(default_factory=list)
     can_be_opened: bool = True
-    """Whether it is to be tried: the superblock is good, so that opening changes nothing of it."""
+    """True if the store may be opened next: the superblock is good, so that opening does not change it."""
 
     def as_dict(self) -> dict[str, Any]:
-        """For scripts; JSON-able."""
+        """Return the report for scripts; JSON-able."""
         return {
             "findings": [bad.finding.as_json(bad.path, bad.reason) for bad in self.found],
             "repairs": [vars(repair) for repair in self.repairs],
@@ -98,10 +99,10 @@ class FilesReport:
 
 
 def check_files(data: Path, *, repair: bool) -> FilesReport:
-    """Look at the files of the store in a folder, and repair them when asked to.
+    """Look at the files of the store in a folder; with `repair`, repair them.
 
-    StoreLocked while an engine has the store; StoreUnusable when there is none, or it is of a later release;
-    StoreFull, DiskFailed: what was done until then stays done.
+    Raises StoreLocked while an engine has the store; StoreUnusable if there is none, or if it is of a later release;
+    StoreFull, DiskFailed: repairs done before stay done.
     """
     disk = LocalDisk(data)
     if not any(disk.exists(path) for path in (SUPERBLOCK_PATH, COPY_PATH, "journal")):
@@ -117,7 +118,7 @@ def check_files(data: Path, *, repair: bool) -> FilesReport:
 
 
 def find_bad_files(disk: Disk, clock: Clock) -> FilesReport:
-    """All files that are bad; nothing is changed.  The lock is held."""
+    """Return all bad files; changes nothing.  The caller holds the lock."""
     report = FilesReport()
     try:
         superblocks = survey_superblocks(disk)
@@ -138,7 +139,7 @@ def find_bad_files(disk: Disk, clock: Clock) -> FilesReport:
 def repair_files(
     disk: Disk, clock: Clock, *, index_committed: Callable[[], None] | None = None
 ) -> FilesReport:
-    """Do what is certain; the lock is held.  StoreUnusable, StoreFull, DiskFailed."""
+    """Do the repairs that are certain; the caller holds the lock.  Raises StoreUnusable, StoreFull, DiskFailed."""
     work = _Repairing(disk, clock, index_committed)
     try:
         superblocks = survey_superblocks(disk)
@@ -162,7 +163,7 @@ class _Repairing:
         self.report = FilesReport()
 
     def superblocks(self, found: Superblocks) -> None:
-        """Write the bad one of the two anew from the other."""
+        """Write a bad superblock, or copy of it, anew from the other one."""
         for bad in found.bad:
             kept_as = self._move_away(bad.path)
             write_one(self._disk, bad.path, found.good.pack())
@@ -171,18 +172,18 @@ class _Repairing:
             self._done(bad, f"written anew from {source}", kept_as)
 
     def remove_leftovers(self) -> None:
-        """Remove what a crash left half-written."""
+        """Remove files that a crash left half-written."""
         for path in leftovers(self._disk):
             self._disk.unlink(path)
             self._disk.sync_folder(path.rpartition("/")[0])
             self._done(BadFile(Finding.FILE_HALF_WRITTEN, path, "a crash left it half-written"), "removed")
 
     def set_aside(self, bad: BadFile, action: str) -> None:
-        """Rename a bad file into the folder where nothing is looked for."""
+        """Rename a bad file into the folder where nothing is looked up."""
         self._done(bad, action, self._move_away(bad.path))
 
     def tables(self, superblock: Superblock) -> None:
-        """Have checkpoint, journal and index tell the same again, when that is certain to be everything."""
+        """Make checkpoint, journal and index agree again, if it is certain that no group is lost."""
         sources = survey_tables(self._disk, superblock)
         if sources.problem is not None:
             try:
@@ -200,7 +201,7 @@ class _Repairing:
                 self._rebuild(sources, sources.bad_index)
 
     def _refuse(self, sources: TableSources, problem: LakeError) -> None:
-        """It cannot be told what is missing; the files stay as they are."""
+        """Report the problem; groups may be missing, so the files stay as they are."""
         self.report.found += [*sources.bad_checkpoints, *sources.bad_files]
         if sources.bad_index:
             self.report.found.append(sources.bad_index)
@@ -218,19 +219,20 @@ class _Repairing:
     # --- from the index ------------------------------------------------------------------------------
 
     def _save(self, sources: TableSources, problem: LakeError) -> None:
-        """Go on from the index, or from a checkpoint with nothing behind it, in the place of what cannot be read.
+        """Continue from the index, or from a checkpoint with nothing behind it, in place of the unreadable files.
 
-        CorruptionError when groups may be missing.
+        Raises CorruptionError if groups may be missing.
         """
         disk, before = self._disk, len(self.report.repairs)
         told = sources.after if sources.applied is None else sources.applied
         end, groups = _behind(disk, sources, told, problem)
         unreadable = [*sources.bad_files, *_unreadable(disk, sources.files, end)]
+        assert end >= told, "a repair loses no group"
         if sources.applied is not None:
             self._save_index(sources, groups, end, problem)
         elif end > told or sources.bad_checkpoints:
             raise problem
-        # The journal has a file at each moment, or, where a bad one has the new one's name, was stopped cleanly.
+        # The journal has a file at each moment, unless a bad one has the new one's name; then the stop was clean.
         name = journal_path(Sequence(end + 1))
         self._set_aside_superseded(bad for bad in unreadable if bad.path == name)
         start_journal(disk, sources.identity, self._clock, end_sequence=end, carried=None, files=()).close()
@@ -247,7 +249,7 @@ class _Repairing:
     def _save_index(
         self, sources: TableSources, groups: Iterable[Group], end: Sequence, problem: LakeError
     ) -> None:
-        """Have the index, and a checkpoint, tell everything up to `end`."""
+        """Bring the index up to `end`, and write a checkpoint of it."""
         index = Index(Path(self._disk.local_path(INDEX_FOLDER)))
         try:
             index.owner, index.committed = sources.identity.store_id, self._index_committed
@@ -266,6 +268,7 @@ class _Repairing:
             written = write_checkpoint(self._disk, sources.identity, snapshot)
         finally:
             snapshot.close()
+        assert written.sequence == index.applied, "the checkpoint has all that the index has"
         reached("repair.saved")
         bad = BadFile(problem.finding, written.path, what_is_wrong(problem))
         self._done(bad, "written from the index, which has everything")
@@ -273,7 +276,7 @@ class _Repairing:
     # --- files ---------------------------------------------------------------------------------------
 
     def _move_away(self, path: str) -> str:
-        """Where a file is now; empty when there is none."""
+        """Set a file aside; returns its new path, or "" if it does not exist."""
         disk = self._disk
         if not disk.exists(path):
             return ""
@@ -288,6 +291,7 @@ class _Repairing:
         disk.rename(path, kept_as)
         disk.sync_folder(SET_ASIDE_FOLDER)
         disk.sync_folder(path.rpartition("/")[0])
+        assert disk.exists(kept_as), "a bad file is renamed, not removed"
         reached("repair.set-aside")
         return kept_as
 
@@ -298,7 +302,7 @@ class _Repairing:
 def _behind(
     disk: Disk, sources: TableSources, told: Sequence, problem: LakeError
 ) -> tuple[Sequence, Iterable[Group]]:
-    """The last group that was durable, and those behind `told`.  CorruptionError when one may be missing."""
+    """Return the last durable group, and those behind `told`.  Raises CorruptionError if one may be missing."""
     files = sources.files
     if told == sources.durable == sources.clean_sequence and not any(
         file.first_sequence > told + 1 or highest_readable(disk, file) > told for file in files
@@ -331,10 +335,11 @@ def _apply(index: Index, groups: Iterable[Group], end: Sequence) -> None:
     if index.applied < end:
         index.apply(layer, end)
         index.refresh()
+    assert index.applied == end, "the index has every group"
 
 
 def _unreadable(disk: Disk, files: tuple[JournalFile, ...], end: Sequence) -> list[BadFile]:
-    """Journal files in which a group up to `end` cannot be read."""
+    """Return the journal files in which a group up to `end` cannot be read."""
     bad: list[BadFile] = []
     if not files:
         return bad

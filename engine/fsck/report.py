@@ -1,4 +1,4 @@
-"""What a check of a store found: counted all, listed up to a bound; the document that `lake fsck --json` prints."""
+"""The report of a check of a store: all findings counted, listed up to a bound; printed by `lake fsck --json`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, Final, NamedTuple
 from lakefs.findings import Finding
 
 FINDINGS_MAX: Final = 1000
-"""Findings listed one by one; all are counted."""
+"""Most findings listed one by one; all are counted."""
 
 
 class Problem(NamedTuple):
-    """What is wrong with something: its kind, and a message."""
+    """A problem: its kind, and a message."""
 
     finding: Finding
     message: str
@@ -20,7 +20,7 @@ class Problem(NamedTuple):
 
 @dataclass
 class Report:
-    """What a check found."""
+    """The findings of one check."""
 
     level: str
     damage: int = 0
@@ -36,13 +36,15 @@ class Report:
             self.notes += 1
         if len(self.findings) < FINDINGS_MAX:
             self.findings.append(finding.as_json(subject, message))
+        assert len(self.findings) == min(self.damage + self.notes, FINDINGS_MAX), "all are counted"
 
     def count(self, what: str, number: int) -> None:
-        """Add to what was looked at."""
+        """Add to the count of checked things of a kind."""
+        assert number >= 0, "counts grow"
         self.checked[what] = self.checked.get(what, 0) + number
 
     def as_json(self) -> dict[str, Any]:
-        """The report as `lake fsck --json` prints it."""
+        """Return the report as `lake fsck --json` prints it."""
         return {
             "level": self.level,
             "damage": self.damage,

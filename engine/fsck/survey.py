@@ -1,10 +1,10 @@
-"""What the files of a closed store say: which are whole, and what the tables can be told from.
+"""Survey of the files of a closed store: the whole ones, and the sources that the tables can be read from.
 
-The store's lock is held.  Nothing is changed on disk, and all functions block.  `lake fsck --data` tells what is found;
-`engine.fsck.repair` acts on it.  Payloads are not read, and names not compared: that is the check of the open store.
+The store's lock is held.  Nothing is changed on disk, and all functions block.  `lake fsck --data` reports the survey;
+`engine.fsck.repair` acts on it.  Payloads are not read, and names not compared: the check of the open store does that.
 
-The tables (chunks, nodes, names, ...) are told twice: by checkpoint and journal, and by the index.  `TableSources` says
-how far each can be believed.  A bad file is one that is not what was written there: cut short, changed, another
+The tables (chunks, nodes, names, ...) are stored twice: in checkpoint and journal, and in the index.  `TableSources`
+says up to which group each is good.  A file is bad if it is not as it was written: cut short, changed, or another
 store's.
 """
 
@@ -57,7 +57,7 @@ _VERIFIED_AT_ONCE: Final = 65_536
 
 @dataclass(frozen=True)
 class TableSources:
-    """What tells the tables of a store.  `files` and `checkpoint` are those that can be used."""
+    """The sources of a store's tables.  `files` and `checkpoint` are the usable ones."""
 
     identity: StoreIdentity
     clean_sequence: int | None
@@ -65,34 +65,34 @@ class TableSources:
     bad_checkpoints: tuple[BadFile, ...]
     files: tuple[JournalFile, ...]
     bad_files: tuple[BadFile, ...]
-    """Journal files whose header is not good."""
+    """Journal files with a bad header."""
     applied: Sequence | None
-    """Up to where the index is whole, every record checked; None when it is not."""
+    """The last group in the index if it is whole, every record checked; None if it is not whole."""
     bad_index: BadFile | None
     durable: Sequence
     """Every group up to this one was durable once."""
     end: Sequence
-    """The last group, when `problem` is None."""
+    """The last group, if `problem` is None."""
     problem: LakeError | None
-    """Why checkpoint and journal do not tell everything."""
+    """The error that keeps checkpoint and journal from having every group."""
 
     @property
     def after(self) -> Sequence:
-        """What the checkpoint tells."""
+        """The last group in the checkpoint."""
         return Sequence(0) if self.checkpoint is None else self.checkpoint.sequence
 
     @property
     def superseded(self) -> tuple[BadFile, ...]:
-        """Bad journal files all of whose groups the checkpoint has."""
+        """Bad journal files whose groups are all in the checkpoint."""
         return tuple(bad for bad in self.bad_files if self.is_superseded(bad.path, self.after))
 
     def is_superseded(self, path: str, after: Sequence) -> bool:
-        """Whether a journal file that can be used begins behind this one, and no later than with `after` + 1."""
+        """Return True if a usable journal file begins behind this one, and no later than with group `after` + 1."""
         return any(path < file.path and file.first_sequence <= after + 1 for file in self.files)
 
 
 def survey_tables(disk: Disk, superblock: Superblock) -> TableSources:
-    """Read checkpoints, journal and index whole.  StoreUnusable for names that no release gives."""
+    """Read checkpoints, journal and index whole.  Raises StoreUnusable for file names that no release writes."""
     identity, clean = superblock.identity, superblock.clean_sequence
     checkpoint, bad_checkpoints, written = _checkpoints(disk, identity)
     files, bad_files = _journal(disk, identity)
@@ -121,7 +121,7 @@ def survey_tables(disk: Disk, superblock: Superblock) -> TableSources:
 
 
 def foreign_segments(disk: Disk, store_id: bytes) -> Iterator[BadFile]:
-    """Files of segments whose header is good and says that they are another segment's, or another store's."""
+    """Yield segment files whose header is good but is another segment's, or another store's."""
     for name in disk.list_folder(SEGMENTS_FOLDER):
         parsed = parse_segment_name(name)
         if parsed is None:
@@ -134,7 +134,7 @@ def foreign_segments(disk: Disk, store_id: bytes) -> Iterator[BadFile]:
 
 
 def given_up_groups(disk: Disk, files: tuple[JournalFile, ...]) -> Iterator[BadFile]:
-    """Journal files with more groups than the next one lets count, beyond the one that a start copies into it."""
+    """Yield journal files with groups that the next file makes void, beyond the one that a start copies into it."""
     for file, following in pairwise(files):
         highest = highest_readable(disk, file)
         if highest > following.first_sequence:
@@ -147,7 +147,7 @@ def given_up_groups(disk: Disk, files: tuple[JournalFile, ...]) -> Iterator[BadF
 
 
 def leftovers(disk: Disk) -> list[str]:
-    """Files that a crash left half-written, under the temporary names of what was to be made whole."""
+    """Return the files that a crash left half-written, under the temporary names of a write."""
     found = [
         f"{folder}/{name}"
         for folder in (JOURNAL_FOLDER, CHECKPOINT_FOLDER)
@@ -161,7 +161,7 @@ def leftovers(disk: Disk) -> list[str]:
 def _checkpoints(
     disk: Disk, identity: StoreIdentity
 ) -> tuple[Checkpoint | None, tuple[BadFile, ...], Sequence]:
-    """The newest that is whole, those that are not, and the highest sequence that any was named by."""
+    """Return the newest whole checkpoint, the bad ones, and the highest sequence in any checkpoint's name."""
     newest: Checkpoint | None = None
     bad: list[BadFile] = []
     highest = Sequence(0)
@@ -206,7 +206,7 @@ def _journal(disk: Disk, identity: StoreIdentity) -> tuple[tuple[JournalFile, ..
 
 
 def _index(disk: Disk, identity: StoreIdentity) -> tuple[Sequence | None, Sequence, BadFile | None]:
-    """Up to where the index is whole, or None; what it says of that itself; and what is wrong with it."""
+    """Return the index's last group, or None if it is not whole; the group it claims; and its problem."""
     nothing = Sequence(0)
     path = Path(disk.local_path(INDEX_FOLDER))
     if crash_marker.died_in_index(disk):
@@ -237,13 +237,14 @@ def _index(disk: Disk, identity: StoreIdentity) -> tuple[Sequence | None, Sequen
 
 
 def _told_end(disk: Disk, sources: TableSources) -> Sequence:
-    """The journal's end, when checkpoint and journal tell everything up to it; CorruptionError, StoreUnusable."""
+    """Return the journal's last group, if no group up to it is missing.  Raises CorruptionError, StoreUnusable."""
     for bad in sources.bad_files:
         if not sources.is_superseded(bad.path, sources.after):
-            journal_file(disk, bad.path, sources.identity.store_id)  # raises what is wrong with it
+            journal_file(disk, bad.path, sources.identity.store_id)  # raises its problem
     end = find_end(disk, sources.files, sources.durable)
     if sources.clean_sequence is None:
         refuse_lost_boot(sources.files, end.sequence, sources.identity.boot_before)
+    assert end.sequence >= sources.durable >= sources.after, "the journal ends behind all that was durable"
     for group in read_groups(disk, sources.files, sources.after, end.sequence):
         decode_records(group.body, group.record_count)
     return end.sequence

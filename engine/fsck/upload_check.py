@@ -1,8 +1,8 @@
-"""The part of fsck that is about multipart uploads.
+"""fsck of multipart uploads.
 
-Every part belongs to an upload, and its blob is there, as long as the part says.  The parts that are kept of an object
-make up its content.  Damaged parts are named by bucket,
-key, upload and number.  Uploads of buckets that are gone are a note: gc removes them.  Access keys are read, too.
+Every part belongs to an upload, and its blob exists, with the part's length.  The parts kept of an object make up its
+content.  Damaged parts are named by bucket, key, upload and number.  Uploads of removed buckets are a note: gc removes
+them.  Access keys are read, too.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ from lakefs.ids import BlobId
 from lakefs.limits import GC_BATCH
 
 BlobProblem = Callable[[BlobId, int], Awaitable[Problem | None]]
-"""What is wrong with a blob of a length, if anything."""
+"""Returns the problem of a blob with a given length, or None."""
 
 
 class UploadCheck:
-    """Looks at the tables `uploads` and `access_keys`, page by page, beside writers.
+    """Checks the tables `uploads` and `access_keys`, page by page, beside writers.
 
-    Memory: what is damaged.
+    Memory: the damaged records.
     """
 
     def __init__(self, metadata: Metadata, blob_problem: BlobProblem) -> None:
         self._metadata = metadata
         self._blob_problem = blob_problem
         self._damaged: dict[bytes, Problem] = {}
-        """By the key of an upload or part."""
+        """Problems, by the key of an upload or part."""
         self.orphans = 0
         self.counts = {"uploads": 0, "parts": 0, "access_keys": 0}
 
     async def run(self) -> None:
-        """Look at all records."""
+        """Check all records."""
         async for key, value in self._records(Table.UPLOADS, UPLOADS_BEGIN, UPLOADS_END):
             self._upload(key, value)
         async for key, value in self._records(Table.UPLOADS, PARTS_BEGIN, PARTS_END):
@@ -74,12 +74,12 @@ class UploadCheck:
                 self._damaged[key] = Problem(Finding.ACCESS_KEY_UNREADABLE, message)
 
     async def parts_again(self) -> None:
-        """Look at parts anew: more chunks are known to be damaged."""
+        """Check parts again, after more chunks were found damaged."""
         async for key, value in self._records(Table.UPLOADS, PARTS_BEGIN, PARTS_END):
             await self._part(key, value)
 
     async def findings(self) -> list[tuple[str, Problem]]:
-        """What is damaged, by name, and why."""
+        """Return the damaged records by name, with their problems."""
         return [(await self.name_of(key), problem) for key, problem in self._damaged.items()]
 
     def _upload(self, key: bytes, value: bytes) -> None:
@@ -128,7 +128,7 @@ class UploadCheck:
             return view.get(Table.UPLOADS, key) == value
 
     async def name_of(self, key: bytes) -> str:
-        """What an upload, a part, or an access key is called."""
+        """Return the name of an upload, a part, or an access key."""
         if key[:1] == UPLOADS_BEGIN:
             return await self._upload_name(key, f"upload {upload_of(key).hex()}")
         if key[:1] == OBJECT_PARTS_BEGIN:
@@ -145,7 +145,7 @@ class UploadCheck:
             return what
 
     async def _upload_name(self, key: bytes, what: str) -> str:
-        """`BUCKET/KEY, WHAT`, as far as it can be told."""
+        """Return `BUCKET/KEY, WHAT`, as far as it is known."""
         with self._metadata.view() as view:
             value = view.get(Table.UPLOADS, key)
         if value is None:

@@ -1,6 +1,6 @@
-"""The part of fsck that is about versions: every one refers to a node, and is filed under its key and order.
+"""fsck of versions: every version refers to a node, and is filed under its key and order.
 
-What a version's node holds is checked with all other nodes; here it is named, as `BUCKET/KEY, version ID`.
+The content of a version's node is checked with all other nodes; this module names it, as `BUCKET/KEY, version ID`.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _KINDS = (NodeKind.OBJECT, NodeKind.SYMLINK)
 
 
 class VersionCheck:
-    """Looks at the table `versions`, page by page, beside writers.  Memory: what is damaged."""
+    """Checks the table `versions`, page by page, beside writers.  Memory: the damaged records."""
 
     def __init__(self, metadata: Metadata) -> None:
         self._metadata = metadata
         self._damaged: dict[bytes, Problem] = {}
-        """By the key in the table."""
+        """Problems, by the key in the table."""
         self.count = 0
 
     async def run(self, named: NumberSet) -> None:
-        """Look at all records; their nodes are added to `named`."""
+        """Check all records; adds their nodes to `named`."""
         async for key, value in self._records():
             self.count += 1
             try:
@@ -60,11 +60,11 @@ class VersionCheck:
                 continue
 
     async def findings(self) -> list[tuple[str, Problem]]:
-        """What is damaged, by name, and why."""
+        """Return the damaged versions by name, with their problems."""
         return [(await self._name(key), problem) for key, problem in self._damaged.items()]
 
     async def paths_of(self, nodes: Collection[NodeId]) -> dict[NodeId, str]:
-        """What those of the nodes are called that are versions."""
+        """Return the names of those nodes that are versions."""
         found: dict[NodeId, bytes] = {}
         async for key, value in self._records():
             try:

@@ -1,1 +1,1 @@
-"""Names, nodes, buckets, versions, access keys: decisions on one view or transaction.  No I/O and no segments."""
+"""Names, nodes, buckets, versions, access keys: decisions on one view or transaction.  No I/O, no segments."""

@@ -1,7 +1,7 @@
-"""Access keys: what faces with users of their own (S3) know them by, and what each may do.
+"""Access keys: the credentials of clients whose protocol has users of its own (S3), and their permissions.
 
-Pure decisions on one view or transaction.  The store keeps secrets as they are, because a signature is checked with
-the secret itself; they are in no message but the one that was asked for them, and in no log.
+Pure decisions on one view or transaction.  The store keeps secrets in clear, because a signature is checked with the
+secret itself.  A secret is in no log, and in no message except the reply that was asked for it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from lakefs.names import shown
 from lakefs.wire.messages import AccessKeyStat
 
 ACCESS_KEY_CHARACTERS: Final = 20
-SECRET_KEY_CHARACTERS: Final = 40
 _RECORD_VERSION: Final = 1
 _KEYS_END: Final = b"\xff"
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -31,7 +30,7 @@ _decoder: Final = msgspec.msgpack.Decoder(AccessKeyRecord)
 
 
 def new_key_pair() -> tuple[str, str]:
-    """A random access key (20 of A-Z2-7, 100 bits) and secret key (40 URL-safe characters, 240 bits)."""
+    """Return a random access key (20 of A-Z2-7, 100 bits) and secret key (40 URL-safe characters, 240 bits)."""
     access_key = base64.b32encode(secrets.token_bytes(15))[:ACCESS_KEY_CHARACTERS].decode()
     return access_key, secrets.token_urlsafe(30)
 
@@ -39,9 +38,9 @@ def new_key_pair() -> tuple[str, str]:
 def create_access_key(
     txn: Transaction, key_pair: tuple[str, str], buckets: Sequence[str], read_only: bool, now_ns: int
 ) -> AccessKeyStat:
-    """Record a new pair; what it may do, with the secret.  InvalidName, InvalidArgument past a bound.
+    """Record a new pair; returns its permissions and its secret.  Raises InvalidName; InvalidArgument past a bound.
 
-    `buckets` (empty: all) need not exist; each is kept once.
+    `buckets` (empty: all) need not exist; duplicates are dropped.
     """
     limited_to = list(dict.fromkeys(buckets))
     for bucket in limited_to[: ACCESS_KEY_BUCKETS_MAX + 1]:
@@ -63,7 +62,7 @@ def create_access_key(
 
 
 def find_access_key(view: View, access_key: str, *, with_secret: bool) -> AccessKeyStat | None:
-    """What an access key may do; None when there is none of that name."""
+    """Return the permissions of an access key, or None if it does not exist."""
     key = lookup_path(access_key)
     if len(key) != ACCESS_KEY_CHARACTERS:
         return None
@@ -74,7 +73,7 @@ def find_access_key(view: View, access_key: str, *, with_secret: bool) -> Access
 def list_access_keys(
     view: View, after: str, limit: int, *, with_secret: bool
 ) -> tuple[list[AccessKeyStat], str]:
-    """At most `limit` (never more than 1,000) behind `after` in byte order, and where to continue: "" at the end."""
+    """Return at most `limit` (never over 1,000) behind `after` in byte order, and where to continue: "" at the end."""
     if limit < 1:
         raise InvalidArgument(f"a page of {limit} access keys was asked for; ask for 1 to {LIST_PAGE_MAX}")
     page: list[AccessKeyStat] = []
@@ -87,7 +86,7 @@ def list_access_keys(
 
 
 def remove_access_key(txn: Transaction, access_key: str) -> None:
-    """Revoke an access key.  AccessKeyNotFound."""
+    """Revoke an access key.  Raises AccessKeyNotFound."""
     if find_access_key(txn, access_key, with_secret=False) is None:
         raise AccessKeyNotFound(
             f"access key {shown(access_key)} does not exist; see what does with: lake key ls",
@@ -97,7 +96,7 @@ def remove_access_key(txn: Transaction, access_key: str) -> None:
 
 
 def unpack_access_key(value: bytes) -> AccessKeyRecord:
-    """An access key's record.  StoreUnusable for a version of the future."""
+    """Decode an access key's record.  Raises StoreUnusable for an unknown version."""
     record = decode_record(_decoder, value, "an access key's record")
     if record.version != _RECORD_VERSION:
         raise StoreUnusable(f"access key record version {record.version} is not known")

@@ -1,9 +1,9 @@
-"""Buckets: folders of the root node, each with a record of what is fixed for its life, and of its settings.
+"""Buckets: folders of the root node, each with a record of its settings and of facts fixed for its life.
 
 A bucket is a name under node 1, a folder's node, and a record in the table `buckets` under the node's id.
 
-`PlannedBuckets.ensure` is where a bucket that does not exist is decided on: whoever asks for it, its name must keep the
-rules for new buckets there.  A bucket that exists is found by any name.
+`PlannedBuckets.ensure` decides on every bucket that does not exist yet, and checks its name against the rules for new
+buckets.  A bucket that exists is found by any name.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class BucketRef(msgspec.Struct, frozen=True):
 
 
 _VERSIONING: Final = ("", "enabled", "suspended")
-"""By the number in a bucket's record."""
+"""Versioning states, by the number in a bucket's record."""
 _ANONYMOUS_READ: Final = "anonymous_read"
 _YES: Final = "yes"
 _RECORDS_CACHED: Final = 1024
@@ -55,14 +55,14 @@ _decoder = msgspec.msgpack.Decoder(BucketRecord)
 
 
 def initialise(txn: Transaction) -> None:
-    """Make the root node unless it is there; once, when a store is created."""
+    """Make the root node unless it exists; called once, when a store is created."""
     if txn.get(Table.NODES, node_key(ROOT_NODE)) is None:
         root = Node(kind=NodeKind.FOLDER, blob=EMPTY_BLOB, mode=0o755)
         txn.insert(Table.NODES, node_key(ROOT_NODE), root.pack())
 
 
 def find_bucket(view: View, name: str) -> BucketRef:
-    """The bucket of that name.  InvalidName, BucketNotFound."""
+    """Return the bucket of that name.  Raises InvalidName, BucketNotFound."""
     node = child(view, ROOT_NODE, check_bucket_name(name) + b"/")
     if node is None:
         raise _not_found(name)
@@ -70,7 +70,7 @@ def find_bucket(view: View, name: str) -> BucketRef:
 
 
 def ensure_bucket(txn: Transaction, name: str, now_ns: int) -> BucketRef:
-    """The bucket of that name, made if it is missing.  InvalidName, InvalidArgument past 10,000 buckets."""
+    """Return the bucket of that name; makes it if missing.  Raises InvalidName; InvalidArgument past 10,000 buckets."""
     planned = PlannedBuckets(txn, now_ns)
     bucket = planned.ensure(name)
     planned.make(name)
@@ -86,7 +86,7 @@ def _not_found(name: str) -> BucketNotFound:
 
 
 class PlannedBuckets:
-    """Buckets that one transaction makes if something is bound in them: a name that is refused makes none."""
+    """Buckets that one transaction makes once a name is bound in them.  A refused name makes no bucket."""
 
     def __init__(self, txn: Transaction, now_ns: int) -> None:
         self._txn = txn
@@ -94,7 +94,7 @@ class PlannedBuckets:
         self._planned: dict[str, BucketRef] = {}
 
     def ensure(self, name: str) -> BucketRef:
-        """The bucket of that name, or the one that `make` makes.  InvalidName, InvalidArgument past 10,000."""
+        """Return the bucket, or the one that `make` will make.  Raises InvalidName; InvalidArgument past 10,000."""
         planned = self._planned.get(name)
         if planned is not None:
             return planned
@@ -108,14 +108,14 @@ class PlannedBuckets:
         return bucket
 
     def make(self, name: str) -> None:
-        """Make the bucket, unless it is there."""
+        """Make the planned bucket of that name; does nothing if none is planned."""
         bucket = self._planned.pop(name, None)
         if bucket is not None:
             _add_bucket(self._txn, bucket)
 
 
 def create_bucket(txn: Transaction, name: str, now_ns: int) -> BucketRef:
-    """Make a bucket.  AlreadyExists, InvalidName, InvalidArgument past 10,000 buckets."""
+    """Make a bucket.  Raises AlreadyExists, InvalidName; InvalidArgument past 10,000 buckets."""
     if child(txn, ROOT_NODE, check_bucket_name(name) + b"/") is not None:
         raise AlreadyExists(f"bucket {shown(name)} exists already", subject=name)
     return ensure_bucket(txn, name, now_ns)
@@ -132,6 +132,7 @@ def _check_count(txn: Transaction, name: str, planned: int) -> None:
 
 
 def _add_bucket(txn: Transaction, bucket: BucketRef) -> None:
+    assert txn.get(Table.BUCKETS, node_key(bucket.node)) is None, "a new bucket has a new node"
     record = BucketRecord(domain=bucket.domain, created_ns=bucket.created_ns)
     folder = new_folder(bucket.created_ns, EMPTY_BLOB).pack()
     txn.insert(Table.NODES, node_key(bucket.node), folder)
@@ -141,7 +142,7 @@ def _add_bucket(txn: Transaction, bucket: BucketRef) -> None:
 
 
 def remove_bucket(txn: Transaction, name: str) -> BucketRef:
-    """Remove an empty bucket; its watchers see the deletion of the empty key.  BucketNotFound, BucketNotEmpty."""
+    """Remove an empty bucket; its watchers get a `delete` of the empty key.  Raises BucketNotFound, BucketNotEmpty."""
     bucket = find_bucket(txn, name)
     if has_children(txn, bucket.node):
         raise BucketNotEmpty(
@@ -154,6 +155,7 @@ def remove_bucket(txn: Transaction, name: str) -> BucketRef:
             "with an S3 client (ListObjectVersions, DeleteObjects)",
             subject=name,
         )
+    assert bucket.node != ROOT_NODE, "the root is no bucket"
     txn.delete(Table.NAMES, name_key(ROOT_NODE, name.encode() + b"/"))
     txn.delete(Table.BUCKETS, node_key(bucket.node))
     txn.delete(Table.NODES, node_key(bucket.node))
@@ -162,7 +164,7 @@ def remove_bucket(txn: Transaction, name: str) -> BucketRef:
 
 
 def set_bucket(txn: Transaction, name: str, anonymous_read: bool | None, versioning: str | None) -> BucketRef:
-    """Change settings of a bucket, None: as it is; the bucket.  BucketNotFound, InvalidArgument."""
+    """Change settings of a bucket (None: keep) and return it.  Raises BucketNotFound, InvalidArgument."""
     bucket = find_bucket(txn, name)
     if versioning is not None and versioning not in _VERSIONING[1:]:
         raise InvalidArgument(
@@ -187,7 +189,7 @@ def set_bucket(txn: Transaction, name: str, anonymous_read: bool | None, version
 
 
 def list_buckets(view: View) -> list[BucketRef]:
-    """All buckets, in byte order of their names; at most 10,000."""
+    """Return all buckets, in byte order of their names; at most 10,000."""
     start, end = node_key(ROOT_NODE), range_end(ROOT_NODE, b"")
     found = [(key[8:-1].decode(), unpack_name(value)[1]) for key, value in view.scan(Table.NAMES, start, end)]
     found.sort()
@@ -205,7 +207,7 @@ def _bucket_ref(view: View, name: str, node: NodeId) -> BucketRef:
 
 @lru_cache(maxsize=_RECORDS_CACHED)
 def _to_bucket_ref(name: str, node: NodeId, value: bytes) -> BucketRef:
-    """The bucket that a record describes; the same few are asked for all the time."""
+    """Decode a bucket's record.  Cached, because the same few buckets are looked up all the time."""
     record = _to_record(name, value)
     return BucketRef(
         name,

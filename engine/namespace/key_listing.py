@@ -1,14 +1,14 @@
 """LIST: pages of a bucket's keys in byte order, as S3's ListObjectsV2 defines them.
 
-The elements of a listing are keys with the prefix; with the delimiter `/`, all keys that have one behind the
-prefix become one element, the key up to it.  `after` cuts the ordered elements: those behind it are listed.  So
-a rolled-up prefix is skipped as a whole when `after` is it or lies inside it.
+The elements of a listing are the keys with the prefix.  With the delimiter `/`, all keys that have one behind the
+prefix become one element: the key up to that delimiter.  Only elements greater than `after` are listed, so a rolled-up
+prefix is skipped as a whole when `after` equals it or lies inside it.
 
-A page costs its own elements, the folders they are in and the depth of the tree, whatever else the bucket holds:
-the walk starts in the middle, and a rolled-up folder is one record (it is never empty, see `tree`).
+A page costs its own elements, their folders and the depth of the tree, whatever else the bucket holds: the walk starts
+in the middle, and a rolled-up folder is one record (a folder is never empty, see `tree`).
 
-A page is one view; the next one, on a later view, continues behind the last element of this one, so a name that
-was there throughout is listed exactly once whatever else changes.  Delimiters other than `/` are refused.
+A page is one view.  The next page, on a later view, continues behind the last element of this one, so a name that
+exists throughout is listed exactly once whatever else changes.  Delimiters other than `/` are refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lakefs.wire.messages import ListEntry
 _PARENT_BYTES: Final = 8
 
 _Level = tuple[bytes, Iterator[tuple[bytes, bytes]]]
-"""Path of a node and what is left of its names."""
+"""Path of a node, and the scan of its remaining names."""
 
 
 def list_names(
@@ -44,10 +44,10 @@ def list_names(
     limit: int = LIST_PAGE_MAX,
     folders: bool = False,
 ) -> tuple[list[ListEntry], str]:
-    """At most `limit` elements behind `after` (never more than 1,000), and where to continue: "" at the end.
+    """Return at most `limit` elements (never over 1,000) behind `after`, and where to continue: "" at the end.
 
-    `folders` lists folders that nobody made as keys too.  InvalidArgument for another delimiter than "" and "/", and
-    for a negative limit.
+    With `folders`, implicit folders (no blob of their own) are listed as keys too.  Raises InvalidArgument for a
+    delimiter other than "" and "/", and for a negative limit.
     """
     if delimiter not in ("", "/"):
         raise InvalidArgument(f"delimiter {delimiter!r} is not supported; use '/' or none")
@@ -62,13 +62,14 @@ def list_names(
     if len(page) <= limit:
         return page, ""
     page.pop()
+    assert page[-1].key > after, "each page ends behind the one before it"
     return page, page[-1].key
 
 
 def walk_names(
     view: View, top: NodeId, prefix: bytes, after: bytes, roll_up: bool, folders: bool
 ) -> Generator[ListEntry, None, None]:
-    """All elements of a listing behind `after`, in order; see `list_names`."""
+    """Yield all elements of a listing behind `after`, in order; see `list_names`."""
     if after > prefix and not after.startswith(prefix):
         return
     steps, rest = split_path(prefix)
@@ -97,7 +98,7 @@ def _levels_behind(
 ) -> list[_Level]:
     """Scans of the nodes on the way to `after`, outermost first, each starting behind it.
 
-    A step that is not there ends the way: whatever follows it in its parent follows `after` too.
+    The way ends at a step that does not exist: whatever follows it in its parent follows `after` too.
     """
     levels: list[_Level] = []
     node, end = base, range_end(base, rest)
@@ -114,7 +115,7 @@ def _levels_behind(
 
 
 def _walk(view: View, levels: list[_Level], roll_up: bool, folders: bool) -> Iterator[ListEntry]:
-    """Elements below the levels, depth first.  The stack is ours: keys may have more parts than Python has frames."""
+    """Yield elements below the levels, depth first.  The stack is explicit: keys may be deeper than Python's own."""
     while levels:
         path, names = levels[-1]
         found = next(names, None)

@@ -1,14 +1,14 @@
-"""Names and keys: what is accepted, and how a key becomes keys of the table `names`.
+"""Names and keys: the rules for accepting them, and the mapping from a key to keys of the table `names`.
 
-A key is a path of steps from its bucket's node.  A step is a folder (`b"part/"`) or, where a component has 480
-bytes and more, its first 480 bytes, which name a hidden node under which the rest lies (split again if need be).
-What is left is the name under the last step; the name of a folder ends with `/`.
+A key is a path of steps from its bucket's node.  A step is a folder (`b"part/"`), or the first 480 bytes of a component
+that has 480 bytes or more.  Those bytes name a hidden node that holds the rest (split again if need be).  The remainder
+is the name under the last step; the name of a folder ends with `/`.
 
 Rules kept here:
 - Depth-first order of the table is the byte order of keys.
-- A key of the table is at most 489 bytes, whatever was asked for: LMDB refuses more than 511.
-- New names are checked; names that are looked up are not: a key that a folder's rename made longer than the
-  limit can still be read, moved and removed, and an impossible one is just not there.
+- A key of the table has at most 489 bytes, whatever the client sent: LMDB refuses more than 511.
+- New names are checked; names that are looked up are not.  A key that a folder's rename made longer than the limit can
+  still be read, moved and removed, and an impossible key simply does not exist.
 
 Empty components, `.` and `..` are ordinary.  Nothing here reads or writes.
 """
@@ -24,17 +24,20 @@ from lakefs.names import shown
 
 Step = bytes
 """One name record on the way to a key: a folder, ending with `/`, or 480 bytes that name a hidden node."""
+assert 8 + COMPONENT_SPLIT_BYTES + 1 <= 511, (
+    "a parent's id, a step and one more byte: LMDB refuses longer keys"
+)
 
 
 def check_bucket_name(name: str) -> bytes:
-    """The name as bytes, for a look-up.  InvalidName when a store can hold no bucket of that name."""
+    """Return the name as bytes, for a look-up.  Raises InvalidName if no bucket can have that name."""
     if not is_bucket_name(name):
         raise invalid_bucket_name(name)
     return name.encode()
 
 
 def check_key(key: str) -> bytes:
-    """The UTF-8 bytes of a key that is to be made.  InvalidName with the rule that it breaks."""
+    """Return the UTF-8 bytes of a new key.  Raises InvalidName with the rule that it breaks."""
     try:
         path = key.encode()
     except UnicodeEncodeError:
@@ -53,17 +56,17 @@ def check_key(key: str) -> bytes:
 
 
 def lookup_path(text: str) -> bytes:
-    """The bytes of a key, prefix or position that is only looked for; never raises."""
+    """Return the bytes of a key, prefix or position that is only looked up; never raises."""
     return text.encode("utf-8", "surrogatepass")
 
 
 def subject_of(bucket: str, key: str) -> str:
-    """A name as an error's subject: `bucket/key`, with anything that is not Unicode text replaced."""
+    """Return a name as an error's subject: `bucket/key`, with anything that is not Unicode text replaced."""
     return f"{bucket}/{key}".encode("utf-8", "replace").decode()
 
 
 def split_path(path: bytes) -> tuple[list[Step], bytes]:
-    """The steps of a path, and the rest behind the last step: under 480 bytes, without `/`, possibly empty."""
+    """Return the steps of a path, and the rest behind the last step: under 480 bytes, without `/`, possibly empty."""
     folders = path.split(b"/")
     rest = folders.pop()
     steps: list[Step] = []
@@ -75,11 +78,12 @@ def split_path(path: bytes) -> tuple[list[Step], bytes]:
     while len(rest) >= COMPONENT_SPLIT_BYTES:
         steps.append(rest[:COMPONENT_SPLIT_BYTES])
         rest = rest[COMPONENT_SPLIT_BYTES:]
+    assert len(rest) < COMPONENT_SPLIT_BYTES, "the rest fits under the last step"
     return steps, rest
 
 
 def split_key(path: bytes) -> tuple[list[Step], bytes]:
-    """The steps to the parent of a key (not empty), and its name there; a folder's name ends with `/`."""
+    """Return the steps to the parent of a key (not empty), and its name there; a folder's name ends with `/`."""
     steps, name = split_path(path)
     if path.endswith(b"/"):
         return steps, steps.pop()
@@ -87,22 +91,22 @@ def split_key(path: bytes) -> tuple[list[Step], bytes]:
 
 
 def is_folder_step(step: Step) -> bool:
-    """Whether a step is a folder; else it names a hidden node."""
+    """Return True if a step is a folder, False if it names a hidden node."""
     return step.endswith(b"/")
 
 
 def name_key(parent: NodeId, name: bytes) -> bytes:
-    """Key of a name in the table `names`."""
+    """Return the key of a name in the table `names`."""
     return node_key(parent) + name
 
 
 def behind(key: bytes) -> bytes:
-    """The least key of the table behind `key`; names hold no NUL, so nothing lies between."""
+    """Return the least key of the table behind `key`; names hold no NUL, so nothing lies between."""
     return key + b"\0"
 
 
 def range_end(parent: NodeId, name_prefix: bytes) -> bytes:
-    """End of the names under `parent` that begin with `name_prefix`.  No byte of UTF-8 is 255."""
+    """Return the end of the names under `parent` that begin with `name_prefix`.  No byte of UTF-8 is 255."""
     if not name_prefix:
         return node_key(NodeId(parent + 1))
     return node_key(parent) + name_prefix[:-1] + bytes([name_prefix[-1] + 1])

@@ -1,16 +1,15 @@
-"""Names: looking keys up, binding them to nodes and moving them, on one view or transaction (`removing`: the rest).
+"""Names: look keys up, bind them to nodes and move them, on one view or transaction.  `removal` removes them.
 
 Pure decisions: no I/O of their own, no `await`.  Rules kept here:
-- A function that raises has changed nothing in the transaction, so one failed item of a batch leaves the others whole.
-- A binding makes a new node, and removes the one it replaces, or keeps it as a version (`versions`).  Only folders
-  keep their node (a key that ends in `/` sets the blob that the folder itself has), and the object whose id the caller
-  gives (`keep_node`).
+- A function that raises has changed nothing in the transaction, so a failed item of a batch leaves the others whole.
+- A binding makes a new node.  It removes the node it replaces, or keeps it as a version (`versions`).  Only two keep
+  their node: folders (a key that ends in `/` sets the folder's own blob), and the object whose id is `keep_node`.
 - Object `a` and folder `a/` may coexist: they are two keys.
-- Folders that nobody made come with the first name below them and go with the last; who removes that one may ask
-  for the folder to stay (`keep_folder`), as one that was made.
+- An implicit folder (no blob: no request made it) appears with the first name below it and vanishes with the last.
+  The request that removes the last name may keep it, as an explicit one (`keep_folder`).
 - Moving a folder moves one name record, whatever is below it.
 
-A folder's times follow the names in it (`names_changed`), in the same transaction.  Not those of the list of buckets.
+A folder's times follow the names in it (`names_changed`), in the same transaction; those of the list of buckets do not.
 Every change hands a `NameEvent` to `Transaction.note`.
 """
 
@@ -88,30 +87,30 @@ class Binding(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Batch:
-    """What items that are bound one after the other share; valid only while nothing is removed."""
+    """State shared by items that are bound one after the other; valid only while nothing is removed."""
 
     folders: dict[tuple[NodeId, bytes], NodeId] = field(default_factory=dict)
     """Folders found so far, by bucket and path."""
     noted: set[tuple[NodeId, bytes]] = field(default_factory=set)
-    """Those of them that have noted the change of their names."""
+    """Folders whose change time this batch has already updated."""
 
 
 # --- looking up --------------------------------------------------------------------------------------
 
 
 def resolve(view: View, bucket: BucketRef, key: str) -> Resolved | None:
-    """The node of a key, None when there is none.
+    """Return the node of a key, or None if it does not exist.
 
-    A key that ends in `/` gives the folder, whether anybody made it or not; the empty key gives the bucket's.
+    A key that ends in `/` gives the folder, explicit or implicit; the empty key gives the bucket's folder.
     """
     top = bucket.node
     return resolve_path(view, top, lookup_path(key)) if key else Resolved(top, load_node(view, top))
 
 
 def require(view: View, bucket: BucketRef, key: str, version: str = "") -> Resolved:
-    """As `resolve`; KeyNotFound when there is none, KeyDeleted where a delete marker says so.
+    """Return the node of a key.  Raises KeyNotFound, or KeyDeleted if its newest version is a delete marker.
 
-    With a `version` that one, be it a delete marker: VersionNotFound, InvalidArgument (no id of a version).
+    With a `version`, return that one, even a delete marker.  Raises VersionNotFound, InvalidArgument (bad id).
     """
     if version:
         return _require_version(view, bucket, key, version)
@@ -133,10 +132,10 @@ def _require_version(view: View, bucket: BucketRef, key: str, version: str) -> R
 
 
 def iter_nodes(view: View, after: NodeId, limit: int) -> list[tuple[NodeId, Node]]:
-    """The next `limit` nodes with an id above `after`, ascending; for gc's walk, page by page over fresh views.
+    """Return the next `limit` nodes with an id above `after`, ascending; for gc's walk, page by page over fresh views.
 
-    Ids only grow, so a walk meets every node that is made while it goes on.  What it can miss is the blob that a
-    node gets behind it, a folder or one that was kept: that comes as `NameEvent.blob` with the notes of the group.
+    Ids only grow, so a walk meets every node made during it.  It can miss one thing: a blob that an already visited
+    node (a folder, or a kept node) gets later.  That blob is the `NameEvent.blob` of a note of the group.
     """
     page: list[tuple[NodeId, Node]] = []
     if limit <= 0:
@@ -154,16 +153,16 @@ def iter_nodes(view: View, after: NodeId, limit: int) -> list[tuple[NodeId, Node
 def bind(
     txn: Transaction, bucket: BucketRef, key: str, node: Node, condition: Condition, now_ns: int
 ) -> Resolved:
-    """Bind `key` to a new node with the record `node`; the node it gets and the record as stored.
+    """Bind `key` to a new node with the record `node`; returns the node and the record as stored.
 
-    A key that ends in `/` sets the folder's own blob instead.  Missing parents are made.  InvalidName, RequestTooLarge
-    (attributes), InvalidArgument (a folder that is a symlink), and what `check_condition` raises.
+    A key that ends in `/` sets the folder's own blob instead.  Makes missing parents.  Raises InvalidName,
+    RequestTooLarge (attributes), InvalidArgument (a folder that is a symlink), and the errors of `check_condition`.
     """
     return _bind(txn, Binding(bucket, key, node, condition), now_ns, _Batch())
 
 
 def bind_many(txn: Transaction, bindings: Iterable[Binding], now_ns: int) -> list[Resolved | UserError]:
-    """Bind one after the other; for each what `bind` returns or the error it raises.
+    """Bind items one after the other; returns for each the result of `bind`, or the error it raised.
 
     Each name is atomic by itself.  Parents that items share are looked up once.
     """
@@ -173,7 +172,7 @@ def bind_many(txn: Transaction, bindings: Iterable[Binding], now_ns: int) -> lis
         try:
             results.append(_bind(txn, binding, now_ns, batch))
         except UserError as error:
-            results.append(error.with_traceback(None))  # it holds frames, and those the payload
+            results.append(error.with_traceback(None))  # a traceback keeps frames, which keep the payload
     return results
 
 
@@ -184,6 +183,7 @@ def _bind(txn: Transaction, binding: Binding, now_ns: int, batch: _Batch) -> Res
     node = _record_for(binding.node, bucket, key, is_folder)
     record = node.pack()
     check_record_size(record)
+    assert (node.kind is NodeKind.FOLDER) == is_folder, "only folders have keys that end in '/'"
 
     cut = path.rfind(b"/", 0, len(path) - 1) + 1
     folder = (bucket.node, path[:cut])
@@ -207,6 +207,7 @@ def _bind(txn: Transaction, binding: Binding, now_ns: int, batch: _Batch) -> Res
     if old is None:
         node_id = add_node(txn, place.key, node.kind, record)
     elif is_folder or binding.keep_node:
+        assert is_folder or node.kind is NodeKind.OBJECT, "only folders and objects keep their node"
         node_id = old
         txn.put(Table.NODES, node_key(node_id), record)
     else:
@@ -220,9 +221,9 @@ def _bind(txn: Transaction, binding: Binding, now_ns: int, batch: _Batch) -> Res
 
 
 def _as_version(txn: Transaction, binding: Binding, path: bytes, old: NodeId | None, node: Node) -> Node:
-    """The record as that of a new version, for which the present one makes room.
+    """Return the record as that of a new version, after moving the present version aside.
 
-    A node that is kept and gets the content that it has stays the version that it is: attributes make none.
+    A kept node that is bound to its present blob stays the same version: a change of attributes makes no new one.
     """
     present = None if old is None else Resolved(old, load_node(txn, old))
     is_kept = binding.keep_node != 0
@@ -233,7 +234,7 @@ def _as_version(txn: Transaction, binding: Binding, path: bytes, old: NodeId | N
 
 
 def _check_kept(view: View, binding: Binding, node_id: NodeId | None) -> None:
-    """PreconditionFailed unless the present node is the object that the binding means to keep."""
+    """Raise PreconditionFailed unless the present node is the object whose id is `keep_node`."""
     bucket, key = binding.bucket, binding.key
     present = None if node_id is None else Resolved(node_id, load_node(view, node_id))
     check_condition(Condition(node=binding.keep_node), present, bucket.name, key)
@@ -245,7 +246,7 @@ def _check_kept(view: View, binding: Binding, node_id: NodeId | None) -> None:
 
 
 def _record_for(node: Node, bucket: BucketRef, key: str, is_folder: bool) -> Node:
-    """The record as it is stored under a key of this kind.  A folder that may be read may also be entered."""
+    """Return the record as stored under a key of this kind.  A folder that may be read may also be entered."""
     if not is_folder:
         return msgspec.structs.replace(node, kind=NodeKind.OBJECT) if node.kind is NodeKind.FOLDER else node
     if node.kind is NodeKind.SYMLINK:
@@ -258,7 +259,7 @@ def _record_for(node: Node, bucket: BucketRef, key: str, is_folder: bool) -> Nod
 
 
 def condition_subject(view: View, node_id: NodeId | None, is_folder: bool) -> Resolved | None:
-    """What a condition looks at: a folder that nobody made is, as a key, not there."""
+    """Return the node that a condition is checked against; None for an implicit folder: as a key it does not exist."""
     if node_id is None:
         return None
     node = load_node(view, node_id)
@@ -277,12 +278,12 @@ def copy(
     tags: dict[str, str] | None = None,
     version: str = "",
 ) -> Resolved:
-    """Bind `to_key` to the blob that `key` has, or that version of it.  No byte moves, and the ETag stays.
+    """Bind `to_key` to the blob of `key`, or of a version of it.  No byte moves, and the ETag stays.
 
-    `attributes`, when given, replace mode, owner, content type, user metadata, headers and xattrs; what was computed
-    from the content is kept.  The copy's modification time is theirs, or `now_ns`; its tags are `tags` or the
-    source's.
-    KeyNotFound, VersionNotFound, VersionIsMarker, InvalidArgument (another domain), and what `bind` raises.
+    `attributes`, if given, replace mode, owner, content type, user metadata, headers and xattrs; values computed from
+    the content are kept.  The modification time is that of `attributes`, or `now_ns`; the tags are `tags` or the
+    source's. Raises KeyNotFound, VersionNotFound, VersionIsMarker, InvalidArgument (another domain), and the errors of
+    `bind`.
     """
     _check_same_domain(source, target)
     found = require(txn, source, key, version) if key else None
@@ -295,7 +296,7 @@ def copy(
         node = with_attributes(node, attributes, now_ns)
     if tags is not None:
         node = msgspec.structs.replace(node, attributes=msgspec.structs.replace(node.attributes, tags=tags))
-    if node.attributes.upload or node.attributes.version:  # of the source, of which this node is not a part
+    if node.attributes.upload or node.attributes.version:  # both belong to the source's node, not to this one
         own = msgspec.structs.replace(node.attributes, upload=b"", version=0)
         node = msgspec.structs.replace(node, attributes=own)
     return bind(txn, target, to_key, node, condition, now_ns)
@@ -312,11 +313,11 @@ def make_folder(
     now_ns: int,
     attributes: ObjectAttributes | None = None,
 ) -> Resolved:
-    """Make a folder that stays when it is empty; `key` may lack its final `/`, and "" is the bucket itself.
+    """Make an explicit folder, which stays when it is empty.  `key` may lack its final `/`; "" is the bucket itself.
 
-    One that was made stays as it is.  A new one, or one that nobody made, takes mode, owner, time and xattrs of the
-    `attributes`.  With `exclusive` AlreadyExists when a folder, object or symlink of that name is there.
-    InvalidName, InvalidArgument and RequestTooLarge (attributes).
+    An explicit folder stays as it is.  A new or implicit one takes mode, owner, time and xattrs from `attributes`.
+    Raises AlreadyExists with `exclusive` if a folder, object or symlink has that name; InvalidName, InvalidArgument and
+    RequestTooLarge (attributes).
     """
     if not key:
         if exclusive:
@@ -356,14 +357,13 @@ def rename(
     now_ns: int,
     keep_folder: bool = False,
 ) -> Resolved:
-    """Move an object or symlink, or a folder with all that is below it (both keys end in `/`); the node moved.
+    """Move an object or symlink, or a folder with all that is below it (both keys end in `/`); returns the moved node.
 
-    One name record moves, and the node's change time is now.  A target object is replaced, and so is an empty target
-    folder, unless `replace` is false.  Onto itself: nothing happens.  Missing parents of the target are made; those
-    of the source may vanish, `keep_folder` as in `removing.remove`.  Versions that keys had before stay with the keys:
-    below a delete marker where an object moved (`versions` says what a folder leaves).
-    KeyNotFound, InvalidName, AlreadyExists, FolderNotEmpty, InvalidArgument (folder with object, below itself,
-    another domain, a bucket).
+    One name record moves, and the node's change time is now.  A target object or empty target folder is replaced,
+    unless `replace` is false.  A move onto itself does nothing.  Missing parents of the target are made; empty implicit
+    parents of the source are removed (`keep_folder` as in `removal.remove`).  Older versions stay with their key:
+    behind a delete marker if an object moved (see `versions` for a folder).  Raises KeyNotFound, InvalidName,
+    AlreadyExists, FolderNotEmpty, InvalidArgument (folder with object, below itself, another domain, a bucket).
     """
     to_path = _check_move(source, key, target, to_key)
     place = find_place(txn, source.node, lookup_path(key))
@@ -411,7 +411,7 @@ def _between_versions(
     old: NodeId | None,
     now_ns: int,
 ) -> Resolved:
-    """What moves is a new version of its target, and none of its source any more, where other versions stay."""
+    """Make the moved node a new version of its target; put a delete marker on a source key with other versions."""
     if target.versioning:
         make_room(txn, target, to_path, None if old is None else Resolved(old, load_node(txn, old)))
     path = lookup_path(key)
@@ -421,7 +421,7 @@ def _between_versions(
 
 
 def _check_move(source: BucketRef, key: str, target: BucketRef, to_key: str) -> bytes:
-    """The path of the target, when the move makes sense at all."""
+    """Return the target's path.  Raises InvalidArgument if the move makes no sense."""
     if not key or not to_key:
         raise InvalidArgument("a bucket cannot be moved or replaced; name an object or folder in it")
     if key.endswith("/") != to_key.endswith("/"):
@@ -448,14 +448,14 @@ def _check_same_domain(source: BucketRef, target: BucketRef) -> None:
         )
 
 
-# --- what both use -----------------------------------------------------------------------------------
+# --- shared ------------------------------------------------------------------------------------------
 
 
 def folder_key(key: str) -> str:
-    """The key with the final `/` of a folder."""
+    """Return the key with the final `/` of a folder."""
     return key if key.endswith("/") else key + "/"
 
 
 def same_named_object(view: View, folder: Place) -> bool:
-    """Whether the name of a folder's place, without its slash, is taken by an object."""
+    """Return True if an object or symlink has the name of a folder's place, without its slash."""
     return folder.complete and child(view, folder.parent, folder.name[:-1]) is not None

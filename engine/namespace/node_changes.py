@@ -1,7 +1,7 @@
-"""Changes that are about a node more than about its name: attributes in place, and symlinks.
+"""Changes of a node rather than of its name: attributes in place, and new symlinks.
 
-Decisions as in `names`, under the same rules: no `await`, and one that raises has changed nothing.  The record of a
-node is replaced in place, so a walk of gc may have passed it: what it refers to stays the same here.
+Decisions as in `names`, under the same rules: no `await`, and a function that raises has changed nothing.  A node's
+record is replaced in place, and gc's walk may have passed it, so its references to blobs never change here.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from lakefs.wire.messages import ObjectAttributes, SetAttributes
 
 
 def set_attributes(txn: Transaction, bucket: BucketRef, changes: SetAttributes, now_ns: int) -> Resolved:
-    """Change attributes of what `changes.key` names in the bucket; the node, as it is then.
+    """Change attributes of `changes.key` in the bucket; returns the node after the change.
 
-    A folder that nobody made stays one: its attributes go when it does.  The empty key is the bucket's own folder.
-    KeyNotFound (also of an xattr, which is then the subject), AlreadyExists (of an xattr), PreconditionFailed,
-    InvalidArgument, RequestTooLarge.
+    An implicit folder stays implicit: its attributes are lost when it vanishes.  The empty key is the bucket's own
+    folder. Raises KeyNotFound (also for an xattr, which is then the subject), AlreadyExists (for an xattr),
+    PreconditionFailed, InvalidArgument, RequestTooLarge.
     """
     found = require(txn, bucket, changes.key, changes.version)
     if found.node.is_marker:
@@ -42,9 +42,9 @@ def set_attributes(txn: Transaction, bucket: BucketRef, changes: SetAttributes, 
 def make_symlink(
     txn: Transaction, bucket: BucketRef, key: str, target: bytes, attributes: ObjectAttributes, now_ns: int
 ) -> Resolved:
-    """Make a symlink, and the missing parents of its name.  It has mode, owner, time and xattrs of the `attributes`.
+    """Make a symlink, and its missing parents.  Mode, owner, time and xattrs are those of `attributes`.
 
-    AlreadyExists when an object, symlink or folder of that name is there; InvalidName, InvalidArgument (target,
+    Raises AlreadyExists if an object, symlink or folder has that name; InvalidName, InvalidArgument (target,
     attributes, a key that ends in `/`), RequestTooLarge.
     """
     path = check_key(key)

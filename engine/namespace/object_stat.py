@@ -1,6 +1,6 @@
-"""What a node tells the outside: ETags, conditions on them, and the conversions between records and messages.
+"""ETags of nodes, conditions on them, and conversions between node records and messages.
 
-Attributes that come from a client are checked here, once, before they become a record.
+Attributes from a client are checked here, once, before they become a record.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _NS: Final = 1_000_000_000
 def new_object(
     blob: BlobId, size_bytes: int, chunk_count: int, attributes: ObjectAttributes, now_ns: int
 ) -> Node:
-    """The record of a new object.  `chunk_count` counts data chunks; a blob without manifest has one.
+    """Return the record of a new object.  `chunk_count` counts data chunks; a blob without manifest has one.
 
-    A modification time of 0 becomes `now_ns`.  InvalidArgument for values that a record cannot hold; how large the
-    attributes are is checked where the record is bound.
+    A modification time of 0 becomes `now_ns`.  Raises InvalidArgument for values that a record cannot hold; the size of
+    the attributes is checked where the record is bound.
     """
     _check_ranges(size_bytes, attributes)
     is_manifest = kind_of(blob) is ChunkKind.MANIFEST
@@ -53,9 +53,9 @@ def new_object(
 
 
 def with_attributes(node: Node, attributes: ObjectAttributes, now_ns: int) -> Node:
-    """The record with other attributes; what was computed from the content (ETag, checksums), and tags, are kept.
+    """Return the record with other attributes; keeps tags and values computed from the content (ETag, checksums).
 
-    InvalidArgument for values that a record cannot hold.
+    Raises InvalidArgument for values that a record cannot hold.
     """
     _check_ranges(node.size_bytes, attributes)
     stored = msgspec.structs.replace(
@@ -78,9 +78,9 @@ def with_attributes(node: Node, attributes: ObjectAttributes, now_ns: int) -> No
 
 
 def with_owner(node: Node, attributes: ObjectAttributes, now_ns: int) -> Node:
-    """The record of a folder or symlink with what it has of attributes: mode, owner, modification time, xattrs.
+    """Return the record of a folder or symlink with its share of `attributes`: mode, owner, modification time, xattrs.
 
-    InvalidArgument for values that a record cannot hold.
+    Raises InvalidArgument for values that a record cannot hold.
     """
     _check_ranges(node.size_bytes, attributes)
     return msgspec.structs.replace(
@@ -95,7 +95,7 @@ def with_owner(node: Node, attributes: ObjectAttributes, now_ns: int) -> Node:
 
 
 def new_symlink(target: bytes, attributes: ObjectAttributes, now_ns: int) -> Node:
-    """The record of a new symlink; its size is that of its target.  InvalidArgument."""
+    """Return the record of a new symlink; its size is that of its target.  Raises InvalidArgument."""
     if not 1 <= len(target) <= SYMLINK_TARGET_BYTES_MAX or b"\0" in target:
         raise InvalidArgument(
             f"a symlink's target of {len(target)} bytes; it has 1 to {SYMLINK_TARGET_BYTES_MAX}, and no NUL"
@@ -105,10 +105,10 @@ def new_symlink(target: bytes, attributes: ObjectAttributes, now_ns: int) -> Nod
 
 
 def changed(node: Node, changes: SetAttributes, now_ns: int) -> Node:
-    """The record with the attributes that `changes` gives, and a change time of now.
+    """Return the record with the attributes that `changes` gives, and a change time of now.
 
-    InvalidArgument for values that a record cannot hold; AlreadyExists and KeyNotFound for xattrs, as it asks;
-    KeyNotFound for tags of what has no content.
+    Raises InvalidArgument for values that a record cannot hold; AlreadyExists or KeyNotFound if the xattr conditions of
+    `changes` do not hold; KeyNotFound for tags of a node without content.
     """
     mode = node.mode if changes.mode is None else changes.mode & _PERMISSION_BITS
     uid = node.uid if changes.uid is None else changes.uid
@@ -126,7 +126,7 @@ def changed(node: Node, changes: SetAttributes, now_ns: int) -> Node:
 
 
 def _with_access_time(node: Node, changes: SetAttributes, mtime_ns: int) -> Attributes:
-    """The attributes with the access time that the change leaves; none where it is the modification time."""
+    """Return the attributes with the new access time; it is not stored if it equals the modification time."""
     if changes.atime_ns is None and changes.mtime_ns is None:
         return node.attributes
     shown = node.mtime_ns if node.attributes.atime_ns is None else node.attributes.atime_ns
@@ -194,7 +194,7 @@ def _checked_etag_kind(attributes: ObjectAttributes) -> EtagKind:
 
 
 def _stored_attributes(attributes: ObjectAttributes, chunk_count: int) -> Attributes:
-    """The attributes of the record; the very NO_ATTRIBUTES when there are none, so that packing is cheap."""
+    """Return the record's attributes; the constant NO_ATTRIBUTES if there are none, so that packing is cheap."""
     etag = attributes.etag if attributes.etag_kind != EtagKind.DERIVED else b""
     if not (
         chunk_count
@@ -222,7 +222,7 @@ def _stored_attributes(attributes: ObjectAttributes, chunk_count: int) -> Attrib
 
 
 def check_record_size(record: bytes) -> None:
-    """RequestTooLarge when a node's attributes are over their bound."""
+    """Raise RequestTooLarge if a node's attributes are over their bound."""
     attribute_bytes = len(record) - NODE_HEAD.size
     if attribute_bytes > ATTRIBUTES_BYTES_MAX:
         raise RequestTooLarge(
@@ -232,12 +232,12 @@ def check_record_size(record: bytes) -> None:
 
 
 def chunk_count_of(node: Node) -> int:
-    """Data chunks of the node's blob: 0 without one, 1 for a blob without manifest (the empty one too)."""
+    """Return the data chunks of the node's blob: 0 without a blob, 1 for one without manifest (also the empty one)."""
     return 0 if node.blob is None else node.attributes.chunk_count or 1
 
 
 def etag_of(node: Node) -> str:
-    """The ETag as text, without quotes; empty for a folder without blob."""
+    """Return the ETag as text, without quotes; empty for a folder without blob."""
     if node.blob is None:
         return ""
     if node.etag_kind is EtagKind.MD5:
@@ -250,9 +250,9 @@ def etag_of(node: Node) -> str:
 
 
 def check_condition(condition: Condition, present: Resolved | None, bucket: str, key: str) -> None:
-    """PreconditionFailed, naming the object and what did not hold, unless every part of `condition` holds.
+    """Raise PreconditionFailed, naming the object and the failed part, unless every part of `condition` holds.
 
-    KeyNotFound where an ETag is expected of a name that does not exist: whoever retries has to know the difference.
+    Raises KeyNotFound if an ETag is expected of a name that does not exist: a client that retries needs the difference.
     """
     if present is None and condition.etags:
         raise KeyNotFound(
@@ -268,7 +268,7 @@ def check_condition(condition: Condition, present: Resolved | None, bucket: str,
 
 
 def _failed_part(condition: Condition, present: Resolved | None) -> str:
-    """What does not hold, in words; empty when all does."""
+    """Return the part of the condition that does not hold, in words; empty if all parts hold."""
     if present is None:
         return "it does not exist" if condition.node else ""
     if condition.absent:
@@ -290,7 +290,7 @@ def _failed_part(condition: Condition, present: Resolved | None) -> str:
 
 
 def to_object_stat(bucket: str, key: str, node_id: NodeId, node: Node, version: str = "") -> ObjectStat:
-    """The message that describes a name, or the version of that id."""
+    """Return the message that describes a name, or its version of that id."""
     attributes = node.attributes
     return ObjectStat(
         bucket=bucket,
@@ -321,7 +321,7 @@ def to_object_stat(bucket: str, key: str, node_id: NodeId, node: Node, version: 
 
 
 def to_list_entry(key: str, node_id: NodeId, node: Node) -> ListEntry:
-    """The entry of a LIST page for a name."""
+    """Return the entry of a LIST page for a name."""
     return ListEntry(
         key=key,
         size_bytes=node.size_bytes,

@@ -1,9 +1,9 @@
 """From nodes back to names: the paths of a few nodes, found by walking the table of names.
 
-Names refer to nodes and not the other way about, so this costs one pass over all names for each level of the tree
-that the wanted nodes lie at.  It is for reports of damage, where nodes are few and passes are cheap beside the rest.
+Names refer to nodes and not the reverse, so this costs one pass over all names for each tree level that the wanted
+nodes lie at.  It is for reports of damage: the nodes are few, and passes are cheap beside the rest.
 
-Pages are views of their own: a name that is changed meanwhile may be missed, and its node has no path then.
+Each page is a view of its own: a name that changes during the walk may be missed, and its node then has no path.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _PARENT_BYTES: Final = 8
 _END: Final = b"\xff" * (_PARENT_BYTES + 1)
 
 _Parents = dict[NodeId, tuple[NodeId, bytes]]
-"""Of a node: the node that its name is under, and the name."""
+"""For each node: its parent node, and its name there."""
 
 
 async def paths_of(metadata: Metadata, nodes: Collection[NodeId]) -> dict[NodeId, str]:
-    """`BUCKET/KEY` of each node that has a name."""
+    """Return `BUCKET/KEY` of each node that has a name."""
     parents: _Parents = {}
     wanted = set(nodes)
     while wanted:
@@ -56,7 +56,7 @@ async def _parents_of(metadata: Metadata, wanted: set[NodeId]) -> _Parents:
 
 
 def _path(parents: _Parents, node: NodeId) -> str:
-    """Names from the root down, joined: folders bring their slash along, parts of split names have none."""
+    """Join names from the root down.  Folders end with their slash; parts of split names have none."""
     parts: list[bytes] = []
     while node in parents and len(parts) <= len(parents):
         node, name = parents[node]

@@ -1,4 +1,4 @@
-"""Why a name cannot be looked up or changed, in words: the refusals that several decisions about names share."""
+"""Errors shared by several decisions about names: each function returns one, with its message."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from lakefs.names import shown
 
 
 def subject(bucket: BucketRef, key: str) -> str:
-    """A name as an error's subject."""
+    """Return a name as an error's subject."""
     return subject_of(bucket.name, key)
 
 
 def shown_name(bucket: BucketRef, key: str) -> str:
-    """A name as messages show it."""
+    """Return a name as messages show it."""
     return shown(f"{bucket.name}/{key}")
 
 
 def not_found(bucket: BucketRef, key: str) -> KeyNotFound:
-    """Nothing has this name."""
+    """The name does not exist."""
     return KeyNotFound(
         f"{shown_name(bucket, key)} does not exist; see what does with: lake ls {bucket.name}/",
         subject=subject(bucket, key),
@@ -34,7 +34,7 @@ def not_found(bucket: BucketRef, key: str) -> KeyNotFound:
 
 
 def deleted(bucket: BucketRef, key: str) -> KeyDeleted:
-    """A delete marker is on top of what the name was bound to."""
+    """The name's newest version is a delete marker."""
     return KeyDeleted(
         f"{shown_name(bucket, key)} is deleted; its bucket keeps versions, and may have some of it",
         subject=subject(bucket, key),
@@ -50,7 +50,7 @@ def is_a_marker(bucket: BucketRef, key: str, version: str) -> VersionIsMarker:
 
 
 def object_instead(bucket: BucketRef, key: str) -> NotAFolder:
-    """A folder was meant, and something else has its name."""
+    """A folder was expected, but an object or symlink has the name."""
     return NotAFolder(
         f"{shown_name(bucket, key.rstrip('/'))} is an object or symlink, not a folder",
         subject=subject(bucket, key),
@@ -58,12 +58,12 @@ def object_instead(bucket: BucketRef, key: str) -> NotAFolder:
 
 
 def already_there(bucket: BucketRef, key: str) -> AlreadyExists:
-    """The name was to be new."""
+    """A new name was expected, but it exists."""
     return AlreadyExists(f"{shown_name(bucket, key)} exists already", subject=subject(bucket, key))
 
 
 def not_empty(bucket: BucketRef, key: str) -> FolderNotEmpty:
-    """A folder was to be empty."""
+    """An empty folder was expected."""
     return FolderNotEmpty(
         f"folder {shown_name(bucket, key)} is not empty; remove or move what is in it first",
         subject=subject(bucket, key),

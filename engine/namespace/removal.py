@@ -1,10 +1,10 @@
-"""Removing names: keys, empty folders, and single versions of keys.
+"""Removal of names: keys, empty folders, and single versions of keys.
 
-Decisions as in `names`, under the same rules: no `await`, and one that raises has changed nothing.
+Decisions as in `names`, under the same rules: no `await`, and a function that raises has changed nothing.
 
-In a bucket that keeps versions the removal of a key that is no folder puts a delete marker on top of its versions,
-whether there was anything or not, as S3 has it.  The removal of one version is for good; when it was what the key is
-bound to, or the marker on top, the newest one that is left takes its place.
+In a bucket that keeps versions, removing a key that is not a folder puts a delete marker on top of its versions, even
+if the key does not exist, as in S3.  Removing one version is permanent.  If it was the present version, or the marker
+on top, the newest remaining version takes its place.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from lakefs.wire.messages import NO_CONDITION, Condition
 
 
 class Removal(msgspec.Struct, frozen=True):
-    """What the removal of a key took away, changed now, and the id of the delete marker that it left."""
+    """The node that a removal took away (its change time is now), and the id of the delete marker it left."""
 
     found: Resolved | None
     marker: str = ""
@@ -63,27 +63,15 @@ def remove(
     now_ns: int,
     keep_folder: bool = False,
 ) -> Removal:
-    """Remove a key; in a bucket that keeps versions by a delete marker on top of them.
+    """Remove a key; in a bucket that keeps versions, by a delete marker on top of them.
 
-    For a key that ends in `/` the folder loses its own blob: it goes when it is empty, and else stays as one that
-    nobody made.  Parents that nobody made go with their last child, or with `keep_folder` the first of them stays.
-    InvalidName (empty key; in a bucket that keeps versions any that cannot be), and what `check_condition` raises.
+    For a key that ends in `/` the folder loses its own blob: it is removed if empty, else it stays as an implicit one.
+    Implicit parents vanish with their last child; with `keep_folder` the nearest of them stays.
+    Raises InvalidName (empty key; with versions any invalid key), and the errors of `check_condition`.
     """
     if bucket.versioning and key and not key.endswith("/"):
         return _put_marker(txn, bucket, key, condition, now_ns, keep_folder)
     return Removal(_remove_for_good(txn, bucket, key, condition, now_ns, keep_folder))
-
-
-def unbind(
-    txn: Transaction,
-    bucket: BucketRef,
-    key: str,
-    condition: Condition,
-    now_ns: int,
-    keep_folder: bool = False,
-) -> Resolved | None:
-    """As `remove`; what the key was bound to, changed now; None when it was not there."""
-    return remove(txn, bucket, key, condition, now_ns, keep_folder).found
 
 
 def _remove_for_good(
@@ -132,9 +120,9 @@ def remove_folder(
     now_ns: int,
     keep_folder: bool = False,
 ) -> Resolved:
-    """Remove an empty folder; what it was, changed now.  `key` may lack its final `/`.  `keep_folder` as in `remove`.
+    """Remove an empty folder and return it.  `key` may lack its final `/`.  `keep_folder` as in `remove`.
 
-    KeyNotFound, NotAFolder, FolderNotEmpty, PreconditionFailed, InvalidName (empty key).
+    Raises KeyNotFound, NotAFolder, FolderNotEmpty, PreconditionFailed, InvalidName (empty key).
     """
     _check_given(bucket, key)
     key = folder_key(key)
@@ -162,9 +150,9 @@ def remove_version(
     condition: Condition = NO_CONDITION,
     keep_folder: bool = False,
 ) -> Resolved | None:
-    """Remove one version of a key for good; what it was, None when there was none.  The condition is about that one.
+    """Remove one version of a key permanently; returns it, or None if it did not exist.  The condition is on that one.
 
-    InvalidArgument (no id of a version), InvalidName (empty key), and what `check_condition` raises.
+    Raises InvalidArgument (not a version id), InvalidName (empty key), and the errors of `check_condition`.
     """
     number = checked_version(version)
     _check_given(bucket, key)
@@ -204,7 +192,7 @@ def _remove_present(
     now_ns: int,
     keep_folder: bool,
 ) -> None:
-    """Remove what a key is bound to; the newest version that is left takes its place, unless that is a marker."""
+    """Remove the present version of a key; the newest remaining one takes its place, unless it is a delete marker."""
     newest = newest_old(txn, group)
     txn.delete(Table.NODES, node_key(present.node_id))
     txn.delete(Table.NAMES, place.key)
@@ -218,13 +206,14 @@ def _remove_present(
 def _bind_newest(
     txn: Transaction, bucket: BucketRef, key: str, place: Place, group: bytes, now_ns: int
 ) -> None:
-    """Bind a key that has no name to the newest of its versions; not to a delete marker."""
+    """Bind a key that has no name to the newest of its versions, unless that is a delete marker."""
     newest = newest_old(txn, group)
     if newest is None:
         return
     found = node_of(txn, newest)
     if found.node.is_marker:
         return
+    assert child_at(txn, place) is None, "a key has one name"
     release_old(txn, newest)
     names_changed(txn, place, now_ns)
     make_parents(txn, bucket.name, place, now_ns)
@@ -240,5 +229,5 @@ def _check_given(bucket: BucketRef, key: str) -> None:
 
 
 def _removed(found: Resolved, now_ns: int) -> Resolved:
-    """What is left of a node without a name, for those who have it open."""
+    """Return the removed node with a new change time, for clients that have it open."""
     return Resolved(found.node_id, msgspec.structs.replace(found.node, ctime_ns=now_ns))

@@ -1,11 +1,11 @@
-"""The tree of names as records: finding a place in it, growing parents, letting empty ones vanish.
+"""The tree of names as records: find a place in it, make missing parents, remove empty ones.
 
-`names`, `buckets` and `listing` are written in terms of this module.  Invariants that it keeps together with them:
-- Every node but the root has exactly one name; the name's kind is the node's kind.
-- A folder without blob (nobody made it) and a hidden node have at least one child.  So below every folder there
-  is at least one key, and a rolled-up prefix is known from the folder's own record.
-- An overwrite gets a new node, except of a folder and where the caller means that very node (`keep_node`, and
-  changes of attributes): then its record is replaced in place.
+`names`, `removal`, `buckets` and `key_listing` build on this module.  Invariants that it keeps together with them:
+- Every node but the root and old versions has exactly one name; the name's kind is the node's kind.
+- A folder without blob (implicit: no request made it) and a hidden node have at least one child.  So below every folder
+  there is at least one key, and a rolled-up prefix is known from the folder's own record.
+- An overwrite gets a new node.  Exceptions are folders, `keep_node` and changes of attributes: they replace the record
+  of the present node in place.
 
 It knows nothing of conditions, ETags or buckets' properties.
 """
@@ -34,14 +34,15 @@ from lakefs.errors import IndexDamaged
 from lakefs.ids import EMPTY_BLOB, BlobId, NodeId
 
 FOLDER_MODE: Final = 0o755
-"""Of folders that come by themselves or by `make_folder`."""
+"""Mode of implicit folders, and of those from `make_folder`."""
 
 
 class NameEvent(msgspec.Struct, frozen=True):
     """A change of a name, handed to `Transaction.note`.  kind: put, delete, rename (key to to_key).
 
-    Keys of folders end with `/`; the empty key is the bucket itself.  `blob` is what a put bound: it may be set on a
-    node that a walk of gc has passed (a folder's own blob, a kept node), so gc marks it when the note joins its group.
+    Keys of folders end with `/`; the empty key is the bucket itself.  `blob` is the blob that a put bound.  gc's walk
+    may have passed its node (a folder with a blob of its own, a kept node), so gc marks it when the note joins its
+    group.
     """
 
     kind: str
@@ -54,7 +55,7 @@ class NameEvent(msgspec.Struct, frozen=True):
 
 
 class ChangedBy(msgspec.Struct, frozen=True):
-    """Whose request the name events of a decision come from; noted before them."""
+    """The client whose request the following name events belong to; noted before them."""
 
     client: object
 
@@ -73,7 +74,7 @@ class Resolved(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Place:
-    """Where a key is or would be: `nodes[i]` is the node of `steps[i]`, as far as they exist below `top`."""
+    """The place of a key, existing or not: `nodes[i]` is the node of `steps[i]`, as far as they exist below `top`."""
 
     top: NodeId
     steps: list[Step]
@@ -82,7 +83,7 @@ class Place:
 
     @property
     def complete(self) -> bool:
-        """Whether all parents exist."""
+        """True if all parents exist."""
         return len(self.nodes) == len(self.steps)
 
     @property
@@ -102,7 +103,7 @@ class Place:
 
 
 def find_place(view: View, top: NodeId, path: bytes) -> Place:
-    """The place of a key below the node `top`.  One read for each step that exists."""
+    """Return the place of a key below the node `top`.  One read for each step that exists."""
     steps, name = split_key(path)
     place = Place(top, steps, name)
     parent = top
@@ -116,18 +117,18 @@ def find_place(view: View, top: NodeId, path: bytes) -> Place:
 
 
 def child(view: View, parent: NodeId, name: bytes) -> NodeId | None:
-    """The node of a name under `parent`."""
+    """Return the node of a name under `parent`, or None."""
     value = view.get(Table.NAMES, name_key(parent, name))
     return None if value is None else unpack_name(value)[1]
 
 
 def child_at(view: View, place: Place) -> NodeId | None:
-    """The node at a place."""
+    """Return the node at a place, or None."""
     return child(view, place.parent, place.name) if place.complete else None
 
 
 def load_node(view: View, node: NodeId) -> Node:
-    """The record of a node that a name refers to.  IndexDamaged when it is missing."""
+    """Return the record of a node that a name refers to.  Raises IndexDamaged if it is missing."""
     value = view.get(Table.NODES, node_key(node))
     if value is None:
         raise IndexDamaged(f"a name refers to node {node}, which has no record", subject=f"node {node}")
@@ -135,13 +136,13 @@ def load_node(view: View, node: NodeId) -> Node:
 
 
 def resolved_at(view: View, place: Place) -> Resolved | None:
-    """The node at a place, with its record."""
+    """Return the node at a place with its record, or None."""
     node = child_at(view, place)
     return None if node is None else Resolved(node, load_node(view, node))
 
 
 def resolve_path(view: View, top: NodeId, path: bytes) -> Resolved | None:
-    """The node of a key below `top`, with its record: `resolved_at` of its place, which nobody wants to know."""
+    """Return the node of a key below `top` with its record, or None: `resolved_at` without making a `Place`."""
     steps, name = split_key(path)
     node = top
     for step in (*steps, name):
@@ -153,10 +154,10 @@ def resolve_path(view: View, top: NodeId, path: bytes) -> Resolved | None:
 
 
 def has_children(view: View, node: NodeId, near: bytes = b"") -> bool:
-    """Whether any name is under `node`.
+    """Return True if any name is under `node`.
 
-    `near` is a name under it that was just removed: what follows it is looked at first, so that removing names in
-    order does not step over all the removed ones before it, time and again.
+    `near` is a name under it that was just removed.  Names behind it are looked at first: otherwise each removal of
+    many in order would step over all names removed before it.
     """
     start, end = node_key(node), range_end(node, b"")
     if near and _any_in(view, behind(start + near), end):
@@ -169,7 +170,7 @@ def _any_in(view: View, start: bytes, end: bytes) -> bool:
 
 
 def make_parents(txn: Transaction, bucket: str, place: Place, now_ns: int) -> None:
-    """Make the missing parents of a place: folders that nobody made, which are noted, and hidden nodes."""
+    """Make the missing parents of a place: implicit folders, which are noted, and hidden nodes."""
     parent = place.nodes[-1] if place.nodes else place.top
     for depth in range(len(place.nodes), len(place.steps)):
         step = place.steps[depth]
@@ -178,15 +179,16 @@ def make_parents(txn: Transaction, bucket: str, place: Place, now_ns: int) -> No
         place.nodes.append(parent)
         if node.kind is NodeKind.FOLDER:
             txn.note(NameEvent("put", bucket, place.folder_key(depth), parent))
+    assert place.complete, "every step has its node"
 
 
 def names_changed(txn: Transaction, place: Place, changed_ns: int, *, is_past: bool = False) -> None:
-    """Note in the nearest folder of a place that is there that its names have changed: its times are `changed_ns`.
+    """Set the times of the nearest existing folder of a place to `changed_ns`, because its names have changed.
 
-    With `is_past` a folder that was changed since keeps its times.
+    With `is_past` a folder that has changed since keeps its times.
 
-    One read and one write of a short record, in the transaction that changes the name; many changes of one folder are
-    one record when they are applied to the index.
+    Costs one read and one write of a short record, in the transaction that changes the name; many changes of one folder
+    become one record when they are applied to the index.
     """
     for node, step in zip(reversed(place.nodes), reversed(place.steps[: len(place.nodes)]), strict=True):
         if is_folder_step(step) and _note_names(txn, node, changed_ns, is_past):
@@ -205,12 +207,12 @@ def _note_names(txn: Transaction, folder: NodeId, changed_ns: int, is_past: bool
 
 
 def new_folder(now_ns: int, blob: BlobId | None = None) -> Node:
-    """A folder's record; without a blob it is one that nobody made."""
+    """Return a folder's record; without a blob it is an implicit one."""
     return Node(kind=NodeKind.FOLDER, blob=blob, mode=FOLDER_MODE, mtime_ns=now_ns, ctime_ns=now_ns)
 
 
 def add_node(txn: Transaction, key: bytes, kind: NodeKind, record: bytes) -> NodeId:
-    """Add a node of that kind with its packed record, and the name at `key`, which was seen to be absent."""
+    """Add a node of that kind with its packed record, and its name at `key`, which the caller has seen to be absent."""
     node_id = txn.new_node_id()
     txn.insert(Table.NODES, node_key(node_id), record)
     txn.insert(Table.NAMES, key, pack_name(kind, node_id))
@@ -220,25 +222,24 @@ def add_node(txn: Transaction, key: bytes, kind: NodeKind, record: bytes) -> Nod
 def remove_at(
     txn: Transaction, bucket: str, place: Place, node: NodeId, now_ns: int, keep_folder: bool = False
 ) -> None:
-    """Remove the name at a place with its node, then the parents that were only there for it; see `prune`."""
+    """Remove the name at a place with its node, then the parents that only existed for it; see `prune`."""
     txn.delete(Table.NAMES, place.key)
     txn.delete(Table.NODES, node_key(node))
     prune(txn, bucket, place, now_ns, keep_folder)
 
 
 def prune(txn: Transaction, bucket: str, place: Place, now_ns: int, keep_folder: bool = False) -> None:
-    """Remove the parents of a place in the bucket, upwards, while they are empty and nobody made them.
+    """Remove the empty implicit parents of a place in the bucket, upwards, and set the times of the folder above them.
 
-    The folder that stays has its times changed.
-
-    With `keep_folder` the folder that the place was in stays, as one that somebody made.  Folders that went, or became
-    a key of their own, are noted.
+    With `keep_folder` the folder that held the place stays, as an explicit one.  Folders that were removed, or became a
+    key of their own, are noted.
     """
     _remove_empty(txn, bucket, place, keep_folder)
     names_changed(txn, place, now_ns)
 
 
 def _remove_empty(txn: Transaction, bucket: str, place: Place, keep_folder: bool) -> None:
+    assert place.complete, "a name that was removed had all its parents"
     removed = place.name
     for depth in reversed(range(len(place.steps))):
         node, step = place.nodes[depth], place.steps[depth]

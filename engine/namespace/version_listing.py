@@ -1,10 +1,10 @@
-"""Pages of the versions of a bucket's keys, as S3's ListObjectVersions has them.
+"""Pages of the versions of a bucket's keys, as in S3's ListObjectVersions.
 
-Elements are versions: keys in byte order, of each key what it is bound to first, then what it was, newest first.  With
-the delimiter `/` all keys that have one behind the prefix become one element, the key up to it.
+Elements are versions: keys in byte order; of each key the present version first, then the former ones, newest first.
+With the delimiter `/` all keys that have one behind the prefix become one element: the key up to that delimiter.
 
-Two walks are merged: that of the names, as LIST has it, and that of the keys that have versions.  A page costs its own
-elements, but for versions of keys that agree in 470 bytes and are longer: of those all keys are looked at, and sorted.
+Two walks are merged: that of the names, as in `key_listing`, and that of the keys that have former versions.  A page
+costs its own elements.  Exception: of long keys that agree in their first 470 bytes all are read, and sorted.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _SEPARATOR: Final = b"/"
 
 
 class _Key(NamedTuple):
-    """A key with what it is bound to and the group of its versions, or a rolled-up prefix (neither)."""
+    """A key with its present node and the group of its former versions, or a rolled-up prefix (neither)."""
 
     path: bytes
     node: NodeId | None = None
@@ -60,7 +60,7 @@ class _Key(NamedTuple):
 
 
 def list_versions(view: View, bucket: BucketRef, request: ListVersions) -> ListedVersions:
-    """One page.  InvalidArgument for another delimiter than "" and "/", no id of a version, and a limit under 1."""
+    """Return one page.  Raises InvalidArgument for a delimiter but "" and "/", a bad version id, a limit under 1."""
     if request.delimiter not in ("", "/"):
         raise InvalidArgument(f"delimiter {request.delimiter!r} is not supported; use '/' or none")
     if request.limit < 1:
@@ -93,7 +93,7 @@ def _elements(
 
 
 def _merged(names: Iterator[_Key], groups: Iterator[_Key]) -> Iterator[_Key]:
-    """Both in order; what is in both is one."""
+    """Merge both in order; a key in both is yielded once."""
     name, kept = next(names, None), next(groups, None)
     while name is not None or kept is not None:
         if kept is None or (name is not None and name.path < kept.path):
@@ -118,7 +118,7 @@ def _versions_of(view: View, bucket: BucketRef, key: _Key) -> Iterator[VersionEn
 
 
 def _old_of(view: View, key: str, group: bytes, bound: Resolved | None, below: int) -> Iterator[VersionEntry]:
-    """The versions of an order under `below` (0: all); a `null` beside one that is bound by its order."""
+    """Yield the versions of an order under `below` (0: all); a `null` beside a bound `null` is shown by its order."""
     beside_null = bound is not None and bound.node.attributes.version <= 0
     is_newest = bound is None and not below
     for old in old_versions(view, group, below):
@@ -128,7 +128,7 @@ def _old_of(view: View, key: str, group: bytes, bound: Resolved | None, below: i
 
 
 def _rest_of(view: View, bucket: BucketRef, key: str, number: int) -> Iterator[VersionEntry]:
-    """The versions of a key behind that of a number; what it is bound to is the first, so it is not among them."""
+    """Yield the versions of a key behind the given one.  The present version is first, so it is never among them."""
     if not bucket.versioning or key.endswith("/"):
         return
     group = group_of(bucket.node, lookup_path(key))
@@ -142,7 +142,7 @@ def _rest_of(view: View, bucket: BucketRef, key: str, number: int) -> Iterator[V
 
 
 def _bound(view: View, bucket: BucketRef, prefix: bytes, after: bytes, roll_up: bool) -> Iterator[_Key]:
-    """The names behind `after`, rolled up."""
+    """Yield the names behind `after`, rolled up."""
     for entry in walk_names(view, bucket.node, prefix, after, roll_up, folders=False):
         path = entry.key.encode()
         yield _Key(path) if entry.is_prefix else _Key(path, NodeId(entry.node))
@@ -151,7 +151,7 @@ def _bound(view: View, bucket: BucketRef, prefix: bytes, after: bytes, roll_up: 
 def _kept(
     view: View, bucket: BucketRef, prefix: bytes, after: bytes, roll_up: bool, count: int
 ) -> Iterator[_Key]:
-    """The keys behind `after` that have versions, rolled up; of keys that were cut alike at most `count` at a time."""
+    """Yield the keys behind `after` with former versions, rolled up; of keys cut alike at most `count` at a time."""
     start, skipped = after, b""
     if roll_up and (common := _rolled_up(after, prefix)):
         start = skipped = common
@@ -171,7 +171,7 @@ def _kept(
 def _groups(
     view: View, bucket: BucketRef, prefix: bytes, after: bytes, skipped: bytes, count: int
 ) -> Iterator[_Key]:
-    """Keys with the prefix behind `after` and not below `skipped`, in order."""
+    """Yield keys with the prefix, behind `after` and not below `skipped`, in order."""
 
     def wanted(path: bytes) -> bool:
         return path > after and path.startswith(prefix) and not (skipped and path.startswith(skipped))
@@ -206,7 +206,7 @@ def _first_group(view: View, start: bytes, end: bytes) -> _Key | None:
 
 
 def _rolled_up(path: bytes, prefix: bytes) -> bytes:
-    """The key up to the first delimiter behind the prefix; empty when there is none."""
+    """Return the key up to the first delimiter behind the prefix; empty if there is none."""
     if not path.startswith(prefix):
         return b""
     end = path.find(_SEPARATOR, len(prefix))

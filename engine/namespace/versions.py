@@ -1,15 +1,15 @@
-"""Versions of objects: what a key was bound to before, kept in buckets that keep versions, as S3 has them.
+"""Versions of objects: the former nodes of a key, in buckets that keep versions, as in S3.
 
 Pure decisions on one view or transaction, as in `names`.  Rules kept here:
-- What a key is bound to now stands in the table `names` only, what it was bound to in `versions` only; both refer to
-  nodes, so that gc needs to know of neither.  A bucket that never kept versions has none: nothing is looked up there.
-- A version is known by its number, which no other version of the store has, or as `null`: written where versioning was
-  never enabled, or is suspended.  A key has one version `null` at most.  Two meet only when the rename of a folder
-  brings one to a key that has another: the older is known by its order then.
-- A delete marker is a node without blob.  No name is bound to one: a key that is deleted has no name, and its newest
-  version is the marker.  A key that has versions, and neither a name nor a marker as the newest, is one that the
-  rename of a folder took its name from; it is not there, as any other.
-- Keys that end in `/` have no versions: a folder is one node for as long as it is there.
+- The present version of a key is only in the table `names`, its former ones only in `versions`.  Both refer to nodes,
+  so gc needs to know neither table.  A bucket that never kept versions has none there: nothing is looked up.
+- A version is known by its number, which no other version of the store has, or as `null` if it was written while
+  versioning was never enabled, or suspended.  A key has at most one `null`.  Two meet only if the rename of a folder
+  brings one to a key that has another: the older is then known by its order.
+- A delete marker is a node without blob.  No name is bound to one: a deleted key has no name, and its newest version
+  is the marker.  A key with versions, without a name and without a marker as the newest, lost its name to the rename
+  of a folder; it does not exist, like any other.
+- Keys that end in `/` have no versions: a folder is one node for as long as it exists.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _decoder: Final = msgspec.msgpack.Decoder(VersionRecord)
 
 
 class OldVersion(msgspec.Struct, frozen=True):
-    """A version that is not bound to its key's name: its key in the table, and its record."""
+    """A former version, bound to no name: its key in the table, and its record."""
 
     key: bytes
     record: VersionRecord
 
     @property
     def node_id(self) -> NodeId:
-        """Its node."""
+        """The version's node."""
         return NodeId(self.record.node)
 
 
@@ -56,18 +56,18 @@ class OldVersion(msgspec.Struct, frozen=True):
 
 
 def version_id(bucket: BucketRef, node: Node) -> str:
-    """The id of the version that a node is; empty where the bucket never kept versions."""
+    """Return the id of the version that a node is; empty if the bucket never kept versions."""
     return shown_version(node) if bucket.versioning else ""
 
 
 def shown_version(node: Node) -> str:
-    """The id of the version that a node of a bucket with versions is."""
+    """Return the id of the version that a node is, in a bucket with versions."""
     number = node.attributes.version
     return f"{number:016x}" if number > 0 else NULL
 
 
 def checked_version(version: str) -> int:
-    """The number of a version's id, 0 for `null`.  InvalidArgument for what is no id of a version."""
+    """Return the number of a version's id, 0 for `null`.  Raises InvalidArgument if it is not a version id."""
     if version == NULL:
         return 0
     if not _NUMBERED.fullmatch(version):
@@ -87,7 +87,7 @@ def version_not_found(bucket: BucketRef, key: str, version: str) -> VersionNotFo
 
 
 def unpack_version(value: bytes) -> VersionRecord:
-    """A version's record.  StoreUnusable for a version of the format that is not known."""
+    """Decode a version's record.  Raises StoreUnusable for an unknown version of the format."""
     record = decode_record(_decoder, value, "a version's record")
     if record.version != _VERSION:
         raise StoreUnusable(f"version record version {record.version} is not known")
@@ -95,7 +95,7 @@ def unpack_version(value: bytes) -> VersionRecord:
 
 
 def old_versions(view: View, group: bytes, below: int = 0) -> Iterator[OldVersion]:
-    """The versions of a key that its name is not bound to, newest first; those of an order under `below` (0: all)."""
+    """Yield the former versions of a key, newest first; only those with an order under `below` (0: all)."""
     null = _at(view, null_key(group))
     start = order_key(group, below - 1) if below > 1 else group + b"\0" * 7 + b"\1"
     if below and null is not None and null.record.order >= below:
@@ -112,12 +112,12 @@ def old_versions(view: View, group: bytes, below: int = 0) -> Iterator[OldVersio
 
 
 def newest_old(view: View, group: bytes) -> OldVersion | None:
-    """The newest version of a key that its name is not bound to."""
+    """Return the newest former version of a key, or None."""
     return next(old_versions(view, group), None)
 
 
 def find_old(view: View, bucket: BucketRef, key: str, number: int) -> OldVersion | None:
-    """The version of that number (0: `null`) that the key's name is not bound to; a `null` by its order, too."""
+    """Return the former version of that number (0: `null`), or None; a `null` is also found by its order."""
     group = group_of(bucket.node, lookup_path(key))
     if number >= _NUMBER_END:
         return None
@@ -130,18 +130,18 @@ def find_old(view: View, bucket: BucketRef, key: str, number: int) -> OldVersion
 
 
 def is_version(found: Resolved, number: int) -> bool:
-    """Whether what a key is bound to is the version of that number (0: `null`); a `null` by its order, too."""
+    """Return True if the present version of a key has that number (0: `null`); a `null` also matches its order."""
     version = found.node.attributes.version
     return number == max(version, 0) or (version <= 0 and number == order_of(found))
 
 
 def order_of(found: Resolved) -> int:
-    """The order of a version, which it has whether it is `null` or not."""
+    """Return the order of a version; a `null` has one too."""
     return abs(found.node.attributes.version) or found.node_id
 
 
 def is_deleted(view: View, bucket: BucketRef, key: str) -> bool:
-    """Whether a key that has no name has a delete marker as its newest version."""
+    """Return True if the newest version of a key without a name is a delete marker."""
     if not bucket.versioning:
         return False
     newest = newest_old(view, group_of(bucket.node, lookup_path(key)))
@@ -157,7 +157,7 @@ def _at(view: View, key: bytes) -> OldVersion | None:
 
 
 def numbered(txn: Transaction, bucket: BucketRef, node: Node) -> Node:
-    """The record as that of a new version in its bucket."""
+    """Return the record as that of a new version in its bucket."""
     number = 0
     if bucket.versioning:
         number = txn.new_node_id() if bucket.versioning == ENABLED else -txn.new_node_id()
@@ -167,9 +167,9 @@ def numbered(txn: Transaction, bucket: BucketRef, node: Node) -> Node:
 def make_room(
     txn: Transaction, bucket: BucketRef, path: bytes, old: Resolved | None, *, is_kept: bool = False
 ) -> None:
-    """What a key is bound to makes room for a new version: it is kept, or goes as one that is `null` for another.
+    """Move the present node aside before a new version is bound: keep it as a version, or delete a replaced `null`.
 
-    With `is_kept` its node gets the new version: the old one gets a node of its own.
+    With `is_kept` the new version takes the present node, and the old content gets a node of its own.
     """
     group = group_of(bucket.node, path)
     if bucket.versioning == ENABLED:
@@ -191,12 +191,13 @@ def make_room(
 def add_marker(
     txn: Transaction, bucket: BucketRef, path: bytes, now_ns: int, *, always_numbered: bool = False
 ) -> Node:
-    """Put a delete marker on top of a key's versions; the room for it was made (or its place is free)."""
+    """Put a delete marker on top of a key's versions.  The caller has made room for it (or its place is free)."""
     marker = Node(kind=NodeKind.OBJECT, mtime_ns=now_ns, ctime_ns=now_ns)
     if always_numbered:
         marker = with_number(marker, txn.new_node_id())
     else:
         marker = numbered(txn, bucket, marker)
+    assert marker.is_marker, "a delete marker is a node without blob"
     node_id = txn.new_node_id()
     txn.insert(Table.NODES, node_key(node_id), marker.pack())
     _keep(txn, group_of(bucket.node, path), path, Resolved(node_id, marker))
@@ -204,7 +205,7 @@ def add_marker(
 
 
 def remove_old(txn: Transaction, found: OldVersion) -> None:
-    """Remove a version that no name is bound to, with its node."""
+    """Remove a former version with its node."""
     release_old(txn, found)
     txn.delete(Table.NODES, node_key(found.node_id))
 
@@ -215,7 +216,7 @@ def release_old(txn: Transaction, found: OldVersion) -> None:
 
 
 def _keep(txn: Transaction, group: bytes, path: bytes, old: Resolved) -> None:
-    """Put a node that loses its name, or never had one, among the versions of a key."""
+    """Add a node that loses its name, or never had one, to the versions of a key."""
     number = old.node.attributes.version
     if number > 0:
         key = order_key(group, number)
@@ -226,7 +227,7 @@ def _keep(txn: Transaction, group: bytes, path: bytes, old: Resolved) -> None:
 
 
 def _free_null(txn: Transaction, group: bytes, path: bytes) -> None:
-    """Make way for another version `null`: one that is there is known by its order from now on."""
+    """Make way for another version `null`: from now on the present one is known by its order."""
     found = _at(txn, null_key(group))
     if found is None:
         return
@@ -238,12 +239,14 @@ def _free_null(txn: Transaction, group: bytes, path: bytes) -> None:
 
 
 def _insert(txn: Transaction, key: bytes, path: bytes, node_id: NodeId, order: int) -> None:
+    assert not path.endswith(b"/"), "folders have no versions"
+    assert 0 < order < _NUMBER_END, "an order is a number of the counter `node`"
     whole = path if len(path) > KEY_BYTES_KEPT else b""
     txn.insert(Table.VERSIONS, key, _encoder.encode(VersionRecord(_VERSION, node_id, order, whole)))
 
 
 def _on_own_node(txn: Transaction, old: Resolved) -> Resolved:
-    """The old content on a node of its own, because a new one takes its node."""
+    """Copy the old content to a node of its own, because the new version takes its node."""
     node_id = txn.new_node_id()
     number = old.node.attributes.version or -old.node_id
     node = with_number(old.node, number)
@@ -252,7 +255,7 @@ def _on_own_node(txn: Transaction, old: Resolved) -> Resolved:
 
 
 def with_number(node: Node, number: int) -> Node:
-    """The record as that of the version of a number."""
+    """Return the record as that of the version with this number."""
     if node.attributes.version == number:
         return node
     attributes = msgspec.structs.replace(node.attributes, version=number)
@@ -260,6 +263,6 @@ def with_number(node: Node, number: int) -> Node:
 
 
 def node_of(view: View, found: OldVersion, number: int = 0) -> Resolved:
-    """A version with its node's record; with the number by which a `null` beside another one is known."""
+    """Return a version with its node's record; under `number`, if given: a second `null` is known by its order."""
     node = load_node(view, found.node_id)
     return Resolved(found.node_id, with_number(node, number) if number else node)

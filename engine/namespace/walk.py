@@ -14,7 +14,7 @@ from lakefs.limits import GC_BATCH
 
 
 async def walk_nodes(metadata: Metadata, visit: Callable[[NodeId, Node], Awaitable[None]]) -> None:
-    """Visit every node in the order of ids; no view is open meanwhile.  A node that changes may be seen as it was."""
+    """Visit every node in the order of ids; no view is open during a visit.  A node may be seen as before a change."""
     after = NodeId(0)
     while True:
         with metadata.view() as view:

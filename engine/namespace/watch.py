@@ -1,10 +1,10 @@
-"""Watching a bucket: the changes of its names, in order, after they are durable.
+"""Watches of buckets: the changes of a bucket's names, in order, after they are durable.
 
 Each watcher has a bounded queue.  When it is full, everything in it is replaced by one `resync`, which asks the
-watcher to look at everything again; what follows is kept again.  No history is promised: a watch sees what
-becomes durable after `subscribe` returned.
+watcher to look at everything again; later events are queued again.  No history is promised: a watch gets the changes
+that become durable after `subscribe` returned.
 
-Nothing here waits but a watcher for its next event; `publish` never blocks the committer.
+Only a watcher waits here, for its next event; `publish` never blocks the committer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Watch:
         self.bucket = bucket
         self.user = user
         self.left_out = left_out
-        """The client whose own changes are not told."""
+        """The client whose own changes are left out."""
         self._watchers = watchers
         self._queue: deque[WatchEvent] = deque()
         self._queue_max = queue_max
@@ -41,7 +41,7 @@ class Watch:
         return self
 
     async def __anext__(self) -> WatchEvent:
-        """The next event; always a checkpoint.  Cancelled, it has taken none."""
+        """Return the next event; always a checkpoint.  A cancelled call takes none."""
         await trio.lowlevel.checkpoint()
         while not self._queue:
             if self._closed:
@@ -51,7 +51,7 @@ class Watch:
         return self._queue.popleft()
 
     def close(self) -> None:
-        """Stop: events not taken yet are dropped, and a waiting task finds the end.  May be called again."""
+        """Stop: drops events not taken yet, and ends a waiting iteration.  May be called again."""
         self._closed = True
         self._queue.clear()
         self._changed.set()
@@ -64,11 +64,13 @@ class Watch:
         self.close()
 
     def offer(self, event: WatchEvent) -> None:
-        """Queue an event, or one `resync` in place of all when there is no room."""
+        """Queue an event, or replace all with one `resync` if the queue is full."""
         if len(self._queue) >= self._queue_max:
             self._queue.clear()
             event = WatchEvent(kind="resync", sequence=event.sequence, bucket=self.bucket)
+        assert not self._closed, "a closed watch gets no events"
         self._queue.append(event)
+        assert len(self._queue) <= self._queue_max, "the queue is bounded"
         self._changed.set()
 
 
@@ -84,11 +86,10 @@ class Watchers:
         return len(self._shares)
 
     def subscribe(self, bucket: str, left_out: object | None = None, user: str = OWN) -> Watch:
-        """Watch a bucket from now on, but for what the client `left_out` changes.
+        """Watch a bucket from now on, except for changes made by the client `left_out`.
 
-        EngineBusy when the user, or all together, have too many.
-
-        That the bucket exists is the caller's to check; its removal comes as `delete` of the empty key.
+        Raises EngineBusy if the user, or all users together, have too many watches.  The caller checks that the bucket
+        exists; its removal is reported as `delete` of the empty key.
         """
         self._shares.take(user)
         watch = Watch(self, bucket, self._queue_max, left_out, user)
@@ -96,19 +97,20 @@ class Watchers:
         return watch
 
     def forget(self, watch: Watch) -> None:
-        """Drop a closed watch; nothing happens when it was dropped before."""
+        """Drop a closed watch; does nothing if it was dropped before."""
         watches = self._by_bucket.get(watch.bucket, {})
         if watch not in watches:
             return
+        assert watch._closed, "only a closed watch is dropped"
         del watches[watch]
         self._shares.give_back(watch.user)
         if not watches:
             del self._by_bucket[watch.bucket]
 
     def publish(self, sequence: Sequence, notes: Iterable[object]) -> None:
-        """Tell the watchers of a group that is durable now: its notes in order; other notes than names' are passed by.
+        """Queue the names' notes of a group that is durable now, in order, to their watchers; skips other notes.
 
-        Called once for each group, in the order of sequences.  A move between buckets is told to both.
+        Called once for each group, in the order of sequences.  A move between buckets is sent to the watchers of both.
         """
         if not self._by_bucket:
             return

@@ -1,1 +1,1 @@
-"""One engine process: started, its front ends handed in, signalled, drained; or embedded in a caller's process."""
+"""One engine process: starts it with the given front ends, handles signals, drains it; or embeds it in a caller."""

@@ -1,10 +1,10 @@
 """The engine inside this process: `--data DIR`, tests, and tools.
 
-`EmbeddedEngine` is the `EngineClient` of a service in the same process: requests go to the service as they are,
-without frames, and are held to the same rules.
+`EmbeddedEngine` is the `EngineClient` of a service in the same process: requests reach the service as they are, without
+frames, under the same rules.
 
 `open_lake` gives blocking callers the methods of `lakefs.client.blocking.lake.Lake` on a store opened with its
-exclusive lock; the engine runs in a trio loop of a thread of its own, and is stopped cleanly at the end.
+exclusive lock.  The engine runs in a trio loop in its own thread, and is stopped cleanly at the end.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class EmbeddedEngine:
         self._client = service.connected("embedded", descriptors=descriptors, trusted=True, uid=os.geteuid())
 
     def is_connected(self) -> bool:
-        """See `EngineClient.is_connected`: it is in this process."""
+        """See `EngineClient.is_connected`: always True, as the engine is in this process."""
         return True
 
     async def call(
@@ -56,7 +56,7 @@ class EmbeddedEngine:
         *,
         into: Sequence[memoryview] = (),
     ) -> Reply:
-        """The engine's reply; see `EngineClient`.  Descriptors are duplicated both ways, as a socket would do."""
+        """Return the engine's reply; see `EngineClient`.  Descriptors are duplicated both ways, as by a socket."""
         if descriptors and not self.carries_descriptors:
             raise InvalidArgument("descriptors cannot be sent to this engine")
         if body or isinstance(request, (StoreChunks, PutObjects)):
@@ -87,7 +87,7 @@ class EmbeddedEngine:
     async def watch(
         self, bucket: str, *, others_only: bool = False
     ) -> AsyncIterator[AsyncIterator[WatchEvent]]:
-        """Events of a bucket from now on; see `EngineClient`."""
+        """Yield the events of a bucket from now on; see `EngineClient`."""
         await trio.lowlevel.checkpoint()
         events = self._service.watch(self._client, Watch(bucket, others_only))
         try:
@@ -96,16 +96,16 @@ class EmbeddedEngine:
             await close_events(events)
 
     def tell(self, request: Request) -> bool:
-        """Nothing is told: who shares a process with the engine asks it."""
+        """Return False: nothing is sent; a client in the engine's process uses requests only."""
         return False
 
     async def aclose(self) -> None:
-        """The client is gone: its leases end; its sessions end or linger."""
+        """Disconnect the client: its leases end; its sessions end or linger."""
         await self._service.disconnected(self._client)
 
 
 class EmbeddedBlockingEngine:
-    """What `Lake` drives, over an engine in a thread of this process."""
+    """The client that `Lake` drives, with an engine in a thread of this process."""
 
     carries_descriptors = True
     epoch = 0
@@ -118,7 +118,7 @@ class EmbeddedBlockingEngine:
         self._thread = threading.Thread(target=self._run, name="lake-engine", daemon=True)
         self._thread.start()
         self._closed_because = ""
-        """Why nothing can be asked any more."""
+        """The reason why requests fail; empty while the store is open."""
         self._started.result()
 
     def is_connected(self) -> bool:
@@ -133,7 +133,7 @@ class EmbeddedBlockingEngine:
         *,
         into: Sequence[memoryview] = (),
     ) -> Future[Reply]:
-        """Begin a request; its ticket."""
+        """Begin a request; returns its ticket."""
         ticket: Future[Reply] = Future()
         if self._closed_because:
             ticket.set_exception(EngineUnreachable(self._closed_because))
@@ -152,15 +152,15 @@ class EmbeddedBlockingEngine:
         return reply
 
     def cancel(self, ticket: object) -> None:
-        """Nobody will finish this request: it runs to its end, and its memory is left alone then."""
+        """Cancel a request that was not begun yet; else wait for its end, after which its memory is not used."""
         assert isinstance(ticket, Future)
         ticket.cancel() or ticket.exception()
 
     def forget(self, ticket: object) -> None:
-        """Nobody will finish this request: it runs to its end."""
+        """Do nothing: a request that no caller finishes runs to its end."""
 
     def tell(self, request: Request) -> bool:
-        """Nothing is told: who shares a process with the engine asks it."""
+        """Return False: nothing is sent; a client in the engine's process uses requests only."""
         return False
 
     def close(self) -> None:
@@ -168,13 +168,13 @@ class EmbeddedBlockingEngine:
         if self._closed_because:
             return
         self._closed_because = "the store was closed"
-        with suppress(trio.RunFinishedError):  # it has ended by itself; its error is raised below
+        with suppress(trio.RunFinishedError):  # the loop has ended already; its error is raised below
             self._token.run_sync_soon(self._stop)
         self._thread.join()
         self._ended.result()
 
     def forked(self) -> EmbeddedBlockingEngine:
-        """In a child there is no engine."""
+        """Mark the client closed: a forked child has no engine."""
         self._closed_because = (
             f"{self.address} is open in the process that this one was forked from; serve it"
         )
@@ -194,7 +194,7 @@ class EmbeddedBlockingEngine:
         self._ended.set_result(None)
 
     async def _main(self) -> None:
-        async with open_local_store(self._data, grace_s=0.0) as store:  # nobody else is a client
+        async with open_local_store(self._data, grace_s=0.0) as store:  # it has no other client
             await self._serve(store)
 
     async def _serve(self, store: Store) -> None:
@@ -233,7 +233,7 @@ class EmbeddedBlockingEngine:
             return
         try:
             reply = await self._engine.call(request, body, descriptors, into=into)
-        except Exception as error:  # noqa: BLE001 - goes to the caller's thread, whatever it is
+        except Exception as error:  # noqa: BLE001 - raised in the caller's thread, whatever it is
             ticket.set_exception(error)
         except BaseException:
             ticket.set_exception(EngineUnreachable(_ENDED))
@@ -244,7 +244,7 @@ class EmbeddedBlockingEngine:
 
 @contextmanager
 def open_lake(data: Path) -> Iterator[Lake]:
-    """The store in a folder, opened in this process.
+    """Open the store in a folder in this process.
 
     StoreLocked when an engine has it open, StoreUnusable, StoreDamaged.
     """
@@ -257,17 +257,18 @@ def open_lake(data: Path) -> Iterator[Lake]:
 
 
 def _front(targets: Sequence[memoryview], length: int) -> list[memoryview]:
-    """The first `length` bytes of the targets, as slices of them."""
+    """Return the first `length` bytes of the targets, as slices of them."""
     found: list[memoryview] = []
     for target in targets:
         if length:
             found.append(target[:length])
             length -= len(found[-1])
+    assert length == 0, "the targets hold the bytes"
     return found
 
 
 def _copy(parts: Sequence[Buffer], targets: Sequence[Buffer]) -> None:
-    """Copy parts into memory of the same total length, wherever the borders lie."""
+    """Copy parts into targets that hold at least as many bytes; part and target borders may differ."""
     remaining = [memoryview(target).cast("B") for target in targets]
     for part in parts:
         view = memoryview(part).cast("B")

@@ -1,10 +1,10 @@
 """One engine process: a store, its listeners, and an orderly end.
 
-`run_engine` opens the store, listens on the Unix socket (and TCP when asked), starts the other faces that it was
-given (admin port, service manager), and serves until SIGTERM or SIGINT: then it stops accepting, lets requests in
+`run_engine` opens the store, listens on the Unix socket (and on TCP if configured), starts the other faces that it is
+given (admin port, service manager), and serves until SIGTERM or SIGINT.  Then it stops accepting, lets requests in
 flight end, and stops the store cleanly.  A second signal ends the wait for requests in flight.
 
-Other faces are passed in by the caller, so that the engine depends on none of them.
+The caller passes the other faces in, so that the engine depends on none of them.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from lakefs.transport.streams import TrioNetwork
 DRAIN_TIMEOUT_S: Final = 20.0
 GC_INTERVAL_S: Final = 600.0
 SCRUB_DELAY_S: Final = 60.0
-"""After the start: clients come back first."""
+"""Delay of the scrub after the start, so that clients reconnect first."""
 OWN_DESCRIPTORS: Final = 128
-"""Journal, index, open segments, listeners, spares; readers' files come from what is left, as connections do."""
+"""Descriptors for journal, index, open segments, listeners and spares; read files and connections share the rest."""
 DESCRIPTORS_PER_SLAB: Final = 2
-"""One to hand out, and one that its mapping keeps."""
+"""Descriptors of a slab: one to send to clients, and one that its mapping keeps."""
 _CONNECTIONS_MIN: Final = 8
 _log: Final = structlog.get_logger()
 
 
 @dataclass
 class RunningEngine:
-    """What other faces of the same process may use."""
+    """The parts of the engine that other faces of the same process may use."""
 
     config: Config
     store: Store
@@ -59,30 +59,30 @@ class RunningEngine:
     server: Server
     addresses: list[str] = field(default_factory=list)
     drains: list[Callable[[float], Awaitable[None]]] = field(default_factory=list)
-    """What other faces have to finish when the stop begins, in that many seconds."""
+    """Called when the stop begins: each finishes a face's work, within the given seconds."""
     collectors: list[Any] = field(default_factory=list)
-    """Figures of other faces for the admin port's, which comes after them."""
+    """Metrics of other faces for the admin port, which starts after them."""
     stopping: trio.Event = field(default_factory=trio.Event)
-    """Set when the stop begins: what is in flight is finished, and nothing new is begun."""
+    """Set when the stop begins: requests in flight are finished, and no new ones are begun."""
 
     @property
     def is_untouched(self) -> bool:
-        """Whether nothing was ever written to the store but its root, in the first group."""
+        """True if the store holds only its root, written in the first group."""
         return self.store.metadata.durable_sequence <= 1
 
     def not_ready(self) -> str | None:
-        """Why the engine does not serve, None when it does."""
+        """Return why the engine does not serve; None when it does."""
         if self.stopping.is_set():
             return "stopping"
         return self.store.read_only_because or None
 
 
 Face = Callable[..., Awaitable[None]]
-"""`async def face(engine: RunningEngine, *, task_status)`: started with a line to print, or None."""
+"""`async def face(engine: RunningEngine, *, task_status)`: calls `started` with a line to print, or None."""
 
 
 async def run_engine(config: Config, *, printer: Callable[[str], None], faces: Sequence[Face] = ()) -> None:
-    """Serve until told to stop.  Raises what `open_store` and binding the addresses raise."""
+    """Serve until SIGTERM or SIGINT.  Raises the errors of `open_store` and of binding the addresses."""
     with places_made(config):
         await _run_in_places(config, printer, faces)
     printer("stopped")
@@ -96,7 +96,7 @@ async def _run_in_places(config: Config, printer: Callable[[str], None], faces: 
     others = DESCRIPTORS_PER_SLAB * slabs + (STRANGERS_MAX if config.native else 0)
     connections = _connections_max(_raise_descriptor_limit() - others)
     listening = trio.Event()
-    """Set before it listens: from then on somebody may have been answered, and a new store is kept."""
+    """Set before the engine listens: from then on a client may have a reply, and a new store is kept."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with open_local_store(
             config.data,
@@ -118,8 +118,8 @@ async def _run_in_places(config: Config, printer: Callable[[str], None], faces: 
                 await nursery.start(run_shared_index, store, config.hot_index, config.hot_index_entries)
                 listening.set()
                 await _start_faces(engine, nursery, printer, faces)
-                nursery.start_soon(_collect_now_and_then, store)
-                nursery.start_soon(_scrub_now_and_then, store, config.scrub_interval)
+                nursery.start_soon(_collect_periodically, store)
+                nursery.start_soon(_scrub_periodically, store, config.scrub_interval)
                 await _wait_for_signal(signals)
                 engine.stopping.set()
                 printer("stopping: finishing what is in flight")
@@ -158,8 +158,8 @@ async def _cancel_on_signal(signals: Any, drain: trio.CancelScope) -> None:
     drain.cancel()
 
 
-async def _collect_now_and_then(store: Store) -> None:
-    """Collect garbage while the engine runs; a failing cycle is logged and tried again at the next turn."""
+async def _collect_periodically(store: Store) -> None:
+    """Collect garbage every GC_INTERVAL_S; logs a failing cycle and tries again at the next."""
     while True:
         await trio.sleep(GC_INTERVAL_S)
         try:
@@ -177,8 +177,8 @@ async def _collect_now_and_then(store: Store) -> None:
             )
 
 
-async def _scrub_now_and_then(store: Store, interval_s: float) -> None:
-    """Go on with the scrub's pass, or begin the next when it is due; `interval_s` 0: never by itself."""
+async def _scrub_periodically(store: Store, interval_s: float) -> None:
+    """Continue the scrub's pass, or begin the next when it is due; `interval_s` 0: never."""
     await trio.sleep(SCRUB_DELAY_S)
     while interval_s:
         due_s = store.scrubber.due_in_s(interval_s, store.superblock.created_ns)
@@ -200,12 +200,12 @@ def _dram_tier_bytes(asked: int | None) -> int:
 
 
 def _raise_descriptor_limit() -> int:
-    """Take as many descriptors as the process may have; how many those are."""
+    """Raise the descriptor limit to the hard limit; returns it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard if hard != resource.RLIM_INFINITY else sys.maxsize
 
 
 def _connections_max(descriptors: int) -> int:
-    """Native connections: a third at most of what the store's own files leave."""
+    """Return the most native connections: a third of the descriptors that the store's own files leave."""
     return max(_CONNECTIONS_MIN, min(CONNECTIONS_MAX, (descriptors - OWN_DESCRIPTORS) // 3))

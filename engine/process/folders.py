@@ -1,9 +1,9 @@
-"""The folders of an engine: its store's and its socket's, made when they are missing.
+"""Makes the folders of an engine, for its store and its socket, when they are missing.
 
 Rules kept here:
-- The data folder is its owner's alone (0700).  The socket's folder is open to whom the socket is open to: its owner
-  alone, or members of the configured group (0750), as the unit's RuntimeDirectory is.  It is never open wider, not even
-  for an instant.  A folder that exists is left as it is.
+- Only its owner may enter the data folder (0700).  The socket's folder has the socket's permissions: its owner only, or
+  also members of the configured group (0750), like the unit's RuntimeDirectory.  It is never open wider, not even for
+  an instant.  A folder that exists is left as it is.
 - Folders that this start made, and that are empty at its end, are removed: the socket's after every stop, the data
   folder after a start that failed.
 """
@@ -36,7 +36,7 @@ def places_made(config: Config) -> Iterator[None]:
         folder = config.socket.parent
         places = [(folder, _SOCKET_FOLDER), (config.data, "data folder")]
         if folder.is_relative_to(config.data):
-            places.reverse()  # the data folder is its owner's alone, also with the socket in it
+            places.reverse()  # only the owner enters the data folder, even with the socket in it
         for place, what in places:
             new = _made(place, what)
             made += new
@@ -50,7 +50,7 @@ def places_made(config: Config) -> Iterator[None]:
 
 
 def group_id(name: str) -> int | None:
-    """The number of the group that may use the socket; None for no name.  ConfigError."""
+    """Return the id of the group that may use the socket; None for no name.  ConfigError."""
     if not name:
         return None
     try:
@@ -69,7 +69,7 @@ def _made(folder: Path, what: str) -> list[Path]:
 
 
 def _let_in(folder: Path, group: int, name: str, *, is_new: bool) -> None:
-    """Open a folder of ours to the group; of another say when the group cannot reach the socket in it."""
+    """Open a new folder to the group; warn if the group cannot reach the socket in an existing one."""
     try:
         if is_new:
             os.chown(folder, -1, group)

@@ -1,14 +1,14 @@
-"""Which of an engine's places are more open than the engine makes them.
+"""Finds places of an engine (folders, files of secrets) that are more open than the engine makes them.
 
 Rules kept here:
-- A place belongs to the engine's user or to root; its owner can open it to anybody.
-- The data folder is its owner's alone, and so are the files of secrets in it.
-- The socket's folder, too: who writes there puts a socket of his own in the place of the engine's.  The engine's own
-  group may read it, as a service manager makes it (mode 0750).  A sticky folder (/tmp) may be open: only its owner
-  removes a file there.
-- Members of `socket_group` may read both folders, which they pass to reach the socket.  They write in neither.
+- A place belongs to the engine's user or to root, because its owner can open it to all.
+- Only its owner may use the data folder, and the files of secrets in it.
+- Only its owner may use the socket's folder: a user that writes there can replace the engine's socket by another.  The
+  engine's own group may read it, as a service manager makes it (mode 0750).  A sticky folder (/tmp) may be open: only a
+  file's owner removes it there.
+- Members of `socket_group` may read both folders, to reach the socket through them.  They may write to neither.
 
-Only the places themselves are looked at, not the folders above them.  Blocks.
+Only the places themselves are checked, not the folders above them.  Blocks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _log: Final = structlog.get_logger()
 
 
 def judge_permissions(config: Config, socket_group: int | None) -> None:
-    """Warn of each open place in the log; ConfigError that names all of them with `strict_permissions`."""
+    """Log a warning for each open place; with `strict_permissions` raise ConfigError naming all of them."""
     found = open_places(config.data, config.socket, socket_group)
     if found and config.strict_permissions:
         raise ConfigError(f"strict_permissions: {', and '.join(found)}", subject="strict_permissions")
@@ -42,7 +42,7 @@ def judge_permissions(config: Config, socket_group: int | None) -> None:
 
 
 def open_places(data: Path, socket: Path, socket_group: int | None) -> list[str]:
-    """A sentence for each place that is open, with what to do.  What does not exist, or cannot be looked at, is not."""
+    """Return a sentence for each open place, with what to do.  Skips places that do not exist or cannot be read."""
     readers = {socket_group}
     found = [_opened("the data folder", data, readers)]
     found += [_opened("the file", data / name, set()) for name in (TOKEN_FILE, FIRST_KEY_FILE)]

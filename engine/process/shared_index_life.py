@@ -1,6 +1,6 @@
-"""The shared index of an engine, from its setting to its end.
+"""Makes the shared index of an engine as configured, runs it, and closes it.
 
-It belongs to the process that serves: a store that is opened by itself, for one command, has none.
+It belongs to the process that serves: a store opened in another process, for one command, has none.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ async def run_shared_index(
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Make the store's shared index, started when it is in use, and keep it; `entries` 0: it sizes itself.
+    """Make and run the store's shared index; `started` is called once it is in use.  `entries` 0: it sizes itself.
 
-    Where a path was given: ConfigError, StoreLocked, EngineBusy, DiskFailed.  Else what cannot be had is done without.
+    If a path was given: ConfigError, StoreLocked, EngineBusy, DiskFailed.  Else an error is logged, and the store runs
+    without a shared index.
     """
     if setting == OFF:
         task_status.started()
@@ -56,7 +57,7 @@ async def run_shared_index(
 
 
 async def _opened(store: Store, setting: str, entries: int) -> SharedIndex:
-    """An index that is closed when the store is."""
+    """Open an index that is closed with the store."""
     wanted = capacity_for(entries or max(HOT_INDEX_ENTRIES_MIN, 2 * _chunk_count(store)))
     capacity = min(wanted, capacity_allowed())
     backing = await store.offload.run(open_backing, setting, table_bytes(capacity))
@@ -88,5 +89,5 @@ async def _opened(store: Store, setting: str, entries: int) -> SharedIndex:
 def _chunk_count(store: Store) -> int:
     try:
         return store.metadata.record_count(Table.CHUNKS)
-    except LakeError:  # a damaged index is rebuilt behind; the table grows
+    except LakeError:  # a damaged index is rebuilt later; the table grows
         return 0

@@ -1,8 +1,8 @@
 """Requests about access keys.
 
-Every connection that is served has presented the store's token or came over a Unix socket that checked its owner (or
-lives in the engine's own process), so each may ask for secrets: a gateway has to.  Secrets are answered only where
-they are asked for by name of the field.
+Every served connection presented the store's token, or arrived over a Unix socket that checked its owner, or lives in
+the engine's own process.  So each may ask for secrets, as a gateway has to.  A reply holds secrets only if the request
+sets `secrets`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a request looks or decides: on one view or transaction, and the wait until what it rests on is durable."""
+"""Runs a request's look or decision on one view or transaction, then waits until the state it saw is durable."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ T = TypeVar("T")
 
 
 class Decisions:
-    """Looks and decisions on one store's metadata; refusals wait as answers do."""
+    """Looks and decisions on one store's metadata.  A look's refusal waits for durability too."""
 
     def __init__(self, metadata: Metadata) -> None:
         self._metadata = metadata
 
     async def look(self, look: Callable[[View], T], durable: bool = True) -> T:
-        """What `look` finds on a view of this instant; without `durable` as soon as it is found."""
+        """Return what `look` finds on a view of now: once that state is durable, or at once without `durable`."""
         refusal: UserError | None = None
         with self._metadata.view() as view:
             try:
@@ -38,9 +38,9 @@ class Decisions:
     async def change(
         self, client: Client, decide: Callable[[Transaction], T], durable: bool = True, *, grows: bool = True
     ) -> T:
-        """What `decide` decides for a client; durable on return, or with `durable` false visible.
+        """Run `decide` for a client; durable on return, or with `durable` false visible.
 
-        `grows` false: it adds nothing that stays, and is done also when the disk has no room for more.
+        `grows` false: the change adds nothing that stays, and is accepted even when the disk is full.
         """
 
         def decide_for_client(txn: Transaction) -> T:

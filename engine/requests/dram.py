@@ -1,4 +1,4 @@
-"""Requests about the DRAM tier: descriptors of its slabs, and what clients read of it by themselves."""
+"""Requests about the DRAM tier: descriptors of its slabs, and notes of reads that clients did by themselves."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class SlabRequests:
         return Reply(m.Done())
 
     def _lengths(self, chunks: Sequence[ChunkId]) -> list[int | None]:
-        """Payload bytes of each; None: there is no such chunk."""
+        """Return the payload bytes of each chunk; None for one that does not exist."""
         shared = self._store.shared_index
         found = [None] * len(chunks) if shared is None else shared.places_of(list(chunks))
         lengths = [None if place is None else place[3] for place in found]

@@ -9,7 +9,7 @@ from lakefs.wire.grants import MEDIUM_INLINE, MEDIUM_SEGMENT
 
 
 def grant_of(record: ChunkRecord | None) -> m.Grant:
-    """The read grant for a chunk's record; MEDIUM_NONE when there is none."""
+    """Return the read grant for a chunk's record; one of MEDIUM_NONE when there is no record."""
     if record is None:
         return NO_GRANT
     return m.Grant(
@@ -25,5 +25,5 @@ def grant_of(record: ChunkRecord | None) -> m.Grant:
 
 
 def inline_grant(record: ChunkRecord, offset: int, length: int) -> m.Grant:
-    """The grant for a payload that lies in the answer's body, `length` bytes from `offset`."""
+    """Return the grant for a payload in the reply's body, `length` bytes from `offset`."""
     return m.Grant(MEDIUM_INLINE, 0, offset, length, length, 0, record.crc, 0)

@@ -1,12 +1,12 @@
-"""Which function answers which request: the handlers say it themselves.
+"""Registers the handler of each request with a decorator.
 
     class Puts:
         @handles(m.SessionEnd)
         async def session_end(self, client: Client, request: m.SessionEnd) -> Reply: ...
 
-A handler is an async method that takes what it names of `client`, `request`, `body` and `descriptors`, in that order.
-Two handlers of one request are an error when the second is defined; `engine.requests.table` makes a request without a
-handler an error at its import.
+A handler is an async method whose parameters are some of `client`, `request`, `body` and `descriptors`, in that order.
+Defining a second handler of a request raises BugError.  Importing `engine.requests.table` raises BugError if a request
+has no handler.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Method = TypeVar("Method", bound=Callable[..., Awaitable[Reply]])
 Handler = Callable[[Client, Any, Body, Sequence[int]], Awaitable[Reply]]
 Adapter = Callable[[Callable[..., Awaitable[Reply]]], Handler]
 
-# Written out: a request goes through one of them, and picking arguments from a list costs five times as much.
+# Written out because each request calls one of them: picking arguments from a list costs five times as much.
 _ADAPTERS: Final[dict[tuple[str, ...], Adapter]] = {
     (): lambda method: lambda client, request, body, descriptors: method(),
     ("client",): lambda method: lambda client, request, body, descriptors: method(client),
@@ -38,11 +38,11 @@ _ADAPTERS: Final[dict[tuple[str, ...], Adapter]] = {
     ),
 }
 _named: Final[dict[type[m.Request], tuple[str, tuple[str, ...]]]] = {}
-"""Name and parameters of each request's handler."""
+"""Qualified name and parameters of each request's handler."""
 
 
 def handles(request: type[m.Request]) -> Callable[[Method], Method]:
-    """Mark a method as the handler of a request.  BugError when there is one already, or for odd parameters."""
+    """Mark a method as the handler of a request.  BugError if one exists already, or for other parameters."""
 
     def mark(method: Method) -> Method:
         parameters = tuple(inspect.signature(method).parameters)[1:]
@@ -59,19 +59,19 @@ def handles(request: type[m.Request]) -> Callable[[Method], Method]:
 
 
 def takes_descriptors(request: type[m.Request]) -> bool:
-    """Whether the request's handler takes descriptors."""
+    """Return True if the request's handler takes descriptors."""
     return "descriptors" in _named[request][1]
 
 
 def require_handlers(requests: Iterable[type[m.Request]]) -> None:
-    """BugError that names the requests without a handler."""
+    """Raise BugError naming the requests without a handler, if any."""
     missing = [request.__name__ for request in requests if request not in _named]
     if missing:
         raise BugError(f"requests without a handler: {', '.join(missing)}")
 
 
 def table_of(parts: Iterable[object]) -> dict[type[m.Request], Handler]:
-    """The handlers of one store by the requests that they answer; `parts` are the objects whose methods they are."""
+    """Return one store's handlers by request; `parts` are the objects whose methods they are."""
     methods = {
         f"{type(part).__qualname__}.{name}": getattr(part, name)
         for part in parts

@@ -1,4 +1,4 @@
-"""Requests that lend memory of a client to the engine, and take it back."""
+"""Requests that lend a client's memory to the engine, and end the loan."""
 
 from __future__ import annotations
 

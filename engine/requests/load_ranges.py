@@ -1,16 +1,16 @@
-"""LoadSlots: payloads of many chunks to slots of memory that the client has lent.
+"""LoadSlots: loads payloads of many chunks into slots of memory that the client has lent.
 
-The engine says where payload goes and the kernel moves it; the client checks what has arrived, by ids or by the
-checksums of the answer.
+The engine names source and slot, and the kernel copies; the client checks the bytes, by ids or by the checksums in the
+reply.
 
 Rules kept here:
-- Every chunk of a request has a result: its length, or its failure; a failure says nothing about the other slots, and
-  leaves anything in its own.
-- What was moved or freed while it was read is looked for again: what an answer says was loaded is that chunk's bytes as
-  far as the disk has them, zeros of a punched place never.
-- Payload goes to [offset, offset + length) of the memory and nowhere else; two payloads never go to the same place.
-- At most AT_ONCE_BYTES are copied on the loop between two checkpoints, and INLINE_BYTES for one request; more is the
-  business of threads or the kernel's ring.
+- Every chunk of a request has a result: its length, or its failure.  A failure says nothing about the other slots; the
+  failed slot may hold any bytes.
+- A chunk that was moved or freed during the read is located again: a slot reported as loaded holds that chunk's bytes
+  as the disk has them, never the zeros of a punched place.
+- Payload is written to [offset, offset + length) of the memory and nowhere else; no two payloads overlap.
+- At most AT_ONCE_BYTES are copied on the loop between two checkpoints, and INLINE_BYTES for one request; threads or the
+  kernel's ring copy the rest.
 """
 
 from __future__ import annotations
@@ -49,16 +49,17 @@ from lakefs.wire.engine_port import Reply
 from lakefs.wire.grants import MEDIUM_SEGMENT
 
 AT_ONCE_BYTES: Final = 512 * KIB
-"""About 0.1 ms."""
+"""Most bytes copied on the loop between two checkpoints: about 0.1 ms."""
 INLINE_BYTES: Final = MIB
+"""Most bytes copied on the loop for one request."""
 RUN_CHUNKS_MAX: Final = 1024
-"""Pieces of memory that one read may fill: IOV_MAX of Linux."""
+"""Most pieces of memory that one read fills: IOV_MAX of Linux."""
 LOAD_ATTEMPTS: Final = 4
-"""A chunk is moved by compaction at most once in minutes."""
+"""Times that a moved chunk is located and read; compaction moves a chunk at most once in minutes."""
 
 
 class _Loading:
-    """One request: what is asked for, and what has come of it."""
+    """One request, and the results so far."""
 
     def __init__(self, request: m.LoadSlots, chunks: Seq[ChunkId], memory: LentMemory) -> None:
         self.request = request
@@ -67,10 +68,10 @@ class _Loading:
         self.lengths = [0] * len(chunks)
         self.crcs = [b""] * len(chunks)
         self.failures: dict[int, m.Failure] = {}
-        """As messages: an error's traceback would keep the memory mapped."""
+        """Failures by index, as messages: an error's traceback would keep the memory mapped."""
 
     def load_of(self, index: int, record: ChunkRecord | None) -> SlotLoad | None:
-        """What is to be read for a chunk; None when nothing is, because it failed or is empty."""
+        """Return the load for a chunk; None when nothing is read, because it failed or is empty."""
         if record is None:
             if self.chunks[index] != EMPTY_CHUNK:
                 text = id_text(self.chunks[index])
@@ -94,7 +95,7 @@ class _Loading:
         )
 
     def is_plain(self, lengths: Seq[int]) -> bool:
-        """Whether chunks of these lengths are of one granule each, few bytes in all, and fit their slots."""
+        """Return True if the lengths are one granule each at most, few bytes in all, and fit disjoint slots."""
         if sum(lengths) > INLINE_BYTES or max(lengths) > GRANULE_BYTES:
             return False
         if self.request.lengths and any(map(operator.gt, lengths, self.request.lengths)):
@@ -107,12 +108,12 @@ class _Loading:
         return end <= self.memory.size_bytes
 
     def targets(self, begin: int, end: int, lengths: Seq[int]) -> list[memoryview]:
-        """Slots of these chunks, as parts of the mapping."""
+        """Return the slots of chunks [begin, end), as parts of the mapping."""
         mapping, offsets = self.memory.mapping, self.request.offsets
         return [mapping[offsets[index] : offsets[index] + lengths[index]] for index in range(begin, end)]
 
     def refuse_overlaps(self, loads: list[SlotLoad]) -> list[SlotLoad]:
-        """The loads without those that go where another one goes."""
+        """Fail each load whose slot overlaps the one before it; return the others."""
         offsets = self.request.offsets
         end, kept = -1, []
         for load in sorted(loads, key=lambda load: offsets[load.index]):
@@ -125,16 +126,17 @@ class _Loading:
         return kept
 
     def fail(self, index: int, error: LakeError) -> None:
-        """A chunk's slot is not filled."""
+        """Record that a chunk was not loaded."""
         self.failures[index] = failure_of(error)
 
     def done(self, load: SlotLoad, crcs: bytes) -> None:
-        """A payload is in its slot."""
+        """Record that a payload is in its slot."""
+        assert load.index not in self.failures, "a chunk has one result"
         self.lengths[load.index] = load.record.stored_bytes
         self.crcs[load.index] = crcs
 
     def reply(self) -> Reply:
-        """The answer."""
+        """Return the reply."""
         failures: list[m.Failure | None] = []
         if self.failures:
             failures = [self.failures.get(index) for index in range(len(self.chunks))]
@@ -170,10 +172,10 @@ class Loads:
             return loading.reply()
 
     async def _load_directly(self, loading: _Loading) -> bool:
-        """Load short chunks whose places the shared index knows and whose bytes are in memory; whether all were loaded.
+        """Load short chunks that the shared index knows and whose bytes are in memory; True if all were loaded.
 
-        What most requests of a running cache ask for, with little done for each chunk; what lies one behind the other
-        is one read.  For all else there is the other way.
+        The fast path for most requests of a running cache, with little work for each chunk; adjacent chunks are one
+        read.  On False, `_load` handles the request.
         """
         shared = self._store.shared_index
         if shared is None or not loading.chunks:
@@ -195,7 +197,7 @@ class Loads:
             try:
                 if not self._slots.read_cached_run(SegmentId(segment), offset, targets, probe=not begin):
                     return False
-            except (UserError, OperationalError):  # told by the other way
+            except (UserError, OperationalError):  # `_load` reports it
                 return False
             begin = end
             at_once += sum(map(len, targets))
@@ -206,7 +208,7 @@ class Loads:
         return True
 
     async def _load(self, loading: _Loading, wanted: Seq[int]) -> list[int]:
-        """Load chunks from where they are now; those that were moved or freed meanwhile."""
+        """Load chunks from where they are now; returns those that were moved or freed during the read."""
         punched = self._segments.room.punch_count
         with self._metadata.view() as view:
             found = [loading.load_of(index, find_chunk(view, loading.chunks[index])) for index in wanted]
@@ -215,13 +217,13 @@ class Loads:
         await self._metadata.wait_durable(sequence)
         for load in loads:
             if self._store.chunks.is_quarantined(loading.chunks[load.index]):
-                load.error = _suspect(loading.chunks[load.index])  # it is read with all checks, or not at all
+                load.error = _suspect(loading.chunks[load.index])  # it is read with all checks, or fails
         await self._slots.read(await self._read_cached([load for load in loads if load.error is None]))
         moved = self._moved(loading, loads) if self._segments.room.punch_count != punched else set()
         return [load.index for load in loads if load.index in moved or not await self._settled(loading, load)]
 
     async def _read_cached(self, loads: Seq[SlotLoad]) -> Seq[SlotLoad]:
-        """Copy what is in memory, on the loop, up to the first that is not; what is left to read otherwise."""
+        """Copy cached loads on the loop, up to the first that is not cached; returns the loads left to read."""
         room, at_once, left = INLINE_BYTES, AT_ONCE_BYTES, list[SlotLoad]()
         for position, load in enumerate(loads):
             length = load.record.stored_bytes
@@ -233,7 +235,7 @@ class Loads:
                 at_once = AT_ONCE_BYTES
             try:
                 found = self._slots.read_cached(load, probe=room == INLINE_BYTES)
-            except (UserError, OperationalError):  # told by the second attempt
+            except (UserError, OperationalError):  # the second attempt reports it
                 found = False
             if not found:
                 return [*left, *loads[position:]]
@@ -242,14 +244,14 @@ class Loads:
         return left
 
     def _moved(self, loading: _Loading, loads: Seq[SlotLoad]) -> set[int]:
-        """Loads whose place is not their chunk's any more: what was read there may be zeros."""
+        """Return the loads whose place is no longer their chunk's: they may have read zeros."""
         with self._metadata.view() as view:
             return {
                 load.index for load in loads if find_chunk(view, loading.chunks[load.index]) != load.record
             }
 
     async def _settled(self, loading: _Loading, load: SlotLoad) -> bool:
-        """Note what has come of a load; False when it is to be tried again, at another place."""
+        """Record a load's result; returns False if the chunk has moved and must be located and read again."""
         record = load.record
         if load.error is None:
             if not record.vector_bytes:
@@ -273,21 +275,21 @@ class Loads:
         return True
 
     async def _checked(self, load: SlotLoad) -> bytes:
-        """Load what did not come, or came without its checksums, by a read that is checked past the page cache too."""
+        """Load a payload whose read failed or whose vector does not match, checked, past the page cache too."""
         payload = await self._segments.reader.read_chunk(load.record)
         await self._store.offload.run(put_into, load.target, payload)
         return vector_of(payload)
 
     async def _judged(self, chunk: ChunkId, record: ChunkRecord, error: LakeError) -> m.Failure | None:
-        """The failure to answer with; None when the chunk has another place by now."""
+        """Return the failure to reply with; None when the chunk is at another place now."""
         if isinstance(error, UserError):
             return failure_of(error)
-        told = await self._store.chunks.judged(chunk, record, error)
-        return None if isinstance(told, StaleGrant) else failure_of(told)
+        judged = await self._store.chunks.judged(chunk, record, error)
+        return None if isinstance(judged, StaleGrant) else failure_of(judged)
 
 
 def _end_of_run(places: Seq[Found], begin: int) -> int:
-    """Where the run ends that begins there: one place behind the other, RUN_CHUNKS_MAX and AT_ONCE_BYTES at most."""
+    """Return the end of the run of adjacent places from `begin`: RUN_CHUNKS_MAX and AT_ONCE_BYTES at most."""
     _, segment, offset, length, _ = places[begin]
     behind, end = offset + length, begin + 1
     while end < min(len(places), begin + RUN_CHUNKS_MAX):

@@ -1,8 +1,8 @@
 """Requests about names: look up, list, remove, rename, copy, attributes, folders, symlinks, buckets.
 
-Each handler is one synchronous decision on a view or in a transaction, and the wait until that is durable, unless
-the client asked for an answer as soon as it is visible (`durable` false).
-Batches give every item its own result; what failed has changed nothing.
+Each handler makes one synchronous decision on a view or in a transaction, then waits until that is durable, unless the
+client asked for a reply as soon as it is visible (`durable` false).
+In a batch every item has its own result; an item that failed has changed nothing.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class NameRequests:
         ) -> m.NameResult:
             bucket = find_bucket(txn, name)
             if version:
-                gone = remove_version(txn, bucket, key, version, now_ns, condition, request.keep_folder)
-                return m.NameResult(None if gone is None else _stat_of(bucket, key, gone))
+                removed = remove_version(txn, bucket, key, version, now_ns, condition, request.keep_folder)
+                return m.NameResult(None if removed is None else _stat_of(bucket, key, removed))
             removal = remove(txn, bucket, key, condition, now_ns, request.keep_folder)
             stat = None if removal.found is None else _stat_of(bucket, key, removal.found)
             return m.NameResult(stat, marker=removal.marker)
@@ -242,7 +242,7 @@ def _check_count(names: Sequence[object], limit: int) -> None:
 
 
 def _conditions_of(request: m.DeleteNames) -> Sequence[m.Condition]:
-    """The condition of each name.  InvalidArgument when they are not as many."""
+    """Return the condition of each name.  InvalidArgument when the counts differ."""
     if len(request.conditions) not in (0, len(request.names)):
         raise InvalidArgument(f"{len(request.conditions)} conditions for {len(request.names)} names")
     return request.conditions or [request.condition] * len(request.names)
@@ -265,7 +265,7 @@ def _stat_of(bucket: BucketRef, key: str, found: Resolved) -> m.ObjectStat:
 
 
 def one_name(bucket: str, key: str, found: Resolved) -> Reply:
-    """The reply about one name."""
+    """Return the reply about one name."""
     version = shown_version(found.node) if found.node.attributes.version else ""
     return Reply(
         m.NameResults([m.NameResult(to_object_stat(bucket, key, found.node_id, found.node, version))])

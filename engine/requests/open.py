@@ -1,13 +1,14 @@
-"""Requests that read: open, locate, and descriptors; streamed ranges are the business of `chunk_reads`.
+"""Requests that read: open, locate, and descriptors; `engine.requests.read_chunks` streams ranges.
 
-The engine answers where bytes are; clients that hold descriptors fetch and check them themselves.  Payloads under
-64 KiB come inline, checked by CRC32C here and by digest there; clients without descriptors get ranges streamed.
+The engine replies with places; clients that hold descriptors read and check the bytes themselves.  Payloads under
+64 KiB are in the reply itself (inline), checked by CRC32C here and by digest in the client; clients without descriptors
+get ranges streamed.
 
 Rules kept here:
 - An opened object's lease is taken in the same synchronous step in which its name was read.
-- No view is held across an `await`: names first, layouts next, places last; a chunk freed in between is a grant of
-  MEDIUM_NONE, and its reader locates again or learns that it is gone.
-- Descriptors go only to clients on a trusted Unix socket, and are read-only.
+- No view is held across an `await`: names first, layouts next, places last.  A chunk freed in between has a grant of
+  MEDIUM_NONE; its reader locates it again or finds that it was removed.
+- Descriptors are sent only to clients on a trusted Unix socket, and are read-only.
 """
 
 from __future__ import annotations
@@ -67,9 +68,9 @@ from lakefs.wire.grants import MEDIA_DRAM, MEDIUM_SEGMENT
 
 SEGMENTS_PER_REQUEST_MAX = 64
 LAYOUT_MAX = 4096
-"""Chunks of one object's layout."""
+"""Most chunks of one object's layout in a reply."""
 LAYOUTS_MAX = 32_768
-"""Chunks of all layouts of one reply: at most 85 bytes each, 2.7 MiB of a control part's 4 MiB."""
+"""Most chunks of all layouts of one reply: at most 85 bytes each, 2.7 MiB of a control part's 4 MiB."""
 _log = structlog.get_logger(__name__)
 
 
@@ -84,10 +85,10 @@ class _Opening:
     grants: list[m.Grant] = field(default_factory=list)
     small: ChunkRecord | None = None
     worth_it: bool = False
-    """Whether its small chunk is to come into the DRAM tier."""
+    """True if its small chunk should be copied into the DRAM tier."""
 
     def add_only_chunk(self) -> bool:
-        """Note the chunk of a blob without manifest; whether its payload may come inline, or is empty."""
+        """Note the chunk of a blob without manifest; True if its payload is empty or may be sent inline."""
         chunk = ChunkId(self.stat.blob)
         if chunk == EMPTY_CHUNK:
             return True
@@ -98,7 +99,7 @@ class _Opening:
 
     @property
     def needs_layout(self) -> bool:
-        """Whether its chunks are in a manifest, unread."""
+        """True if its chunks are in a manifest that was not read yet."""
         return not self.chunks and self.stat.size_bytes > 0
 
 
@@ -148,11 +149,11 @@ class Reads:
             leases -= {item.lease for item in opening if isinstance(item, _Opening)}
         finally:
             if leases:
-                self._store.references.end_leases(client, leases)  # nobody is told of them
+                self._store.references.end_leases(client, leases)  # the client never receives their ids
         return Reply(m.OpenResults([_open_result(item) for item in opening]), Body(parts))
 
     def _small_at_once(self, item: _Opening | LakeError, request: m.OpenObjects) -> Reply | None:
-        """The answer about one small object whose payload is in memory; what most requests ask for."""
+        """Return the reply about one small object whose payload is in memory, the commonest case; else None."""
         if isinstance(item, LakeError) or item.small is None or item.lengths[0] > request.inline_bytes:
             return None
         payload = self._dram.small_at_once(item.chunks[0], item.small)
@@ -184,7 +185,7 @@ class Reads:
         version: str,
         request: m.OpenObjects,
     ) -> _Opening | LakeError:
-        """`buckets`: those found in this view so far."""
+        """Open one object.  `buckets` caches the buckets found in this view so far."""
         try:
             ref = buckets.get(bucket)
             if ref is None:
@@ -205,8 +206,8 @@ class Reads:
                 raise InvalidArgument(f"{bucket}/{key} has no content to read", subject=f"{bucket}/{key}")
             stat = to_object_stat(bucket, key, found.node_id, found.node, version_id(ref, found.node))
             opening = _Opening(stat)
-            comes_inline = opening.add_only_chunk()
-            if _wants_lease(request, stat, comes_inline=comes_inline):
+            is_inline = opening.add_only_chunk()
+            if _wants_lease(request, stat, is_inline=is_inline):
                 opening.lease = self._store.references.lease(client, found.node.blob)
         except IndexDamaged as error:
             return with_what_happens(self._store, error)
@@ -215,7 +216,7 @@ class Reads:
         return opening
 
     async def _add_layouts(self, opening: list[_Opening | LakeError], layout_max: int) -> None:
-        """Layouts while they fit the reply; who gets none reads the manifest as any chunk."""
+        """Add layouts while they fit the reply; without one, the client reads the manifest like any chunk."""
         room = LAYOUTS_MAX
         for index, item in enumerate(opening):
             if isinstance(item, _Opening):
@@ -235,9 +236,9 @@ class Reads:
         return item
 
     async def _inline(self, opening: list[_Opening | LakeError], budget: int, *, tried: bool) -> list[bytes]:
-        """Small payloads, read in one go while the budget lasts; their grants point into the body.
+        """Read small payloads together while the budget lasts; their grants point into the body.
 
-        `tried`: those in memory would have been answered before.
+        `tried`: `_small_at_once` did not find the payload in memory.
         """
         chosen: list[tuple[int, _Opening, ChunkRecord]] = []
         for index, item in enumerate(opening):
@@ -269,9 +270,9 @@ class Reads:
     async def _small_payloads(
         self, wanted: Seq[tuple[ChunkId, ChunkRecord]], *, tried: bool
     ) -> list[bytes | LakeError]:
-        """Checked payloads from the arena where it has them, the others in one go from the segments.
+        """Return checked payloads: from the arena where it has them, the others read together from the segments.
 
-        `tried`: `_small_at_once` has just found that it has not.
+        `tried`: `_small_at_once` has just found that neither has the payload in memory.
         """
         found: list[bytes | LakeError | None] = [
             None if tried else self._dram.small_at_once(*each) for each in wanted
@@ -324,7 +325,7 @@ class Reads:
     def _grant_all(
         self, view: View, client: Client, opening: Seq[_Opening | LakeError], request: m.OpenObjects
     ) -> None:
-        """Places of all chunks, or of those that the request asks for."""
+        """Grant all chunks of each object, or those in the range that the request names."""
         for item in opening:
             if not isinstance(item, _Opening):
                 continue
@@ -339,7 +340,9 @@ class Reads:
             if is_small:
                 item.small = records[0]
             grants = [grant_of(record) for record in records]
-            understood = not is_small and _reads_slabs(client, request.media)  # it most likely comes along
+            understood = not is_small and _reads_slabs(
+                client, request.media
+            )  # a small payload is most likely sent inline
             worth_it = self._dram.note_reads(wanted, grants, understood=understood)
             item.worth_it = is_small and bool(worth_it)
             for chunk in () if is_small else worth_it:
@@ -362,27 +365,27 @@ class Reads:
             try:
                 descriptors.append(self._segments.files.lend(SegmentId(segment)))
             except (CorruptionError, OperationalError) as error:
-                # Without a descriptor the client asks for the bytes, and learns of each chunk by itself.
+                # Without a descriptor the client requests the bytes, and gets the error of each chunk.
                 _log.warning("segment_not_lent", segment=f"{segment:016x}", reason=error.message)
                 continue
             found.append(segment)
         return Reply(m.SegmentsOpened(found), descriptors=descriptors)
 
 
-def _wants_lease(request: m.OpenObjects, stat: m.ObjectStat, *, comes_inline: bool) -> bool:
-    """Whether the reader of an object needs its content kept, as far as that is known before it is read."""
+def _wants_lease(request: m.OpenObjects, stat: m.ObjectStat, *, is_inline: bool) -> bool:
+    """Return True if the reader of an object needs its content kept, judged before the payload is read."""
     if not request.lease or stat.size_bytes < request.lease_from:
         return False
-    return request.lease_inline or not comes_inline
+    return request.lease_inline or not is_inline
 
 
 def _reads_slabs(client: Client, media: int) -> bool:
-    """Whether the client understands grants of the arena, and may have its slabs."""
+    """Return True if the client understands grants of the arena, and may have its slabs."""
     return bool(media & MEDIA_DRAM) and client.descriptors and client.trusted
 
 
 def _places(opening: Seq[_Opening | LakeError]) -> list[Place]:
-    """Where clients will read themselves."""
+    """Return the places in segments that clients will read themselves."""
     return [
         Place(SegmentId(grant.segment), grant.offset)
         for item in opening

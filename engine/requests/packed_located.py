@@ -1,6 +1,6 @@
-"""The answer to Locate with its grants encoded already, as the shared index's table packs them.
+"""The reply to Locate with its grants already encoded, as the shared index's table packs them.
 
-The same bytes leave as for `Located`; 64 grants of a request are never objects of Python.
+The bytes sent are those of `Located`; the grants never become Python objects.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _decode: Final = msgspec.msgpack.Decoder(list[Grant]).decode
 
 
 class PackedLocated(Message, frozen=True):
-    """`Located` on its way to a client that gets bytes."""
+    """`Located`, already encoded, for a client that gets bytes."""
 
     grants: msgspec.Raw
 
     def unpacked(self) -> Located:
-        """What a client in this process gets."""
+        """Return the `Located` for a client in this process."""
         return Located(_decode(self.grants))

@@ -1,4 +1,4 @@
-"""Requests that pin chunks where they are, for clients that read through mappings, and let them go."""
+"""Requests that pin chunks where they are, for clients that read through mappings, and that unpin them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PinRequests:
             )
         except BaseException:
             pinned = (chunk for chunk, pin in zip(chunks, found, strict=True) if pin is not None)
-            self._pins.unpin(client.pins, pinned)  # nobody is told of them
+            self._pins.unpin(client.pins, pinned)  # the client never receives these grants
             raise
         return Reply(m.Pinned([NO_GRANT if pin is None else grant_of(pin.record) for pin in found]))
 

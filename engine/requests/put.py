@@ -2,10 +2,11 @@
 
 Rules kept here:
 - A name is bound only to a blob whose every chunk is in the store and held: by the session, or by being recorded in
-  the same group.  A manifest is walked and its sizes compared with the chunks' own; a client's word is not taken.
-- Payloads are synced before the group that refers to them is opened; the answer leaves when that group is durable,
-  or when the change has joined it, for a client that asked for no more (`durable` false).
-- A put that loses its chunk to gc between "present" and commit stores it after all.
+  the same group.  A manifest is walked and its sizes compared with the chunks' own; the client's figures are not
+  trusted.
+- Payloads are synced before the group that refers to them is opened.  The reply is sent when that group is durable, or
+  as soon as the change is in it for a client that asked for `durable` false.
+- A put whose chunk gc removes between "present" and commit stores that chunk after all.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ from lakefs.wire.engine_port import Body, Reply
 
 
 class _Vanished(Exception):
-    """A chunk that was present is gone at commit; the transaction is dropped and the payload stored."""
+    """A chunk that was present was removed before commit; the transaction is dropped and the payload stored."""
 
 
 class Puts:
@@ -66,7 +67,7 @@ class Puts:
         self._held = HeldBlobs(store.metadata, store.chunks, store.manifests, store.references)
 
     async def receive(self, request: m.StoreChunks | m.PutObjects) -> ReceivedBody:
-        """Memory for the payloads of a request."""
+        """Allocate memory for the payloads of a request."""
         kinds = (
             request.kinds if isinstance(request, m.StoreChunks) else [ChunkKind.DATA] * len(request.lengths)
         )
@@ -114,11 +115,13 @@ class Puts:
         (own,) = duplicates(descriptors)
         try:
             await self._store.offload.run(check_source, own)
-            _check_room(client)  # others have been opened meanwhile
+            _check_room(client)  # others may have been opened during the check
         except BaseException:
             close_later([own])
             raise
-        number = client.number()  # told to nobody before, nor to be guessed: what is read was checked
+        number = (
+            client.number()
+        )  # not sent before the check, nor guessable: every source that is read was checked
         client.sources[number] = own
         return Reply(m.SourceOpened(number))
 
@@ -133,7 +136,7 @@ class Puts:
         opened = client.sources.get(request.source)
         if opened is None:
             raise InvalidArgument(f"source {request.source} is not open on this connection")
-        check_lengths(request.lengths)  # how many they are, before each is looked at
+        check_lengths(request.lengths)  # bounds their number before the loops below
         if len(request.offsets) != len(request.lengths) or 0 in request.lengths:
             raise InvalidArgument("a source's offsets and lengths go in pairs, and no length is 0")
         if any(not 0 <= offset <= BLOB_BYTES_MAX for offset in request.offsets):
@@ -186,7 +189,7 @@ class Puts:
     async def put_payloads(
         self, client: Client, payloads: Sequence[Payload], changes: Sequence[m.NameChange], *, durable: bool
     ) -> Reply:
-        """Store payloads and bind a name to each, in one group: the answer to PutObjects, and to what is like it."""
+        """Store payloads and bind a name to each, in one group; replies to PutObjects and to PutSlots."""
         if len(changes) != len(payloads):
             raise InvalidArgument(f"{len(changes)} names for {len(payloads)} payloads")
         hashed, written = await self._chunks.ingest.take_in(payloads, self._choose_absent())
@@ -217,7 +220,7 @@ class Puts:
         return Reply(m.NameResults(results))
 
     def _choose_absent(self) -> Choose:
-        """Of chunks as they are hashed, those that are not there, each once."""
+        """Return a filter that picks, from chunks as they are hashed, those not in the store, each once."""
         chosen: set[ChunkId] = {EMPTY_CHUNK}
 
         def choose(items: Sequence[Hashed]) -> list[Hashed]:
@@ -232,7 +235,7 @@ class Puts:
         return choose
 
     def _not_present(self, items: list[Hashed], written: list[Written]) -> list[Hashed]:
-        """Items that are neither recorded nor written by this request."""
+        """Return items that are neither recorded nor written by this request."""
         done = {item.hashed.chunk for item in written}
         with self._metadata.view() as view:
             present = self._chunks.find_good
@@ -245,7 +248,7 @@ class Puts:
         changes: Sequence[m.NameChange],
         blobs: Sequence[HeldBlob | LakeError],
     ) -> list[m.NameResult]:
-        """Bind what can be bound; every change gets its result."""
+        """Bind the changes that can be bound; every change has a result."""
         txn.note(ChangedBy(client))
         now_ns = self._store.clock.wall_ns()
         buckets = _Buckets(txn, PlannedBuckets(txn, now_ns))
@@ -264,7 +267,9 @@ class Puts:
             results[index] = _result(changes[index], buckets.of(changes[index]), outcome)
             if isinstance(outcome, Resolved):
                 buckets.planned.make(changes[index].bucket)
-        return [result for result in results if result is not None]
+        bound = [result for result in results if result is not None]
+        assert len(bound) == len(changes), "each change has a result"
+        return bound
 
 
 class _Buckets:
@@ -276,7 +281,7 @@ class _Buckets:
         self._found: dict[tuple[str, bool], BucketRef] = {}
 
     def of(self, change: m.NameChange) -> BucketRef:
-        """The change's bucket; when it is missing and may be made, the one that is planned."""
+        """Return the change's bucket; the planned one if it is missing and the change may create it."""
         wanted = (change.bucket, change.create_bucket)
         bucket = self._found.get(wanted)
         if bucket is None:
@@ -297,10 +302,10 @@ def _check_room(client: Client) -> None:
 
 
 def _close_source(client: Client, number: int) -> None:
-    """Forget a source, unless that has been done; reads that are under way have a descriptor of their own."""
+    """Close a source if it is open; reads under way have a descriptor of their own."""
     descriptor = client.sources.pop(number, None)
     if descriptor is not None:
-        os.close(descriptor)  # it was checked: nobody's process serves it
+        os.close(descriptor)  # closing does not block: `check_source` accepted the file
 
 
 def _result(change: m.NameChange, bucket: BucketRef, outcome: Resolved | UserError) -> m.NameResult:

@@ -1,10 +1,10 @@
-"""Requests that stream chunks: ranges of payload, from the arena or the segments, checked by CRC32C on their way.
+"""Requests that stream chunks: ranges of payload, from the arena or the segments, checked by CRC32C before sending.
 
 Rules kept here:
-- Memory of the arena is pinned until the answer is sent.
-- A chunk that compaction moved meanwhile is looked for again; what does not match where it should be is damage.
-- Places come from the shared index where it knows them, in one look for all; what does not match at such a place is
-  looked for in the store before anything is said of it.
+- Memory of the arena is pinned until the reply is sent.
+- A chunk that compaction moved during the read is located again; a mismatch at its present place is damage.
+- Places are taken from the shared index where it knows them, in one look-up for all.  On a mismatch at such a place the
+  chunk is looked up in the store before an error is returned.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lakefs.wire.engine_port import Body, Reply
 from lakefs.wire.grants import MEDIUM_SEGMENT
 
 READ_ATTEMPTS: Final = 4
-"""A chunk is moved by compaction at most once in minutes."""
+"""Times that a moved chunk is located and read again; compaction moves a chunk at most once in minutes."""
 
 
 class ChunkReads:
@@ -68,10 +68,10 @@ class ChunkReads:
             return Reply(m.ReadChunksReply(pieces), Body(parts, releases.pop_all().close))
 
     async def _read_known(self, chunks: list[ChunkId], request: m.ReadChunks) -> Reply | None:
-        """The answer when the shared index knows where all chunks are, and they are short and in segments.
+        """Return the reply if the shared index knows all chunks, and they are short and in segments; else None.
 
-        What requests for many small chunks ask for, with little done for each.  None: whatever is otherwise, and why,
-        the other way finds out.
+        The fast path for requests for many small chunks, with little work for each.  On None the caller looks the
+        chunks up in the store, and reports any error.
         """
         shared, tier = self._store.shared_index, self._dram.tier
         places = [] if shared is None else _plain(shared.find_many(chunks), request)
@@ -89,7 +89,7 @@ class ChunkReads:
     def _note_read(
         self, chunks: Seq[ChunkId], offsets: Seq[int], places: Seq[Found], memory: memoryview
     ) -> None:
-        """Whole chunks were read, and lie one behind the other; those that are worth it are brought in."""
+        """Note reads of whole chunks, back to back in `memory`; offer the DRAM tier those that it wants."""
         end = 0
         for chunk, offset, place in zip(chunks, offsets, places, strict=True):
             begin, end = end, end + place[3]
@@ -97,7 +97,7 @@ class ChunkReads:
                 self._dram.offer(chunk, record_at(place), memory[begin:end])
 
     def _find(self, chunks: list[ChunkId]) -> tuple[list[ChunkRecord | None], Sequence]:
-        """The chunks' records, and what they rest on."""
+        """Return the chunks' records, and the sequence that must be durable before they are used."""
         shared = self._store.shared_index
         records: list[ChunkRecord | None]
         records = [None] * len(chunks) if shared is None else shared.records(chunks)
@@ -112,7 +112,7 @@ class ChunkReads:
     async def _read_planned(
         self, chunks: Seq[ChunkId], planned: Seq[Range | LakeError], releases: ExitStack
     ) -> list[RangeRead | LakeError]:
-        """Each piece from the arena or the segments; `releases` gives memory of the arena back."""
+        """Read each piece from the arena or the segments; `releases` unpins memory of the arena."""
         done: list[RangeRead | LakeError | None] = [
             item if isinstance(item, LakeError) else None for item in planned
         ]
@@ -122,7 +122,7 @@ class ChunkReads:
                 if isinstance(item, tuple):
                     record, offset, _ = item
                     if not offset and self._dram.note_read(chunks[index], record.stored_bytes):
-                        worth_it.add(index)  # who reads on, piece by piece, reads the chunk once
+                        worth_it.add(index)  # a client that reads on, piece by piece, counts as one read
                     done[index] = await self._read_in_arena(chunks[index], item, releases)
         missing = [
             (index, item)
@@ -136,7 +136,9 @@ class ChunkReads:
             elif index in worth_it:
                 self._admit(chunks[index], item[0], read)
             done[index] = read
-        return [read for read in done if read is not None]
+        answers = [read for read in done if read is not None]
+        assert len(answers) == len(planned), "each piece has an answer"
+        return answers
 
     async def _read_in_arena(self, chunk: ChunkId, wanted: Range, releases: ExitStack) -> RangeRead | None:
         pinned = await self._dram.read_range(chunk, *wanted)
@@ -146,7 +148,7 @@ class ChunkReads:
         return pinned.begin, pinned.payload, pinned.crcs
 
     def _admit(self, chunk: ChunkId, record: ChunkRecord, read: RangeRead) -> None:
-        """Bring a chunk in that is worth it, with the bytes just read where they are all of it."""
+        """Offer a chunk to the DRAM tier with the bytes just read, or have it read again if they are only a part."""
         begin, payload, crcs = read
         if begin or len(payload) < record.stored_bytes:
             self._dram.want(chunk)
@@ -154,26 +156,26 @@ class ChunkReads:
             self._dram.offer(chunk, record, payload, crcs if record.vector_bytes else b"")
 
     async def _read_elsewhere(self, chunk: ChunkId, wanted: Range, error: LakeError) -> RangeRead | LakeError:
-        """A piece that could not be read, looked for again when the chunk was moved meanwhile; else what that means."""
+        """Read a failed piece at the chunk's new place if it was moved; else return the error to report."""
         record, offset, length = wanted
         for _ in range(READ_ATTEMPTS):
-            told = await self._store.chunks.judged(chunk, record, error)
-            if not isinstance(told, StaleGrant):
-                return told
+            judged = await self._store.chunks.judged(chunk, record, error)
+            if not isinstance(judged, StaleGrant):
+                return judged
             with self._metadata.view() as view:
                 now = find_chunk(view, chunk)
             if now is None:
-                return told
+                return judged
             record = now
             [read] = await self._segments.batches.read_ranges([(record, offset, length)])
             if not isinstance(read, LakeError):
                 return read
             error = read
-        return told
+        return judged
 
 
 def _plain(places: Seq[Found | None], request: m.ReadChunks) -> list[Found]:
-    """The places, when all are known, of one granule each, in segments, and hold what is wanted of them; else none."""
+    """Return the places if all are known, in segments, one granule each at most, and hold the ranges; else []."""
     plain: list[Found] = []
     left = READ_AT_ONCE_BYTES
     for place, offset, length in zip(places, request.offsets, request.lengths, strict=True):
@@ -189,7 +191,7 @@ def _plain(places: Seq[Found | None], request: m.ReadChunks) -> list[Found]:
 def _planned(
     chunks: Seq[ChunkId], records: Seq[ChunkRecord | None], request: m.ReadChunks
 ) -> list[Range | LakeError]:
-    """What to read of each chunk, while there is room in one body; or why it cannot be."""
+    """Return the range to read of each chunk, while they fit one body; or the error."""
     planned: list[Range | LakeError] = []
     room = BODY_BYTES_MAX
     for chunk, record, offset, length in zip(chunks, records, request.offsets, request.lengths, strict=True):

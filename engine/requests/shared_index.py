@@ -1,4 +1,4 @@
-"""The request for the shared index, for clients that look chunks up by themselves."""
+"""The request that sends the shared index to clients, which then look chunks up by themselves."""
 
 from __future__ import annotations
 

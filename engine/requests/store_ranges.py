@@ -1,9 +1,9 @@
-"""Slots of lent memory as the source of chunks, and of whole objects: payload that never passes the socket.
+"""Stores chunks and whole objects from slots of lent memory: the payload never passes the socket.
 
 Rules kept here:
-- A slot is copied into memory of the engine by a system call, then hashed and written from there: a client that writes
-  to it meanwhile changes what is stored under its own name, and one that shrinks the memory gets an error.
-- The memory is there until every copy has ended, whatever is cancelled or returned meanwhile.
+- A slot is copied into the engine's memory by a system call, then hashed and written from there.  A client that writes
+  to the slot during the copy changes only what is stored for it; one that shrinks the memory gets an error.
+- The memory stays mapped until every copy has ended, even if the request is cancelled or the memory returned earlier.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class SlotRequests:
     async def _payloads(
         self, client: Client, request: m.StoreSlots | m.PutSlots
     ) -> AsyncIterator[list[Payload]]:
-        """Payloads that are filled from the slots; their memory is there until the end of the block.
+        """Yield payloads that are filled from the slots; their memory lasts until the block ends.
 
         InvalidArgument, RequestTooLarge; SessionLost when the memory is not lent on this connection.
         """
-        check_lengths(request.lengths)  # how many they are, before each is looked at
+        check_lengths(request.lengths)  # bounds their number before the loops below
         if len(request.offsets) != len(request.lengths):
             raise InvalidArgument(f"{len(request.offsets)} offsets for {len(request.lengths)} slots")
         if request.memory not in client.memories:
@@ -75,7 +75,7 @@ class SlotRequests:
 
 
 def _filler(memory: LentMemory, offset: int) -> Fill:
-    """A call that fills memory of the engine from a slot; it blocks, and raises SourceChanged."""
+    """Return a call that fills memory of the engine from a slot; it blocks, and raises SourceChanged."""
 
     def fill(target: memoryview, begin: int) -> bytes:
         return read_into(memory, offset + begin, target)

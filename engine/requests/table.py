@@ -1,13 +1,13 @@
-"""The engine's answers: one handler for each request of `lakefs.wire.messages`.
+"""Dispatches requests: one handler for each request of `lakefs.wire.messages`.
 
-The handlers live beside what they are about (`puts`, `name_requests`, `reads`, ...) and say themselves what they answer
-(`engine.requests.handlers`); here is what a connection is, and the few requests that are about the engine itself.
+The other modules of this package hold the handlers by subject (`put`, `names`, `open`, ...) and register them
+(`engine.requests.handlers`).  This one begins and ends connections, and answers requests about the engine itself.
 
 Rules kept here:
-- A reply leaves only when everything it rests on is durable; of a change that was asked for with `durable` false,
-  when it is visible.
-- A request's body and descriptors are given back or closed exactly once, whether it succeeds or not.
-- What a client sends is checked here or in the handler before it is used; a bad request harms nobody else.
+- A reply is sent only when the state it rests on is durable; for a change requested with `durable` false, when that
+  change is visible.
+- A request's body is released and its descriptors are closed exactly once, whether it succeeds or not.
+- A client's input is checked here or in the handler before it is used; a bad request does not affect other clients.
 """
 
 from __future__ import annotations
@@ -72,20 +72,20 @@ class Service:
     def connected(
         self, peer: str, *, descriptors: bool, trusted: bool, uid: int | None = None
     ) -> ServedClient:
-        """A connection has begun."""
+        """Begin a connection."""
         return self._store.references.connect(peer, descriptors=descriptors, trusted=trusted, uid=uid)
 
     async def disconnected(self, client: ServedClient) -> None:
-        """A connection has ended."""
+        """End a connection: close its sources, end its lent memory, pins, sessions and leases."""
         assert isinstance(client, Client)
-        close_all(client.sources.values())  # they were checked
+        close_all(client.sources.values())  # closing does not block: `check_source` accepted the files
         client.sources.clear()
         self._store.lent.end_all(client)
         self._store.segments.pins.end_all(client.pins)
         self._store.references.disconnect(client)
 
     async def receive(self, client: ServedClient, request: m.Request, body_bytes: int) -> Body:
-        """Memory for the body of a request."""
+        """Allocate memory for the body of a request."""
         if isinstance(request, (m.StoreChunks, m.PutObjects)):
             if sum(request.lengths) != body_bytes:
                 raise InvalidArgument(
@@ -99,7 +99,7 @@ class Service:
     async def serve(
         self, client: ServedClient, request: m.Request, body: Body, descriptors: Sequence[int]
     ) -> Reply:
-        """Do the request."""
+        """Run the request's handler; releases the body and closes the descriptors."""
         assert isinstance(client, Client)
         handler = self._handlers.get(type(request))
         try:
@@ -115,7 +115,7 @@ class Service:
             close_later(descriptors)
 
     def watch(self, client: ServedClient, request: m.Watch) -> Watch:
-        """Events of a bucket.  BucketNotFound, EngineBusy."""
+        """Subscribe to the events of a bucket.  BucketNotFound, EngineBusy."""
         assert isinstance(client, Client)
         with self._store.metadata.view() as view:
             find_bucket(view, request.bucket)
@@ -167,5 +167,5 @@ class Service:
         return Reply(m.ReportReply(json.dumps(report)))
 
 
-# A watch is no request with one answer: `Service.watch`.
+# `Service.watch` serves Watch, which has more than one reply.
 require_handlers(request for request in m.REQUESTS.values() if request is not m.Watch)

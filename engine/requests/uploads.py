@@ -1,7 +1,7 @@
 """Requests about multipart uploads: begin, parts, lists, complete, abort.
 
-A part's chunks are held by the client's session until the step in which the part is recorded, and referred to by the
-record from that step on: gc finds them in one of the two at every moment.  The same goes for the whole.
+The client's session holds a part's chunks until the step in which the part is recorded; the record refers to them from
+that step on.  So gc finds them in one of the two at every moment.  The same holds for the completed object.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class UploadRequests:
             except ChunkNotFound:
                 if not looks_left:
                     raise
-                continue  # replaced, or the upload has ended, and gc went by: look again
+                continue  # replaced, or the upload ended, and gc ran: look again
             next_after = page[-1].number if len(page) < len(found) else 0
             return Reply(m.Parts(to_upload_stat(ref, record), page, next_after))
         raise AssertionError("unreachable")
@@ -134,7 +134,7 @@ class UploadRequests:
         try:
             held = await self._held.hold(session, request.blob)
         except ChunkNotFound:
-            over = await self._decisions.look(look)  # aborted or completed meanwhile, and gc went by
+            over = await self._decisions.look(look)  # aborted or completed since, and gc ran
             if over is None:
                 raise
             return one_name(request.bucket, request.key, over)
@@ -175,7 +175,7 @@ class UploadRequests:
 
     @staticmethod
     def _over(view: View, ref: UploadRef, listed: Sequence[tuple[int, bytes]]) -> Resolved | None:
-        """What an upload that is over was completed to; None while it goes on.  UploadNotFound."""
+        """Return the object that an ended upload was completed to; None if it has not ended.  UploadNotFound."""
         if find_upload(view, ref) is not None:
             return None
         before = completed_before(view, ref, listed)
@@ -188,7 +188,7 @@ class UploadRequests:
             raise SessionLost("the put session ended before its commit; offer the chunks again")
 
     async def _with_layouts(self, parts: Sequence[m.PartStat]) -> list[m.PartStat]:
-        """The first of the parts, with their layouts: one at least, and no more chunks than an answer may have."""
+        """Return the first parts with their layouts: at least one part, then at most PART_CHUNKS_MAX chunks in all."""
         page: list[m.PartStat] = []
         chunk_count = 0
         for part in parts:
@@ -211,7 +211,7 @@ class UploadRequests:
 
 
 def check_page(after: int, limit: int) -> None:
-    """InvalidArgument for what is no page of parts."""
+    """Raise InvalidArgument unless the arguments name a page of parts."""
     if limit < 1 or not 0 <= after <= PART_NUMBER_MAX:
         raise InvalidArgument(
             f"a page of {limit} parts behind {after}; ask for 1 to {LIST_PAGE_MAX} behind 0 to {PART_NUMBER_MAX}"
@@ -219,5 +219,5 @@ def check_page(after: int, limit: int) -> None:
 
 
 def _ref(view: View, request: _Named) -> UploadRef:
-    """The upload that a request names.  BucketNotFound."""
+    """Return the upload that a request names.  BucketNotFound."""
     return UploadRef(find_bucket(view, request.bucket), request.key, request.upload)

@@ -1,1 +1,1 @@
-"""Payload files: places given out once, written, synced, read, punched.  Knows no names and no tables."""
+"""Payload files: gives out places once; writes, syncs, reads and punches them.  Knows no names and no tables."""

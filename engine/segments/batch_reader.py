@@ -1,13 +1,14 @@
 """Many small reads of segments at once: whole small payloads, and granules of larger ones.
 
 Rules kept here:
-- What is answered was checked, exactly as `SegmentReader` checks it; whatever does not match, fails, or lies in a file
-  that cannot be opened is left to that reader, in a thread: it reads again, past the page cache too, and tells damage.
-- A few reads are tried in the page cache first.  Many go to the queue as one: io_uring copies what is cached during the
-  submission, at less than a system call for each.
-- Payloads of one granule are read into one memory, one behind the other, with no object for each on the way.
-- At most READ_AT_ONCE_BYTES are read between two checkpoints, so that a long request holds up nobody.
-- Files are open, and counted as used, while the kernel reads them.
+- Every payload returned was checked exactly as `SegmentReader` checks it.  A payload that does not match, a failed read
+  and a file that cannot be opened are left to that reader, in a thread: it reads again, past the page cache too, and
+  reports damage.
+- A few reads try the page cache first.  Many are submitted to the queue together: io_uring copies cached bytes during
+  the submission, at less than a system call for each.
+- Payloads of at most one granule are read back to back into one buffer, without an object for each.
+- At most READ_AT_ONCE_BYTES are read between two checkpoints, so that a long request does not delay the others.
+- Files stay open, and counted as used, while the kernel reads them.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from lakefs.ports import DiskFile, FilePlace, FileRead, IoQueue, Offload
 from lakefs.shared_index.table_format import Found
 
 FEW: Final = 4
-"""Up to so many reads, one system call for each costs no more than the way through a queue."""
+"""Most reads for which one system call each costs no more than the queue."""
 
 Range = tuple[ChunkRecord, int, int]
-"""(record, where the range begins in the payload, its length)"""
+"""(record, offset of the range in the payload, its length)"""
 
 
 class BatchReader:
@@ -47,14 +48,14 @@ class BatchReader:
         self._queue = queue
         self._offload = offload
         self.from_cache = 0
-        """Small payloads that were in memory: not written yet, or in the page cache."""
+        """Small payloads found in memory: not written yet, or in the page cache."""
         self.from_queue = 0
-        """Small payloads and ranges that the queue read, and that matched."""
+        """Small payloads and ranges that the queue read and that matched."""
         self.from_threads = 0
-        """Those that a thread read, or read again."""
+        """Small payloads and ranges that a thread read, or read again."""
 
     def statistics(self) -> dict[str, str | int]:
-        """What serves as queue, why it is not io_uring (empty when it is), and counts since the start; JSON-able."""
+        """Kind of the queue, why it is not io_uring (empty when it is), and counts since the start; JSON-able."""
         return {
             "through": self._queue.kind,
             "reason": self._queue.reason,
@@ -64,7 +65,7 @@ class BatchReader:
         }
 
     def read_at_once(self, record: ChunkRecord) -> bytes | None:
-        """The checked payload of a small chunk, when it is in memory; does not wait."""
+        """Return the checked payload of a small chunk if it is in memory, else None; does not wait."""
         payload = self._reader.small_at_once(record)
         self.from_cache += payload is not None
         return payload
@@ -72,7 +73,7 @@ class BatchReader:
     async def read_small(
         self, records: Sequence[ChunkRecord], *, tried: bool = False
     ) -> list[bytes | LakeError]:
-        """The checked payload of each record, or its error; `tried`: `read_at_once` had none of them."""
+        """Return the checked payload of each record, or its error; `tried`: `read_at_once` returned None for all."""
         found: list[bytes | LakeError | None] = [None] * len(records)
         if not tried:
             self._look_in_memory(records, found)
@@ -86,12 +87,14 @@ class BatchReader:
                 self._reader.read_each_blocking, [records[index] for index in rest]
             )
             self.from_threads += len(rest)
-            for index, told in zip(rest, read, strict=True):
-                found[index] = told
-        return [payload for payload in found if payload is not None]
+            for index, answer in zip(rest, read, strict=True):
+                found[index] = answer
+        answers = [payload for payload in found if payload is not None]
+        assert len(answers) == len(records), "each record has an answer"
+        return answers
 
     async def read_ranges(self, ranges: Sequence[Range]) -> list[RangeRead | LakeError]:
-        """Ranges widened to granules and checked, as `SegmentReader.read_range` gives them, or the error of each."""
+        """Return ranges widened to granules and checked, as `SegmentReader.read_range` does, or the error of each."""
         found: list[RangeRead | LakeError | None] = [None] * len(ranges)
         is_plain = [record.stored_bytes <= GRANULE_BYTES for record, _, _ in ranges]
         records = [record for record, _, _ in compress(ranges, is_plain)]
@@ -110,12 +113,14 @@ class BatchReader:
                     found[index] = await self._reader.read_range(*wanted)
                 except LakeError as error:
                     found[index] = error
-        return [read for read in found if read is not None]
+        answers = [read for read in found if read is not None]
+        assert len(answers) == len(ranges), "each range has an answer"
+        return answers
 
     async def read_packed(self, places: Sequence[Found]) -> memoryview | None:
-        """Whole payloads without vector, one behind the other, of chunks that lie at these places durably.
+        """Return the whole payloads of chunks without vector, back to back; all lie durably at these places.
 
-        At most READ_AT_ONCE_BYTES.  None unless each was read by the queue and matches.
+        At most READ_AT_ONCE_BYTES.  None unless the queue read every one and all match.
         """
         segments = {place[1] for place in places}
         held = await self._hold({SegmentId(segment) for segment in segments})
@@ -145,7 +150,7 @@ class BatchReader:
             self.from_cache += payload is not None
 
     async def _read_plain(self, records: Sequence[ChunkRecord]) -> list[memoryview | None]:
-        """Whole payloads of chunks without vector, of those that the queue can read and that match."""
+        """Return whole payloads of chunks without vector; None where the queue cannot read one or it does not match."""
         found: list[memoryview | None] = [None] * len(records)
         for count, group in enumerate(_groups([record.stored_bytes for record in records])):
             if count:
@@ -177,7 +182,7 @@ class BatchReader:
                 found[index] = payload
 
     async def _read_pieces(self, pieces: Sequence[_Piece]) -> list[RangeRead | None]:
-        """Those that the queue can read and that match."""
+        """Return the ranges read; None where the queue cannot read one or it does not match."""
         found: list[RangeRead | None] = [None] * len(pieces)
         for count, group in enumerate(_groups([piece.length for piece in pieces])):
             if count:
@@ -206,7 +211,7 @@ class BatchReader:
         return record.segment in held and not self._reader.is_unwritten(record)
 
     async def _hold(self, segments: Collection[SegmentId]) -> HeldFiles:
-        """Their files, used until they are left; without those that cannot be opened."""
+        """Return their files, in use until `leave_all`; files that cannot be opened are missing from it."""
         held = self._files.hold(segments)
         if len(held) < len(segments):
             self._files.leave_all(held)
@@ -217,11 +222,11 @@ class BatchReader:
     def _open_each(self, segments: Collection[SegmentId]) -> None:
         for segment in segments:
             with suppress(OperationalError, StoreDamaged), self._files.using(segment):
-                pass  # stays open for who reads next; an error is told by the read that meets it
+                pass  # stays open for the next read; the read that needs the file reports an error
 
 
 class _Piece:
-    """The granules that a range of a chunk with a vector touches, and the vector."""
+    """The granules that a range touches, in a chunk with a vector, and that vector."""
 
     __slots__ = ("_begin", "_end", "_payload", "_vector", "record")
 
@@ -231,11 +236,11 @@ class _Piece:
 
     @property
     def length(self) -> int:
-        """Bytes of payload that are read."""
+        """Bytes of payload to read."""
         return self._end - self._begin
 
     def reads(self, file: DiskFile) -> list[FileRead]:
-        """What to read, into memory made now."""
+        """Return the reads, into memory allocated here."""
         record = self.record
         self._payload = memoryview(bytearray(self.length))
         self._vector = memoryview(bytearray(record.vector_bytes))
@@ -245,12 +250,12 @@ class _Piece:
         ]
 
     def is_filled(self, counts: Iterator[int | LakeError]) -> bool:
-        """Take the answers to `reads`; whether each is whole."""
+        """Take the answers to `reads`; True if each is whole."""
         filled = next(counts) == len(self._payload)
         return next(counts) == len(self._vector) and filled
 
     def checked(self) -> RangeRead | None:
-        """The range that was read; None when it does not match."""
+        """Return the range that was read; None when it does not match."""
         if not check_vector(self.record, self._vector):
             return None
         crcs = crcs_between(self._vector, self._begin, self._end)
@@ -258,7 +263,7 @@ class _Piece:
 
 
 def _groups(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Indices of what is read at once; those that are too long for that are in none."""
+    """Yield indices in groups of at most READ_AT_ONCE_BYTES; a longer read is in no group."""
     group: list[int] = []
     room = READ_AT_ONCE_BYTES
     for index, length in enumerate(lengths):

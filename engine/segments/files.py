@@ -3,10 +3,10 @@
 Rules kept here:
 - A segment's name, header and folder entry are durable before the first payload is written to it.
 - Growth never takes the last `left_free_bytes` of the disk: journal and index need them to free anything.
-- A read descriptor is closed only when no read uses it; one handed out to clients stays open until long after
-  its segment is gone, because its number may be on the way to a client.
+- A read descriptor is closed only when no read uses it.  One handed out to clients stays open until long after its
+  segment was removed, because its number may be on the way to a client.
 
-Nothing here knows what lies in a segment.
+This module does not know what a segment holds.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from lakefs.ports import Disk, DiskFile
 
 SEGMENTS_FOLDER: Final = "segments"
 READ_FILES_MAX: Final = 512
-"""Read descriptors kept open between reads."""
+"""Most read descriptors kept open between reads."""
 LENT_FILES_MAX: Final = 4096
-"""Descriptors handed out to clients: 4 TiB of large segments; more clients' reads are streamed."""
+"""Most descriptors handed out to clients: 4 TiB of large segments; reads of others are streamed."""
 RETIRED_FILES_MAX: Final = 256
-"""Handed-out descriptors kept open after their segment was removed."""
+"""Most handed-out descriptors kept open after their segment was removed."""
 
 _SUFFIX: Final = {SegmentKind.LARGE: "large", SegmentKind.SMALL: "small"}
 _KIND: Final = {suffix: kind for kind, suffix in _SUFFIX.items()}
@@ -50,12 +50,12 @@ _HEADER_CRC_BYTES: Final = SEGMENT_HEADER.size - 4
 
 
 def segment_path(segment: SegmentId, kind: SegmentKind) -> str:
-    """Path of a segment's file in the store."""
+    """Return the path of a segment's file in the store."""
     return f"{SEGMENTS_FOLDER}/{segment:016x}.{_SUFFIX[kind]}"
 
 
 def parse_segment_name(name: str) -> tuple[SegmentId, SegmentKind] | None:
-    """Id and kind from a file's name; None for a name that is no segment's."""
+    """Return id and kind from a file's name; None if the name is not a segment's."""
     digits, _, suffix = name.partition(".")
     kind = _KIND.get(suffix)
     if kind is None or len(digits) != 16 or set(digits) - set("0123456789abcdef"):
@@ -64,7 +64,7 @@ def parse_segment_name(name: str) -> tuple[SegmentId, SegmentKind] | None:
 
 
 def pack_segment_header(identity: StoreIdentity, segment: SegmentId, kind: SegmentKind) -> memoryview:
-    """The first page of a segment, in page-aligned memory."""
+    """Return the first page of a segment, in page-aligned memory."""
     body = SEGMENT_HEADER.pack(
         SEGMENT_MAGIC, FORMAT_VERSION, kind, segment, identity.store_id, identity.boot_id, 0
     )[:_HEADER_CRC_BYTES]
@@ -74,10 +74,10 @@ def pack_segment_header(identity: StoreIdentity, segment: SegmentId, kind: Segme
 
 
 def check_segment_header(header: bytes, store_id: bytes, segment: SegmentId, kind: SegmentKind) -> bool:
-    """Whether the header's own checksum holds.
+    """Return True if the header's own checksum holds.
 
-    A header that does hold and names another store, segment or kind is StoreDamaged, another version
-    StoreUnusable.  One that does not hold says nothing about the payloads, which have checksums of their own.
+    Raises StoreDamaged if a valid header names another store, segment or kind, StoreUnusable if it names another
+    version.  An invalid header says nothing about the payloads, which have checksums of their own.
     """
     if len(header) < SEGMENT_HEADER.size:
         return False
@@ -100,7 +100,7 @@ def check_segment_header(header: bytes, store_id: bytes, segment: SegmentId, kin
 def create_segment_file(
     disk: Disk, identity: StoreIdentity, segment: SegmentId, kind: SegmentKind, left_free_bytes: int
 ) -> DiskFile:
-    """Make a segment's file, durable with its header and name; large ones are opened for O_DIRECT."""
+    """Create a segment's file, durable with its header and name; large ones are opened for O_DIRECT."""
     if disk.free_bytes() < left_free_bytes + PAGE:
         raise StoreFull("no room for another segment; remove objects, then run: lake gc")
     path = segment_path(segment, kind)
@@ -119,7 +119,7 @@ def create_segment_file(
         reached("segment.durable")
     except LakeError:
         file.close()
-        # Nothing refers to the file; where it cannot be removed either, it is an empty segment for gc.
+        # Nothing refers to the file; if it cannot be removed, it is an empty segment that gc removes.
         with suppress(LakeError, FileNotFoundError):
             disk.unlink(path)
         raise
@@ -136,8 +136,9 @@ def grow(
 ) -> int:
     """Take room from `offset` with `take(offset, length)`: `want_bytes`, else less, at least `need_bytes`.
 
-    Returns the length taken.  StoreFull when even the need would touch the headroom; nothing is lost then.
+    Returns the length taken.  Raises StoreFull when even `need_bytes` would touch the headroom; nothing is lost then.
     """
+    assert 0 < need_bytes <= want_bytes
     length = want_bytes
     while True:
         enough = disk.free_bytes() - length >= left_free_bytes
@@ -156,25 +157,25 @@ def grow(
 
 @dataclass
 class SegmentRegister:
-    """Which segments exist, and the kind of each."""
+    """The segments that exist, and the kind of each."""
 
     kinds: dict[SegmentId, SegmentKind] = field(default_factory=dict)
 
     def ids(self) -> list[SegmentId]:
-        """Every segment, ascending."""
+        """Return every segment, ascending."""
         return sorted(self.kinds)
 
     def has(self, segment: SegmentId) -> bool:
-        """Whether the segment exists."""
+        """Return True if the segment exists."""
         return segment in self.kinds
 
     def kind(self, segment: SegmentId) -> SegmentKind:
-        """Large or small.  StaleGrant when it was removed."""
+        """Return the segment's kind.  Raises StaleGrant when it was removed."""
         self.path(segment)
         return self.kinds[segment]
 
     def path(self, segment: SegmentId) -> str:
-        """Path of an existing segment.  StaleGrant when it has been removed."""
+        """Return the path of an existing segment.  Raises StaleGrant when it was removed."""
         kind = self.kinds.get(segment)
         if kind is None:
             raise StaleGrant(f"segment {segment:016x} was removed; locate the chunk again")
@@ -182,7 +183,7 @@ class SegmentRegister:
 
 
 class ReadFile:
-    """A descriptor for reading and the number of reads in progress."""
+    """A descriptor for reading, and the number of reads in progress."""
 
     __slots__ = ("dropped", "file", "in_memory", "users")
 
@@ -194,14 +195,14 @@ class ReadFile:
 
 
 HeldFiles = dict[SegmentId, ReadFile]
-"""Files that are open until they are left."""
+"""Files that stay open until `ReadFiles.leave_all`."""
 
 
 class ReadFiles:
-    """Descriptors of segments opened for reading.  Called from the threads of the pool; all calls block briefly.
+    """Descriptors of segments opened for reading.  Called from the pool's threads too; a call may block briefly.
 
-    `damaged_headers` names the segments whose header did not hold when they were first opened.  With `direct` reads go
-    past the page cache where the file system lets them (`DiskFile.direct`).
+    `damaged_headers` holds the segments whose header was invalid when they were opened.  With `direct`, reads bypass
+    the page cache where the file system allows it (`DiskFile.direct`).
     """
 
     def __init__(
@@ -219,7 +220,7 @@ class ReadFiles:
 
     @contextmanager
     def using(self, segment: SegmentId) -> Iterator[DiskFile]:
-        """The segment's file, open at least until the end of the block.  StaleGrant, StoreDamaged, DiskFailed."""
+        """Yield the segment's file, open at least until the block ends.  StaleGrant, StoreDamaged, DiskFailed."""
         entry = self.enter(segment)
         try:
             yield entry.file
@@ -227,17 +228,17 @@ class ReadFiles:
             self.leave(entry)
 
     def hold(self, segments: Iterable[SegmentId]) -> HeldFiles:
-        """Those of the files that are open already, until `leave_all`.  Does not block."""
+        """Enter each file that is open already and return them, until `leave_all`.  Does not block."""
         entries = ((segment, self.enter_open(segment)) for segment in segments)
         return {segment: entry for segment, entry in entries if entry is not None}
 
     def leave_all(self, held: HeldFiles) -> None:
-        """They are not used any more."""
+        """End one use of each."""
         for entry in held.values():
             self.leave(entry)
 
     def read_cached(self, segment: SegmentId, offset: int, buffer: memoryview) -> bool:
-        """Fill `buffer` without waiting for the medium; whether all was in memory, of a file that is open already."""
+        """Fill `buffer` without waiting for the medium; True if the file was open and all bytes were in memory."""
         entry = self.enter_open(segment)
         if entry is None:
             return False
@@ -247,18 +248,19 @@ class ReadFiles:
             self.leave(entry)
 
     def enter(self, segment: SegmentId) -> ReadFile:
-        """The segment's file, open at least until `leave`; errors as of `using`."""
+        """Return the segment's file, open at least until `leave`; raises as `using` does."""
         return self.enter_open(segment) or self._enter_new(segment)
 
     def leave(self, entry: ReadFile) -> None:
-        """The file is not used any more."""
+        """End one use of the file; closes it if it was dropped and this was the last."""
         with self._lock:
+            assert entry.users > 0, "a file is left once for each time it was entered"
             entry.users -= 1
             if entry.dropped and entry.users == 0:
                 entry.file.close()
 
     def enter_open(self, segment: SegmentId) -> ReadFile | None:
-        """`enter` when the file is open already, else None.  Does not block."""
+        """Enter the file if it is open already, else return None.  Does not block."""
         with self._lock:
             entry = self._files.get(segment)
             if entry is not None:
@@ -267,12 +269,12 @@ class ReadFiles:
             return entry
 
     def _enter_new(self, segment: SegmentId) -> ReadFile:
-        """Open the file, without the lock: it may take a while, and readers of other segments do not wait."""
+        """Open the file and enter it.  Opens without the lock, so that readers of other segments do not wait."""
         opened = self._open(segment)
         with self._lock:
             if segment not in self._register.kinds:
                 opened.close()
-                self._register.path(segment)  # raises: it was removed meanwhile, and `drop` has been here
+                self._register.path(segment)  # raises: it was removed during the open, and `drop` has run
             entry = self._files.get(segment)
             if entry is None:
                 entry = self._files[segment] = ReadFile(opened)
@@ -283,7 +285,7 @@ class ReadFiles:
             return entry
 
     def lend(self, segment: SegmentId) -> int:
-        """A read-only descriptor to hand to clients.  It stays ours and open; EngineBusy when too many are."""
+        """Return a read-only descriptor to send to clients.  The engine keeps it open; EngineBusy when too many are."""
         with self._lock:
             file = self._lent.get(segment)
             if file is None:
@@ -296,7 +298,7 @@ class ReadFiles:
             return file.fileno()
 
     def drop(self, segment: SegmentId) -> None:
-        """The segment is gone: close what is open of it, now or after the reads in progress."""
+        """Close the open files of a removed segment, now or after the reads in progress."""
         with self._lock:
             entry = self._files.pop(segment, None)
             if entry is not None:
@@ -308,7 +310,7 @@ class ReadFiles:
                 self._retired.popleft().close()
 
     def close(self) -> None:
-        """Close everything; no read is in progress."""
+        """Close all files; no read is in progress."""
         with self._lock:
             for entry in self._files.values():
                 self._close(entry)
@@ -323,9 +325,9 @@ class ReadFiles:
         try:
             file = self._disk.open(path, read_only=True, direct=self._direct)
         except FileNotFoundError as error:
-            self._register.path(segment)  # raises when it was removed meanwhile
-            told = f"{path} is missing; put the file back, or run: lake fsck"
-            raise StoreDamaged(told, subject=path, finding=Finding.SEGMENT_MISSING) from error
+            self._register.path(segment)  # raises when it was removed since
+            message = f"{path} is missing; put the file back, or run: lake fsck"
+            raise StoreDamaged(message, subject=path, finding=Finding.SEGMENT_MISSING) from error
         try:
             header = (
                 memoryview(mmap.mmap(-1, PAGE)) if file.direct else memoryview(bytearray(SEGMENT_HEADER.size))
@@ -333,7 +335,7 @@ class ReadFiles:
             count = file.pread_into(header, 0)
             kind = self._register.kinds.get(segment)
             if kind is None:
-                self._register.path(segment)  # raises: it was removed meanwhile
+                self._register.path(segment)  # raises: it was removed since
             elif not check_segment_header(
                 bytes(header[: min(count, SEGMENT_HEADER.size)]), self._store_id, segment, kind
             ):
@@ -344,7 +346,7 @@ class ReadFiles:
         return file
 
     def _evict(self) -> None:
-        """The least recently used go; the newest, which nobody uses yet, is the last in order."""
+        """Close the least recently used.  The newest, which no read uses yet, is last in order."""
         while len(self._files) > READ_FILES_MAX:
             _, entry = self._files.popitem(last=False)
             self._close(entry)

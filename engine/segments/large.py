@@ -1,13 +1,13 @@
-"""Writing large segments: page-aligned payloads, several at once, durable after a sync that they share.
+"""Writes large segments: page-aligned payloads, several at once, made durable by a shared sync.
 
 Rules kept here:
-- A place is taken by moving the segment's cursor, before the write begins; an extent whose write failed or was
-  cancelled is given up.
-- A sync serves every write that ended before it began; callers that come later wait for the next one.
-- The last write of a caller, when no other is under way, is synced by the call that writes it: nobody else's sync
-  would be saved by waiting for him.  It counts only if no other write has ended meanwhile.
+- A place is taken by moving the segment's cursor, before the write begins.  An extent whose write failed or was
+  cancelled is given up: it is never used again.
+- A sync covers every write that ended before it began; later callers wait for the next one.
+- A caller's last write is synced in the same call if no other write is under way: waiting would save no other sync.
+  That sync counts only if no other write ended during the call.
 - Room is preallocated in steps; a smaller step is tried before a payload is refused.
-- A segment's file stays open for syncs until nothing in it is in flight, also after the next one was begun.
+- A segment's file stays open for syncs until nothing in it is in flight, even after the next segment was begun.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 import trio
 
 from engine.format.extents import Place, large_extent_bytes
-from engine.format.layouts import SEGMENT_DATA_OFFSET, SegmentKind
+from engine.format.layouts import PAGE, SEGMENT_DATA_OFFSET, SegmentKind
 from engine.host.failpoints import reached
 from engine.segments.files import grow
 from engine.segments.maker import OpenSegment, SegmentMaker
@@ -26,31 +26,32 @@ from lakefs.ids import SegmentId
 from lakefs.ports import DiskFile
 
 Coming = Callable[[], Iterable[int]]
-"""Waits for the bytes of a run, in a thread: gives how many of them are there, whole pages and ascending, all at last.
-What it raises, the write raises."""
+"""Iterator, run in a thread: waits for the bytes of a run and yields how many leading ones are ready.  Each value is a
+whole number of pages, larger than the last; the final one is the run's length.  Its errors end the write."""
 IsLast = Callable[[], bool]
-"""Asked in a thread, when a run is written: whether its caller writes no more before he syncs."""
+"""Called in a thread when a run is written: True if its caller writes no more before its next sync."""
 
 
 def not_last() -> bool:
-    """A caller who does not say."""
+    """Return False: the default for callers that do not know."""
     return False
 
 
 def _write(file: DiskFile, extents: Sequence[memoryview], offset: int, coming: Coming | None) -> None:
-    """Write what comes, as it comes; blocks."""
+    """Write the extents; with `coming`, each part as soon as it is ready.  Blocks."""
     if coming is None:
         file.pwritev(extents, offset)
         return
     done = 0
-    for there in coming():
-        file.pwritev(_between(extents, done, there), offset + done)
-        done = there
-    assert done == sum(map(len, extents)), "a run came as a whole"
+    for ready in coming():
+        assert ready > done, "each count of ready bytes is larger than the last"
+        file.pwritev(_between(extents, done, ready), offset + done)
+        done = ready
+    assert done == sum(map(len, extents)), "a run arrives whole"
 
 
 def _between(extents: Sequence[memoryview], begin: int, end: int) -> list[memoryview]:
-    """What the extents, one behind the other, have at [begin, end)."""
+    """Return the bytes [begin, end) of the extents, taken back to back."""
     parts: list[memoryview] = []
     for extent in extents:
         if begin < len(extent) and end > 0:
@@ -61,7 +62,7 @@ def _between(extents: Sequence[memoryview], begin: int, end: int) -> list[memory
 
 
 class _Sync:
-    """One fdatasync under way: how many writes it covers, and how it ended."""
+    """One fdatasync under way: the number of writes it covers, and its error."""
 
     def __init__(self, covers: int) -> None:
         self.covers = covers
@@ -70,7 +71,7 @@ class _Sync:
 
 
 class _LargeSegment:
-    """A large segment that is or was being written, and which of its writes are durable."""
+    """A large segment that is or was being written, and how many of its writes are durable."""
 
     def __init__(self, room: OpenSegment) -> None:
         self.room = room
@@ -81,7 +82,7 @@ class _LargeSegment:
 
 
 class LargeWriter:
-    """Writes payloads of 64 KiB and more, past the page cache where that is possible."""
+    """Writes payloads of 64 KiB and more, past the page cache where possible."""
 
     def __init__(self, maker: SegmentMaker) -> None:
         self._maker = maker
@@ -91,12 +92,12 @@ class LargeWriter:
 
     @property
     def run_bytes_max(self) -> int:
-        """Most that the extents of one `write` add up to."""
+        """Most bytes that the extents of one `write` may sum to."""
         return self._maker.sizes.large_segment - SEGMENT_DATA_OFFSET
 
     @property
     def current(self) -> SegmentId | None:
-        """The segment that the next payload goes to."""
+        """The segment that takes the next payload; None before the first."""
         return self._current.room.segment if self._current else None
 
     async def write(
@@ -105,18 +106,19 @@ class LargeWriter:
         coming: Coming | None = None,
         is_last: IsLast = not_last,
     ) -> list[Place]:
-        """Write sealed payloads (see `seal_payload`) one behind the other: at least one, `run_bytes_max` at most.
+        """Write sealed payloads (see `seal_payload`) back to back: at least one, `run_bytes_max` in all at most.
 
         Each is (page-aligned memory that begins with the payload, the payload's length).  `coming`: the bytes arrive
-        while they are written, see `Coming`.  `is_last`: see `IsLast`.
+        during the write, see `Coming`.  `is_last`: see `IsLast`.
 
         Durable after `sync` of the places' segment.  The extents are in flight until `InFlight.settle`.  StoreFull,
-        StoreReadOnly, DiskFailed; then, and when cancelled, all of them are given up and never used again.  The memory
-        is not touched any more on return, however it returns.
+        StoreReadOnly, DiskFailed; then, and when cancelled, all of them are given up and never used again.  However
+        the call ends, it does not touch the memory afterwards.
         """
         extents = [buffer[: large_extent_bytes(stored_bytes)] for buffer, stored_bytes in run]
         segment = await self._segment_with_room(sum(map(len, extents)))
         places = [segment.room.take(len(extent)) for extent in extents]
+        assert places[0].offset % PAGE == 0, "large payloads begin at a page"
         for place in places:
             self._maker.in_flight.begin(place)
         segment.writes_under_way += 1
@@ -134,13 +136,14 @@ class LargeWriter:
         if ended_before_sync == segment.writes_ended:
             segment.writes_synced = segment.writes_ended + 1
         segment.writes_ended += 1
+        assert segment.writes_synced <= segment.writes_ended
         return places
 
     async def sync(self, segments: Collection[SegmentId]) -> None:
-        """Make everything that `write` has returned for these segments durable.
+        """Make every write that has returned for these segments durable.
 
-        Callers share a sync that began after their writes.  DiskFailed when it failed: it is never tried again, and
-        every later write or sync is StoreReadOnly.
+        Callers share a sync that began after their writes.  Raises DiskFailed when it failed: it is never retried, and
+        every later write or sync raises StoreReadOnly.
         """
         for segment in segments:
             await self._sync(segment)
@@ -161,7 +164,7 @@ class LargeWriter:
                 raise type(under_way.error)(under_way.error.message, subject=under_way.error.subject)
 
     async def close_settled(self) -> None:
-        """Close the files of earlier segments in which nothing is in flight any more."""
+        """Close the files of earlier segments that have nothing in flight."""
         for segment_id, segment in list(self._open.items()):
             settled = not self._maker.in_flight.count(segment_id) and segment.syncing is None
             if settled and segment is not self._current and segment_id in self._open:
@@ -176,7 +179,7 @@ class LargeWriter:
             await self._maker.close(segment.room)
 
     def abandon(self) -> None:
-        """Close the files as they are."""
+        """Close the files as they are, untrimmed."""
         self._current = None
         while self._open:
             _, segment = self._open.popitem()
@@ -202,7 +205,7 @@ class LargeWriter:
         coming: Coming | None,
         is_last: IsLast,
     ) -> int | None:
-        """Write; sync too when it is the last and alone: then how many writes had ended before the sync.  Blocks."""
+        """Write; sync too if this write is the last and alone, and return the writes ended before the sync.  Blocks."""
         _write(segment.room.file, extents, offset, coming)
         reached("large.written")
         if not is_last() or segment.writes_under_way > 1 or segment.syncing is not None:
@@ -212,7 +215,7 @@ class LargeWriter:
         return ended
 
     def _sync_blocking(self, segment: _LargeSegment) -> None:
-        """Blocks.  Whatever fails shuts the gate."""
+        """Sync the file.  Blocks.  Any error shuts the gate."""
         try:
             segment.room.file.sync_data()
         except LakeError as error:
@@ -221,7 +224,7 @@ class LargeWriter:
         reached("large.synced")
 
     async def _segment_with_room(self, extent: int) -> _LargeSegment:
-        """The current segment once it has room.  No checkpoint between finding the room and returning."""
+        """Return the current segment once it has room.  No checkpoint between finding the room and returning."""
         while True:
             self._maker.gate.check()
             current = self._current

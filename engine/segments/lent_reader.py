@@ -1,15 +1,15 @@
-"""Payloads from segments into memory that clients lend: the kernel copies, nothing of them passes the engine.
+"""Reads payloads from segments into memory that clients lend: the kernel copies; the engine does not touch the bytes.
 
 Rules kept here:
-- What is in the page cache is copied from there: without waiting for the medium on the loop (`read_cached`), or in
-  threads.  What is not is read past the page cache where offset and address allow it, through io_uring when there is
-  one: a client's pool is the cache.
-- The rest of a last page, and checksums that lie behind a payload, are read into pages of the engine's own; the kernel
-  copies the payload's part of them on.  Those pages are a memfd: the mapping of a client's memory is never touched by
-  user space (`engine.memory.lent_memory`), and its file is never made longer.
-- The memory is the kernel's until `read` has returned, however it returns.
+- Cached bytes are copied from the page cache: on the loop without waiting for the medium (`read_cached`), or in
+  threads.  Other bytes are read past the page cache where offset and address allow it, through io_uring where it
+  exists: a client's pool is the cache.
+- The rest of a last page, and the checksums behind a payload, are read into pages of the engine's own; the kernel
+  copies the payload's part to its target.  Those pages are a memfd: user space never touches the mapping of a client's
+  memory (`engine.memory.lent_memory`), and the client's file is never made longer.
+- The kernel may write to the memory until `read` has returned, however it returns.
 
-Nothing is checked here: whoever asked for the bytes checks them.
+Nothing is checked here: the caller checks the bytes.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from lakefs.limits import CHUNK_BYTES, PAGE_BYTES
 from lakefs.ports import DiskFile, FileRead, IoQueue, Offload
 
 LOADS_PER_ROUND: Final = 64
-"""Payloads read from the medium at a time for one request: their last pages and checksums take 512 KiB at most."""
+"""Most payloads read from the medium at a time for one request: 512 KiB for their last pages and checksums."""
 _TAIL_BYTES: Final = 2 * PAGE_BYTES
-"""The rest of a last page and the checksums of a chunk (256 bytes at most)."""
+"""Bytes for the rest of a last page and the checksums of a chunk (256 bytes at most)."""
 _PARALLEL_READS: Final = 5
-"""Shares that go to threads at once; the pool has one more."""
+"""Most shares read by threads at once; the pool has one thread more."""
 assert CHUNK_BYTES // (64 * 1024) * 4 <= 256
 
 
 class SlotLoad:
-    """One payload on its way: `target` is a part of the mapping of lent memory, as long as the payload.
+    """One payload being read: `target` is a part of the mapping of lent memory, as long as the payload.
 
-    `vector` is memory for the checksums behind the payload, empty when they are not wanted or there are none.
+    `vector` is memory for the checksums behind the payload; empty when none are wanted or none exist.
     """
 
     __slots__ = ("error", "index", "is_aligned", "record", "target", "vector")
@@ -71,10 +71,10 @@ class SlotReader:
         self._direct = direct_files
 
     def read_cached(self, load: SlotLoad, *, probe: bool) -> bool:
-        """Read the payload if it is in memory, and its file open; whether it was.  SourceChanged, DiskFailed.
+        """Read the payload if it is in memory and its file is open; True if it was.  SourceChanged, DiskFailed.
 
-        `probe`: ask first, which takes half the time of reading 64 KiB.  A read of what is not there has the kernel
-        fetch it.
+        `probe`: ask first if it is cached, which takes half the time of reading 64 KiB.  Without it, a read of bytes
+        that are not cached makes the kernel fetch them.
         """
         record = load.record
         buffers = [load.target, load.vector] if load.vector else [load.target]
@@ -83,7 +83,7 @@ class SlotReader:
     def read_cached_run(
         self, segment: SegmentId, offset: int, targets: Sequence[memoryview], *, probe: bool
     ) -> bool:
-        """`read_cached` of what lies one behind the other in a segment, into parts of lent memory."""
+        """Do `read_cached` for adjacent bytes of a segment, into parts of lent memory."""
         entry = self._files.enter_open(segment)
         if entry is None:
             return False
@@ -95,7 +95,7 @@ class SlotReader:
             self._files.leave(entry)
 
     async def read(self, loads: Sequence[SlotLoad]) -> None:
-        """Read payloads from the medium; each load has its error afterwards, or none."""
+        """Read payloads from the medium; sets the error of each load that fails."""
         for first in range(0, len(loads), LOADS_PER_ROUND):
             await self._read_round(loads[first : first + LOADS_PER_ROUND])
 
@@ -117,7 +117,7 @@ class SlotReader:
             opened.close()
 
     async def _read_all(self, reads: list[FileRead], owners: list[SlotLoad]) -> None:
-        """Read at several places at once; who comes short or fails gets the error."""
+        """Read at several places at once; sets the error of a load whose read fails or is short."""
 
         async def read_share(share: tuple[IoQueue, Sequence[int]]) -> None:
             queue, indices = share
@@ -131,9 +131,9 @@ class SlotReader:
         await run_all(read_share, self._shares(reads))
 
     def _shares(self, reads: Sequence[FileRead]) -> list[tuple[IoQueue, Sequence[int]]]:
-        """Who reads what at the same time.
+        """Split the reads into shares that run at the same time.
 
-        A ring takes all that goes past the page cache; what may be copied from there is the threads', because a ring
+        A ring gets all reads past the page cache.  Threads get those that may be copied from the cache, because a ring
         would copy megabytes while the loop waits.
         """
         shares: list[tuple[IoQueue, Sequence[int]]] = []
@@ -148,16 +148,16 @@ class SlotReader:
 
 
 class _OpenFiles:
-    """The files of a round's segments, held open; for aligned payloads those of both ways to read."""
+    """The files of a round's segments, held open; for aligned payloads both the buffered and the direct one."""
 
     def __init__(self, files: ReadFiles, direct_files: ReadFiles) -> None:
         self._kinds = (files, direct_files)
         self._opened: dict[tuple[SegmentId, bool], ReadFile | LakeError] = {}
 
     def open(self, loads: Sequence[SlotLoad], *, wait: bool = True) -> bool:
-        """Open what the loads need; what cannot be opened is the error of each load in it.
+        """Open the files that the loads need; sets the error of each load whose file cannot be opened.
 
-        Without `wait` it does not block, and False says that not all is open.
+        Without `wait` it does not block, and returns False if a file is not open yet.
         """
         for load in loads:
             for direct in (False, True) if load.is_aligned else (False,):
@@ -169,7 +169,7 @@ class _OpenFiles:
         return True
 
     def of(self, load: SlotLoad) -> DiskFile:
-        """The file to read a load from, one that has no error."""
+        """Return the file to read a load from; the load has no error."""
         buffered = self._opened[load.record.segment, False]
         assert isinstance(buffered, ReadFile), "the load has no error"
         if not load.is_aligned or _may_be_cached(buffered, load.record.offset, load.record.stored_bytes):
@@ -179,7 +179,7 @@ class _OpenFiles:
         return direct.file
 
     def close(self) -> None:
-        """Hold none any more."""
+        """Leave all files."""
         for (_, direct), entry in self._opened.items():
             if isinstance(entry, ReadFile):
                 self._kinds[direct].leave(entry)
@@ -199,7 +199,7 @@ class _OpenFiles:
 
 
 class _Tails:
-    """Pages of the engine's own for what lies behind the last whole page of payloads, as a memfd."""
+    """Pages of the engine's own, as a memfd, for the bytes behind the last whole page of payloads."""
 
     def __init__(self, count: int) -> None:
         self._descriptor = memory_of_our_own("lake tails", count * _TAIL_BYTES)
@@ -217,13 +217,13 @@ class _Tails:
         os.close(self._descriptor)
 
     def take(self, load: SlotLoad, length: int) -> memoryview:
-        """Pages for the tail of a load."""
+        """Return pages for the tail of a load."""
         at = len(self._taken) * _TAIL_BYTES
         self._taken.append((load, at))
         return self._pages[at : at + length]
 
     def copy_on(self) -> None:
-        """Bring payload to the loads' targets, and checksums to their vectors."""
+        """Copy payload to the loads' targets, and checksums to their vectors."""
         for load, at in self._taken:
             if load.error is not None:
                 continue
@@ -233,7 +233,7 @@ class _Tails:
                 if rest:
                     copy_into(load.target[body:], self._descriptor, at)
             except LakeError as error:
-                load.error = error.with_traceback(None)  # which would keep the memory mapped
+                load.error = error.with_traceback(None)  # a traceback would keep the memory mapped
             if load.vector:
                 load.vector[:] = self._pages[at + rest : at + rest + len(load.vector)]
 

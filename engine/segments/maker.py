@@ -1,9 +1,9 @@
-"""Making segments: their sizes, their files, and the gate that the first failure shuts.
+"""Makes segments: their files and sizes, and the gate that the first failure shuts.
 
-What the writers of large and of small segments share.  Rules kept here:
+Shared by the writers of large and of small segments.  Rules kept here:
 - A cursor only moves forward: `OpenSegment.take` gives a byte out once.
-- The first failed write or sync shuts the gate for good: nothing is retried, everything later is StoreReadOnly.
-- No room is not a failure: nothing is lost, and the next call tries again.
+- The first failed write or sync shuts the gate until restart: nothing is retried, later writes raise StoreReadOnly.
+- A full disk is not a failure: nothing is lost, and the next call tries again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import trio
 
 from engine.format.extents import InFlight, Place, page_up
-from engine.format.layouts import SEGMENT_DATA_OFFSET, SegmentKind, StoreIdentity
+from engine.format.layouts import PAGE, SEGMENT_DATA_OFFSET, SegmentKind, StoreIdentity
 from engine.format.sizes import SegmentSizes
 from engine.host.failpoints import reached
 from engine.segments.files import SegmentRegister, create_segment_file
@@ -24,28 +24,29 @@ from lakefs.ports import Disk, DiskFile, Offload
 
 
 class WriteGate:
-    """Whether payload may be written: shut by the first failed write or sync, until restart."""
+    """Refuses payload writes once a write or sync has failed, until restart."""
 
     def __init__(self) -> None:
         self.reason = ""
-        """What failed first; empty while the gate is open."""
+        """The first failure; empty while the gate is open."""
 
     @property
     def failed(self) -> bool:
-        """Whether a write or sync has failed."""
+        """True if a write or sync has failed."""
         return bool(self.reason)
 
     def check(self) -> None:
-        """StoreReadOnly once shut."""
+        """Raise StoreReadOnly if the gate is shut."""
         if self.reason:
             raise StoreReadOnly(f"no write is accepted until restart, because: {self.reason}")
 
     def shut(self, error: LakeError) -> None:
-        """A sync failed, for whatever reason: what was written since the last may be gone.  The first one stays."""
+        """Shut the gate after a failed sync: writes since the last sync may be lost.  The first reason is kept."""
         self.reason = self.reason or error.message
+        assert self.reason, "a shut gate has a reason"
 
     def note(self, error: BaseException) -> None:
-        """A write failed: shut, unless there was merely no room."""
+        """Shut the gate after a failed write, unless the disk was merely full."""
         if isinstance(error, (DiskFailed, StoreReadOnly)):
             self.shut(error)
 
@@ -59,14 +60,15 @@ class OpenSegment:
     file: DiskFile
     limit: int
     cursor: int = SEGMENT_DATA_OFFSET
-    """First byte that nobody was given."""
+    """First byte not given out."""
     extended: int = SEGMENT_DATA_OFFSET
-    """End of the room taken: preallocated, or filled with zeros."""
+    """End of the room taken on disk: preallocated, or filled with zeros."""
     is_closed: bool = False
 
     def take(self, length: int) -> Place:
-        """Give the next `length` bytes out, once."""
-        assert self.cursor + length <= self.limit
+        """Give out the next `length` bytes, once."""
+        assert not self.is_closed, "a closed segment takes no payload"
+        assert self.cursor < self.cursor + length <= self.limit
         place = Place(self.segment, self.cursor)
         self.cursor += length
         return place
@@ -74,7 +76,7 @@ class OpenSegment:
 
 @dataclass
 class SegmentMaker:
-    """Makes and closes segment files; what both writers share."""
+    """Makes and closes segment files for both writers."""
 
     disk: Disk
     offload: Offload
@@ -82,26 +84,26 @@ class SegmentMaker:
     allocate_segment_id: Callable[[], Awaitable[SegmentId]]
     sizes: SegmentSizes
     owed_bytes: Callable[[], int]
-    """Room of the disk that the metadata will still take, which payload leaves beside the headroom."""
+    """Bytes of disk that the metadata will still take; payload leaves them free, beside the headroom."""
     register: SegmentRegister = field(default_factory=SegmentRegister)
     in_flight: InFlight = field(default_factory=InFlight)
     gate: WriteGate = field(default_factory=WriteGate)
 
     def left_free_bytes(self, *, into_headroom: bool = False) -> int:
-        """Room of the disk that payload leaves.  From any thread.
+        """Return the bytes of disk that payload leaves free.  Callable from any thread.
 
-        `into_headroom`: half of it may be taken, for who gives more room back at once than it takes.
+        `into_headroom`: only half as much, for callers that at once free more room than they take.
         """
         left_free = self.owed_bytes() + self.sizes.headroom
         return left_free // 2 if into_headroom else left_free
 
     async def create(self, kind: SegmentKind, *, into_headroom: bool = False) -> OpenSegment:
-        """A new, empty segment, durable with its name.  StoreFull leaves nothing behind but a skipped id.
+        """Create an empty segment, durable with its name.  StoreFull leaves nothing behind but a skipped id.
 
-        `into_headroom`: half of what payload leaves free may be taken.
+        `into_headroom`: half of the room that payload leaves free may be taken.
         """
         segment = await self.allocate_segment_id()
-        while segment in self.register.kinds:  # the counter lies behind the files, as after a rebuild
+        while segment in self.register.kinds:  # the counter is behind the files, as after a rebuild
             segment = await self.allocate_segment_id()
         left_free = self.left_free_bytes(into_headroom=into_headroom)
         try:
@@ -117,7 +119,7 @@ class SegmentMaker:
         return OpenSegment(segment, kind, file, limit)
 
     async def close(self, segment: OpenSegment) -> None:
-        """Cut the tail that holds nothing off, and close the file.  Nothing of it is being written."""
+        """Cut off the unused tail and close the file.  No write to it is under way."""
         cut = 0 if self.gate.failed else page_up(segment.cursor)
         try:
             with trio.CancelScope(shield=True):
@@ -129,6 +131,7 @@ class SegmentMaker:
 
 def close_segment_file(file: DiskFile, size: int) -> None:
     """Cut a file to `size` (0: leave it) and close it; blocks."""
+    assert size % PAGE == 0, "a segment ends at a page"
     try:
         if size and size < file.size():
             file.truncate(size)

@@ -1,15 +1,15 @@
-"""Pins: places in segments that stay as they are because a client reads them through a mapping of its own.
+"""Pins: places in segments that stay unchanged because a client reads them through a mapping of its own.
 
-A lease keeps content; a pin keeps a place.  While a chunk is pinned its bytes lie where they lay when it was pinned,
-even when compaction has moved the chunk or gc has freed it: `Segments` leaves the place out of whatever it punches, and
-does not remove the segment.  What was held back so is garbage that the next cycle of gc gives back.
+A lease keeps content; a pin keeps a place.  While a chunk is pinned its bytes stay where they were when it was pinned,
+even if compaction has moved the chunk or gc has freed it: `Segments` does not punch the place and does not remove the
+segment.  Once unpinned, such a place is garbage that the next cycle of gc frees.
 
 Rules kept here:
-- A place is pinned in the step in which its record was read; a place without a record is never pinned anew.
-- A client has one place for each chunk: what it pins again is the place that it has, wherever the chunk is by now.
+- A place is pinned in the step in which its record was read; a chunk without a record is never newly pinned.
+- A client has one place for each chunk: pinning it again counts for that place, even if the chunk has moved since.
 - Pins are counted, bounded for each connection and in all, and end with their connection.
-- A punch asks for the pins that it touches only, and finds them by their offsets, which are kept ascending: a hundred
-  thousand pins of a segment cost it next to nothing.
+- A punch looks up only the pins that it touches, by their offsets, which are kept ascending: a hundred thousand pins
+  in a segment cost it next to nothing.
 
 All methods are synchronous and called on the loop.  Nothing is durable: a restart ends all pins.
 """
@@ -30,7 +30,7 @@ from lakefs.limits import PINS_MAX, PINS_PER_CONNECTION_MAX
 
 @dataclass(slots=True)
 class Pin:
-    """A chunk's record as it was when it was pinned, and how often it was."""
+    """A chunk's record as it was when first pinned, and the number of pins."""
 
     record: ChunkRecord
     count: int = 1
@@ -40,35 +40,35 @@ ClientPins = dict[ChunkId, Pin]
 """The pins of one connection."""
 
 _INSORT_OFFSETS_MAX: Final = 64
-"""So many new offsets are put into the order one by one."""
+"""Most new offsets that are inserted into the order one by one; more are sorted in."""
 _FRESH_OFFSETS_MAX: Final = 4096
-"""New offsets that wait to be put in order: with a hundred thousand that are, sorting takes a millisecond or two."""
+"""Most new offsets that wait to be put in order: among a hundred thousand, sorting takes a millisecond or two."""
 
 
 class PinnedPlaces:
     """The pinned places of one segment.  They do not overlap: an offset is written once.
 
-    What comes and goes costs no search: what is not pinned any more stays in the order until half of it is so, and
-    what is new is put there when the order is asked for, or when there is much of it.
+    Pinning and unpinning search nothing.  An unpinned offset stays in the order until more are unpinned than pinned.  A
+    new offset is put in order when the order is needed, or when many wait.
     """
 
     __slots__ = ("_ascending", "_counts", "_fresh", "_left", "_lengths")
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
-        """Of connections, by offset."""
+        """Connections that have the place pinned, by offset."""
         self._lengths: dict[int, int] = {}
         self._ascending: list[int] = []
         self._fresh: list[int] = []
-        """With `_ascending` all offsets that are pinned, and `_left`; each once."""
+        """New offsets.  With `_ascending`: every pinned offset and every one in `_left`, each once."""
         self._left: set[int] = set()
 
     def __bool__(self) -> bool:
-        """Whether anything is pinned."""
+        """True if a place is pinned."""
         return bool(self._counts)
 
     def enter(self, offset: int, length: int) -> None:
-        """One more connection has the place pinned."""
+        """Count one more connection that has the place pinned."""
         count = self._counts.get(offset, 0)
         self._counts[offset] = count + 1
         if count:
@@ -82,10 +82,11 @@ class PinnedPlaces:
             self._in_order()
 
     def leave(self, offset: int) -> None:
-        """One connection less."""
+        """Count one connection less; the place is unpinned after the last."""
         self._counts[offset] -= 1
         if self._counts[offset]:
             return
+        assert offset not in self._left, "an unpinned place has no connection"
         del self._counts[offset], self._lengths[offset]
         self._left.add(offset)
         if len(self._left) > len(self._counts):
@@ -94,12 +95,12 @@ class PinnedPlaces:
             self._left.clear()
 
     def touching(self, spans: Iterable[Span]) -> list[Span]:
-        """The pinned places that have a page in one of the spans, ascending.  Those ascend, and do not overlap."""
+        """Return pinned places with a page in one of the spans, ascending.  Spans ascend without overlaps."""
         ascending = self._in_order()
         found: list[Span] = []
         at = 0
         for offset, length in spans:
-            # The one that begins before may reach into the span; one further back ends before that one begins.
+            # The last place that begins before the span may reach into it; earlier ones end before that place begins.
             at = max(at, bisect_right(ascending, offset, at) - 1)
             while at < len(ascending) and ascending[at] < offset + length:
                 place = ascending[at]
@@ -128,9 +129,9 @@ class Pins:
         self._bytes = 0
 
     def pin(self, pins: ClientPins, found: Sequence[tuple[ChunkId, ChunkRecord | None]]) -> None:
-        """Pin chunks at the places of their records, or where the client has them already.
+        """Pin chunks at the places of their records, or again at the places where the client has them pinned.
 
-        EngineBusy when these would be too many; then nothing is pinned.
+        Raises EngineBusy when there would be too many; then nothing is pinned.
         """
         new = len({chunk for chunk, record in found if record is not None and chunk not in pins})
         if len(pins) + new > PINS_PER_CONNECTION_MAX:
@@ -146,7 +147,7 @@ class Pins:
                 self._enter(record)
 
     def unpin(self, pins: ClientPins, chunks: Iterable[ChunkId]) -> None:
-        """Take back one pin of each; chunks that are not pinned are ignored."""
+        """Remove one pin of each chunk; chunks that are not pinned are ignored."""
         for chunk in chunks:
             own = pins.get(chunk)
             if own is None:
@@ -157,22 +158,22 @@ class Pins:
                 self._leave(own.record)
 
     def end_all(self, pins: ClientPins) -> None:
-        """The connection has ended, and its pins with it."""
+        """Remove all pins of a connection that has ended."""
         for pin in pins.values():
             self._leave(pin.record)
         pins.clear()
 
     def has(self, segment: SegmentId) -> bool:
-        """Whether anything is pinned in the segment."""
+        """Return True if a place in the segment is pinned."""
         return segment in self._places
 
     def touching(self, segment: SegmentId, spans: Iterable[Span]) -> list[Span]:
-        """The pinned places of the segment that have a page in one of the spans; both ascend, without overlaps."""
+        """Return the segment's pinned places with a page in one of the spans; both ascend, without overlaps."""
         places = self._places.get(segment)
         return [] if places is None else places.touching(spans)
 
     def statistics(self) -> dict[str, int]:
-        """Counts for `lake status`: chunks pinned, once for each connection, their bytes, and segments."""
+        """Counts for `lake status`: pinned chunks (once for each connection), their bytes, and segments."""
         return {"chunks": self._count, "bytes": self._bytes, "segments": len(self._places)}
 
     def _enter(self, record: ChunkRecord) -> None:
@@ -190,3 +191,5 @@ class Pins:
             del self._places[record.segment]
         self._count -= 1
         self._bytes -= record.extent_bytes
+        assert bool(self._places) == (self._count > 0), "the count is that of the places"
+        assert self._bytes >= 0

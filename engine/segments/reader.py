@@ -1,13 +1,13 @@
-"""Reading segments: bytes as they lie there, and payloads that match their checksums.
+"""Reads segments: raw bytes, and payloads that match their checksums.
 
 Rules kept here:
-- A checked read answers with the bytes that were written, or with ChunkDamaged naming segment and offset; never
-  with other bytes.  On a mismatch, or when the disk fails the read, the extent is read once more past the page cache:
-  rot in memory heals so, and what the disk fails once.
-- The vector is checked by the record before a granule is checked by the vector.
-- What is removed is StaleGrant (the chunk may have moved); what is missing or short is damage.
+- A checked read returns the bytes that were written, or raises ChunkDamaged naming segment and offset; it never
+  returns other bytes.  On a mismatch, or when the disk fails the read, the extent is read once more past the page
+  cache: this heals bit rot in memory, and reads that the disk fails once.
+- The vector is checked against the record before a granule is checked against the vector.
+- A removed segment is StaleGrant (the chunk may have moved); a missing or short one is damage.
 
-Whether the place is still this chunk's is not known here: freed extents read as zeros and do not match.
+This module does not know if the place is still this chunk's: freed extents read as zeros and do not match.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from lakefs.ports import Disk, DiskFile, Offload
 T = TypeVar("T")
 
 READ_AT_ONCE_BYTES = 512 << 10
-"""Copied and checked in the loop in one go: about 0.1 ms."""
+"""Most bytes copied and checked on the loop between two checkpoints: about 0.1 ms."""
 
 RangeRead = tuple[int, memoryview, bytes]
-"""(where the bytes begin in the chunk, the bytes, CRC32C of each granule of them: 4 bytes each, little-endian)"""
+"""(offset of the bytes in the chunk, the bytes, CRC32C of each of their granules: 4 bytes each, little-endian)"""
 
 _ReadAt = Callable[[int, memoryview], int]
-"""(offset in the segment, memory to fill) -> the count of bytes read, short at the file's end."""
+"""(offset in the segment, memory to fill) -> number of bytes read, short at the file's end."""
 
 
 class SegmentReader:
@@ -49,7 +49,7 @@ class SegmentReader:
         files: ReadFiles,
         unwritten: Mapping[Place, Buffer],
     ) -> None:
-        """`unwritten` are small payloads whose bytes are not in their files yet."""
+        """`unwritten`: small payloads whose bytes are not in their files yet."""
         self._unwritten = unwritten
         self._disk = disk
         self._offload = offload
@@ -58,20 +58,20 @@ class SegmentReader:
         self.healed_reads = 0
         """Reads that matched only past the page cache: bad memory, a bad cable, or a read that failed once."""
 
-    # --- bytes as they lie there ---------------------------------------------------------------------
+    # --- raw bytes ------------------------------------------------------------------------------------
 
     async def read(self, segment: SegmentId, offset: int, length: int) -> bytes:
-        """`length` bytes, unchecked.  StoreDamaged when the file ends before."""
+        """Return `length` bytes, unchecked.  Raises StoreDamaged when the file ends before that."""
         buffer = bytearray(length)
         await self.read_into(segment, offset, memoryview(buffer))
         return bytes(buffer)
 
     async def read_into(self, segment: SegmentId, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer`, unchecked.  StoreDamaged when the file ends before."""
+        """Fill `buffer`, unchecked.  Raises StoreDamaged when the file ends before that."""
         await self._offload.run(self.pread_into_blocking, segment, offset, buffer)
 
     def pread_into_blocking(self, segment: SegmentId, offset: int, buffer: memoryview) -> None:
-        """`read_into` for callers that are in a thread of the pool already."""
+        """Do `read_into` for callers that run in a thread of the pool already."""
         with self._files.using(segment) as file:
             count = file.pread_into(buffer, offset)
         if count < len(buffer):
@@ -85,22 +85,22 @@ class SegmentReader:
     # --- payloads, checked ---------------------------------------------------------------------------
 
     async def read_chunk(self, record: ChunkRecord, buffer: memoryview | None = None) -> memoryview:
-        """The payload, every granule checked; in `buffer` when given (of at least `record.extent_bytes`)."""
+        """Return the payload, every granule checked; in `buffer` if given (at least `record.extent_bytes` long)."""
         return await self._offload.run(self._checked, record, _whole, buffer)
 
     def is_unwritten(self, record: ChunkRecord) -> bool:
-        """Whether it is a small payload whose bytes are not in their file yet."""
+        """Return True for a small payload whose bytes are not in their file yet."""
         return bool(self._unwritten) and Place(record.segment, record.offset) in self._unwritten
 
     def unwritten_payload(self, record: ChunkRecord) -> bytes | None:
-        """A small payload whose bytes are not in their file yet."""
+        """Return a small payload whose bytes are not in their file yet, else None."""
         if not self._unwritten:
             return None
         held = self._unwritten.get(Place(record.segment, record.offset))
         return None if held is None else bytes(held)
 
     def small_at_once(self, record: ChunkRecord) -> bytes | None:
-        """The payload, when it is in memory and matches; whatever else there is to say of it is a thread's to find."""
+        """Return the payload if it is in memory and matches, else None; a thread then finds any error."""
         held = self.unwritten_payload(record)
         if held is not None:
             return held
@@ -114,12 +114,12 @@ class SegmentReader:
         return bytes(payload) if check_payload(record, payload, extent[record.stored_bytes :]) else None
 
     async def read_range(self, record: ChunkRecord, offset: int, length: int) -> RangeRead:
-        """A range of the payload, widened to granules and checked, with the checksums to send along."""
+        """Return a range of the payload, widened to granules and checked, with the checksums to send."""
         assert 0 <= offset < offset + length <= record.stored_bytes
         return await self._offload.run(self._checked, record, _range, offset, length)
 
     def read_each_blocking(self, records: Sequence[ChunkRecord]) -> list[bytes | LakeError]:
-        """The checked payload of each, or its error as `read_chunk` raises it; for a thread of the pool."""
+        """Return the checked payload of each, or the error that `read_chunk` raises; for a thread of the pool."""
         return [self._payload_or_error(record) for record in records]
 
     def _payload_or_error(self, record: ChunkRecord) -> bytes | LakeError:
@@ -129,7 +129,7 @@ class SegmentReader:
             return error
 
     def _checked(self, record: ChunkRecord, attempt: Callable[..., T | None], *args: object) -> T:
-        """`attempt(record, read_at, *args)` in memory or the page cache, and past it when that did not match."""
+        """Run `attempt(record, read_at, *args)` on memory or the page cache, then past it if that did not match."""
         held = self._unwritten.get(Place(record.segment, record.offset))
         if held is not None:
             found = attempt(record, lambda _, target: _copy(held, target), *args)
@@ -139,7 +139,7 @@ class SegmentReader:
         try:
             with self._files.using(record.segment) as file:
                 found = attempt(record, lambda offset, target: file.pread_into(target, offset), *args)
-        except DiskFailed:  # the second attempt tells
+        except DiskFailed:  # the second attempt raises it
             found = None
         if found is not None:
             return found
@@ -164,7 +164,7 @@ def _copy(payload: Buffer, target: memoryview) -> int:
 
 
 def _whole(record: ChunkRecord, read_at: _ReadAt, buffer: memoryview | None) -> memoryview | None:
-    """Payload and vector in one read, into `buffer` when given; None when they do not match."""
+    """Read payload and vector in one read, into `buffer` if given; None when they do not match."""
     length = record.extent_bytes
     extent = memoryview(bytearray(length)) if buffer is None else buffer[:length]
     if read_at(record.offset, extent) < length:
@@ -174,7 +174,7 @@ def _whole(record: ChunkRecord, read_at: _ReadAt, buffer: memoryview | None) -> 
 
 
 def _range(record: ChunkRecord, read_at: _ReadAt, offset: int, length: int) -> RangeRead | None:
-    """The granules that the range touches; None when vector or granules do not match."""
+    """Read the granules that the range touches; None when vector or granules do not match."""
     if not record.vector_bytes:
         payload = _whole(record, read_at, None)
         return None if payload is None else (0, payload, record.crc.to_bytes(4, "little"))
@@ -191,7 +191,7 @@ def _range(record: ChunkRecord, read_at: _ReadAt, offset: int, length: int) -> R
 
 
 def _past_cache(file: DiskFile) -> _ReadAt:
-    """Reads through O_DIRECT (where it was refused: as before), which wants whole pages."""
+    """Return a reader of whole pages through O_DIRECT, or through the page cache where the file system refuses it."""
 
     def read_at(offset: int, target: memoryview) -> int:
         start = page_down(offset)

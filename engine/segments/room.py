@@ -1,8 +1,8 @@
-"""Room of segments: how much there is, and given back where nothing lives.
+"""Disk room of segments: measures it, and frees the room of dead extents.
 
-Which extents live is the business of the caller.  Rules kept here:
+The caller knows which extents are live.  Rules kept here:
 - A freed extent reads as zeros for ever; a segment id is never used again.
-- Nothing in flight or pinned is given back, and never the header.
+- No extent in flight or pinned is freed, nor the header.
 
 Atomicity: between two awaits of a method no other method runs; every decision on places is made in one such step.
 """
@@ -28,7 +28,7 @@ from lakefs.ports import Disk, FileStat
 
 
 class SegmentRoom:
-    """The room that one store's segments take, and what is free beside them."""
+    """The room that one store's segments take, and the room left for payload."""
 
     def __init__(
         self,
@@ -48,37 +48,38 @@ class SegmentRoom:
         self._pins = pins
         self._read_files = read_files
         self.punch_count = 0
-        """Raised before anything is given back: while it stays, what was read is what lay there."""
+        """Incremented before anything is freed: while it is unchanged, no place that was read has become zeros."""
 
     # --- how much ------------------------------------------------------------------------------------
 
     def sealed(self) -> list[SegmentId]:
-        """Segments to which nothing more is written, ascending; extents in them may still be in flight."""
+        """Return segments that are no longer written, ascending; their extents may still be in flight."""
         return sorted(self._register.kinds.keys() - self._being_written())
 
     async def size(self, segment: SegmentId) -> int:
-        """Length of the segment's file in bytes."""
+        """Return the length of the segment's file in bytes."""
         return await self._offload.run(_size_of, self._disk, self._register.path(segment))
 
     async def allocated_bytes(self, segments: Collection[SegmentId] | None = None) -> int:
-        """Room that the segments (all by default) take on the medium; looks at every file."""
+        """Return the bytes that the segments (all by default) take on the medium; stats every file."""
         chosen = self._register.kinds if segments is None else segments
         paths = [segment_path(segment, self._register.kinds[segment]) for segment in chosen]
         return await self._offload.run(_allocated_of, self._disk, paths)
 
     async def free_bytes(self, *, into_headroom: bool = False) -> int:
-        """Room of the disk that payload may take; with `into_headroom` for who gives more back at once."""
+        """Return the bytes of disk that payload may take; `into_headroom`: for callers that at once free more."""
         return await self._offload.run(self._disk.free_bytes) - self._maker.left_free_bytes(
             into_headroom=into_headroom
         )
 
-    # --- giving room back ----------------------------------------------------------------------------
+    # --- freeing room --------------------------------------------------------------------------------
 
     async def punch(self, extents: Iterable[Extent]) -> None:
-        """Free the whole pages inside the extents, neighbours taken together.  Their frees are durable.
+        """Free the whole pages inside the extents, neighbours taken together.  Their frees are durable in the journal.
 
-        Not synced: after a power loss some may be there again, for `punch_gaps`.  So is what is pinned; and what its
-        owner has not settled yet, as when record and free were one group, whose owners wake at the same moment.
+        Punches are not synced: after a power loss some pages may hold bytes again, and `punch_gaps` frees them.  It
+        also frees extents skipped here: pinned ones, and ones still in flight, as when record and free were in one
+        group, whose waiters wake at the same moment.
         """
         settled = [extent for extent in extents if not self._in_flight.touches(*extent)]
         for segment, spans in coalesced(settled).items():
@@ -89,7 +90,7 @@ class SegmentRoom:
                 )
 
     async def punch_gaps(self, segment: SegmentId, live: Sequence[Span]) -> None:
-        """Free all pages of a sealed segment that touch no live or pinned extent; `live` ascends."""
+        """Free all pages of a sealed segment that hold no live or pinned extent; `live` ascends."""
         self._check_reclaimable(segment)
         path = self._register.path(segment)
         kind = self._register.kinds[segment]
@@ -102,8 +103,8 @@ class SegmentRoom:
     async def remove(self, segment: SegmentId) -> bool:
         """Punch a sealed segment whole, then unlink it; durable on return.  Readers get StaleGrant.
 
-        What clients still hold open of it reads as zeros.  False: something is pinned there, and only what is not was
-        punched.
+        Descriptors that clients still hold read zeros.  Returns False if a place in it is pinned: then only the
+        unpinned pages were punched.
         """
         self._check_reclaimable(segment)
         await self._large.close_settled()
@@ -125,13 +126,14 @@ class SegmentRoom:
         return True
 
     def _unpinned_pages(self, segment: SegmentId, kind: SegmentKind, spans: Sequence[Span]) -> list[Span]:
-        """The whole pages of the spans that touch nothing pinned."""
+        """Return the whole pages of the spans that touch no pinned place."""
         pinned = owned_spans(kind, self._pins.touching(segment, spans))
         return whole_pages(without(spans, pinned) if pinned else spans)
 
     async def _punch_pages(self, segment: SegmentId, pages: list[Span]) -> None:
         self.punch_count += 1
         for offset, length in pages:
+            assert not (offset | length) % PAGE_BYTES, "whole pages are punched"
             assert not self._in_flight.touches(segment, offset, length), f"live bytes of {segment} freed"
         if pages:
             await self._offload.run(_punch_file, self._disk, self._register.path(segment), pages)
@@ -149,7 +151,7 @@ def _punch_file(disk: Disk, path: str, pages: list[Span]) -> None:
     try:
         file = disk.open(path)
     except FileNotFoundError:
-        return  # removed meanwhile: its room is free already
+        return  # removed since: its room is free already
     try:
         for offset, length in pages:
             file.punch(offset, length)
@@ -164,7 +166,7 @@ def _remove_file(disk: Disk, path: str) -> None:
     except FileNotFoundError:
         return
     try:
-        if size := file.size():  # none when the process that made the file was killed before it wrote
+        if size := file.size():  # 0 when the process that made the file was killed before it wrote
             file.punch(0, -(-size // PAGE_BYTES) * PAGE_BYTES)
     finally:
         file.close()
@@ -184,7 +186,7 @@ def _allocated_of(disk: Disk, paths: Sequence[str]) -> int:
 
 
 def _stat_of(disk: Disk, path: str) -> FileStat:
-    """Of nothing, for a file that was removed meanwhile, or that somebody took away."""
+    """Stat a file; all zeros if it was removed since, by the store or by hand."""
     try:
         return disk.stat(path)
     except FileNotFoundError:

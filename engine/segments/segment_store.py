@@ -1,14 +1,14 @@
-"""The segments of a store: payloads in, payloads out, and room given back.
+"""The segments of a store: writes payloads, reads them, and frees room.
 
 A segment is a file that one boot fills from front to back.  Segments of earlier boots are sealed: they are read, their
-dead extents are punched, and each is removed when nothing in it lives.  This room knows extents and checksums; which
-extents live is known by its callers.
+dead extents are punched, and each is removed when nothing in it lives.  This package knows extents and checksums; its
+callers know which extents are live.
 
 Rules kept by the parts:
 - An offset is written once; a freed extent reads as zeros for ever; a segment id is never used again.
-- Payload survives power loss when `large.sync` has returned, or when the small batch that holds it is written.
-- Nothing in flight or pinned is given back.
-- A method that may block is async and works through `Offload`; `files.lend` alone opens a file in place.
+- Payload survives power loss once `large.sync` has returned, or once the small batch that holds it is written.
+- No extent in flight or pinned is freed.
+- A method that may block is async and works through `Offload`; only `files.lend` opens a file on the loop.
 
 Atomicity: between two awaits of a method no other method runs; every decision on places is made in one such step.
 """
@@ -41,7 +41,7 @@ from lakefs.ports import Disk, IoQueue, Offload
 class Segments:
     """All segments of one store, opened for writing.
 
-    `allocate_segment_id` gives an id that is durably never given again before it returns.
+    `allocate_segment_id` returns an id only when it is durable that the id is never returned again.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Segments:
         owed_bytes: Callable[[], int] = lambda: 0,
         io_queue: IoQueue | None = None,
     ) -> None:
-        """`owed_bytes`: room of the disk that payload leaves, beside the headroom of `sizes`; from any thread.
+        """`owed_bytes`: bytes of disk that payload leaves free, beside the headroom of `sizes`; called in any thread.
 
         `io_queue` reads many places at once; by default `offload` does.
         """
@@ -64,16 +64,16 @@ class Segments:
             disk, offload, identity, allocate_segment_id, sizes or SegmentSizes(), owed_bytes
         )
         self.register = maker.register
-        """Which segments exist."""
+        """The segments that exist."""
         self.in_flight = maker.in_flight
-        """Extents that were given out and whose record is not durable yet."""
+        """Extents given out whose record is not durable yet."""
         self.gate = maker.gate
-        """Shut by the first write or sync that fails: nothing is written any more."""
+        """Shut by the first write or sync that fails: nothing is written from then on."""
         self.large = LargeWriter(maker)
         self.small = SmallWriter(maker)
-        """Its batches are written before the journal's groups."""
+        """The small writer; each of its batches is written before the journal's group."""
         self.pins = Pins()
-        """Places that are not given back, though nothing lives there."""
+        """Places that are not freed, even when nothing lives there."""
         self.files = ReadFiles(disk, self.register, identity.store_id)
         self._direct_files = ReadFiles(disk, self.register, identity.store_id, direct=True)
         queue = io_queue or OffloadQueue(offload)
@@ -85,9 +85,9 @@ class Segments:
         self.room = SegmentRoom(maker, self.large, self.small, self.pins, (self.files, self._direct_files))
 
     async def open(self) -> None:
-        """Learn which segments there are; all of them are sealed.  Headers are checked at first use.
+        """List the segments on disk; all of them are sealed.  Headers are checked at first use.
 
-        StoreDamaged when two files claim one id.  Files that are no segments are left alone.
+        Raises StoreDamaged when two files claim one id.  Files that are not segments are ignored.
         """
         for name in await self._offload.run(_open_folder, self._disk):
             parsed = parse_segment_name(name)
@@ -103,9 +103,9 @@ class Segments:
             self.register.kinds[segment] = kind
 
     async def close(self) -> None:
-        """A clean stop: trim the tails of open segments, close everything.  No call is under way.
+        """Stop cleanly: trim the tails of open segments, close all files.  No call is under way.
 
-        After a failed write or sync nothing is trimmed.  DiskFailed; everything is closed even then.
+        After a failed write or sync nothing is trimmed.  Raises DiskFailed; all files are closed even then.
         """
         try:
             with trio.CancelScope(shield=True):
@@ -118,7 +118,7 @@ class Segments:
                 self._close_read_files()
 
     def abandon(self) -> None:
-        """Close all descriptors and leave the files as a crash would.  No call is under way; after `close`, nothing."""
+        """Close all descriptors; leave the files as a crash would.  No call is under way.  No effect after `close`."""
         self.large.abandon()
         self.small.abandon()
         self._close_read_files()

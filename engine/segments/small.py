@@ -1,17 +1,16 @@
-"""Writing small segments: payloads under 64 KiB, placed in memory, written and synced many at a time.
+"""Writes small segments: payloads under 64 KiB, placed in memory, written and synced many at a time.
 
-    place    a place for each payload; from here on it can be read, from memory
-    take     all that is placed and not written yet, as a batch  --  batch.write, in a thread: write, sync
+    place    gives each payload a place; from then on it can be read, from memory
+    take     returns all placed and unwritten payloads as a batch  --  batch.write, in a thread: write, sync
 
 Rules kept here:
 - The journal's group that records a payload is appended after the batch that holds it (`engine.metadata.group_commit`
-  takes one with every group, and has it written first).  So a record that survives never names a payload that did
-  not.
-- A payload is in memory until its bytes are in the file, and is looked for there first: who reads by its place finds
-  it.  Who is given the file itself, a client with a descriptor, waits for `wait_written` first.
-- One batch at a time; a failed one shuts the gate, and nothing is placed any more.
+  takes a batch with every group, and writes it first).  So a record that survives never names a payload that did not.
+- A payload stays in memory until its bytes are in the file, and reads look there first, so that a reader of its place
+  finds it.  Before a client with a descriptor reads the file itself, the engine waits for `wait_written`.
+- One batch is under way at a time; a failed one shuts the gate, and nothing is placed from then on.
 - Zeros are written ahead of the cursor before payload is placed there; without room for them nothing is placed.
-- A place that was given up is written all the same; nobody reads it.
+- A place that was given up is written all the same; it is never read.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class _Run:
 
 @dataclass
 class SmallBatch:
-    """What was placed until a moment.  `ended` in the loop, once, when `write` has returned or raised."""
+    """The payloads placed before `take`.  Call `ended` on the loop, once, when `write` has returned or raised."""
 
     gate: WriteGate
     runs: list[_Run]
@@ -60,6 +59,7 @@ class SmallBatch:
 
     def write(self) -> None:
         """Write and sync; then close the segments that are full.  Blocks.  StoreFull, DiskFailed, StoreReadOnly."""
+        assert not self.is_written, "a batch is written once"
         self.gate.check()
         try:
             for run in self.runs:
@@ -74,16 +74,16 @@ class SmallBatch:
                 reached("segment.full")
                 close_segment_file(segment.file, page_up(segment.cursor))
         except LakeError as error:
-            self.gate.shut(error)  # whatever the reason, the pages may be gone
+            self.gate.shut(error)  # whatever the reason, pages may be lost
             raise
 
     def ended(self) -> None:
-        """The call has ended."""
+        """End the batch: `write` has returned or raised."""
         self.on_end(self)
 
 
-def _nobody() -> None:
-    """Whom to tell that a batch is wanted, where whoever places also writes."""
+def _no_urge() -> None:
+    """Do nothing: the default where the caller that places also writes."""
 
 
 class SmallWriter:
@@ -100,26 +100,26 @@ class SmallWriter:
         self._making_room = trio.Lock()
         self._unwritten_bytes = 0
         self.unwritten: dict[Place, Buffer] = {}
-        """What is not in its file yet; changed in the loop, read in threads too."""
-        self.urge: Callable[[], None] = _nobody
-        """Asks for a batch to be taken soon; does not wait."""
+        """Payloads whose bytes are not in their file yet; changed on the loop, read in threads too."""
+        self.urge: Callable[[], None] = _no_urge
+        """Requests that a batch is taken soon; does not wait."""
 
     @property
     def being_written(self) -> set[SegmentId]:
-        """The segment that the next payload goes to, and those that are full and not closed yet."""
+        """The segment that takes the next payload, and the full ones that are not closed yet."""
         current = [] if self._current is None else [self._current]
         return {segment.segment for segment in (*current, *self._full)}
 
     @property
     def filled(self) -> tuple[SegmentId, int] | None:
-        """The segment that the next payload goes to, and the bytes placed in it; None when there is none."""
+        """The segment that takes the next payload, and the bytes placed in it; None when there is none."""
         current = self._current
         return None if current is None else (current.segment, current.cursor - SEGMENT_DATA_OFFSET)
 
     async def retire(self, segment: SegmentId) -> None:
-        """Place nothing more in this segment; it is written and closed on return.  StoreReadOnly.
+        """Stop placing payloads in this segment; it is written and closed on return.  StoreReadOnly.
 
-        When cancelled, or when another has taken its place already, it is closed with one of the next batches.
+        When cancelled, or when it is not the current segment any more, one of the next batches closes it.
         """
         async with self._making_room:
             current = self._current
@@ -133,12 +133,12 @@ class SmallWriter:
             await self._batch_ended.park()
 
     async def place(self, payloads: Sequence[Buffer], *, into_headroom: bool = False) -> list[Place]:
-        """Give payloads of 1 to 65,535 bytes their places, packed, in order.  They can be read from now on.
+        """Give payloads of 1 to 65,535 bytes their places, packed, in order.  They can be read at once.
 
-        Durable with the journal's next group: one batch is written before it.  The extents are in flight until
+        Durable with the journal's next group: a batch is written before it.  The extents are in flight until
         `InFlight.settle`.  StoreFull, StoreReadOnly, DiskFailed; then, and when cancelled, all of them are given up.
-        `into_headroom`: half of what payload leaves free may be taken, by callers that give more room back at once.
-        No checkpoint when there is room at once.
+        `into_headroom`: half of the room that payload leaves free may be taken, by callers that at once free more.
+        No checkpoint when there is room already.
         """
         assert all(0 < len(payload) < SMALL_PAYLOAD_BYTES for payload in payloads)
         places: list[Place] = []
@@ -158,7 +158,7 @@ class SmallWriter:
         return places
 
     def take(self) -> SmallBatch | None:
-        """All that is placed and not written yet; None when there is nothing."""
+        """Return all placed and unwritten payloads as a batch; None when there is nothing to write or close."""
         assert self._batch is None, "one batch at a time"
         if not (self._runs or self._full):
             return None
@@ -167,14 +167,14 @@ class SmallWriter:
         return self._batch
 
     async def wait_written(self, places: Collection[Place]) -> None:
-        """The payloads at these places are in their files on return; no checkpoint when they are.  StoreReadOnly."""
+        """Wait until the payloads at these places are in their files; no checkpoint if they are.  StoreReadOnly."""
         while not self.unwritten.keys().isdisjoint(places):
             self._maker.gate.check()
             self.urge()
             await self._batch_ended.park()
 
     async def sync(self) -> None:
-        """What was placed is durable on return; for who takes no batches along with a journal.  DiskFailed, ..."""
+        """Make placed payloads durable; for callers that take no batches with a journal.  DiskFailed, ..."""
         while self._batch is not None:
             await self._batch_ended.park()
         self._maker.gate.check()
@@ -187,12 +187,12 @@ class SmallWriter:
                     batch.ended()
 
     def stop(self, error: LakeError) -> None:
-        """The journal takes no more groups: nothing is placed any more."""
+        """Shut the gate because the journal takes no more groups; nothing is placed from then on."""
         self._maker.gate.shut(error)
         self._batch_ended.unpark_all()
 
     async def close(self) -> None:
-        """Write what is placed, trim and close the files.  Nothing is being placed."""
+        """Write placed payloads, trim and close the files.  No `place` is under way."""
         current, self._current = self._current, None
         if current is not None:
             self._full.append(current)
@@ -201,7 +201,7 @@ class SmallWriter:
         self.abandon()
 
     def abandon(self) -> None:
-        """Close the files as they are."""
+        """Close the files as they are, untrimmed."""
         current, self._current = self._current, None
         for segment in self._full if current is None else [*self._full, current]:
             if not segment.is_closed:
@@ -219,9 +219,9 @@ class SmallWriter:
         )
 
     async def _make_room(self, length: int, into_headroom: bool) -> None:
-        """Another segment, zeros ahead, or memory."""
+        """Make room for a payload: begin a segment, write zeros ahead, or wait for memory."""
         async with self._making_room:
-            self._maker.gate.check()  # shut while who had the lock waited for a batch: none comes any more
+            self._maker.gate.check()  # it may have been shut while another caller held the lock: no batch follows
             if self._has_room(length):
                 return
             current = self._current
@@ -238,7 +238,7 @@ class SmallWriter:
                 await self._extend(current, length, into_headroom)
 
     async def _extend(self, segment: OpenSegment, length: int, into_headroom: bool) -> None:
-        """Write zeros ahead.  StoreFull when not even the payload's own fit."""
+        """Write zeros ahead.  Raises StoreFull when not even those for this payload fit."""
         need = page_up(segment.cursor + length) - segment.extended
         try:
             with trio.CancelScope(shield=True):
@@ -248,7 +248,7 @@ class SmallWriter:
             raise
 
     def _fill(self, segment: OpenSegment, need: int, into_headroom: bool) -> int:
-        """Blocks.  The headroom is entered for what is needed only: others would take what is more."""
+        """Write zeros and return their length.  Blocks.  Takes no more of the headroom than `need`."""
         disk, sizes = self._maker.disk, self._maker.sizes
         want = max(need, min(sizes.small_fill, page_up(segment.limit) - segment.extended))
 
@@ -277,12 +277,14 @@ class SmallWriter:
         return place
 
     def _ended(self, batch: SmallBatch) -> None:
-        """What a failed batch held stays in memory: it is visible until the restart."""
+        """Forget a written batch's payloads.  Those of a failed one stay in memory: they are visible until restart."""
+        assert self._batch is batch, "one batch at a time, ended once"
         self._batch = None
         self._full = [segment for segment in self._full if not segment.is_closed]
         if batch.is_written:
             for place in batch.places:
                 self._unwritten_bytes -= len(self.unwritten.pop(place))
+            assert self._unwritten_bytes >= 0
         else:
             self._maker.gate.shut(DiskFailed("small payloads could not be written"))
         self._batch_ended.unpark_all()

@@ -1,15 +1,15 @@
-"""Payloads checked as they lie on the medium, past the page cache: what scrub does to every chunk.
+"""Checks payloads on the medium, past the page cache, as scrub does for every chunk.
 
 Neighbours in a segment are read together, one run at a time, into memory that the caller owns; short runs share one
-hand-over to a thread.  Each payload is compared with its CRC32C per granule and with its id (BLAKE3).
+call in a thread.  Each payload is compared with its CRC32C per granule and with its id (BLAKE3).
 
 Rules kept here:
 - The page cache is neither trusted nor filled: where the file system takes O_DIRECT, the medium answers.
-- A run is bounded (`AREA_BYTES`, `RUN_RECORDS`), and so is a batch of them (`BATCH_BYTES`, `RUN_RECORDS`): so is the
-  memory, and the time that a thread is taken.
-- What is not written yet, because its group is not, is passed over; it is checked when it is written.
+- A run is bounded (`AREA_BYTES`, `RUN_RECORDS`), and so is a batch of runs (`BATCH_BYTES`, `RUN_RECORDS`).  That bounds
+  the memory, and the time for which a thread is taken.
+- A payload that is not written yet, because its group is not, is skipped; a later pass checks it.
 
-A mismatch here is no verdict: the chunk may have been freed meanwhile.  Who asks judges.
+A mismatch here is no verdict: the chunk may have been freed since its record was read.  The caller decides.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from lakefs.limits import CHUNK_BYTES, KIB, PAGE_BYTES
 from lakefs.ports import Disk, DiskFile, Offload
 
 AREA_BYTES: Final = CHUNK_BYTES + 2 * PAGE_BYTES
-"""The longest run: a chunk of 4 MiB with its vector, in whole pages."""
+"""Bytes of the longest run: a chunk of 4 MiB with its vector, in whole pages."""
 BATCH_BYTES: Final = CHUNK_BYTES
-"""Payload in the runs of a batch."""
+"""Most payload bytes in the runs of a batch."""
 RUN_RECORDS: Final = 256
-"""Of 4 KiB each they are 1 MiB: a millisecond of a thread, and little beside it for handing them over."""
+"""Most chunks of a run or batch: at 4 KiB each 1 MiB, a millisecond of a thread; the hand-over costs far less."""
 _GAP_BYTES: Final = 64 * KIB
-"""Room between neighbours that is read along with them."""
+"""Widest gap between neighbours that is read with them."""
 
 
 class Stored(NamedTuple):
-    """A chunk and the record by which it was found."""
+    """A chunk and its record."""
 
     chunk: ChunkId
     record: ChunkRecord
@@ -51,19 +51,19 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A chunk that is not on the medium as its record says, and how."""
+    """A chunk that is not on the medium as its record says, and the error."""
 
     stored: Stored
     error: LakeError
 
 
 def new_area() -> memoryview:
-    """Page-aligned memory for one run."""
+    """Return page-aligned memory for one run."""
     return memoryview(mmap.mmap(-1, AREA_BYTES))
 
 
 def runs_of(stored: Sequence[Stored]) -> Iterator[list[Stored]]:
-    """The chunks in the order of their places, neighbours together."""
+    """Yield the chunks in the order of their places, neighbours together."""
     run: list[Stored] = []
     segment, start, furthest, full = -1, 0, 0, 0
     for item in sorted(stored, key=_place_of):
@@ -82,7 +82,7 @@ def runs_of(stored: Sequence[Stored]) -> Iterator[list[Stored]]:
 
 
 def batches_of(runs: Iterable[list[Stored]]) -> Iterator[list[list[Stored]]]:
-    """The runs, in their order, short ones together: what one hand-over to a thread checks."""
+    """Yield the runs in their order, short ones together; one call in a thread checks a batch."""
     batch: list[list[Stored]] = []
     records = size = 0
     for run in runs:
@@ -98,7 +98,7 @@ def batches_of(runs: Iterable[list[Stored]]) -> Iterator[list[list[Stored]]]:
 
 
 def bytes_of(run: Sequence[Stored]) -> int:
-    """Payload bytes of a run."""
+    """Return the payload bytes of a run."""
     return sum([item.record.stored_bytes for item in run])
 
 
@@ -108,7 +108,7 @@ class StoredCheck:
     def __init__(
         self, disk: Disk, offload: Offload, register: SegmentRegister, unwritten: Mapping[Place, Buffer]
     ) -> None:
-        """`unwritten` are small payloads whose bytes are not in their files yet."""
+        """`unwritten`: small payloads whose bytes are not in their files yet."""
         self._disk = disk
         self._offload = offload
         self._register = register
@@ -117,7 +117,7 @@ class StoredCheck:
     async def check(self, runs: Sequence[Sequence[Stored]], area: memoryview) -> list[Mismatch]:
         """Read a batch of `batches_of` into `area`, in a thread, and compare each payload with its checksums and id.
 
-        Returns the payloads that do not match, with ChunkDamaged, StaleGrant, ...
+        Returns the payloads that do not match, each with ChunkDamaged, StaleGrant, ...
         """
         return await self._offload.run(self._check, runs, area)
 
@@ -147,8 +147,8 @@ class StoredCheck:
         try:
             return self._disk.open(path, read_only=True, direct=True)
         except FileNotFoundError as error:
-            told = f"{path} is missing; put its file back"
-            raise StoreDamaged(told, subject=path, finding=Finding.SEGMENT_MISSING) from error
+            message = f"{path} is missing; put its file back"
+            raise StoreDamaged(message, subject=path, finding=Finding.SEGMENT_MISSING) from error
 
 
 def _check_run(file: DiskFile, run: Sequence[Stored], area: memoryview) -> list[Mismatch]:
@@ -165,13 +165,13 @@ def _check_run(file: DiskFile, run: Sequence[Stored], area: memoryview) -> list[
 
 
 def _read(file: DiskFile, run: Sequence[Stored], area: memoryview) -> tuple[int, int]:
-    """Where in the file the area begins, and how much of it was read."""
+    """Read a run into `area`; returns the file offset where it begins, and the bytes read."""
     first, last = run[0].record, run[-1].record
     start = page_down(first.offset)
     stop = page_up(last.offset + last.extent_bytes)
     if stop - start > len(area):
-        told = f"its record says {last.extent_bytes} bytes"
-        raise ChunkDamaged(told, subject=id_text(run[-1].chunk), finding=Finding.CHUNK_RECORD_WRONG)
+        message = f"its record says {last.extent_bytes} bytes"
+        raise ChunkDamaged(message, subject=id_text(run[-1].chunk), finding=Finding.CHUNK_RECORD_WRONG)
     return start, file.pread_into(area[: stop - start], start)
 
 

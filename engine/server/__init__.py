@@ -1,4 +1,4 @@
-"""The native protocol served: listener, connections, workers, watches.
+"""Serves the native protocol: listener, connections, workers, watches.
 
-Knows the port `EngineService` and nothing of the store.
+Knows the port `EngineService`, and nothing of the store.
 """

@@ -1,16 +1,15 @@
-"""One client's connection: requests are read and served by a small team of tasks (`engine.server.leader_followers`).
+"""One client's connection: a small team of tasks reads and serves its requests (`engine.server.leader_followers`).
 
-The leader of the team reads a request and serves it itself; if serving has to wait, another task takes over the
-reading at that very moment.
+The team's leader reads a request and serves it; as soon as serving has to wait, another task continues to read.
 
 Rules kept here:
-- A request that comes while requests in flight and unsent replies reach `inflight_max` is kept, unread body and all,
-  and nothing behind it is read.
-- A request's body is received straight into memory of the service; its release is the service's from `serve` on.
+- When requests in flight and unsent replies reach `inflight_max`, the next request waits with its body unread, and
+  nothing behind it is read.
+- A request's body is received directly into the service's memory; from `serve` on the service releases it.
 - A cancel frame or a deadline cancels the worker that serves the request.
-- Every request gets its final frame, also when cancelled.  Answers are handed to the sender without waiting.
+- Every request gets its final frame, even when cancelled.  Replies are passed to the sender without waiting.
 - An error of one request never ends the connection; a broken frame does, after a farewell.
-- The service is told of the end exactly once, whatever ended it.
+- `EngineService.disconnected` is called exactly once, whatever ended the connection.
 """
 
 from __future__ import annotations
@@ -70,10 +69,10 @@ _log: Final = structlog.get_logger(__name__)
 
 _EVENTS_BETWEEN_CHECKPOINTS: Final = 64
 _SMALL_REPLY_BYTES: Final = 8 * 1024
-"""Replies up to this are gathered while more requests are at hand."""
+"""Replies up to this size are gathered while more requests are at hand."""
 _FAREWELL_TIMEOUT_S: Final = 1.0
 _LINGER_S: Final = 0.5
-"""What a client gets to close its end after a goodbye."""
+"""Time for a client to close its end after a goodbye."""
 _BODY_REQUESTS: Final = (StoreChunks, PutObjects)
 
 
@@ -87,7 +86,7 @@ class ServerLimits:
 
 
 class _Job(msgspec.Struct, frozen=True, gc=False):
-    """A request whose body is there."""
+    """A request whose body was received."""
 
     stream_id: int
     request: Request
@@ -97,9 +96,9 @@ class _Job(msgspec.Struct, frozen=True, gc=False):
 
 
 class ServedConnection:
-    """Serves one stream until the client goes, breaks the protocol, or `close` is called.
+    """Serves one stream until the client leaves, breaks the protocol, or `close` is called.
 
-    `let_in` is called when a client that is not trusted has shown the token; an error that it raises is the answer.
+    `let_in` is called when an untrusted client has shown the token; an error that it raises is sent as the reply.
     """
 
     def __init__(
@@ -138,7 +137,7 @@ class ServedConnection:
         self._noticed: trio.Event | None = None
 
     async def run(self) -> None:
-        """Serve.  Returns when the connection has ended and the service knows; raises only for bugs."""
+        """Serve.  Returns when the connection has ended and `disconnected` has returned; raises only for bugs."""
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
@@ -159,19 +158,19 @@ class ServedConnection:
                     await self._service.disconnected(self._client)
 
     def turn_out(self, error: LakeError) -> None:
-        """End the connection now, and say why if that goes without waiting."""
+        """End the connection now; sends the reason if that needs no wait."""
         self._sender.send(farewell(error))
         self.close()
 
     def close(self) -> None:
-        """End the connection now; what is in flight is cancelled."""
+        """End the connection now; cancels requests in flight."""
         self._scope.cancel()
 
     async def drain(self) -> None:
-        """Say goodbye, end watches, and wait until everything in flight is answered.
+        """Send a goodbye, end watches, and wait until every request in flight has its reply.
 
-        New requests are refused; the client has a moment to go by itself, so that what it sent before it heard the
-        goodbye is refused too and not left in doubt.
+        New requests are refused.  The client has a moment to close its end, so that requests it sent before it read
+        the goodbye are refused too, not lost without a reply.
         """
         self._draining = True
         if self._client is None:
@@ -187,7 +186,7 @@ class ServedConnection:
     # --- hello -------------------------------------------------------------------------------------
 
     async def _greet(self) -> bool:
-        """Whether the client said Hello as it should and was answered."""
+        """Read the Hello and reply; True if it was accepted."""
         error: LakeError = DeadlineExceeded(
             f"Hello did not come within {self._limits.hello_timeout_s:g} s of connecting"
         )
@@ -245,7 +244,7 @@ class ServedConnection:
             self.close()
 
     async def _leave(self) -> None:
-        """End the connection once what was said is sent, if that goes soon."""
+        """End the connection once queued frames are sent, or after _FAREWELL_TIMEOUT_S."""
         with trio.move_on_after(_FAREWELL_TIMEOUT_S):
             await self._sender.wait_sent()
         self.close()
@@ -253,7 +252,7 @@ class ServedConnection:
     # --- reading -----------------------------------------------------------------------------------
 
     async def _next_job(self) -> _Job | None:
-        """The next request to serve; None once the connection is to end and has been told so."""
+        """Return the next request to serve; None once the connection is being ended."""
         try:
             job = await self._lead()
         except EngineUnreachable:
@@ -268,7 +267,7 @@ class ServedConnection:
         return job
 
     async def _lead(self) -> _Job | None:
-        """The next request to serve; None when the client has finished.  LakeError: the connection is to end."""
+        """Return the next request to serve; None when the client has finished.  LakeError: end the connection."""
         while True:
             while self._sender.queued >= self._limits.inflight_max:
                 await self._wait_notice()
@@ -283,7 +282,7 @@ class ServedConnection:
                     self._sender.flush()
                     await self._wait_notice()
                 if self._sender.error is not None:
-                    return None  # nobody would get the answer
+                    return None  # the reply could not be sent
                 job = await self._accept(event)
                 if job is not None:
                     return job
@@ -295,7 +294,7 @@ class ServedConnection:
                     self._sender.cork(event.failure)
 
     async def _accept(self, event: RequestReceived) -> _Job | None:
-        """The request with its body; None when it was answered already."""
+        """Return the request with its body; None when it has its reply already."""
         expires_at = trio.current_time() + event.deadline_ms / 1000 if event.deadline_ms else math.inf
         descriptors = self._receiver.claim(event.descriptor_count)
         accepted = False
@@ -326,7 +325,7 @@ class ServedConnection:
         except LakeError as error:
             self._refuse(event, error)
             return None
-        except Exception as error:  # noqa: BLE001 - a bug of the service is the answer to this request only
+        except Exception as error:  # noqa: BLE001 - a bug of the service fails this request only
             self._refuse(event, self._unexpected(event.request, error))
             return None
         try:
@@ -358,12 +357,12 @@ class ServedConnection:
             reply = await self._service.serve(self._client, job.request, job.body, job.descriptors)
             self._answer(stream_id, reply)
             if reply.then is not None:
-                self._do_behind(reply.then)
+                self._do_after(reply.then)
         except LakeError as error:
             self._fail(stream_id, error)
-        except Exception as error:  # noqa: BLE001 - a bug of the service is the answer to this request only
+        except Exception as error:  # noqa: BLE001 - a bug of the service fails this request only
             self._fail(stream_id, self._unexpected(job.request, error))
-        except BaseException:  # Cancelled, or the group that a nursery of the handler makes of it
+        except BaseException:  # Cancelled, or a nursery's group around it
             if trio.current_time() >= job.expires_at:
                 self._fail(
                     stream_id,
@@ -377,12 +376,13 @@ class ServedConnection:
             if job.expires_at != math.inf:
                 worker.scope.deadline = math.inf
             self._inflight -= 1
+            assert self._inflight >= 0
             if not self._team.leads(worker):
                 self._sender.flush()
             self._notice()
 
     def _answer(self, stream_id: int, reply: Reply) -> None:
-        """Hand a reply to the sender.  Its body is released here or by the sender, once."""
+        """Pass a reply to the sender.  Its body is released here or by the sender, once."""
         body = reply.body
         body_bytes = body.nbytes if body.parts else 0
         descriptors: list[int] = []
@@ -402,13 +402,13 @@ class ServedConnection:
             self._sender.cork(b"".join((frame, *body.parts)) if body_bytes else frame)
             body.release()
 
-    def _do_behind(self, work: Callable[[], None]) -> None:
-        """Do what an answer did not need; the answer leaves first, unless more requests are at hand."""
+    def _do_after(self, work: Callable[[], None]) -> None:
+        """Do work that the reply did not need; the reply is sent first, unless more requests are at hand."""
         if not self._wire.reader.buffered_bytes:
             self._sender.flush()
         try:
             work()
-        except Exception:  # noqa: BLE001 - a bug, and the request was answered
+        except Exception:  # noqa: BLE001 - a bug, and the request has its reply
             _log.exception("work_behind_failed", peer=self._stream.peer)
 
     def _cancel(self, stream_id: int) -> None:
@@ -434,7 +434,7 @@ class ServedConnection:
         return InternalError(f"{name} failed for a reason that is a bug; the engine's log has the details")
 
     def _notice(self) -> None:
-        """A request has ended, or a frame was sent: whoever waits for that looks again."""
+        """Wake tasks that wait for a request to end or a frame to be sent."""
         if self._noticed is not None:
             self._noticed.set()
             self._noticed = None

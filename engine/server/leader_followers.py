@@ -1,11 +1,10 @@
 """A small team of tasks that take turns in leading (Schmidt et al., "Leader/Followers", 2000).
 
-The leader takes the next job and serves it itself.  Only if serving has to wait does another task become the leader,
-at that very moment: a parked one, or a new one.  So a job that need not wait costs no task, and one that waits holds
-up nobody.
+The leader takes the next job and serves it itself.  Another task, parked or new, becomes the leader only when serving
+first waits.  So a job that need not wait costs no task, and one that waits does not delay the others.
 
 Rules kept here:
-- Exactly one worker leads.  A worker serves one job at a time, and what cancels its scope cancels that job only.
+- Exactly one worker leads.  A worker serves one job at a time; cancelling its scope cancels that job only.
 - A scope that was cancelled is replaced before the worker does anything else.
 """
 
@@ -21,11 +20,11 @@ J = TypeVar("J")
 T = TypeVar("T")
 
 _IDLE_WORKERS_MAX: Final = 8
-"""Workers kept for the next job that waits; a parked task holds about 3 KiB."""
+"""Most workers kept for the next job that waits; a parked task holds about 3 KiB."""
 
 
 class Worker:
-    """One task of a team.  `scope` is around whatever it does."""
+    """One task of a team.  `scope` encloses all that it does."""
 
     __slots__ = ("scope", "task")
 
@@ -35,10 +34,10 @@ class Worker:
 
 
 class Team(Generic[J]):
-    """Serves jobs until `lead` gives None.
+    """Serves jobs until `lead` returns None.
 
-    `lead` waits for the next job; only one task runs it at a time.  `serve` does a job.  `before_handover` is called,
-    without a wait, when a job has to wait.  None of them raises anything but Cancelled.
+    `lead` waits for the next job; only one task runs it at a time.  `serve` does a job.  `before_handover`, which is
+    synchronous, is called when a job has to wait.  They raise only Cancelled.
     """
 
     def __init__(
@@ -56,22 +55,23 @@ class Team(Generic[J]):
         self._idle: list[Worker] = []
 
     def start(self) -> None:
-        """Put the first worker to work."""
+        """Start a new worker as the leader."""
         self._leader = Worker()
         self._nursery.start_soon(self._work, self._leader)
 
     def leads(self, worker: Worker) -> bool:
-        """Whether the worker will take the next job when it has served this one."""
+        """Return True if the worker takes the next job when it has served this one."""
         return self._leader is worker
 
     async def _work(self, worker: Worker) -> None:
         worker.task = trio.lowlevel.current_task()
         while True:
             with worker.scope:
-                # The leader's scope is not cancelled: what is served without a wait cannot be.
+                # The leader's scope is not cancelled: a job served without a wait cannot be.
                 while self._leader is worker or not worker.scope.cancel_called:
                     if self._leader is not worker and not await self._park(worker):
                         return
+                    assert self._leader is worker, "only the leader takes a job"
                     job = await self._lead()
                     if job is None:
                         return
@@ -89,6 +89,7 @@ class Team(Generic[J]):
 
     async def _park(self, worker: Worker) -> bool:
         """Wait until made the leader; False when enough others wait already."""
+        assert self._leader is not worker, "the leader does not park"
         if len(self._idle) >= _IDLE_WORKERS_MAX:
             return False
         self._idle.append(worker)
@@ -103,10 +104,10 @@ class Team(Generic[J]):
 
 @types.coroutine
 def noticing_wait(coroutine: Coroutine[Any, Any, T], waits: Callable[[], None]) -> Generator[Any, Any, T]:
-    """Await a coroutine; call `waits` at the moment when it gives up the processor for the first time.
+    """Await a coroutine; call `waits` when it first yields to trio.
 
-    The coroutine runs in the caller's task, as if awaited: what it yields to trio, and what trio answers or raises, is
-    passed on unchanged.
+    The coroutine runs in the caller's task, as if awaited: the values it yields to trio, and those that trio sends or
+    raises, are passed on unchanged.
     """
     try:
         wanted = coroutine.send(None)
@@ -117,7 +118,7 @@ def noticing_wait(coroutine: Coroutine[Any, Any, T], waits: Callable[[], None]) 
         try:
             try:
                 answer = yield wanted
-            except BaseException as error:  # noqa: BLE001 - passed on to whom it is for
+            except BaseException as error:  # noqa: BLE001 - passed on to the coroutine
                 wanted = coroutine.throw(error)
             else:
                 wanted = coroutine.send(answer)

@@ -1,15 +1,15 @@
-"""The server of the native protocol: accepts connections, bounds them, and winds them down.
+"""The server of the native protocol: accepts connections, bounds their number, and drains them.
 
-What happens on one connection is in `engine.server.connection`; who may connect over a Unix socket is checked by
-the listener; TCP clients present the token.
+`engine.server.connection` serves one connection.  The listener checks the user of a Unix socket's client; a TCP client
+presents the token.
 
 Rules kept here:
-- At most `connections_max` clients are served, and users share that number (`engine.host.user_shares`); more are told
-  EngineBusy and closed.  Who comes over a Unix socket is known at once, who comes over TCP when the token was shown.
-- Strangers, who come over TCP and have not shown the token, have `STRANGERS_MAX` places beside those.  When all are
-  taken the oldest makes room: a client says Hello as soon as it is connected, so the one that stays longest is none.
+- At most `connections_max` clients are served, and users share that number (`engine.host.user_shares`); others get
+  EngineBusy and are closed.  A Unix socket's client has its place at once, a TCP client once it has shown the token.
+- Strangers (TCP clients that have not shown the token) have `STRANGERS_MAX` places beside those.  When all are taken
+  the oldest is closed: a real client sends Hello as soon as it is connected, so the oldest is most likely not one.
 - A failing connection, whatever the reason, never ends the server.
-- `drain` closes listeners first, lets requests in flight end, and then closes what is left.
+- `drain` closes listeners first, lets requests in flight end, then closes the connections that remain.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _log: Final = structlog.get_logger(__name__)
 class Server:
     """Serves one service on any number of listeners.
 
-    `token` is what clients that are not trusted must present; with None they are never let in.
+    Untrusted clients must present `token`; with None they are never let in.
     """
 
     def __init__(
@@ -53,22 +53,22 @@ class Server:
         self._shares = Shares(connections_max, "connections", own_quarters=3)
         self._limits = limits or ServerLimits()
         self._connections: dict[ServedConnection, str | None] = {}
-        """Each with the user whose place it has; None: a stranger."""
+        """Each connection with the user whose place it has; None: a stranger."""
         self._strangers: dict[ServedConnection, None] = {}
-        """Oldest first."""
+        """Connections of strangers, oldest first."""
         self._accepting: set[trio.CancelScope] = set()
         self._draining = False
         self._emptied = trio.Event()
 
     @property
     def connection_count(self) -> int:
-        """Connections being served."""
+        """Number of connections being served."""
         return len(self._connections)
 
     async def listen_and_serve(
         self, address: str, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Bind `unix:PATH` (trusted) or `tcp://HOST:PORT` and serve it; started with the real address.
+        """Bind `unix:PATH` (trusted) or `tcp://HOST:PORT` and serve it; `started` gets the real address.
 
         AddressInUse, PermissionDenied, InvalidArgument.
         """
@@ -83,7 +83,7 @@ class Server:
         trusted: bool,
         task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Serve a bound listener until drained or cancelled; closes it.  `trusted`: it has checked its clients."""
+        """Serve a bound listener until drained or cancelled; closes it.  `trusted`: it checks its clients."""
         async with trio.open_nursery() as nursery:
             accepting = trio.CancelScope()
             self._accepting.add(accepting)
@@ -99,7 +99,7 @@ class Server:
                     await listener.aclose()
 
     async def drain(self, timeout_s: float) -> None:
-        """Stop accepting, finish what is in flight for at most `timeout_s`, close.  `serve` returns then."""
+        """Stop accepting, wait at most `timeout_s` for requests in flight, close all.  Then `serve` returns."""
         self._draining = True
         for scope in list(self._accepting):
             scope.cancel()
@@ -140,13 +140,14 @@ class Server:
             nursery.start_soon(self._run, connection)
 
     def _let_in(self, user: str, connection: ServedConnection) -> None:
-        """A stranger has shown the token: it takes a place of its user's.  EngineBusy when there is none."""
+        """Give a stranger that has shown the token a place of its user's.  EngineBusy when none is free."""
+        assert self._connections[connection] is None, "a stranger has no user's place"
         self._shares.take(user)
         self._connections[connection] = user
         self._strangers.pop(connection, None)
 
     def _let_wait(self, connection: ServedConnection) -> None:
-        """Give a stranger a place, the oldest's if need be."""
+        """Give a stranger a place, the oldest stranger's if all are taken."""
         if len(self._strangers) >= STRANGERS_MAX:
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
@@ -157,6 +158,7 @@ class Server:
                 )
             )
         self._strangers[connection] = None
+        assert len(self._strangers) <= STRANGERS_MAX
 
     async def _run(self, connection: ServedConnection) -> None:
         try:
@@ -173,7 +175,7 @@ class Server:
 
 
 async def _refuse(stream: Stream, error: EngineBusy) -> None:
-    """Say why, if that goes without waiting, and close."""
+    """Send the reason if that needs no wait, and close."""
     try:
         stream.send_nowait([farewell(error)])
     except EngineUnreachable:

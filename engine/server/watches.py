@@ -1,8 +1,8 @@
 """The watches of one connection: each a task that sends events until it is cancelled or the iterator ends.
 
 Rules kept here:
-- A watch has begun before its client is answered, and its stream gets a final frame, whatever ends it.
-- A watch that the client does not read for waits with its next event; the service drops what piles up there.
+- A watch begins before its reply is sent, and its stream gets a final frame, whatever ends it.
+- If the client does not read, its watches wait with their next event; the service drops events that pile up.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lakefs.wire.messages import Done, Request, Watch, WatchEvent
 
 _DONE: Final = Done()
 _UNSENT_MAX: Final = WATCHES_PER_CONNECTION_MAX
-"""Frames that wait to be sent before watches wait too."""
+"""Most unsent frames before watches wait too."""
 
 
 @runtime_checkable
@@ -35,7 +35,7 @@ class _AsyncClosable(Protocol):
 
 
 class ServedWatches:
-    """`notice` is called when a watch has ended; `bug` makes the error that a client sees of a bug."""
+    """The watches of one connection.  `notice` is called when one ends; `bug` returns the error sent for a bug."""
 
     def __init__(
         self,
@@ -55,11 +55,11 @@ class ServedWatches:
 
     @property
     def count(self) -> int:
-        """Watches that go on."""
+        """Number of watches that have not ended."""
         return len(self._scopes)
 
     def start(self, nursery: trio.Nursery, client: ServedClient, stream_id: int, request: Watch) -> None:
-        """Begin a watch and answer it.  LakeError of the service; EngineBusy when there are too many."""
+        """Begin a watch and reply.  Raises LakeError of the service; EngineBusy when too many run."""
         if len(self._scopes) >= WATCHES_PER_CONNECTION_MAX:
             raise EngineBusy(f"a connection may have {WATCHES_PER_CONNECTION_MAX} watches; cancel one first")
         events = self._service.watch(client, request)
@@ -98,7 +98,7 @@ class ServedWatches:
 
 
 async def close_events(events: AsyncIterator[WatchEvent]) -> None:
-    """Release an iterator, whichever kind it is."""
+    """Close an iterator, whether its close is synchronous or not."""
     if isinstance(events, _AsyncClosable):
         with trio.CancelScope(shield=True):
             await events.aclose()

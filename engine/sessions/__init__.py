@@ -1,1 +1,1 @@
-"""What one connection holds of the store: sessions, leases, lent memory; gc asks here what is referenced."""
+"""Sessions, leases and lent memory of each connection; gc reads here which chunks they reference."""

@@ -1,9 +1,9 @@
-"""Which connection lends which memory (`engine.memory.lent_memory`), within bounds.
+"""Lent memory of each connection (`engine.memory.lent_memory`), within bounds.
 
 Rules kept here:
 - Lendings are bounded for each connection, and in all by number and bytes; they end with their connection.
-- Memory is used when it was checked: its number can be guessed while it is looked at.
-- An answered ReturnMemory means that nothing of the memory is read or written any more.
+- Memory is used only once it was checked: its number could be guessed during the check.
+- After the reply to ReturnMemory the engine does not read or write the memory.
 
 All methods run on the loop.
 """
@@ -31,12 +31,12 @@ class Lendings:
         self._count = 0
         self._bytes = 0
         self._lenders: dict[int, Client] = {}
-        """Of each lending, by its number."""
+        """The lending client by number."""
 
     async def lend(self, client: Client, descriptor: int, size_bytes: int, *, writable: bool) -> int:
-        """Take the memory of `descriptor`, which is the lending's from now on, also when this raises.
+        """Take the memory of `descriptor`; the lending owns the descriptor from now on, even when this raises.
 
-        Its number on the client's connection.  InvalidArgument, EngineBusy.
+        Returns its number on the client's connection.  InvalidArgument, EngineBusy.
         """
         memory = LentMemory(descriptor, size_bytes, writable=writable)
         try:
@@ -61,7 +61,7 @@ class Lendings:
 
     @contextmanager
     def using(self, client: Client, number: int, *, writable: bool = False) -> Iterator[LentMemory]:
-        """The memory, there until the end of the block.
+        """Yield the memory, mapped until the block ends.
 
         SessionLost when it is not lent, InvalidArgument when it is not lent for writing.
         """
@@ -77,17 +77,17 @@ class Lendings:
             memory.leave()
 
     async def give_back(self, client: Client, number: int) -> None:
-        """End a lending, and wait until nobody uses it; nothing happens when it is no lending.
+        """End a lending and wait until its last use ends; does nothing for an unknown number.
 
-        It may be of another connection: a client that closed that one asks so for its end, which the engine, in the
-        middle of a load, may not have come to yet.
+        The lending may be another connection's: a client that closed that one so waits for its end, which a load under
+        way may delay.
         """
         ended = self._end(self._lenders.get(number, client), number)
         if ended is not None:
             await ended.wait()
 
     def end_all(self, client: Client) -> None:
-        """The connection has ended, and its lendings with it."""
+        """End all lendings of a connection that has ended."""
         for number in list(client.memories):
             self._end(client, number)
 
@@ -103,6 +103,8 @@ class Lendings:
             del self._lenders[number]
         self._count -= 1
         self._bytes -= memory.size_bytes
+        assert self._count >= 0, "a lending ends once"
+        assert self._bytes >= 0
         return memory.end()
 
     def _make_room(self, client: Client, size_bytes: int) -> None:

@@ -1,17 +1,16 @@
-"""What keeps chunks alive beside names: sessions (puts in progress) and leases (objects open for reading).
+"""References that keep chunks alive beside names: sessions (puts in progress) and leases (objects open for reading).
 
 Rules kept here:
-- A session holds every chunk that it stored or was told is there, by birth, until it ends: by commit with
-  `end_session`, by SessionEnd, or with its last connection.  A restart voids all.
-- With its last connection a session that holds nothing ends at once.  Of the others the 64 that this connection used
-  last linger: they end `SESSION_LINGER_S` later, unless another connection joins them.
-- A session may be used by any connection of the client that began it (the id is 16 random bytes: who knows it is
-  that client).
+- A session holds every chunk that it stored or that was reported to it as present, by birth, until it ends: by a commit
+  with `end_session`, by SessionEnd, or with its last connection.  A restart ends all.
+- When its last connection ends, a session that holds nothing ends at once.  Of the others the 64 that this connection
+  began or joined last linger: they end `SESSION_LINGER_S` later, unless another connection joins them.
+- Any connection of the client that began a session may use it (the id is 16 random bytes, known to that client only).
 - A lease keeps the blob that a name had when it was opened; it ends with its connection.
 - Sessions and leases are bounded for each connection, for each user, and in all (`engine.host.user_shares`).
-- While gc runs, every hold also marks (`barrier`): a chunk found present after the marker has passed stays.  What was
-  held before is marked, too (`held_sets`), also of sessions that end while gc runs: a name that one of them committed
-  may be behind the marker.  `leased_blobs` are marked before the sweep.
+- While gc runs, every hold also marks (`barrier`): a chunk found present after the marker has passed stays.  Earlier
+  holds are marked too (`held_sets`), even of sessions that end while gc runs: a name that one of them committed may be
+  behind the marker.  `leased_blobs` are marked before the sweep.
 
 All methods are synchronous and called on the loop.
 """
@@ -40,7 +39,7 @@ from lakefs.ports import Clock
 
 @dataclass(eq=False)
 class Session:
-    """One put in progress, of the user who began it, and the connections that use it."""
+    """One put in progress, its user, and the connections that use it."""
 
     identifier: SessionId
     user: str
@@ -49,13 +48,13 @@ class Session:
 
 
 def _first_number() -> int:
-    """Random, so that a number of a lost connection names nothing on the next one; 0 is no lease."""
+    """Return a random start, so that a number of a lost connection names nothing on the next; 0 means no lease."""
     return 1 + int.from_bytes(new_id16()[:5], "little")
 
 
 @dataclass(eq=False)
 class Client:
-    """What the engine keeps for one connection.  `sessions` are in the order in which it began or joined them."""
+    """The engine's state of one connection.  `sessions` are in the order in which it began or joined them."""
 
     peer: str
     user: str
@@ -69,7 +68,7 @@ class Client:
     next_number: int = field(default_factory=_first_number)
 
     def number(self) -> int:
-        """A number for a lease, source or lent memory: new on this connection, and most likely on any other."""
+        """Return a number for a lease, source or lent memory: new on this connection, and most likely on all others."""
         self.next_number += 1
         return self.next_number - 1
 
@@ -81,7 +80,7 @@ class References:
         self._clock = clock
         self._sessions: dict[SessionId, Session] = {}
         self._lingering: dict[SessionId, float] = {}
-        """When sessions without a connection end; the first one first."""
+        """Time at which each session without a connection ends, earliest first."""
         self._clients: dict[int, Client] = {}
         self._session_shares = Shares(SESSIONS_MAX, "puts in progress")
         self._lease_shares = Shares(LEASES_MAX, "open objects")
@@ -90,13 +89,13 @@ class References:
     # --- connections -------------------------------------------------------------------------------
 
     def connect(self, peer: str, *, descriptors: bool, trusted: bool, uid: int | None = None) -> Client:
-        """A connection has begun.  `uid` is the peer's on a Unix socket, None over TCP."""
+        """Begin a connection.  `uid` is the peer's on a Unix socket, None over TCP."""
         client = Client(peer, user_of(uid), descriptors, trusted)
         self._clients[id(client)] = client
         return client
 
     def disconnect(self, client: Client) -> None:
-        """A connection has ended: its leases go, and its sessions but for those that linger."""
+        """End a connection: its leases, and its sessions that no other connection uses, except those that linger."""
         self._clients.pop(id(client), None)
         self.end_leases(client, list(client.leases))
         lingering: list[SessionId] = []
@@ -114,7 +113,7 @@ class References:
     # --- sessions ----------------------------------------------------------------------------------
 
     def begin_session(self, client: Client) -> Session:
-        """A new session of this connection; EngineBusy when it, its user, or all together have too many."""
+        """Begin a session of this connection; EngineBusy when it, its user, or all together have too many."""
         self.expire()
         if len(client.sessions) >= SESSIONS_PER_CONNECTION_MAX:
             raise EngineBusy(
@@ -128,7 +127,7 @@ class References:
         return session
 
     def join_session(self, client: Client, identifier: SessionId) -> Session:
-        """Use a session from this connection; SessionLost when it is gone."""
+        """Use a session from this connection; SessionLost when it has ended."""
         self.expire()
         session = self._sessions.get(identifier)
         if session is None:
@@ -141,7 +140,7 @@ class References:
         return session
 
     def end_session(self, client: Client, identifier: SessionId) -> None:
-        """Drop a session and its holds; nothing happens when it is gone already."""
+        """End a session and its holds; does nothing if it has ended already."""
         session = self._sessions.get(identifier)
         if session is not None:
             self._drop(session)
@@ -151,6 +150,8 @@ class References:
         session.clients.append(client)
 
     def _drop(self, session: Session) -> None:
+        is_lingering = session.identifier in self._lingering
+        assert not (session.clients and is_lingering), "only a session without a connection lingers"
         del self._sessions[session.identifier]
         for client in session.clients:
             del client.sessions[session.identifier]
@@ -159,11 +160,11 @@ class References:
         self._session_shares.give_back(session.user)
 
     def is_open(self, session: Session) -> bool:
-        """Whether the session still holds what it held; asked in the step in which a name is bound."""
+        """Return True if the session has not ended; called in the step in which a name is bound."""
         return session.identifier in self._sessions
 
     def expire(self) -> int:
-        """Drop lingering sessions whose time is over; how many."""
+        """Drop lingering sessions whose time is over; returns their number."""
         now = self._clock.monotonic()
         over: list[SessionId] = []
         for identifier, expires_at in self._lingering.items():
@@ -180,12 +181,12 @@ class References:
         self.keep(birth)
 
     def keep(self, birth: Birth) -> None:
-        """A chunk was found referred to or present: gc, when it is marking, must not free it in this cycle."""
+        """Keep gc from freeing a chunk in this cycle, if it is marking: the chunk was found present or referred to."""
         if self.barrier is not None:
             self.barrier.add(birth)
 
     def held_sets(self) -> Iterator[NumberSet]:
-        """Births that sessions hold: a set of each session that there is at the first step, also when it has ended."""
+        """Yield the births held by each session that exists at the first step, even if it has ended since."""
         yield from [session.held for session in self._sessions.values()]
 
     # --- leases ------------------------------------------------------------------------------------
@@ -196,17 +197,18 @@ class References:
             raise EngineBusy(f"{LEASES_PER_CONNECTION_MAX} objects are open on this connection; close some")
         self._lease_shares.take(client.user)
         number = client.number()
+        assert number not in client.leases, "a number is used once"
         client.leases[number] = blob
         return number
 
     def end_leases(self, client: Client, leases: Iterable[int]) -> None:
-        """Let blobs go; numbers that are no leases of the connection are ignored."""
+        """End leases; numbers that are not leases of the connection are ignored."""
         for lease in leases:
             if client.leases.pop(lease, None) is not None:
                 self._lease_shares.give_back(client.user)
 
     def leased_blobs(self) -> Iterator[BlobId]:
-        """Blobs open for reading now."""
+        """Yield the blobs open for reading now."""
         for client in list(self._clients.values()):
             yield from list(client.leases.values())
 

@@ -1,1 +1,1 @@
-"""One open store: its parts put together, opened, and stopped cleanly."""
+"""One open store: puts its parts together, opens it, and stops it cleanly."""

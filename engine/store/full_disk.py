@@ -1,4 +1,4 @@
-"""Opening and closing a store whose disk is full: the reserve is used, and people are told what to do."""
+"""Opens and closes a store whose disk is full: uses the reserve, and says in the error what to do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lakefs.ports import Disk
 
 @contextmanager
 def telling_full() -> Iterator[None]:
-    """What to do about a disk that is too full to open a store on, when no engine runs to remove anything."""
+    """Add to StoreFull the advice for a disk too full to open the store, when no engine runs to remove objects."""
     try:
         yield
     except StoreFull as error:
@@ -26,7 +26,7 @@ def telling_full() -> Iterator[None]:
 
 
 def write_superblock(disk: Disk, superblock: Superblock, reserve: Reserve) -> None:
-    """Write it, on a full disk from the reserve."""
+    """Write the superblock; on a full disk, release the reserve and write again."""
     while True:
         try:
             superblocks.write_superblock(disk, superblock)

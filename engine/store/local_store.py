@@ -1,4 +1,4 @@
-"""A store on a local folder with real disk, threads and clock."""
+"""Opens a store in a local folder, with real disk, threads and clock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lakefs.host.offload import ThreadOffload
 from lakefs.limits import GC_GRACE_S
 
 ENGINE_THREADS = 6
-"""Two cores' worth of hashing, and calls that wait for the disk."""
+"""Threads of the pool: two cores' worth of hashing, and calls that wait for the disk."""
 
 
 @asynccontextmanager
@@ -35,11 +35,12 @@ async def open_local_store(
     dram_tier_bytes: int = 0,
     is_kept: Callable[[], bool] = lambda: True,
 ) -> AsyncIterator[Store]:
-    """Open (or create) the store in a folder; stopped cleanly at the end.  Arguments and errors: see `open_store`.
+    """Open (or create) the store in a folder; stops it cleanly at the end.  Arguments and errors: see `open_store`.
 
-    `io_uring`: whether the disk is read that way where the kernel allows it.
+    `io_uring`: read the disk through io_uring where the kernel allows it.
     `dram_tier_bytes`: memory of the DRAM tier, in whole slabs; 0: none.
-    `is_kept` is asked when the body, or the opening, fails on a store that it has just made; False removes that store.
+    `is_kept` is called when the body or the opening fails on a store just created; if it returns False, the store is
+    removed.
     """
     disk = LocalDisk(data)
     others = _paths_in(data)
@@ -55,7 +56,7 @@ async def open_local_store(
             raise
 
     async with (
-        _unborn_removed(disk, data, others, is_kept),
+        _removing_unfinished(disk, data, others, is_kept),
         _tier_of(dram_tier_bytes // SLAB_BYTES) as tier,
         ThreadOffload(ENGINE_THREADS, "lake") as offload,
         open_io_queue(offload, wanted=io_uring) as queue,
@@ -74,21 +75,21 @@ async def open_local_store(
 
 
 @asynccontextmanager
-async def _unborn_removed(
+async def _removing_unfinished(
     disk: LocalDisk, data: Path, others: frozenset[Path], is_kept: Callable[[], bool]
 ) -> AsyncIterator[None]:
-    """Remove what an opening made that failed before there was a superblock."""
+    """Remove the files of an opening that failed before it wrote a superblock."""
     try:
         yield
     except BaseException:
         if not is_kept():
-            _discard_unborn(disk, data, others)
+            _discard_unfinished(disk, data, others)
         raise
 
 
 @asynccontextmanager
 async def _tier_of(slabs_max: int) -> AsyncIterator[DramTier | None]:
-    """A DRAM tier of so many slabs, whose memory is given back at the end; None for 0."""
+    """Yield a DRAM tier of `slabs_max` slabs, None for 0; frees its memory at the end."""
     if not slabs_max:
         yield None
         return
@@ -100,7 +101,7 @@ async def _tier_of(slabs_max: int) -> AsyncIterator[DramTier | None]:
 
 
 def _paths_in(data: Path) -> frozenset[Path]:
-    """What lies in a data folder and in the folders of a store in it."""
+    """Return the paths in a data folder and in the folders of a store in it."""
     return frozenset(path for folder in _folders(data) if folder.is_dir() for path in folder.iterdir())
 
 
@@ -109,8 +110,8 @@ def _folders(data: Path) -> Iterator[Path]:
     yield from (data / name for name in STORE_FOLDERS)
 
 
-def _discard_unborn(disk: LocalDisk, data: Path, others: frozenset[Path]) -> None:
-    """Remove what is no store yet; nothing when somebody else is making one there."""
+def _discard_unfinished(disk: LocalDisk, data: Path, others: frozenset[Path]) -> None:
+    """Remove an unfinished store; does nothing if another process is creating one there."""
     if not data.is_dir():
         return
     with suppress(LakeError):
@@ -123,7 +124,7 @@ def _discard_unborn(disk: LocalDisk, data: Path, others: frozenset[Path]) -> Non
 
 
 def _discard(data: Path, others: frozenset[Path]) -> None:
-    """Remove a store that nobody was told of, but nothing that was in its folders before.  The lock is held."""
+    """Remove a store that no client has seen, but no path in `others`, which existed before.  The lock is held."""
     for path in sorted(_paths_in(data) - others, reverse=True):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

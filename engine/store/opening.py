@@ -1,13 +1,13 @@
-"""From a folder to an open store, and to its clean stop.
+"""Opens a store from a folder, and stops it cleanly.
 
     open   lock, superblock, metadata (recovery), segments (all sealed), root node; the superblock says "not clean"
-    serve  commits, index and checkpoints run in tasks of `open_store`; a walk behind start-up verifies the index
+    serve  commits, index and checkpoints run in tasks of `open_store`; a walk after the start verifies the index
     stop   segments trimmed and synced, index complete, checkpoint, superblock says "clean", lock released
 
 Rules kept here:
 - The superblock says "clean" only after everything before it in that list succeeded.
-- A damaged index is rebuilt from checkpoint and journal while the store serves; what cannot be answered meanwhile
-  is an error, never a false "not found" that a client could take for the truth.
+- A damaged index is rebuilt from checkpoint and journal while the store serves.  Until then a request that needs the
+  damaged part fails with an error, never with a false "not found".
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ async def open_store(
     """Open the store on a disk, and stop it cleanly at the end.
 
     StoreLocked, StoreUnusable, StoreDamaged, JournalDamaged, StoreFull, StoreReadOnly.  When the body raises, or a
-    write has failed, the store is closed as a crash would leave it: everything acknowledged is there.
+    write has failed, the store is closed as a crash would leave it: every acknowledged change is durable.
     `upload_expiry_s`: age at which gc removes unfinished uploads, 0: never.
     `index_committed` runs in a thread after each commit of the index; `while_locked` is entered when the lock is
     held, before anything is recovered.  `io_queue` reads many places at once; by default `offload` does.
-    `tier` is its owner's to close.
+    The caller closes `tier`.
     """
     with telling_full():
         opened = await offload.run(lambda: superblocks.open_store(disk, clock, create=create))
@@ -106,7 +106,7 @@ async def open_store(
 
 @dataclass(frozen=True)
 class _Opening:
-    """A store whose lock is held, and how it is to be opened: arguments of `open_store`."""
+    """A store whose lock is held, and the arguments of `open_store`."""
 
     disk: Disk
     clock: Clock
@@ -120,7 +120,7 @@ class _Opening:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Store]:
-        """The store with its committer at work; at the end its files are closed as they are."""
+        """Yield the store with its committer running; at the end, close its files as they are."""
         reserve = Reserve(self.disk)
         try:
             with telling_full():
@@ -141,7 +141,7 @@ class _Opening:
                 nursery.cancel_scope.cancel()
 
     async def _recovered(self, reserve: Reserve) -> Metadata:
-        """The metadata, recovered; the superblock says "not clean" from now on."""
+        """Return the metadata, recovered; the superblock says "not clean" on return."""
         await self.offload.run(reserve.open)
         metadata = await open_metadata(
             self.disk,
@@ -157,7 +157,9 @@ class _Opening:
         try:
             await self.offload.run(write_superblock, self.disk, self._unclean, reserve)
         except BaseException:
-            await metadata.close(clean=False)  # or the index stays open, and the opening cannot be tried anew
+            await metadata.close(
+                clean=False
+            )  # else the index stays open, and the opening cannot be tried again
             raise
         return metadata
 
@@ -166,14 +168,14 @@ class _Opening:
         return replace(self.opened.superblock, clean_sequence=None)
 
     def _segments(self, metadata: Metadata, reserve: Reserve) -> Segments:
-        """The segments, whose small payload is written before the journal's groups."""
+        """Return the segments; the metadata writes their small payloads before each journal group."""
         sizes = replace(self.sizes.segments, headroom=reserve.headroom_bytes)
         segments = segments_of(self.disk, self.offload, self.opened, metadata, sizes, self.io_queue)
         metadata.write_first(segments.small)
         return segments
 
     def _store(self, reserve: Reserve, metadata: Metadata, segments: Segments) -> Store:
-        """What works with content, and then what keeps house, on top of metadata and segments."""
+        """Build the store on metadata and segments: first the parts for content, then gc, scrub and compaction."""
         watchers = Watchers()
         metadata.on_durable(watchers.publish)
         references, quarantine = References(self.clock), Quarantine(metadata, self.clock)
@@ -224,7 +226,7 @@ class _Opening:
         quarantine: Quarantine,
         writers: Writers,
     ) -> Collector:
-        """gc; it waits for clients of the last boot, which a new store has none of."""
+        """Return the garbage collector.  It waits for clients of the last boot; a new store has none to wait for."""
         return Collector(
             metadata,
             segments,
@@ -240,18 +242,19 @@ class _Opening:
 
 
 async def _stop(store: Store) -> None:
-    """The clean stop; when a part of it fails the store is left as after a crash, and that is said."""
+    """Stop the store cleanly; if a step fails, log it and leave the store as after a crash."""
     try:
         await store.offload.run(store.disk.check_lock)
         if store.metadata.failed is None:
             await store.scrubber.save()
-            await store.metadata.sync()  # and what is placed is written
+            await store.metadata.sync()  # placed payloads are written with it
         await store.segments.close()
         clean_sequence = await store.metadata.close()
         if clean_sequence is None:
             return
         for keep in store.at_clean_stop:
             await store.offload.run(keep, clean_sequence)
+        assert store.superblock.clean_sequence is None, "the superblock of an open store is not clean"
         clean = replace(store.superblock, clean_sequence=clean_sequence)
         await store.offload.run(write_superblock, store.disk, clean, store.reserve)
     except LakeError as error:

@@ -1,4 +1,4 @@
-"""The segments of a store that is being opened, and what becomes of them when it is closed in whatever way."""
+"""Builds the segments of a store being opened, and closes them however it ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lakefs.ports import Disk, IoQueue, Offload
 
 @asynccontextmanager
 async def abandoned(segments: Segments) -> AsyncIterator[None]:
-    """Whatever is open of the segments is closed behind the block, when nobody writes to them any more."""
+    """Close the segments' open files after the block, when no task writes to them any more."""
     try:
         yield
     finally:
@@ -30,7 +30,7 @@ def segments_of(
     sizes: SegmentSizes,
     io_queue: IoQueue | None,
 ) -> Segments:
-    """The segments of a store that is being opened."""
+    """Return the segments of a store being opened."""
     identity = opened.superblock.identity
     return Segments(
         disk, offload, identity, lambda: _segment_id(metadata), sizes, metadata.owed_bytes, io_queue

@@ -1,10 +1,9 @@
-"""One store, open: its parts, and what is done with all of them.  `store_opening` makes it, and stops it.
+"""One open store: its parts, and the operations that use all of them.  `engine.store.opening` makes and stops it.
 
 Rules kept here:
-- Nothing is freed before the walk through the index has ended, and nothing while an index that is damaged cannot be
-  rebuilt.
+- No room is freed before the walk through the index has ended, nor while a damaged index cannot be rebuilt.
 
-`Store` has no network and no frames: `service` speaks messages on top of it.
+`Store` has no network and no frames: `engine.requests.table` handles messages on top of it.
 """
 
 from __future__ import annotations
@@ -77,16 +76,16 @@ class Store:
     collected: CollectTotals = field(default_factory=CollectTotals)
     index_verified: bool = False
     index_looked_at: trio.Event = field(default_factory=trio.Event)
-    """Set while nobody walks through the index; `index_damage` is why it could not be made whole then."""
+    """Set while no walk through the index runs; then `index_damage` is why the index is not whole, if it is not."""
     index_damage: LakeError | None = None
     lent: Lendings = field(init=False)
     shared_index: SharedIndex | None = None
     clean_before: int | None = None
-    """Where the last boot stopped cleanly."""
+    """Sequence at which the last boot stopped cleanly; None if it did not."""
     at_clean_stop: list[Callable[[Sequence], None]] = field(default_factory=list)
     """Called in a thread with the last sequence, before the superblock says "clean"."""
     after_collecting: Callable[[], None] | None = None
-    """Called in a thread when a cycle of gc has ended."""
+    """Called in a thread when a cycle of `collect` has ended."""
     leaving: AsyncExitStack = field(default_factory=AsyncExitStack)
     dram: Dram = field(init=False)
     _superblock_lock: trio.Lock = field(default_factory=trio.Lock)
@@ -96,11 +95,11 @@ class Store:
         self.use_tier(None)
 
     def use_tier(self, tier: DramTier | None) -> None:
-        """Have the DRAM tier in front of the segments; None: there is none."""
+        """Put the DRAM tier in front of the segments; None: use no tier."""
         self.dram = Dram(tier, self.metadata, self.segments, self.quarantine, self.offload)
 
     def hello(self, *, descriptors: bool) -> HelloReply:
-        """What a client is told when it connects."""
+        """Return the reply to a client's Hello."""
         return HelloReply(
             protocol=PROTOCOL_VERSION,
             server=f"lake {VERSION}",
@@ -118,7 +117,7 @@ class Store:
 
     @property
     def read_only_because(self) -> str:
-        """Why nothing is written any more; empty while all is well."""
+        """The reason why the store takes no writes; empty while it does."""
         if self.metadata.failed is not None:
             return self.metadata.failed.message
         if self.segments.gate.failed:
@@ -128,11 +127,11 @@ class Store:
 
     @property
     def is_collecting(self) -> bool:
-        """Whether gc or compaction are at work."""
+        """True while gc or compaction runs."""
         return self.collector.running or self.compactor.running
 
     async def status(self) -> dict[str, Any]:
-        """State for people and scripts; JSON-able."""
+        """Return the state for people and scripts; JSON-able."""
         await self._look_at_lock()
         reason = self.read_only_because
         free, total = await self.offload.run(lambda: (self.disk.free_bytes(), self.disk.total_bytes()))
@@ -168,17 +167,18 @@ class Store:
         }
 
     async def begin_to_use(self, feature: ReadOnlyFeature) -> None:
-        """Say in the superblock that the store uses a feature; durable on return.  StoreFull, DiskFailed."""
+        """Record in the superblock that the store uses a feature; durable on return.  StoreFull, DiskFailed."""
         async with self._superblock_lock:
             features = self.superblock.read_only_features | feature
             if features != self.superblock.read_only_features:
+                assert self.superblock.clean_sequence is None, "the superblock of an open store is not clean"
                 changed = replace(self.superblock, read_only_features=features)
                 await self.offload.run(write_superblock, self.disk, changed, self.reserve)
                 self.superblock = changed
 
     async def collect(self, share: float = COMPACT_SHARE) -> CollectReport:
-        """A cycle of gc, the reserve filled up again, then compaction with what room is left; errors as of the two."""
-        # What an index that is not whole does not show would be freed: the walk through it is waited for.
+        """Run gc, refill the reserve, then compact with the room left; raises the errors of gc and compaction."""
+        # gc would free chunks that an incomplete index does not show, so it waits for the walk through the index.
         if not self.index_looked_at.is_set():
             await self.index_looked_at.wait()
         if self.index_damage is not None:
@@ -203,16 +203,16 @@ class Store:
         return done
 
     async def _look_at_lock(self) -> None:
-        """Stop writing when the store is not ours alone any more: what next makes a file would find out, too."""
+        """Stop writing if another process may hold the store now; the next creation of a file would notice it too."""
         try:
             await self.offload.run(self.disk.check_lock)
         except StoreReadOnly as error:
             self.metadata.stop_writing(error.message)
 
     async def check(self, *, full: bool) -> dict[str, Any]:
-        """fsck of the open store; JSON-able report."""
+        """Run fsck on the open store; returns a JSON-able report."""
         return await check_store(self.metadata, self.segments, self.chunks, self.manifests, full=full)
 
     async def damaged(self) -> list[dict[str, Any]]:
-        """The quarantine: each damaged chunk, and the objects that it belongs to; JSON-able."""
+        """Return the quarantine: each damaged chunk, and the objects that it belongs to; JSON-able."""
         return await damage_report(self.metadata, self.manifests, self.quarantine)

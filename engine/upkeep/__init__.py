@@ -1,1 +1,1 @@
-"""Work beside the clients: garbage collection, compaction, scrub, and the index checked and rebuilt."""
+"""Work beside the clients: garbage collection, compaction, scrub, and the check and rebuild of the index."""

@@ -1,30 +1,29 @@
-"""Compaction: what lives in segments that take much more room than that is moved to new places; then they go.
+"""Compaction: moves the live chunks of segments that are mostly garbage to new places, then removes the segments.
 
-gc punches whole pages.  Small chunks share theirs, so a segment of which little lives may keep most of its room.
+gc punches whole pages.  Small chunks share pages, so a segment with few live chunks may keep most of its room.
 One run, beside readers, writers and gc:
-
-1. *Choose.*  All records are walked once, and what lives in each segment is added up.  Chosen are segments that were
-   sealed with nothing in flight before the walk, so that it met all their records, and of whose room at most `share`
-   lives; the open small segment is sealed when it is one of those.  The emptiest come first.
+1. *Choose.*  All records are walked once, and the live bytes of each segment are added up.  A segment is chosen if it
+   was sealed with nothing in flight before the walk, so that the walk met all its records, and if at most `share` of
+   its room is live.  The open small segment is sealed first if it qualifies.  The emptiest come first.
 2. *Move.*  The records of some of them are walked again, now that no record can be added there.  Segment by segment,
-   in the order of offsets and in small batches: payloads are read and checked, hashed, and written as those of a put
-   are, to segments with new ids; one decision changes the places of those records that are still what they were.
-3. *Free.*  When the batch's group is durable, its old places are punched, with what is dead behind each, so that a
-   batch gives back more than it took.  When none of a segment's records is left there, and everything that this was
-   seen in is durable, the segment is removed.
+   in the order of offsets and in small batches: payloads are read and checked, hashed, and written like those of a put,
+   to segments with new ids.  One decision changes the places of those records that have not changed since.
+3. *Free.*  When the batch's group is durable, its old places are punched, with the dead bytes behind each, so that a
+   batch gives back more than it took.  A segment is removed when none of its records is left there, and every group
+   that this was read from is durable.
 
 Rules kept here:
 - An old place is freed only when the group that names the new one is durable, and that group is appended only behind
-  the payload.  So at every moment the record that a crash leaves names bytes that are there.  What a crash leaves
-  besides, copies without record or places without one, is garbage that the next cycle of gc removes.
-- Birth, lengths and checksum of a chunk stay: sessions, gc's marks and leases go by birth or id, and keep holding it.
-- A record that was freed, stored anew or noted as damaged meanwhile is not touched; its copy is given up.
-- What does not match its checksum or its id is noted in the quarantine and stays where it is, and so does its segment.
-- A reader with the old place sees the bytes or zeros, which do not match; it asks again and gets the new place.
-- A batch is moved only when it finds room, for which it may take half of what payload leaves free, and with half of
-  the reserve there: so a full disk whose dead share their pages with the living is emptied step by step.
+  the payload.  So at every moment the record that a crash leaves names valid bytes.  A crash may also leave copies
+  without record, or places without one: garbage that the next cycle of gc removes.
+- Birth, lengths and checksum of a chunk stay: sessions, gc's marks and leases hold it by birth or id.
+- A record that was freed, stored anew or quarantined during the copy is not touched; its copy is given up.
+- A chunk that does not match its checksum or its id is quarantined and stays in place, and so does its segment.
+- A reader with the old place sees the bytes, or zeros, which do not match; it asks again and gets the new place.
+- A batch is moved only if it finds room: up to half of the headroom that payload leaves free, with half of the reserve
+  held.  So a full disk whose dead chunks share pages with live ones is emptied step by step.
 
-It may be cancelled at every checkpoint.  Memory: `COMPACT_RECORDS_MAX` records, and one batch of payload.
+A run may be cancelled at every checkpoint.  Memory: `COMPACT_RECORDS_MAX` records, and one batch of payload.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ _STRETCH_BYTES: Final = MIB
 
 @dataclass
 class CompactionReport:
-    """What one run did.  Byte counts are of stored payload and vectors."""
+    """The result of one run.  Byte counts are of stored payload and vectors."""
 
     moved_chunks: int = 0
     moved_bytes: int = 0
@@ -76,19 +75,19 @@ class CompactionReport:
     changed_meanwhile: int = 0
     """Chunks that were freed, stored anew, or found damaged while they were copied."""
     unreadable_chunks: int = 0
-    """Chunks that could not be read: freed meanwhile, or damaged; those stay where they are."""
+    """Chunks that could not be read: freed during the run, or damaged; damaged ones stay in place."""
     stopped: str = ""
-    """Why not all segments were compacted that were worth it."""
+    """Reason why some eligible segments were not compacted; empty if there are none."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A chunk and the record that it had when it was found."""
+    """A chunk, and its record when it was found."""
 
     key: bytes
     record: ChunkRecord
     vacated_bytes: int = 0
-    """From its offset on, what is dead when it has been moved."""
+    """Bytes from its offset on that are dead once it has been moved."""
 
     @property
     def chunk(self) -> ChunkId:
@@ -101,15 +100,15 @@ _FoundByPlace = dict[int, list[_Found]]
 
 @dataclass
 class _Living:
-    """What lives in one segment."""
+    """The live chunks of one segment."""
 
     chunk_count: int = 0
     room_bytes: int = 0
-    """Room that it would take by itself."""
+    """Room that they would take in segments of their own."""
 
 
 class Compactor:
-    """Runs once at a time.  `reclaiming` is held by whoever removes segments."""
+    """Compacts one store; one run at a time.  `reclaiming` is the lock held by each remover of segments."""
 
     def __init__(
         self,
@@ -139,14 +138,14 @@ class Compactor:
 
     @property
     def running(self) -> bool:
-        """Whether a run is under way."""
+        """True while a run is under way."""
         return self._lock.locked()
 
     async def run(self, share: float = COMPACT_SHARE) -> CompactionReport:
-        """Compact every segment of whose room at most `share` lives.  A second caller waits for the first.
+        """Compact every segment with at most `share` of its room live.  A second caller waits for the first.
 
-        Everything that the report tells of is durable.  Want of room ends the run early and is in the report.
-        StoreReadOnly, DiskFailed, IndexDamaged.  Cancelled, it leaves what was moved until then, and garbage for gc.
+        Every move in the report is durable.  Lack of room ends the run early and is in the report.  A cancelled run
+        keeps its moves, and may leave garbage for gc.  Raises StoreReadOnly, DiskFailed, IndexDamaged.
         """
         async with self._lock:
             report = CompactionReport()
@@ -162,7 +161,7 @@ class Compactor:
     # --- choosing ----------------------------------------------------------------------------------
 
     async def _choose(self, share: float) -> dict[SegmentId, _Living]:
-        """Segments worth it, the emptiest first."""
+        """Return the segments worth compacting, the emptiest first."""
         settled = {s for s in self._segments.room.sealed() if not self._segments.in_flight.count(s)}
         filled_before = self._segments.small.filled
         living: dict[SegmentId, _Living] = {}
@@ -179,10 +178,10 @@ class Compactor:
         worth: list[tuple[float, SegmentId]] = []
         for segment in settled:
             if self._segments.in_flight.count(segment) or not self._segments.register.has(segment):
-                continue  # gc removes some meanwhile
+                continue  # gc may have removed it during the walk
             if self._segments.pins.has(segment):
-                continue  # what lives there would take room twice
-            # The header's page is room that goes only with the file.
+                continue  # a pinned segment keeps its room, so a move would use it twice
+            # The header's page is only given back with the file.
             room = await self._segments.room.allocated_bytes([segment]) - PAGE_BYTES
             lives = living.setdefault(segment, _Living()).room_bytes
             if not lives or self._is_worth_it(lives, room, share):
@@ -190,13 +189,13 @@ class Compactor:
         return {segment: living[segment] for _, segment in sorted(worth)}
 
     def _is_worth_it(self, lives: int, room: int, share: float) -> bool:
-        """Whether moving `lives` bytes gives enough of `room` back."""
+        """Return True if moving `lives` bytes gives enough of `room` back."""
         return lives <= share * room and room - lives >= self._won_bytes_min
 
     async def _is_retired(
         self, segment: SegmentId, placed_before: int, living: dict[SegmentId, _Living], share: float
     ) -> bool:
-        """Seal the open small segment if that is worth it; whether it is sealed.  What came during the walk lives."""
+        """Seal the open small segment if it is worth it; True if sealed.  Chunks added during the walk are live."""
         filled = self._segments.small.filled
         if filled is None or filled[0] != segment:
             return False
@@ -211,7 +210,7 @@ class Compactor:
     # --- moving ------------------------------------------------------------------------------------
 
     async def _compact(self, chosen: dict[SegmentId, _Living], report: CompactionReport) -> None:
-        """Empty the segments and remove them."""
+        """Move the segments' chunks out, and remove the segments."""
         is_complete = False
         while not is_complete:
             found, is_complete = await self._find(chosen)
@@ -223,10 +222,10 @@ class Compactor:
                 if is_complete and not left:
                     await self._remove(segment, report)
             if report.moved_chunks == moved_before:
-                break  # what is left cannot be moved
+                break  # the rest cannot be moved
 
     async def _find(self, chosen: dict[SegmentId, _Living]) -> tuple[dict[SegmentId, _FoundByPlace], bool]:
-        """The chunks in the segments, and whether these are all: then nothing else lives there, nor ever will."""
+        """Return the chunks in the segments, and True if these are all; then no other is, or ever will be, there."""
         found: dict[SegmentId, _FoundByPlace] = {segment: defaultdict(list) for segment in chosen}
         count = 0
         after = b""
@@ -245,8 +244,8 @@ class Compactor:
     async def _empty(
         self, segment: SegmentId, found: _FoundByPlace, is_complete: bool, report: CompactionReport
     ) -> int:
-        """Move chunks of one segment; how many stay there.  StoreFull: there is no room for the next batch."""
-        if not is_complete:  # what is dead between them is not known: little comes back until all are moved
+        """Move chunks of one segment; returns how many stay.  Raises StoreFull without room for the next batch."""
+        if not is_complete:  # the dead bytes in between are unknown: little comes back before all are moved
             await self._room_for(await self._segments.room.allocated_bytes([segment]))
         ordered = _by_offset(found, is_complete)
         good = (item for item in ordered if not self._chunks.is_quarantined(item.chunk))
@@ -258,6 +257,7 @@ class Compactor:
             count_max = COMPACT_BATCH_BESIDE_WRITERS if self._pacing.somebody_writes else COMPACT_BATCH
             batch = _next_batch(pending, count_max, room)
             left -= await self._move(batch, report)
+            assert left >= 0, "no chunk is moved twice"
             pending.extend(islice(good, len(batch)))
             moved_bytes = sum(item.record.extent_bytes for item in batch)
             await self._pacing.rest(REST_AFTER_WRITING)
@@ -265,17 +265,16 @@ class Compactor:
         return left
 
     async def _room_for(self, needed_bytes: int) -> int:
-        """Room that copies may take, at least so much of it.  StoreFull.
+        """Return the room that copies may take, at least `needed_bytes`.  Raises StoreFull.
 
-        The reserve is filled up first: every move writes journal and index, which must not use up what removing
-        names and gc need.
+        The reserve is filled first: every move writes journal and index, which must not use what removals and gc need.
         """
         await self._chunks.offload.run(self._reserve.restore)
         if self._reserve.held_bytes < self._reserve.target_bytes // 2:
             raise StoreFull(
                 "the disk is full and the reserve is used: nothing is moved until there is more room"
             )
-        # A page for the header of a new segment, one for what is not whole pages.
+        # One page for the header of a new segment, one for a last partial page.
         room = await self._segments.room.free_bytes(into_headroom=True) - 2 * PAGE_BYTES
         if room < needed_bytes:
             raise StoreFull(
@@ -284,7 +283,7 @@ class Compactor:
         return room
 
     async def _move(self, batch: Seq[_Found], report: CompactionReport) -> int:
-        """Move a batch; how many of it were moved."""
+        """Move a batch; returns how many chunks were moved."""
         large = [item for item in batch if not is_small(item.record.logical_bytes)]
         kinds = [kind_of(item.chunk) for item in large]
         body = await self._memory.take(kinds, [item.record.logical_bytes for item in large])
@@ -319,7 +318,7 @@ class Compactor:
         return read
 
     async def _matching(self, read: Seq[tuple[_Found, Payload]]) -> dict[ChunkId, tuple[_Found, Hashed]]:
-        """Those whose bytes hash to their ids: a checksum alone does not say what is written anew."""
+        """Return the chunks whose bytes hash to their ids.  A checksum alone is not enough to write bytes anew."""
         hashed = await self._chunks.ingest.hash([payload for _, payload in read])
         copies: dict[ChunkId, tuple[_Found, Hashed]] = {}
         for (item, _), copy in zip(read, hashed, strict=True):
@@ -330,11 +329,11 @@ class Compactor:
         return copies
 
     async def _note(self, item: _Found, error: LakeError) -> None:
-        """Into the quarantine, unless the chunk was freed or stored anew meanwhile."""
+        """Quarantine a chunk, unless it was freed or stored anew since it was read."""
         await self._chunks.judged(item.chunk, item.record, error)
 
     async def _record(self, copies: dict[ChunkId, tuple[_Found, Hashed]], report: CompactionReport) -> int:
-        """Write the copies, have the records name them, and free the old places; how many there were."""
+        """Write the copies, set the records' places to them, and free the old places; returns how many were moved."""
         written = await self._chunks.ingest.write([copy for _, copy in copies.values()], into_headroom=True)
         reached("compaction.copied")
 
@@ -354,16 +353,17 @@ class Compactor:
     def _move_in(
         self, txn: Transaction, copies: dict[ChunkId, tuple[_Found, Hashed]], copy: Written
     ) -> _Found | None:
-        """Give one record its new place; None when it is not what was copied any more."""
+        """Set one record's new place; returns None if the record has changed since the copy."""
         item, _ = copies[copy.hashed.chunk]
         if not self._is_unchanged(txn, item):
             return None
+        assert copy.place.segment != item.record.segment, "a sealed segment gets no more payload"
         record = msgspec.structs.replace(item.record, segment=copy.place.segment, offset=copy.place.offset)
         txn.put(Table.CHUNKS, item.key, record.pack())
         return item
 
     def _is_unchanged(self, txn: Transaction, item: _Found) -> bool:
-        """The same birth at the same place, and not known to be damaged."""
+        """Return True if the record is unchanged (same birth, same place) and the chunk is not quarantined."""
         value = txn.get(Table.CHUNKS, item.key)
         if value is None or self._chunks.is_quarantined(item.chunk):
             return False
@@ -372,25 +372,27 @@ class Compactor:
     # --- freeing -----------------------------------------------------------------------------------
 
     async def _free(self, moved: Seq[_Found], sequence: Sequence) -> None:
-        """The old places, when the new ones are durable."""
+        """Punch the old places, once the new ones are durable."""
         await self._metadata.wait_durable(sequence)
+        assert self._metadata.durable_sequence >= sequence, "old places are freed behind the durable new ones"
         places = [(item.record.segment, item.record.offset, item.vacated_bytes) for item in moved]
         reached("compaction.moved")
         await self._segments.room.punch(places)
         reached("compaction.punched")
 
     async def _remove(self, segment: SegmentId, report: CompactionReport) -> None:
-        """Remove a segment in which nothing lives, once every free that this rests on is durable."""
+        """Remove a segment without live chunks, once every group that this was read from is durable."""
         await self._metadata.wait_durable(self._rests_on)
+        assert not self._segments.in_flight.count(segment), "nothing is written to a sealed segment"
         async with self._reclaiming:
-            if self._segments.register.has(segment):  # or gc was here
+            if self._segments.register.has(segment):  # else gc has removed it
                 report.removed_segments += await self._segments.room.remove(segment)
                 reached("compaction.segment-removed")
 
     # --- records -----------------------------------------------------------------------------------
 
     def _page(self, after: bytes) -> list[_Found]:
-        """The next records in the order of their keys."""
+        """Return the next records in the order of their keys."""
         page: list[_Found] = []
         with self._metadata.view() as view:
             for key, value in view.scan(Table.CHUNKS, after + b"\0" if after else b"", b"\xff"):
@@ -402,7 +404,7 @@ class Compactor:
 
 
 def _next_round(chosen: dict[SegmentId, _Living]) -> dict[SegmentId, _Living]:
-    """Take segments off the front whose records fit into memory together, at least one."""
+    """Take segments off the front whose records fit into memory together; at least one."""
     taken: dict[SegmentId, _Living] = {}
     count = 0
     while chosen:
@@ -415,9 +417,9 @@ def _next_round(chosen: dict[SegmentId, _Living]) -> dict[SegmentId, _Living]:
 
 
 def _by_offset(found: _FoundByPlace, is_complete: bool) -> Iterator[_Found]:
-    """In the order of offsets, each with what it vacates: up to the next one, when these are all of their segment.
+    """Yield chunks by offset, with the bytes each vacates: up to the next one if these are all of the segment.
 
-    Sorted stretch by stretch, as they are asked for: a hundred thousand at once would keep the loop.
+    Sorted stretch by stretch, on demand: sorting a hundred thousand at once would block the loop.
     """
     ordered = chain.from_iterable(sorted(found[stretch], key=_offset_of) for stretch in sorted(found))
     previous = next(ordered, None)
@@ -434,7 +436,7 @@ def _offset_of(found: _Found) -> int:
 
 
 def _next_batch(pending: deque[_Found], count_max: int, room_bytes: int) -> list[_Found]:
-    """Take chunks off the front that are copied together, at least one."""
+    """Take chunks off the front that are copied together; at least one."""
     batch = [pending.popleft()]
     room = min(room_bytes, COMPACT_BATCH_BYTES) - _room_of(batch[0].record)
     while pending and len(batch) < count_max and (room := room - _room_of(pending[0].record)) >= 0:
@@ -443,6 +445,6 @@ def _next_batch(pending: deque[_Found], count_max: int, room_bytes: int) -> list
 
 
 def _room_of(record: ChunkRecord) -> int:
-    """Room that the chunk takes in a segment of its own kind."""
+    """Return the room that the chunk takes in a segment of its own kind."""
     length = record.stored_bytes
     return length if is_small(length) else large_extent_bytes(length)

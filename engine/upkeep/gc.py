@@ -1,26 +1,25 @@
-"""Garbage collection: mark from sessions, names, uploads and leases, sweep what is old and unmarked, give back room.
+"""Garbage collection: mark from sessions, names, uploads and leases, free old unmarked chunks, give back room.
 
 One cycle, beside readers and writers:
 
-1. *Mark.*  What unfinished uploads have expired is removed first.  The mark set is a bitmap over births.  What
-   sessions hold is marked, then every node's blob, in the order of node ids up to the live end, then every upload's
-   parts, then every leased blob; a manifest's children with it.  A new node has a higher id than the marker's
-   place, so it is met; a node behind that place which gets another blob (a folder's own key) is looked at again
-   (`metadata.on_joined`); a chunk that a writer refers to or is told of meanwhile is marked by the barrier
-   (`References.keep`), so it does not matter how that writer's name came about, or which session holds it.
-2. *Sweep.*  Chunks born before the cycle and not marked are proposed, in batches.  The commit that frees looks
-   again, in one synchronous step: a chunk marked meanwhile, or not the one proposed stays.
-3. *Reclaim.*  Behind the sweep, in segments that were sealed with nothing in flight before the cycle, every gap
-   between live extents is punched: what was freed, and what crashes and interrupted puts left.  A segment without
-   live extents is removed.  What is freed elsewhere is punched behind the sweep, too, stretch by stretch, so that
-   neighbours are one punch: it costs more than all else that is done for a small chunk.  Only when the disk has
-   little room, what a commit has freed is punched as soon as that is durable.  Extents are never used again, so
-   punching late or twice harms nobody; what is pinned is punched late, by the first cycle that finds it a gap and
-   not pinned any more.
+1. *Mark.*  Expired uploads are removed first.  The mark set is a bitmap over births.  Marked are the chunks held by
+   sessions, then every node's blob, in the order of node ids up to the live end, then every upload's parts, then
+   every leased blob; a manifest's children with it.  A new node has a higher id than the walk's place, so the walk
+   meets it.  A node behind that place which gets another blob (a folder's own key) is looked at again
+   (`metadata.on_joined`).  A chunk that a writer refers to, or finds present, during the cycle is marked by the barrier
+   (`References.keep`), no matter how that writer's name came about, or which session holds it.
+2. *Sweep.*  Chunks born before the cycle and not marked are proposed, in batches.  The commit that frees them looks
+   again, in one synchronous step: a chunk that has been marked since, or has another record, stays.
+3. *Reclaim.*  After the sweep, in segments that were sealed with nothing in flight before the cycle, every gap
+   between live extents is punched: freed chunks, and leftovers of crashes and interrupted puts.  A segment without
+   live extents is removed.  Chunks freed elsewhere are punched after the sweep too, stretch by stretch, so that
+   neighbours are one punch: a punch costs more than all other work for a small chunk.  Only if the disk has little
+   room, freed chunks are punched as soon as the commit is durable.  Extents are never used again, so punching late
+   or twice does no harm; a pinned extent is punched by the first cycle that finds it a gap and no longer pinned.
 
 Rules kept here:
 - Damage stops the cycle before it frees anything: a manifest that cannot be read hides its children.
-- No view is held across a checkpoint; the walk goes page by page, resuming behind the last key.
+- No view is held across a checkpoint; the walk reads page by page, resuming behind the last key.
 - Memory: the bitmap, and 16 bytes for each live extent of at most `EXTENTS_PER_CYCLE` (segments past that wait for
   the next cycle) and for each of at most `_UNPUNCHED_MAX` freed ones.
 """
@@ -70,7 +69,7 @@ from lakefs.ports import Clock
 EXTENTS_PER_CYCLE = 4_000_000
 """64 MiB of places."""
 _ROOM_SHARE: Final = 16
-"""Room that is less than the segments' by this is little: it is given back while the sweep goes on."""
+"""Freed room is given back during the sweep if free room is below 1/16 of the segments' room."""
 _UNPUNCHED_MAX: Final = 262_144
 """4 MiB of places."""
 _STRETCH_BYTES: Final = 16 * MIB
@@ -79,7 +78,7 @@ _STRETCH_BYTES: Final = 16 * MIB
 
 @dataclass
 class GcReport:
-    """What one cycle did.  Byte counts are of stored payload and vectors."""
+    """The result of one cycle.  Byte counts are of stored payload and vectors."""
 
     expired_uploads: int = 0
     marked_blobs: int = 0
@@ -121,24 +120,24 @@ class Collector:
         self._batch = batch
         self._not_before = clock.monotonic() + grace_s
         self.reclaiming = self._lock = trio.Lock()
-        """Held during a cycle, and by whoever else removes segments."""
+        """Held during a cycle, and by every other remover of segments."""
         self._passed = NodeId(0)
         self._rebound: list[BlobId] = []
         metadata.on_joined(self._note_rebound)
 
     def _note_rebound(self, sequence: Sequence, notes: list[object]) -> None:
-        """A node that the marker has passed was given a blob: mark that too before the sweep."""
+        """A node that the walk has passed got a blob: remember the blob, to mark it before the sweep."""
         for note in notes:
             if isinstance(note, NameEvent) and note.blob is not None and note.node <= self._passed:
                 self._rebound.append(note.blob)
 
     @property
     def running(self) -> bool:
-        """Whether a cycle is under way."""
+        """True while a cycle is under way."""
         return self._lock.locked()
 
     async def run(self) -> GcReport:
-        """One full cycle.  A second caller waits for the first.  StoreDamaged, IndexDamaged, StoreReadOnly."""
+        """Run one full cycle.  A second caller waits first.  Raises StoreDamaged, IndexDamaged, StoreReadOnly."""
         async with self._lock:
             await trio.sleep(max(0.0, self._not_before - self._clock.monotonic()))
             report = GcReport(disk_bytes_before=await self._segments.room.allocated_bytes())
@@ -146,6 +145,7 @@ class Collector:
             self._references.expire()
             settled = {s for s in self._segments.room.sealed() if not self._segments.in_flight.count(s)}
             cycle = _Cycle(self._metadata.next_birth, NumberSet(), report, settled, Pacing(self._writers))
+            assert self._references.barrier is None, "one cycle at a time"
             self._references.barrier = cycle.marked
             try:
                 await self._mark_held(cycle)
@@ -157,7 +157,7 @@ class Collector:
             finally:
                 self._references.barrier = None
                 self._passed = NodeId(0)
-            # Frees of others that this walk has seen: an earlier cycle may have ended before they were durable.
+            # Frees by others that this walk has seen: an earlier cycle may have ended before they were durable.
             await self._metadata.wait_durable(cycle.rests_on)
             await self._reclaim(cycle)
             report.disk_bytes_after = await self._segments.room.allocated_bytes()
@@ -166,7 +166,7 @@ class Collector:
     # --- mark --------------------------------------------------------------------------------------
 
     async def _mark_held(self, cycle: _Cycle) -> None:
-        """Mark what sessions held when the barrier was set, in the same step; it marks what they hold from then on."""
+        """Mark the chunks that sessions held when the barrier was set, in the same step; it marks their later holds."""
         for count, held in enumerate(self._references.held_sets(), 1):
             cycle.marked.update(held)
             if count % self._batch == 0:
@@ -193,7 +193,7 @@ class Collector:
             await self._mark_blob(cycle, self._rebound.pop())
 
     async def _mark_parts(self, cycle: _Cycle) -> None:
-        """Mark the parts of unfinished uploads: a part that comes behind this walk is held by its session till then."""
+        """Mark the parts of unfinished uploads.  A part recorded behind this walk is held by its session until then."""
         after = PARTS_BEGIN
         while True:
             with self._metadata.view() as view:
@@ -217,7 +217,7 @@ class Collector:
                 pending.extend(entry.chunk for entry in manifest.entries)
 
     def _mark_chunk(self, cycle: _Cycle, chunk: ChunkId) -> bool:
-        """Mark one; false when it was marked by this walk before, or is gone with a name removed meanwhile."""
+        """Mark one chunk; returns False if this walk marked it before, or if it was freed with a name removed since."""
         with self._metadata.view() as view:
             record = find_chunk(view, chunk)
         if record is None or record.birth in cycle.walked:
@@ -229,6 +229,7 @@ class Collector:
     # --- sweep -------------------------------------------------------------------------------------
 
     async def _sweep(self, cycle: _Cycle) -> None:
+        assert not self._rebound, "every blob is marked before the sweep"
         after = b""
         while True:
             page = self._chunk_page(cycle, after)
@@ -262,6 +263,7 @@ class Collector:
             return
 
         def decide(txn: Transaction) -> list[ChunkRecord]:
+            assert self._references.barrier is cycle.marked, "nothing is freed without the barrier"
             freed: list[ChunkRecord] = []
             for key, record in proposed:
                 value = txn.get(Table.CHUNKS, key)
@@ -270,6 +272,7 @@ class Collector:
                 if record.birth in cycle.marked:
                     cycle.note_live(record)
                     continue
+                assert record.birth < cycle.born_before, "only chunks born before the cycle are freed"
                 txn.delete(Table.CHUNKS, key)
                 chunk = chunk_id_of_key(key)
                 self._quarantine.drop_in(txn, chunk)
@@ -285,7 +288,7 @@ class Collector:
         await self._give_back(cycle, freed)
 
     async def _give_back(self, cycle: _Cycle, freed: list[ChunkRecord]) -> None:
-        """Punch what was freed durably, or leave that for later: see step 3."""
+        """Punch durably freed chunks, or leave them for later: see step 3."""
         has_room = await self._segments.room.free_bytes() * _ROOM_SHARE > cycle.report.disk_bytes_before
         if has_room:
             for record in freed:
@@ -297,7 +300,7 @@ class Collector:
             await self._punch_stretches(cycle)
 
     async def _punch_stretches(self, cycle: _Cycle) -> None:
-        """Give back the room of what was freed so far outside of the segments that `_reclaim` goes through."""
+        """Punch the chunks freed so far that lie outside the segments of `_reclaim`."""
         cycle.unpunched_count = 0
         while cycle.unpunched:
             (segment, _), places = cycle.unpunched.popitem()
@@ -311,7 +314,7 @@ class Collector:
     # --- reclaim -----------------------------------------------------------------------------------
 
     async def _reclaim(self, cycle: _Cycle) -> None:
-        """Only segments that were sealed and settled before the cycle: every record in them has been walked."""
+        """Punch gaps of segments that were sealed and settled before the cycle: the walk has met all their records."""
         for segment in sorted(cycle.live_extents):
             live = cycle.live_extents[segment]
             if live:
@@ -335,19 +338,19 @@ class _Cycle:
         self.report = report
         self.live_extents: dict[SegmentId, array[int]] = {segment: array("Q") for segment in settled}
         self.unpunched: dict[tuple[SegmentId, int], array[int]] = {}
-        """Durably freed, by the stretch that they begin in."""
+        """Durably freed chunks that are not punched yet, by the stretch that they begin in."""
         self.unpunched_count = 0
         self._extent_count = 0
 
     def note_unpunched(self, record: ChunkRecord) -> None:
-        """Remember the place of a chunk that is freed durably and keeps its room so far."""
+        """Remember the place of a chunk that is freed durably and not punched yet."""
         stretch = (record.segment, record.offset // _STRETCH_BYTES)
         places = self.unpunched.setdefault(stretch, array("Q"))
         places.extend((record.offset, record.extent_bytes))
         self.unpunched_count += 1
 
     def note_live(self, record: ChunkRecord) -> None:
-        """Count a chunk that stays, and remember its place when its segment may be reclaimed."""
+        """Count a chunk that stays, and remember its place if its segment may be reclaimed."""
         self.report.live_chunks += 1
         self.report.live_bytes += record.extent_bytes
         extents = self.live_extents.get(record.segment)
@@ -358,6 +361,7 @@ class _Cycle:
         if self._extent_count > EXTENTS_PER_CYCLE:
             fullest = max(self.live_extents, key=lambda segment: len(self.live_extents[segment]))
             self._extent_count -= len(self.live_extents.pop(fullest)) // 2
+            assert 0 <= self._extent_count <= EXTENTS_PER_CYCLE, "the places in memory are bounded"
 
 
 def _pairs(places: array[int]) -> Iterator[tuple[int, int]]:

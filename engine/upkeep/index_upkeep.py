@@ -1,6 +1,7 @@
-"""The index is kept whole: verified behind start-up, and whenever a read met damage; rebuilt where it is not.
+"""Upkeep of the index: verified after start-up, and whenever a read met damage; rebuilt if it is damaged.
 
-What cannot be answered meanwhile is an error, never a false "not found"; nothing is freed before the walk has ended.
+Until then, a request that needs a damaged record fails with an error, never with a false "not found"; nothing is freed
+before the check has ended.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _log = structlog.get_logger()
 
 
 class IndexedStore(Protocol):
-    """What of a store this is about; `engine.store.store.Store` says what each is."""
+    """The part of a store that is used here; `engine.store.store.Store` documents the fields."""
 
     metadata: Metadata
     index_verified: bool
@@ -26,7 +27,7 @@ class IndexedStore(Protocol):
 
 
 async def keep_index_whole(store: IndexedStore) -> None:
-    """Verify the index behind start-up, and whenever a read met damage in it; rebuild it on a mismatch."""
+    """Verify the index after start-up, and whenever a read met damage in it; rebuild it on a mismatch."""
     is_suspect = False
     while True:
         store.metadata.index_suspect = trio.Event()
@@ -52,7 +53,7 @@ async def keep_index_whole(store: IndexedStore) -> None:
 
 
 def index_state(store: IndexedStore) -> dict[str, Any]:
-    """What becomes of the index by itself, for people and scripts; JSON-able."""
+    """Return the state of the index's upkeep, for people and scripts; JSON-able."""
     progress = store.metadata.index_progress
     if progress.doing:
         return {"state": progress.doing, "progress": progress.text}
@@ -63,7 +64,7 @@ def index_state(store: IndexedStore) -> dict[str, Any]:
 
 
 def with_what_happens(store: IndexedStore, error: IndexDamaged) -> IndexDamaged:
-    """Have the index checked because a read failed; the error, with what happens now and what to do."""
+    """Have the index checked because a read failed; returns the error with the engine's next step and the remedy."""
     store.metadata.index_suspect.set()
     if store.index_damage is None:
         what_next = (

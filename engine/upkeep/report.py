@@ -1,4 +1,4 @@
-"""What cycles of gc with the compaction behind them did: one cycle, and all of a process."""
+"""Results of gc cycles with the compaction behind them: of one cycle, and of all cycles of a process."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from engine.upkeep.gc import GcReport
 
 @dataclass
 class CollectReport(GcReport):
-    """What a cycle of gc and the compaction behind it did."""
+    """The result of a cycle of gc and the compaction behind it."""
 
     compaction: CompactionReport = field(default_factory=CompactionReport)
 
 
 @dataclass
 class CollectTotals:
-    """What all cycles of this process did; grows only."""
+    """Sums over all cycles of this process; they only grow."""
 
     cycles: int = 0
     freed_bytes: int = 0

@@ -1,18 +1,18 @@
-"""Scrub: every live payload read from the medium and compared with its CRC32C and its BLAKE3, again and again.
+"""Scrub: reads every live payload from the medium and compares it with its CRC32C and its BLAKE3, again and again.
 
-A pass goes through the table of chunks in the order of its keys, a page at a time.  The chunks of a page are read in
-the order of their places, past the page cache (`stored_check`).  What does not match is read once more by itself,
-then quarantined; a quarantined chunk that is good is let out of quarantine.
+A pass walks the table of chunks in the order of its keys, a page at a time.  The chunks of a page are read in the order
+of their places, past the page cache (`stored_check`).  A chunk that does not match is read once more by itself, then
+quarantined; a quarantined chunk that is good is released.
 
 Rules kept here:
-- Where a pass stands is in the table `counters`, committed like any other change: every 10 s, at the end of the pass,
-  and at a clean stop.  A restart goes on there; what was checked since is checked again.
-- A page takes about a second at the rate that was asked for, at most 64 MiB and 16,384 chunks, so that small ones that
-  are neighbours on the medium are mostly in one page; memory is two runs of 4 MiB, and a page's records, 10 MB.
-- The rate is kept batch by batch; at most two threads of the pool are used, one where there is a rate.
-- One pass at a time.  A chunk that is stored behind the place where the pass stands waits for the next one.
+- The position of a pass is in the table `counters`, committed like any other change: every 10 s, at the end of the
+  pass, and at a clean stop.  A restart continues there; chunks checked since are checked again.
+- A page takes about a second at the given rate, at most 64 MiB and 16,384 chunks, so that small chunks that are
+  neighbours on the medium are mostly in one page.  Memory is two runs of 4 MiB, and a page's records, 10 MB.
+- The rate is kept batch by batch; at most two threads of the pool are used, one if there is a rate.
+- One pass at a time.  A chunk stored behind the position of the pass waits for the next one.
 
-It runs in the task of who calls `advance`: the engine's own now and then, and that of a request.
+It runs in the task that calls `advance`: the engine's own periodic one, and those of requests.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _log: Final = structlog.get_logger(__name__)
 
 
 class ScrubRecord(msgspec.Struct, array_like=True, frozen=True):
-    """Where scrub stands, as it is stored: msgpack array."""
+    """The position of scrub, as stored: msgpack array."""
 
     version: int = 1
     after: bytes = b""
@@ -58,7 +58,7 @@ class ScrubRecord(msgspec.Struct, array_like=True, frozen=True):
     payload_bytes: int = 0
     damaged: int = 0
     passes: int = 0
-    """Finished ones, and what the last of them came to."""
+    """Count of finished passes; the fields below describe the last of them."""
     last_began_ns: int = 0
     last_ended_ns: int = 0
     last_chunks: int = 0
@@ -68,7 +68,7 @@ class ScrubRecord(msgspec.Struct, array_like=True, frozen=True):
 
 @dataclass
 class Totals:
-    """What this process has done; grows only."""
+    """Sums since the start of this process; they only grow."""
 
     chunks: int = 0
     payload_bytes: int = 0
@@ -90,7 +90,7 @@ class Scrubber:
         *,
         rate_bytes_per_s: int = SCRUB_RATE_BYTES_PER_S,
     ) -> None:
-        """`rate_bytes_per_s` is the rate where none is asked for; 0: as fast as it goes."""
+        """`rate_bytes_per_s` is the rate for callers that give none; 0: no limit."""
         self.rate_bytes_per_s = rate_bytes_per_s
         self.totals = Totals()
         self._metadata = metadata
@@ -104,16 +104,16 @@ class Scrubber:
         self._lock = trio.Lock()
         self._areas: list[memoryview] = []
 
-    # --- what there is to say ------------------------------------------------------------------------
+    # --- state -----------------------------------------------------------------------------------------
 
     @property
     def running(self) -> bool:
-        """Whether somebody is reading now."""
+        """True while a task is reading."""
         return self._lock.locked()
 
     @property
     def state(self) -> ScrubRecord:
-        """Where it stands."""
+        """The position of scrub, with its counts."""
         return self._state
 
     @property
@@ -123,11 +123,11 @@ class Scrubber:
         if not after:
             return 0.0
         if after[0] != ChunkKind.DATA:
-            return 1.0  # manifests come last, and are few
+            return 1.0  # manifests are last, and few
         return int.from_bytes(after[3:11], "big") / 2**64
 
     def status(self) -> dict[str, Any]:
-        """For people and scripts; JSON-able."""
+        """Return the state for people and scripts; JSON-able."""
         state = self._state
         return {
             "state": "running" if self.running else "paused" if state.after else "idle",
@@ -150,9 +150,9 @@ class Scrubber:
         }
 
     def due_in_s(self, interval_s: float, created_ns: int) -> float:
-        """Seconds until a pass is to be begun, or gone on with: 0 when one is under way.
+        """Return the seconds until a pass is to begin or continue: 0 if one is under way.
 
-        0 as well when the last one ended in what is the future by now: nobody knows how long ago that was.
+        Also 0 if the last pass ended in the future, by today's clock: then its age is unknown.
         """
         since, now = max(self._state.last_ended_ns, created_ns), self._clock.wall_ns()
         if self._state.after or since > now:
@@ -164,11 +164,11 @@ class Scrubber:
     async def advance(
         self, for_s: float, *, rate_bytes_per_s: int | None = None, restart: bool = False
     ) -> bool:
-        """Go on with the pass, or begin one, for about that long; whether it has come to its end.
+        """Continue the pass, or begin one, for about `for_s` seconds; returns True if it has ended.
 
-        When somebody else is at it, they make way behind their page, so several go on by turns, each at its own rate.
-        Stops earlier with the pass or for another; at most a page later.  IndexDamaged.  Cancelled, it stands where
-        the last page ended.
+        Tasks that call this at once take turns, a page each, each at its own rate.  Returns earlier when the pass ends
+        or another task waits; at most a page later.  Raises IndexDamaged.  A cancelled call leaves the pass at its last
+        page.
         """
         until = self._clock.monotonic() + for_s
         passes = self._state.passes
@@ -194,7 +194,7 @@ class Scrubber:
             self._lock.release()
 
     async def save(self) -> None:
-        """Commit where the pass stands, when that is not what was committed last; durable on return."""
+        """Commit the position of the pass if it has changed since the last commit; durable on return."""
         if self._state == self._saved:
             return
         state = self._state
@@ -222,6 +222,7 @@ class Scrubber:
 
     async def _end(self) -> None:
         state = self._state
+        assert state.after, "a pass is under way"
         self.totals.passes += 1
         self._state = msgspec.structs.replace(
             state,
@@ -240,13 +241,14 @@ class Scrubber:
         )
 
     async def _page(self, rate: int) -> bool:
-        """Check the next page; False when there is none."""
+        """Check the next page; returns False if there is none."""
         page = await self._next_page(min(PAGE_BYTES_MAX, rate or PAGE_BYTES_MAX))
         if not page:
             return False
         damaged = await self._check(page, rate)
         reached("scrub.page-checked")
         last = page[-1]
+        assert last[0] > self._state.after, "a pass moves ahead"
         self._state = msgspec.structs.replace(
             self._state,
             after=last[0],
@@ -257,7 +259,7 @@ class Scrubber:
         return True
 
     async def _next_page(self, bytes_max: int) -> list[tuple[bytes, Stored]]:
-        """The records behind where the pass stands, in steps that leave the loop to others."""
+        """Return the records behind the position of the pass, read in steps that leave the loop to other tasks."""
         page: list[tuple[bytes, Stored]] = []
         after, size = self._state.after, 0
         while True:
@@ -274,7 +276,7 @@ class Scrubber:
             await trio.lowlevel.checkpoint()
 
     async def _check(self, page: list[tuple[bytes, Stored]], rate: int) -> int:
-        """Check the chunks of a page, batch by batch; how many are damaged."""
+        """Check the chunks of a page, batch by batch; returns how many are damaged."""
         batches = batches_of(runs_of([item for _, item in page]))
         damaged = 0
 
@@ -305,7 +307,7 @@ class Scrubber:
         return damaged
 
     async def _is_damaged(self, mismatch: Mismatch, area: memoryview) -> bool:
-        """Look again at one chunk; damage is quarantined."""
+        """Check one chunk again, and quarantine it if it is damaged; returns True if so."""
         stored = mismatch.stored
         again = await self._segments.medium.check([[stored]], area)
         if not again:
@@ -335,4 +337,4 @@ def _load(metadata: Metadata) -> ScrubRecord:
     try:
         return msgspec.msgpack.decode(value, type=ScrubRecord)
     except msgspec.DecodeError:
-        return ScrubRecord()  # of a later release: a pass begins anew
+        return ScrubRecord()  # written by a later release: a pass begins anew

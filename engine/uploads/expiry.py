@@ -1,8 +1,8 @@
-"""What is left of uploads and removed without anybody's asking: unfinished ones that are too old, those of buckets
-that are gone, and what is known of the parts of objects that are gone.
+"""Expiry of uploads: removes unfinished ones past their age limit, those of removed buckets, and part lists of removed
+objects.
 
-Age is measured by the wall clock, because uploads outlive the engine: who sets the clock forward by days makes them
-older.  Each upload goes by a decision of its own, which looks again.
+Age is measured by the wall clock, because uploads outlive the engine: a clock that is set forward by days makes them
+older.  Each upload is removed by a decision of its own, which checks again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HEADER: Final = b"\0\0"
 
 
 class UploadExpiry:
-    """Removes uploads of one store.  `expiry_s` 0: none for its age."""
+    """Removes expired uploads of one store.  `expiry_s` 0: no age limit."""
 
     def __init__(self, metadata: Metadata, clock: Clock, expiry_s: float, *, batch: int = GC_BATCH) -> None:
         self._metadata = metadata
@@ -36,7 +36,7 @@ class UploadExpiry:
         self._batch = batch
 
     async def run(self) -> int:
-        """Remove what is over, durably; how many uploads that were.  StoreReadOnly, IndexDamaged."""
+        """Remove expired uploads, durably; returns how many.  Raises StoreReadOnly, IndexDamaged."""
         count = 0
         last = Sequence(0)
         after = UPLOADS_BEGIN
@@ -56,7 +56,7 @@ class UploadExpiry:
         return count
 
     async def _forget_parts(self) -> Sequence:
-        """Remove the parts of objects that are gone; the sequence of the last removal."""
+        """Remove the part lists of removed objects; returns the sequence of the last removal."""
         last = Sequence(0)
         after = OBJECT_PARTS_BEGIN
         while True:
@@ -70,7 +70,7 @@ class UploadExpiry:
                 return last
             after = page[-1][0] + b"\0"
             for upload in left:
-                # What is left over stays so: ids are not used twice.
+                # A left-over list stays left over: ids are never used twice.
                 _, last = await self._metadata.commit(partial(_remove_parts, upload))
             await trio.lowlevel.checkpoint()
 

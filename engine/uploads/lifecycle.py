@@ -1,13 +1,13 @@
 """Multipart uploads: begun, given parts, completed or aborted, on one view or transaction.
 
 Pure decisions, as in `names`; a function that raises has changed nothing.  Rules kept here:
-- An upload is to a key as text in one bucket, not to a node: what happens to names and folders meanwhile changes
-  nothing for it, and completing it makes what the key needs.
-- A part's blob is referred to from the step in which the part is recorded until the step in which the part is
-  replaced or the upload ends.  Completing binds the name and removes the upload in one transaction.
-- An object that came from an upload carries its id, so that a repeated completion is answered alike.
-- Uploads of a bucket go with it: they cannot be reached any more (node ids are not used twice), and upkeep removes
-  them before gc marks.
+- An upload is to a key as text in one bucket, not to a node.  Changes of names and folders during the upload do not
+  affect it, and completing it makes the folders that the key needs.
+- A part's blob is referred to from the step that records the part until the step that replaces it or ends the upload.
+  Completing binds the name and removes the upload in one transaction.
+- An object that came from an upload carries its id, so that a repeated completion gets the same answer.
+- Uploads of a removed bucket cannot be reached any more (node ids are not used twice); upkeep removes them before gc
+  marks.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from lakefs.wire.messages import Condition, ObjectAttributes, PartStat, UploadSt
 PART_ETAG_BYTES: Final = 16
 _VERSION: Final = 1
 _ROOM_FOR_RESULT: Final = PART_CHECKSUMS_BYTES_MAX + 128
-"""What an object's attributes grow by when its upload is completed: ETag, checksums, upload id, chunk count."""
+"""Growth of an object's attributes when its upload is completed: ETag, checksums, upload id, chunk count."""
 _encoder: Final = msgspec.msgpack.Encoder()
 _uploads: Final = msgspec.msgpack.Decoder(UploadRecord)
 _parts: Final = msgspec.msgpack.Decoder(PartRecord)
@@ -61,7 +61,7 @@ _parts: Final = msgspec.msgpack.Decoder(PartRecord)
 
 @dataclass(frozen=True)
 class UploadRef:
-    """What a request names: an upload to a key of a bucket."""
+    """The upload that a request names: its bucket, its key, its id."""
 
     bucket: BucketRef
     key: str
@@ -69,12 +69,12 @@ class UploadRef:
 
     @property
     def shown(self) -> str:
-        """As messages show it."""
+        """The upload, as messages show it."""
         return f"upload {self.upload[:UPLOAD_ID_BYTES].hex()} to {shown_name(self.bucket, self.key)}"
 
 
 def unpack_upload(value: bytes) -> UploadRecord:
-    """An upload's record.  StoreUnusable for a version of the future."""
+    """Decode an upload's record.  Raises StoreUnusable for an unknown version."""
     record = decode_record(_uploads, value, "an upload's record")
     if record.version != _VERSION:
         raise StoreUnusable(f"upload record version {record.version} is not known")
@@ -82,7 +82,7 @@ def unpack_upload(value: bytes) -> UploadRecord:
 
 
 def unpack_part(value: bytes) -> PartRecord:
-    """A part's record.  StoreUnusable for a version of the future."""
+    """Decode a part's record.  Raises StoreUnusable for an unknown version."""
     record = decode_record(_parts, value, "a part's record")
     if record.version != _VERSION:
         raise StoreUnusable(f"part record version {record.version} is not known")
@@ -90,7 +90,7 @@ def unpack_part(value: bytes) -> PartRecord:
 
 
 def whole_etag(etags: Sequence[bytes]) -> bytes:
-    """The ETag of the whole, as S3 makes it: MD5 of the parts' MD5s, in hex, `-`, and their count."""
+    """Return the ETag of the whole as S3 makes it: MD5 of the parts' MD5s, in hex, `-`, and their count."""
     digest = hashlib.md5(b"".join(etags), usedforsecurity=False)
     return f"{digest.hexdigest()}-{len(etags)}".encode()
 
@@ -105,7 +105,7 @@ def create_upload(
     details: Mapping[str, str],
     now_ns: int,
 ) -> UploadStat:
-    """Begin an upload with a new id.  InvalidName, InvalidArgument and RequestTooLarge (attributes, details)."""
+    """Begin an upload with a new id.  Raises InvalidName, InvalidArgument, RequestTooLarge (attributes, details)."""
     path = check_key(ref.key)
     plain = msgspec.structs.replace(attributes, etag_kind=0, etag=b"", checksums={})
     node = new_object(EMPTY_BLOB, 0, 1, plain, now_ns)
@@ -119,7 +119,7 @@ def create_upload(
 
 
 def find_upload(view: View, ref: UploadRef) -> tuple[bytes, UploadRecord] | None:
-    """The upload's key in the table and its record; None when it is over or never was."""
+    """Return the upload's key in the table and its record; None if it has ended or never existed."""
     if len(ref.upload) != UPLOAD_ID_BYTES:
         return None
     key = upload_key(ref.bucket.node, lookup_path(ref.key), ref.upload)
@@ -131,7 +131,7 @@ def find_upload(view: View, ref: UploadRef) -> tuple[bytes, UploadRecord] | None
 
 
 def require_upload(view: View, ref: UploadRef) -> tuple[bytes, UploadRecord]:
-    """As `find_upload`; UploadNotFound when it is over or never was."""
+    """Return the same as `find_upload`.  Raises UploadNotFound if it has ended or never existed."""
     found = find_upload(view, ref)
     if found is None:
         raise upload_not_found(ref)
@@ -139,7 +139,7 @@ def require_upload(view: View, ref: UploadRef) -> tuple[bytes, UploadRecord]:
 
 
 def upload_not_found(ref: UploadRef) -> UploadNotFound:
-    """The upload is over, or never was."""
+    """The upload has ended, or never existed."""
     return UploadNotFound(
         f"{ref.shown} does not exist: it was completed or aborted, has expired, or never was; begin another",
         subject=subject(ref.bucket, ref.key),
@@ -147,7 +147,7 @@ def upload_not_found(ref: UploadRef) -> UploadNotFound:
 
 
 def parts_of(view: View, upload: bytes, after: int, limit: int) -> list[tuple[int, PartRecord]]:
-    """At most `limit` parts with numbers above `after`, ascending."""
+    """Return at most `limit` parts with numbers above `after`, ascending."""
     page: list[tuple[int, PartRecord]] = []
     for key, value in view.scan(Table.UPLOADS, *parts_range(upload, after)):
         if len(page) == limit:
@@ -160,7 +160,7 @@ def parts_of(view: View, upload: bytes, after: int, limit: int) -> list[tuple[in
 
 
 def check_part_number(number: int) -> None:
-    """InvalidArgument for what is no number of a part."""
+    """Raise InvalidArgument for a number that no part can have."""
     if not 1 <= number <= PART_NUMBER_MAX:
         raise InvalidArgument(f"part number {number}; parts have numbers from 1 to {PART_NUMBER_MAX}")
 
@@ -174,9 +174,9 @@ def put_part(
     checksums: Mapping[str, bytes],
     now_ns: int,
 ) -> PartStat:
-    """Record a part in place of the one that had its number, whose blob nothing refers to any more.
+    """Record a part, replacing the one with its number, whose blob is then unreferenced.
 
-    UploadNotFound, InvalidArgument, InvalidPart (too many chunks), RequestTooLarge (over 5 GiB; checksums).
+    Raises UploadNotFound, InvalidArgument, InvalidPart (too many chunks), RequestTooLarge (over 5 GiB; checksums).
     """
     check_part_number(number)
     if len(etag) != PART_ETAG_BYTES:
@@ -189,13 +189,14 @@ def put_part(
         )
     check_checksums(checksums)
     key, _ = require_upload(txn, ref)
+    assert len(ref.upload) == UPLOAD_ID_BYTES, "an upload that exists has a whole id"
     record = PartRecord(_VERSION, key, held.blob, held.size_bytes, etag, now_ns, dict(checksums))
     txn.put(Table.UPLOADS, part_key(ref.upload, number), _encoder.encode(record))
     return to_part_stat(number, record)
 
 
 def check_checksums(checksums: Mapping[str, bytes]) -> None:
-    """RequestTooLarge for more than five checksums take."""
+    """Raise RequestTooLarge if the checksums take more room than five do."""
     if len(_encoder.encode(checksums)) > PART_CHECKSUMS_BYTES_MAX:
         raise RequestTooLarge(f"checksums have at most {PART_CHECKSUMS_BYTES_MAX} bytes in all")
 
@@ -213,12 +214,12 @@ def complete_upload(
     part_bytes_min: int,
     now_ns: int,
 ) -> Resolved:
-    """Bind the name to the whole and remove the upload with all its parts; the node as bound.
+    """Bind the name to the whole and remove the upload with all its parts; returns the node as bound.
 
-    Where its parts begin, and their checksums, are kept.
+    The list of its parts (numbers, sizes, checksums) is kept.
 
-    `listed` are (number, ETag).  UploadNotFound, InvalidPart, InvalidPartOrder, PartTooSmall, InvalidArgument (the
-    blob is not as long as its parts), and what `bind` raises.
+    `listed` are (number, ETag).  Raises UploadNotFound, InvalidPart, InvalidPartOrder, PartTooSmall, InvalidArgument
+    (the blob is not as long as its parts), and the errors of `bind`.
     """
     key, record = require_upload(txn, ref)
     parts = {
@@ -236,11 +237,12 @@ def complete_upload(
     bound = bind(txn, ref.bucket, ref.key, node, condition, now_ns)
     keep_parts(txn, ref.upload, bound.node_id, [(number, parts[number]) for number, _ in listed])
     _remove(txn, key, ref.upload, parts)
+    assert find_upload(txn, ref) is None, "an upload ends with its completion"
     return bound
 
 
 def completed_before(view: View, ref: UploadRef, listed: Sequence[tuple[int, bytes]]) -> Resolved | None:
-    """The node that the completion of this upload from these parts gave the name, when it is still there."""
+    """Return the node that an earlier completion from these parts bound to the name, if it is still bound."""
     found = resolve(view, ref.bucket, ref.key) if ref.key else None
     if found is None or len(ref.upload) != UPLOAD_ID_BYTES:
         return None
@@ -255,7 +257,7 @@ def check_listed(
     parts: Mapping[int, PartRecord],
     part_bytes_min: int,
 ) -> int:
-    """Length of the listed parts together.  InvalidPart, InvalidPartOrder, PartTooSmall."""
+    """Return the total length of the listed parts.  Raises InvalidPart, InvalidPartOrder, PartTooSmall."""
     where = subject(ref.bucket, ref.key)
     if not listed:
         raise InvalidPart(f"{ref.shown} cannot be completed from no parts; list at least one", subject=where)
@@ -315,13 +317,13 @@ def _whole_node(
 
 
 def abort_upload(txn: Transaction, ref: UploadRef) -> None:
-    """Remove an upload and its parts; the name stays as it is.  UploadNotFound."""
+    """Remove an upload and its parts; the name stays as it is.  Raises UploadNotFound."""
     key, _ = require_upload(txn, ref)
     remove_upload(txn, key)
 
 
 def remove_upload(txn: Transaction, key: bytes) -> None:
-    """Remove the upload that has this key in the table, which was seen, and its parts."""
+    """Remove the upload with this key in the table, and its parts.  The caller has seen that it exists."""
     upload = key[-UPLOAD_ID_BYTES:]
     parts = [part_of(found)[1] for found, _ in txn.scan(Table.UPLOADS, *parts_range(upload))]
     _remove(txn, key, upload, parts)
@@ -336,7 +338,7 @@ def _remove(
 
 
 def is_orphan(view: View, key: bytes) -> bool:
-    """Whether the bucket of an upload, by its key in the table, was removed."""
+    """Return True if the bucket of an upload, given by its key in the table, was removed."""
     return view.get(Table.BUCKETS, node_key(bucket_of(key))) is None
 
 

@@ -1,8 +1,8 @@
-"""Pages of a bucket's unfinished uploads, in byte order of (key, upload id), as S3's ListMultipartUploads has them.
+"""Pages of a bucket's unfinished uploads, in byte order of (key, upload id), as in S3's ListMultipartUploads.
 
 Elements are uploads to keys with the prefix; with a delimiter all whose keys have it behind the prefix become
-one element, the key up to it.  A page costs its own elements, but for uploads whose keys agree in 480 bytes and are
-longer: those are read all, and sorted, at most a page of them kept.
+one element, the key up to it.  A page costs its own elements.  Exception: uploads to long keys that agree in their
+first 480 bytes are all read and sorted; at most a page of them is kept.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ class _Found(NamedTuple):
 
 
 class _Start(NamedTuple):
-    """Where to go on: behind an upload, behind all of a key (no id), or (`below`) behind all that begin with it."""
+    """A page's start: behind an upload, behind all of a key (no id), or (`below`) behind all that begin with it."""
 
     path: bytes
     upload: bytes = b""
     below: bool = False
 
     def passed(self, path: bytes, upload: bytes) -> bool:
-        """Whether an upload is behind this place."""
+        """Return True if an upload is behind this place."""
         if self.below:
             return path > self.path and not path.startswith(self.path)
         return (path, upload) > (self.path, self.upload) if self.upload else path > self.path
 
     def first_key(self, bucket: BucketRef) -> bytes:
-        """A key of the table that nothing behind this place is before."""
+        """Return a key of the table that nothing behind this place is before."""
         kept = bucket_prefix(bucket.node) + self.path[:KEY_BYTES_KEPT]
         if len(self.path) > KEY_BYTES_KEPT:
             return key_prefix(bucket.node, self.path)
@@ -66,7 +66,7 @@ class _Start(NamedTuple):
 
 
 def list_uploads(view: View, bucket: BucketRef, request: UploadList) -> Uploads:
-    """One page.  InvalidArgument for a bad id, and a limit under 1."""
+    """Return one page.  Raises InvalidArgument for a bad id, and for a limit under 1."""
     if request.limit < 1:
         raise InvalidArgument(f"a page of {request.limit} uploads; ask for 1 to {LIST_PAGE_MAX}")
     if len(request.after_upload) not in (0, UPLOAD_ID_BYTES):
@@ -80,7 +80,7 @@ def list_uploads(view: View, bucket: BucketRef, request: UploadList) -> Uploads:
 
 
 def _elements(view: View, bucket: BucketRef, request: UploadList, count: int) -> Iterator[UploadEntry]:
-    """The elements of a page, at most about `count` of them."""
+    """Yield the elements of a page, at most about `count` of them."""
     prefix, after = lookup_path(request.prefix), lookup_path(request.after)
     delimiter = lookup_path(request.delimiter)
     below = after != b"" and not request.after_upload and _rolled_up(after, prefix, delimiter) == after
@@ -100,7 +100,7 @@ def _elements(view: View, bucket: BucketRef, request: UploadList, count: int) ->
 
 
 def _rolled_up(path: bytes, prefix: bytes, delimiter: bytes) -> bytes:
-    """The key up to the end of the first delimiter behind the prefix; empty when there is none."""
+    """Return the key up to the end of the first delimiter behind the prefix; empty if there is none."""
     if not delimiter or not path.startswith(prefix):
         return b""
     begin = path.find(delimiter, len(prefix))
@@ -110,7 +110,7 @@ def _rolled_up(path: bytes, prefix: bytes, delimiter: bytes) -> bytes:
 def _uploads_behind(
     view: View, bucket: BucketRef, prefix: bytes, start: _Start, count: int
 ) -> Iterator[_Found]:
-    """Uploads with the prefix behind `start`, in order; of each group of cut keys at most `count`."""
+    """Yield uploads with the prefix behind `start`, in order; of each group of cut keys at most `count`."""
     kept = prefix[:KEY_BYTES_KEPT]
     first = max(bucket_prefix(bucket.node) + kept, start.first_key(bucket))
     end = bucket_prefix(bucket.node) + _behind_all(kept) if kept else _behind_all(bucket_prefix(bucket.node))
@@ -138,6 +138,7 @@ def _found(key: bytes, value: bytes) -> _Found:
 
 
 def _behind_all(prefix: bytes) -> bytes:
-    """The least key behind all that begin with the prefix."""
+    """Return the least key behind all that begin with the prefix."""
     stripped = prefix.rstrip(b"\xff")
+    assert stripped, "neither a prefix of the table nor UTF-8 text is all 255"
     return stripped[:-1] + bytes([stripped[-1] + 1])

@@ -1,19 +1,19 @@
-"""The parts that an object was put together from: kept when its upload is completed, for who asks for one of them.
+"""Part lists of objects: kept when an upload is completed, for requests that ask for one part of the object.
 
     header   3, upload id (16), 0 (2)          node, number of parts
     page     3, upload id (16), page (2)       the parts at positions (page - 1) * 128 and behind
 
 Rules kept here:
-- They stand beside the object's node, not in it: who reads an object pays nothing for them.
-- They are of the node that the header names, for as long as that node says to come from the upload.  Whoever replaces
-  or removes an object leaves them; ids of uploads and nodes are not used twice, so upkeep finds them before gc marks.
-- Nothing refers to chunks here, so nothing is lost with them but the boundaries.
+- The list is beside the object's node, not in it: reading an object does not pay for it.
+- It belongs to the node that the header names, while that node carries the upload's id.  Replacing or removing an
+  object leaves the list; ids of uploads and nodes are not used twice, so upkeep can find and remove it before gc marks.
+- Nothing here refers to chunks: losing a list loses only the boundaries.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Final
 
 import msgspec
@@ -39,10 +39,12 @@ def keep_parts(
     txn: Transaction, upload: bytes, node: NodeId, parts: Sequence[tuple[int, PartRecord]]
 ) -> None:
     """Record the parts, in ascending order of numbers, of the node that came from an upload."""
+    assert all(first[0] < second[0] for first, second in pairwise(parts)), "numbers rise"
     header = ObjectPartsHeader(_VERSION, node, len(parts))
     txn.put(Table.UPLOADS, object_parts_key(upload, 0), _encoder.encode(header))
     offset = 0
     for number, first in enumerate(range(0, len(parts), PAGE_PARTS), 1):
+        assert number <= PAGES_MAX, "an object has a bounded number of parts"
         page = parts[first : first + PAGE_PARTS]
         listed = [(part_number, part.size_bytes, part.checksums) for part_number, part in page]
         record = ObjectPartsPage(_VERSION, offset, listed)
@@ -51,7 +53,7 @@ def keep_parts(
 
 
 def find_parts(view: View, upload: bytes, after: int, limit: int) -> ObjectParts:
-    """At most `limit` parts with numbers above `after`, and how many there are; 0 when none are kept."""
+    """Return at most `limit` parts with numbers above `after`, and the count of all; 0 if none are kept."""
     header = _header(view, upload)
     if header is None:
         return ObjectParts(0, [])
@@ -64,7 +66,7 @@ def find_parts(view: View, upload: bytes, after: int, limit: int) -> ObjectParts
 
 
 def unpack_header(value: bytes) -> ObjectPartsHeader:
-    """The header's record.  StoreUnusable for a version of the future."""
+    """Decode a header's record.  Raises StoreUnusable for an unknown version."""
     header = decode_record(_headers, value, "the header of an object's parts")
     if header.version != _VERSION:
         raise StoreUnusable(f"header of an object's parts, version {header.version}, is not known")
@@ -72,19 +74,19 @@ def unpack_header(value: bytes) -> ObjectPartsHeader:
 
 
 def is_left_over(view: View, upload: bytes, header: ObjectPartsHeader) -> bool:
-    """Whether the object that the parts are of is gone, or has other content by now."""
+    """Return True if the object of these parts was removed, or has other content now."""
     value = view.get(Table.NODES, node_key(NodeId(header.node)))
     return value is None or unpack_node(value).attributes.upload != upload
 
 
 def remove_parts(txn: Transaction, upload: bytes) -> None:
-    """Forget the parts of an object."""
+    """Remove the part list of an object."""
     for key in [key for key, _ in txn.scan(Table.UPLOADS, *_range(upload))]:
         txn.delete(Table.UPLOADS, key)
 
 
 def problem_of(view: View, upload: bytes) -> str:
-    """What is wrong with the parts that are kept of an object that is there; empty when nothing is."""
+    """Return the problem with the kept parts of an existing object; empty if there is none."""
     header = _header(view, upload)
     if header is None or is_left_over(view, upload, header):
         return ""
@@ -105,7 +107,7 @@ def _header(view: View, upload: bytes) -> ObjectPartsHeader | None:
 
 
 def _parts_behind(view: View, upload: bytes, part_count: int, after: int) -> Iterator[ObjectPart]:
-    """Parts with numbers above `after`.  Numbers rise, so a part stands at the position of its number or before."""
+    """Yield parts with numbers above `after`.  Numbers rise, so a part is at the position of its number or before."""
     pages = -(-part_count // PAGE_PARTS)
     first = min(after // PAGE_PARTS + 1, pages)
     while first > 1 and _page(view, upload, first).parts[0][0] > after + 1:

@@ -1,1 +1,1 @@
-"""Chunks read without a request to the engine, through the shared index."""
+"""Direct reads: chunks read without a request to the engine, through the shared index."""

@@ -1,11 +1,11 @@
-"""Reading many chunks without asking the engine: `DirectReads`, with one call of the kernel for each run of neighbours.
+"""Direct reads of many chunks: like `DirectReads`, with one system call for each run of neighbouring chunks.
 
     find all, as numbers  ->  a plan of runs  ->  tasks that read and check  ->  lengths
 
 Rules kept here:
-- As in `lakefs.direct.chunk_reads`: a hit is a hint, and what is odd is no error but asked of the engine.
-- Where nothing is checked, places are looked up once more behind all reads; what has changed was not read.
-- Tasks may be done by several threads; who made the batch ends it, behind all of them.
+- As in `lakefs.direct.chunk_reads`: a hit is a hint, and a chunk that cannot be read here is requested from the engine.
+- With `Check.NONE`, places are looked up once more after all reads; a chunk whose place has changed counts as not read.
+- Several threads may do the tasks; the maker of the batch ends it after all of them.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from lakefs.shared_index.table_format import PLACE, Found
 from lakefs.wire.grants import MEDIUM_SEGMENT
 
 PART_BYTES: Final = 512 * KIB
-"""Read, then checked while the processor's cache has it; and taken by one thread."""
+"""Most bytes of one task: one thread reads them, then checks them while the processor's cache still has them."""
 _ANY_LENGTH: Final = (1 << 32) - 1
 Task = Callable[[], None]
-"""Of a batch: each may be done by another thread, and all of them before the batch ends."""
+"""Part of a batch's work: any thread may do it, and all tasks are done before the batch ends."""
 
 
 class DirectBatch:
-    """The chunks of one call.  A context manager: `lengths` are right behind it, NOT_READ of what was not read.
+    """The chunks of one call.  A context manager: `lengths` are final after the block, NOT_READ for chunks not read.
 
-    `targets` are writable, and stay lent until the batch is gone.  `places`: where the caller found each chunk, who has
-    a reason for reading it there; else all are looked up.
+    `targets` are writable, and stay locked until the batch is freed.  `places`: the place at which the caller wants
+    each chunk read; without it all places are looked up.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class DirectBatch:
         self._chunks = chunks if isinstance(chunks, list) else list(chunks)
         self._targets = targets
         self._places = self._look_up() if places is None else _packed(places)
-        # Behind longer ones lie the sums of their granules: they are read alone, with those.
+        # Longer chunks have a vector of granule CRCs behind them: each is read alone, with its vector.
         longest = GRANULE_BYTES if reads.check is Check.CRC32C else _ANY_LENGTH
         self._plan = ReadPlan(self._chunks, targets, self._places, longest)
         self._held: list[Held | None] = []
@@ -60,7 +60,7 @@ class DirectBatch:
         places = bytearray(len(self._chunks) * PLACE.size)
         try:
             self._reads.index.find_packed(self._chunks, places)
-        except ValueError:  # one of them is no id: none is known, then, and the engine says so
+        except ValueError:  # an id is not well formed: no place is known, and the engine reports the error
             return bytearray(len(places))
         return places
 
@@ -79,10 +79,10 @@ class DirectBatch:
             self._look_again()
 
     def tasks(self, *, is_shared: bool) -> list[Task]:
-        """What there is to read and check, in pieces for several threads, or for one."""
+        """Return the reads and checks to do, in parts for several threads, or for one."""
         plan = self._plan
         if self._reads.check is Check.NONE and not is_shared:
-            tasks: list[Task] = [partial(self._read_part, 0, plan.runs)]  # nothing is gained by pieces
+            tasks: list[Task] = [partial(self._read_part, 0, plan.runs)]  # parts would gain nothing
         else:
             tasks = [partial(self._read_part, *part) for part in plan.parts(PART_BYTES)]
         if plan.slots:
@@ -101,7 +101,7 @@ class DirectBatch:
             self._check(self._plan.read(first, stop, descriptors))
 
     def _pieces(self, *, is_shared: bool) -> list[tuple[int, int]]:
-        """The chunks in pieces of about `PART_BYTES`: the first of each, and that behind its last."""
+        """Return the chunks in pieces of about `PART_BYTES`: first index and end of each piece."""
         count = len(self._chunks)
         if self._reads.check is Check.NONE and not is_shared:
             return [(0, count)]
@@ -109,14 +109,14 @@ class DirectBatch:
         return [(first, min(first + step, count)) for first in range(0, count, step)]
 
     def _copy_part(self, first: int, stop: int) -> None:
-        """Copy from slabs, and check."""
+        """Copy chunks from slabs, and check them."""
         arena = self._reads.descriptors.slabs.arena
         if arena is not None:
             slabs = arena.generations, arena.slabs, arena.slab_bytes
             self._check(self._plan.copy(first, stop, *slabs))
 
     def _check(self, arrived: list[Arrived]) -> None:
-        """Lengths of what is right."""
+        """Check arrived chunks, and set the lengths of those that are right."""
         lengths, chunks, targets, check = self.lengths, self._chunks, self._targets, self._reads.check
         is_unchecked = check is Check.NONE
         for number, length, crc in arrived:
@@ -126,7 +126,7 @@ class DirectBatch:
                 lengths[number] = length
 
     def _read_alone(self, number: int) -> None:
-        """Read and check what no plan is made for: in a slab, or with sums of its granules behind it."""
+        """Read and check a chunk that is not in the plan: one in a slab, or one with a vector of granule CRCs."""
         found = self._place(number)
         target = self._targets[number]
         if found[3] <= len(target):
@@ -138,7 +138,7 @@ class DirectBatch:
         return tier, segment, offset, length, crc
 
     def _look_again(self) -> None:
-        """Take back what is not, or not surely, in the segment where it was read."""
+        """Set NOT_READ for chunks that are not, or not certainly, at the place where they were read."""
         again = self._look_up()
         is_kept = self._reads.is_kept()
         if is_kept and again == self._places:
@@ -154,7 +154,7 @@ def _packed(places: Sequence[Found]) -> bytearray:
 
 
 def memories_of(chunks: Sequence[bytes], lent: Sequence[WritableBuffer]) -> list[memoryview]:
-    """The memory of each chunk, as `writable_memory.chunk_memories` gives it; quicker for bytes-like memory."""
+    """Return the memory of each chunk, like `writable_memory.chunk_memories`; faster if all are plain byte views."""
     if isinstance(lent, list) and len(lent) == len(chunks) and are_bytes(lent):
         return lent
     return chunk_memories(chunks, lent)

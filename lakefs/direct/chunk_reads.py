@@ -1,18 +1,18 @@
-"""Chunks read without a request: the shared index says where, the page cache has the bytes, the check decides.
+"""Chunks read without a request: the shared index has their places, the page cache has their bytes.
 
     find in the shared index  ->  preadv(RWF_NOWAIT) from the segment, or a copy from the slab  ->  check  ->  done
 
-Whatever is odd (the index does not know, a page is not cached, no descriptor is held, the check fails) is no error:
-the caller asks the engine, which knows.  Nothing here waits for a disk or talks to anybody.
+A chunk that cannot be read here (the index does not have it, a page is not cached, no descriptor is held, the check
+fails) is no error: the caller requests it from the engine.  Nothing here waits for a disk or sends anything.
 
 Rules kept here:
-- A hit is a hint.  Bytes are checked as the client's `Check` says; with `Check.NONE` the index is asked once more
-  behind the read, and whether the engine still keeps it and is there, so that bytes of a place that was given up
-  meanwhile are not taken.
-- Bytes of a slab count when the slot's generation was the entry's before and after they were copied: then they are
-  those for which the entry was made, also when the entry, the slot or the engine have gone since.
-- What is no chunk's id is known nowhere: the engine says so.
-- May be called from several threads; descriptors in use stay open.
+- A hit is a hint.  Bytes are checked as the client's `Check` says.  With `Check.NONE` the index is looked up once more
+  after the read, and the engine must still be connected and maintain it: so bytes of a place that was freed during the
+  read are not used.
+- Bytes of a slab are valid if the slot's generation was the entry's before and after the copy: then they are the bytes
+  for which the entry was made, even if the entry, the slot or the engine is gone since.
+- A malformed id is never found here: the engine reports the error.
+- Functions may be called from several threads; descriptors in use stay open.
 
 Many chunks at once: `lakefs.direct.batch_reads`.
 """
@@ -36,24 +36,24 @@ _DATA: Final = int(ChunkKind.DATA)
 
 
 class SharedIndex(Protocol):
-    """What is asked of a `lakefs.shared_index.reader.SharedIndexReader`."""
+    """The part of `lakefs.shared_index.reader.SharedIndexReader` that reads use."""
 
     @property
     def find(self) -> Callable[[bytes], Found | None]:
-        """Where a chunk is; None: not known."""
+        """Returns a chunk's place; None: not known."""
         ...
 
     @property
     def is_current(self) -> bool:
-        """Whether the engine still keeps it up to date."""
+        """True while the engine maintains this index; False after it was replaced."""
         ...
 
     def find_many(self, chunks: list[bytes]) -> list[Found | None]:
-        """`find` of each, in order."""
+        """Return `find` of each chunk, in order."""
         ...
 
     def find_packed(self, chunks: list[bytes], into: bytearray | memoryview) -> int:
-        """The same as numbers, a `lakefs.shared_index.table_format.PLACE` each; how many were found."""
+        """Write a `lakefs.shared_index.table_format.PLACE` for each chunk; return the count of chunks found."""
         ...
 
 
@@ -67,7 +67,7 @@ class DirectReads:
         check: Check,
         is_connected: Callable[[], bool],
     ) -> None:
-        """`is_connected`: whether the engine that keeps the index is there still."""
+        """Read by `index`; `is_connected` returns True while the engine that maintains it is connected."""
         self.index = index
         self.descriptors = descriptors
         self.check = check
@@ -75,11 +75,11 @@ class DirectReads:
         self._is_connected = is_connected
 
     def is_kept(self) -> bool:
-        """Whether the engine keeps the index still: it was neither replaced, nor has its engine gone."""
+        """Return True if the engine still maintains the index: it was not replaced, and its engine is connected."""
         return self.index.is_current and self._is_connected()
 
     def places_of(self, chunks: Sequence[bytes]) -> list[Found | None]:
-        """Where chunks are, in order; None: not known."""
+        """Return the places of chunks, in order; None: not known."""
         try:
             return self.index.find_many(list(chunks))
         except ValueError:
@@ -92,14 +92,17 @@ class DirectReads:
             return None
 
     def read_into(self, chunk: ChunkId, target: memoryview) -> int:
-        """Fill the beginning of `target` with a chunk, checked; its length, or NOT_READ: then it may hold anything."""
+        """Fill the beginning of `target` with a chunk, checked; return its length, or NOT_READ.
+
+        After NOT_READ `target` may hold anything.
+        """
         found = self._place_of(chunk)
         if found is None or found[3] > len(target):
             return NOT_READ
         return self.read_found(chunk, found, target[: found[3]])
 
     def read(self, chunk: ChunkId) -> bytes | None:
-        """A chunk as bytes, checked; None when it was not read."""
+        """Return a chunk as bytes, checked; None when it was not read."""
         found = self._place_of(chunk)
         if found is None:
             return None
@@ -109,7 +112,7 @@ class DirectReads:
         return None if length == NOT_READ else content
 
     def read_found(self, chunk: ChunkId, found: Found, target: memoryview) -> int:
-        """As `read_into`, of what `find` has answered; `target` is as long as the chunk."""
+        """Like `read_into`, for a place that `find` returned; `target` is as long as the chunk."""
         medium, segment, offset, length, crc = found
         if chunk[0] != _DATA:
             return NOT_READ
@@ -121,7 +124,7 @@ class DirectReads:
             is_read = descriptors.slabs.copy_place(segment, offset, target, vector)
             return length if is_read and matches(chunk, target, check, crc, vector) else NOT_READ
         if length >= BRING_IN_FROM and not descriptors.may_be_cached(SegmentId(segment), offset, length):
-            return NOT_READ  # or the kernel would begin to fetch it, page by page
+            return NOT_READ  # a read would make the kernel fetch it, page by page
         held = descriptors.enter(SegmentId(segment))
         if held is None:
             return NOT_READ
@@ -129,10 +132,10 @@ class DirectReads:
             targets = [target, vector] if vector else [target]
             count = os.preadv(held.descriptor, targets, offset, held.nowait)
         except OSError:
-            return NOT_READ  # not in the page cache, or not to be had
+            return NOT_READ  # not in the page cache, or an I/O error
         finally:
             descriptors.leave(held)
-        # Memory that another program shrank is not looked at past what arrived: that would be SIGBUS.
+        # The target may be memory that another program shrank: bytes that did not arrive are not read (SIGBUS).
         if count != length + len(vector) or not matches(chunk, target, check, crc, vector):
             return NOT_READ
         if check is Check.NONE and not (self._find(chunk) == found and self.is_kept()):

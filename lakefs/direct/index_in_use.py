@@ -1,6 +1,6 @@
-"""The shared index by which a client reads chunks: its engine's, asked for when a read needed a request anyhow.
+"""The shared index that a client reads chunks by: that of its engine, requested when a read needed a request anyway.
 
-The drivers of both clients keep it alike; only how they ask differs.
+Blocking and trio clients both use this; they differ only in the way they send the request.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ _NEVER = -1
 
 
 class Connected(Protocol):
-    """A driver, as far as it is used here."""
+    """The part of a client that `SharedIndexUser` uses."""
 
     steps: LakeSteps
 
     @property
     def epoch(self) -> int:
-        """Counts connections."""
+        """Count of connections so far."""
 
     def tell(self, request: Request) -> bool:
-        """Send a request whose answer does not matter, when that needs no wait."""
+        """Send a request whose answer does not matter, if that needs no wait; return True if it was sent."""
 
     def is_held(self, epoch: int) -> bool:
-        """Whether the connection of that epoch is still there, and what it holds of the engine."""
+        """Return True if the connection of that epoch is still open, so that the engine keeps its leases."""
 
 
 class SharedIndexUser:
-    """The index of one connection, and the reads by it."""
+    """The index of one connection, and the direct reads by it."""
 
     def __init__(self, client: Connected) -> None:
         self._client = client
@@ -40,19 +40,19 @@ class SharedIndexUser:
 
     def forget(self) -> None:
         """Drop the index and the notes, as in a child that was forked: they are the parent's."""
-        self._hot: DirectReads | None = None
+        self._reads: DirectReads | None = None
         self._index_epoch = _NEVER
         self.notes = ReadNotes()
-        """Of chunks that were read by it."""
+        """Notes of chunks that were read by the index."""
 
     def direct_reads(self) -> DirectReads | None:
-        """Reads that need no round trip; None when the engine of this connection shares no index."""
-        return self._hot if self._index_epoch == self._client.epoch else None
+        """Return reads that need no round trip; None when the engine of this connection shares no index."""
+        return self._reads if self._index_epoch == self._client.epoch else None
 
     def use_shared_index(self, index: SharedIndex | None, epoch: int) -> None:
-        """Read chunks by an index that the engine of that connection shares, if any, while it is this one's."""
+        """Use the index that the engine of connection `epoch` shares, if any, while that connection is current."""
         steps = self._client.steps
-        self._hot = (
+        self._reads = (
             None
             if index is None
             else DirectReads(index, steps.descriptors, steps.check, lambda: self._client.is_held(epoch))
@@ -60,14 +60,14 @@ class SharedIndexUser:
         self._index_epoch = epoch
 
     def tell_notes(self) -> None:
-        """Tell the engine what was read without it; dropped when the connection is busy.  Nothing is waited for."""
+        """Send the notes of direct reads to the engine; they are dropped if the connection is busy.  Never waits."""
         self._client.tell(NoteReads(self.notes.take()))
 
     @property
     def is_due(self) -> bool:
-        """Whether the engine is to be asked for its index: once on a connection, and when it has replaced it."""
+        """True if the index is to be requested: once on each connection, and after the engine has replaced it."""
         if not self._client.steps.carries_descriptors:
             return False
         return self._index_epoch != self._client.epoch or (
-            self._hot is not None and not self._hot.index.is_current
+            self._reads is not None and not self._reads.index.is_current
         )

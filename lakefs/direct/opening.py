@@ -1,4 +1,4 @@
-"""Asking the engine for its shared index: steps for every client."""
+"""Steps, for every client, that request the engine's shared index and map it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _ATTEMPTS: Final = 2
 
 
 def open_shared_index() -> Steps[SharedIndexReader | None]:
-    """The shared index of the engine, mapped read-only; None when there is none for this client, which asks instead.
+    """Return the engine's shared index, mapped read-only; None if this client gets none and has to send requests.
 
-    To be asked for again on another connection, and when `SharedIndexReader.is_current` has become false.  Reads go on
-    without it, so that an engine that cannot be reached, and a descriptor that cannot be had, are None, too.
+    Call it again on another connection, and when `SharedIndexReader.is_current` has become False.  Reads work without
+    the index, so it is None also when the engine cannot be reached, or has no room for the request.
     """
     if not (shared_table.IS_BUILT and plain_reads.IS_BUILT):
         return None
@@ -37,9 +37,9 @@ def open_shared_index() -> Steps[SharedIndexReader | None]:
         assert isinstance(reply.message, SharedIndexOpened)
         try:
             return SharedIndexReader(reply.descriptors[0])
-        except PermissionDenied:  # in memory that could be cut
+        except PermissionDenied:  # its memory could be shrunk
             return None
-        except CorruptionError:  # of a later version; or it was replaced while its descriptor was on its way
+        except CorruptionError:  # a later version; or the index was replaced while its descriptor was sent
             continue
         finally:
             close_all(reply.descriptors)

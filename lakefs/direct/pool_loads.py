@@ -1,14 +1,13 @@
-"""Loads into a pool without a request: the shared index says where, the client copies from the page cache.
+"""Loads into a pool without a request: the shared index has the places, the client copies from the page cache.
 
-    find in the shared index  ->  is it cached  ->  as any read of chunks by their ids (`lakefs.direct.chunk_reads`),
-    into the pool
+    find in the shared index  ->  is it cached  ->  like any direct read (`lakefs.direct.chunk_reads`), into the pool
 
 Rules kept here:
 - Either every chunk of a load is known, fits its slot, and no two slots overlap; or nothing is read here, and the
-  engine says what is wrong.
-- What the page cache does not have is left to the engine, which reads past it: a client's pool is the cache.
-- The kernel fills the pool, and what did not arrive whole is not looked at: memory that another program has shrunk is
-  an error of the engine's answer.
+  engine reports the error.
+- Chunks that the page cache does not have are left to the engine, which reads past it: a client's pool is the cache.
+- The kernel fills the pool, and bytes that did not arrive whole are not read here: if another program has shrunk the
+  memory, the engine's answer reports it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from lakefs.wire.grants import MEDIUM_SEGMENT
 
 
 def slots_fit(found: Sequence[Found], offsets: Sequence[int], rooms: Sequence[int], pool_bytes: int) -> bool:
-    """Whether chunks at these places go to these offsets of a pool, each within its room and beside all others."""
+    """Return True if the chunks fit at these offsets of a pool, each within its room and none overlapping another."""
     lengths = [place[3] for place in found]
     if rooms and any(map(operator.gt, lengths, rooms)):
         return False
@@ -36,9 +35,9 @@ def slots_fit(found: Sequence[Found], offsets: Sequence[int], rooms: Sequence[in
 
 
 def cached_indexes(descriptors: SegmentDescriptors, found: Sequence[Found]) -> list[int]:
-    """Those of the places that the page cache has, as far as anybody knows; neighbours are asked for together (2 us).
+    """Return indexes of the places that the page cache has, or may have; neighbours are checked together (2 us).
 
-    A read of what is not there would have the kernel fetch it, page by page, beside the engine.
+    A read of a place that is not cached would make the kernel fetch it, page by page, in addition to the engine.
     """
     cached: list[int] = []
     first = 0
@@ -55,5 +54,5 @@ def cached_indexes(descriptors: SegmentDescriptors, found: Sequence[Found]) -> l
 
 
 def missing_segments(descriptors: SegmentDescriptors, found: Sequence[Found]) -> list[SegmentId]:
-    """Segments that a descriptor would be needed of."""
+    """Return the segments of these places for which no descriptor is held."""
     return descriptors.missing({SegmentId(place[1]) for place in found if place[0] == MEDIUM_SEGMENT})

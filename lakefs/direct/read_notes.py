@@ -1,12 +1,13 @@
-"""Notes of chunks that a client read by itself, for the engine to learn which ones are read often.
+"""Notes of chunks that a client read directly, so that the engine learns which chunks are read often.
 
-A sample: about one read in `READ_NOTES_EVERY`, at random, so that no order of reading hides a chunk, and fewer once
-there are many.  What is noted is told in one request, at most ten times a second, and once a second when it is little.
+The notes are a sample: about one read in `READ_NOTES_EVERY`, at random, so that no order of reading hides a chunk, and
+fewer once `READ_NOTES_MAX` are noted.  They are sent in one request, at most ten times a second, and once a second when
+there are fewer.
 
 Rules kept here:
-- A note costs a read less than a look in the shared index; nothing is waited for, nothing sent.
-- At most `READ_NOTES_MAX` are kept: each further one takes the place of another at random.
-- What could not be told is dropped: it is advice.
+- A note costs a read less than a lookup in the shared index; noting never waits and sends nothing.
+- At most `READ_NOTES_MAX` notes are kept: each further one replaces another at random.
+- Notes that could not be sent are dropped: they are advice.
 """
 
 from __future__ import annotations
@@ -19,26 +20,26 @@ from typing import Final
 from lakefs.limits import READ_NOTES_EVERY, READ_NOTES_MAX
 
 TELL_FULL_S: Final = 0.1
-"""Between two requests with `READ_NOTES_MAX` chunks: each takes about 0.3 ms of the engine's time."""
+"""Least seconds between two requests with `READ_NOTES_MAX` chunks: each takes about 0.3 ms of the engine's time."""
 _SELDOM: Final = 8
-"""So many times fewer reads are noted when `READ_NOTES_MAX` are."""
+"""Factor by which fewer reads are noted once `READ_NOTES_MAX` are."""
 TELL_S: Final = 1.0
-"""Between two requests with fewer."""
+"""Least seconds between two requests with fewer chunks."""
 
 
 class ReadNotes:
-    """What one client has read lately.  Used from any of its threads: a note may get lost between two."""
+    """Notes of one client's recent reads.  Used from any of its threads: a race may lose a note."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic, rng: random.Random | None = None) -> None:
         self._now = now
         self._rng = rng or random.Random()
         self._noted: list[bytes] = []
-        self._told_at = now()
+        self._taken_at = now()
         self._skip = 0
-        """Reads that are not noted before the next one is."""
+        """Count of reads to skip before the next note."""
 
     def note(self, chunk: bytes) -> bool:
-        """A chunk was read; whether it is time to tell."""
+        """Note a read chunk, or skip it; return True if it is time to send the notes."""
         self._skip -= 1
         if self._skip >= 0:
             return False
@@ -46,7 +47,7 @@ class ReadNotes:
         return self._is_due()
 
     def note_many(self, chunks: Sequence[bytes]) -> bool:
-        """As `note` for each."""
+        """Do `note` for each chunk; return True if it is time to send the notes."""
         if self._skip >= len(chunks):
             self._skip -= len(chunks)
             return False
@@ -58,9 +59,9 @@ class ReadNotes:
         return self._is_due()
 
     def take(self) -> list[bytes]:
-        """What is to be told now; forgotten here."""
+        """Remove and return the notes, to be sent now."""
         noted, self._noted = self._noted, []
-        self._told_at = self._now()
+        self._taken_at = self._now()
         return noted
 
     def _add(self, chunk: bytes) -> None:
@@ -73,5 +74,5 @@ class ReadNotes:
         self._skip = int(self._rng.random() * (2 * every - 1))
 
     def _is_due(self) -> bool:
-        waited = self._now() - self._told_at
+        waited = self._now() - self._taken_at
         return waited >= TELL_S or (waited >= TELL_FULL_S and len(self._noted) >= READ_NOTES_MAX)

@@ -1,1 +1,1 @@
-"""Reading: open, fetch, check; ranges, pools, mappings, prefetch."""
+"""Reading objects and chunks: open, fetch, check; ranges, pools, mappings, prefetch."""

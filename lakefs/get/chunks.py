@@ -1,6 +1,6 @@
-"""Reading chunks by their ids, written once as steps; nothing is opened and nothing leased.
+"""Reading chunks by their ids, written once as steps; no object is opened and no lease is taken.
 
-A chunk that no name refers to may go at any moment; what is there is checked as any read is.
+A chunk that no name refers to may be removed at any moment.  Its bytes are checked like those of any read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lakefs.wire.messages import Grant
 
 
 class ChunkPlace:
-    """What is known of the place of one chunk."""
+    """The place of one chunk, as far as it is known; a `Places` for one chunk."""
 
     __slots__ = ("chunk", "grants", "inline")
 
@@ -28,21 +28,21 @@ class ChunkPlace:
 
     @property
     def name(self) -> str:
-        """What errors name."""
+        """Name of the chunk in errors."""
         return id_text(self.chunk)
 
     @property
     def length(self) -> int:
-        """Length of the chunk, which has been located."""
+        """Length of the chunk in bytes; the chunk has been located."""
         return self.grants[self.chunk].logical_bytes if self.grants else 0
 
 
 def get_chunks_into(
     access: Access, chunks: Sequence[ChunkId], targets: Sequence[memoryview]
 ) -> Steps[list[int]]:
-    """Chunks, each into memory of the caller's; their lengths.  After an error the memory may hold anything.
+    """Read chunks, each into memory of the caller; return their lengths.  After an error the memory may hold anything.
 
-    ChunkNotFound, ChunkDamaged, InvalidArgument: the memory is too short, or an id is none.
+    ChunkNotFound, ChunkDamaged; InvalidArgument when memory is too short, or an id is not well formed.
     """
     places = yield from _located(access, chunks)
     wanted: list[Wanted] = []
@@ -59,7 +59,7 @@ def get_chunks_into(
 
 
 def get_chunks(access: Access, chunks: Sequence[ChunkId]) -> Steps[list[bytes]]:
-    """Chunks as bytes, in order.  ChunkNotFound, ChunkDamaged, InvalidArgument."""
+    """Return chunks as bytes, in order.  ChunkNotFound, ChunkDamaged, InvalidArgument."""
     places = yield from _located(access, chunks)
     found = [NewBytes(place.length) for place in places]
     wanted = [_wanted(place, new.view) for place, new in zip(places, found, strict=True)]

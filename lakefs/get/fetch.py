@@ -1,14 +1,13 @@
 """Fetching chunks: grants -> bytes, checked, written once as steps.
 
-Each chunk is fetched by the best mover there is: from the segment file by descriptor or from the engine's DRAM tier by
-mapping (`movers`), inline with the
-answer to `OpenObjects`, or streamed (`ReadChunks`).  Whatever moved it, the bytes are checked here, by BLAKE3
-against the chunk's id unless the caller asked for CRC32C, or for bytes unverified; a range of a chunk is checked by
-granule.
+Each chunk is fetched in the cheapest way available: from the segment's file by descriptor or from the engine's DRAM
+tier by mapping (`lakefs.grants.grant_reads`), inline with the answer to `OpenObjects`, or streamed (`ReadChunks`).  In
+each case the bytes are checked here, by BLAKE3 against the chunk's id unless the caller asked for CRC32C or for
+unverified bytes.  A range of a chunk is checked by granule.
 
 Rules kept here:
-- A failed check is followed by one fresh locate and one more read; then the engine is asked for the bytes, which
-  reads past the page cache and notes damage.  What fails then is ChunkDamaged naming the object.
+- After a failed check the chunk is located anew and read once more.  If that fails too, the engine sends the bytes: it
+  reads past the page cache and notes damage.  If those are wrong, ChunkDamaged is raised and names the object.
 - At most `FETCH_WINDOW` groups of chunks (16 MiB each at most), or streamed chunks, are in flight.
 """
 
@@ -53,19 +52,19 @@ DESCRIPTORS_PER_REQUEST = 64
 
 
 class Sink(Protocol):
-    """Where whole chunks go.  Called from several threads, each time for another place."""
+    """Receives whole chunks.  Called from several threads, never for the same piece at once."""
 
     @property
     def in_place(self) -> bool:
-        """Whether each piece has memory of its own; else a thread has one, good until `deliver`."""
+        """True if each piece has memory of its own; else a thread has one memory, valid until `deliver`."""
         ...
 
     def memory_for(self, piece: Piece) -> memoryview:
-        """Memory of `piece.length` bytes to fetch into."""
+        """Return memory of `piece.length` bytes to fetch into."""
         ...
 
     def deliver(self, piece: Piece, payload: memoryview) -> None:
-        """The piece has been fetched into that memory and checked."""
+        """Take a piece that has been fetched into that memory and checked."""
         ...
 
 
@@ -85,18 +84,18 @@ class BufferSink:
 
 
 class Places(Protocol):
-    """What is known of the places of chunks: of an opened object, or of chunks asked for by id."""
+    """Known places of chunks: those of an opened object, or of chunks that are read by id."""
 
     @property
     def name(self) -> object:
-        """What errors name."""
+        """Name of the object, or of the chunk, in errors."""
 
     grants: dict[ChunkId, Grant]
     inline: dict[ChunkId, bytes]
 
 
 class Wanted(NamedTuple):
-    """A whole chunk, what is known of its place, and where it goes."""
+    """A whole chunk to fetch, its known places, and the sink that receives it."""
 
     opened: Places
     piece: Piece
@@ -109,14 +108,14 @@ def fetch_pieces(access: Access, opened: Places, pieces: Sequence[Piece], sink: 
 
 
 def fetch_wanted(access: Access, wanted: Sequence[Wanted]) -> Steps[None]:
-    """Fetch chunks of any number of opened objects, several at once; errors name the object.  As `fetch_pieces`."""
+    """Fetch chunks of any number of opened objects, several at once; errors name the object.  See `fetch_pieces`."""
     pipeline = Pipeline(FETCH_WINDOW)
     try:
         for start in range(0, len(wanted), LOCATE_BATCH):
             yield from _fetch_batch(access, wanted[start : start + LOCATE_BATCH], pipeline)
         yield from pipeline.drain()
     except (ChunkNotFound, StaleGrant):
-        yield from pipeline.settle()  # who begins anew may do so in the same memory
+        yield from pipeline.settle()  # the caller may begin anew in the same memory
         raise
 
 
@@ -136,7 +135,7 @@ def _fetch_batch(access: Access, batch: Sequence[Wanted], pipeline: Pipeline) ->
 
 
 def locate(access: Access, opened: Places, chunks: Sequence[ChunkId]) -> Steps[None]:
-    """Have the grants of these chunks, and the descriptors of their segments.  ChunkNotFound, EngineUnreachable."""
+    """Get missing grants of these chunks, and descriptors of their segments.  ChunkNotFound, EngineUnreachable."""
     unknown = [
         chunk for chunk in dict.fromkeys(chunks) if chunk not in opened.grants and chunk not in opened.inline
     ]
@@ -152,7 +151,7 @@ def _locate(opened: Places, chunks: list[ChunkId], media: int) -> Steps[None]:
 
 
 def ask_for_places(chunks: Mapping[ChunkId, Places], media: int) -> Steps[dict[ChunkId, Grant]]:
-    """Grants of chunks, each wanted for an object.  ChunkNotFound."""
+    """Ask the engine for grants of chunks, each wanted for an object.  ChunkNotFound."""
     reply = yield from send(Locate([bytes(chunk) for chunk in chunks], media))
     assert isinstance(reply.message, Located)
     grants = dict(zip(chunks, reply.message.grants, strict=True))
@@ -162,7 +161,7 @@ def ask_for_places(chunks: Mapping[ChunkId, Places], media: int) -> Steps[dict[C
 
 
 def _need_descriptors(access: Access, grants: Iterable[Grant]) -> Steps[None]:
-    """Have the descriptors of the segments that grants point to, and the slabs."""
+    """Get missing descriptors of the segments and slabs that the grants point to."""
     segments, slabs = missing_for(access.descriptors, grants)
     for start in range(0, len(slabs), SLABS_PER_REQUEST_MAX):
         reply = yield from send(OpenSlabs(slabs[start : start + SLABS_PER_REQUEST_MAX]))
@@ -173,7 +172,7 @@ def _need_descriptors(access: Access, grants: Iterable[Grant]) -> Steps[None]:
 
 
 def need_segments(descriptors: SegmentDescriptors, segments: Sequence[SegmentId]) -> Steps[None]:
-    """Have descriptors of segments that there are none of, as far as the engine gives them.  PermissionDenied."""
+    """Ask for descriptors of these segments, and keep those that the engine sends.  PermissionDenied."""
     for start in range(0, len(segments), DESCRIPTORS_PER_REQUEST):
         wanted = segments[start : start + DESCRIPTORS_PER_REQUEST]
         reply = yield from send(OpenSegments([int(segment) for segment in wanted]))
@@ -183,7 +182,7 @@ def need_segments(descriptors: SegmentDescriptors, segments: Sequence[SegmentId]
 
 
 def _locate_wanted(access: Access, wanted: Sequence[Wanted]) -> Steps[None]:
-    """`locate` for chunks of several objects, in one request."""
+    """Do `locate` for chunks of several objects, in one request."""
     unknown = {
         want.piece.chunk: want.opened
         for want in wanted
@@ -200,9 +199,9 @@ def _locate_wanted(access: Access, wanted: Sequence[Wanted]) -> Steps[None]:
 
 
 def _not_at_once(access: Access, wanted: Sequence[Wanted]) -> list[Wanted]:
-    """Fetch what is short and in the page cache here and now, looking at `at_once_bytes` at most; what is left.
+    """Fetch short chunks that are cached in this thread, `at_once_bytes` at most in all; return the chunks left.
 
-    A thread's round trip costs as much as to copy and check two or three granules.
+    A hand-over to a thread costs as much as copying and checking two or three granules.
     """
     left: list[Wanted] = []
     room = access.at_once_bytes
@@ -220,23 +219,26 @@ def _not_at_once(access: Access, wanted: Sequence[Wanted]) -> list[Wanted]:
 
 
 def _is_fetched_at_once(access: Access, want: Wanted, grant: Grant) -> bool:
-    """Whether a short chunk was in the page cache, and its bytes were right; else the disk begins to read it."""
+    """Fetch a short chunk if it is cached; return True if it was, and its bytes were right.
+
+    Else the disk begins to read it.
+    """
     if grant.logical_bytes != want.piece.length or grant.logical_bytes >= BRING_IN_FROM:
         return False
     memory = want.sink.memory_for(want.piece)
     try:
-        is_there = fetch_cached(access.descriptors, want.piece.chunk, grant, memory, access.check)
+        is_present = fetch_cached(access.descriptors, want.piece.chunk, grant, memory, access.check)
     except StaleGrant:
-        return False  # it is read once more, and then looked for again
-    if is_there:
+        return False  # it is read once more, and then located again
+    if is_present:
         want.sink.deliver(want.piece, memory)
-    return is_there
+    return is_present
 
 
 def is_fetched_at_once(access: Access, opened: Opened, target: memoryview) -> bool:
-    """Whether all content of an object is one chunk that is at hand, and right; now it is in `target`, as long as it.
+    """Fill `target`, as long as the object, without a request or a wait; return True if that worked.
 
-    Nobody is asked, and nothing waited for.
+    It works for an empty object, and for one whose content is one chunk that came inline or is cached, and is right.
     """
     if len(opened.pieces) != 1:
         return not opened.pieces
@@ -256,7 +258,7 @@ def is_fetched_at_once(access: Access, opened: Opened, target: memoryview) -> bo
 
 
 def _groups(wanted: Sequence[Wanted]) -> Iterator[list[Wanted]]:
-    """Chunks that one thread fetches in one go: few hand-overs, and still work for several threads."""
+    """Group chunks; one thread fetches a group.  Few hand-overs, and still work for several threads."""
     limit = min(FETCH_GROUP_BYTES, _length_of(wanted) // GROUPS_MIN)
     group: list[Wanted] = []
     size = 0
@@ -298,7 +300,10 @@ def _submit_streamed(access: Access, want: Wanted, pipeline: Pipeline) -> Steps[
 
 
 def _fetch_group(access: Access, group: Sequence[Wanted], grants: Sequence[Grant]) -> list[Wanted]:
-    """Fetch and check each; those whose check failed, to be fetched again.  The disk reads short ones side by side."""
+    """Fetch and check each chunk; return those whose check failed, to be fetched again.
+
+    All short ones are tried from the cache first, so that the disk reads them side by side.
+    """
     stale: list[Wanted] = []
     left = [
         (want, grant)
@@ -328,7 +333,10 @@ def _memory_to_stream(want: Wanted) -> memoryview:
 
 
 def _check_streamed(access: Access, want: Wanted, reply: Reply, memory: memoryview) -> None:
-    """The engine's word is final: it has looked past the page cache too.  ChunkDamaged, ChunkNotFound, ..."""
+    """Check and deliver streamed bytes.  Nothing is tried again: the engine has read past the page cache too.
+
+    ChunkDamaged, ChunkNotFound, and other failures of the engine's answer.
+    """
     name = want.opened.name
     answer = _streamed_piece(want.opened, want.piece, reply)
     if (answer.offset, answer.length) != (0, want.piece.length):
@@ -339,7 +347,7 @@ def _check_streamed(access: Access, want: Wanted, reply: Reply, memory: memoryvi
 
 
 def _streamed_piece(opened: Places, piece: Piece, reply: Reply) -> ReadPiece:
-    """The only piece of an answer; its failure is raised with the object's name."""
+    """Return the only piece of an answer; a failure is raised with the object's name."""
     assert isinstance(reply.message, ReadChunksReply)
     (answer,) = reply.message.pieces
     if answer.failure is None:
@@ -357,7 +365,7 @@ def _deliver_inline(want: Wanted) -> None:
 
 
 def _fetch_again(access: Access, want: Wanted) -> Steps[None]:
-    """After a failed check: locate anew and read once more; then let the engine read, which knows what damage is."""
+    """Fetch a chunk after a failed check: locate it anew and read once more; then have the engine stream it."""
     chunk = want.piece.chunk
     yield from _locate(want.opened, [chunk], 0)
     grant = want.opened.grants[chunk]
@@ -372,7 +380,7 @@ def _fetch_again(access: Access, want: Wanted) -> Steps[None]:
 
 
 def fetch_part(access: Access, opened: Opened, piece: Piece, offset: int, length: int) -> Steps[memoryview]:
-    """A range inside one chunk, checked by granule."""
+    """Return a range inside one chunk, checked by granule."""
     if piece.chunk in opened.inline:
         return memoryview(opened.inline[piece.chunk])[offset : offset + length]
     yield from locate(access, opened, [piece.chunk])

@@ -1,15 +1,15 @@
-"""Loads into a pool as steps: the engine brings chunks to slots of a client's memory, and the client checks them.
+"""Loads into a pool as steps: the engine writes chunks to slots of a client's memory, and the client checks them.
 
-Where memory cannot be lent (over TCP, to an engine that has no room for more of it, or that does not know of it) the
+Where memory cannot be lent (over TCP, to an engine that has no room for more of it, or that does not support it) the
 bytes are streamed into the slots.
 
 Rules kept here:
-- What arrived is checked where it lies, as the client's `check` says, while the next chunks are being moved.
-- What fails its check is loaded once more, then streamed: the engine then looks past its page cache, and notes damage.
-  What fails even then is ChunkDamaged.
-- A pool is lent when it is first used, and again when the engine does not know its number any more.
-- A load that has failed, or was cancelled, writes nothing more to the pool: what is in flight is waited for, or the
-  lending is ended.
+- A chunk is checked in its slot, as the client's `check` says, while the next chunks are being moved.
+- A chunk that fails its check is loaded once more, then streamed: the engine then reads past its page cache and notes
+  damage.  If it fails even then, ChunkDamaged is raised.
+- A pool is lent when it is first used, and again when the engine no longer knows its number.
+- After a load has failed or was cancelled, nothing more is written to the pool: requests in flight are waited for, or
+  the lending is ended.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ from lakefs.wire.messages import (
 
 ATTEMPTS: Final = 3
 BATCHES: Final = 2
-"""Requests for one load, when they are checked: what the first brings is checked while the second is served."""
+"""Requests for one load whose bytes are checked: chunks of the first are checked while the second is served."""
 BATCH_MIN: Final = 8
 BATCH_MAX: Final = 256
 CHECKED_AT_ONCE_BYTES: Final = 512 * KIB
-"""Checked between two steps, in the driver's own thread: 70 us."""
+"""Most bytes that are checked between two steps, in the driver's own thread: 70 us."""
 
 
 class Slot(NamedTuple):
-    """A chunk to load: where to, how many bytes there are for it, and what it is called in errors."""
+    """A chunk to load: the slot's offset, its room in bytes, and the chunk's name in errors."""
 
     chunk: ChunkId
     offset: int
@@ -72,7 +72,7 @@ def load_many(
     offsets: Sequence[int],
     rooms: Sequence[int],
 ) -> Steps[list[int]]:
-    """Load chunks by id, and objects by name, to the offsets; their lengths in bytes.  See `ReadSteps.load_many`."""
+    """Load chunks by id, and objects by name, to the offsets; return their lengths.  See `ReadSteps.load_many`."""
     pool.check_own()
     if len(wanted) != len(offsets) or len(rooms) not in (0, len(wanted)):
         raise InvalidArgument("what is loaded, offsets and rooms go together")
@@ -101,7 +101,7 @@ def load_many(
 
 
 def load_slots(access: Access, pool: Pool, slots: Sequence[Slot]) -> Steps[list[int]]:
-    """Load chunks; their lengths, in order.  The first failure is raised; the slots then hold anything."""
+    """Load chunks; return their lengths, in order.  Raises the first failure; the slots may then hold anything."""
     for attempt in range(ATTEMPTS):
         number = yield from _lend(access, pool)
         if number is None:
@@ -109,7 +109,7 @@ def load_slots(access: Access, pool: Pool, slots: Sequence[Slot]) -> Steps[list[
         try:
             return (yield from _Loading(access, pool, slots, number).run())
         except SessionLost:
-            yield from _take_back(pool, number)  # for the lost connection the engine may be at it still
+            yield from _take_back(pool, number)  # the engine may still serve the lost connection's requests
             if attempt == ATTEMPTS - 1:
                 raise
         except LakeError:
@@ -121,7 +121,7 @@ def load_slots(access: Access, pool: Pool, slots: Sequence[Slot]) -> Steps[list[
 
 
 def _take_back(pool: Pool, number: int) -> Steps[None]:
-    """End the lending of a load that was cancelled: else what is in flight might write to slots of the next one."""
+    """End the lending after a load was cancelled: else requests in flight could write to slots of the next load."""
     pool.forget(number)
     try:
         yield from send(ReturnMemory(number))
@@ -130,9 +130,9 @@ def _take_back(pool: Pool, number: int) -> Steps[None]:
 
 
 def return_pool(pool: Pool) -> Steps[None]:
-    """End the lending; nothing happens when it is not lent, or is another process's.
+    """End the lending; does nothing if the pool is not lent, or belongs to another process.
 
-    The engine touches the memory no more on return.
+    On return the engine no longer touches the memory.
     """
     number, pool.number = pool.number, None
     if number is not None and pool.is_own:
@@ -140,7 +140,7 @@ def return_pool(pool: Pool) -> Steps[None]:
 
 
 class _Loading:
-    """One load: requests in flight, and what has come of them."""
+    """One load: its requests in flight and their results."""
 
     def __init__(self, access: Access, pool: Pool, slots: Sequence[Slot], number: int) -> None:
         self._access = access
@@ -149,7 +149,7 @@ class _Loading:
         self._number = number
         self._lengths = [0] * len(slots)
         self._failed: list[int] = []
-        """Slots whose bytes did not match, or whose chunk was on its way to another place."""
+        """Indexes of slots whose bytes did not match, or whose chunk was being moved to another place."""
 
     def run(self) -> Steps[list[int]]:
         pipeline = Pipeline(LOAD_WINDOW)
@@ -198,7 +198,7 @@ class _Loading:
         self._failed.extend(found)
 
     def _arrived(self, indexes: Sequence[int], loaded: SlotsLoaded) -> list[_Arrived]:
-        """What has arrived, to be checked; the failure of a slot is raised, but those that another try may mend."""
+        """Return the slots to check.  Raises a slot's failure, except one that another try may mend (StaleGrant)."""
         arrived: list[_Arrived] = []
         crcs = loaded.crcs or [b""] * len(indexes)
         for index, length, crc in zip(indexes, loaded.lengths, crcs, strict=True):
@@ -217,7 +217,7 @@ class _Loading:
         return [item for item in arrived if item[0] not in failed]
 
     def _load_again(self, index: int) -> Steps[None]:
-        """Once more by the engine, then as a stream, whose answer is final."""
+        """Load a slot once more, then stream it; the stream's answer is final."""
         slot = self._slots[index]
         again = _Once(self._access, self._pool, slot, self._number)
         length = yield from again.load()
@@ -227,7 +227,7 @@ class _Loading:
 
 
 class _Once:
-    """One more try at one slot."""
+    """A second load of one slot."""
 
     def __init__(self, access: Access, pool: Pool, slot: Slot, number: int) -> None:
         self._access = access
@@ -236,7 +236,7 @@ class _Once:
         self._number = number
 
     def load(self) -> Steps[int | None]:
-        """The length of what arrived and is right; None when that does not help."""
+        """Return the payload's length if it is right now, else None."""
         slot = self._slot
         with_crcs = self._access.check is Check.CRC32C
         request = LoadSlots(self._number, [slot.chunk], [slot.offset], [slot.room], with_crcs)
@@ -256,7 +256,7 @@ _Arrived = tuple[int, memoryview, bytes]
 
 
 def _mismatches(slots: Sequence[Slot], arrived: Sequence[_Arrived]) -> list[int]:
-    """Slots whose bytes are not their chunk's."""
+    """Return the indexes of slots whose bytes are not their chunk's."""
     return [
         index
         for index, view, crcs in arrived
@@ -265,7 +265,7 @@ def _mismatches(slots: Sequence[Slot], arrived: Sequence[_Arrived]) -> list[int]
 
 
 def _groups(arrived: Sequence[_Arrived]) -> list[list[_Arrived]]:
-    """Portions for threads."""
+    """Group slots; one thread checks a group."""
     groups: list[list[_Arrived]] = [[]]
     size = 0
     for item in arrived:
@@ -278,7 +278,7 @@ def _groups(arrived: Sequence[_Arrived]) -> list[list[_Arrived]]:
 
 
 def _lend(access: Access, pool: Pool) -> Steps[int | None]:
-    """The number by which the engine knows the pool, lent now if it was not; None where it cannot be."""
+    """Return the engine's number for the pool, lending it if it is not lent; None if it cannot be lent."""
     if pool.number is not None or pool.is_refused or not access.can_use_descriptors:
         return pool.number
     try:
@@ -295,7 +295,7 @@ def _lend(access: Access, pool: Pool) -> Steps[int | None]:
 
 
 def _open(access: Access, names: Sequence[str], leases: list[int]) -> Steps[dict[str, Opened]]:
-    """Objects opened for the load; their leases are added to `leases` as soon as they are there."""
+    """Open objects for the load; their leases are added to `leases` before any error is raised."""
     if not names:
         return {}
     answers = yield from open_objects(access, [parse_object_name(name) for name in names], inline_bytes=0)
@@ -309,7 +309,7 @@ def _open(access: Access, names: Sequence[str], leases: list[int]) -> Steps[dict
 
 
 def _slots_of(pool: Pool, opened: Opened, offset: int, room: int) -> list[Slot]:
-    """Slots of an object's chunks, one behind the other.  InvalidArgument when it does not fit."""
+    """Return adjacent slots for an object's chunks, in order.  InvalidArgument when the object does not fit."""
     size = opened.stat.size_bytes
     if size > room:
         raise InvalidArgument(f"{opened.name} has {size} bytes, the slot for it only {room}")
@@ -319,7 +319,7 @@ def _slots_of(pool: Pool, opened: Opened, offset: int, room: int) -> list[Slot]:
 
 
 def _stream_all(access: Access, pool: Pool, slots: Sequence[Slot]) -> Steps[list[int]]:
-    """Load by streams, for pools that are not lent."""
+    """Stream all chunks into their slots, for a pool that is not lent."""
     lengths = [0] * len(slots)
     pipeline = Pipeline(LOAD_WINDOW)
     for index, slot in enumerate(slots):
@@ -334,7 +334,7 @@ def _stream_all(access: Access, pool: Pool, slots: Sequence[Slot]) -> Steps[list
 
 
 def stream_slot(access: Access, pool: Pool, slot: Slot) -> Steps[int]:
-    """Have a chunk sent into its slot, and check it; its length.  ChunkNotFound, ChunkDamaged, InvalidArgument."""
+    """Stream a chunk into its slot and check it; return its length.  ChunkNotFound, ChunkDamaged, InvalidArgument."""
     target = _room_of(pool, slot)
     ticket = yield Start(_stream_of(slot, target))
     reply = yield Wait(ticket)
@@ -342,7 +342,7 @@ def stream_slot(access: Access, pool: Pool, slot: Slot) -> Steps[int]:
 
 
 def _stream_of(slot: Slot, target: memoryview) -> Send:
-    # The empty chunk is nowhere; nothing is asked for.
+    # The empty chunk is not stored anywhere: the request asks for no chunk.
     chunks = [bytes(slot.chunk)] if slot.chunk != EMPTY_CHUNK else []
     return Send(ReadChunks(chunks, [0] * len(chunks), [0] * len(chunks)), into=[target])
 
@@ -369,7 +369,7 @@ def _check_stream(access: Access, slot: Slot, reply: Reply, target: memoryview) 
 
 
 def _named(slot: Slot, error: LakeError) -> LakeError:
-    """The engine's failure, with the name of what was wanted."""
+    """Return the engine's failure with the slot's name in it."""
     if isinstance(error, CorruptionError):
         return damaged(slot.chunk, _called(slot), error.message)
     if isinstance(error, ChunkNotFound):

@@ -1,7 +1,8 @@
-"""What one reader of one object is going to read, by what it read: on from where it was, or by the object's table.
+"""Prediction of one reader's next ranges in one object, from the ranges it has read.
 
-Nothing is asked or read here; `lakefs.get.prefetch` does that.  A table is only
-wanted for a reader that began at the object's first byte, where a header is, and then jumped.
+The reader is expected to read on sequentially, or in an order of the object's table (`lakefs.get.range_orders`).  A
+table is only wanted for a reader that began at the object's first byte, where a header is, and then jumped.  No request
+is sent and nothing is read here; `lakefs.get.prefetch` does that.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from lakefs.limits import TABLE_OBJECT_BYTES_MIN
 
 
 class Lookahead:
-    """Of one reader.  Not for two threads at once."""
+    """Prediction for one reader.  Not for use by two threads at once."""
 
     def __init__(self, size_bytes: int) -> None:
         self.wants_table = False
-        """Whether the object's table, if it has one, would help now.  Asked for once: see `learn`."""
+        """True when the object's table, if it has one, would help now.  Wanted at most once: see `learn`."""
         self._size_bytes = size_bytes
         self._window = ReadAheadWindow()
         self._follower: OrderFollower | None = None
@@ -25,7 +26,7 @@ class Lookahead:
         self._was_asked = size_bytes < TABLE_OBJECT_BYTES_MIN
 
     def after(self, offset: int, length: int) -> list[Extent]:
-        """What to bring in, now that this range is read: extents in the object, at most a window of them."""
+        """Note that this range is read; return extents of the object to bring in, at most a window of them."""
         length = max(0, min(length, self._size_bytes - offset))
         if not self._was_asked:
             self._look_for_jump(offset)
@@ -38,7 +39,7 @@ class Lookahead:
         return [(begin, wanted)] if wanted else []
 
     def learn(self, table: RangeTable | None) -> None:
-        """What `wants_table` asked for, or that there is none; it asks no more."""
+        """Take the table that `wants_table` asked for, or None if there is none; it is not wanted again."""
         self.wants_table = False
         self._was_asked = True
         if table is not None and table.orders:

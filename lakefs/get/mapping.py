@@ -3,12 +3,13 @@
     open  ->  PinChunks  ->  mmap of each chunk's pages, in one range where they join  ->  check  ->  views
 
 Rules kept here:
-- What is mapped is pinned first and unpinned last: neither gc nor compaction touches the pages meanwhile.
-- Mappings are read-only.  They are unmapped when nobody holds a view of them, never before.
-- Bytes are checked once, when they are mapped, as the client's `Check` says: later changes of the disk go unnoticed.
-- What refers to a view keeps its memory mapped: a tensor of torch.frombuffer does, though it locks no buffer.
+- Chunks are pinned before they are mapped and unpinned after they are unmapped: neither gc nor compaction touches
+  mapped pages.
+- Mappings are read-only.  They are unmapped only when no view of them exists.
+- Bytes are checked once, when they are mapped, as the client's `Check` says: later changes of the disk are not noticed.
+- Any reference to a view keeps its memory mapped: a tensor of torch.frombuffer does, though it locks no buffer.
 - An I/O error under a mapping is SIGBUS, which ends the process: no part of the product reads through one.  After
-  a lost connection nothing is pinned any more, and the bytes may become zeros (`MappedObject.is_pinned`).
+  a lost connection the chunks are no longer pinned, and the bytes may become zeros (`MappedObject.is_pinned`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from lakefs.wire.grants import MEDIUM_SEGMENT
 from lakefs.wire.messages import Grant, ObjectStat, PinChunks, Pinned, UnpinChunks
 
 MAP_ATTEMPTS: Final = 3
-"""When the connection that pinned the chunks is lost before the mapping is made."""
+"""Most attempts to map an object when the connection that pinned its chunks is lost before the mapping is made."""
 _FAILED: Final = ctypes.c_void_p(-1).value
 
 _mmap = ctypes.CDLL(None, use_errno=True).mmap
@@ -73,27 +74,27 @@ class _Extent:
 class MappedObject:
     """An object, or a range of it, as read-only memory, until the end of the block that `Lake.map` opened.
 
-    numpy.frombuffer(mapped.view) and torch.frombuffer(mapped.view) copy nothing; what is made so, and the view by
-    whatever name, has to be gone by the end of the block: else that is a BufferError, and the memory stays mapped, and
-    pinned till the connection ends.
+    numpy.frombuffer(mapped.view) and torch.frombuffer(mapped.view) copy nothing.  Arrays and tensors made so, and all
+    references to the view, must be gone by the end of the block: else the block raises BufferError, and the memory
+    stays mapped, and pinned till the connection ends.
     """
 
     def __init__(self, name: Name, stat: ObjectStat, chunks: Sequence[ChunkId]) -> None:
         self.name = name
         self.stat = stat
         self.chunks = list(chunks)
-        """What is pinned."""
+        """The pinned chunks."""
         self.epoch = 0
-        """Of the connection that it is pinned on."""
+        """Number of the connection that pins them."""
         self.pieces: list[memoryview] = []
-        """The bytes in order; one piece where they lie in one row."""
+        """The bytes in order; one piece if they are contiguous."""
         self.is_pinned: Callable[[], bool] = lambda: True
-        """Whether the connection that keeps the bytes in their place is still there."""
+        """Returns True if the connection that pins the bytes is still open."""
         self._memories: list[mmap.mmap] = []
 
     @property
     def view(self) -> memoryview:
-        """All bytes in one row.  InvalidArgument where chunks are not whole pages: use `pieces`."""
+        """All bytes as one view.  InvalidArgument if chunks are not whole pages: use `pieces`."""
         if len(self.pieces) != 1:
             raise InvalidArgument(
                 f"{self.name} is not whole pages, so it is mapped in {len(self.pieces)} pieces: use those",
@@ -102,10 +103,10 @@ class MappedObject:
         return self.pieces[0]
 
     def close(self) -> None:
-        """Unmap.  BufferError when somebody holds a view: then it stays mapped, and may be closed again later."""
+        """Unmap.  BufferError when a view is still in use: the memory stays mapped, and `close` may be called again."""
         try:
             if self._memories and _references(self.pieces) > _references([memoryview(b"")]):
-                raise BufferError  # torch would read on at the address of a view that was released
+                raise BufferError  # torch would go on reading at the address of a released view
             for piece in self.pieces:
                 piece.release()
             while self._memories:
@@ -118,16 +119,16 @@ class MappedObject:
         self.pieces = []
 
     def add(self, memory: mmap.mmap) -> memoryview:
-        """Take over memory; all of it, read-only."""
+        """Take over a mapping; return all of it as a read-only view."""
         self._memories.append(memory)
         return memoryview(memory).toreadonly()
 
 
 def map_object(access: Access, name: Name, offset: int = 0, length: int | None = None) -> Steps[MappedObject]:
-    """Map a range of an object, to its end when no length is given; checked as `access.check` says.
+    """Map a range of an object, to its end if no length is given; checked as `access.check` says.
 
-    KeyNotFound, IsAFolder, ChunkDamaged; InvalidArgument: a range before its start, or no segments are to be had here.
-    EngineBusy: too much is pinned.
+    KeyNotFound, IsAFolder, ChunkDamaged; InvalidArgument for a range before the object's start, or on a connection that
+    carries no descriptors.  EngineBusy when too much is pinned.
     """
     if not access.can_use_descriptors:
         raise InvalidArgument(
@@ -159,7 +160,7 @@ def map_object(access: Access, name: Name, offset: int = 0, length: int | None =
 
 
 def unpin(mapped: MappedObject) -> Steps[None]:
-    """Let the engine have the places back; a lost connection has let them go already."""
+    """Remove the pins; pins of a lost connection have ended already."""
     try:
         for start in range(0, len(mapped.chunks), BATCH_MAX):
             yield from send(UnpinChunks([bytes(chunk) for chunk in mapped.chunks[start : start + BATCH_MAX]]))
@@ -168,7 +169,7 @@ def unpin(mapped: MappedObject) -> Steps[None]:
 
 
 def _pin(opened: Opened, chunks: Sequence[ChunkId]) -> Steps[tuple[dict[ChunkId, Grant], int]]:
-    """Grants of pinned places, and the epoch of the connection that pins all of them."""
+    """Pin chunks; return grants of their places, and the epoch of the connection that pins all of them."""
     grants: dict[ChunkId, Grant] = {}
     epoch = 0
     try:
@@ -224,14 +225,14 @@ def _done(result: object) -> None:
 
 
 def _references(pieces: list[memoryview]) -> int:
-    """To the piece that is referred to most, counted as this interpreter counts."""
+    """Return the highest reference count of a piece, as this interpreter counts."""
     return max((sys.getrefcount(piece) for piece in pieces), default=0)
 
 
 def _runs(pieces: Sequence[Piece], grants: dict[ChunkId, Grant]) -> list[list[Piece]]:
-    """All pieces as one run, when each but the first begins a page and each but the last ends one; else one each.
+    """Return all pieces as one run if each but the first begins a page and each but the last ends one; else one each.
 
-    The last may be a short one that lies between others: it is copied behind the rest.
+    The last piece may begin inside a page if it is short: it is then copied behind the rest.
     """
     extents = [_extent(grants[piece.chunk]) for piece in pieces]
     joins = all(extent.ends_page for extent in extents[:-1]) and all(
@@ -248,13 +249,13 @@ def _extent(grant: Grant) -> _Extent:
 
 
 def _mapping(descriptors: SegmentDescriptors, extents: Sequence[_Extent], name: str) -> mmap.mmap:
-    """The pages of the extents, one behind the other.  StaleGrant, InvalidArgument when there is no room for them."""
+    """Map the pages of the extents, one after the other.  StaleGrant; InvalidArgument when there is no room."""
     leads = [extents[0].offset % PAGE_BYTES, *(0 for _ in extents[1:])]
     lengths = [
         -(-(lead + extent.length) // PAGE_BYTES) * PAGE_BYTES
         for lead, extent in zip(leads, extents, strict=True)
     ]
-    # A range of addresses that is ours as a whole; closing it unmaps what was put over it, too.
+    # Reserve one range of addresses; closing it also unmaps the file pages that are mapped over it.
     memory = mmap.mmap(-1, sum(lengths), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     at = 0
@@ -282,7 +283,7 @@ def _map_over(address: int, length: int, descriptor: int, offset: int) -> None:
 
 
 def _check(access: Access, name: str, chunk: ChunkId, grant: Grant, payload: memoryview) -> None:
-    """Look at the mapped bytes of a chunk, which the kernel has brought in before.  Blocks.  ChunkDamaged."""
+    """Check the mapped bytes of a chunk, after the kernel has read them in.  Blocks.  ChunkDamaged."""
     if access.check is Check.NONE:
         payload.release()
         return

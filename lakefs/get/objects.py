@@ -1,14 +1,14 @@
 """Get: name -> layout -> grants -> bytes, checked, written once as steps.
 
-What is known of an opened object is in `opened`; its chunks are fetched by `fetching`.
+`lakefs.get.opened` has the state of an opened object; `lakefs.get.fetch` fetches its chunks.
 
 Rules kept here:
 - A reader gets the bytes of one version of an object, or an error; never old and new mixed: the layout is read
   once, and chunks are named by their content.
-- Whole content shorter than `UNLEASED_BELOW_BYTES` is read without a lease, which saves the engine a request.  Where
-  gc has freed a chunk meanwhile all is opened once more, with leases, and read from the beginning.
-- Payloads that come inline are checked by BLAKE3 when they come, unless the caller wants bytes unverified; manifests
-  are, whatever the caller wants.
+- Whole content shorter than `UNLEASED_BELOW_BYTES` is read without a lease, which saves the engine a request.  If
+  gc frees a chunk before it is read, all is opened once more, with leases, and read from the beginning.
+- Inline payloads are checked by BLAKE3 when they arrive, unless the caller wants bytes unverified.  Manifests are
+  always checked.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ T = TypeVar("T")
 GET_MANY_BATCH = 256
 GET_MANY_INLINE_BYTES = 8 << 20
 _ALWAYS: Final = 0
-"""Content from this length on is leased."""
+"""`lease_from` that leases content of any length."""
 
 
 def open_objects(
@@ -63,9 +63,9 @@ def open_objects(
     version: str = "",
     lease_from: int = _ALWAYS,
 ) -> Steps[list[Opened | LakeError]]:
-    """Open objects, or that version of one; an error stands in the place of a name that cannot be opened.
+    """Open objects, or the given version of one; the result has an error in the place of a name that cannot be opened.
 
-    `lease_from`: no lease on content shorter than so many bytes; then its chunks may go at any moment.
+    `lease_from`: no lease on content shorter than this many bytes; its chunks may then be removed at any moment.
     """
     opened: list[Opened | LakeError] = []
     for start in range(0, len(names), BATCH_MAX):
@@ -118,7 +118,7 @@ def open_object(
     durable: bool = True,
     version: str = "",
 ) -> Steps[Opened]:
-    """Open one object, or that version of it.  BucketNotFound, KeyNotFound, IsAFolder, VersionIsMarker."""
+    """Open one object, or the given version of it.  BucketNotFound, KeyNotFound, IsAFolder, VersionIsMarker."""
     (opened,) = yield from open_objects(
         access, [name], lease=lease, inline_bytes=inline_bytes, durable=durable, version=version
     )
@@ -128,26 +128,26 @@ def open_object(
 
 
 def _unleased_first(access: Access, read: Callable[[int], Steps[T]]) -> Steps[T]:
-    """Read whole content, with leases on what is long only; once more, with leases on all, when a chunk was freed.
+    """Read whole content with leases on long content only; if a chunk was freed, read once more with leases on all.
 
-    `read` is given the length from which content is leased, and begins from nothing.  What is not checked is always
-    leased: nothing else would tell that its place was given up.
+    `read` gets the length from which content is leased, and starts from the beginning.  Content that is not checked is
+    always leased: without a check, a read of a freed place would go unnoticed.
     """
     if access.check is not Check.NONE:
         try:
             return (yield from read(UNLEASED_BELOW_BYTES))
         except (ChunkNotFound, StaleGrant):
-            pass  # it was there when the name was opened: what the name has now is read
+            pass  # a chunk existed when the name was opened: read the name's current content
     return (yield from read(_ALWAYS))
 
 
 def close_object(opened: Opened) -> Steps[None]:
-    """Give the lease back; a lost connection has given it back already."""
+    """Close the lease; a lost connection has closed it already."""
     yield from close_leases([opened.lease])
 
 
 def close_leases(leases: Sequence[int]) -> Steps[None]:
-    """Give leases back, 0 being none."""
+    """Close leases; 0 is no lease."""
     held = [lease for lease in leases if lease]
     if not held:
         return
@@ -158,7 +158,7 @@ def close_leases(leases: Sequence[int]) -> Steps[None]:
 
 
 def read_range(access: Access, opened: Opened, offset: int, length: int) -> Steps[bytes]:
-    """The bytes [offset, offset + length), cut at the blob's end, each checked.  InvalidArgument before its start."""
+    """Return the bytes [offset, offset + length), cut at the blob's end, checked.  InvalidArgument before its start."""
     if offset < 0:
         raise InvalidArgument(f"{opened.name}: there is nothing at {offset}", subject=str(opened.name))
     length = max(0, min(length, opened.stat.size_bytes - offset))
@@ -176,13 +176,13 @@ def read_range(access: Access, opened: Opened, offset: int, length: int) -> Step
     if whole:
         yield from fetch_pieces(access, opened, whole, _ShiftedSink(view, offset))
         if access.check is Check.NONE and not access.is_held(opened.epoch):
-            opened.grants.clear()  # the lease is gone, and nothing else would tell that a place was given up
+            opened.grants.clear()  # the lease has ended, and without a check a freed place would not be noticed
             yield from fetch_pieces(access, opened, whole, _ShiftedSink(view, offset))
     return target.take()
 
 
 def get_whole(access: Access, name: Name) -> Steps[bytes]:
-    """The whole content of an object, checked.  KeyNotFound, IsAFolder, ChunkDamaged."""
+    """Return the whole content of an object, checked.  KeyNotFound, IsAFolder, ChunkDamaged."""
     return (yield from _unleased_first(access, partial(_get_whole, access, name)))
 
 
@@ -202,9 +202,9 @@ def _get_whole(access: Access, name: Name, lease_from: int) -> Steps[bytes]:
 
 
 def get_many(access: Access, names: Sequence[Name]) -> Steps[list[bytes]]:
-    """Whole contents of many objects, in order.  The first failure is raised.
+    """Return whole contents of many objects, in order.  Raises the first failure.
 
-    Small objects come inline with one answer for many names; larger ones follow by grant, all of a batch together.
+    Small objects arrive inline with one answer for many names; larger ones are fetched by grant, a batch together.
     """
     contents: list[bytes] = []
     for start in range(0, len(names), GET_MANY_BATCH):
@@ -237,7 +237,7 @@ def _get_batch(access: Access, names: Sequence[Name], lease_from: int) -> Steps[
 
 
 def get_many_into(access: Access, names: Sequence[Name], targets: Sequence[memoryview]) -> Steps[list[int]]:
-    """Whole contents of many objects, each into memory of the caller's; their lengths.
+    """Read whole contents of many objects, each into memory of the caller; return their lengths.
 
     Names are opened a batch at a time, and no byte of a batch is moved before all of its names were opened and found
     to fit.  After an error any of the memory may hold anything.
@@ -269,7 +269,7 @@ def _get_batch_into(
 
 
 def _fill(access: Access, targets: Sequence[tuple[Opened, memoryview]]) -> Steps[None]:
-    """Fetch the whole content of each into memory as long as it: what is short and at hand here and now."""
+    """Fetch the whole content of each object into memory of its length; short cached content in this thread."""
     room = access.at_once_bytes
     wanted: list[Wanted] = []
     for opened, target in targets:
@@ -290,7 +290,7 @@ def _close_all(opened_batch: Sequence[Opened | LakeError]) -> Steps[None]:
 
 
 def _fitting(opened: Opened, target: memoryview) -> memoryview:
-    """As much of the target as the object is long.  InvalidArgument."""
+    """Return the part of the target that the object fills.  InvalidArgument when the target is too short."""
     size = opened.stat.size_bytes
     if len(target) < size:
         raise InvalidArgument(
@@ -300,7 +300,7 @@ def _fitting(opened: Opened, target: memoryview) -> memoryview:
 
 
 def _only_inline(access: Access, opened: Opened) -> bytes | None:
-    """The content that came with the answer; None when there is more to fetch."""
+    """Return the content if all of it came inline, else None."""
     if len(opened.pieces) != 1:
         return None
     content = opened.inline.get(opened.pieces[0].chunk)
@@ -310,7 +310,7 @@ def _only_inline(access: Access, opened: Opened) -> bytes | None:
 
 
 class _ShiftedSink:
-    """Whole chunks into a buffer that begins at `offset` of the blob."""
+    """A sink that writes whole chunks into a buffer that begins at `offset` of the blob."""
 
     in_place = True
 
@@ -340,7 +340,7 @@ def _opened(access: Access, name: Name, answer: OpenedObject, body: memoryview) 
 
 
 def _layout(access: Access, opened: Opened) -> Steps[tuple[list[ChunkId], list[int]]]:
-    """Data chunks of a manifest too large to come with the answer, depth first, left to right."""
+    """Read the data chunks of a manifest that was too large for the answer, depth first, left to right."""
     top = chunk_of_stat(opened.stat)
     root = yield from _read_manifest(access, opened, top)
     if root.size_bytes != opened.stat.size_bytes:

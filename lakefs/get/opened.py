@@ -1,6 +1,6 @@
-"""What is known of an object that was opened for reading: its pieces, their places, its lease; and how a client reads.
+"""An object opened for reading (its pieces, their places, its lease), and `Access`: how a client reads.
 
-Nothing is asked or read here; see `getting` for objects and `fetching` for chunks.
+No request is sent and nothing is read here; see `lakefs.get.objects` for objects and `lakefs.get.fetch` for chunks.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT
 from lakefs.wire.messages import Grant, ObjectStat, OpenedObject
 
 AT_ONCE_BYTES = 256 << 10
-"""Cached payload that is copied and checked between two steps, in the driver's own thread: 60 us of a loop's time."""
+"""Most cached payload that is copied and checked between two steps, in the driver's own thread: 60 us of a loop."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """How a client reads: its descriptors, what its connection can do, and who is told of progress.
+    """Settings of a client's reads: its descriptors, the abilities of its connection, and its progress callback.
 
     `progress(bytes_done, bytes_already_there)` is called with increments from the driver's own thread.
     """
@@ -34,16 +34,16 @@ class Access:
     can_use_descriptors: bool
     check: Check = Check.BLAKE3
     media: int = 0
-    """Which media of grants, beside the first ones, it understands; see `OpenObjects`."""
+    """Media of grants that the client understands beside segments and inline; see `OpenObjects`."""
     at_once_bytes: int = AT_ONCE_BYTES
-    """What may be copied and checked between two steps."""
+    """Most bytes that may be copied and checked between two steps."""
     progress: Callable[[int, int], None] = lambda done, present: None
     is_held: Callable[[int], bool] = lambda epoch: True
-    """Whether what was leased on the connection of that epoch is leased still: the connection is there."""
+    """Returns True if leases of that epoch are still held: its connection is open."""
 
 
 class Piece(NamedTuple):
-    """One chunk of a blob and where it lies in it."""
+    """One chunk of a blob, with its offset and length in the blob."""
 
     chunk: ChunkId
     offset: int
@@ -52,7 +52,7 @@ class Piece(NamedTuple):
 
 @dataclass(slots=True)
 class Opened:
-    """An object opened for reading: its pieces in order, what is known of their places, and its lease."""
+    """An object opened for reading: its pieces in order, their known places, and its lease."""
 
     name: Name
     stat: ObjectStat
@@ -61,18 +61,18 @@ class Opened:
     grants: dict[ChunkId, Grant]
     inline: dict[ChunkId, bytes]
     epoch: int = 0
-    """Of the connection that it was opened on, with which its lease ends."""
+    """Number of the connection that it was opened on; its lease ends with that connection."""
     _lookahead: Lookahead | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def lookahead(self) -> Lookahead:
-        """What its reader is going to read; made for who reads ranges."""
+        """The prediction of its reader's next ranges; made on first use, by reads of ranges."""
         if self._lookahead is None:
             self._lookahead = Lookahead(self.stat.size_bytes)
         return self._lookahead
 
     def overlapping(self, offset: int, length: int) -> list[Piece]:
-        """Pieces that hold bytes of [offset, offset + length)."""
+        """Return the pieces that hold bytes of [offset, offset + length)."""
         if length <= 0 or not self.pieces:
             return []
         first = bisect_right(self.pieces, offset, key=_start_of) - 1
@@ -80,9 +80,9 @@ class Opened:
 
 
 def opened_at(name: Name, answer: OpenedObject) -> Opened:
-    """What an answer to `OpenObjects` says of an object: lease, places, and the layout, when that came along.
+    """Make an `Opened` from an answer to `OpenObjects`: lease, places, and the layout if the answer has it.
 
-    Payloads that came inline are left out.
+    Inline payloads are left out.
     """
     opened = Opened(name, answer.stat, answer.lease, pieces_of(answer.chunks, answer.lengths), {}, {})
     for chunk, grant in zip(answer.chunks, answer.grants, strict=True):
@@ -92,12 +92,12 @@ def opened_at(name: Name, answer: OpenedObject) -> Opened:
 
 
 def chunk_of_stat(stat: ObjectStat) -> ChunkId:
-    """The chunk that the object's blob id names."""
+    """Return the chunk that the object's blob id names."""
     return ChunkId(stat.blob)
 
 
 def pieces_of(chunks: Sequence[bytes], lengths: Sequence[int]) -> list[Piece]:
-    """Pieces of a layout, in order."""
+    """Return the pieces of a layout, in order."""
     if len(chunks) == 1:
         return [Piece(ChunkId(chunks[0]), 0, lengths[0])]
     offsets = accumulate(lengths, initial=0)

@@ -1,7 +1,7 @@
-"""Prefetch: what a reader of an opened object reads next is brought into the page cache while it is at what it has.
+"""Prefetch: brings the next ranges of an opened object into the page cache while its reader uses the last one.
 
-`lakefs.get.lookahead` says what that is; a thread of the client's brings it in (`lakefs.grants.read_ahead`).  All of
-it is a hint: what fails here is told by the read that needs it.
+`lakefs.get.lookahead` predicts the ranges; a thread of the client brings them in (`lakefs.grants.read_ahead`).
+Prefetch is only a hint: errors here are dropped, and the read that needs the bytes raises them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lakefs.steps.steps import Steps, work
 
 
 def look_ahead(access: Access, opened: Opened, offset: int, length: int) -> Steps[None]:
-    """Before [offset, offset + length) is read: have brought in what comes behind it."""
+    """Start to bring in the ranges predicted after [offset, offset + length); called before that range is read."""
     if not access.can_use_descriptors:
         return
     extents = opened.lookahead.after(offset, length)
@@ -35,8 +35,8 @@ def look_ahead(access: Access, opened: Opened, offset: int, length: int) -> Step
 
 
 def learn_table(access: Access, opened: Opened, lookahead: Lookahead) -> Steps[None]:
-    """Parse the header of a safetensors file, should it be one; its reader has read it, so no disk is waited for."""
-    lookahead.learn(None)  # nobody else asks meanwhile
+    """Learn the table of a safetensors file, if it is one.  The header was just read, so no disk is waited for."""
+    lookahead.learn(None)  # no other read asks while this one parses
     size_bytes = opened.stat.size_bytes
     try:
         prefix = yield from read_range(access, opened, 0, GRANULE_BYTES)
@@ -63,9 +63,9 @@ def _bring_in(access: Access, opened: Opened, extents: Sequence[Extent]) -> Step
 
 
 def granules_of(opened: Opened, extents: Sequence[Extent]) -> dict[ChunkId, tuple[int, int]]:
-    """Whole granules of chunks that hold the extents, in their order; those of one chunk as one.
+    """Return for each chunk the whole granules that hold the extents, as one range, in the extents' order.
 
-    All of the chunk where the extents have but little of it: the rest of a chunk of short ranges comes soon.
+    A range below BRING_IN_FROM becomes the whole chunk: in a chunk of short ranges the rest is read soon.
     """
     found: dict[ChunkId, tuple[int, int]] = {}
     for offset, length in extents:

@@ -1,20 +1,20 @@
-"""Which order a reader of a file's ranges follows, by what it read; and so what it is going to read.  No I/O.
+"""Recognises the order in which a reader takes a file's ranges, and predicts the next ones.  No I/O.
 
-A file may have a table of ranges, as a safetensors file has of its tensors, and readers that take them one by one: in
-the order of the file, which shows by itself, or in another one (of their names, of the table), so that the next range
-lies anywhere.  Laid one behind the other in that order the ranges are a line, on which such a reader reads on.
+A file may have a table of ranges, as a safetensors file has of its tensors, and a reader that takes them one by one: in
+the order of the file, which is plain sequential reading, or in another order (by name, or the table's), so that the
+next range lies anywhere.  Concatenated in that order, the ranges form a line, on which such a reader reads
+sequentially.
 
-What is seen of a reader is runs: stretches that it read on in the file.  A run tells nothing of orders, where it
-begins does: when the range there is the next one, in some order, of a range that ended with the run before, that was a
-step of this order.  `STEPS_MIN` steps in a row, and the order is followed: what comes on its line is told, by a window
-that doubles.
+The reads are grouped into runs: stretches read sequentially in the file.  The beginning of a run tells the order: if
+the range there follows, in some order, a range that ended with the run before, that was a step of this order.  After
+`STEPS_MIN` steps in a row the order is followed: the next bytes of its line are predicted, in a window that doubles.
 
 Rules kept here:
-- What is told lies in the ranges of the table, and is at most a window ahead of the reader.
-- Guesses that miss end: a run that no step of the followed order explains drops it, and after `MISSES_MAX` of those
-  nothing more is told of this file.
-- What is seen may be less than the reader takes, and more: a buffered file between has some of it already, and reads
-  on to fill itself.  `NEAR_BYTES` is how far that may be off.
+- Predicted bytes lie in ranges of the table, and at most a window ahead of the reader.
+- Wrong predictions end: a run that is no step of the followed order drops the order, and after `MISSES_MAX` such
+  misses nothing more is predicted for this file.
+- The reads seen here may be less or more than the reader takes: a buffered file in between has some bytes already,
+  and reads on to fill its buffer.  `NEAR_BYTES` is the tolerance for that.
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ from lakefs.limits import GRANULE_BYTES, MIB, TABLE_RANGES_AHEAD_MAX
 STEPS_MIN: Final = 2
 MISSES_MAX: Final = 3
 NEAR_BYTES: Final = 2 * MIB
-"""Two buffers of the file that `Lake.open` gives."""
+"""Tolerance of positions: two buffers of the file that `Lake.open` returns."""
 SKIPPED_RANGES_MAX: Final = 16
-"""Ranges that a step may leave out, since they were in a buffer: up to `NEAR_BYTES` of them."""
+"""Most ranges that a step may skip because they were in a buffer; together at most `NEAR_BYTES`."""
 
 Extent = tuple[int, int]
-"""Where it begins, and how long it is."""
+"""Begin and length in bytes."""
 
 
 class RangeOrder:
-    """Ranges, by their numbers in the file, laid one behind the other in an order."""
+    """An order of ranges, which are numbered as in the file, and the line that they form."""
 
     def __init__(self, lengths: Sequence[int], sequence: Sequence[int]) -> None:
         self.sequence = array("Q", sequence)
         self.ranks = array("Q", bytes(8 * len(sequence)))
-        """Rank of each range."""
+        """Rank in this order, by number of the range."""
         for rank, number in enumerate(sequence):
             self.ranks[number] = rank
         self.starts = array("Q", accumulate((lengths[number] for number in sequence), initial=0))
-        """By rank, where a range begins on the line; one more for the line's end."""
+        """Begin of each range on the line, by rank; and one more entry for the line's end."""
 
     @property
     def length(self) -> int:
-        """Of the line: bytes of all ranges."""
+        """Length of the line: bytes of all ranges."""
         return self.starts[-1]
 
 
 class RangeTable:
-    """Ranges of a file that are not empty and do not overlap; orders to read them in, other than the file's."""
+    """Ranges of a file, not empty and not overlapping; and the orders to read them in, other than the file's."""
 
     def __init__(self, extents: Sequence[Extent], sequences: Iterable[Sequence[int]]) -> None:
-        """`extents` in the order of the file; each sequence has all of their numbers."""
+        """Make a table of `extents`, in the order of the file; each sequence has all of their numbers."""
         self.begins = array("Q", [begin for begin, _ in extents])
         self.ends = array("Q", [begin + length for begin, length in extents])
         different = dict.fromkeys(tuple(sequence) for sequence in sequences)
@@ -70,12 +70,12 @@ class RangeTable:
         self.orders = [RangeOrder(lengths, sequence) for sequence in different]
 
     def at(self, offset: int) -> int | None:
-        """The number of the range that holds an offset."""
+        """Return the number of the range that holds an offset, or None."""
         number = bisect_right(self.begins, offset) - 1
         return number if number >= 0 and offset < self.ends[number] else None
 
     def on_line(self, order: RangeOrder, place: int, length: int) -> list[Extent]:
-        """Where [place, place + length) of an order's line lies in the file; the first `TABLE_RANGES_AHEAD_MAX`."""
+        """Return the extents in the file of [place, place + length) of a line; the first `TABLE_RANGES_AHEAD_MAX`."""
         extents: list[Extent] = []
         end = min(place + length, order.length)
         rank = bisect_right(order.starts, place) - 1
@@ -92,22 +92,22 @@ class RangeTable:
 
 
 class OrderFollower:
-    """Follows one reader of a file with a table.  Not for two threads at once."""
+    """Follows one reader of a file with a table.  Not for use by two threads at once."""
 
     def __init__(self, table: RangeTable) -> None:
         self._table = table
         self._steps = [0] * len(table.orders)
-        """Of each order, in a row."""
+        """Count of steps in a row, for each order."""
         self._run = (-1, -1)
-        """Begin and end in the file."""
+        """Begin and end of the current run in the file."""
         self._followed: int | None = None
         self._number = 0
-        """The range that the reader is in, by the order that is followed."""
+        """Number of the range that the reader is in, by the followed order."""
         self._window = ReadAheadWindow()
         self._misses = 0
 
     def after(self, offset: int, length: int) -> list[Extent] | None:
-        """What to bring in, now that this is read; None while no order is followed."""
+        """Note that this range is read; return extents to bring in, or None while no order is followed."""
         begin, end = self._run
         if max(begin, end - NEAR_BYTES) <= offset <= end + GRANULE_BYTES:
             self._run = (begin, max(end, offset + length))
@@ -138,7 +138,7 @@ class OrderFollower:
         self._window = ReadAheadWindow()
 
     def _leads_to(self, order: RangeOrder, number: int) -> bool:
-        """Whether a step of the order leads from the run before to this range."""
+        """Return True if a step of the order leads from the run before to this range."""
         rank = order.ranks[number]
         for before in range(rank - 1, max(rank - 2 - SKIPPED_RANGES_MAX, -1), -1):
             if order.starts[rank] - order.starts[before + 1] > NEAR_BYTES:
@@ -148,7 +148,7 @@ class OrderFollower:
         return False
 
     def _ended(self, number: int) -> bool:
-        """Whether the reader came to the end of a range at the end of its run, more or less."""
+        """Return True if the run ended near the end of this range (within `NEAR_BYTES`)."""
         run_begin, run_end = self._run
         begin, end = self._table.begins[number], self._table.ends[number]
         return begin < run_end and run_begin < end and abs(run_end - end) <= NEAR_BYTES
@@ -159,7 +159,7 @@ class OrderFollower:
         while end >= table.ends[self._number] and self._next_lies_behind(order, rank):
             rank += 1
             self._number = order.sequence[rank]
-        if end > table.ends[self._number] + NEAR_BYTES:  # it reads on in the file
+        if end > table.ends[self._number] + NEAR_BYTES:  # the reader reads on sequentially in the file
             self._misses += 1
             self._follow(None)
             return None
@@ -169,7 +169,7 @@ class OrderFollower:
         return table.on_line(order, begin, wanted)
 
     def _next_lies_behind(self, order: RangeOrder, rank: int) -> bool:
-        """Whether the next range of an order lies right behind this one in the file: then no run begins with it."""
+        """Return True if the order's next range directly follows this one in the file: no run begins with it then."""
         if rank + 1 == len(order.sequence):
             return False
         gap = self._table.begins[order.sequence[rank + 1]] - self._table.ends[order.sequence[rank]]

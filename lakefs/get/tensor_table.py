@@ -1,7 +1,7 @@
-"""The table of a safetensors file for readers that take tensor by tensor: `lakefs.get.range_orders` follows them.
+"""The table of a safetensors file, for readers that take tensor by tensor; `lakefs.get.range_orders` follows them.
 
-Loaders take tensors as the file has them, as the header has them, by name in byte order (so do the keys that the
-format's own library gives: layers 1, 10, 11, 2), or by name with numbers as numbers (layers 1, 2, 10, 11).
+Loaders take tensors in the order of the file, in the order of the header, by name in byte order (the order in which the
+format's own library returns keys: layers 1, 10, 11, 2), or by name with numbers as numbers (layers 1, 2, 10, 11).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _NUMBERS: Final = re.compile(rb"([0-9]++)")
 
 
 def tensor_table(prefix: Buffer, file_bytes: int) -> RangeTable | None:
-    """The tensors of a file that are not empty; None when it is no sound safetensors file.
+    """Return the table of a file's tensors that are not empty; None when it is no sound safetensors file.
 
-    `prefix` as for `lakefs.content.safetensors.parse_header`.  Some 10 us a tensor.
+    `prefix` as for `lakefs.content.safetensors.parse_header`.  Takes some 10 us a tensor.
     """
     found = parse_table(prefix, file_bytes)
     if found is None:
@@ -40,7 +40,7 @@ def tensor_table(prefix: Buffer, file_bytes: int) -> RangeTable | None:
 
 
 def natural_key(name: bytes) -> list[tuple[int, bytes]]:
-    """Sorts names with the numbers in them as numbers, of any length."""
+    """Return a sort key of a name that compares the numbers in it as numbers, of any length."""
     key: list[tuple[int, bytes]] = []
     for position, part in enumerate(_NUMBERS.split(name)):
         digits = part.lstrip(b"0") if position % 2 else part

@@ -1,1 +1,1 @@
-"""From a grant to bytes in this process: segment descriptors, DRAM slabs, batches, read-ahead."""
+"""Grants to bytes in this process: segment descriptors, DRAM slabs, batches, read-ahead."""

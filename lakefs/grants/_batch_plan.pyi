@@ -4,10 +4,10 @@ from typing import Any, TypeGuard
 from lakefs.grants.batch_plan import Arrived, Descriptor
 
 class ReadPlan:
-    """What can be read of `chunks` into `targets`, by `places`: a `PLACE` for each, one behind the other.
+    """The reads of `chunks` into `targets` that `places` allow; `places` has a `PLACE` for each chunk, in order.
 
-    Chunks longer than `longest` are left out.  The targets stay lent until the plan is gone.  ValueError: these do
-    not go together.  BufferError: a target is no writable memory.
+    Chunks longer than `longest` are left out.  The targets stay locked until the plan is freed.  ValueError: the
+    lengths do not match.  BufferError: a target is no writable memory.
     """
 
     def __init__(

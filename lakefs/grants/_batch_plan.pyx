@@ -2,8 +2,8 @@
 """Reads of many chunks from known places, native; `lakefs.grants.batch_plan` has the rules.
 
 Rules kept here besides:
-- Targets are held by their buffers from the plan's making to its end: none can be freed or resized under a read.
-- The runs are read without the interpreter's lock; what a run wrote is told by that run's own counter.
+- The plan holds its targets' buffers for its whole life: none can be freed or resized during a read.
+- The runs are read without the interpreter's lock; each run has its own counter of the bytes read.
 """
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_IsContiguous, PyBuffer_Release, PyObject_GetBuffer
@@ -24,7 +24,7 @@ cdef extern from *:
     #include <unistd.h>
 
     #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-    #error "places are little-endian; as the table of places is"
+    #error "places are little-endian, as the shared index is"
     #endif
 
     #define LAKE_SEGMENT_TIER 1
@@ -52,7 +52,7 @@ cdef extern from *:
         uint32_t segment, first, count;
     } lake_run;
 
-    /* Whether the page cache lacks some of it; 0 when that cannot be known. */
+    /* Returns 1 if the page cache lacks some of the range; 0 also when that cannot be known. */
     static int lake_is_missing(int descriptor, uint64_t offset, uint64_t length)
     {
         uint64_t range[2] = {offset, length}, counts[5] = {0};
@@ -61,7 +61,7 @@ cdef extern from *:
         return counts[0] < (offset + length - 1) / LAKE_PAGE - offset / LAKE_PAGE + 1;
     }
 
-    /* Whether the slot held the same before and after. */
+    /* Copies from a slot; returns 1 if its generation was the given one before and after. */
     static int lake_copy(void *target, const void *source, size_t length, const uint64_t *mark, uint64_t generation)
     {
         if (__atomic_load_n(mark, __ATOMIC_ACQUIRE) != generation)
@@ -124,7 +124,7 @@ cdef extern from *:
 
 
 cdef class ReadPlan:
-    """What can be read of `chunks` into `targets`, by `places`: a `PLACE` for each, one behind the other."""
+    """The reads of `chunks` into `targets` that `places` allow; `places` has a `PLACE` for each chunk, in order."""
 
     cdef Py_ssize_t count
     cdef Py_ssize_t run_count
@@ -214,7 +214,7 @@ cdef class ReadPlan:
         return 0
 
     cdef int segment_index(self, uint64_t segment):
-        """Its number among the plan's segments; -1 when there are too many."""
+        """Return the segment's index among the plan's segments; -1 when there are too many."""
         cdef int index
         for index in range(self.segment_count - 1, -1, -1):
             if self.known[index] == segment:
@@ -227,17 +227,17 @@ cdef class ReadPlan:
 
     @property
     def segments(self):
-        """Whose descriptors `read` needs, in this order."""
+        """Segments whose descriptors `read` needs, in this order."""
         return [self.known[index] for index in range(self.segment_count)]
 
     @property
     def runs(self):
-        """How many there are."""
+        """Count of runs."""
         return self.run_count
 
     @property
     def others(self):
-        """Numbers of chunks whose place is known, and which are in no run, and not for `copy`."""
+        """Indexes of chunks whose place is known, but which are neither in a run nor for `copy`."""
         cdef Py_ssize_t number, next_run = 0
         cdef list others = []
         number = 0
@@ -253,13 +253,13 @@ cdef class ReadPlan:
 
     @property
     def slots(self):
-        """How many chunks are for `copy`: told to be in the DRAM tier, and no longer than `longest`."""
+        """Count of chunks for `copy`: their places are in the DRAM tier, and they are no longer than `longest`."""
         return self.slot_count
 
     def copy(
         self, Py_ssize_t first, Py_ssize_t stop, generations not None, slabs not None, uint64_t slab_bytes
     ):
-        """Copy those of the chunks [first, stop) that are in slots; what a slot held before and after is told."""
+        """Copy those of the chunks [first, stop) that are in slots; return the ones whose slot did not change."""
         cdef Py_buffer marks, memory
         cdef Py_ssize_t number
         cdef uint64_t slab, generation, at
@@ -299,7 +299,7 @@ cdef class ReadPlan:
         return arrived
 
     def parts(self, uint64_t part_bytes):
-        """The runs in parts of at most so many bytes, or one run: the first of each, and that behind its last."""
+        """Return the runs in parts of at most `part_bytes`, or one run: first run and end of each part."""
         cdef Py_ssize_t at, first = 0
         cdef uint64_t size = 0
         cdef list parts = []
@@ -313,7 +313,7 @@ cdef class ReadPlan:
         return parts
 
     def read(self, Py_ssize_t first, Py_ssize_t stop, descriptors not None):
-        """Read the runs [first, stop) by the descriptors of `segments`; whose bytes have come, unchecked."""
+        """Read the runs [first, stop) by the descriptors of `segments`; return the chunks read whole, unchecked."""
         cdef Py_ssize_t at, number
         cdef int64_t left
         cdef lake_run *run
@@ -332,7 +332,7 @@ cdef class ReadPlan:
         return arrived
 
     def read_lengths(self, Py_ssize_t first, Py_ssize_t stop, descriptors not None, list lengths not None):
-        """As `read`; the lengths of what has come go to their numbers among `lengths`."""
+        """Like `read`, but write the length of each chunk read whole to its index in `lengths`."""
         cdef Py_ssize_t at, number
         cdef int64_t left
         cdef lake_run *run
@@ -369,7 +369,7 @@ cdef class ReadPlan:
 
 
 def are_bytes(list targets not None):
-    """Whether all are views of writable bytes, one behind the other, as `ReadPlan` and checks take them."""
+    """Return True if all targets are views of contiguous writable bytes, as `ReadPlan` and checks take them."""
     cdef Py_buffer *view
     for target in targets:
         if not PyMemoryView_Check(target):

@@ -1,15 +1,16 @@
-"""Reads of many chunks from known places in segments: which of them one call reads, and the calls.
+"""Reads of many chunks from known places: plans that combine neighbours into few calls, and the calls.
 
     places of the shared index  ->  `ReadPlan`: runs of chunks that lie side by side  ->  one preadv for each run
 
 Rules kept here:
-- A plan reads and checks nothing of what the bytes are: its owner does, of what `read` says has come.
-- Only data chunks in segments are planned, each for memory that is long enough for it; all others are left out.
-- Nothing waits for a disk: pages that are not cached make a read come short, and the chunks in them were not read.
-- Parts of a plan may be read by several threads at once, each part by one.
+- A plan does not check bytes: its owner checks the chunks that `read` and `copy` return.
+- Runs have only data chunks in segments, each with memory that is long enough; data chunks in slabs are for `copy`;
+  all others are left out.
+- Nothing waits for a disk: pages that are not cached make a read short, and the chunks in them were not read.
+- Several threads may read parts of a plan at once, each part by one thread.
 
-`ReadPlan` reads a call's runs without the interpreter's lock and without an object for each chunk.  It is native, and
-None where it was not built: then chunks are asked of the engine.
+`ReadPlan` reads a call's runs without the interpreter's lock and without an object for each chunk.  It is native; where
+it was not built it is None, and chunks are requested from the engine.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from typing import TYPE_CHECKING, Final
 from lakefs.limits import KIB
 
 RUN_BYTES_MAX: Final = 512 * KIB
-"""Of chunks that lie side by side, read by one call: so much is still worth to be shared between threads."""
+"""Most bytes of adjacent chunks that one call reads: as much as is still worth sharing between threads."""
 RUN_CHUNKS_MAX: Final = 1024
-"""Pieces of memory that one call of the kernel's fills (IOV_MAX)."""
+"""Most pieces of memory that one system call fills (IOV_MAX)."""
 SEGMENTS_MAX: Final = 512
-"""Of one plan; as many as a client holds descriptors of."""
+"""Most segments of one plan; as many as a client holds descriptors of."""
 ASK_FROM_BYTES: Final = 256 * KIB
-"""A chunk so long is read only when the page cache says that it has it: else the kernel begins to fetch its pages."""
+"""From this length on a chunk is read only if the page cache reports it cached: else the kernel would fetch pages."""
 
 Arrived = tuple[int, int, int]
-"""A chunk's number among those that were asked for, its length, and its CRC32C or that of its vector."""
+"""A chunk's index in the request, its length, and its CRC32C or that of its vector."""
 Descriptor = tuple[int, int]
-"""Of a segment, and the flags to read it with."""
+"""A segment's descriptor, and the flags to read it with."""
 
 if TYPE_CHECKING:
     from lakefs.grants._batch_plan import ReadPlan as ReadPlan, are_bytes as are_bytes

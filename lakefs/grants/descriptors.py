@@ -1,8 +1,9 @@
-"""Read-only descriptors of segments that the engine sent, and what a client reads by them without a wait.
+"""Read-only descriptors of segments that the engine sent, and reads of cached bytes by them, which never wait.
 
 Rules kept here:
 - A descriptor is never closed while a fetch uses it.
-- What nobody closes goes with its last user.  In a child that was forked they are left, and no lock is waited for.
+- Descriptors that were not closed are closed when the `SegmentDescriptors` is freed.  In a forked child they are closed
+  without waiting for a lock (`leave_all`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ DESCRIPTORS_MAX: Final = 512
 
 @dataclass(slots=True)
 class Held:
-    """A descriptor, how it is read without a wait, and how many fetches use it."""
+    """A descriptor, the flags to read it without a wait, and the count of fetches that use it."""
 
     descriptor: int
     nowait: int
@@ -45,13 +46,13 @@ class SegmentDescriptors:
         self._lock = threading.Lock()
         self._open: OrderedDict[SegmentId, Held] = OrderedDict()
         self.ahead = ReadAhead(self.use)
-        """What brings in places of these segments before they are read."""
+        """Brings places of these segments into the page cache before they are read."""
         self.slabs = Slabs()
-        """Of the same engine's DRAM tier: where grants of `MEDIUM_DRAM` point."""
+        """Slabs of the same engine's DRAM tier: grants of `MEDIUM_DRAM` point into them."""
         weakref.finalize(self, _close_all, self._open).atexit = False
 
     def missing(self, segments: set[SegmentId]) -> list[SegmentId]:
-        """Those of `segments` that no descriptor is held for."""
+        """Return those of `segments` for which no descriptor is held, sorted."""
         with self._lock:
             return sorted(segment for segment in segments if segment not in self._open)
 
@@ -66,7 +67,7 @@ class SegmentDescriptors:
 
     @contextmanager
     def use(self, segment: SegmentId) -> Iterator[int]:
-        """The descriptor, kept open meanwhile.  StaleGrant when it is not held."""
+        """Yield the segment's descriptor and keep it open for the block.  StaleGrant when it is not held."""
         held = self.enter(segment)
         if held is None:
             raise StaleGrant(f"no descriptor of segment {segment:x} is held", subject=f"{segment:x}")
@@ -76,7 +77,7 @@ class SegmentDescriptors:
             self.leave(held)
 
     def enter(self, segment: SegmentId) -> Held | None:
-        """`use` without a context: the descriptor stays open until `leave`; None when it is not held."""
+        """Return the descriptor, which stays open until `leave`; None when it is not held."""
         with self._lock:
             held = self._open.get(segment)
             if held is not None:
@@ -85,18 +86,18 @@ class SegmentDescriptors:
             return held
 
     def leave(self, held: Held) -> None:
-        """The end of an `enter`."""
+        """End the use that `enter` began."""
         with self._lock:
             held.users -= 1
             if held.dropped and not held.users:
                 os.close(held.descriptor)
 
     def read_cached(self, segment: SegmentId, target: memoryview, offset: int) -> bool:
-        """Fill `target` with what the page cache has; False when it lacks some, or no descriptor is held.
+        """Fill `target` from the page cache; return False when it lacks some bytes, or no descriptor is held.
 
-        Never waits for a disk.  Of what it lacks the kernel begins to fetch as much as was asked for.
+        Never waits for a disk.  The kernel begins to fetch the missing bytes of the range.
         """
-        with self._lock:  # for as long as the copy takes: cheaper than to note that the descriptor is in use
+        with self._lock:  # held during the copy: cheaper than noting that the descriptor is in use
             held = self._open.get(segment)
             if held is None:
                 return False
@@ -106,7 +107,7 @@ class SegmentDescriptors:
     def read_extent_cached(
         self, segment: SegmentId, target: memoryview, vector: memoryview, offset: int
     ) -> bool:
-        """As `read_cached`, of a payload and what lies behind it; other threads use the descriptors meanwhile."""
+        """Like `read_cached`, for a payload and its vector; other threads may use the descriptors during the read."""
         held = self.enter(segment)
         if held is None:
             return False
@@ -117,17 +118,17 @@ class SegmentDescriptors:
             self.leave(held)
 
     def may_be_cached(self, segment: SegmentId, offset: int, length: int) -> bool:
-        """Whether the page cache has the place, or nobody knows; False also when no descriptor is held.
+        """Return True if the page cache has the place, or that cannot be known; False if no descriptor is held.
 
-        To be asked before `read_cached` of what may be long: that would have the kernel fetch it page by page (see
-        `bring_in`).
+        Call it before `read_cached` of a long place: that would make the kernel fetch it page by page (see
+        `lakefs.grants.grant_reads.bring_in`).
         """
         with self._lock:
             held = self._open.get(segment)
             return held is not None and is_cached(held.descriptor, offset, length) is not False
 
     def close(self) -> None:
-        """Close all, and drop the slabs; what a fetch uses when it is done."""
+        """Close all descriptors, and drop the slabs; a descriptor in use is closed when its last fetch is done."""
         self.slabs.drop()
         self.ahead.forget()
         with self._lock:
@@ -138,7 +139,7 @@ class SegmentDescriptors:
                     os.close(held.descriptor)
 
     def leave_all(self) -> None:
-        """`close` in a child that was forked just now, where nobody fetches and no lock is to be waited for."""
+        """Close all descriptors in a child process just forked, where no fetch runs; does not wait for any lock."""
         self._lock = threading.Lock()
         self.slabs = Slabs()
         _close_all(self._open)
@@ -158,8 +159,8 @@ def _close_all(held: OrderedDict[SegmentId, Held]) -> None:
 
 
 def _pread_cached(held: Held, targets: Sequence[Buffer], offset: int) -> int:
-    """Bytes of memory that the page cache could fill, from its beginning on; does not wait for a disk."""
+    """Fill memory from the page cache without waiting for a disk; return the count of leading bytes filled."""
     try:
         return os.preadv(held.descriptor, targets, offset, held.nowait)
     except OSError:
-        return 0  # not cached, or not to be had: a read that waits will tell
+        return 0  # not cached, or an I/O error: a read that waits will show which

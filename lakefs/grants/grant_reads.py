@@ -1,13 +1,13 @@
-"""Movers: how a client gets a granted chunk's bytes into its own memory, checked.
+"""Reads of granted chunks: bytes from a segment's file or a DRAM slab into a client's own memory, checked.
 
-The fetch functions block and run as `Work` in a client's threads: they `pread` from the segment's file, whose
-descriptor the engine sent (`segment_descriptors`), check, and are done.  No mapping is read (an I/O error under one
-would be SIGBUS).
+The fetch functions block and run as `Work` in a client's threads.  They `pread` from the segment's file, whose
+descriptor the engine sent (`lakefs.grants.descriptors`), or copy from a slab (`lakefs.grants.dram_slabs`), and check
+the bytes.  No mapping of a file on a disk is read (an I/O error under one would be SIGBUS).
 
-Reads that have to wait for the disk are preceded by `bring_in`, so that the page cache holds a segment in large folios.
+`bring_in` precedes reads that have to wait for the disk, so that the page cache holds a segment in large folios.
 
-What was read is checked by `lakefs.content.verify`.  A failed check is `StaleGrant`: the caller locates again, and
-when the place is unchanged it reports `ChunkDamaged`.
+`lakefs.content.verify` checks the bytes.  A failed check is `StaleGrant`: the caller locates the chunk again and reads
+once more; if that fails too, the engine sends the bytes or reports the damage (`lakefs.get.fetch`).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from lakefs.limits import KIB
 from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_NONE, MEDIUM_SEGMENT, Grant
 
 BRING_IN_FROM = 256 * KIB
-"""Shorter reads may be random ones, for which reading more would be a waste."""
+"""Shortest read that brings in pages first.  Shorter reads may be random, and reading more would be a waste."""
 
 
 def missing_for(
     descriptors: SegmentDescriptors, grants: Iterable[Grant]
 ) -> tuple[list[SegmentId], list[int]]:
-    """Segments, and slabs of the DRAM tier, that grants point to and that are not held or mapped."""
+    """Return the segments and the DRAM slabs that grants point to and that are not held or mapped."""
     segments: set[SegmentId] = set()
     slabs: set[int] = set()
     for grant in grants:
@@ -74,9 +74,9 @@ def fetch_into(
 def fetch_cached(
     descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant, target: memoryview, check: Check
 ) -> bool:
-    """As `fetch_into` for a short chunk, without a wait: False when the page cache lacks some.  StaleGrant.
+    """Like `fetch_into` for a short chunk, without a wait: False when the page cache lacks some bytes.  StaleGrant.
 
-    What it lacks the disk begins to read: who asks for many so, and only then waits, has it read them side by side.
+    The disk begins to read missing bytes: a caller that tries many chunks before it waits has them read side by side.
     """
     assert len(target) == grant.logical_bytes < BRING_IN_FROM
     vector = room_for_vector(grant.stored_bytes, check)
@@ -92,7 +92,7 @@ def fetch_cached(
 def fetch_range(
     descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant, offset: int, length: int
 ) -> memoryview:
-    """The bytes [offset, offset + length) of a granted chunk, checked by granule.  Blocks.  StaleGrant."""
+    """Return the bytes [offset, offset + length) of a granted chunk, checked by granule.  Blocks.  StaleGrant."""
     begin, end = granules_around(offset, length, grant.logical_bytes)
     bring_in_granules(descriptors, grant, begin, end)
     crcs = fetch_crcs(descriptors, chunk, grant)
@@ -102,7 +102,7 @@ def fetch_range(
 
 
 def fetch_crcs(descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant) -> bytes:
-    """The CRC32C of each granule of a granted chunk, 4 bytes each.  Blocks.  StaleGrant."""
+    """Return the CRC32C of each granule of a granted chunk, 4 bytes each.  Blocks.  StaleGrant."""
     vector = room_for_vector(grant.stored_bytes)
     _read_granted(descriptors, chunk, grant, grant.stored_bytes, vector)
     return crcs_of(chunk, vector, grant.crc)
@@ -113,14 +113,14 @@ def fetch_granules(
 ) -> None:
     """Fill `target` with whole granules of a granted chunk, from `begin` on, and check each.  Blocks.  StaleGrant.
 
-    `crcs` are those of the whole chunk.
+    `crcs` are the CRCs of the whole chunk.
     """
     _read_granted(descriptors, chunk, grant, begin, target)
     _check_granules(chunk, crcs, begin, target)
 
 
 def cached_crcs(descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant) -> bytes | None:
-    """As `fetch_crcs`, without a wait: None when they are not in the page cache."""
+    """Like `fetch_crcs`, without a wait: None when the CRCs are not in the page cache."""
     begin, vector = grant.stored_bytes, room_for_vector(grant.stored_bytes)
     if vector and not (
         may_be_cached(descriptors, grant, begin, len(vector))
@@ -133,7 +133,7 @@ def cached_crcs(descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant) -
 def cached_granules(
     descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant, crcs: bytes, begin: int, target: memoryview
 ) -> bool:
-    """As `fetch_granules`, without a wait: False when the page cache lacks some."""
+    """Like `fetch_granules`, without a wait: False when the page cache lacks some bytes."""
     if not read_cached(descriptors, grant, begin, target):
         return False
     _check_granules(chunk, crcs, begin, target)
@@ -141,14 +141,14 @@ def cached_granules(
 
 
 def may_be_cached(descriptors: SegmentDescriptors, grant: Grant, begin: int, length: int) -> bool:
-    """Whether a place of the extent is in memory, or nobody knows; see `SegmentDescriptors.may_be_cached`."""
+    """Return True if a place of the extent is in memory, or unknown; see `SegmentDescriptors.may_be_cached`."""
     return grant.medium == MEDIUM_DRAM or descriptors.may_be_cached(
         SegmentId(grant.segment), grant.offset + begin, length
     )
 
 
 def read_cached(descriptors: SegmentDescriptors, grant: Grant, begin: int, target: memoryview) -> bool:
-    """Fill `target` with bytes of the extent from `begin` on, unchecked; False: that would wait.  StaleGrant."""
+    """Fill `target` with bytes of the extent from `begin` on, unchecked; False if that would wait.  StaleGrant."""
     if grant.medium == MEDIUM_DRAM:
         descriptors.slabs.copy(grant, begin, target)
         return True
@@ -167,19 +167,19 @@ def _read_granted(
 
 
 def _check_granules(chunk: ChunkId, crcs: bytes, begin: int, target: memoryview) -> None:
-    """StaleGrant unless these are the granules of the chunk from `begin` on; `crcs` are those of the whole chunk."""
+    """Raise StaleGrant unless these are the chunk's granules from `begin` on; `crcs` are of the whole chunk."""
     if granule_crcs(target) != crcs_between(crcs, begin, begin + len(target)):
         raise mismatch(chunk, Check.CRC32C)
 
 
 def bring_in_granules(descriptors: SegmentDescriptors, grant: Grant, begin: int, end: int) -> None:
-    """`bring_in` for the granules [begin, end) of a granted chunk and its vector of CRCs.  Blocks.  StaleGrant."""
+    """Do `bring_in` for granules [begin, end) of a granted chunk and its vector of CRCs.  Blocks.  StaleGrant."""
     if end - begin < BRING_IN_FROM or grant.medium == MEDIUM_DRAM:
         return
     with descriptors.use(SegmentId(grant.segment)) as descriptor:
         bring_in(descriptor, grant.offset + begin, end - begin)
         if vector_length := vector_bytes(grant.stored_bytes):
-            # By itself it would be a single page, where the next chunk's folio then has no place.
+            # Read later, the vector would be a single page, which keeps the next chunk from having a large folio.
             populate(descriptor, grant.offset + grant.stored_bytes, vector_length)
 
 
@@ -188,17 +188,17 @@ def bring_in(descriptor: int, offset: int, length: int) -> None:
 
     Reads by several threads look random to the kernel, which then fills its cache page by page (so does
     posix_fadvise(WILLNEED)).  Single pages cost twice the CPU to fill, and are copied two to three times slower ever
-    after.  See `lakefs.host.memory_advice`.  What fails here is left to the read that follows.  A short place is left
-    to it, too.
+    after.  See `lakefs.host.memory_advice`.  Errors are left to the read that follows; so are places shorter than
+    `BRING_IN_FROM`.
     """
     if length >= BRING_IN_FROM:
         populate(descriptor, offset, length)
 
 
 def read_ahead(descriptors: SegmentDescriptors, grant: Grant, begin: int, end: int) -> None:
-    """Have [begin, end) of a granted chunk brought in behind the caller's back, with its vector of CRCs.
+    """Start to bring in [begin, end) of a granted chunk in another thread, with its vector of CRCs.
 
-    As `bring_in_granules`, but it does not block, and it needs a descriptor that is held: else nothing happens.
+    Like `bring_in_granules`, but does not block; does nothing if the segment's descriptor is not held.
     """
     if grant.medium == MEDIUM_SEGMENT and end - begin >= BRING_IN_FROM:
         stop = grant.stored_bytes + vector_bytes(grant.stored_bytes) if end >= grant.logical_bytes else end
@@ -206,13 +206,13 @@ def read_ahead(descriptors: SegmentDescriptors, grant: Grant, begin: int, end: i
 
 
 def require_present(chunk: ChunkId, grant: Grant, name: str) -> None:
-    """ChunkNotFound when the engine answered that it does not have the chunk of an object."""
+    """Raise ChunkNotFound if the engine answered that it does not have the chunk of an object."""
     if grant.medium == MEDIUM_NONE:
         raise ChunkNotFound(f"{name}: chunk {id_text(chunk)} is not in the store", subject=name)
 
 
 def _pread_full(descriptor: int, targets: Sequence[memoryview], offset: int, chunk: ChunkId) -> None:
-    """Fill memory, one piece behind the other, from the bytes at `offset`.  StaleGrant."""
+    """Fill pieces of memory, one after the other, with the bytes at `offset`.  StaleGrant."""
     missing: Sequence[Buffer] = [target for target in targets if target]
     while missing:
         try:

@@ -1,13 +1,13 @@
-"""Reading ahead: places of segments are brought into the page cache before their reader comes to them.
+"""Read-ahead: places of segments are brought into the page cache before their reader needs them.
 
-`ReadAhead` brings in what it is told, in the order told, in a thread of its own that lives for as long as there is
-something to do; the reader copies and checks meanwhile.  `ReadAheadWindow` tells what that is for one reader: nothing
-while it reads here and there, and a window that doubles while it reads on from where it was.
+`ReadAhead` brings in the wanted places in order, in a thread of its own that lives as long as places are waiting; the
+reader copies and checks at the same time.  `ReadAheadWindow` predicts the places for one reader: none while it reads
+at random, and a window that doubles while it reads sequentially.
 
 Rules kept here:
-- What is brought in is a hint: nothing fails because of it, and a place that is gone is left out.
-- At most `READ_AHEAD_BYTES_MAX` wait to be brought in; what is more is left to the reader.
-- What the page cache has already starts no thread.
+- Read-ahead is a hint: nothing fails because of it, and a place whose descriptor is no longer held is left out.
+- At most `READ_AHEAD_BYTES_MAX` wait to be brought in; the rest is left to the reader.
+- A place that the page cache has already starts no thread.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from lakefs.limits import (
 
 _Place = tuple[SegmentId, int, int]
 SKIPPED_BYTES_MAX: Final = GRANULE_BYTES
-"""A reader that leaves out so much, as padding between tensors is, still reads on."""
+"""Most bytes that a sequential reader may skip, such as padding between tensors."""
 
 
 class ReadAhead:
     """Brings places of segments into the page cache.  Safe in any thread.
 
-    `use` gives the descriptor of a segment for the block, or raises StaleGrant.
+    `use` is a context manager that yields a segment's descriptor, or raises StaleGrant.
     """
 
     def __init__(self, use: Callable[[SegmentId], AbstractContextManager[int]]) -> None:
@@ -48,7 +48,7 @@ class ReadAhead:
         self._thread: threading.Thread | None = None
 
     def want(self, segment: SegmentId, offset: int, length: int) -> bool:
-        """Have a place brought in soon; False when nothing is to be done, or there is too much to do already."""
+        """Queue a place to be brought in; False if it is cached, has no descriptor, or too much is queued already."""
         try:
             with self._use(segment) as descriptor:
                 if is_cached(descriptor, offset, length) is not False:
@@ -66,13 +66,13 @@ class ReadAhead:
         return True
 
     def forget(self) -> None:
-        """Leave what was not begun."""
+        """Drop the places that are still queued."""
         with self._lock:
             self._places.clear()
             self._waiting_bytes = 0
 
     def wait_done(self) -> None:
-        """Wait until nothing is left to do."""
+        """Wait until no place is left to bring in."""
         thread = self._thread
         if thread is not None:
             thread.join()
@@ -93,36 +93,36 @@ class ReadAhead:
 
 
 class ReadAheadWindow:
-    """What one reader of one file is going to read, by what it read.  Not for two threads at once."""
+    """Prediction of the next bytes of one reader of one file.  Not for use by two threads at once."""
 
     def __init__(self) -> None:
         self._end = -1
-        """Behind the last byte that was read."""
-        self._told = 0
-        """Behind the last byte that was said to come."""
+        """Offset after the last byte that was read."""
+        self._predicted_to = 0
+        """Offset after the last byte that was predicted."""
         self._window_bytes = 0
 
     def after(self, offset: int, length: int, size_bytes: int) -> tuple[int, int]:
-        """Begin and length of what to bring in, now that this range is read; the length is 0 for nothing.
+        """Note that this range is read; return begin and length of the bytes to bring in, length 0 for none.
 
-        Said in steps of half a window at least, so that little is asked for often.
+        Each step is at least half a window, so that small pieces are not requested often.
         """
         end = min(offset + length, size_bytes)
         if self._end >= 0 and 0 <= offset - self._end <= SKIPPED_BYTES_MAX:
             return self.on_to(end, size_bytes)
-        self._end = self._told = end
+        self._end = self._predicted_to = end
         self._window_bytes = 0
         return end, 0
 
     def on_to(self, end: int, size_bytes: int) -> tuple[int, int]:
-        """As `after`, for a reader of which it is known that it reads on, and has come to `end`."""
+        """Like `after`, for a reader that is known to read sequentially and has reached `end`."""
         self._end = end
-        begin = max(end, self._told)
+        begin = max(end, self._predicted_to)
         target = min(end + max(self._window_bytes, READ_AHEAD_WINDOW_BYTES_MIN), size_bytes)
         wanted = target - begin
         if wanted <= 0 or (wanted < self._window_bytes // 2 and target < size_bytes):
             return end, 0
-        self._told = target
+        self._predicted_to = target
         self._window_bytes = min(
             max(2 * self._window_bytes, READ_AHEAD_WINDOW_BYTES_MIN), READ_AHEAD_WINDOW_BYTES_MAX
         )

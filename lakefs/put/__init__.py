@@ -1,1 +1,1 @@
-"""Storing: sources, lent memory, one object, many objects."""
+"""Storing objects: sources, lent memory, one object, many objects."""

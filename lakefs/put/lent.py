@@ -1,13 +1,13 @@
-"""Puts from shared memory as steps: the engine copies slots of memory that it was lent; no byte passes the socket.
+"""Puts from shared memory as steps: the engine copies slots of lent memory; no payload passes the socket.
 
-Where memory cannot be lent (over TCP, to an engine that has no more room for lendings, or none at all) the bytes
-are sent instead.
+Where memory cannot be lent (over TCP, to an engine that has no more room for lendings, or does not support them) the
+bytes are sent instead.
 
 Rules kept here:
-- A memory is lent when it is first used, and again when the connection is another: the engine answers SessionLost to a
-  number that it does not know, and has done nothing then.
+- A memory is lent when it is first used, and again over a new connection: the engine answers SessionLost to a number
+  that it does not know, and has then done nothing.
 - A request names slots of one memory, at most 16 MiB.
-- Nothing is copied from slots for a name any more when its put has ended, in whatever way.
+- After a put has ended, in whatever way, the engine no longer copies from its slots.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lakefs.wire.messages import LendMemory, MemoryLent, Request, ReturnMemory, 
 
 
 class SlotSource(BufferSource):
-    """A slot as a source; whoever cannot lend its memory reads its bytes."""
+    """A slot as a source; where its memory cannot be lent, its bytes are read like a buffer's."""
 
     def __init__(self, slot: Slot) -> None:
         super().__init__(slot.buffer)
@@ -35,12 +35,12 @@ class SlotSource(BufferSource):
 
 
 def memory_source(data: Buffer | Slot) -> BufferSource:
-    """A source of what lies in memory, shared or not."""
+    """Return a source of bytes in memory, shared or not."""
     return SlotSource(data) if isinstance(data, Slot) else BufferSource(data)
 
 
 def lend(transfer: Transfer, memory: SharedMemory) -> Steps[int | None]:
-    """The number by which the engine knows the memory, lent now if it was not; None where it cannot be."""
+    """Return the engine's number for the memory, lending it if it is not lent; None if it cannot be lent."""
     lent = transfer.lent
     if lent is None or not transfer.descriptors:
         return None
@@ -64,7 +64,7 @@ def lend(transfer: Transfer, memory: SharedMemory) -> Steps[int | None]:
 def send_slots(
     transfer: Transfer, memory: SharedMemory, request_for: Callable[[int], Request]
 ) -> Steps[Reply | None]:
-    """Ask what names the memory by its number; None where it cannot be lent.  For requests of no session."""
+    """Send a request that names the memory by its number; None if it cannot be lent.  For requests of no session."""
     for attempt in range(ATTEMPTS):
         number = yield from lend(transfer, memory)
         if number is None:
@@ -84,13 +84,13 @@ def send_slots(
 
 
 def forget_number(lent: LentMemories | None, memory: SharedMemory, number: int) -> None:
-    """The engine does not know it any more."""
-    assert lent is not None, "what has a number was lent"
+    """Note that the engine no longer knows the memory by this number."""
+    assert lent is not None, "a memory with a number was lent"
     lent.forget(memory, number)
 
 
 def take_back(transfer: Transfer, memory: SharedMemory) -> Steps[None]:
-    """End the lending after a put was cancelled: else slots filled anew might be stored under its names."""
+    """End the lending after a put was cancelled: else slots filled anew could be stored under the old names."""
     if transfer.lent is not None:
         try:
             yield from return_memory(transfer.lent, memory)
@@ -99,7 +99,7 @@ def take_back(transfer: Transfer, memory: SharedMemory) -> Steps[None]:
 
 
 def store_by_slots(upload: Upload, slot: Slot, number: int, plan: CutPlan) -> Steps[None]:
-    """Store what a slot of a lent memory holds as an upload's chunks.  SessionLost: begin the put again."""
+    """Store the bytes of a slot of lent memory as an upload's chunks.  SessionLost: begin the put again."""
     pipeline = Pipeline(STORE_WINDOW)
     try:
         extents = list(iter_extents(plan.lengths()))
@@ -117,7 +117,7 @@ def store_by_slots(upload: Upload, slot: Slot, number: int, plan: CutPlan) -> St
 
 
 def return_memory(lent: LentMemories, memory: SharedMemory) -> Steps[None]:
-    """End the lending of a memory; nothing happens when it is not lent.  The engine touches it no more on return."""
+    """End the lending of a memory, if it is lent.  On return the engine no longer touches it."""
     number = lent.take(memory)
     if number is not None:
         yield from send(ReturnMemory(number))

@@ -1,9 +1,9 @@
 """Put of many small objects as steps, in few requests and journal groups: from buffers, and from shared memory.
 
 Rules kept here:
-- Each name is atomic by itself; all are tried, and the first failure is raised behind them.
-- What cannot be asked is raised before anything is.
-- At most two requests are under way: one is received, or copied, and decided while the other is synced.
+- Each name is atomic by itself; all are tried, and the first failure is raised at the end.
+- Names and lengths are checked before any request is sent.
+- At most two requests are under way: the engine receives or copies, and decides, one while it syncs the other.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lakefs.wire.messages import (
 
 
 class _Object(NamedTuple):
-    """One to put; `place` is its place in the answer."""
+    """One object to put; `place` is its index in the answer."""
 
     place: int
     name: Name
@@ -41,7 +41,7 @@ class _Object(NamedTuple):
 
 
 class _Put:
-    """A put of many under way."""
+    """A put of many objects under way, with the results so far."""
 
     def __init__(
         self, transfer: Transfer, count: int, attributes: ObjectAttributes, create_bucket: bool
@@ -58,7 +58,7 @@ class _Put:
         ]
 
     def note(self, batch: Sequence[_Object], reply: Reply) -> None:
-        """A request was answered."""
+        """Note the answer to a request: stats and failures."""
         assert isinstance(reply.message, NameResults)
         for item, result in zip(batch, reply.message.results, strict=True):
             try:
@@ -75,9 +75,9 @@ def put_many(
     create_bucket: bool,
     in_flight: int,
 ) -> Steps[list[ObjectStat]]:
-    """Store objects of at most 4 MiB, at most `in_flight` under way; their stats in order.  Durable on return.
+    """Store objects of at most 4 MiB, at most `in_flight` under way; return stats in order.  Durable on return.
 
-    InvalidName, InvalidArgument; what puts raise.
+    InvalidName, InvalidArgument, and the errors of puts.
     """
     parsed = [_parsed(place, name, data) for place, (name, data) in enumerate(objects)]
     put = _Put(transfer, len(parsed), attributes, create_bucket)
@@ -96,7 +96,7 @@ def put_many(
 
 
 def _put_all(put: _Put, objects: Sequence[_Object], at_once: int) -> Steps[None]:
-    """Put all, at most `at_once` with one request; nothing is in flight when this returns or raises a LakeError."""
+    """Put all, at most `at_once` in one request; nothing is in flight when this returns or raises a LakeError."""
     pipeline = Pipeline(PUT_MANY_WINDOW)
     try:
         for memory, group in _by_memory(objects):
@@ -110,7 +110,7 @@ def _put_all(put: _Put, objects: Sequence[_Object], at_once: int) -> Steps[None]
 def _submit_group(
     pipeline: Pipeline, put: _Put, memory: SharedMemory | None, group: Sequence[_Object], at_once: int
 ) -> Steps[None]:
-    """Objects of one memory, or of none."""
+    """Submit the requests for objects of one memory, or of none."""
     number = None if memory is None else (yield from lend(put.transfer, memory))
     if memory is None or number is None:
         for batch in _batches(group, FRAME_BYTES, at_once):
@@ -128,7 +128,7 @@ def _parsed(place: int, name: str, data: Buffer | Slot) -> _Object:
 
 
 def _by_memory(objects: Sequence[_Object]) -> Iterator[tuple[SharedMemory | None, list[_Object]]]:
-    """The objects in groups: those without shared memory, and those of each."""
+    """Group the objects by their shared memory; None for those without."""
     groups: dict[SharedMemory | None, list[_Object]] = {}
     for item in objects:
         memory = item.data.memory if isinstance(item.data, Slot) else None
@@ -154,7 +154,7 @@ def _noting(put: _Put, batch: Sequence[_Object]) -> Callable[[Reply], None]:
 
 
 def _bodies(put: _Put, batch: Sequence[_Object]) -> Send:
-    """Objects whose bytes go along."""
+    """Return the request that carries the objects' bytes in its body."""
     payloads = [_view(item.data) for item in batch]
     return Send(PutObjects([item.length for item in batch], put.changes(batch)), body=payloads)
 
@@ -166,7 +166,7 @@ def _view(data: Buffer | Slot) -> memoryview:
 def _submit_slots(
     pipeline: Pipeline, put: _Put, batch: list[_Object], memory: SharedMemory, number: int
 ) -> Steps[None]:
-    """Objects that the engine copies; asked once more when the connection turns out to be another."""
+    """Submit a request for objects that the engine copies; it is sent again if the memory's connection was lost."""
     slots = [item.data for item in batch if isinstance(item.data, Slot)]
     offsets, lengths = [slot.offset for slot in slots], [slot.length for slot in slots]
 

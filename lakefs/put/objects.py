@@ -1,14 +1,14 @@
 """Put: bytes -> chunks -> manifest -> name, written once as steps.
 
-Shapes of a put, by what is cheapest for the engine and the wire:
+Shapes of a put; the cheapest one for the engine and the wire is chosen:
 - one chunk: `PutObjects`, one round trip, one journal group (`PutSlots` from shared memory);
 - shared memory that was lent: the engine copies slots of it (`StoreSlots`);
 - a file, and a stream that carries descriptors: the engine reads the file itself (`StoreFromSource`);
 - anything else: chunks in bodies; where the wire is a network their ids are offered first.
 
 Rules kept here:
-- A name appears whole at `Commit` or not at all; a source that changed meanwhile is never committed.
-- When a session is lost (engine restart), the put begins again, at most `ATTEMPTS` times.
+- A name appears whole at `Commit` or not at all; a source that changed during the put is never committed.
+- When a session is lost (engine restart), the put begins again, at most `ATTEMPTS` times in all.
 - Memory: `STORE_WINDOW` requests in flight, and one open manifest per level.
 """
 
@@ -69,7 +69,7 @@ def put(
 ) -> Steps[PutResult]:
     """Store a source of known length under a name.  Durable on return.
 
-    SourceChanged, PreconditionFailed, StoreFull, SessionLost (after ATTEMPTS), and what names raise.
+    SourceChanged, PreconditionFailed, StoreFull, SessionLost (after ATTEMPTS), and errors about names.
     """
     change = NameChange(name.bucket, name.key, b"", attributes, condition, create_bucket)
     plan = yield from _plan(source)
@@ -95,9 +95,9 @@ def put_stream(
     condition: Condition = NO_CONDITION,
     create_bucket: bool = False,
 ) -> Steps[PutResult]:
-    """Store what a stream gives until its end, cut every 4 MiB.  Durable on return.
+    """Store the bytes of a stream until its end, cut every 4 MiB.  Durable on return.
 
-    A lost session cannot be begun again: the stream is spent, so SessionLost is raised.
+    SessionLost when the session is lost: the put cannot begin again, because the stream was consumed.
     """
     change = NameChange(name.bucket, name.key, b"", attributes, condition, create_bucket)
     first = yield from work(read_stream, stream, CHUNK_BYTES)
@@ -120,7 +120,7 @@ def put_stream(
         yield from pipeline.drain()
         return (yield from commit_upload(upload, change))
     except EngineUnreachable:
-        raise  # it was waited for already, and the session ends by itself
+        raise  # the client has waited for the engine already, and the session ends by itself
     except BaseException:
         yield from abandon_upload(upload)
         raise
@@ -143,7 +143,7 @@ def _put_one_chunk(transfer: Transfer, change: NameChange, source: Source) -> St
 
 
 def _check_bucket(change: NameChange) -> Steps[None]:
-    """BucketNotFound, InvalidName, before the bytes move that cannot be stored."""
+    """Raise BucketNotFound or InvalidName before any bytes are sent that cannot be stored."""
     if change.create_bucket and not broken_rule(change.bucket):
         return
     try:
@@ -163,10 +163,12 @@ def _put_many_chunks(
         source.verify_unchanged()
         return (yield from commit_upload(upload, change))
     except EngineUnreachable:
-        raise  # it was waited for already, and the session ends by itself
+        raise  # the client has waited for the engine already, and the session ends by itself
     except SessionLost:
         upload.untell()
-        yield from abandon_upload(upload)  # it is there still when only a source, or lent memory, was lost
+        yield from abandon_upload(
+            upload
+        )  # the session still exists if only a source, or lent memory, was lost
         raise
     except BaseException:
         yield from abandon_upload(upload)
@@ -174,7 +176,7 @@ def _put_many_chunks(
 
 
 def store_source(upload: Upload, source: Source, plan: CutPlan) -> Steps[None]:
-    """Store a source's chunks, in the way that costs the least here."""
+    """Store a source's chunks, in the cheapest way that source and connection allow."""
     transfer = upload.transfer
     if isinstance(source, SlotSource):
         number = yield from lend(transfer, source.slot.memory)
@@ -188,14 +190,14 @@ def store_source(upload: Upload, source: Source, plan: CutPlan) -> Steps[None]:
 
 
 def _read(source: Source, offset: int, length: int) -> Steps[memoryview]:
-    """Bytes of a source, in place from memory."""
+    """Return bytes of a source: a slice if it is in memory, else read in a thread."""
     if source.in_memory:
         return source.read_at(offset, length)
     return (yield from work(source.read_at, offset, length))
 
 
 def _plan(source: Source) -> Steps[CutPlan]:
-    """How a source is cut; looked at in place where that is a look at 9 bytes of memory."""
+    """Plan the cuts of a source; in this thread if that needs only 9 bytes of memory."""
 
     def read_at(offset: int, length: int) -> bytes:
         return bytes(source.read_at(offset, length))
@@ -212,7 +214,7 @@ def _batches(plan: CutPlan) -> Iterator[list[tuple[int, int]]]:
 
 
 def store_by_descriptor(upload: Upload, source: Source, plan: CutPlan) -> Steps[None]:
-    """The engine reads the source itself; nothing passes through this process."""
+    """Have the engine read the source itself; no payload passes through this process."""
     assert source.descriptor is not None
     reply = yield from send(SourceOpen(), descriptors=[source.descriptor])
     assert isinstance(reply.message, SourceOpened)
@@ -235,7 +237,7 @@ def store_by_descriptor(upload: Upload, source: Source, plan: CutPlan) -> Steps[
 
 
 def store_by_body(upload: Upload, source: Source, plan: CutPlan) -> Steps[None]:
-    """Send a source's chunks in bodies; where the wire is a network, only those that the engine lacks."""
+    """Send a source's chunks in bodies; over a network only those that the engine lacks."""
     pipeline = Pipeline(STORE_WINDOW)
     for batch in _batches(plan):
         payloads: list[memoryview] = []

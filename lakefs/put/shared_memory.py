@@ -1,19 +1,19 @@
-"""Memory of a client that it shares with the engine: payload is filled in here, and never passes the socket.
+"""Memory that a client shares with the engine: it writes payload here, and the payload never passes the socket.
 
     with lake.shared_memory(64 << 20) as memory:
         slot = memory.allocate(1 << 20)
         numpy.frombuffer(slot.buffer, dtype="float32")[:] = values
         lake.put("models/values", slot)
 
-The engine copies a slot before it hashes it, so a slot may be filled anew as soon as the put that it was given to has
-returned.  Whoever writes to it before changes only what is stored under that name.
+The engine copies a slot before it hashes it, so a slot may be filled anew as soon as its put has returned.  A write
+to the slot before that changes only the content stored under that name.
 
 Rules kept here:
-- The memory is sealed against shrinking and growing, and its pages are there from the beginning: filling it
+- The memory is sealed against shrinking and growing, and its pages are allocated at the beginning: filling it
   costs no page fault.
-- Room that `allocate` gives out belongs to one slot until its `release`.  `slot` gives out nothing: who uses it knows
-  what lies where.
-- What the engine calls a memory is the business of each lake (`LentMemories`): one memory may be used with several.
+- Room from `allocate` belongs to one slot until its `release`.  `slot` allocates nothing: its caller manages the
+  memory itself.
+- Each lake has its own number for a memory (`LentMemories`): one memory may be used with several lakes.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ from lakefs.limits import PAGE_BYTES
 class SharedMemory:
     """Memory of `size_bytes`, rounded up to pages.  Making it blocks.
 
-    InvalidArgument (256 GiB are the most), LocalFileError (no memory).
+    InvalidArgument (above 256 GiB), LocalFileError (no memory).
 
-    Used from any thread, and after a fork from both processes, which then share the bytes and not who has which room.
+    Used from any thread, and after a fork from both processes, which then share the bytes but not the record of
+    allocated room.
     """
 
     def __init__(self, size_bytes: int) -> None:
@@ -61,26 +62,26 @@ class SharedMemory:
 
     @property
     def buffer(self) -> memoryview:
-        """All of it, writable; also what no slot was given of."""
+        """The whole memory, writable; also the room that belongs to no slot."""
         return self._buffer
 
     @property
     def descriptor(self) -> int:
-        """The memfd; stays its own."""
+        """The memfd; the object keeps owning it."""
         return self._descriptor
 
     def begin_anew(self) -> None:
-        """See `lakefs.host.forks`: the bytes are shared on."""
+        """Make a new lock in a forked child (see `lakefs.host.forks`); the bytes stay shared."""
         self._lock = threading.Lock()
 
     def slot(self, offset: int, length: int) -> Slot:
-        """A range of the memory, whoever uses it besides.  InvalidArgument."""
+        """Return a range of the memory, without allocating it: other slots may overlap it.  InvalidArgument."""
         if not 0 <= offset <= offset + length <= self.size_bytes:
             raise InvalidArgument(f"{offset}+{length} is outside a shared memory of {self.size_bytes} bytes")
         return Slot(self, offset, length)
 
     def allocate(self, length: int) -> Slot:
-        """A slot that no other has, from the start of a page; give it back by `release`.
+        """Return a slot that overlaps no other allocated one and begins a page; `release` frees it.
 
         InvalidArgument when there is no room in one piece.
         """
@@ -95,10 +96,7 @@ class SharedMemory:
         )
 
     def close(self) -> None:
-        """Let the memory go; what still looks into it (an array, a view of a slot) keeps its pages until it goes, too.
-
-        A second time does nothing.
-        """
+        """Close the memory; its pages stay while an array or a view of a slot uses them.  Idempotent."""
         if self._descriptor < 0:
             return
         os.close(self._descriptor)
@@ -106,11 +104,11 @@ class SharedMemory:
         self._buffer.release()
         try:
             self._mapping.close()
-        except BufferError:  # it is looked into, and is unmapped with the last view
+        except BufferError:  # views exist; the memory is unmapped with the last of them
             return
 
     def give_back(self, offset: int, room: int) -> None:
-        """For `Slot.release`: the room is free again, in one piece with what is free beside it."""
+        """Free room, for `Slot.release`; it is merged with free room beside it."""
         with self._lock:
             insort(self._free, (offset, room))
             merged: list[tuple[int, int]] = []
@@ -139,7 +137,7 @@ class Slot:
         return self.memory.buffer[self.offset : self.offset + self.length]
 
     def release(self) -> None:
-        """Give allocated room back; no put of it is under way.  Nothing happens the second time."""
+        """Free the allocated room; no put of the slot may be under way.  Idempotent."""
         room, self._room = self._room, 0
         if room:
             self.memory.give_back(self.offset, room)
@@ -157,26 +155,26 @@ class Slot:
 
 
 class LentMemories:
-    """The numbers by which one lake's engine knows memories.  In the thread, or loop, that drives operations."""
+    """The numbers that one lake's engine gave to lent memories.  Used only in the thread that drives operations."""
 
     def __init__(self) -> None:
         self._numbers: WeakKeyDictionary[SharedMemory, int] = WeakKeyDictionary()
 
     def number_of(self, memory: SharedMemory) -> int | None:
-        """None when it is not lent, as far as is known."""
+        """Return the memory's number; None when no lending of it is known."""
         return self._numbers.get(memory)
 
     def note(self, memory: SharedMemory, number: int) -> None:
-        """It is lent by that number."""
+        """Note that the memory is lent under that number."""
         self._numbers[memory] = number
 
     def forget(self, memory: SharedMemory, number: int) -> None:
-        """It is not lent by that number any more: the connection is another."""
+        """Note that the memory is no longer lent under that number: its connection has ended."""
         if self._numbers.get(memory) == number:
             del self._numbers[memory]
 
     def take(self, memory: SharedMemory) -> int | None:
-        """Its number, which nobody uses from now on."""
+        """Remove and return the memory's number; None when it is not lent."""
         return self._numbers.pop(memory, None)
 
 
@@ -185,9 +183,12 @@ def _page_up(size_bytes: int) -> int:
 
 
 def _populate(mapping: mmap.mmap) -> None:
-    """Take all pages.  OSError when there are not as many."""
+    """Allocate all pages.  OSError when there are too few."""
     code = advise(mapping, POPULATE_WRITE)
-    if code not in (0, errno.EINVAL):  # a kernel that does not know it: pages come when they are filled
+    if code not in (
+        0,
+        errno.EINVAL,
+    ):  # EINVAL: an older kernel, which allocates pages when they are first written
         raise OSError(code, os.strerror(code))
 
 

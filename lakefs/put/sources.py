@@ -1,8 +1,8 @@
-"""Sources: where the bytes of a put come from.
+"""Sources: the bytes of a put.
 
 A source of known length can be read at any offset from any thread (a file, a buffer); a stream is read once, in
-order.  A file remembers its size and times when it was opened: `verify_unchanged` after the last read tells
-whether what was stored is a state that the file really had.
+order.  A file source remembers size and modification time from when it was opened: `verify_unchanged` after the last
+read raises SourceChanged if the stored bytes may be no state that the file really had.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Source(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """Length when opened."""
+        """Length in bytes when the source was opened."""
         ...
 
     @property
@@ -32,15 +32,15 @@ class Source(Protocol):
 
     @property
     def in_memory(self) -> bool:
-        """Whether `read_at` is a slice of memory, for which no thread is needed."""
+        """True if `read_at` only slices memory, which needs no thread."""
         ...
 
     def read_at(self, offset: int, length: int) -> memoryview:
-        """Exactly `length` bytes; SourceChanged when there are fewer.  Blocks."""
+        """Return exactly `length` bytes; SourceChanged when there are fewer.  Blocks."""
         ...
 
     def verify_unchanged(self) -> None:
-        """SourceChanged when the source is not what it was when opened."""
+        """Raise SourceChanged if the source has changed since it was opened."""
         ...
 
     def close(self) -> None:
@@ -49,7 +49,7 @@ class Source(Protocol):
 
 
 class BufferSource:
-    """A buffer in memory, which the caller leaves alone until the put has ended."""
+    """A buffer in memory, which the caller does not change until the put has ended."""
 
     descriptor: int | None = None
     in_memory = True
@@ -77,7 +77,7 @@ class FileSource:
     in_memory = False
 
     def __init__(self, path: str | Path, *, follow_symlinks: bool = True, folder: int | None = None) -> None:
-        """`folder`: the descriptor of a folder in which the last name of the path is opened."""
+        """Open the file.  `folder`: the descriptor of a folder in which the last name of the path is opened."""
         self.path = os.fspath(path)
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow_symlinks else os.O_NOFOLLOW)
         try:
@@ -98,11 +98,11 @@ class FileSource:
 
     @property
     def descriptor(self) -> int | None:
-        """None of a file on a file system that the engine would refuse: a network's, or one that a process serves."""
+        """The file's descriptor; None on a file system that the engine refuses, such as NFS or FUSE."""
         return self._descriptor if self._is_local else None
 
     def fileno(self) -> int:
-        """The descriptor, for this process."""
+        """Return the descriptor, for use in this process."""
         return self._descriptor
 
     @property
@@ -133,7 +133,7 @@ class FileSource:
 
     def verify_unchanged(self) -> None:
         if not self.size_bytes and os.pread(self._descriptor, 1, 0):
-            # Files of /proc say that they are empty; their bytes have no length until they are read.
+            # Files of /proc have a length of 0; the number of their bytes is known only after a read.
             raise SourceChanged(
                 f"{self.path} holds more than its length says; give its content to stdin instead: lake put -",
                 subject=self.path,
@@ -150,7 +150,7 @@ class FileSource:
 
 
 def read_stream(stream: BinaryIO, length: int) -> bytes:
-    """Up to `length` bytes of a stream, fewer only at its end.  Blocks.  LocalFileError, InvalidArgument."""
+    """Return `length` bytes of a stream, fewer only at its end.  Blocks.  LocalFileError, InvalidArgument."""
     pieces: list[bytes | bytearray] = []
     missing = length
     while missing:

@@ -1,11 +1,11 @@
 """An upload: one put in progress, from its session to the name, and the requests that it consists of.
 
-What is cut where, and what of it has to be sent, is the caller's: `lakefs.put.objects` for what is put whole.
+The caller decides where to cut and which chunks to send: `lakefs.put.objects` does so for whole objects.
 
 Rules kept here:
-- Chunks are noted in the blob's order, which is the pipeline's.
+- Chunks are noted in the blob's order, which is the pipeline's order.
 - Manifests are sent as they become full: an upload holds one open manifest per level.
-- Whoever opens an upload commits or abandons it; with the connection, or a lost session, it ends by itself.
+- The opener of an upload commits or abandons it; an upload whose connection or session is lost ends by itself.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from lakefs.wire.messages import (
 )
 
 ATTEMPTS = 3
-"""Times that a put is begun before a lost session is the caller's to know."""
+"""Most times that a put begins before SessionLost is raised to the caller."""
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """How a client moves bytes: what its connection can do, and who is told of progress.
+    """Settings of a client's puts: the abilities of its connection, and its progress callback.
 
-    `lent`: the memories that the engine was lent; without, none is.  `progress(bytes_done, bytes_already_there)` is
+    `lent`: memories lent to the engine; None: no memory is lent.  `progress(bytes_done, bytes_already_there)` is
     called with increments, from the driver's own thread; negative ones when a put begins again.
     """
 
@@ -58,7 +58,7 @@ class Transfer:
 
 @dataclass(frozen=True)
 class PutResult:
-    """What a put did.  `new_bytes`: payload that the store did not have before."""
+    """Result of a put.  `new_bytes`: payload that the store did not have before."""
 
     stat: ObjectStat
     size_bytes: int
@@ -85,7 +85,7 @@ class Upload:
             self._tell(length, 0 if is_fresh else length)
 
     def untell(self) -> None:
-        """Take back what was told of progress: the put begins again."""
+        """Subtract this upload's bytes from the reported progress: the put begins again."""
         self._tell(-self.told_done, -self.told_there)
 
     def _tell(self, done: int, there: int) -> None:
@@ -95,7 +95,7 @@ class Upload:
 
 
 def result_of(item: NameResult) -> ObjectStat:
-    """The stat of a batch's item, or its error raised."""
+    """Return the stat of a batch's item, or raise its error."""
     if item.failure is not None:
         raise item.failure.as_error()
     assert item.stat is not None
@@ -103,14 +103,14 @@ def result_of(item: NameResult) -> ObjectStat:
 
 
 def only_result(reply: Reply) -> ObjectStat:
-    """The stat of a batch of one, or its error raised."""
+    """Return the stat of a batch of one item, or raise its error."""
     assert isinstance(reply.message, NameResults)
     (item,) = reply.message.results
     return result_of(item)
 
 
 def open_upload(transfer: Transfer, cut_kind: CutKind) -> Steps[Upload]:
-    """Begin a session."""
+    """Begin an upload: open a put session."""
     reply = yield from send(SessionOpen())
     assert isinstance(reply.message, SessionOpened)
     return Upload(transfer, SessionId(reply.message.session), ManifestBuilder(cut_kind))
@@ -122,7 +122,7 @@ def abandon_upload(upload: Upload) -> Steps[None]:
 
 
 def forget(request: SessionEnd | SourceClose) -> Steps[None]:
-    """Give something back after a failure, which is what is raised."""
+    """Send a request that cleans up after a failure.  Its own errors are dropped; the caller raises the failure."""
     try:
         yield from send(request)
     except LakeError:
@@ -130,7 +130,7 @@ def forget(request: SessionEnd | SourceClose) -> Steps[None]:
 
 
 def note_stored(upload: Upload, lengths: list[int]) -> Callable[[Reply], None]:
-    """What to do with the answer to a request that stores chunks of these lengths."""
+    """Return a function that notes the answer to a request that stores chunks of these lengths."""
 
     def done(reply: Reply) -> None:
         assert isinstance(reply.message, Stored)
@@ -140,7 +140,7 @@ def note_stored(upload: Upload, lengths: list[int]) -> Callable[[Reply], None]:
 
 
 def store_payloads(upload: Upload, payloads: list[memoryview]) -> tuple[Send, Callable[[Reply], None]]:
-    """Send chunks in a body."""
+    """Return a request with the chunks in its body, and the function that notes its answer."""
     lengths = [len(payload) for payload in payloads]
     kinds = [int(ChunkKind.DATA)] * len(payloads)
     request = StoreChunks(upload.session, kinds, lengths)
@@ -150,16 +150,16 @@ def store_payloads(upload: Upload, payloads: list[memoryview]) -> tuple[Send, Ca
 def offer_payloads(
     upload: Upload, payloads: list[memoryview], pipeline: Pipeline
 ) -> tuple[Work, Callable[[list[ChunkId]], Steps[None]]]:
-    """Hash in a thread, offer the ids, send only what the engine lacks.
+    """Hash chunks in a thread, offer their ids, send only the chunks that the engine lacks.
 
-    Everything waits in the pipeline's order, so chunks are noted in the blob's order.
+    The answers are taken in the pipeline's order, so chunks are noted in the blob's order.
     """
 
     def hashed(ids: list[ChunkId]) -> Steps[None]:
         reply = yield from send(Offer(upload.session, [bytes(identifier) for identifier in ids]))
         assert isinstance(reply.message, Offered)
         present = reply.message.present
-        missing = [payload for payload, there in zip(payloads, present, strict=True) if not there]
+        missing = [payload for payload, has in zip(payloads, present, strict=True) if not has]
         if missing:
             effect, _ = store_payloads(upload, missing)
             stored = yield from send(effect.request, body=effect.body)
@@ -167,7 +167,7 @@ def offer_payloads(
         upload.stored(
             [bytes(identifier) for identifier in ids],
             [len(payload) for payload in payloads],
-            [not there for there in present],
+            [not has for has in present],
         )
 
     return Work(_hash_all, (payloads,)), hashed
@@ -178,7 +178,7 @@ def _hash_all(payloads: list[memoryview]) -> list[ChunkId]:
 
 
 def store_manifests(upload: Upload, pipeline: Pipeline) -> Steps[None]:
-    """Send manifests that became full, so that a huge put holds one open manifest per level."""
+    """Send the manifests that became full, so that a huge put holds only one open manifest per level."""
     while upload.manifests:
         _, payload = upload.manifests.pop(0)
         request = StoreChunks(upload.session, [int(ChunkKind.MANIFEST)], [len(payload)])
@@ -186,7 +186,7 @@ def store_manifests(upload: Upload, pipeline: Pipeline) -> Steps[None]:
 
 
 def finish_manifests(upload: Upload) -> Steps[ManifestTree]:
-    """Close the manifests of what was stored, and send them; what the blob is."""
+    """Close the manifests over the stored chunks and send them; return the tree, which has the blob's id."""
     tree = upload.builder.finish()
     upload.manifests.extend(tree.manifests)
     pipeline = Pipeline(STORE_WINDOW)
@@ -196,7 +196,7 @@ def finish_manifests(upload: Upload) -> Steps[ManifestTree]:
 
 
 def commit_upload(upload: Upload, change: NameChange, *, durable: bool = True) -> Steps[PutResult]:
-    """Bind the name to what was stored, and end the session.  SessionLost, and what names raise."""
+    """Bind the name to the stored blob, and end the session.  SessionLost, and errors about names."""
     tree = yield from finish_manifests(upload)
     bound = msgspec.structs.replace(change, blob=tree.blob)
     reply = yield from send(Commit(upload.session, [bound], end_session=True, durable=durable))

@@ -1,1 +1,1 @@
-"""The index that the engine shares with clients on its machine: its bytes, its table, its reader."""
+"""The shared index, which the engine shares with clients on its machine: its bytes, its table, its reader."""

@@ -4,9 +4,9 @@ from mmap import mmap
 from lakefs.shared_index.table_format import Found
 
 class SharedTable:
-    """A table in memory that the caller maps; read-only memory gives a table that only finds.  Many chunks are a list.
+    """A table in memory that the caller maps; over read-only memory it only finds.  Many chunks are passed as a list.
 
-    ValueError for a capacity that is none, for memory that is too short, and for an id that is not well-formed;
+    ValueError for an invalid capacity, for memory that is too short, and for an id that is not well-formed;
     OverflowError for a place that does not fit.
     """
 

@@ -2,9 +2,9 @@
 """The shared index's table, native; `lakefs.shared_index.table` has the rules for readers and the writer.
 
 Rules kept here besides:
-- What a reader loads is loaded with atomic instructions, whole entry by whole entry, into memory of its own: nothing
-  is decided on bytes that can still change.
-- No step on the table runs Python code: what a list holds cannot change while its ids are looked for.
+- A reader copies each entry whole, with atomic loads, into memory of its own: nothing is decided on bytes that can
+  still change.
+- No step on the table runs Python code: a list cannot change while its ids are looked up.
 - Each loop is bounded by a constant, whatever the table's bytes are.
 """
 
@@ -127,9 +127,9 @@ cdef extern from *:
         return table->stripes + (stripe < LAKE_STRIPES ? stripe : LAKE_STRIPES - 1);
     }
 
-    /* --- what readers do ------------------------------------------------------------------------ */
+    /* --- readers --------------------------------------------------------------------------------- */
 
-    /* Whether the entry was loaded whole. */
+    /* Loads an entry; returns 1 if it was loaded whole. */
     static inline int lake_load(const lake_entry *at, lake_entry *into)
     {
         uint32_t version = __atomic_load_n(&at->version, __ATOMIC_ACQUIRE);
@@ -140,10 +140,10 @@ cdef extern from *:
             && __atomic_load_n(&at->version, __ATOMIC_RELAXED) == version;
     }
 
-    /* 1 found, 0 not there, -1 changed under the look.
+    /* Returns 1 found, 0 not present, -1 changed during the lookup.
 
-       An entry's first word is its version, kind, tier and distance in one: even, it tells of the whole entry that
-       was there.  The second begins the digest; only what has the same there is loaded whole. */
+       An entry's first word is its version, kind, tier and distance in one: if it is even, it is that of a complete
+       entry.  The second word begins the digest; only an entry that matches there is loaded whole. */
     static inline int lake_look(const lake_table *table, const uint8_t *chunk, uint64_t home, lake_entry *found)
     {
         const lake_entry *at = table->entries + home;
@@ -250,7 +250,7 @@ cdef extern from *:
         return at;
     }
 
-    /* NULL for a place that no grant tells. */
+    /* Packs one grant; returns its end, or NULL for a tier that grants do not have. */
     static inline uint8_t *lake_pack_grant(uint8_t *at, const lake_entry *found)
     {
         uint64_t segment = found->segment, generation = 0;
@@ -271,7 +271,7 @@ cdef extern from *:
         return lake_pack_number(at, generation);
     }
 
-    /* --- what the writer does: it alone changes the table, and reads what it wrote itself -------- */
+    /* --- the writer: it alone changes the table, so it reads entries without atomic loads --------- */
 
     static void lake_write(lake_entry *at, const lake_entry *wanted, uint64_t distance)
     {
@@ -295,7 +295,7 @@ cdef extern from *:
         __atomic_thread_fence(__ATOMIC_SEQ_CST);
     }
 
-    /* The slot of the chunk (1), or where it would go (0): home + LAKE_PROBE_SLOTS is nowhere. */
+    /* Finds the slot of the chunk (returns 1), or the slot where it belongs (0): home + LAKE_PROBE_SLOTS is none. */
     static int lake_search(const lake_table *table, const uint8_t *chunk, uint64_t home, uint64_t *slot)
     {
         for (uint64_t distance = 0; distance < LAKE_PROBE_SLOTS; distance++) {
@@ -310,7 +310,7 @@ cdef extern from *:
         return 0;
     }
 
-    /* Slots from `slot` to the empty one behind its run; -1: too far from home, or too many. */
+    /* Counts slots from `slot` to the empty one behind its run; -1: one is too far from home, or they are too many. */
     static int lake_run(const lake_table *table, uint64_t slot)
     {
         for (int length = 0; length < LAKE_SHIFT_SLOTS; length++) {
@@ -326,8 +326,8 @@ cdef extern from *:
     static int lake_put(lake_table *table, const uint8_t *chunk, const lake_entry *wanted)
     {
         uint64_t home = lake_home(table, chunk + 1), slot;
-        int is_there = lake_search(table, chunk, home, &slot);
-        if (!is_there) {
+        int is_present = lake_search(table, chunk, home, &slot);
+        if (!is_present) {
             if (slot == home + LAKE_PROBE_SLOTS || table->count + table->dead >= table->limit)
                 return 0;
             int length = lake_run(table, slot);
@@ -456,7 +456,7 @@ lake_choose_crc()
 
 
 cdef inline const uint8_t *id_bytes(object chunk) except NULL:
-    """The 33 bytes of a well-formed id."""
+    """Return the 33 bytes of a well-formed id."""
     cdef const uint8_t *raw
     if not PyBytes_CheckExact(chunk) or PyBytes_GET_SIZE(chunk) != 33:
         raise ValueError("an id has 33 bytes and a kind that is known")
@@ -468,12 +468,12 @@ cdef inline const uint8_t *id_bytes(object chunk) except NULL:
 
 cdef inline tuple found_tuple(const lake_entry *found):
     cdef tuple place = (found.tier, found.segment, found.offset, found.stored_bytes, found.crc)
-    PyObject_GC_UnTrack(<void *>place)  # numbers only: nothing for the collector to look at
+    PyObject_GC_UnTrack(<void *>place)  # numbers only: the collector need not track it
     return place
 
 
 cdef class SharedTable:
-    """A table in memory that the caller maps; read-only memory gives a table that only finds."""
+    """A table in memory that the caller maps; over read-only memory it only finds."""
 
     cdef lake_table table
     cdef Py_buffer memory
@@ -506,28 +506,28 @@ cdef class SharedTable:
 
     @property
     def capacity(self):
-        """How many homes there are."""
+        """Count of homes."""
         return self.table.capacity
 
     @property
     def count(self):
-        """Chunks that this writer put, or `audit` found."""
+        """Count of chunks that this writer put, or `audit` found."""
         return self.table.count
 
     @property
     def dead(self):
-        """Slots lost to marks."""
+        """Count of slots lost to entries marked dead."""
         return self.table.dead
 
     def find(self, chunk):
-        """Where the chunk is; None when that is not known here."""
+        """Return the chunk's place; None when it is not known here."""
         cdef lake_entry found
         if lake_find(&self.table, id_bytes(chunk), &found):
             return found_tuple(&found)
         return None
 
     def find_many(self, list chunks not None):
-        """The same for each, in order."""
+        """Return `find` of each chunk, in order."""
         cdef lake_entry found[LAKE_BATCH]
         cdef const uint8_t *ids[LAKE_BATCH]
         cdef bint known[LAKE_BATCH]
@@ -546,9 +546,9 @@ cdef class SharedTable:
         return results
 
     def find_packed(self, list chunks not None, into not None):
-        """Write a `lakefs.shared_index.table_format.PLACE` for each chunk into memory of the caller's; how many were found.
+        """Write a `lakefs.shared_index.table_format.PLACE` for each chunk into `into`; return the count found.
 
-        Tier 0: not known.  What comes out makes no Python objects.
+        Tier 0: not known.  Makes no Python objects.
         """
         cdef lake_entry found[LAKE_BATCH]
         cdef const uint8_t *ids[LAKE_BATCH]
@@ -577,10 +577,10 @@ cdef class SharedTable:
         return count
 
     def pack_grants(self, list chunks not None, list instead=None):
-        """Grants of chunks as an answer has them, in msgpack, and the length of the shortest.
+        """Return grants of chunks in msgpack, as an answer has them, and the length of the shortest chunk.
 
-        None unless all of them are known, to lie in segments or slabs.  The place that `instead` has for a chunk goes in
-        without a look.
+        None unless all chunks are known, in segments or slabs.  A place that `instead` has for a chunk is used without
+        a lookup.
         """
         cdef lake_entry found
         cdef const uint8_t *ids[LAKE_BATCH]
@@ -624,7 +624,7 @@ cdef class SharedTable:
         unsigned int stored_bytes,
         unsigned int crc,
     ):
-        """The chunk is there now; False when the table has no room for it."""
+        """Put or replace the chunk's entry; return False when the table has no room for it."""
         cdef lake_entry wanted
         cdef const uint8_t *raw = id_bytes(chunk)
         self.check_writable()
@@ -639,19 +639,19 @@ cdef class SharedTable:
         return bool(lake_put(&self.table, raw, &wanted))
 
     def remove(self, chunk):
-        """The chunk is not found any more; whether it was there."""
+        """Remove the chunk; return True if it was present."""
         cdef const uint8_t *raw = id_bytes(chunk)
         self.check_writable()
         return bool(lake_remove(&self.table, raw))
 
     def clear(self):
-        """Nothing is found any more."""
+        """Remove all chunks."""
         self.check_writable()
         with nogil:
             lake_clear(&self.table)
 
     def audit(self):
-        """Whether every entry is whole and where it belongs; sets `count` and `dead`.  Without the interpreter's lock."""
+        """Return True if every entry is whole and in its place; sets `count` and `dead`.  Releases the GIL."""
         cdef int is_good
         with nogil:
             is_good = lake_audit(&self.table)

@@ -1,18 +1,18 @@
-"""The shared index as its readers see it: where chunks are, looked up in memory that the engine shares.
+"""Reader of the shared index: looks up the places of chunks in memory that the engine shares.
 
-How to read with it:
+Steps of a read:
 
     found = reader.find(chunk)            # (tier, segment, offset, stored_bytes, crc), or None
-    if found is None: ask the engine      # not known here; that proves nothing
-    read the bytes there, check them (crc: CRC32C, or the digest), and ask the engine when they are not the chunk's
+    if found is None: ask the engine      # not known here; the store may still have the chunk
+    read the bytes there, check them (crc: CRC32C, or the digest), and ask the engine if they are not the chunk's
 
-The tuple is what a grant of medium `tier` says.  Reading is safe beside the engine's writing, without locks or calls;
-a place may be given up between the look and the read of the bytes, so bytes are checked, always.
+The tuple has the fields of a grant of medium `tier`.  Reading is safe while the engine writes, without locks or system
+calls.  A place may be freed between the lookup and the read of the bytes, so the bytes are checked.
 
 Rules kept here:
-- The mapping is read-only, and of memory that nobody can take away under it: a memfd sealed against shrinking.  A
-  mapping of any other file dies of SIGBUS when it is cut or its disk fails: refused.
-- Nothing that the table says is believed past what `find` answers; a table of nonsense costs time.
+- The mapping is read-only, and of memory that cannot be shrunk under it: a memfd sealed against shrinking.  Any other
+  file is refused: reading its mapping gets SIGBUS when the file is cut or its disk fails.
+- Only the answers of `find` are used, and only as hints: a table of nonsense costs time.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ F_SEAL_SHRINK: Final = 0x0002
 
 
 class SharedIndexReader:
-    """A read-only mapping of the engine's shared index; one for a process and engine, shared by its threads."""
+    """A read-only mapping of the engine's shared index; one per process and engine, shared by the process's threads."""
 
     def __init__(self, descriptor: int) -> None:
-        """Map what the engine handed over; the descriptor is the caller's and may be closed behind the call.
+        """Map the index by the engine's descriptor, which stays the caller's and may be closed after the call.
 
-        PermissionDenied: it could be cut under the mapping.  StoreDamaged: it is no shared index of this version.
+        PermissionDenied: it could be shrunk under the mapping.  StoreDamaged: it is no shared index of this version.
         """
         _refuse_cuttable(descriptor)
         try:
@@ -62,23 +62,23 @@ class SharedIndexReader:
 
     @property
     def is_current(self) -> bool:
-        """Whether the engine still maintains this table; if not, OpenSharedIndex returns the present one."""
+        """True while the engine maintains this table; if False, OpenSharedIndex returns the current one."""
         return bytes(self._memory[: len(MAGIC)]) == MAGIC
 
     def find_many(self, chunks: Sequence[bytes]) -> list[Found | None]:
-        """`find` of each, in order; a quarter of its time for each chunk, from batches of a dozen on."""
+        """Return `find` of each chunk, in order; takes a quarter of its time per chunk, from batches of a dozen on."""
         return self._table.find_many(chunks if isinstance(chunks, list) else list(chunks))
 
     def find_packed(self, chunks: list[bytes], into: bytearray | memoryview) -> int:
-        """The same as numbers in memory of the caller's, a `table_format.PLACE` each; how many were found.
+        """Write a `table_format.PLACE` for each chunk into memory of the caller; return the count of chunks found.
 
-        A third of the time of `find_many`, most of which makes tuples.
+        Takes a third of the time of `find_many`, which spends most of its time making tuples.
         """
         return self._table.find_packed(chunks, into)
 
 
 def _refuse_cuttable(descriptor: int) -> None:
-    """PermissionDenied when who has the file could make a mapping of it fail."""
+    """Raise PermissionDenied if the file could be shrunk, which would make reads of a mapping fail."""
     try:
         if fcntl.fcntl(descriptor, F_GET_SEALS) & F_SEAL_SHRINK:
             return

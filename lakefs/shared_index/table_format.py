@@ -1,15 +1,16 @@
 """Bytes of the shared index's table: its header, its stripe counters, its entries.
 
-    header page   4,096 bytes: who made it, for which store, how large
+    header page   4,096 bytes: the maker's boot id, the store's id, the size
     stripes       4,096 counters of 4 bytes: odd while entries of that part of the table move towards their homes
     entries       capacity + 64 slots of 64 bytes, one cache line each
 
 Rules kept here:
 - A chunk's home is the top bits of the digest's first 8 bytes, read as a little-endian number: digests are uniform.
-  Whoever chooses digests can crowd a home, so a chunk lies at most `PROBE_SLOTS` - 1 behind it, or not in the table.
-- Slots behind the last home take what is pushed past the end: nothing wraps around.  The last one is always empty.
-- An entry's version is odd while it is written and goes up by two with each write; its check covers all before it.
-- A persistent table is used only when header and every entry check out (`docs/format.md`); else it is made anew.
+  A client that chooses its contents' digests can crowd a home, so a chunk lies at most `PROBE_SLOTS` - 1 slots behind
+  its home, or is not in the table.
+- Slots behind the last home hold entries pushed past the end: nothing wraps around.  The last slot is always empty.
+- An entry's version is odd while it is written and grows by two with each write; its check covers all fields before it.
+- A persistent table is used only if its header and every entry are valid (`docs/format.md`); else it is made anew.
 """
 
 from __future__ import annotations
@@ -31,29 +32,29 @@ STRIPES_OFFSET: Final = HEADER_PAGE_BYTES
 ENTRIES_OFFSET: Final = STRIPES_OFFSET + 4 * STRIPE_COUNT
 ENTRY_BYTES: Final = 64
 PROBE_SLOTS: Final = 64
-"""Slots that are looked at.  At a load of 0.8 one chunk in 10^12 lies further away (M/D/1 queue: e^-0.43n)."""
+"""Most slots that a lookup reads.  At a load of 0.8 one chunk in 10^12 lies further away (M/D/1 queue: e^-0.43n)."""
 SHIFT_SLOTS: Final = 1024
-"""Entries moved by one change; a run that is longer was made on purpose: its chunk is not taken in, or marked dead."""
+"""Most entries that one change moves; a longer run was made on purpose: its chunk is not put, or is marked dead."""
 LOAD_PERCENT: Final = 80
-"""How full a table gets."""
+"""Most percent of a table's homes that have entries."""
 VACANT: Final = 0
 """Kind of an empty slot."""
 DEAD: Final = 255
-"""Kind of an entry that was removed where too much would have moved."""
+"""Kind of a removed entry whose removal would have moved too many others."""
 SUPERSEDED: Final = bytes(len(MAGIC))
-"""In the place of the magic: the engine has another table now, and this one is being emptied."""
+"""Magic of a replaced table: the engine has another table now, and empties this one."""
 NOT_CLEAN: Final = (1 << 64) - 1
-"""Clean sequence of a table that is in use."""
+"""Clean sequence of a table in use."""
 
 Found = tuple[int, int, int, int, int]
-"""(tier, segment, offset, stored_bytes, crc): where a chunk is, as in a grant; tiers are a grant's media.
+"""(tier, segment, offset, stored_bytes, crc): a chunk's place, as in a grant; tiers are a grant's media.
 
-Of tier `MEDIUM_DRAM` `segment` is slab and generation in one number, see `pack_place`.
+In tier `MEDIUM_DRAM`, `segment` is slab and generation in one number, see `pack_place`.
 """
 PLACE_GENERATION_BITS: Final = 48
 _PLACE_GENERATION_MASK: Final = (1 << PLACE_GENERATION_BITS) - 1
 _PLACE_SLABS: Final = 1 << 64 - PLACE_GENERATION_BITS
-"""4 TiB."""
+"""Most slabs that a place can name: 4 TiB."""
 
 HEADER: Final = Layout(
     "shared index header",
@@ -87,7 +88,7 @@ ENTRY: Final = Layout(
     ],
 )
 PLACE: Final = struct.Struct("<QIIII")
-"""What `find_packed` says of one chunk: segment, offset, stored_bytes, crc, tier; tier 0: not known."""
+"""Answer of `find_packed` for one chunk: segment, offset, stored_bytes, crc, tier; tier 0: not known."""
 _CHECK: Final = struct.Struct("<I")
 CHECKED_BYTES: Final = ENTRY.offset_of("check")
 assert ENTRIES_OFFSET % ENTRY_BYTES == 0
@@ -96,7 +97,7 @@ assert HEADER.size <= HEADER_PAGE_BYTES
 
 @dataclass(frozen=True)
 class TableHeader:
-    """What the first page says.  `boot_id` and `clean_sequence` are those of the last clean stop of the store."""
+    """The header page.  `boot_id` and `clean_sequence` are those of the store's last clean stop."""
 
     capacity: int
     store_id: bytes
@@ -105,7 +106,7 @@ class TableHeader:
     entry_count: int = 0
 
     def pack(self) -> bytes:
-        """The bytes at offset 0; the page's rest is zeros."""
+        """Return the header's bytes, for offset 0; the rest of the page is zeros."""
         body = HEADER.pack(
             MAGIC,
             FORMAT_VERSION,
@@ -122,7 +123,7 @@ class TableHeader:
 
 @dataclass(frozen=True)
 class Entry:
-    """One slot, taken apart."""
+    """One slot, unpacked."""
 
     version: int
     kind: int
@@ -137,17 +138,17 @@ class Entry:
 
     @property
     def chunk(self) -> bytes:
-        """The chunk's id; of no use when `kind` is VACANT or DEAD."""
+        """The chunk's id; meaningless if `kind` is VACANT or DEAD."""
         return bytes([self.kind]) + self.digest
 
     @property
     def found(self) -> Found:
-        """The answer about this chunk."""
+        """The chunk's place, as `find` returns it."""
         return self.tier, self.segment, self.offset, self.stored_bytes, self.crc
 
 
 def unpack_header(page: bytes | memoryview) -> TableHeader:
-    """The header; StoreDamaged when these bytes are none, of another version, or damaged."""
+    """Parse a header; StoreDamaged when the bytes are no header, of another version, or damaged."""
     if len(page) < HEADER.size:
         raise StoreDamaged("the shared index is too short for its header", subject="shared index")
     raw = bytes(page[: HEADER.size])
@@ -164,56 +165,56 @@ def unpack_header(page: bytes | memoryview) -> TableHeader:
 
 
 def pack_place(slab: int, generation: int) -> int | None:
-    """Slab and generation as the `segment` of an entry; None when they do not fit, after 10^14 fills."""
+    """Pack slab and generation as the `segment` of an entry; None if they do not fit, as after 10^14 fills."""
     if slab >= _PLACE_SLABS or generation > _PLACE_GENERATION_MASK:
         return None
     return slab << PLACE_GENERATION_BITS | generation
 
 
 def unpack_place(segment: int) -> tuple[int, int]:
-    """(slab, generation) of an entry's `segment`."""
+    """Return (slab, generation) of an entry's `segment`."""
     return segment >> PLACE_GENERATION_BITS, segment & _PLACE_GENERATION_MASK
 
 
 def is_capacity(capacity: int) -> bool:
-    """Whether a table may have so many homes: a power of two within limits."""
+    """Return True if a table may have this many homes: a power of two within limits."""
     return HOT_INDEX_SLOTS_MIN <= capacity <= HOT_INDEX_SLOTS_MAX and capacity.bit_count() == 1
 
 
 def table_bytes(capacity: int) -> int:
-    """Length of the whole table in bytes."""
+    """Return the length of the whole table in bytes."""
     return ENTRIES_OFFSET + (capacity + PROBE_SLOTS) * ENTRY_BYTES
 
 
 def entries_max(capacity: int) -> int:
-    """How many chunks a table takes."""
+    """Return the most chunks that a table takes."""
     return capacity * LOAD_PERCENT // 100
 
 
 def capacity_for(entry_count: int) -> int:
-    """The smallest table that takes so many chunks, within limits."""
+    """Return the capacity of the smallest table that takes this many chunks, within limits."""
     wanted = max(HOT_INDEX_SLOTS_MIN, -(-entry_count * 100 // LOAD_PERCENT))
     return min(HOT_INDEX_SLOTS_MAX, 1 << (wanted - 1).bit_length())
 
 
 def home_of(digest: bytes, capacity: int) -> int:
-    """The slot at which a chunk's place is looked for first."""
+    """Return the slot at which a lookup of a chunk begins."""
     return int.from_bytes(digest[:8], "little") >> (65 - capacity.bit_length())
 
 
 def stripe_shift(capacity: int) -> int:
-    """Slots of one stripe, as a power of two; at least `PROBE_SLOTS`, so that one look meets two stripes at most."""
+    """Return log2 of a stripe's slots; they are at least `PROBE_SLOTS`, so that a lookup meets at most two stripes."""
     return max(PROBE_SLOTS.bit_length() - 1, (capacity // STRIPE_COUNT).bit_length() - 1)
 
 
 def pack_entry(
     version: int, kind: int, tier: int, distance: int, digest: bytes, place: tuple[int, int, int, int]
 ) -> bytes:
-    """64 bytes of an entry that is not being written; `place` is (segment, offset, stored_bytes, crc)."""
+    """Return the 64 bytes of an entry that is not being written; `place` is (segment, offset, stored_bytes, crc)."""
     body = ENTRY.pack(version, kind, tier, distance, digest, *place, 0)[:CHECKED_BYTES]
     return body + _CHECK.pack(crc32c(body))
 
 
 def unpack_entry(raw: bytes) -> Entry:
-    """An entry's 64 bytes, unchecked."""
+    """Unpack an entry's 64 bytes, unchecked."""
     return Entry(*ENTRY.unpack(raw))

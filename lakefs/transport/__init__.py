@@ -1,1 +1,1 @@
-"""How frames travel: Unix and TCP streams on trio."""
+"""Transport of frames: Unix and TCP streams on trio, their frame senders and receivers, socket helpers."""

@@ -40,7 +40,7 @@ Address = UnixAddress | TcpAddress
 
 
 def parse_address(text: str) -> Address:
-    """The address that a text names.  InvalidArgument."""
+    """Parse an address.  InvalidArgument."""
     if text.startswith(_UNIX):
         return _unix(text.removeprefix(_UNIX), text)
     if text.startswith(_TCP):
@@ -49,7 +49,7 @@ def parse_address(text: str) -> Address:
 
 
 def parse_host_port(text: str, subject: str = "") -> TcpAddress:
-    """The address in `HOST:PORT` or `[HOST]:PORT`.  InvalidArgument."""
+    """Parse `HOST:PORT` or `[HOST]:PORT`.  InvalidArgument."""
     host, colon, port_text = text.rstrip("/").rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]

@@ -1,8 +1,8 @@
 """Receives the frames of one stream, for both ends of a connection on trio: events, bodies, descriptors.
 
-One task at a time uses it.  A frame that has begun has to end within `frame_timeout_s`; between frames the wait is
-without end.  Descriptors arrive with the first byte of the frame that announces them, so the oldest are that frame's;
-what nobody announced is closed.
+One task at a time uses it.  A frame that has begun has to end within `frame_timeout_s`; between frames the wait has no
+limit.  Descriptors arrive with the first byte of the frame that announces them, so the oldest belong to that frame;
+descriptors that no frame announced are closed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _Wire(Protocol[E_co]):
 
 
 class FrameReceiver(Generic[E_co]):
-    """The receiving half of a stream.  `before_wait` is called whenever more bytes are needed."""
+    """The receiving half of a stream.  `before_wait` is called whenever a frame needs more bytes."""
 
     def __init__(
         self, stream: Stream, wire: _Wire[E_co], *, frame_timeout_s: float, before_wait: Callable[[], None]
@@ -47,7 +47,7 @@ class FrameReceiver(Generic[E_co]):
         self._descriptors: list[int] = []
 
     async def next_event(self) -> E_co | None:
-        """What the peer's next frame says; None when the peer has finished.  A LakeError ends the connection."""
+        """Return the peer's next event, or None when the peer has closed.  A raised LakeError ends the connection."""
         reader = self._reader
         while (event := self._wire.next_event()) is None:
             self._before_wait()
@@ -64,7 +64,7 @@ class FrameReceiver(Generic[E_co]):
         return event
 
     def claim(self, count: int) -> list[int]:
-        """The descriptors of the frame just received, fewer when some were lost; the caller's from now on."""
+        """Hand over the descriptors of the frame just received, fewer if some were lost; the caller closes them."""
         if not count:
             return []
         claimed = self._descriptors[:count]
@@ -72,9 +72,9 @@ class FrameReceiver(Generic[E_co]):
         return claimed
 
     async def fill(self, parts: Sequence[Buffer]) -> None:
-        """Receive the body of the frame just received, straight into writable `parts`.
+        """Receive the body of the frame just received, directly into writable `parts`.
 
-        EngineUnreachable when the peer went, DeadlineExceeded when it stalled; both end the connection.
+        EngineUnreachable when the peer closed, DeadlineExceeded when it stalled; both end the connection.
         """
         missing = self._reader.take_body(parts)
         if not missing:
@@ -90,7 +90,7 @@ class FrameReceiver(Generic[E_co]):
         raise self._stalled()
 
     def close(self) -> None:
-        """Close the descriptors that nobody claimed."""
+        """Close the descriptors that were not claimed."""
         close_later(self.claim(len(self._descriptors)))
 
     async def _receive(self, buffer: memoryview) -> int:

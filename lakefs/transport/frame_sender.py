@@ -1,13 +1,13 @@
 """Sends the frames of one stream, for both ends of a connection on trio.
 
 `send` and `cork` are synchronous: they hand the frame to the socket at once, or, when that is full, to the one task
-that runs `run`.  So a frame is never cut by the cancellation of whoever wanted it sent, and two frames never mix.
+that runs `run`.  So the cancellation of a caller never cuts a frame, and two frames never mix.
 
 Rules kept here:
 - Frames leave in the order of the calls; corked ones before any later `send`.
-- `sent` of a frame is called exactly once: when its last byte is with the kernel, or when it is dropped.
-- Nothing is raised to senders.  When the stream breaks or stalls, `run` raises, and its owner calls `drop_all`.
-- The queue is bounded by its users: they look at `queued` before they make more, and wait with `wait_room`.
+- `sent` of a frame is called exactly once: when the kernel has its last byte, or when the frame is dropped.
+- Nothing is raised to callers of `send`.  When the stream breaks or stalls, `run` raises; its owner calls `drop_all`.
+- The users bound the queue: they check `queued` before they make more frames, and wait with `wait_room`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lakefs.ports import Stream
 _JOIN_BYTES: Final = 16 * 1024
 """Parts below this are copied into one buffer: cheaper than handing the kernel a list."""
 _CORK_BYTES: Final = 64 * 1024
-"""Corked frames that are sent without waiting for `flush`."""
+"""From so many corked bytes on they are sent without waiting for `flush`."""
 
 Sent = Callable[[], None]
 
@@ -41,7 +41,7 @@ class _Queued:
 
 
 class FrameSender:
-    """The sending half of a stream.  `on_room` is called whenever `queued` went down."""
+    """The sending half of a stream.  `on_room` is called whenever `queued` has decreased."""
 
     def __init__(self, stream: Stream, *, on_room: Callable[[], None] | None = None) -> None:
         self._stream = stream
@@ -55,23 +55,23 @@ class FrameSender:
 
     @property
     def queued(self) -> int:
-        """Frames that wait because the peer does not take them."""
+        """Count of frames that wait because the peer does not receive them."""
         return len(self._queue)
 
     @property
     def error(self) -> LakeError | None:
-        """Why nothing is sent any more; None while the stream works."""
+        """The error after which nothing is sent; None while the stream works."""
         return self._error
 
     def cork(self, frame: bytes) -> None:
-        """Keep a small frame back until `flush`, so that many leave with one system call."""
+        """Hold a small frame back until `flush`, so that many are sent with one system call."""
         self._corked.append(frame)
         self._corked_bytes += len(frame)
         if self._corked_bytes >= _CORK_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Send what was corked."""
+        """Send the corked frames."""
         if self._corked:
             corked = self._corked[0] if len(self._corked) == 1 else b"".join(self._corked)
             self._corked.clear()
@@ -111,9 +111,9 @@ class FrameSender:
             await self._wait_done()
 
     async def run(self) -> None:
-        """Send what could not be sent at once, for ever.
+        """Send the queued frames, until the stream breaks.
 
-        EngineUnreachable when the stream broke, DeadlineExceeded when one frame was not taken within 30 s.
+        EngineUnreachable when the stream broke, DeadlineExceeded when the peer did not take a frame within 30 s.
         """
         while self._error is None:
             if self._queue:
@@ -124,7 +124,7 @@ class FrameSender:
         raise self._error
 
     def drop_all(self) -> None:
-        """Give back the memory of everything queued, now and from here on; nothing more is sent."""
+        """Drop all queued frames, and frames sent later; nothing more is sent, and the bodies' memory is free."""
         self._error = self._error or EngineUnreachable("the connection was closed")
         while self._queue:
             self._done(self._queue.popleft())

@@ -1,7 +1,7 @@
-"""What the trio network and the blocking client share about sockets: options, descriptors, gathered sends.
+"""Socket helpers for the trio network and the blocking client: options, descriptors, gathered sends.
 
-Imports no trio.  Nothing here waits unless the socket it is given blocks.  Received descriptors are close-on-exec and
-belong to the caller; when the kernel could not hand over all of them, none is kept.
+Imports no trio.  Nothing here waits unless the given socket blocks.  Received descriptors are close-on-exec and
+belong to the caller; if the kernel could not hand over all of them, all are closed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lakefs.transport.address import Address, UnixAddress
 from lakefs.transport.unix_sockets import REFUSED, who_may
 
 _PARTS_MAX: Final = 1024
-"""IOV_MAX: buffers that one sendmsg takes."""
+"""Most buffers that one sendmsg takes (IOV_MAX)."""
 _SO_SNDBUFFORCE: Final = 32  # linux/socket.h; not in the socket module
 _SO_RCVBUFFORCE: Final = 33
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(DESCRIPTORS_PER_FRAME_MAX * array.array("i").itemsize)
@@ -27,11 +27,11 @@ _RECEIVE_FLAGS: Final = int(socket.MSG_CMSG_CLOEXEC)  # plain ints: operators of
 _SEND_FLAGS: Final = int(socket.MSG_NOSIGNAL)
 _TRUNCATED: Final = int(socket.MSG_CTRUNC)
 _KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
-"""A peer that vanished without a word is noticed within a minute."""
+"""TCP keep-alive options: a peer that vanished without closing is noticed within a minute."""
 
 
 def new_socket(address: Address) -> socket.socket:
-    """A blocking stream socket for an address; IPv6 when its host is written so."""
+    """Return a blocking stream socket for an address; IPv6 if its host is an IPv6 address."""
     if isinstance(address, UnixAddress):
         return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     return socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_STREAM)
@@ -50,10 +50,10 @@ def tune(sock: socket.socket) -> None:
 
 
 def connect_error(address: Address, error: OSError) -> LakeError:
-    """What a failed connect means to a user."""
+    """Return the error to raise for a failed connect."""
     if error.errno in REFUSED:
-        whom = who_may(address.path) if isinstance(address, UnixAddress) else "the system refuses it"
-        return PermissionDenied(f"{address} may not be used by this user: {whom}", subject=str(address))
+        remedy = who_may(address.path) if isinstance(address, UnixAddress) else "the system refuses it"
+        return PermissionDenied(f"{address} may not be used by this user: {remedy}", subject=str(address))
     reason = error.strerror or str(error)
     return EngineUnreachable(
         f"no engine answers at {address} ({reason}); start one with: lake serve", subject=str(address)
@@ -61,7 +61,7 @@ def connect_error(address: Address, error: OSError) -> LakeError:
 
 
 def lost_error(peer: str, error: OSError | None = None) -> EngineUnreachable:
-    """What a broken connection means to a user."""
+    """Return the error to raise for a broken connection."""
     reason = f" ({error.strerror or error})" if error is not None else ""
     return EngineUnreachable(f"the connection to {peer} was lost{reason}", subject=peer)
 
@@ -69,7 +69,7 @@ def lost_error(peer: str, error: OSError | None = None) -> EngineUnreachable:
 def receive_with_descriptors(
     sock: socket.socket, buffer: memoryview, descriptors: list[int], flags: int = 0
 ) -> int:
-    """Receive into `buffer` from a Unix socket; descriptors that came along are appended.  OSError as recvmsg."""
+    """Receive into `buffer` from a Unix socket; received descriptors are appended.  OSError as recvmsg."""
     count, ancillary, message_flags, _ = sock.recvmsg_into([buffer], _ANCILLARY_BYTES, _RECEIVE_FLAGS | flags)
     if ancillary or message_flags & _TRUNCATED:
         received = _descriptors_of(ancillary)
@@ -83,9 +83,9 @@ def receive_with_descriptors(
 def send_some(
     sock: socket.socket, parts: Sequence[Buffer], descriptors: Sequence[int] = (), flags: int = 0
 ) -> int:
-    """Send as much of the parts as the socket takes; the count in bytes.  OSError as sendmsg.
+    """Send as much of the parts as the socket takes; return the count in bytes.  OSError as sendmsg.
 
-    Descriptors go with the first byte, so they are sent when the count is not 0.
+    Descriptors are sent with the first byte: they were sent if the count is not 0.
     """
     if descriptors:
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
@@ -98,7 +98,7 @@ def send_some(
 def _set_buffer(sock: socket.socket, forced: int, plain: int) -> None:
     try:
         sock.setsockopt(socket.SOL_SOCKET, forced, SOCKET_BUFFER_BYTES)
-    except OSError:  # not privileged: as much as the system's limit lets us have
+    except OSError:  # not privileged: the system's limit applies
         sock.setsockopt(socket.SOL_SOCKET, plain, SOCKET_BUFFER_BYTES)
 
 

@@ -1,12 +1,12 @@
 """The real network: Unix and TCP streams on trio, with descriptors on Unix sockets.
 
 Rules kept here:
-- The system call is tried first and waited for only when it would block: a wait costs more than the call.  Where
-  that was in vain several times in a row, as with a peer that asks, and then waits for the answer, more and more
+- The system call is tried first; a wait follows only if it would block, because a wait costs more than the call.  After
+  several tries in a row that found nothing, as with a peer that sends a request and waits for the answer, more and more
   receives wait first.  Nothing here is a checkpoint unless it waits, except that every 32nd receive in a row is one.
-- A Unix listener lets in the engine's own user, root, and members of the configured group, by what the kernel
-  says of the peer; others get a failure frame and are closed.
-- A socket file is replaced only when nobody answers on it, and removed only while it is ours.
+- A Unix listener lets in the engine's own user, root, and members of the configured group, by the credentials that the
+  kernel reports; other peers get a failure frame and are closed.
+- A socket file is replaced only if no server answers on it, and removed only if it is still this listener's.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ _GROUPS_MAX: Final = 65536
 
 
 class PortUse(enum.Enum):
-    """Whether a TCP address is ours alone."""
+    """Sharing of a TCP address with other listeners."""
 
-    ALONE = "nobody else listens there"
-    FIRST = "nobody else listens there yet; later ones of the same user may join"
-    JOIN = "others of the same user may listen there already; the kernel spreads connections over all (SO_REUSEPORT)"
+    ALONE = "no other listener"
+    FIRST = "no other listener yet; later listeners of the same user may join"
+    JOIN = "listeners of the same user may exist; the kernel spreads connections over all (SO_REUSEPORT)"
 
 
 class SocketStream:
@@ -73,7 +73,7 @@ class SocketStream:
         self._descriptors: list[int] = []
         self._receives = 0
         self._vain = self._wait_first = 0
-        """Tries to receive in a row that found nothing; receives that wait without a try."""
+        """Count of tries in a row that found nothing; count of next receives that wait without a try."""
 
     @property
     def carries_descriptors(self) -> bool:
@@ -86,7 +86,7 @@ class SocketStream:
         return self._peer
 
     async def receive_into(self, buffer: memoryview) -> int:
-        """Bytes received, 0 at the end.  EngineUnreachable when the connection broke or was closed here."""
+        """Receive; return the count, 0 at the end.  EngineUnreachable if the connection broke or was closed here."""
         self._receives += 1
         if self._receives >= _RECEIVES_IN_A_ROW:
             self._receives = 0
@@ -102,14 +102,14 @@ class SocketStream:
         while True:
             try:
                 await trio.lowlevel.wait_readable(self._sock.fileno())
-            except (trio.ClosedResourceError, ValueError) as error:  # closed meanwhile, or before
+            except (trio.ClosedResourceError, ValueError) as error:  # closed during the wait, or before
                 raise lost_error(self._peer) from error
             count = self._receive(buffer)
             if count is not None:
                 return count
 
     def _receive(self, buffer: memoryview) -> int | None:
-        """Bytes received; None when there are none yet."""
+        """Receive; return the count, or None when no bytes have arrived."""
         try:
             if self._unix:
                 return receive_with_descriptors(self._sock, buffer, self._descriptors)
@@ -120,14 +120,14 @@ class SocketStream:
             raise lost_error(self._peer, error) from error
 
     def take_descriptors(self) -> list[int]:
-        """Descriptors received so far; the caller's from now on."""
+        """Hand over the descriptors received so far; the caller closes them."""
         taken = self._descriptors
         if taken:
             self._descriptors = []
         return taken
 
     def send_nowait(self, parts: Sequence[Buffer], descriptors: Sequence[int] = ()) -> int:
-        """Bytes that the socket took.  EngineUnreachable."""
+        """Send without waiting; return the count of bytes that the socket took.  EngineUnreachable."""
         try:
             return send_some(self._sock, parts, descriptors)
         except BlockingIOError:
@@ -136,10 +136,10 @@ class SocketStream:
             raise lost_error(self._peer, error) from error
 
     async def wait_writable(self) -> None:
-        """Until the socket takes bytes again.  EngineUnreachable once it is closed here."""
+        """Wait until the socket takes bytes again.  EngineUnreachable once it is closed here."""
         try:
             await trio.lowlevel.wait_writable(self._sock.fileno())
-        except (trio.ClosedResourceError, ValueError) as error:  # closed meanwhile, or before
+        except (trio.ClosedResourceError, ValueError) as error:  # closed during the wait, or before
             raise lost_error(self._peer) from error
 
     async def send(self, parts: Sequence[Buffer], descriptors: Sequence[int] = ()) -> None:
@@ -153,7 +153,7 @@ class SocketStream:
                 await self.wait_writable()
 
     def is_at_end(self) -> bool:
-        """Whether the next bytes would be none: the peer has closed, or is gone."""
+        """Return True if a receive would find the end: the peer has closed, or is gone."""
         try:
             return not self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -163,11 +163,11 @@ class SocketStream:
 
     def send_end(self) -> None:
         """Close the socket's sending half."""
-        with suppress(OSError):  # the peer is gone, and knows
+        with suppress(OSError):  # the peer has closed already
             self._sock.shutdown(socket.SHUT_WR)
 
     async def aclose(self) -> None:
-        """Close the socket and whatever descriptors nobody took."""
+        """Close the socket, and received descriptors that were not taken."""
         _close(self._sock)
         close_all(self.take_descriptors())
 
@@ -187,7 +187,7 @@ class SocketListener:
         return str(self._address)
 
     async def accept(self) -> Stream:
-        """The next client that may come in; always a checkpoint.  EngineUnreachable once closed."""
+        """Wait for the next client that is let in; always a checkpoint.  EngineUnreachable once closed."""
         await trio.lowlevel.checkpoint()
         while True:
             try:
@@ -203,7 +203,7 @@ class SocketListener:
                 return stream
 
     async def aclose(self) -> None:
-        """Stop listening; removes the socket's file unless somebody has replaced it."""
+        """Stop listening; remove the socket's file unless another listener has replaced it."""
         _close(self._sock)
         if self._inode is not None and _inode_of(self._address) == self._inode:
             assert isinstance(self._address, UnixAddress), "only Unix sockets have a file"
@@ -217,7 +217,7 @@ class SocketListener:
             raise lost_error(self.address) from error
 
     async def _survive(self, error: OSError) -> None:
-        """Wait out what will pass; raise what will not."""
+        """Wait after an error that will pass; raise EngineUnreachable for one that will not."""
         if error.errno in _EXHAUSTED:
             _log.warning("accept_postponed", address=self.address, reason=error.strerror)
             await trio.sleep(_ACCEPT_RETRY_S)
@@ -234,7 +234,7 @@ class SocketListener:
         except PermissionDenied as error:
             _refuse(sock, error)
             return None
-        except OSError:  # gone before it was let in
+        except OSError:  # the client closed before it was let in
             sock.close()
             return None
         return SocketStream(sock, peer, uid)
@@ -261,7 +261,7 @@ class SocketListener:
 class TrioNetwork:
     """The `Network` of the operating system.
 
-    `group`: members may use Unix sockets made here (mode 0660); without it only the owner and root (0600).
+    `group`: its members may use Unix sockets made here (mode 0660); without it only the owner and root may (0600).
     """
 
     def __init__(self, *, group: int | None = None, port_use: PortUse = PortUse.ALONE) -> None:
@@ -298,7 +298,7 @@ class TrioNetwork:
 
 
 def peer_groups(sock: socket.socket) -> list[int]:
-    """Supplementary groups of a Unix socket's peer, as they were when it connected; empty when unknown."""
+    """Return supplementary groups of a Unix socket's peer, as they were when it connected; empty when unknown."""
     width = struct.calcsize("I")
     try:
         packed = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_MAX * width)
@@ -325,10 +325,10 @@ def _bind_unix(address: UnixAddress, group: int | None) -> socket.socket:
 
 
 def _clear_stale(address: UnixAddress) -> None:
-    """Remove the socket file that a dead engine left.  AddressInUse when somebody answers or it is no socket."""
+    """Remove the socket file of a dead engine.  AddressInUse when a server answers, or the file is no socket."""
     try:
         mode = os.lstat(address.path).st_mode
-    except OSError:  # nothing there, or bind says why not
+    except OSError:  # no such file, or bind raises the reason
         return
     if not stat.S_ISSOCK(mode):
         raise AddressInUse(
@@ -350,13 +350,13 @@ def _clear_stale(address: UnixAddress) -> None:
 
 
 async def bind_tcp(address: TcpAddress, port_use: PortUse) -> tuple[TcpAddress, socket.socket]:
-    """A bound socket that does not listen yet, and its address with the real port.
+    """Return a bound socket that does not listen yet, and its address with the real port.
 
     AddressInUse, PermissionDenied, InvalidArgument, EngineUnreachable for an unknown host.
     """
     target, sockaddr = (await _resolve(address))[0]
     if port_use is PortUse.FIRST and address.port:
-        # With SO_REUSEPORT nobody would say that others listen there.
+        # With SO_REUSEPORT alone, bind would not report other listeners.
         _bound_tcp(address, target, sockaddr, shared=False).close()
     sock = _bound_tcp(address, target, sockaddr, shared=port_use is not PortUse.ALONE)
     return TcpAddress(address.host, sock.getsockname()[1]), sock
@@ -390,7 +390,7 @@ def _bind_error(address: Address, error: OSError) -> LakeError:
 
 
 async def _resolve(address: Address) -> list[tuple[Address, str | tuple[str, int]]]:
-    """Addresses with numeric hosts, and what connect and bind take.  EngineUnreachable for an unknown host."""
+    """Return addresses with numeric hosts, and the arguments for connect and bind.  EngineUnreachable: unknown host."""
     if isinstance(address, UnixAddress):
         return [(address, address.path)]
     try:
@@ -404,7 +404,7 @@ async def _resolve(address: Address) -> list[tuple[Address, str | tuple[str, int
 
 
 async def _connected(target: Address, sockaddr: str | tuple[str, int]) -> socket.socket:
-    """A connected, non-blocking socket.  OSError as connect."""
+    """Return a connected, non-blocking socket.  OSError as connect."""
     sock = new_socket(target)
     try:
         sock.setblocking(False)
@@ -425,7 +425,7 @@ async def _connected(target: Address, sockaddr: str | tuple[str, int]) -> socket
 
 
 def _refuse(sock: socket.socket, error: PermissionDenied) -> None:
-    """Tell a client why it may not come in, if that goes without waiting, and close."""
+    """Send a client the reason of its refusal, if that needs no wait, and close."""
     _log.warning("client_refused", reason=error.message)
     with sock:
         try:
@@ -441,7 +441,7 @@ def _close(sock: socket.socket) -> None:
 
 
 def _inode_of(address: Address) -> int | None:
-    """Inode of a Unix socket's file; None when there is none."""
+    """Return the inode of a Unix socket's file; None when it has no file."""
     if isinstance(address, TcpAddress):
         return None
     try:

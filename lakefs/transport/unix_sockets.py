@@ -1,6 +1,6 @@
-"""Unix sockets by their paths: whether something listens there, and why a user cannot connect.
+"""Checks of Unix sockets by path: does a server listen, and why can a user not connect.
 
-Imports no trio, so that commands start quickly.  Nothing here waits, and nothing is changed.
+Imports no trio, so that commands start quickly.  Nothing here waits or changes anything.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Final
 
 REFUSED: Final = frozenset((errno.EACCES, errno.EPERM))
-"""Errors of connect(2) that say: not this user."""
+"""Errors of connect(2) that mean that this user may not connect."""
 _TABLE: Final = Path("/proc/net/unix")
 _LISTENS: Final = 0x10000  # linux/net.h: __SO_ACCEPTCON
 
 
 def connect_code(path: str) -> int:
-    """What connect(2) answers at a path: 0 when something listens there, else an errno."""
+    """Return the result of connect(2) at a path: 0 when something listens there, else an errno."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         code = probe.connect_ex(path)
@@ -29,13 +29,13 @@ def connect_code(path: str) -> int:
 
 
 def listens(path: str) -> bool:
-    """Whether something listens at a path, also where this user may not connect."""
+    """Return True if something listens at a path, also if this user may not connect."""
     code = connect_code(path)
     return _is_in_table(path) if code in REFUSED else code == 0
 
 
 def why_not(path: str, code: int) -> str:
-    """What an errno of connect(2) means at a path: `is not there`, `has nothing that listens`, and so on."""
+    """Return the meaning of an errno of connect(2) at a path: `is not there`, `has nothing that listens`, etc."""
     if code == errno.ENOENT:
         return "is not there"
     if code == errno.ECONNREFUSED:
@@ -46,7 +46,7 @@ def why_not(path: str, code: int) -> str:
 
 
 def who_may(path: str) -> str:
-    """Which group a user has to join for a socket, judged by what is in the way: a folder above it, or itself."""
+    """Return the remedy for a refused user, such as the group to join, from the first folder or socket that refuses."""
     closed = _closed(path)
     if closed is None:
         return "run as the engine's user or in its group"
@@ -55,14 +55,17 @@ def who_may(path: str) -> str:
 
 
 def remedy_of(group: int | None, owners: str = "its user and root") -> str:
-    """What a user has to do who is not let in, where a group is let in, or none."""
+    """Return the remedy for a refused user: join the group, if one is let in, else restart the engine with a group."""
     if group is not None:
         return f"join the group {_group_name(group)}"
     return f"only {owners} may; start the engine with a socket_group, and join that group"
 
 
 def _closed(path: str) -> tuple[os.stat_result, int] | None:
-    """What is in the way first, and the bits of a mode that would let its group past it; None: nothing is seen."""
+    """Return the stat of the first folder or socket that refuses, and the mode bit that would let its group pass.
+
+    None when none refuses, or one cannot be looked at.
+    """
     wanted = [(str(folder), os.X_OK, stat.S_IXGRP) for folder in reversed(Path(path).parents)]
     for place, access, by_group in (*wanted, (path, os.W_OK, stat.S_IWGRP)):
         try:
@@ -75,7 +78,7 @@ def _closed(path: str) -> tuple[os.stat_result, int] | None:
 
 
 def _is_in_table(path: str) -> bool:
-    """Whether the kernel's table of sockets has a listener of that path; True where the table cannot be read."""
+    """Return True if the kernel's table of sockets has a listener with that path, or cannot be read."""
     try:
         lines = _TABLE.read_bytes().splitlines()
     except OSError:
@@ -96,7 +99,7 @@ def _group_name(gid: int) -> str:
 
 
 def _owners(uid: int) -> str:
-    """Whom a thing is open to that is its owner's alone."""
+    """Return the users who may use a file that only its owner may use."""
     if not uid:
         return "root"
     try:

@@ -1,4 +1,4 @@
-"""Messages about the access keys of faces that have users; see `lakefs.wire.messages`."""
+"""Messages about access keys, used by faces that have users; see `lakefs.wire.messages`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from lakefs.wire.base import Done, Message, Request
 
 
 class AccessKeyStat(Message, frozen=True):
-    """An access key of a face that has users.  `buckets`: what it is limited to; empty: all.
+    """An access key of a face that has users.  `buckets`: the only buckets that it may use; empty: all.
 
-    `secret_key` is empty unless it was asked for.
+    `secret_key` is empty unless the request asked for it.
     """
 
     access_key: str
@@ -18,7 +18,7 @@ class AccessKeyStat(Message, frozen=True):
     secret_key: str = ""
 
     def __repr__(self) -> str:
-        """Without the secret: messages end up in logs."""
+        """Leave out the secret: messages end up in logs."""
         limits = f"buckets={self.buckets}, read_only={self.read_only}"
         return f"AccessKeyStat(access_key={self.access_key!r}, {limits}, created_ns={self.created_ns})"
 
@@ -33,7 +33,7 @@ class AccessKeys(Message, frozen=True):
 class AccessKeyCreate(Request, frozen=True):
     """Make an access key and its secret; the answer has both.
 
-    `buckets` need not exist; they are compared by name when the key is used.
+    `buckets` need not exist; names are compared when the key is used.
     """
 
     OP = 80
@@ -43,7 +43,7 @@ class AccessKeyCreate(Request, frozen=True):
 
 
 class AccessKeyList(Request, frozen=True):
-    """All access keys behind `after`, or the one of that name (none when it is unknown); `secrets` with theirs."""
+    """List access keys after `after`, or only `access_key` (none when it is unknown); with secrets if `secrets`."""
 
     OP = 81
     REPLY = AccessKeys
@@ -54,7 +54,7 @@ class AccessKeyList(Request, frozen=True):
 
 
 class AccessKeyRemove(Request, frozen=True):
-    """Revoke an access key; AccessKeyNotFound.  Nobody is told of it by AccessKeyList from now on."""
+    """Revoke an access key: AccessKeyList no longer returns it.  AccessKeyNotFound."""
 
     OP = 82
     REPLY = Done

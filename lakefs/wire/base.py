@@ -1,4 +1,4 @@
-"""What all messages of the native protocol have in common, and the answers that any request may get."""
+"""Base classes of all messages of the native protocol, and the two answers that any request may get."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Request(Message, frozen=True):
-    """A message that asks; `OP` is its number in the frame header."""
+    """A message from a client that asks for something.  `OP` is its number in the frame header, `REPLY` its answer."""
 
     OP: ClassVar[int] = 0
     REPLY: ClassVar[type[Message]]
 
 
 class Done(Message, frozen=True):
-    """The request was done and has nothing to tell."""
+    """The request was done; there is nothing to return."""
 
 
 class Failure(Message, frozen=True):
-    """The request, or one item of a batch, failed: an error of `lakefs.errors` by its wire code."""
+    """The request, or one item of a batch, failed with the error of `lakefs.errors` that has this wire code."""
 
     wire_code: int
     message: str
     subject: str = ""
 
     def as_error(self) -> LakeError:
-        """The error; an unknown code is an `InternalError` that says so."""
+        """Return the error to raise; an unknown code becomes an `InternalError` that says so."""
         return from_wire(self.wire_code, self.message, self.subject)

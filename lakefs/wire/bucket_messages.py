@@ -8,8 +8,8 @@ from lakefs.wire.base import Done, Message, Request
 class BucketStat(Message, frozen=True):
     """A bucket: its name, creation time, node, and settings.
 
-    `anonymous_read`: faces that know their users serve reads of it to strangers.  `versioning`: "", "enabled",
-    "suspended".
+    `anonymous_read`: faces that have users serve reads of this bucket without credentials.  `versioning`: "" (never
+    enabled), "enabled", "suspended".
     """
 
     name: str
@@ -26,7 +26,7 @@ class Buckets(Message, frozen=True):
 
 
 class BucketList(Request, frozen=True):
-    """All buckets (or the one of that name)."""
+    """List all buckets, or only the one called `name`."""
 
     OP = 30
     REPLY = Buckets
@@ -50,9 +50,9 @@ class BucketRemove(Request, frozen=True):
 
 
 class BucketSet(Request, frozen=True):
-    """Change settings of a bucket; None: as it is.  BucketNotFound.
+    """Change settings of a bucket; None leaves a setting as it is.  BucketNotFound.
 
-    `versioning` is "enabled" or "suspended"; a bucket that kept versions never goes back to not knowing them.
+    `versioning` is "enabled" or "suspended"; a bucket that kept versions never returns to "".
     """
 
     OP = 34

@@ -1,15 +1,15 @@
-"""One connection of the native protocol, seen from either end.  Sans-IO; `docs/protocol.md` is normative.
+"""The two ends of a connection of the native protocol.  Sans-IO; `docs/protocol.md` is normative.
 
-`ServerConnection` and `ClientConnection` own a `FrameReader`, know which streams are open, decode messages, and
-say what the driver has to do next.  The drivers (trio server, trio client, blocking client) move bytes and
-descriptors, nothing else.
+`ServerConnection` and `ClientConnection` own a `FrameReader`, track the open streams, decode messages, and return
+events that say what the driver has to do next.  The drivers (trio server, trio client, blocking client) only move
+bytes and descriptors.
 
 Rules kept here:
-- The first frame of a client is Hello; until it is accepted nothing else is decoded and bodies are refused.
-- Every request stream gets exactly one final frame: reply, failure, or end of stream.  A watch's reply is not final.
-- A `LakeError` that leaves `next_event` is the end of the connection; everything else concerns one stream.
+- A client's first frame is Hello.  Until Hello is accepted, no other request is decoded and bodies are refused.
+- Each request stream gets exactly one final frame: reply, failure, or end of stream.  A watch's reply is not final.
+- A `LakeError` raised by `next_event` ends the connection; every other failure concerns one stream.
 - A body announced by an event is pending in `reader`: the driver takes or skips it before the next event.  Bodies
-  of frames that are refused or ignored are skipped here.
+  of refused and ignored frames are skipped here.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from lakefs.wire.messages import REQUESTS, Failure, Hello, HelloReply, Message, 
 
 STREAM_ID_MAX: Final = (1 << 32) - 1
 FEATURES_CRITICAL: Final = 0xFFFF_FFFF_0000_0000
-"""Feature bits of Hello and its reply that the receiver must know; the low 32 may be ignored."""
+"""Feature bits of Hello and its reply that the receiver must know; it may ignore the low 32."""
 KNOWN_FEATURES: Final = 0
 ERROR_TEXT_MAX: Final = 4096
-"""Characters of a failure's message and subject that are sent."""
+"""Most characters sent of a failure's message, and of its subject."""
 
 _decode_request: Final[dict[int, Callable[[bytes], Request]]] = {
     op: msgspec.msgpack.Decoder(request).decode for op, request in REQUESTS.items()
@@ -42,13 +42,13 @@ _decode_reply: Final[dict[int, Callable[[bytes], Message]]] = {
 _decode_failure: Final = msgspec.msgpack.Decoder(Failure).decode
 _decode_event: Final = msgspec.msgpack.Decoder(WatchEvent).decode
 _UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
-"""What decoding raises: for other shapes, for text that is not UTF-8, for nesting without end."""
+"""Errors that decoding raises: for a wrong shape, for text that is not UTF-8, for nesting that is too deep."""
 _REQUEST: Final = int(Kind.REQUEST)
 _REPLY: Final = int(Kind.REPLY)
 
 
 class RequestReceived(msgspec.Struct, frozen=True, gc=False):
-    """A request to serve; its stream is open until a final frame was packed for it."""
+    """A request to serve; its stream is open until a final frame is packed for it."""
 
     stream_id: int
     request: Request
@@ -58,20 +58,20 @@ class RequestReceived(msgspec.Struct, frozen=True, gc=False):
 
 
 class RequestRefused(msgspec.Struct, frozen=True, gc=False):
-    """A request that is answered with `failure`, ready to be sent; the connection lives."""
+    """A request to be answered with `failure`, a frame ready to send.  The connection stays open."""
 
     failure: bytes
     descriptor_count: int
 
 
 class CancelReceived(msgspec.Struct, frozen=True, gc=False):
-    """The client has lost interest in an open stream; it still gets its final frame."""
+    """The client no longer waits for an open stream; the stream still gets its final frame."""
 
     stream_id: int
 
 
 class FrameIgnored(msgspec.Struct, frozen=True, gc=False):
-    """A frame without meaning here; descriptors that came with it are to be closed."""
+    """A frame without meaning for this end; the driver closes the descriptors that arrived with it."""
 
     descriptor_count: int
 
@@ -80,7 +80,7 @@ ServerEvent = RequestReceived | RequestRefused | CancelReceived | FrameIgnored
 
 
 class ServerConnection:
-    """The server's end.  `greeted` is set by `accept_hello`, once the driver has checked who is there."""
+    """The server's end.  `greeted` is set by `accept_hello`, after the driver has checked the peer."""
 
     def __init__(self) -> None:
         self.reader = FrameReader(control_bytes_max=HELLO_CONTROL_BYTES_MAX, body_bytes_max=0)
@@ -88,7 +88,7 @@ class ServerConnection:
         self._open: dict[int, int] = {}  # stream id -> op
 
     def next_event(self) -> ServerEvent | None:
-        """What the client's next frame asks for; None when more bytes are needed.
+        """Return the event of the client's next frame, or None when more bytes are needed.
 
         ProtocolError and RequestTooLarge end the connection: send `farewell(error)` and close.
         """
@@ -108,10 +108,11 @@ class ServerConnection:
         return FrameIgnored(frame.descriptor_count)
 
     def accept_hello(self, hello: Hello, *, token: str | None, trusted: bool) -> None:
-        """Let the client in.  UnsupportedVersion, or PermissionDenied for a wrong or missing token.
+        """Let the client in.  Raises UnsupportedVersion, or PermissionDenied for a wrong or missing token.
 
-        `token` None: nobody who is not trusted gets in.  After an error the connection is to be closed.
+        With `token` None only trusted clients are let in.  After an error the driver closes the connection.
         """
+        assert not self.greeted, "a connection has one Hello"
         if hello.protocol < PROTOCOL_VERSION:
             raise UnsupportedVersion(
                 f"the client speaks protocol {hello.protocol}, this engine {PROTOCOL_VERSION}; update the client"
@@ -134,7 +135,8 @@ class ServerConnection:
         *,
         final: bool = True,
     ) -> bytes:
-        """The reply's frame start.  RequestTooLarge when it passes a frame's limits; the stream is open then."""
+        """Return the reply's frame start.  RequestTooLarge when it passes a frame's limits; the stream stays open."""
+        assert final or self._open[stream_id] == Watch.OP, "only a watch goes on after its reply"
         frame = pack_frame(
             Kind.REPLY,
             self._open[stream_id],
@@ -148,19 +150,20 @@ class ServerConnection:
         return frame
 
     def failure(self, stream_id: int, error: LakeError) -> bytes:
-        """The failure that ends a stream."""
+        """Return the failure frame that ends a stream."""
         return _pack_failure(self._open.pop(stream_id), stream_id, error)
 
     def event(self, stream_id: int, event: WatchEvent) -> bytes:
-        """One event on a watch's stream."""
+        """Return the frame of one event on a watch's stream."""
+        assert self._open[stream_id] == Watch.OP, "only a watch has events"
         return pack_frame(Kind.EVENT, self._open[stream_id], stream_id, event)
 
     def end(self, stream_id: int) -> bytes:
-        """The end of a stream without an answer: a watch that is over, a request that was cancelled."""
+        """Return the frame that ends a stream without an answer: the watch is over, or the request was cancelled."""
         return pack_frame(Kind.END, self._open.pop(stream_id), stream_id)
 
     def is_open(self, stream_id: int) -> bool:
-        """Whether the stream still waits for its final frame."""
+        """Return True if the stream still waits for its final frame."""
         return stream_id in self._open
 
     def _request(self, frame: FrameStart) -> ServerEvent:
@@ -186,6 +189,7 @@ class ServerConnection:
         except _UNREADABLE as error:
             name = REQUESTS[op].__name__
             return self._refuse(frame, ProtocolError(f"the message is no {name} request: {error}"))
+        assert self.greeted or not frame.body_bytes, "no body is accepted before Hello"
         self._open[stream_id] = op
         return RequestReceived(
             stream_id, request, frame.body_bytes, frame.deadline_ms, frame.descriptor_count
@@ -198,7 +202,7 @@ class ServerConnection:
 
 
 class ReplyReceived(msgspec.Struct, frozen=True, gc=False):
-    """The answer of a stream; final unless the request was a Watch."""
+    """The reply on a stream; final unless the request was a Watch."""
 
     stream_id: int
     message: Message
@@ -207,7 +211,10 @@ class ReplyReceived(msgspec.Struct, frozen=True, gc=False):
 
 
 class FailureReceived(msgspec.Struct, frozen=True):
-    """A stream ended with an error.  Tracked by Python's gc: once raised, the error refers to frames that hold this."""
+    """A stream ended with an error.
+
+    Tracked by Python's gc: once raised, the error refers to stack frames that hold this event.
+    """
 
     stream_id: int
     error: LakeError
@@ -227,14 +234,14 @@ class StreamEnded(msgspec.Struct, frozen=True, gc=False):
 
 
 class GoodbyeReceived(msgspec.Struct, frozen=True, gc=False):
-    """The server drains: open streams are finished, new requests are refused."""
+    """The server is draining: it finishes open streams and refuses new requests."""
 
 
 ClientEvent = ReplyReceived | FailureReceived | EventReceived | StreamEnded | GoodbyeReceived | FrameIgnored
 
 
 class ClientConnection:
-    """The client's end.  The driver keeps to `inflight_max` of the server's HelloReply."""
+    """The client's end.  The driver sends no more requests at a time than the HelloReply's `inflight_max`."""
 
     def __init__(self) -> None:
         self.reader = FrameReader()
@@ -243,17 +250,17 @@ class ClientConnection:
 
     @property
     def open_count(self) -> int:
-        """Streams that wait for their final frame."""
+        """Count of streams that wait for their final frame."""
         return len(self._open)
 
     def is_open(self, stream_id: int) -> bool:
-        """Whether the stream waits for its final frame."""
+        """Return True if the stream still waits for its final frame."""
         return stream_id in self._open
 
     def request(
         self, request: Request, body_bytes: int = 0, descriptor_count: int = 0, *, deadline_ms: int = 0
     ) -> tuple[int, bytes]:
-        """Open a stream: its id and the request's frame start.  RequestTooLarge."""
+        """Open a stream; return its id and the request's frame start.  RequestTooLarge."""
         stream_id = self._last_stream_id % STREAM_ID_MAX + 1
         while stream_id in self._open:
             stream_id = stream_id % STREAM_ID_MAX + 1
@@ -266,18 +273,19 @@ class ClientConnection:
             descriptor_count=descriptor_count,
             deadline_ms=deadline_ms,
         )
+        assert 1 <= stream_id <= STREAM_ID_MAX, "stream 0 is the connection itself"
         self._last_stream_id = stream_id
         self._open[stream_id] = request.OP
         return stream_id, frame
 
     def cancel(self, stream_id: int) -> bytes:
-        """The frame that says nobody waits for the stream any more; its final frame still comes."""
+        """Return the frame that says the client no longer waits for the stream.  Its final frame still arrives."""
         return pack_frame(Kind.CANCEL, 0, stream_id)
 
     def next_event(self) -> ClientEvent | None:
-        """What the server's next frame says; None when more bytes are needed.
+        """Return the event of the server's next frame, or None when more bytes are needed.
 
-        A LakeError ends the connection: the server's own (a failure on stream 0), or ProtocolError.
+        A raised LakeError ends the connection: the server's own error (a failure on stream 0), or ProtocolError.
         """
         frame = self.reader.next_frame()
         if frame is None:
@@ -324,7 +332,7 @@ _FROM_SERVER: Final = frozenset((Kind.REPLY, Kind.FAILURE, Kind.EVENT, Kind.END)
 
 
 def check_hello_reply(reply: HelloReply) -> None:
-    """Refuse a server that this client cannot understand: UnsupportedVersion."""
+    """Raise UnsupportedVersion for a server that this client cannot understand."""
     if reply.protocol != PROTOCOL_VERSION:
         raise UnsupportedVersion(
             f"the engine answers in protocol {reply.protocol}, this client speaks {PROTOCOL_VERSION}; update the client"
@@ -333,7 +341,7 @@ def check_hello_reply(reply: HelloReply) -> None:
 
 
 def reply_memory(into: Sequence[memoryview], body_bytes: int) -> tuple[bool, list[Buffer]]:
-    """Where a reply's body goes: slices of `into` when it fits there, else memory of its own (True)."""
+    """Return memory for a reply's body: (False, slices of `into`) if it fits there, else (True, new memory)."""
     if sum(map(len, into)) < body_bytes:
         return True, [bytearray(body_bytes)]
     parts: list[Buffer] = []
@@ -341,16 +349,17 @@ def reply_memory(into: Sequence[memoryview], body_bytes: int) -> tuple[bool, lis
         if body_bytes:
             parts.append(view[:body_bytes])
             body_bytes -= len(parts[-1])
+    assert not body_bytes, "the parts are as long as the body"
     return False, parts
 
 
 def farewell(error: LakeError) -> bytes:
-    """The failure on stream 0 that a server sends before it closes a connection."""
+    """Return the failure on stream 0 that a server sends before it closes a connection."""
     return _pack_failure(0, 0, error)
 
 
 def goodbye() -> bytes:
-    """The frame by which a draining server asks its clients to go."""
+    """Return the frame by which a draining server asks its clients to close their connections."""
     return pack_frame(Kind.END, 0, 0)
 
 
@@ -362,7 +371,7 @@ def _refuse_unknown_features(features: int, whose: str) -> None:
 
 
 def _same_token(given: str, expected: str | None) -> bool:
-    """Compare in a time that tells nothing about the expected token."""
+    """Compare in constant time, which reveals nothing about the expected token."""
     if not expected:
         return False
     return hmac.compare_digest(given.encode(), expected.encode())
@@ -374,7 +383,7 @@ def _pack_failure(op: int, stream_id: int, error: LakeError) -> bytes:
 
 
 def _sendable(text: str) -> str:
-    """A text short enough, and without the halves of characters that file names may bring."""
+    """Return the text cut to ERROR_TEXT_MAX, with lone surrogates (from file names that are not UTF-8) escaped."""
     return text[:ERROR_TEXT_MAX].encode(errors="backslashreplace").decode()
 
 

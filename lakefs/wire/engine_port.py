@@ -1,8 +1,9 @@
 """The port between faces and engine: requests in, replies out, payload beside them.
 
-Two sides of one thing.  `EngineClient` is what `Lake` drives: the embedded engine, and the remote one over a
-stream, implement it, and one contract suite holds them equal.  `EngineService` is what a server serves: it also
-says where a request's body is to be received, so that payload lands once, where it is used.
+The port has two sides.  `EngineClient` is the side that `Lake` uses: the embedded engine and the remote one (over a
+stream) implement it, and one contract suite holds them equal.  `EngineService` is the side that a server calls: it
+also provides the memory for a request's body, so that payload is received directly where it is used.
+`BlockingEngineClient` is the counterpart of `EngineClient` for threads.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from lakefs.wire.messages import Message, Request, Watch, WatchEvent
 
 
 def _nothing() -> None:
-    """The release of a body that owns no pooled memory."""
+    """Do nothing: the release of a body that owns no pooled memory."""
 
 
 @dataclass
 class Body:
-    """Payload of one request or reply: parts that follow each other, and who gets the memory back.
+    """Payload of one request or reply: parts that follow each other, and a function that gives the memory back.
 
-    `release` is called exactly once, by whoever consumed the body; the parts must not be touched afterwards.
+    The consumer of the body calls `release` exactly once; the parts must not be touched afterwards.
     """
 
     parts: Sequence[Buffer] = ()
@@ -42,13 +43,13 @@ class Body:
 
 @dataclass
 class Reply:
-    """An answer: the message, its payload, and descriptors whose ownership goes to the receiver.
+    """An answer: the message, its payload, and descriptors.
 
-    A server sends the descriptors and closes none of them: `descriptors` of an `EngineService` stay the
-    service's own (the kernel duplicates them in flight); those of a remote `EngineClient` are new and the
+    A server sends the descriptors and closes none of them: `descriptors` from an `EngineService` stay the
+    service's own (the kernel duplicates them in flight).  Those from a remote `EngineClient` are new, and the
     caller closes them.
 
-    `then` of a service's answer is called when that has been handed on: work that the answer did not need.
+    `then` of a service's answer is called after the answer was handed on: work that the answer did not need.
     """
 
     message: Message
@@ -56,24 +57,24 @@ class Reply:
     descriptors: Sequence[int] = ()
     then: Callable[[], None] | None = None
     epoch: int = 0
-    """Of the connection that it came over, as a client counts them."""
+    """Number of the connection that the answer arrived on, as a client counts them."""
 
 
 class EngineClient(Protocol):
-    """Asks one engine.  Safe for use by many tasks at once."""
+    """Sends requests to one engine.  Safe for use by many tasks at once."""
 
     @property
     def epoch(self) -> int:
-        """Counts connections: descriptors, leases and sources of an earlier epoch are void."""
+        """Count of connections so far: descriptors, leases and sources of an earlier epoch are void."""
         ...
 
     @property
     def carries_descriptors(self) -> bool:
-        """Whether OpenSegments and SourceOpen can work here."""
+        """True if OpenSegments and SourceOpen can work here."""
         ...
 
     def is_connected(self) -> bool:
-        """Whether the connection of this epoch is still there: looks for its end, and waits for nothing."""
+        """Return True if the connection of this epoch is still open.  Checks for its end and never waits."""
         ...
 
     async def call(
@@ -84,54 +85,54 @@ class EngineClient(Protocol):
         *,
         into: Sequence[memoryview] = (),
     ) -> Reply:
-        """The engine's reply.  Raises the error of `lakefs.errors` that the engine answered with.
+        """Send a request and return the engine's reply.  Raises the error of `lakefs.errors` that the engine sent.
 
-        `into` is writable memory for the reply's body: when the body fits, the reply's parts are slices of it,
-        from the front; else, or without it, the parts are other memory.  The parts say where the bytes are.
+        `into` is writable memory for the reply's body: if the body fits, the reply's parts are slices of `into`, from
+        its front; else they are other memory.  The reply's parts say where the bytes are.
 
-        On cancellation the request may or may not be done; a reply that comes later is dropped.
+        On cancellation the request may or may not be done; a reply that arrives later is dropped.
         """
         ...
 
     def tell(self, request: Request) -> bool:
-        """Send a request whose answer does not matter, when nothing else is under way and it need not wait.
+        """Send a request whose answer does not matter, if no other request is under way and sending need not wait.
 
-        Whether it was sent; it may get lost even then.
+        Returns True if it was sent; it may get lost even then.
         """
         ...
 
     def watch(
         self, bucket: str, *, others_only: bool = False
     ) -> AbstractAsyncContextManager[AsyncIterator[WatchEvent]]:
-        """Events of a bucket from now on, in order, each after it is durable; they end with the connection.
+        """Iterate over a bucket's events from now on, in order, each after it is durable, until the connection ends.
 
-        `others_only`: what this connection's own requests change is left out.
+        `others_only`: leave out changes made by this connection's own requests.
         BucketNotFound, EngineBusy.  After a `resync` event, or a new connection, look at everything again.
         """
         ...
 
 
 class ServedClient(Protocol):
-    """What a service keeps for one connection; opaque to the server."""
+    """State that a service keeps for one connection; opaque to the server."""
 
 
 class EngineService(Protocol):
-    """What a server serves."""
+    """The engine as a server calls it."""
 
     def connected(
         self, peer: str, *, descriptors: bool, trusted: bool, uid: int | None = None
     ) -> ServedClient:
-        """A connection has begun.  `trusted`: it came over a Unix socket that checked its owner, who is `uid`."""
+        """Begin a connection.  `trusted`: it arrived on a Unix socket that checked its owner; `uid` is that owner."""
         ...
 
     async def disconnected(self, client: ServedClient) -> None:
-        """The connection has ended; its leases are dropped; its sessions end or linger."""
+        """End a connection: its leases are dropped; its sessions end or linger."""
         ...
 
     async def receive(self, client: ServedClient, request: Request, body_bytes: int) -> Body:
-        """Memory for a request's body, exactly `body_bytes` in all, to be filled before `serve`.
+        """Return memory for a request's body, exactly `body_bytes` in all, to be filled before `serve`.
 
-        Asked for every request that came with a body, and for StoreChunks and PutObjects always.
+        Called for every request that has a body, and for StoreChunks and PutObjects always.
         Raises UserError when the request's lengths do not fit its body; waits when the pool is empty.
         """
         ...
@@ -139,13 +140,13 @@ class EngineService(Protocol):
     async def serve(
         self, client: ServedClient, request: Request, body: Body, descriptors: Sequence[int]
     ) -> Reply:
-        """Do the request.  Takes over `body` (releases it) and `descriptors` (closes them), also when it raises."""
+        """Do the request.  Takes over `body` (releases it) and `descriptors` (closes them), also if it raises."""
         ...
 
     def watch(self, client: ServedClient, request: Watch) -> AsyncIterator[WatchEvent]:
-        """Events of a bucket, until closed (`aclose` or `close` of the iterator, where it has one).
+        """Iterate over a bucket's events, until closed (`aclose` or `close` of the iterator, if it has one).
 
-        The watch has begun when this returns, so that no event after the client's answer is missed.
+        The watch has begun when this returns, so no event after the client's answer is missed.
         """
         ...
 
@@ -153,26 +154,26 @@ class EngineService(Protocol):
 class BlockingEngineClient(Protocol):
     """The blocking counterpart of `EngineClient`: requests are started, and finished in any order.
 
-    Used by one thread at a time.  Errors as `EngineClient.call`, raised by either method.
+    Used by one thread at a time.  `start` and `finish` raise the errors of `EngineClient.call`.
     """
 
     @property
     def address(self) -> str:
-        """Where the engine is: `unix:PATH`, `tcp://HOST:PORT`, `data:PATH`."""
+        """The engine's address: `unix:PATH`, `tcp://HOST:PORT`, `data:PATH`."""
         ...
 
     @property
     def epoch(self) -> int:
-        """Counts connections: descriptors, leases and sources of an earlier epoch are void."""
+        """Count of connections so far: descriptors, leases and sources of an earlier epoch are void."""
         ...
 
     @property
     def carries_descriptors(self) -> bool:
-        """Whether OpenSegments and SourceOpen can work here."""
+        """True if OpenSegments and SourceOpen can work here."""
         ...
 
     def is_connected(self) -> bool:
-        """Whether the connection of this epoch is still there: looks for its end, and waits for nothing."""
+        """Return True if the connection of this epoch is still open.  Checks for its end and never waits."""
         ...
 
     def start(
@@ -183,23 +184,23 @@ class BlockingEngineClient(Protocol):
         *,
         into: Sequence[memoryview] = (),
     ) -> object:
-        """Send a request; its ticket."""
+        """Send a request; return its ticket."""
         ...
 
     def finish(self, ticket: Any) -> Reply:
-        """Wait for the reply of a started request."""
+        """Wait for the reply of a started request and return it."""
         ...
 
     def cancel(self, ticket: Any) -> None:
-        """Nobody will finish this request; its memory is left alone from now on."""
+        """Give up a request that will not be finished; its memory is not written from now on."""
         ...
 
     def forget(self, ticket: Any) -> None:
-        """Nobody will finish this request; it is done all the same."""
+        """Let a request run that will not be finished: the engine does it all the same."""
         ...
 
     def tell(self, request: Request) -> bool:
-        """As `EngineClient.tell`."""
+        """Like `EngineClient.tell`."""
         ...
 
     def close(self) -> None:
@@ -207,5 +208,5 @@ class BlockingEngineClient(Protocol):
         ...
 
     def forked(self) -> BlockingEngineClient:
-        """In a child that was forked just now: another client of the engine, in the place of this one."""
+        """Return another client of the engine, to use in place of this one in a child process just forked."""
         ...

@@ -1,14 +1,15 @@
 """Frames: the fixed header, its checksum, and a reader that is fed bytes.  Sans-IO; `docs/protocol.md` is normative.
 
 A frame is a header of 32 bytes, a control part (message, then extension), and a body.  The header's CRC covers
-header and control part; a body has none, since payload is checked against chunk ids and granule checksums.
+header and control part.  A body has no CRC: payload is checked against chunk ids and granule checksums.
 
 Rules kept here:
 - Sizes are compared with the reader's limits before anything is allocated or waited for.
-- A frame start is handed out whole and checked, or not at all; after an error the reader is unusable.
-- Body bytes are copied only when they already sit in the receive buffer; the rest goes where the caller says.
+- A frame start is returned whole and checked, or not at all; after an error the reader is unusable.
+- Body bytes are copied only when they already lie in the receive buffer; the driver receives the rest directly into
+  the memory that the caller gave.
 
-What a frame means, and which kinds are known, is for `lakefs.wire.connection`.
+This module does not interpret frames: `lakefs.wire.connection` knows the kinds and their meaning.
 """
 
 from __future__ import annotations
@@ -54,10 +55,12 @@ FRAME_MAGIC: Final = b"LAK1"
 HEADER_BYTES: Final = FRAME_HEADER.size
 CRC_OFFSET: Final = FRAME_HEADER.offset_of("crc")
 FLAGS_CRITICAL: Final = 0xF0
-"""Flag bits that a receiver must know to treat the frame rightly; the others may be ignored."""
+"""Flag bits that a receiver must know; it may ignore the others."""
 DEADLINE_MS_MAX: Final = (1 << 32) - 1
 
 assert CRC_OFFSET == HEADER_BYTES - 4, "the CRC is the header's last field"
+assert DESCRIPTORS_PER_FRAME_MAX < 1 << 8, "a count of descriptors fits its byte"
+assert max(CONTROL_BYTES_MAX, BODY_BYTES_MAX) < 1 << 32, "lengths fit their fields"
 
 _encode = msgspec.msgpack.Encoder().encode
 _unpack_header = FRAME_HEADER.unpack_from
@@ -65,7 +68,7 @@ _pack_header = FRAME_HEADER.pack
 
 
 class Kind(IntEnum):
-    """What a frame is."""
+    """Kind of a frame."""
 
     REQUEST = 1
     REPLY = 2
@@ -76,7 +79,7 @@ class Kind(IntEnum):
 
 
 class FrameStart(msgspec.Struct, frozen=True, gc=False):
-    """Header and control part of a frame whose CRC was right.  `kind` may be one of the future."""
+    """Header and control part of a frame whose CRC was right.  `kind` may be one that a newer peer defines."""
 
     kind: int
     flags: int
@@ -101,10 +104,10 @@ def pack_frame(
     extension: bytes = b"",
     flags: int = 0,
 ) -> bytes:
-    """Header and control part as one bytes object; the caller sends body and descriptors along.
+    """Return header and control part as one bytes object; the caller sends the body and the descriptors.
 
-    InvalidArgument for text that UTF-8 cannot say; RequestTooLarge when control part, body or descriptors pass what
-    any receiver accepts.
+    InvalidArgument for text that UTF-8 cannot encode; RequestTooLarge when control part, body or descriptors pass
+    the limits that every receiver has.
     """
     try:
         control = _encode(message) + extension if message is not None else extension
@@ -139,10 +142,10 @@ def pack_frame(
 class FrameReader:
     """Cuts received bytes into frame starts and bodies.
 
-    The driver fills `space()`, tells `received(count)`, and calls `next_frame()` until it returns None.  After a
-    frame start with a body it calls `take_body` or `skip_body` before the next `next_frame`.
+    The driver receives into `space()`, calls `received(count)`, and calls `next_frame()` until it returns None.  After
+    a frame start with a body it calls `take_body` or `skip_body` before the next `next_frame`.
 
-    `control_bytes_max` and `body_bytes_max` may be raised between frames (once a peer is known).
+    `control_bytes_max` and `body_bytes_max` may be raised between frames, when Hello was accepted.
     """
 
     __slots__ = (
@@ -177,29 +180,30 @@ class FrameReader:
 
     @property
     def mid_frame(self) -> bool:
-        """Whether a frame has begun and has not ended: the peer owes bytes."""
+        """True while a frame has begun and not ended: the peer has bytes left to send."""
         return self._end > self._start or self._body_left > 0
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes received and not yet handed out."""
+        """Count of bytes received and not yet consumed."""
         return self._end - self._start
 
     def space(self) -> memoryview:
-        """Memory for the next bytes; never empty.  Call `received` before anything else."""
+        """Return memory for the next bytes, never empty.  Call it after `next_frame` returned None; then `received`."""
         if self._start == self._end:
             self._start = self._end = 0
         elif self._start and self._end > len(self._memory) // 2:
             self._move_to(self._memory)
+        assert self._end < len(self._memory), "a receive into no memory would look like the peer's end"
         return self._view[self._end :]
 
     def received(self, count: int) -> None:
-        """`count` bytes were put into `space()`."""
+        """Note that `count` bytes were put into `space()`."""
         assert 0 <= count <= len(self._memory) - self._end, "more bytes than there was space"
         self._end += count
 
     def next_frame(self) -> FrameStart | None:
-        """The next frame's start, or None when more bytes are needed.
+        """Return the next frame's start, or None when more bytes are needed.
 
         ProtocolError for a wrong magic or CRC, RequestTooLarge for sizes over the limits.
         """
@@ -250,11 +254,12 @@ class FrameReader:
         )
 
     def take_body(self, parts: Sequence[Buffer]) -> list[memoryview]:
-        """Put the body into `parts` (writable, exactly its length in all) as far as it has been received.
+        """Copy the received part of the body into `parts` (writable, exactly the body's length in all).
 
-        Returns what is still to be filled, in order; the driver receives straight into that, and only then goes
-        on with `space()`.
+        Returns the memory that is still to be filled, in order.  The driver receives directly into it before it calls
+        `space()` again.
         """
+        assert not self._skipping, "a body is taken or skipped, not both"
         missing: list[memoryview] = []
         for part in parts:
             view = memoryview(part)
@@ -269,7 +274,8 @@ class FrameReader:
         return missing
 
     def skip_body(self) -> None:
-        """Drop the body of the frame just handed out, as its bytes come in."""
+        """Drop the body of the frame just returned, as its bytes arrive."""
+        assert self._body_left, "the frame has a body"
         self._skipping = True
 
     def _skip(self) -> bool:
@@ -280,12 +286,13 @@ class FrameReader:
         return not self._skipping
 
     def _consume(self, end: int) -> None:
+        assert self._start <= end <= self._end, "only received bytes are consumed"
         self._start = end
         if self._memory is not self._small and self._start == self._end:
             self._move_to(self._small)
 
     def _move_to(self, memory: bytearray) -> None:
-        """Bring the unconsumed bytes to the front of `memory`, which may be the present one."""
+        """Move the unconsumed bytes to the front of `memory`, which may be the current one, and receive there."""
         held = bytes(self._view[self._start : self._end])
         assert len(held) <= len(memory), "received bytes fit the new memory"
         self._memory = memory

@@ -1,4 +1,4 @@
-"""Grants, which say where chunks are, and the requests that keep chunks there or tell of them at large."""
+"""Grants, which say where chunks are; requests that pin chunks to their places; the request for the shared index."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ from typing import Final
 
 from lakefs.wire.base import Done, Message, Request
 
-# Media: how a client has a granted chunk's bytes.  The shared index says the same of its entries, as their tier.
+# Media: how a client reads a granted chunk's bytes.  Entries of the shared index use the same numbers as their tier.
 MEDIUM_NONE: Final = 0
-"""Not at all: the store does not have the chunk."""
+"""No bytes: the store does not have the chunk."""
 MEDIUM_SEGMENT: Final = 1
-"""Read from the segment's file, whose descriptor the engine sends (`lakefs.grants.descriptors`)."""
+"""Bytes are read from the segment's file, whose descriptor the engine sends (`lakefs.grants.descriptors`)."""
 MEDIUM_INLINE: Final = 2
-"""Taken out of this frame's body, at `offset`."""
+"""Bytes are in this frame's body, at `offset`."""
 MEDIUM_DRAM: Final = 3
-"""Copied from the DRAM tier: `segment` is the slab, `epoch` the slot's generation (`lakefs.grants.dram_slabs`)."""
+"""Bytes are copied from the DRAM tier: `segment` is the slab, `epoch` the slot's generation
+(`lakefs.grants.dram_slabs`)."""
 MEDIA_DRAM: Final = 1
-"""Bit of a request's `media`: grants of `MEDIUM_DRAM` are understood."""
+"""Bit of a request's `media`: the client understands grants of `MEDIUM_DRAM`."""
 
 
 class Grant(Message, frozen=True, gc=False):
-    """Where a chunk's bytes are; `medium` is one of those above.
+    """The place of a chunk's bytes; `medium` is one of the media above.
 
-    `crc` is the payload's (one granule) or its vector's, which lies behind the payload.  `epoch` lets a reader
-    notice a moved chunk; correctness rests on the check of the bytes (`lakefs.content.verify`).
+    `crc` is the CRC of the payload (if it is one granule), or of the vector of granule CRCs that follows the payload.
+    `epoch` lets a reader notice a moved chunk; correctness rests on the check of the bytes (`lakefs.content.verify`).
     """
 
     medium: int
@@ -37,7 +38,7 @@ class Grant(Message, frozen=True, gc=False):
 
 
 class Pinned(Message, frozen=True):
-    """A grant for each chunk, in order; MEDIUM_NONE for one that is not there and was not pinned."""
+    """A grant for each chunk, in order; MEDIUM_NONE for one that does not exist and was not pinned."""
 
     grants: list[Grant]
 
@@ -45,9 +46,9 @@ class Pinned(Message, frozen=True):
 class PinChunks(Request, frozen=True):
     """Keep chunks at their places: neither gc nor compaction punches or unlinks them, whatever happens to their names.
 
-    For readers with mappings of their own.  What this connection has pinned already stays at the place it has, and
-    is counted; so is each pin of a chunk.  Pins end with UnpinChunks, or with the connection.  PermissionDenied (over
-    TCP), EngineBusy when too much is pinned.
+    For readers with mappings of their own.  Pins are counted: a chunk that this connection has pinned already stays at
+    its place and gets one more pin.  Pins end with UnpinChunks, or with the connection.  PermissionDenied over TCP;
+    EngineBusy when too much is pinned.
     """
 
     OP = 45
@@ -56,7 +57,7 @@ class PinChunks(Request, frozen=True):
 
 
 class UnpinChunks(Request, frozen=True):
-    """Take back one pin of each chunk; one that is not pinned is ignored."""
+    """Remove one pin of each chunk; a chunk that is not pinned is ignored."""
 
     OP = 46
     REPLY = Done
@@ -64,16 +65,16 @@ class UnpinChunks(Request, frozen=True):
 
 
 class SharedIndexOpened(Message, frozen=True):
-    """A read-only descriptor of the shared index comes with this frame; `entries`: chunks that it has room for."""
+    """A read-only descriptor of the shared index, sent with this frame.  It has room for `entries` chunks."""
 
     entries: int
 
 
 class OpenSharedIndex(Request, frozen=True):
-    """Get the table of where chunks are, to be mapped and read without asking (`docs/format.md`, Shared index).
+    """Get the shared index: the table of chunks' places, which a client maps and reads.  See `docs/format.md`.
 
     PermissionDenied over TCP; UnsupportedVersion when this engine shares none.  A table whose magic has become
-    zeros was replaced by a larger one: ask again.
+    zeros was replaced by a larger one: send this request again.
     """
 
     OP = 47

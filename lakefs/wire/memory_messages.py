@@ -1,4 +1,4 @@
-"""Messages about memory that a client lends to the engine, so that payload moves without passing the socket."""
+"""Messages about lent memory: memory of a client that the engine reads and writes, so no payload passes the socket."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class MemoryLent(Message, frozen=True):
 
 
 class LendMemory(Request, frozen=True):
-    """Lend the memory whose descriptor comes along: a memfd, or a file on tmpfs or hugetlbfs, of `size_bytes` at least.
+    """Lend the memory whose descriptor is sent along: a memfd, or a file on tmpfs or hugetlbfs.
 
-    `writable`: the engine may also write to it, for which the descriptor has to be open for reading and writing.
-    The lending ends with ReturnMemory or with the connection.  On the Unix socket only.
-    InvalidArgument, also when it is more than all lendings together may be; PermissionDenied; EngineBusy when it is
-    not, and too much is lent already.
+    The file has at least `size_bytes`.  `writable`: the engine may also write to it; the descriptor must then be open
+    for reading and writing.  The lending ends with ReturnMemory or with the connection.  On the Unix socket only.
+    InvalidArgument, also for more than all lendings together may have; PermissionDenied; EngineBusy when there is no
+    room for it now because too much is lent already.
     """
 
     OP = 49
@@ -31,7 +31,7 @@ class LendMemory(Request, frozen=True):
 class ReturnMemory(Request, frozen=True):
     """End a lending; one that has ended already is ignored.
 
-    When it is answered, the engine touches the memory no more: requests that use it have come to their ends.
+    After the answer the engine no longer touches the memory: all requests that use it have ended.
     """
 
     OP = 53
@@ -42,7 +42,7 @@ class ReturnMemory(Request, frozen=True):
 class StoreSlots(Request, frozen=True):
     """Store slots of lent memory as data chunks, each 1 B to 4 MiB; the engine copies them before it hashes.
 
-    SourceChanged when the memory was shrunk.  SessionLost when it is not lent on this connection (any more).
+    SourceChanged when the memory was shrunk.  SessionLost when it is not, or no longer, lent on this connection.
     """
 
     OP = 51
@@ -54,7 +54,7 @@ class StoreSlots(Request, frozen=True):
 
 
 class PutSlots(Request, frozen=True):
-    """As PutObjects, from slots of lent memory: each is the content of one name.  Errors as of StoreSlots."""
+    """Like PutObjects, from slots of lent memory: each slot is the content of one name.  Errors as in StoreSlots."""
 
     OP = 54
     REPLY = NameResults
@@ -66,9 +66,9 @@ class PutSlots(Request, frozen=True):
 
 
 class SlotsLoaded(Message, frozen=True):
-    """Lengths of what was loaded, 0 where nothing was; CRC32C of each granule of each chunk, 4 bytes each.
+    """Lengths of the loaded payloads, 0 where none was; for each chunk the CRC32Cs of its granules, 4 bytes each.
 
-    `crcs` is empty when no checksums were asked for, `failures` when there are none.
+    `crcs` is empty when the request asked for no checksums, `failures` when no slot failed.
     """
 
     lengths: list[int]
@@ -77,15 +77,15 @@ class SlotsLoaded(Message, frozen=True):
 
 
 class LoadSlots(Request, frozen=True):
-    """Bring the payload of each chunk to its offset in memory that was lent writable.
+    """Write the payload of each chunk to its offset in memory that was lent writable.
 
-    `lengths`, when given, are as many as chunks: the room of each slot.  The engine checks nothing: compare what
-    arrived with the chunk's id, or with the answer's checksums (left out with `checksums` false).  A chunk that is not
-    there, damaged, longer than its slot, outside the memory, or that overlaps another slot, has a failure of its own:
-    ChunkNotFound, ChunkDamaged, InvalidArgument, SourceChanged (the memory was shrunk), StaleGrant (ask again).
-    SessionLost when the memory is not lent on this connection (any more).
-    Slots without a failure hold their payload; a slot with one may hold anything.  When it is answered, cancelled too,
-    the memory is not written any more.
+    `lengths`, if given, has the room of each slot, one for each chunk.  The engine does not check the payload: the
+    client compares it with the chunk's id, or with the answer's checksums (left out with `checksums` false).  A slot
+    has a failure of its own when its chunk does not exist, is damaged or is longer than the slot, or when the slot is
+    outside the memory or overlaps another: ChunkNotFound, ChunkDamaged, InvalidArgument, SourceChanged (the memory was
+    shrunk), StaleGrant (ask again).  SessionLost when the memory is not, or no longer, lent on this connection.
+    Slots without a failure hold their payload; a slot with one may hold anything.  After the answer, also that of a
+    cancelled request, the engine no longer writes to the memory.
     """
 
     OP = 52

@@ -1,12 +1,12 @@
-"""The messages of the native protocol: what a client can ask of an engine, and the answers.
+"""The messages of the native protocol: the requests that a client sends to an engine, and the answers.
 
 `docs/protocol.md` is normative; this module is the same list as types.  Messages are msgpack arrays (msgspec,
 `array_like`): fields may be appended with defaults, never moved.  Raw payload travels in a frame's body, never
 in a message.  The embedded engine takes the same messages without frames.
 
-Most kinds of messages have modules of their own; all messages are to be had from here.
+Most kinds of messages have modules of their own; this module exports them all.
 
-Decoding checks shape and types only; sizes, ranges and ids are checked by whoever serves the request.
+Decoding checks shape and types only; the server of a request checks sizes, ranges and ids.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ from lakefs.wire.version_messages import (
 class Commit(Request, frozen=True):
     """Bind names to blobs whose chunks the session holds.  Each name is atomic.
 
-    Durable when answered; with `durable` false it is visible to all and synced within a second (see `Sync`).
+    Durable when answered; with `durable` false only visible to all, and synced within a second (see `Sync`).
     """
 
     OP = 20
@@ -133,7 +133,7 @@ class Commit(Request, frozen=True):
 
 
 class PutObjects(Request, frozen=True):
-    """Store small objects and bind their names in one go; payloads in the body, each at most 4 MiB.
+    """Store small objects and bind their names in one request; payloads in the body, each at most 4 MiB.
 
     `changes[i].blob` is empty: the engine computes it.  Chunk and name are one journal group.  `durable` as in Commit.
     """
@@ -148,8 +148,8 @@ class PutObjects(Request, frozen=True):
 class StatNames(Request, frozen=True):
     """Look names up: (bucket, key) pairs.  A key ending in `/`, or empty, asks for a folder.
 
-    With `durable` false the answer may rest on what is visible and not durable yet.  `versions`, when given, are as
-    many as names: the id of a version, also of a delete marker, or "" for what the name is bound to.  VersionNotFound.
+    With `durable` false the answer may include changes that are visible and not durable yet.  `versions`, if given, has
+    for each name the id of a version, also of a delete marker, or "" for the current version.  VersionNotFound.
     """
 
     OP = 22
@@ -162,9 +162,10 @@ class StatNames(Request, frozen=True):
 class DeleteNames(Request, frozen=True):
     """Remove names; a missing one is no failure (no `stat`).  A key `F/` is the folder's own blob; names in F stay.
 
-    `keep_folder`: the folder that loses its last name stays, as an empty one.  `durable` as in Commit.  Where versions
-    are kept, a delete marker takes the place of the name (or of nothing); the result has its id.  `versions` and
-    `conditions` (for `condition`): none, or as many as names; a version is removed for good, under its own condition.
+    `keep_folder`: a folder that loses its last name stays, empty.  `durable` as in Commit.  In a bucket that keeps
+    versions, a delete marker becomes the newest version, also of a missing name; the result has its id.  `versions` and
+    `conditions` (instead of `condition`): none, or one for each name; a given version is removed for good, under its
+    own condition.
     """
 
     OP = 23
@@ -198,10 +199,10 @@ class Rename(Request, frozen=True):
 
 
 class Copy(Request, frozen=True):
-    """Bind another name to the blob of an object; no byte moves.  Attributes are kept unless given.
+    """Bind another name to the blob of an object; no byte is copied.  Attributes are kept unless given.
 
-    So are tags, by themselves: those of the `attributes` are not looked at.
-    `version` is the id of the version to copy, "" for what the name is bound to.  VersionNotFound, VersionIsMarker.
+    Tags are kept unless `tags` is given; tags in `attributes` are ignored.
+    `version` is the id of the version to copy, "" for the current one.  VersionNotFound, VersionIsMarker.
     """
 
     OP = 25
@@ -218,9 +219,9 @@ class Copy(Request, frozen=True):
 
 
 class MakeFolder(Request, frozen=True):
-    """Make an explicit folder (it stays when empty).  AlreadyExists when it is there and `exclusive`.
+    """Make an explicit folder (it stays when empty).  AlreadyExists when it exists and `exclusive` is set.
 
-    `attributes`: mode, owner, time and xattrs of a folder that this makes.  `durable` as in Commit.
+    `attributes`: mode, owner, time and xattrs of a folder made by this request.  `durable` as in Commit.
     """
 
     OP = 26
@@ -236,10 +237,10 @@ class MakeFolder(Request, frozen=True):
 class SetAttributes(Request, frozen=True):
     """Change attributes of a folder (key ending in `/`, or empty: the bucket), object or symlink; the node stays.
 
-    None: as it is.  `xattrs`: values to set, None to remove; `xattr_absent`: each one set must not be there
-    (AlreadyExists), `xattr_present`: each one set must be there (KeyNotFound); removing a missing one is KeyNotFound.
-    `tags`: all that there are then; KeyNotFound for a folder or symlink without content.
-    `version`: of that version instead, "" for what the name is bound to; VersionNotFound, VersionIsMarker.
+    None leaves an attribute as it is.  `xattrs`: values to set, None to remove; `xattr_absent`: each one set must not
+    exist (AlreadyExists), `xattr_present`: must exist (KeyNotFound); removing a missing one is KeyNotFound.
+    `tags` replaces all tags; KeyNotFound for a folder or symlink without content.
+    `version`: the version to change, "" for the current one; VersionNotFound, VersionIsMarker.
     Errors: KeyNotFound, PreconditionFailed, RequestTooLarge.  `durable` as in Commit.
     """
 
@@ -262,7 +263,7 @@ class SetAttributes(Request, frozen=True):
 
 
 class MakeSymlink(Request, frozen=True):
-    """Make a symlink with a target of 1 to 4,095 bytes; AlreadyExists when object, symlink or folder is there.
+    """Make a symlink with a target of 1 to 4,095 bytes; AlreadyExists when an object, symlink or folder has the name.
 
     `durable` as in Commit.
     """
@@ -277,7 +278,7 @@ class MakeSymlink(Request, frozen=True):
 
 
 class RemoveFolder(Request, frozen=True):
-    """Remove an empty folder, made by somebody or not.  KeyNotFound, NotAFolder, FolderNotEmpty.
+    """Remove an empty folder, whether or not it was made explicitly.  KeyNotFound, NotAFolder, FolderNotEmpty.
 
     `keep_folder` and `durable` as in DeleteNames.
     """
@@ -317,7 +318,7 @@ class Listed(Message, frozen=True):
 
 
 class ListNames(Request, frozen=True):
-    """Names with the prefix, strictly after `after`, rolled up at `delimiter` ("" or "/"), at most `limit`.
+    """List names with the prefix, strictly after `after`, rolled up at `delimiter` ("" or "/"), at most `limit`.
 
     `after` may be a rolled-up prefix: everything below it is skipped.  `folders` lists bare folders too.  `durable` as
     in StatNames.
@@ -340,9 +341,9 @@ class ListNames(Request, frozen=True):
 class OpenedObject(Message, frozen=True):
     """An object opened for reading.
 
-    `chunks` and `lengths` are the layout when it has at most `layout_max` chunks, else empty: the manifest
-    (chunk of `stat.blob`) is read as any chunk.  `grants` go with `chunks`.  The lease keeps the content until
-    it is closed or the connection ends.
+    `chunks` and `lengths` are the layout if it has at most `layout_max` chunks; else they are empty, and the client
+    reads the manifest (the chunk of `stat.blob`) like any chunk.  `grants` has one grant for each of `chunks`.  The
+    lease keeps the content until it is closed or the connection ends.
     """
 
     stat: ObjectStat
@@ -353,14 +354,14 @@ class OpenedObject(Message, frozen=True):
 
 
 class OpenResult(Message, frozen=True):
-    """One item of OpenObjects."""
+    """Result of one item of OpenObjects."""
 
     opened: OpenedObject | None = None
     failure: Failure | None = None
 
 
 class OpenResults(Message, frozen=True):
-    """One result for each name; payloads answered inline are in the body at their grants' offsets."""
+    """One result for each name; inline payloads are in the body at their grants' offsets."""
 
     results: list[OpenResult]
 
@@ -368,12 +369,12 @@ class OpenResults(Message, frozen=True):
 class OpenObjects(Request, frozen=True):
     """Open objects for reading.
 
-    Payloads under 64 KiB come inline while `inline_bytes` lasts.  `lease` false: no lease is taken (lease 0), for
-    readers that finish with this answer or retry; `lease_inline` false: none for objects whose payload comes inline
-    (should it not come after all, there is no lease, either: open it again).  `grants_bytes` above 0: places only of
-    chunks with bytes in [grants_from, grants_from + grants_bytes), MEDIUM_NONE for others.  `durable` and
-    `versions` as in StatNames; VersionIsMarker.  `media`: MEDIA_DRAM, or 0.  `lease_from`: none
-    for content shorter than so many bytes, whose reader opens it again should gc have freed it meanwhile.
+    Payloads under 64 KiB are sent inline, up to `inline_bytes` in all.  `lease` false: no lease is taken (lease 0), for
+    readers that finish with this answer or retry.  `lease_inline` false: no lease for objects to be sent inline (if the
+    payload is then not sent inline after all, there is no lease either: open the object again).  `lease_from`: no lease
+    for content shorter than this many bytes; its reader opens the object again if gc has freed a chunk before it was
+    read.  `grants_bytes` above 0: grants only for chunks with bytes in [grants_from, grants_from + grants_bytes),
+    MEDIUM_NONE for others.  `durable` and `versions` as in StatNames; VersionIsMarker.  `media`: MEDIA_DRAM, or 0.
     """
 
     OP = 40
@@ -392,7 +393,7 @@ class OpenObjects(Request, frozen=True):
 
 
 class CloseLeases(Request, frozen=True):
-    """Close opened objects."""
+    """Close leases of opened objects."""
 
     OP = 41
     REPLY = Done
@@ -406,7 +407,7 @@ class Located(Message, frozen=True):
 
 
 class Locate(Request, frozen=True):
-    """Where chunks are now.  `media` as in OpenObjects."""
+    """Ask where chunks are now.  `media` as in OpenObjects."""
 
     OP = 42
     REPLY = Located
@@ -415,13 +416,13 @@ class Locate(Request, frozen=True):
 
 
 class SegmentsOpened(Message, frozen=True):
-    """Segments whose read-only descriptors come with this frame, in order; missing ones are left out."""
+    """Segments whose read-only descriptors arrive with this frame, in order; missing ones are left out."""
 
     segments: list[int]
 
 
 class OpenSegments(Request, frozen=True):
-    """Get descriptors of segments, at most 64 a request; only where descriptors can be carried."""
+    """Get descriptors of segments, at most 64 a request; only over connections that carry descriptors."""
 
     OP = 43
     REPLY = SegmentsOpened
@@ -441,13 +442,13 @@ class ReadPiece(Message, frozen=True):
 
 
 class ReadChunksReply(Message, frozen=True):
-    """Pieces in the order asked; bytes in the body, one piece behind the other."""
+    """Pieces in the order of the request; their bytes follow each other in the body."""
 
     pieces: list[ReadPiece]
 
 
 class ReadChunks(Request, frozen=True):
-    """Stream payload: for each chunk the range (offset, length; length 0 = to the end), widened to granules.
+    """Read payload through the socket: for each chunk a range (length 0 = to the end), widened to granules.
 
     The engine checks CRC32C before it sends; the sum of the pieces is at most `body_bytes_max`.
     """
@@ -460,12 +461,11 @@ class ReadChunks(Request, frozen=True):
 
 
 def _requests(base: type[Request]) -> list[type[Request]]:
-    found: list[type[Request]] = []
-    for child in base.__subclasses__():
-        found.append(child)
-        found.extend(_requests(child))
-    return found
+    children = base.__subclasses__()
+    return children + [request for child in children for request in _requests(child)]
 
 
 REQUESTS: Final[dict[int, type[Request]]] = {request.OP: request for request in _requests(Request)}
 """All requests by op number."""
+assert len(REQUESTS) == len(_requests(Request)), "no two requests have one number"
+assert all(0 < op < 1 << 16 for op in REQUESTS), "op numbers fit their field"

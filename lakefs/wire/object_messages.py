@@ -1,4 +1,4 @@
-"""What messages say of objects: attributes, conditions, changes and results; see `lakefs.wire.messages`."""
+"""Parts of messages that describe objects: attributes, conditions, changes, results; see `lakefs.wire.messages`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from lakefs.wire.base import Failure, Message
 
 
 class ObjectAttributes(Message, frozen=True):
-    """What a name carries beside its blob.  Times in ns since 1970; mode holds permission bits.
+    """Attributes of a name, beside its blob.  Times are in ns since 1970; `mode` holds permission bits.
 
-    A modification or change time of 0 is now.  An access time of None is the modification time, whatever that becomes.
+    A modification or change time of 0 means now.  An access time of None follows the modification time.
     """
 
     mode: int = 0o644
@@ -30,12 +30,12 @@ class ObjectAttributes(Message, frozen=True):
 
 
 class Condition(Message, frozen=True):
-    """What must hold for a change.  All given parts must hold; PreconditionFailed else.
+    """Condition of a change.  All given parts must hold, else PreconditionFailed.
 
-    `absent`: the name must not exist.  `etags`: one of them must be the present one ("*": it exists); KeyNotFound where
-    the name does not exist.  `not_etags`: none of them may be.  `node`: the present node's id, 0 = any.  `size_bytes`,
-    `mtime_s`: those of what is present, None = any; the time in whole seconds, as HTTP shows it.  `not_etags`,
-    `size_bytes` and `mtime_s` hold where the name does not exist.
+    `absent`: the name must not exist.  `etags`: one of them must be the current one ("*": the name exists); KeyNotFound
+    if the name does not exist.  `not_etags`: none of them may be the current one.  `node`: the current node's id, 0 =
+    any.  `size_bytes`, `mtime_s`: the current size and modification time, None = any; the time in whole seconds, as
+    HTTP shows it.  `not_etags`, `size_bytes` and `mtime_s` hold if the name does not exist.
     """
 
     absent: bool = False
@@ -52,9 +52,9 @@ NO_CONDITION: Final = Condition()
 class NameChange(Message, frozen=True):
     """Bind a name to a blob.  `blob` is 33 bytes; `create_bucket` makes a missing bucket.
 
-    `keep_node`: the name keeps the node that it has, which must be an object with this id (PreconditionFailed else),
-    as when a file is written through the handle that made it; 0: a new node.  `named_ns`: when a new name came into its
-    folder, whose times that becomes unless it was changed since; 0: now.
+    `keep_node`: the name keeps its node, which must be an object with this id (else PreconditionFailed), as when a file
+    is written through the handle that made it; 0: a new node.  `named_ns`: the time at which a new name appeared in its
+    folder; the folder gets it as its times unless the folder was changed since; 0: now.
     """
 
     bucket: str
@@ -68,12 +68,12 @@ class NameChange(Message, frozen=True):
 
 
 class ObjectStat(Message, frozen=True):
-    """What is known of a name.  kind: 1 folder, 2 object, 3 symlink.  `blob` is empty for a bare folder and a symlink.
+    """Stat of a name.  kind: 1 folder, 2 object, 3 symlink.  `blob` is empty for a bare folder and a symlink.
 
-    `ctime_ns`: when content, attributes or name were last changed.  `atime_ns`: None when it is the
-    modification time.  A symlink's size is that of its target.  `upload`: the multipart upload that it came from, 16
-    bytes, else empty.  `version`: the version's id, "null" for one that was written while none were kept; empty in a
-    bucket that never kept any.  `is_marker`: a delete marker, without content.
+    `ctime_ns`: the last change of content, attributes or name.  `atime_ns`: None when it is the modification time.
+    A symlink's size is the length of its target.  `upload`: id of the multipart upload that made the object, 16 bytes,
+    else empty.  `version`: the version's id, "null" for one written while no versions were kept; empty in a bucket
+    that never kept any.  `is_marker`: a delete marker, without content.
     """
 
     bucket: str
@@ -103,7 +103,7 @@ class ObjectStat(Message, frozen=True):
 
 
 class NameResult(Message, frozen=True):
-    """One item of a batch: what the name is now (what it was, where it was removed), or why that could not be done.
+    """Result of one item of a batch: the name's stat after the change (before it, for a removal), or the failure.
 
     `marker` is the id of the delete marker that a removal left.
     """
@@ -114,6 +114,6 @@ class NameResult(Message, frozen=True):
 
 
 class NameResults(Message, frozen=True):
-    """One result for each item, in order; what succeeded is durable."""
+    """One result for each item, in order; changes that succeeded are durable (with `durable` false: visible)."""
 
     results: list[NameResult]

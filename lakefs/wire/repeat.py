@@ -1,8 +1,8 @@
-"""What a client may do after it lost a connection, whichever client it is.  Sans-IO.
+"""Rules for a client whose connection was lost: which requests it repeats, and which sessions it joins again.  Sans-IO.
 
-`docs/protocol.md` has the same list of requests with the reasons; a test compares.  Requests that change names are
-never repeated: another client may have changed the name in between.  Nor is Sync: what it would answer of the next
-engine says nothing about what the lost one had made visible.
+`docs/protocol.md` has the same list of requests with the reasons; a test compares the two.  Requests that change names
+are never repeated: another client may have changed the name in between.  Sync is not repeated either: the next
+engine's answer says nothing about the changes that the lost one had made visible.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from lakefs.wire.messages import (
     LoadSlots,
     Locate,
     Message,
+    NameResults,
     NoteReads,
     Offer,
     OpenObjects,
@@ -88,12 +89,13 @@ REPEATABLE: Final[frozenset[type[Request]]] = frozenset(
         UploadParts,
     )
 )
+assert all(request.REPLY is not NameResults for request in REPEATABLE - {StatNames}), "names change once"
 ATTEMPTS_MAX: Final = 3
-"""Times that one request is sent: a request that ends the engine each time is given up."""
+"""Most times that one request is sent: a request that crashes the engine each time is given up."""
 
 
 def loss_error(request: Request, lost: LakeError) -> LakeError:
-    """What to raise for a request that may not be repeated, and whose connection was lost.
+    """Return the error for a request that is not sent again after its connection was lost.
 
     SessionLost where a put or a load has to begin again anyway: it used descriptors of that connection.
     """
@@ -106,24 +108,25 @@ def loss_error(request: Request, lost: LakeError) -> LakeError:
 
 
 class SessionKeeper:
-    """The put sessions of one client, to be joined again from its next connection."""
+    """The put sessions of one client, which it joins again from its next connection."""
 
     def __init__(self) -> None:
         self._sessions: dict[bytes, None] = {}  # oldest first
 
     def note(self, request: Request, message: Message) -> None:
-        """A request was answered."""
+        """Note an answered request: remember the session that it opened, forget the one that it ended."""
         if isinstance(message, SessionOpened):
             self._sessions[message.session] = None
             if len(self._sessions) > SESSIONS_PER_CONNECTION_MAX:
                 del self._sessions[next(iter(self._sessions))]
+            assert len(self._sessions) <= SESSIONS_PER_CONNECTION_MAX, "the oldest session was forgotten"
         elif isinstance(request, SessionEnd):
             self._sessions.pop(request.session, None)
 
     def forget(self, session: bytes) -> None:
-        """The engine no longer has the session."""
+        """Forget a session that the engine no longer has."""
         self._sessions.pop(session, None)
 
     def joins(self) -> list[SessionJoin]:
-        """What to send on a new connection before anything else."""
+        """Return the requests to send first on a new connection."""
         return [SessionJoin(session) for session in self._sessions]

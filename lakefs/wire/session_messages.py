@@ -8,7 +8,7 @@ from lakefs.wire.base import Done, Message, Request
 
 
 class HelloReply(Message, frozen=True):
-    """What the server is.  A client that knows the store by its cached descriptors compares the ids."""
+    """The server's identity and limits.  A client that has cached descriptors of a store compares the ids."""
 
     protocol: int
     server: str
@@ -25,7 +25,7 @@ class HelloReply(Message, frozen=True):
 
 
 class Hello(Request, frozen=True):
-    """First request of every connection.  `token` is needed on TCP."""
+    """First request of every connection.  `token` is required over TCP."""
 
     OP = 1
     REPLY = HelloReply
@@ -35,7 +35,7 @@ class Hello(Request, frozen=True):
     token: str = ""
 
     def __repr__(self) -> str:
-        """Without the token: messages end up in logs."""
+        """Leave out the token: messages end up in logs."""
         return f"Hello(protocol={self.protocol}, client={self.client!r}, features={self.features})"
 
 
@@ -53,7 +53,7 @@ class StatusReply(Message, frozen=True):
 
 
 class Status(Request, frozen=True):
-    """State of the engine for people and scripts."""
+    """Ask for the engine's state, for people and scripts."""
 
     OP = 3
     REPLY = StatusReply
@@ -69,7 +69,10 @@ class SessionOpened(Message, frozen=True):
 
 
 class SessionOpen(Request, frozen=True):
-    """Begin a put; chunks stored or found present are held until commit, abort, or 60 s after the last connection."""
+    """Begin a put session.  Chunks stored or found present are held until the session ends.
+
+    It ends with a Commit that says so, with SessionEnd, or 60 s after its last connection.
+    """
 
     OP = 10
     REPLY = SessionOpened
@@ -77,7 +80,7 @@ class SessionOpen(Request, frozen=True):
 
 
 class SessionJoin(Request, frozen=True):
-    """Use a session from this connection too.  SessionLost when it is gone."""
+    """Use a session from this connection too.  SessionLost when it has ended."""
 
     OP = 11
     REPLY = Done
@@ -93,13 +96,13 @@ class SessionEnd(Request, frozen=True):
 
 
 class Offered(Message, frozen=True):
-    """Which of the offered chunks are there, in order; those are held by the session now."""
+    """For each offered chunk, in order: True if the store has it.  The session now holds the present ones."""
 
     present: list[bool]
 
 
 class Offer(Request, frozen=True):
-    """Ask which chunks need not be sent.  A digest is a hint here: it holds what exists, it creates nothing."""
+    """Ask which chunks need not be sent.  A digest is only a hint: it holds an existing chunk and creates nothing."""
 
     OP = 13
     REPLY = Offered
@@ -108,14 +111,14 @@ class Offer(Request, frozen=True):
 
 
 class Stored(Message, frozen=True):
-    """Ids that the engine computed, in order, and which of them were new.  The chunks are durable."""
+    """Ids that the engine computed, in order, and for each True if the chunk was new.  The chunks are durable."""
 
     chunks: list[bytes]
     fresh: list[bool]
 
 
 class StoreChunks(Request, frozen=True):
-    """Store the payloads in the body, one behind the other.  `kinds` and `lengths` in order; each 1 B to 4 MiB."""
+    """Store the payloads that follow each other in the body; `kinds` and `lengths` in order; each 1 B to 4 MiB."""
 
     OP = 14
     REPLY = Stored

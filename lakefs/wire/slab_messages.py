@@ -1,4 +1,4 @@
-"""Messages about the engine's DRAM tier, whose memory clients on the same machine read by themselves."""
+"""Messages about the engine's DRAM tier, whose memory clients on the same machine read directly."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from lakefs.wire.base import Done, Message, Request
 
 
 class SlabsOpened(Message, frozen=True):
-    """Slabs whose read-only descriptors come with this frame, in order; behind them that of the generations.
+    """Slabs whose read-only descriptors arrive with this frame, in order, then the descriptor of the generations.
 
-    Missing slabs are left out.  `slab_bytes` is the length of each; 0, and no descriptor: there is no tier.
+    Missing slabs are left out.  `slab_bytes` is the length of each; 0, and no descriptor: the engine has no tier.
     """
 
     slabs: list[int]
@@ -24,7 +24,7 @@ class OpenSlabs(Request, frozen=True):
 
 
 class NoteReads(Request, frozen=True):
-    """Chunks that the client read without asking for their places, at most 4,096: the tier keeps what is read often."""
+    """Report chunks that the client read without a Locate, at most 4,096: the tier keeps chunks that are read often."""
 
     OP = 57
     REPLY = Done

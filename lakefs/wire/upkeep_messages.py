@@ -1,4 +1,4 @@
-"""Messages about events, and about the engine's own work: gc, fsck, scrub, sync."""
+"""Messages about events, and about the engine's upkeep: gc, fsck, scrub, sync."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class WatchEvent(Message, frozen=True):
 
 
 class Watch(Request, frozen=True):
-    """Events of a bucket, in order, after they are durable, until the stream is cancelled.  First answer: Done.
+    """Send events of a bucket, in order, after they are durable, until the stream is cancelled.  First answer: Done.
 
-    `others_only`: what requests of the same connection change is left out.
+    `others_only`: leave out changes made by requests of the same connection.
     """
 
     OP = 50
@@ -36,7 +36,7 @@ class ReportReply(Message, frozen=True):
 
 
 class RunGc(Request, frozen=True):
-    """One full cycle of garbage collection, then compaction; with `compact` also where little is won."""
+    """Run one full cycle of garbage collection, then compaction; `compact`: also where compaction frees little."""
 
     OP = 60
     REPLY = ReportReply
@@ -52,16 +52,16 @@ class RunFsck(Request, frozen=True):
 
 
 class Sync(Request, frozen=True):
-    """Wait until everything that was visible before is durable.  StoreReadOnly when it will not be."""
+    """Wait until every change that was visible before is durable.  StoreReadOnly when that cannot happen."""
 
     OP = 62
     REPLY = Done
 
 
 class RunScrub(Request, frozen=True):
-    """Go on with the scrub's pass, or begin one, for `for_s` seconds (at most 60; 0: not at all), and tell of it.
+    """Continue the scrub's pass, or begin one, for `for_s` seconds (at most 60; 0: not at all), and report on it.
 
-    The report has `done`: whether a pass ended meanwhile.  `rate_bytes_per_s`: 0 is unbounded, -1 the engine's own.
+    The report's `done` says if a pass ended in that time.  `rate_bytes_per_s`: 0 is unbounded, -1 the engine's own.
     `restart` begins a new pass.  With `damaged` the report has the quarantine: chunks, and the objects they are in.
     """
 

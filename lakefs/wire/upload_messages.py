@@ -7,7 +7,7 @@ from lakefs.wire.object_messages import NO_CONDITION, Condition, NameResults, Ob
 
 
 class UploadStat(Message, frozen=True):
-    """A multipart upload that is not finished.  `details`: what the face that began it wants to remember of it."""
+    """An unfinished multipart upload.  `details`: facts that the face that began it wants to have kept with it."""
 
     bucket: str
     key: str
@@ -19,7 +19,7 @@ class UploadStat(Message, frozen=True):
 class UploadCreate(Request, frozen=True):
     """Begin a multipart upload to a name; the answer has its id.  BucketNotFound, InvalidName, RequestTooLarge.
 
-    The object gets these attributes; ETag and checksums come with UploadComplete.  Nothing is changed at the name.
+    The object will get these attributes; UploadComplete sets its ETag and checksums.  The name itself is not changed.
     """
 
     OP = 70
@@ -31,7 +31,7 @@ class UploadCreate(Request, frozen=True):
 
 
 class PartStat(Message, frozen=True):
-    """A part of an upload; `chunks` and `lengths` are its layout where that was asked for."""
+    """A part of an upload; `chunks` and `lengths` are its layout, if the request asked for layouts."""
 
     number: int
     size_bytes: int
@@ -44,7 +44,7 @@ class PartStat(Message, frozen=True):
 
 
 class UploadPut(Request, frozen=True):
-    """Make a blob whose chunks the session holds a part of an upload, in place of the one that had its number.
+    """Bind a part number of an upload to a blob whose chunks the session holds; replaces a part with that number.
 
     `etag` has 16 bytes: the MD5 of the part.  UploadNotFound, InvalidPart, ChunkNotFound, SessionLost.
     """
@@ -81,10 +81,10 @@ class Uploads(Message, frozen=True):
 
 
 class UploadList(Request, frozen=True):
-    """Unfinished uploads to keys with the prefix, rolled up at `delimiter` (any text, or ""), at most `limit`.
+    """List unfinished uploads to keys with the prefix, rolled up at `delimiter` (any text, or ""), at most `limit`.
 
-    Behind the upload `after_upload` of the key `after`, or without it behind all of that key, which may be a
-    rolled-up prefix: everything below it is skipped.
+    The page begins after the upload `after_upload` of the key `after`; without `after_upload`, after all uploads of
+    that key, which may be a rolled-up prefix: everything below it is skipped.
     """
 
     OP = 72
@@ -106,7 +106,7 @@ class Parts(Message, frozen=True):
 
 
 class UploadParts(Request, frozen=True):
-    """Parts of an upload with numbers above `after`, at most `limit`; with `layouts` what their blobs consist of.
+    """List parts of an upload with numbers above `after`, at most `limit`; `layouts`: with the blobs' chunks.
 
     A page with layouts ends before it has more than 4,096 chunks.  UploadNotFound.
     """
@@ -122,14 +122,14 @@ class UploadParts(Request, frozen=True):
 
 
 class UploadComplete(Request, frozen=True):
-    """Bind the name to the whole of the listed parts and end the upload, in one step; parts not listed are dropped.
+    """Bind the name to the concatenated parts and end the upload, in one step; parts not listed are dropped.
 
-    `blob` is the blob of the parts' bytes one behind the other, its chunks in the store.  `numbers` and `etags` say
-    which parts are meant.  The whole's ETag is made from theirs; `checksums` are stored as given.
+    `blob` is the blob of the parts' bytes in order; its chunks are in the store.  `numbers` and `etags` list the parts.
+    The object's ETag is computed from the parts' ETags; `checksums` are stored as given.
 
-    An upload that is over is answered as when it was completed, while the name has the node that it got then and the
-    same parts are listed; session and blob may be empty then.  Else UploadNotFound.  InvalidPart, InvalidPartOrder,
-    PartTooSmall, PreconditionFailed: nothing is changed, the upload goes on.
+    A repeated request for a completed upload gets the first answer again, as long as the name still has the node that
+    it got then and the same parts are listed; session and blob may be empty then.  Else UploadNotFound.  InvalidPart,
+    InvalidPartOrder, PartTooSmall, PreconditionFailed: nothing is changed, and the upload stays open.
     """
 
     OP = 74
@@ -147,7 +147,7 @@ class UploadComplete(Request, frozen=True):
 
 
 class UploadAbort(Request, frozen=True):
-    """End an upload and drop its parts; what has the name stays.  UploadNotFound."""
+    """End an upload and drop its parts; the object at the name stays.  UploadNotFound."""
 
     OP = 75
     REPLY = Done
@@ -157,7 +157,7 @@ class UploadAbort(Request, frozen=True):
 
 
 class ObjectPart(Message, frozen=True):
-    """A part of an object that came from a multipart upload: `size_bytes` from `offset` on."""
+    """A part of an object that a multipart upload made: `size_bytes` from `offset` on."""
 
     number: int
     offset: int
@@ -166,7 +166,7 @@ class ObjectPart(Message, frozen=True):
 
 
 class ObjectParts(Message, frozen=True):
-    """A page of an object's parts by number.  `part_count` 0: none are known.  `next_after` is 0 on the last page."""
+    """A page of an object's parts by number.  `part_count` 0: no parts are known.  `next_after`: 0 on the last page."""
 
     part_count: int
     parts: list[ObjectPart]
@@ -174,9 +174,9 @@ class ObjectParts(Message, frozen=True):
 
 
 class UploadedParts(Request, frozen=True):
-    """The parts, with numbers above `after` and at most `limit`, of the object that came from an upload.
+    """List parts of an object that an upload made: those with numbers above `after`, at most `limit`.
 
-    `upload` is the object's, from its stat.  They are known while the object is there.
+    `upload` is the id in the object's stat.  The parts are known as long as the object exists.
     """
 
     OP = 76

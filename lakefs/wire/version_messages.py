@@ -8,8 +8,8 @@ from lakefs.wire.base import Message, Request
 class VersionEntry(Message, frozen=True):
     """One version of a page; `is_prefix` entries are rolled up at the delimiter and have no other field set.
 
-    `version` is its id, "null" for one written while none were kept.  `is_latest`: what the key is bound to, or the
-    delete marker on top.  `is_marker`: a delete marker; it has a time, and nothing else.
+    `version` is its id, "null" for one written while no versions were kept.  `is_latest`: the key is bound to this
+    version, or it is the newest delete marker.  `is_marker`: a delete marker; it has a time, and nothing else.
     """
 
     key: str
@@ -25,7 +25,7 @@ class VersionEntry(Message, frozen=True):
 
 
 class ListedVersions(Message, frozen=True):
-    """A page: keys in byte order, versions of a key from the newest.  `next_after` is empty on the last page."""
+    """A page: keys in byte order, the newest version of a key first.  `next_after` is empty on the last page."""
 
     entries: list[VersionEntry]
     next_after: str = ""
@@ -33,11 +33,12 @@ class ListedVersions(Message, frozen=True):
 
 
 class ListVersions(Request, frozen=True):
-    """Versions of keys with the prefix, rolled up at `delimiter` ("" or "/"), at most `limit`.
+    """List versions of keys with the prefix, rolled up at `delimiter` ("" or "/"), at most `limit`.
 
-    Behind the version `after_version` of the key `after`, or without it behind all of that key, which may be a
-    rolled-up prefix: everything below it is skipped.  In a bucket that never kept versions each name is one, "null".
-    A `null` that went since it was listed: all versions of that key but what it is bound to.
+    The page begins after the version `after_version` of the key `after`; without `after_version`, after all versions of
+    that key, which may be a rolled-up prefix: everything below it is skipped.  In a bucket that never kept versions
+    each name is one version, "null".  If `after_version` is a `null` that was removed since it was listed, the page
+    begins with all versions of that key except the one it is bound to.
     """
 
     OP = 35

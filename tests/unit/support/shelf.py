@@ -11,7 +11,7 @@ from engine.format.layouts import Node
 from engine.namespace.buckets import BucketRef, create_bucket, initialise
 from engine.namespace.names import Binding, bind, bind_many, copy, make_folder, rename, resolve
 from engine.namespace.object_stat import new_object
-from engine.namespace.removal import remove_folder, unbind
+from engine.namespace.removal import remove, remove_folder
 from engine.namespace.tree import NameEvent, Resolved
 from lakefs.errors import UserError
 from lakefs.ids import BlobId, blob_of, data_chunk_id
@@ -60,7 +60,7 @@ class Shelf:
         assert not any(isinstance(result, UserError) for result in results)
 
     def remove(self, key: str, condition: Condition = NO_CONDITION) -> Resolved | None:
-        return self.store.run(lambda txn: unbind(txn, self.bucket, key, condition, NOW_NS))
+        return self.store.run(lambda txn: remove(txn, self.bucket, key, condition, NOW_NS).found)
 
     def remove_folder(self, key: str) -> Resolved:
         return self.store.run(lambda txn: remove_folder(txn, self.bucket, key, NO_CONDITION, NOW_NS))

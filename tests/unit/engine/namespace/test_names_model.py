@@ -19,7 +19,7 @@ from engine.namespace.names import (
     resolve,
 )
 from engine.namespace.node_changes import make_symlink
-from engine.namespace.removal import remove_folder, unbind
+from engine.namespace.removal import remove, remove_folder
 from engine.namespace.tree import Resolved
 from engine.tables.views import Transaction
 from lakefs.errors import (
@@ -133,7 +133,7 @@ class NamesAgainstADictionary(RuleBasedStateMachine):
     @rule(which=st.integers(0, 1), index=st.integers(0, 99), keep=st.booleans())
     def remove(self, which: int, index: int, keep: bool) -> None:
         key, bucket = self.key(index), self.shelf.buckets[which]
-        removed = self.shelf.store.run(lambda t: unbind(t, bucket, key, NO_CONDITION, NOW_NS, keep))
+        removed = self.shelf.store.run(lambda t: remove(t, bucket, key, NO_CONDITION, NOW_NS, keep).found)
         assert content_of(removed) == self.model[which].pop(key, None)
         if removed is not None:
             self.stays(which, key, keep)

@@ -8,7 +8,7 @@ from engine.format.layouts import Node, NodeKind, Table, node_key
 from engine.namespace.names import Binding, bind, bind_many, make_folder, rename
 from engine.namespace.node_changes import make_symlink, set_attributes
 from engine.namespace.object_stat import new_object, to_list_entry, to_object_stat
-from engine.namespace.removal import remove_folder, unbind
+from engine.namespace.removal import remove, remove_folder
 from engine.namespace.tree import NameEvent, Resolved
 from engine.tables.views import Transaction
 from lakefs.errors import AlreadyExists, InvalidArgument, KeyNotFound, PreconditionFailed, RequestTooLarge
@@ -155,8 +155,8 @@ def test_a_folder_notes_when_names_come_to_it_and_go() -> None:
         lambda txn, now: make_folder(txn, shelf.bucket, "f/folder", True, now),
         lambda txn, now: make_symlink(txn, shelf.bucket, "f/link", b"x", PLAIN, now),
         lambda txn, now: rename(txn, shelf.bucket, "f/x", shelf.bucket, "f/z", True, now),
-        lambda txn, now: unbind(txn, shelf.bucket, "f/" + long, NO_CONDITION, now),
-        lambda txn, now: unbind(txn, shelf.bucket, "f/deep/er/y", NO_CONDITION, now),
+        lambda txn, now: remove(txn, shelf.bucket, "f/" + long, NO_CONDITION, now).found,
+        lambda txn, now: remove(txn, shelf.bucket, "f/deep/er/y", NO_CONDITION, now).found,
         lambda txn, now: remove_folder(txn, shelf.bucket, "f/folder", NO_CONDITION, now),
         lambda txn, now: rename(txn, shelf.bucket, "f/z", shelf.bucket, "z", True, now),
     ]
@@ -221,7 +221,7 @@ def test_a_folder_that_stays_becomes_one_that_was_made_and_is_told_of() -> None:
     shelf.put_all(["a/b/x", "a/" + "n" * 1000, "top"])
     change(shelf, "a/b/", mode=0o750)
     shelf.store.notes.clear()
-    shelf.store.run(lambda txn: unbind(txn, shelf.bucket, "a/b/x", NO_CONDITION, NOW_NS, True))
+    shelf.store.run(lambda txn: remove(txn, shelf.bucket, "a/b/x", NO_CONDITION, NOW_NS, True).found)
     kept = shelf.get("a/b/")
     assert kept is not None
     assert (kept.node.blob, kept.node.mode) == (EMPTY_BLOB, 0o750)
@@ -233,7 +233,7 @@ def test_a_folder_that_stays_becomes_one_that_was_made_and_is_told_of() -> None:
         lambda txn: rename(txn, shelf.bucket, "a/" + "n" * 1000, shelf.bucket, "y", True, LATER_NS, True)
     )
     assert shelf.events() == [("rename", "a/" + "n" * 1000, "y"), ("put", "a/")]
-    shelf.store.run(lambda txn: unbind(txn, shelf.bucket, "top", NO_CONDITION, NOW_NS, True))
+    shelf.store.run(lambda txn: remove(txn, shelf.bucket, "top", NO_CONDITION, NOW_NS, True).found)
     assert shelf.all_keys() == ["a/", "y"]
 
 
