@@ -18,7 +18,7 @@ class Known(NamedTuple):
 _NO_LINKS: Final = "Hard links, device nodes, sockets and pipes are refused with `EPERM`."
 _REFUSED: Final = "gives ('error', 'EPERM'), locally ('ok', None)"
 _MAPPED: Final = (
-    "What is written through a mapping changes times, and takes set-id bits away, when its pages reach the mount:"
+    "A write through a mapping changes times, and removes set-id bits, when its pages reach the mount:"
     " with `msync`, at `close`, at the end of the mapping."
 )
 _FALLOCATE: Final = "`fallocate` is refused with `EOPNOTSUPP`; `posix_fallocate` then writes zeros."
@@ -37,25 +37,25 @@ KNOWN: Final[tuple[Known, ...]] = (
     Known("map into set-id *.map_write(*", _MAPPED),
     Known(
         "open a busy program: *",
-        "Opening a running program with `O_RDONLY | O_TRUNC` fails with `ETXTBSY`, but the kernel has had it emptied"
-        " by then.",
+        "Opening a running program with `O_RDONLY | O_TRUNC` fails with `ETXTBSY`, but the kernel has had the file"
+        " emptied by then.",
     ),
     Known("the name *gives ('error', 'EILSEQ')*", "Names are UTF-8: others are refused with `EILSEQ`."),
     Known(
         "folders in folders over 1,024 bytes: *'ENAMETOOLONG')*",
-        "A path below its bucket has 1,024 bytes at most: `ENAMETOOLONG`.",
+        "A path below its bucket has at most 1,024 bytes: beyond that `ENAMETOOLONG`.",
     ),
     Known(
         "xattr name 'system.posix_acl_acc'*removexattr*'ENOTSUP')*",
-        "ACLs are not offered: none is there, and setting or removing one is refused with `EOPNOTSUPP`.",
+        "ACLs are not offered: no file has one, and setting or removing one is refused with `EOPNOTSUPP`.",
     ),
     Known(
         "an xattr of 65536 bytes: *'E2BIG')*",
-        "All extended attributes of a file together have 64 KiB: `E2BIG`.",
+        "All extended attributes of a file together have at most 64 KiB: beyond that `E2BIG`.",
     ),
     Known(
         "chown -1 -1 *bob.chown(*",
-        "`chown` of a set-id file to -1, -1 changes nothing for who does not own it, and succeeds.",
+        "`chown` of a set-id file to -1, -1 changes nothing for a user who does not own it, and succeeds.",
     ),
     Known(
         "a real hole: *.lseek(*",

@@ -263,7 +263,7 @@ BUGS = [
     Bug("what is overwritten is dropped where versions are kept", _drop_what_is_overwritten, 10),
     Bug("the node of a removed version stays", _leave_the_node_of_a_removed_version, 60),
     Bug("no version takes the place of one that was removed", _bind_nothing_newest, 60),
-    Bug("watchers are not told of moves", _tell_nobody_of_moves, 20),
+    Bug("watchers get no events of moves", _tell_nobody_of_moves, 20),
     Bug("the last group is not carried into the new journal file", _lose_the_carried_group, 60),
 ]
 

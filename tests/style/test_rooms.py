@@ -58,7 +58,8 @@ def test_each_step_of_the_ways_follows_an_import(way: list[str]) -> None:
 
 def _glossary() -> dict[str, str]:
     section = PAGE.read_text().partition("## Glossary")[2].partition("\n## ")[0]
-    return dict(re.findall(r"^\| ([a-z0-9][^|]*?) \| (.*) \|$", section, re.MULTILINE))
+    rows = section.partition("|---|---|\n")[2]
+    return dict(re.findall(r"^\| ([a-z0-9][^|]*?) \| (.*) \|$", rows, re.MULTILINE))
 
 
 def test_each_term_of_the_glossary_is_used_in_the_code() -> None:

@@ -98,21 +98,21 @@ def test_every_error_is_documented() -> None:
     ("text", "value"),
     [
         ("30 s (FRAME_TIMEOUT_S)", limits.FRAME_TIMEOUT_S),
-        ("5 s\n(HELLO_TIMEOUT_S)", limits.HELLO_TIMEOUT_S),
+        ("5 s (HELLO_TIMEOUT_S)", limits.HELLO_TIMEOUT_S),
         ("(64, INFLIGHT_PER_CONNECTION)", limits.INFLIGHT_PER_CONNECTION),
         ("(4,096, CONNECTIONS_MAX)", limits.CONNECTIONS_MAX),
         ("64 (STRANGERS_MAX)", limits.STRANGERS_MAX),
         ("64 (SESSIONS_LINGERING_MAX)", limits.SESSIONS_LINGERING_MAX),
-        ("60 s\n(SESSION_LINGER_S)", limits.SESSION_LINGER_S),
+        ("60 s (SESSION_LINGER_S)", limits.SESSION_LINGER_S),
         ("4,096 (SESSIONS_PER_CONNECTION_MAX)", limits.SESSIONS_PER_CONNECTION_MAX),
         ("65,536 (SESSIONS_MAX)", limits.SESSIONS_MAX),
         ("4,096 (BATCH_MAX)", limits.BATCH_MAX),
         ("5 s (ENGINE_WAIT_S)", limits.ENGINE_WAIT_S),
         ("at most 64 |", limits.DESCRIPTORS_PER_FRAME_MAX),
-        ("at most\n16.", limits.WATCHES_PER_CONNECTION_MAX),
+        ("at most 16.", limits.WATCHES_PER_CONNECTION_MAX),
     ],
 )
 def test_the_limits_are_the_codes(text: str, value: float) -> None:
-    assert text in PAGE.read_text()
+    assert text in " ".join(PAGE.read_text().split())
     numbers = [int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", text)]
     assert numbers == [value]
