@@ -43,7 +43,7 @@ class DramEntries:
 
 
 @pytest.mark.parametrize("checksums", [True, False])
-def test_what_a_hot_index_knows_is_loaded_from_there(
+def test_what_a_shared_index_knows_is_loaded_from_there(
     kind: Kind, checksums: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     payloads = [payload_of(size, seed) for seed, size in enumerate((64 * KIB, 64 * KIB, 1000, 50_000))]
@@ -52,7 +52,7 @@ def test_what_a_hot_index_knows_is_loaded_from_there(
         if engine.store is None:
             return
         shared = DramEntries(engine.store)
-        monkeypatch.setattr(engine.store, "hot_index", shared)
+        monkeypatch.setattr(engine.store, "shared_index", shared)
         async with pool_of(engine) as pool:
             chunks = await pool.store(*payloads)
             places = [0, 64 * KIB, 999_999, 600_001]
@@ -84,14 +84,14 @@ def test_what_a_hot_index_knows_is_loaded_from_there(
     on_a_socket(kind, body)
 
 
-def test_a_place_that_was_given_back_under_way_is_not_taken_from_the_hot_index(
+def test_a_place_that_was_given_back_under_way_is_not_taken_from_the_shared_index(
     kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def body(engine: Engine) -> None:
         if engine.store is None:
             return
         store = engine.store
-        monkeypatch.setattr(store, "hot_index", DramEntries(store))
+        monkeypatch.setattr(store, "shared_index", DramEntries(store))
         async with pool_of(engine) as pool:
             chunks = await pool.store(payload_of(64 * KIB), payload_of(64 * KIB, 1))
             await pool.load(chunks, [0, MIB])
@@ -128,7 +128,7 @@ def test_more_neighbours_than_one_read_may_have_pieces_are_loaded_by_more_of_the
             chunks = await pool.store(*payloads)
             places = range(0, 8 * count, 8)
             await pool.load(chunks[:1], [0])
-            monkeypatch.setattr(engine.store, "hot_index", DramEntries(engine.store))
+            monkeypatch.setattr(engine.store, "shared_index", DramEntries(engine.store))
             lengths_of_reads: list[int] = []
             original = SlotReader.read_cached_run
 

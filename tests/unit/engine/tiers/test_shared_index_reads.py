@@ -71,7 +71,7 @@ async def streamed(
     return told
 
 
-def test_what_the_hot_index_knows_is_not_looked_for_in_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_shared_index_knows_is_not_looked_for_in_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(store: Store, client: EmbeddedEngine) -> None:
         looked_up: list[object] = []
         monkeypatch.setattr(chunk_reads, "find_chunk", lambda *found: looked_up.append(found))
@@ -132,7 +132,7 @@ def test_a_place_where_other_bytes_lie_is_looked_for_in_the_store() -> None:
     drive(body)
 
 
-def test_of_a_chunk_that_is_gone_no_other_bytes_come_whatever_the_hot_index_says() -> None:
+def test_of_a_chunk_that_is_gone_no_other_bytes_come_whatever_the_shared_index_says() -> None:
     async def body(store: Store, client: EmbeddedEngine) -> None:
         shared = store.shared_index
         assert shared is not None

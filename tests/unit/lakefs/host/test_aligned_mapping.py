@@ -103,7 +103,7 @@ def test_sealed_memory_is_the_same_after_it_was_gathered() -> None:
         made.close()
 
 
-def test_a_backing_of_the_hot_index_can_be_gathered() -> None:
+def test_a_backing_of_the_shared_index_can_be_gathered() -> None:
     backing = open_backing("memory", 2 * HUGE_BYTES)
     try:
         backing.memory[:5] = b"bytes"
