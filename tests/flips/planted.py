@@ -49,8 +49,8 @@ def _agreeable(*given: Any) -> int:
 @contextmanager
 def _chunks_believed() -> Iterator[None]:
     with ExitStack() as patches:
-        for module in ("stored_check", "segment_reader"):
-            patches.enter_context(mock.patch(f"engine.{module}.check_payload", return_value=True))
+        for module in ("stored_check", "reader"):
+            patches.enter_context(mock.patch(f"engine.segments.{module}.check_payload", return_value=True))
         yield
 
 
