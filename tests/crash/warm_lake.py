@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import IO, Final
 
 from tests.crash import small_lake
@@ -76,6 +77,7 @@ class WarmLake:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.crash.warm_lake", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
+                cwd=Path(__file__).parents[2],
             )
 
     def start(self, arguments: Sequence[str], environment: dict[str, str]) -> ForkedProcess:
