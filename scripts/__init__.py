@@ -1,1 +1,1 @@
-"""What maintainers run: setup, locks, and the generated reference."""
+"""Programs for maintainers: setup, locks, and the generated reference."""

@@ -34,7 +34,7 @@ class Check(Enum):
     CRC32C = "crc32c"
     """Finds rot, torn and stale bytes.  A range of a chunk is always checked this way, and a manifest by BLAKE3."""
     NONE = "unverified"
-    """Whole chunks are not checked: rot goes unnoticed, and so does a place that the engine freed during the read."""
+    """Whole chunks are not checked: neither rot nor a place that the engine freed during the read is noticed."""
 
 
 NO_VECTOR: Final = memoryview(bytearray())

@@ -1,1 +1,1 @@
-"""The object service as steps: one method for each thing a user does; multipart uploads."""
+"""The object service as steps: one method for each operation of a client, and multipart uploads."""

@@ -1,11 +1,11 @@
 """`LakeSteps`: the object service as steps, one method for each thing a user does with names and blobs.
 
 The public clients (`lakefs.client.blocking.lake.Lake`, `lakefs.client.trio.lake.TrioLake`) make their methods from
-these (`lakefs.client.facade`): a signature and a docstring here are those that users see.  Texts are names as users
-write them: `BUCKET/KEY`, `lake://` accepted.
+these (`lakefs.client.facade`): users see the signatures and docstrings of this class.  A name is text as users write
+it: `BUCKET/KEY`, with or without `lake://`.
 
-What the store promises of each is in docs/durability.md; in short: a change is durable when its method returns,
-a name changes atomically, bytes read were checked.
+docs/durability.md has the store's promises.  In short: a change is durable when its method returns, a name changes
+atomically, and bytes were checked before they are returned.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ from lakefs.wire.messages import (
 
 @dataclass(frozen=True)
 class LakeSteps(UploadSteps, ReadSteps):
-    """Everything a client can do, as steps.  `network`: the engine is reached over TCP."""
+    """All operations of a client, as steps.  `network`: the engine is reached over TCP."""
 
     descriptors: SegmentDescriptors
     carries_descriptors: bool
@@ -80,7 +80,7 @@ class LakeSteps(UploadSteps, ReadSteps):
     check: Check = Check.BLAKE3
     lent: LentMemories = field(default_factory=LentMemories)
     at_once_bytes: int = AT_ONCE_BYTES
-    """Of cached content, read in the driver's own thread."""
+    """Most bytes of cached content that are copied and checked between two steps, in the driver's own thread."""
     is_held: Callable[[int], bool] = lambda epoch: True
     """See `Access.is_held`."""
 
@@ -98,13 +98,16 @@ class LakeSteps(UploadSteps, ReadSteps):
         create_bucket: bool = False,
         progress: Progress | None = None,
     ) -> Steps[PutResult]:
-        """Store data under a name, replacing what was there; durable on return.
+        """Store data under a name, replacing the object that has it; durable on return.
 
-        `data`: bytes, a slot of shared memory, a file (`pathlib.Path`), or a binary stream, read to its end.
-        `if_absent`: only when the name is free; `if_match`: only when the present ETag is this one; `create_bucket`:
-        make the bucket when it is missing.
-        PreconditionFailed, KeyNotFound (`if_match` of a free name), StoreFull, SourceChanged, LocalFileError,
-        InvalidName, BucketNotFound.
+        `data`: bytes, a bytearray, a memoryview, a slot of shared memory, the path of a file (`pathlib.Path`), or a
+        binary stream, which is read to its end.  A file's permission bits and modification time are stored with it.
+        `if_absent`: store only if the name does not exist.  `if_match`: store only if the object has this ETag.
+        `create_bucket`: make the bucket if it does not exist.
+        `progress(bytes_done, bytes_already_there)` is called with increments.
+
+        PreconditionFailed, KeyNotFound (`if_match`, and the name does not exist), StoreFull, SourceChanged,
+        LocalFileError, InvalidName, InvalidArgument, BucketNotFound.
         """
         target = parse_object_name(name)
         condition = Condition(absent=if_absent, etags=[if_match] if if_match else [])
@@ -148,7 +151,7 @@ class LakeSteps(UploadSteps, ReadSteps):
         create_bucket: bool = False,
         progress: Progress | None = None,
     ) -> Steps[PutResult]:
-        """Store a regular file with its permission bits and modification time; as `put` otherwise."""
+        """Store a regular file with its permission bits and modification time; otherwise like `put`."""
         source = yield from work(FileSource, path)
         try:
             base = attributes or ObjectAttributes()
@@ -173,12 +176,12 @@ class LakeSteps(UploadSteps, ReadSteps):
         create_bucket: bool = False,
         in_flight: int = 256,
     ) -> Steps[list[ObjectStat]]:
-        """Store many small objects (each at most 4 MiB, one chunk) in few journal groups; durable on return.
+        """Store many small objects (each at most 4 MiB, one chunk) in few journal groups; return stats in order.
 
-        Their bytes come from buffers or slots of shared memory.  At most `in_flight` objects are under way, in two
-        requests: one is received and decided while the other is synced.  Each name is atomic by itself.  The first
-        failure is raised after all have been tried; what cannot be asked (InvalidName, InvalidArgument) is raised
-        before anything is.
+        `objects`: pairs of a name and a buffer or slot of shared memory.  All are durable on return.  At most
+        `in_flight` objects are under way, in two requests: the engine receives one while it syncs the other.  Each
+        name changes atomically by itself.  InvalidName and InvalidArgument are raised before any request is sent;
+        other failures do not stop the rest, and the first is raised after all were tried.
         """
         attributes = ObjectAttributes(mtime_ns=time.time_ns())
         return put_many(
@@ -186,18 +189,21 @@ class LakeSteps(UploadSteps, ReadSteps):
         )
 
     def return_memory(self, memory: SharedMemory) -> Steps[None]:
-        """End the lending of a shared memory, if the engine has it; it touches the memory no more on return."""
+        """End the lending of a shared memory, if it was lent; on return the engine no longer touches the memory."""
         return return_memory(self.lent, memory)
 
     # --- names -----------------------------------------------------------------------------------
 
     def stat(self, name: str) -> Steps[ObjectStat]:
-        """What is known of a name; a key ending in `/`, or only a bucket, asks for a folder.  KeyNotFound."""
+        """Return the stat of an object; of a folder if the key ends in `/` or is empty.
+
+        KeyNotFound, BucketNotFound.
+        """
         parsed = parse_name(name)
         return only_result((yield from send(StatNames([(parsed.bucket, parsed.key)]))))
 
     def stat_many(self, names: Sequence[Name]) -> Steps[list[ObjectStat | LakeError]]:
-        """What is known of names, in order; an error stands in the place of one that is not there."""
+        """Return the stats of names, in order; for a name that fails, its error, such as KeyNotFound."""
         reply = yield from send(StatNames([(name.bucket, name.key) for name in names]))
         assert isinstance(reply.message, NameResults)
         stats: list[ObjectStat | LakeError] = []
@@ -209,7 +215,7 @@ class LakeSteps(UploadSteps, ReadSteps):
         return stats
 
     def exists(self, name: str) -> Steps[bool]:
-        """Return True when a name exists; a missing bucket is no error."""
+        """Return True if a name exists; False also if its bucket does not exist."""
         try:
             yield from self.stat(name)
         except (KeyNotFound, BucketNotFound):
@@ -217,7 +223,11 @@ class LakeSteps(UploadSteps, ReadSteps):
         return True
 
     def ls(self, name: str, *, delimiter: str = "", folders: bool = False) -> Pages[ListEntry]:
-        """All keys that begin with the name's key, in byte order, read page by page."""
+        """List all keys that begin with the name's key, in byte order; pages are requested as they are needed.
+
+        `delimiter` ("" or "/"): keys that have it after that beginning are rolled up into one entry for each prefix.
+        `folders`: list bare folders too.
+        """
         return self._keys_behind(name, "", delimiter, folders)
 
     def _keys_behind(self, name: str, after: str, delimiter: str, folders: bool) -> Pages[ListEntry]:
@@ -228,18 +238,18 @@ class LakeSteps(UploadSteps, ReadSteps):
     def list_page(
         self, name: str, *, after: str = "", delimiter: str = "", limit: int = 1000, folders: bool = False
     ) -> Steps[Listed]:
-        """One page of the keys that begin with the name's key, in byte order."""
+        """Return one page of `ls`: at most `limit` entries, strictly after the key `after`."""
         bucket, prefix = parse_name(name)
         reply = yield from send(ListNames(bucket, prefix, after, delimiter, limit, folders))
         assert isinstance(reply.message, Listed)
         return reply.message
 
     def remove(self, name: str) -> Steps[bool]:
-        """Remove an object, or an empty folder; False when there was none."""
+        """Remove an object, or an empty folder; return False if it did not exist."""
         return (yield from self.remove_many([parse_object_name(name)])) == 1
 
     def remove_many(self, names: Sequence[Name]) -> Steps[int]:
-        """Remove objects, up to 1000; how many were there.  The first failure is raised after all were tried."""
+        """Remove up to 1000 objects; return how many existed.  The first failure is raised after all were tried."""
         reply = yield from send(DeleteNames([(name.bucket, name.key) for name in names]))
         assert isinstance(reply.message, NameResults)
         present = [item for item in reply.message.results if item.failure or item.stat]
@@ -248,22 +258,26 @@ class LakeSteps(UploadSteps, ReadSteps):
     def move(
         self, source: str, target: str, *, replace: bool = True, create_bucket: bool = False
     ) -> Steps[ObjectStat]:
-        """Rename an object or a folder (both end in `/`), atomically.
+        """Rename an object, or a folder (both names end in `/`), atomically.
 
-        `create_bucket`: make the target's bucket when it is missing.
+        An object that has the target's name is replaced; with `replace=False` AlreadyExists is raised instead.
+        `create_bucket`: make the target's bucket if it does not exist.
         """
         old, new = parse_object_name(source), parse_object_name(target)
         return only_result((yield from send(Rename(*old, *new, replace, create_bucket))))
 
     def copy(self, source: str, target: str, *, create_bucket: bool = False) -> Steps[ObjectStat]:
-        """Give an object's content a second name; no byte moves."""
+        """Give an object's content and attributes a second name; no byte is copied.
+
+        `create_bucket`: make the target's bucket if it does not exist.
+        """
         old, new = parse_object_name(source), parse_object_name(target)
         return only_result((yield from send(Copy(*old, *new, create_bucket=create_bucket))))
 
     def make_folder(
         self, name: str, *, exclusive: bool = False, create_bucket: bool = False
     ) -> Steps[ObjectStat]:
-        """Make a folder that stays when empty."""
+        """Make a folder that stays when it is empty.  `exclusive`: AlreadyExists if it exists."""
         bucket, key = parse_object_name(name)
         folder_key = key if key.endswith("/") else key + "/"
         return only_result((yield from send(MakeFolder(bucket, folder_key, exclusive, create_bucket))))
@@ -271,7 +285,7 @@ class LakeSteps(UploadSteps, ReadSteps):
     # --- buckets -------------------------------------------------------------------------------
 
     def buckets(self) -> Steps[list[BucketStat]]:
-        """All buckets, in byte order of their names."""
+        """Return all buckets, in byte order of their names."""
         return _bucket_list((yield from send(BucketList())).message)
 
     def create_bucket(self, name: str) -> Steps[BucketStat]:
@@ -283,13 +297,13 @@ class LakeSteps(UploadSteps, ReadSteps):
         yield from send(BucketRemove(name))
 
     def bucket(self, name: str) -> Steps[BucketStat]:
-        """A bucket and its settings; BucketNotFound."""
+        """Return a bucket and its settings; BucketNotFound."""
         return _bucket_list((yield from send(BucketList(name))).message)[0]
 
     def set_bucket(
         self, name: str, *, anonymous_read: bool | None = None, versioning: str | None = None
     ) -> Steps[BucketStat]:
-        """Change settings of a bucket, None: as it is; see `BucketStat`.  BucketNotFound, InvalidArgument."""
+        """Change settings of a bucket (see `BucketStat`); None leaves one.  BucketNotFound, InvalidArgument."""
         return _bucket_list((yield from send(BucketSet(name, anonymous_read, versioning))).message)[0]
 
     # --- access keys -----------------------------------------------------------------------------
@@ -297,11 +311,11 @@ class LakeSteps(UploadSteps, ReadSteps):
     def create_access_key(
         self, *, buckets: Sequence[str] = (), read_only: bool = False
     ) -> Steps[AccessKeyStat]:
-        """Make an access key for those buckets (none: all); the answer has its secret.  Durable on return."""
+        """Make an access key for these buckets (none: for all); return it with its secret.  Durable on return."""
         return _key_list((yield from send(AccessKeyCreate(list(buckets), read_only))).message).keys[0]
 
     def access_keys(self) -> Steps[list[AccessKeyStat]]:
-        """All access keys, in byte order, without their secrets; at most ACCESS_KEYS_MAX."""
+        """Return all access keys (at most ACCESS_KEYS_MAX exist), in byte order, without their secrets."""
         found: list[AccessKeyStat] = []
         after = ""
         while True:
@@ -312,32 +326,35 @@ class LakeSteps(UploadSteps, ReadSteps):
                 return found
 
     def find_access_key(self, access_key: str) -> Steps[AccessKeyStat | None]:
-        """What an access key may do, with its secret, as it is now; None when it was never made, or revoked."""
+        """Return an access key with its secret; None if it was never made, or was revoked."""
         if not access_key:
             return None
         page = _key_list((yield from send(AccessKeyList(access_key, secrets=True))).message)
         return page.keys[0] if page.keys else None
 
     def remove_access_key(self, access_key: str) -> Steps[None]:
-        """Revoke an access key, at once for whoever asks from now on; AccessKeyNotFound."""
+        """Revoke an access key: on return no lookup finds it.  AccessKeyNotFound."""
         yield from send(AccessKeyRemove(access_key))
 
     # --- upkeep ----------------------------------------------------------------------------------
 
     def status(self) -> Steps[dict[str, Any]]:
-        """State of the engine."""
+        """Return the state of the engine."""
         reply = yield from send(Status())
         assert isinstance(reply.message, StatusReply)
         return _object_of(reply.message.status_json)
 
     def gc(self, *, compact: bool = False) -> Steps[dict[str, Any]]:
-        """One cycle of garbage collection, with `compact` to the last page; its report."""
+        """Run one full cycle of garbage collection, then compaction; return the report.
+
+        `compact`: compact also where that frees little.
+        """
         reply = yield from send(RunGc(compact))
         assert isinstance(reply.message, ReportReply)
         return _object_of(reply.message.report_json)
 
     def fsck(self, *, full: bool = False) -> Steps[dict[str, Any]]:
-        """Check the store, with `full` every byte of it; the report."""
+        """Check the store while it serves; return the report.  `full`: read every byte."""
         reply = yield from send(RunFsck(full))
         assert isinstance(reply.message, ReportReply)
         return _object_of(reply.message.report_json)
@@ -350,9 +367,11 @@ class LakeSteps(UploadSteps, ReadSteps):
         restart: bool = False,
         damaged: bool = False,
     ) -> Steps[dict[str, Any]]:
-        """Go on with the scrub for a while, at most a minute; its report, with `done` when a pass has ended.
+        """Continue the scrub's pass, or begin one, for `for_s` seconds (at most 60; 0: not at all); return its report.
 
-        `rate_bytes_per_s`: 0 is unbounded.  With `damaged` the report has the quarantine and its objects.
+        The report's `done` is true if a pass ended in that time.  `rate_bytes_per_s`: 0 is unbounded, None the
+        engine's own rate.  `restart` begins a new pass.  With `damaged` the report has the quarantine: the damaged
+        chunks, and the objects that they are in.
         """
         rate = -1 if rate_bytes_per_s is None else rate_bytes_per_s
         reply = yield from send(RunScrub(for_s, rate, restart, damaged))
@@ -362,12 +381,12 @@ class LakeSteps(UploadSteps, ReadSteps):
     # --- for the modules beside this one ---------------------------------------------------------
 
     def transfer(self, progress: Progress | None) -> Transfer:
-        """How this client moves bytes to the engine."""
+        """Return the settings of this client's puts."""
         transfer = Transfer(descriptors=self.carries_descriptors, network=self.network, lent=self.lent)
         return replace(transfer, progress=progress) if progress else transfer
 
     def access(self, progress: Progress | None) -> Access:
-        """How this client reads."""
+        """Return the settings of this client's reads."""
         media = MEDIA_DRAM if self.carries_descriptors else 0
         access = Access(
             self.descriptors,

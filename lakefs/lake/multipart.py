@@ -1,12 +1,15 @@
-"""Multipart uploads as steps: begin, store parts, complete without moving a byte, abort, list.
+"""Multipart uploads as steps: begin, store parts, complete without copying payload, abort, list.
 
-A part is cut from its own start, every 4 MiB, and stored as any blob is.  The whole is a manifest of cut kind PARTS
-over the parts' chunks: completing reads layouts and writes manifests, whatever the length.
+A part is cut from its own start, every 4 MiB, and stored like any blob.  The completed object is a manifest of cut kind
+PARTS over the parts' chunks: a completion reads layouts and writes manifests, whatever the object's length.
 
 Rules kept here:
-- A part is durable, and kept, when it was answered; so is the whole.  Nothing is seen at the name before.
-- Memory of a completion: one page of layouts, one open manifest a level, and what was asked for of each part.
-- When a session is lost (engine restart), the step begins again, at most `ATTEMPTS` times; uploads outlive the engine.
+- A part is durable when its put returns, and so is the object when its completion returns.  Until then the name is not
+  changed.
+- A completion holds in memory one page of layouts, one open manifest for each level, and the number and ETag of each
+  listed part.
+- If a session is lost (the engine restarted), the operation begins again, at most `ATTEMPTS` times in all; uploads
+  outlive the engine.
 """
 
 from __future__ import annotations
@@ -77,7 +80,7 @@ class UploadName(NamedTuple):
 
 
 class ListedPart(NamedTuple):
-    """A part that an upload is to be completed from: its number, and the ETag (16 bytes) that it was answered with."""
+    """A part to complete an upload from: its number, and the ETag (16 bytes) that its put returned."""
 
     number: int
     etag: bytes
@@ -99,12 +102,12 @@ def create_upload(
 
 
 def abort_upload(upload: UploadName) -> Steps[None]:
-    """End an upload and drop its parts; what has the name stays.  Durable on return.  UploadNotFound."""
+    """End an upload and drop its parts; the object at the name stays.  Durable on return.  UploadNotFound."""
     yield from send(UploadAbort(*upload))
 
 
 def list_uploads(request: UploadList) -> Steps[Uploads]:
-    """One page of a bucket's unfinished uploads."""
+    """Return one page of a bucket's unfinished uploads."""
     reply = yield from send(request)
     assert isinstance(reply.message, Uploads)
     return reply.message
@@ -113,7 +116,7 @@ def list_uploads(request: UploadList) -> Steps[Uploads]:
 def list_parts(
     upload: UploadName, *, after: int = 0, limit: int = 1000, layouts: bool = False
 ) -> Steps[Parts]:
-    """One page of an upload's parts by number.  UploadNotFound."""
+    """Return one page of an upload's parts by number.  UploadNotFound."""
     reply = yield from send(UploadParts(*upload, after, limit, layouts))
     assert isinstance(reply.message, Parts)
     return reply.message
@@ -131,9 +134,9 @@ def put_part(
     md5: bytes | None = None,
     checksums: Mapping[str, bytes] | None = None,
 ) -> Steps[PartStat]:
-    """Store a source of known length as a part, in place of the one that had its number.  Durable on return.
+    """Store a source of known length as a part, replacing the part that has its number.  Durable on return.
 
-    `md5` (16 bytes) is the part's ETag; without it the source is read once more for it.
+    `md5` (16 bytes) is the part's ETag; if it is not given, the source is read once more to compute it.
     UploadNotFound, InvalidArgument, RequestTooLarge, SourceChanged, StoreFull, SessionLost (after ATTEMPTS).
     """
     etag = (yield from work(_md5_of, source)) if md5 is None else md5
@@ -160,7 +163,10 @@ def put_part_stream(
     *,
     checksums: Mapping[str, bytes] | None = None,
 ) -> Steps[PartStat]:
-    """Store what a stream gives until its end as a part; as `put_part`, but SessionLost at once: it is spent."""
+    """Store a stream, read to its end, as a part.
+
+    Errors are those of `put_part`, but SessionLost is raised at once: the stream cannot be read again.
+    """
     store = yield from open_upload(transfer, CutKind.FIXED)
     digest = hashlib.md5(usedforsecurity=False)
     try:
@@ -182,9 +188,9 @@ def commit_part(
     etag: bytes | None,
     checksums: Mapping[str, bytes] | None = None,
 ) -> Steps[PartStat]:
-    """Make what a put session stored a part, and end the session; the counterpart of `commit_upload`.
+    """Bind a part number to the content that a put session stored, and end the session; as `commit_upload` does for a name.
 
-    `etag` has 16 bytes: the part's MD5, or, where nobody knows it (None), the first of the blob's digest.
+    `etag` has 16 bytes: the part's MD5.  If it is None (not known), the first 16 bytes of the blob's digest are used.
     """
     tree = yield from finish_manifests(store)
     tag = tree.blob[1:17] if etag is None else etag
@@ -207,10 +213,11 @@ def copy_part(
     if_match: str = "",
     version: str = "",
 ) -> Steps[PartStat]:
-    """Make a range of an object, or of that version of it, a part.
+    """Make a range of an object, or of one version of it, a part.
 
-    Chunks that lie in it whole are taken over; only the ends are moved.
-    The part's ETag is the source's MD5 where that is known and all of it is taken; else it is made from the blob's id.
+    Chunks that lie in the range whole are referred to; only the ends are read and stored (all of it, if the range has
+    more than `PART_CHUNKS_MAX` chunks).  The part's ETag is the object's MD5 if that is known and the range is the
+    whole object; else it is made from the blob's id.
     `if_match`: the source's ETag must be this one.  KeyNotFound, PreconditionFailed, InvalidArgument (the range).
     """
 
@@ -264,7 +271,7 @@ def _copy_opened(
 def _take_over(
     access: Access, store: Upload, opened: Opened, pieces: Sequence[Piece], begin: int, end: int
 ) -> Steps[None]:
-    """Refer to the chunks that lie in [begin, end) whole; store what lies in it of the first and the last anew."""
+    """Refer to the chunks that lie in [begin, end) whole; read and store the rest of the range, at its ends."""
     pipeline = Pipeline(STORE_WINDOW)
     for piece in pieces:
         first, last = max(begin, piece.offset), min(end, piece.offset + piece.length)
@@ -279,7 +286,7 @@ def _take_over(
 
 
 def _move_range(access: Access, store: Upload, opened: Opened, offset: int, length: int) -> Steps[None]:
-    """Store a range anew, because it has more chunks than a part may have."""
+    """Read and store a range that has more chunks than a part may have."""
     pipeline = Pipeline(STORE_WINDOW)
     for start in range(offset, offset + length, CHUNK_BYTES):
         content = yield from read_range(access, opened, start, min(CHUNK_BYTES, offset + length - start))
@@ -298,9 +305,9 @@ def complete_upload(
     checksums: Mapping[str, bytes] | None = None,
     condition: Condition = NO_CONDITION,
 ) -> Steps[ObjectStat]:
-    """Make the listed parts, in ascending order of numbers, the object; the others are dropped.  Durable on return.
+    """Make the listed parts, in ascending order of numbers, the object; drop the others.  Durable on return.
 
-    A second completion with the same parts is answered as the first, while the name still has what that gave it.
+    A second completion with the same parts returns what the first returned, if the name still has that object.
     UploadNotFound, InvalidPart, InvalidPartOrder, PartTooSmall, PreconditionFailed, SessionLost (after ATTEMPTS).
     """
     request = UploadComplete(
@@ -334,7 +341,7 @@ def complete_upload(
 def _add_layouts(store: Upload, upload: UploadName, parts: Sequence[ListedPart]) -> Steps[None]:
     """Add the chunks of the listed parts to the manifests, page by page.  InvalidPart, InvalidPartOrder.
 
-    The engine looks again when it binds the name: a part may be replaced meanwhile.
+    The engine checks the parts again when it binds the name: one may be replaced until then.
     """
     missing = {part.number: part.etag for part in parts}
     pipeline = Pipeline(STORE_WINDOW)
@@ -363,11 +370,11 @@ def _shown(upload: UploadName) -> str:
     return f"upload {upload.upload.hex()} to {upload.bucket}/{upload.key}"
 
 
-# --- what steps share ----------------------------------------------------------------------------------
+# --- shared --------------------------------------------------------------------------------------------
 
 
 def _again_when_lost(attempt: Callable[[], Steps[T]]) -> Steps[T]:
-    """Begin again when the session was lost, or gc freed what was replaced meanwhile."""
+    """Run an attempt; again if the session was lost, or if gc freed a chunk of a part or object replaced during it."""
     for count in range(1, ATTEMPTS + 1):
         try:
             return (yield from attempt())
@@ -378,7 +385,7 @@ def _again_when_lost(attempt: Callable[[], Steps[T]]) -> Steps[T]:
 
 
 def _give_up(store: Upload, error: BaseException) -> Steps[None]:
-    """End the session of a failed step; one whose engine is gone ends by itself."""
+    """End the session of a failed operation; if the engine cannot be reached, the session ends by itself."""
     if isinstance(error, SessionLost):
         store.untell()
     if not isinstance(error, EngineUnreachable):
@@ -399,5 +406,5 @@ def _read_and_hash(stream: BinaryIO, update: Callable[[bytes], None]) -> bytes:
 
 
 def _md5_of_stat(stat: ObjectStat) -> bytes | None:
-    """The MD5 of the content, where the ETag is one."""
+    """Return the MD5 of the content, if the ETag is one."""
     return bytes.fromhex(stat.etag) if len(stat.etag) == _MD5_DIGITS else None

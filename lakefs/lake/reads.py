@@ -1,4 +1,4 @@
-"""The part of a lake that is about reading, as steps; `lakefs.get.objects` has how it goes."""
+"""The reading operations of a lake, as steps; `lakefs.get` carries them out."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ from lakefs.steps.steps import Steps
 
 
 class ReadSteps(ABC):
-    """Whole contents, and ranges of opened objects."""
+    """Reads of whole objects, of chunks, and of ranges of opened objects."""
 
     @abstractmethod
     def access(self, progress: Progress | None) -> Access:
-        """How this client reads."""
+        """Return the settings of this client's reads."""
 
     def get(self, name: str, *, progress: Progress | None = None) -> Steps[bytes]:
-        """The whole content, checked.  KeyNotFound, IsAFolder, ChunkDamaged."""
+        """Return the whole content, checked.  KeyNotFound, IsAFolder, ChunkDamaged."""
         return get_whole(self.access(progress), parse_object_name(name))
 
     def get_into(self, name: str, buffer: WritableBuffer) -> Steps[int]:
-        """The whole content into a buffer, array or tensor at least as long; the number of bytes.
+        """Read the whole content into a buffer, array or tensor at least as long; return its length in bytes.
 
-        As `get_many_into`.
+        The rules of `get_many_into` hold.
         """
         sizes = yield from self.get_many_into([name], [buffer])
         return sizes[0]
 
     def get_many_into(self, names: Sequence[str], buffers: Sequence[WritableBuffer]) -> Steps[list[int]]:
-        """Whole contents of objects, each into a buffer at least as long; their lengths in bytes, in order.
+        """Read whole contents, each into a buffer at least as long; return their lengths in bytes, in order.
 
-        Bytes go from the page cache straight into the buffers, and are checked there, as the client's `check` says.  A
-        buffer is a bytearray, memoryview, numpy array, or a torch tensor on the CPU: contiguous and writable, and no
-        two of them share memory.  Errors name the object: those of `get`, and InvalidArgument for a buffer that is too
-        short, not contiguous or read-only.  After an error, or a cancellation, any of the buffers may hold anything,
-        bytes that failed their check too.  Bytes behind an object's end are left alone.
+        Bytes are copied from the page cache straight into the buffers and checked there, as the client's `check` says.
+        A buffer is a bytearray, a memoryview, a numpy array, or a torch tensor on the CPU.  It is contiguous and
+        writable; no two buffers share memory.  Errors name the object: those of `get`, and InvalidArgument for a
+        buffer that is too short, not contiguous or read-only.  After an error or a cancellation the buffers may hold
+        anything, also bytes that failed their check.  Bytes of a buffer behind the object's end are left alone.
         """
         if len(names) != len(buffers):
             raise InvalidArgument(f"{len(names)} names and {len(buffers)} buffers do not go together")
@@ -64,23 +64,23 @@ class ReadSteps(ABC):
         offsets: Sequence[int],
         rooms: Sequence[int] = (),
     ) -> Steps[list[int]]:
-        """Have the engine bring chunks (by id) and objects (by name) to offsets of a pool; their lengths in bytes.
+        """Load chunks (by id) and objects (by name) to offsets of a pool; return their lengths in bytes, in order.
 
-        What arrives is checked in the pool, as the client's `check` says, and the rest loaded meanwhile.  `rooms`, when
-        given, are as many: the most bytes that each may take; places do not overlap.  Bytes go from the engine's page
-        cache or disk straight to the pool; where memory cannot be lent (over TCP) they are streamed there.
-        ChunkNotFound, ChunkDamaged, InvalidArgument for what does not fit, SourceChanged when the memory was shrunk;
-        for names the errors of `get`.  After an error, or a cancellation, the places may hold anything.
+        The engine writes the bytes from its page cache or disk straight to the pool; where memory cannot be lent (over
+        TCP) they are streamed there.  Bytes that have arrived are checked in the pool, as the client's `check` says,
+        while others are loaded.  `rooms`, if given, has for each the most bytes that it may take; places do not
+        overlap.  ChunkNotFound, ChunkDamaged, InvalidArgument if something does not fit, SourceChanged if the memory
+        was shrunk; for names the errors of `get`.  After an error or a cancellation the places may hold anything.
         """
         chunks = [item if isinstance(item, str) else ChunkId(item) for item in wanted]
         return load_many(self.access(None), pool, chunks, offsets, rooms)
 
     def return_pool(self, pool: Pool) -> Steps[None]:
-        """End the lending of a pool; the engine touches its memory no more on return."""
+        """End the lending of a pool; on return the engine no longer touches its memory."""
         return return_pool(pool)
 
     def get_many(self, names: Sequence[str]) -> Steps[list[bytes]]:
-        """Whole contents, in order; small objects share round trips.  The first failure is raised."""
+        """Return whole contents, checked, in order; small objects share round trips.  The first failure is raised."""
         return get_many(self.access(None), [parse_object_name(name) for name in names])
 
     def map(
@@ -93,20 +93,20 @@ class ReadSteps(ABC):
         )
 
     def get_chunks(self, chunks: Sequence[bytes]) -> Steps[list[bytes]]:
-        """Chunks by their ids, checked.  ChunkNotFound, ChunkDamaged, InvalidArgument."""
+        """Return chunks by their ids, checked.  ChunkNotFound, ChunkDamaged, InvalidArgument."""
         return get_chunks(self.access(None), [ChunkId(chunk) for chunk in chunks])
 
     def get_chunks_into(self, chunks: Sequence[bytes], buffers: Sequence[WritableBuffer]) -> Steps[list[int]]:
-        """Chunks by their ids, each into a buffer at least as long; their lengths.  As `get_many_into`."""
+        """Read chunks by their ids, each into a buffer at least as long; return their lengths.  See `get_many_into`."""
         targets = chunk_memories(chunks, buffers)
         return get_chunks_into(self.access(None), [ChunkId(chunk) for chunk in chunks], targets)
 
     def open(self, name: str) -> Steps[Opened]:
-        """Open an object: its content stays readable, whole, until `close`, whatever happens to the name."""
+        """Open an object: its whole content stays readable until `close`, whatever happens to the name."""
         return open_object(self.access(None), parse_object_name(name))
 
     def read(self, opened: Opened, offset: int, length: int) -> Steps[bytes]:
-        """A range of an opened object, cut at its end, checked.  What its reader reads next is brought in meanwhile."""
+        """Return a range of an opened object, cut at its end, checked; first start to read ahead of its reader."""
         access = self.access(None)
         yield from look_ahead(access, opened, offset, length)
         return (yield from read_range(access, opened, offset, length))

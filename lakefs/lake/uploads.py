@@ -1,4 +1,4 @@
-"""The part of a lake that is about multipart uploads, as steps; `lakefs.lake.multipart` has how they go."""
+"""The multipart uploads of a lake, as steps; `lakefs.lake.multipart` carries them out."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ from lakefs.wire.messages import (
 )
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes done, bytes of those that were already there), as increments."""
+"""Called with increments: (bytes done, how many of them the store had before)."""
 
 PutData = Buffer | Slot | os.PathLike[str] | BinaryIO
-"""What can be put: a buffer, a slot of shared memory, the path of a file, or a binary file object read to its end."""
+"""Data to put: a buffer, a slot of shared memory, the path of a file, or a binary file object, read to its end."""
 
 
 class UploadSteps(ABC):
@@ -53,11 +53,11 @@ class UploadSteps(ABC):
 
     @abstractmethod
     def transfer(self, progress: Progress | None) -> Transfer:
-        """How this client moves bytes to the engine."""
+        """Return the settings of this client's puts."""
 
     @abstractmethod
     def access(self, progress: Progress | None) -> Access:
-        """How this client reads."""
+        """Return the settings of this client's reads."""
 
     def create_upload(
         self,
@@ -68,8 +68,8 @@ class UploadSteps(ABC):
     ) -> Steps[UploadName]:
         """Begin a multipart upload to a name, whose bucket must exist; durable on return.
 
-        The object gets the attributes, and, where they have no modification time, that of its completion.  `details`
-        (1 KiB) come back with lists of uploads.
+        The object gets these attributes; without a modification time it gets the time of its completion.  Lists of
+        uploads return the `details` (at most 1 KiB).
         """
         return create_upload(parse_object_name(name), attributes or ObjectAttributes(), details)
 
@@ -83,9 +83,9 @@ class UploadSteps(ABC):
         checksums: Mapping[str, bytes] | None = None,
         progress: Progress | None = None,
     ) -> Steps[PartStat]:
-        """Store data as part 1 to 10,000 of an upload, in any order; a number given again is replaced.
+        """Store data as part `number` (1 to 10,000) of an upload, in any order; durable on return.
 
-        Durable on return.  `md5` (16 bytes) is its ETag and is made here when it is not given.
+        A part that has the number is replaced.  `md5` (16 bytes) is the part's ETag; it is computed if it is not given.
         UploadNotFound, InvalidArgument, RequestTooLarge (over 5 GiB), StoreFull, SourceChanged, LocalFileError.
         """
         transfer = self.transfer(progress)
@@ -113,7 +113,10 @@ class UploadSteps(ABC):
         length: int | None = None,
         if_match: str = "",
     ) -> Steps[PartStat]:
-        """Make a range of an object (to its end when no length is given) a part; chunks whole in it do not move."""
+        """Make a range of an object (to its end if no length is given) a part; whole chunks in it are not copied.
+
+        `if_match`: the object must have this ETag.  KeyNotFound, PreconditionFailed, InvalidArgument (the range).
+        """
         return copy_part(
             self.access(None),
             self.transfer(None),
@@ -126,7 +129,7 @@ class UploadSteps(ABC):
         )
 
     def parts(self, upload: UploadName) -> Pages[PartStat]:
-        """All parts of an upload, by number, read page by page; UploadNotFound."""
+        """List all parts of an upload by number; pages are requested as they are needed.  UploadNotFound."""
         return self._parts_behind(upload, 0)
 
     def _parts_behind(self, upload: UploadName, after: int) -> Pages[PartStat]:
@@ -134,7 +137,7 @@ class UploadSteps(ABC):
         return Page(page.parts, self._parts_behind(upload, page.next_after) if page.next_after else None)
 
     def uploads(self, name: str) -> Pages[UploadEntry]:
-        """All unfinished uploads to keys that begin with the name's key, in byte order, read page by page."""
+        """List all unfinished uploads to keys that begin with the name's key, in byte order, page by page."""
         return self._uploads_behind(name, "", b"")
 
     def _uploads_behind(self, name: str, after: str, after_upload: bytes) -> Pages[UploadEntry]:
@@ -143,13 +146,13 @@ class UploadSteps(ABC):
         return Page(page.entries, self._uploads_behind(name, after, after_upload) if after else None)
 
     def parts_page(self, upload: UploadName, *, after: int = 0, limit: int = 1000) -> Steps[Parts]:
-        """One page of an upload's parts by number; UploadNotFound."""
+        """Return one page of an upload's parts by number; UploadNotFound."""
         return list_parts(upload, after=after, limit=limit)
 
     def uploads_page(
         self, name: str, *, after: str = "", after_upload: bytes = b"", delimiter: str = "", limit: int = 1000
     ) -> Steps[Uploads]:
-        """One page of a bucket's unfinished uploads to keys that begin with the name's key, by key and id."""
+        """Return one page of a bucket's unfinished uploads to keys that begin with the name's key, by key and id."""
         bucket, prefix = parse_name(name)
         return list_uploads(UploadList(bucket, prefix, after, after_upload, delimiter, limit))
 
@@ -161,13 +164,13 @@ class UploadSteps(ABC):
         checksums: Mapping[str, bytes] | None = None,
         condition: Condition = NO_CONDITION,
     ) -> Steps[ObjectStat]:
-        """Make the listed parts (number, ETag of 16 bytes) the object; the others are dropped.  Durable on return.
+        """Make the listed parts (number, ETag of 16 bytes) the object; drop the others.  Durable on return.
 
-        No byte moves.  UploadNotFound, InvalidPart, InvalidPartOrder, PartTooSmall, PreconditionFailed.
+        No payload is copied.  UploadNotFound, InvalidPart, InvalidPartOrder, PartTooSmall, PreconditionFailed.
         """
         listed = [ListedPart(*part) for part in parts]
         return complete_upload(self.transfer(None), upload, listed, checksums=checksums, condition=condition)
 
     def abort_upload(self, upload: UploadName) -> Steps[None]:
-        """End an upload and drop its parts; what has the name stays.  UploadNotFound."""
+        """End an upload and drop its parts; the object at the name stays.  UploadNotFound."""
         return abort_upload(upload)
