@@ -1,1 +1,1 @@
-"""Connected clients: `connect`, `connect_trio`, and how they find an engine."""
+"""The clients: `connect`, `connect_trio`, and the search for an engine's address."""

@@ -1,10 +1,10 @@
-"""Where a client finds its engine when no address is given.
+"""Finds the address of the engine for a client.
 
-In this order: the address that the caller gives, LAKE_SERVER, the configured `socket`, the user's own socket if
-something listens there, the system's socket.  Only the last two are looked at: an address that somebody gave is used
-as it is, and when it fails that is an error, never a reason to take another engine.
+The first of these is used: the address that the caller gives, LAKE_SERVER, the configured `socket`, the user's own
+socket if something listens there, the system's socket.  Only the last two are tried here.  A given address is used as
+it is: if it fails, that is an error, and no other engine is taken.
 
-The choice is made once for each client.  What connects again after a loss does so at the same address.
+The choice is made once for each client, which connects to the same address again after a loss.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import os
 
 
 def resolve(address: str | None, token: str | None) -> tuple[str, str]:
-    """Address and token, with what the environment and the configuration say where they are not given.
+    """Return address and token; one that is not given is taken from the environment or the configuration.
 
-    ConfigError.  Where neither of two sockets can be used: EngineUnreachable, PermissionDenied.
+    ConfigError.  EngineUnreachable or PermissionDenied if neither the user's nor the system's socket can be used.
     """
     where = address or os.environ.get("LAKE_SERVER") or _found()
     return where, os.environ.get("LAKE_TOKEN", "") if token is None else token
 
 
 def _found() -> str:
-    # Imported only here: a command whose engine is named starts sooner without it.
+    # Imported only here: a command with a given address starts sooner without it.
     from lakefs.config.settings import SYSTEM_SOCKET, load  # noqa: PLC0415
 
     config = load()

@@ -1,7 +1,7 @@
-"""`lakefs.connect()`: a blocking lake at an address, or where `lakefs.client.address` finds an engine.
+"""`lakefs.connect()`: a blocking lake at an address, or at the one that `lakefs.client.address` finds.
 
-A lake that is pickled, as for the workers of a data loader that are spawned, is connected where it is unpickled: to the
-same address, with the token of that environment.  The pickle has no secret.
+A lake can be pickled, for example for spawned workers of a data loader.  Unpickling connects to the same address, with
+the token of that process's environment; the pickle has no secret.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from lakefs.content.verify import Check
 
 
 def connect(address: str | None = None, *, token: str | None = None, check: Check = Check.BLAKE3) -> Lake:
-    """Connect to an engine; close the lake, or use it as a context manager.
+    """Connect to an engine.  Close the lake, or use it as a context manager.
 
     `address`: `unix:PATH` or `tcp://HOST:PORT`; default LAKE_SERVER, else the configured `socket`, else this user's
     own socket if something listens there, else the system's.
-    `token`: for TCP; default LAKE_TOKEN.  `check`: how whole chunks are checked.
+    `token`: for TCP; default LAKE_TOKEN.  `check`: the check of whole chunks that are read.
     EngineUnreachable, PermissionDenied, UnsupportedVersion, ConfigError.
     """
     where, secret = resolve(address, token)

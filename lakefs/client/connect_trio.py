@@ -1,4 +1,4 @@
-"""`lakefs.connect_trio()`: a trio lake at an address, or where `lakefs.client.address` finds an engine."""
+"""`lakefs.connect_trio()`: a trio lake at an address, or at the one that `lakefs.client.address` finds."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from lakefs.limits import CLIENT_THREADS
 async def connect_trio(
     address: str | None = None, *, token: str | None = None, check: Check = Check.BLAKE3
 ) -> AsyncIterator[TrioLake]:
-    """Connect to an engine until the block ends; when it is lost meanwhile it is waited for, at most 5 s.
+    """Connect to an engine until the block ends; if it is lost during the block, wait for it, at most 5 s.
 
-    Parameters and errors as `lakefs.connect`.
+    Parameters and errors are those of `lakefs.connect`.
     """
     where, secret = resolve(address, token)
     async with (

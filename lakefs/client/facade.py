@@ -3,10 +3,11 @@
     class Lake(Facade[BlockingDriver]):
         put = blocking(LakeSteps.put)
 
-`Lake.put` then has the parameters, types and docstring of `LakeSteps.put`, and returns what its steps return.  Type
-checkers see that by `ParamSpec`; `help()` and `inspect.signature` by what `_declare` sets.
+`Lake.put` then has the parameters, types and docstring of `LakeSteps.put`, and returns the result of its steps.  Type
+checkers see that through `ParamSpec`, `help()` and `inspect.signature` through the attributes that `_declare` sets.
 
-The client has only what a user calls.  All else, such as `run`, `steps` and `tell`, is its driver's: `driver_of(lake)`.
+A client has only the methods that users call.  All others, such as `run`, `steps` and `tell`, are its driver's:
+`driver_of(lake)`.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 
 
 class Facade(Generic[DriverT]):
-    """A client: public methods over a driver, which only `driver_of` hands out."""
+    """A client: public methods over a driver, which only `driver_of` returns."""
 
     _driver: DriverT
 
     def __init_subclass__(cls) -> None:
-        """Name the methods that this module made after their class and its module."""
+        """Set name and module of the methods made by this module to those of their class."""
         super().__init_subclass__()
         for name, method in vars(cls).items():
             if getattr(method, "__module__", "") == __name__:
@@ -42,14 +43,14 @@ class Facade(Generic[DriverT]):
 
 
 def driver_of(lake: Facade[DriverT]) -> DriverT:
-    """The driver of a client, for the product's own callers: it runs any steps, and knows the connection."""
+    """Return the driver of a client, for the product's own code: it runs any steps, and has the connection."""
     return lake._driver
 
 
 def blocking(
     steps: Callable[Concatenate[LakeSteps, P], Steps[R]],
 ) -> Callable[Concatenate[Facade[BlockingDriver], P], R]:
-    """A method that runs the steps and returns their result."""
+    """Make a method that runs the steps and returns their result."""
 
     def call(self: Facade[BlockingDriver], /, *args: P.args, **kwargs: P.kwargs) -> R:
         driver = self._driver
@@ -61,7 +62,7 @@ def blocking(
 def awaited(
     steps: Callable[Concatenate[LakeSteps, P], Steps[R]],
 ) -> Callable[Concatenate[Facade[TrioDriver], P], Coroutine[Any, Any, R]]:
-    """An async method that runs the steps and returns their result."""
+    """Make an async method that runs the steps and returns their result."""
 
     async def call(self: Facade[TrioDriver], /, *args: P.args, **kwargs: P.kwargs) -> R:
         driver = self._driver
@@ -73,7 +74,7 @@ def awaited(
 def blocking_pages(
     steps: Callable[Concatenate[LakeSteps, P], Pages[R]],
 ) -> Callable[Concatenate[Facade[BlockingDriver], P], Iterator[R]]:
-    """A method that yields the entries of all pages; each page is asked for when the one before is used up."""
+    """Make a method that yields the entries of all pages; a page is requested when the one before is used up."""
 
     def call(self: Facade[BlockingDriver], /, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
         driver = self._driver
@@ -88,7 +89,7 @@ def blocking_pages(
 def awaited_pages(
     steps: Callable[Concatenate[LakeSteps, P], Pages[R]],
 ) -> Callable[Concatenate[Facade[TrioDriver], P], AsyncIterator[R]]:
-    """An async iterator over the entries of all pages; each page is asked for when the one before is used up."""
+    """Make an async method that yields the entries of all pages; a page is requested when the one before is used up."""
 
     async def call(self: Facade[TrioDriver], /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[R]:
         driver = self._driver
@@ -102,9 +103,9 @@ def awaited_pages(
 
 
 def _declare(call: MethodT, steps: Callable[..., Any], kind: str = "") -> MethodT:
-    """Give the method the name, docstring and signature of the steps, but for what it returns.
+    """Give the method the name, docstring and signature of the steps, except for the returned type.
 
-    `Steps[X]` becomes `X`, and `Pages[X]` the kind of iterator: `Iterator[X]`.
+    `Steps[X]` becomes `X`; `Pages[X]` becomes `kind` of X, such as `Iterator[X]`.
     """
     _, _, inner = steps.__annotations__["return"].partition("[")
     returned = f"{kind}[{inner}" if kind else inner.removesuffix("]")

@@ -188,7 +188,7 @@ def commit_part(
     etag: bytes | None,
     checksums: Mapping[str, bytes] | None = None,
 ) -> Steps[PartStat]:
-    """Bind a part number to the content that a put session stored, and end the session; as `commit_upload` does for a name.
+    """Bind a part number to the content that a put session stored, and end the session, like `commit_upload`.
 
     `etag` has 16 bytes: the part's MD5.  If it is None (not known), the first 16 bytes of the blob's digest are used.
     """

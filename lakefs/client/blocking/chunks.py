@@ -1,6 +1,6 @@
-"""`lake.chunks` of the blocking client: chunks by their ids, without a round trip where place and bytes are at hand.
+"""`lake.chunks` of the blocking client: chunks by their ids, without a round trip if they are indexed and cached.
 
-What the shared index does not know, and what is not cached, goes the way of every read: located by the engine.
+Chunks that the shared index does not have, or that are not cached, are read like any other: the engine locates them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from lakefs.steps.steps import Steps
 
 T = TypeVar("T")
 SHARED_FROM_BYTES: Final = 2 * MIB
-"""Of so much, a second thread reads and checks a part.  Of 1 MiB it costs as much CPU as it saves time."""
+"""From this many bytes on, a second thread reads a part.  For 1 MiB it costs as much CPU as it saves time."""
 HELPERS: Final = 1
 """Threads beside the caller's own."""
 
 
 class Driver(Connected, Protocol):
-    """The blocking driver, as far as it is used here."""
+    """The part of the blocking driver that this module uses."""
 
     @property
     def is_own(self) -> bool:
@@ -35,24 +35,24 @@ class Driver(Connected, Protocol):
 
     @property
     def direct_chunks(self) -> DirectChunks:
-        """Reads of chunks by the engine's shared index."""
+        """Reads of chunks through the engine's shared index."""
 
     def run(self, steps: Steps[T]) -> T:
-        """Run steps to their end, and return their result."""
+        """Run steps to their end and return their result."""
 
     def work_threads(self) -> ThreadPoolExecutor:
         """Threads that read and check."""
 
 
 class Chunks:
-    """Chunks of a lake by id.  Made by `Lake.chunks`; as safe for threads as its lake, which it does not outlive."""
+    """Chunks of a lake by id, from `Lake.chunks`.  As safe for threads as its lake, which it does not outlive."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._hot = driver.direct_chunks
 
     def get(self, chunk: bytes) -> bytes:
-        """A chunk, checked.  ChunkNotFound, ChunkDamaged, InvalidArgument."""
+        """Return a chunk, checked.  ChunkNotFound, ChunkDamaged, InvalidArgument."""
         shared = self._hot.direct_reads()
         if shared is not None:
             content = shared.read(ChunkId(chunk))
@@ -63,15 +63,15 @@ class Chunks:
         return self.get_many([chunk])[0]
 
     def get_many(self, chunks: Sequence[bytes]) -> list[bytes]:
-        """Chunks, checked, in order.  The first failure is raised."""
+        """Return chunks, checked, in order.  The first failure is raised."""
         contents = self._driver.run(self._driver.steps.get_chunks(chunks))
         self._hot.renew()
         return contents
 
     def get_into(self, chunk: bytes, buffer: WritableBuffer) -> int:
-        """A chunk straight into a buffer, array or tensor at least as long; its length.
+        """Read a chunk straight into a buffer, array or tensor at least as long; return its length.
 
-        ChunkNotFound, ChunkDamaged, InvalidArgument; then the buffer may hold anything.
+        ChunkNotFound, ChunkDamaged, InvalidArgument; after an error the buffer may hold anything.
         """
         target = writable_memory(buffer, "a chunk")
         shared = self._hot.direct_reads()
@@ -84,9 +84,9 @@ class Chunks:
         return self._ask_for([chunk], [target])[0]
 
     def get_many_into(self, chunks: Sequence[bytes], buffers: Sequence[WritableBuffer]) -> list[int]:
-        """Chunks, each straight into a buffer, array or tensor at least as long; their lengths, in order.
+        """Read chunks, each straight into a buffer, array or tensor at least as long; return their lengths, in order.
 
-        ChunkNotFound, ChunkDamaged, InvalidArgument; then the buffers may hold anything.
+        ChunkNotFound, ChunkDamaged, InvalidArgument; after an error the buffers may hold anything.
         """
         targets = memories_of(chunks, buffers)
         shared = self._hot.direct_reads()
@@ -98,7 +98,7 @@ class Chunks:
             found = self._ask_for([chunks[index] for index in left], [targets[index] for index in left])
             for index, length in zip(left, found, strict=True):
                 lengths[index] = length
-        elif self._hot.notes.note_many(chunks):  # else the engine has heard of most of them
+        elif self._hot.notes.note_many(chunks):  # else the request has named most of them to the engine
             self._hot.tell_notes()
         return lengths
 
@@ -109,14 +109,14 @@ class Chunks:
 
 
 class DirectChunks(SharedIndexUser):
-    """Chunks that a driver reads by its engine's shared index."""
+    """Reads of chunks through the shared index of a driver's engine."""
 
     def __init__(self, driver: Driver) -> None:
         super().__init__(driver)
         self._driver = driver
 
     def renew(self) -> None:
-        """Ask the engine for its index where that is due."""
+        """Request the engine's index if that is due."""
         if self.is_due:
             epoch = self._driver.epoch
             index = self._driver.run(open_shared_index())
@@ -130,20 +130,22 @@ class DirectChunks(SharedIndexUser):
         targets: list[memoryview],
         places: Sequence[Found] | None = None,
     ) -> list[int]:
-        """Lengths of what was read at once, NOT_READ of the rest; much of it is shared between threads.
+        """Read what needs no request; return the lengths, NOT_READ for the rest.  Two threads share a large read.
 
-        `places` as of `DirectBatch`.
+        `places`: see `DirectBatch`.
         """
         with DirectBatch(shared, chunks, targets, places) as batch:
             is_shared = sum(map(len, targets)) >= SHARED_FROM_BYTES and self._driver.is_own
-            tasks = iter(found := batch.tasks(is_shared=is_shared))  # whoever is free takes the next
+            tasks = iter(
+                found := batch.tasks(is_shared=is_shared)
+            )  # each thread takes the next when it is free
             helpers = [
                 self._driver.work_threads().submit(_work_off, tasks)
                 for _ in range(HELPERS if is_shared and len(found) > 1 else 0)
             ]
             try:
                 _work_off(tasks)
-            finally:  # who has not begun finds nothing left: other work has the threads, or a fork has none of them
+            finally:  # a helper that has not begun is not needed: its thread is busy, or was not forked
                 begun = [helper for helper in helpers if not helper.cancel()]
                 wait(begun)
             for helper in begun:

@@ -1,14 +1,14 @@
 """`BlockingDriver` runs operations on a blocking connection, for `lakefs.client.blocking.lake.Lake`.
 
-Requests are pipelined, and local reading and checking runs in a few threads.  One operation runs at a time; a second
-thread waits.
+Requests are pipelined; local reads and checks run in a few threads.  One operation runs at a time; a second thread
+waits.
 
-When the operation is interrupted (Ctrl-C) the connection is closed, for a frame may be half received; the engine
-drops the unfinished put with it, and the next operation connects anew.
+An interrupted operation (Ctrl-C) closes the connection, because a frame may be half received.  The engine then drops
+the unfinished put, and the next operation connects anew.
 
-So it is in a child of `os.fork`: there the lake begins with a connection, descriptors and threads of its own, at its
-first operation.  What was held on the parent's connection (leases, pins, lendings) stays the parent's.  Of a fork that
-Python does not see, by a library in C, the lake is refused.
+A child of `os.fork` also connects anew: at its first operation, with descriptors and threads of its own.  Leases, pins
+and lendings of the parent's connection stay the parent's.  After a fork that Python does not see, by a library in C,
+the lake refuses operations (InvalidArgument).
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 AT_ONCE_BYTES = 2 * MIB
-"""Cached content that the caller's thread reads itself; nobody waits for it as for a loop.  Of more, threads share."""
+"""Most cached content that the caller's thread reads itself: it blocks no event loop.  Threads share larger reads."""
 UNWIND_STEPS_MAX = 100
-"""Far more than any cleanup has steps."""
+"""Most steps of a cleanup: far more than any has."""
 
 
 @dataclass
 class _Flight:
-    """What one operation has started and not finished."""
+    """The requests and work that one operation has started and not finished."""
 
     engine: BlockingEngineClient
-    """Whom it asks; a child that was forked in its midst asks another."""
+    """The engine client of this operation; a child forked during the operation has another."""
     sends: dict[int, Ticket] = field(default_factory=dict)
     works: set[Future[Any]] = field(default_factory=set)
 
@@ -64,7 +64,7 @@ class BlockingDriver:
         self._epoch = engine.epoch
         self.is_closed = False
         self._process = os.getpid()
-        """Another one has the same connection, and would take the answers of this; and it has no threads."""
+        """The process that connected.  A child has the same connection and would take its answers, without threads."""
         self.steps = LakeSteps(
             self._descriptors,
             engine.carries_descriptors,
@@ -76,7 +76,7 @@ class BlockingDriver:
         follow_forks(self)
 
     def close(self) -> None:
-        """Close the connection; unfinished puts and leases end with it.  Nothing of another process's."""
+        """Close the connection; unfinished puts and leases end with it.  Does nothing in another process."""
         if not self.is_own:
             return
         with self._lock:
@@ -88,7 +88,7 @@ class BlockingDriver:
             self._descriptors.close()
 
     def run(self, steps: Steps[T]) -> T:
-        """Drive an operation of `LakeSteps` (or of your own making) to its end."""
+        """Run an operation of `LakeSteps`, or any other steps, to its end; return its result."""
         if not self.is_own:
             steps.close()
             raise InvalidArgument("this lake was connected by another process; connect anew in this one")
@@ -111,7 +111,7 @@ class BlockingDriver:
                         future.cancel() or future.exception()
 
     def tell(self, request: Request) -> bool:
-        """Send a request whose answer does not matter, when no operation runs and it need not wait; whether it was."""
+        """Send a request whose answer does not matter, if no operation runs and sending need not wait; True if sent."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -136,7 +136,7 @@ class BlockingDriver:
                 error = raised
 
     def _take(self, step: Step, flight: _Flight) -> Any:
-        """The answer to one step of an operation."""
+        """Do one step of an operation and return its answer."""
         if self._engine is not flight.engine:
             raise EngineUnreachable(
                 "this process was forked in the midst of the operation, which is the parent's"
@@ -165,37 +165,37 @@ class BlockingDriver:
         return self._engine.finish(ticket)
 
     def _forget_old_descriptors(self) -> None:
-        """Another connection may be another store, with segments of the same numbers."""
+        """After a new connection, close the descriptors: it may be another store, with the same segment numbers."""
         if self._engine.epoch != self._epoch:
             self._descriptors.close()
             self._epoch = self._engine.epoch
 
     @property
     def address(self) -> str:
-        """Where the engine is: `unix:PATH` or `tcp://HOST:PORT`."""
+        """The engine's address: `unix:PATH` or `tcp://HOST:PORT`."""
         return self._engine.address
 
     @property
     def epoch(self) -> int:
-        """Counts connections: what the engine gave on an earlier one is void."""
+        """Count of connections so far: leases, sources and descriptors of an earlier epoch are void."""
         return self._engine.epoch
 
     @property
     def is_own(self) -> bool:
-        """Whether this process connects it, and no other that Python has not seen forking."""
+        """True in the process that connected, and in children whose fork Python saw."""
         return os.getpid() == self._process
 
     def is_connected(self) -> bool:
-        """Whether the connection of this epoch is still there; see `EngineClient.is_connected`."""
+        """Return True if the connection of this epoch is still open; see `EngineClient.is_connected`."""
         return self.is_own and self._engine.is_connected()
 
     def is_held(self, epoch: int) -> bool:
-        """Whether the connection of that epoch is still there, and what it holds of the engine."""
-        # In this order: another thread may have made its successor meanwhile, which would be what is connected.
+        """Return True if the connection of that epoch is still open, so that the engine keeps what it gave on it."""
+        # In this order: if another thread connects anew between the two checks, the second one sees the new epoch.
         return self.is_connected() and self.epoch == epoch
 
     def begin_anew(self) -> None:
-        """See `lakefs.host.forks`.  Until its end the lake is another process's, also for what is let go meanwhile."""
+        """See `lakefs.host.forks`.  Until it ends, the lake is another process's, also for objects released in it."""
         if self._direct_chunks is not None:  # it maps memory of the parent's engine
             self._direct_chunks.forget()
         self._lock = threading.RLock()
@@ -208,7 +208,7 @@ class BlockingDriver:
 
     @property
     def direct_chunks(self) -> DirectChunks:
-        """Reads of chunks by the engine's shared index; made when it is first used."""
+        """Reads of chunks through the engine's shared index; made at first use."""
         with NO_FORK:
             if self._direct_chunks is None:  # the import is a tenth of the start-up
                 module = import_module("lakefs.client.blocking.chunks")
@@ -216,16 +216,16 @@ class BlockingDriver:
             return self._direct_chunks
 
     def work_threads(self) -> ThreadPoolExecutor:
-        """The threads that read and check; of a lake that is not closed."""
+        """Return the threads that read and check.  The lake is not closed."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(CLIENT_THREADS, thread_name_prefix="lake-work")
         return self._threads
 
 
 def unwind(steps: Steps[T], error: BaseException) -> None:
-    """Let an operation clean up that an interrupt left between two steps; what it asks for then is refused.
+    """Let an operation clean up after an interrupt between two steps; each step that it asks for is refused.
 
-    Nothing happens to one that has ended.  Closing it would not do: its cleanup asks the engine, too.
+    Does nothing if the operation has ended.  Closing the generator would not do: its cleanup has steps, too.
     """
     try:
         steps.throw(error)
@@ -233,6 +233,6 @@ def unwind(steps: Steps[T], error: BaseException) -> None:
             steps.throw(EngineUnreachable("the operation was interrupted"))
     except (StopIteration, EngineUnreachable):
         return
-    except BaseException as ended:  # noqa: BLE001 - the caller raises `error`, which began all this
+    except BaseException as ended:  # noqa: BLE001 - the caller raises `error`, the cause
         if ended is not error:
             error.add_note(f"while the operation cleaned up: {ended!r}")

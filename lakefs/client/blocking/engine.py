@@ -1,14 +1,13 @@
 """The blocking client of one engine: plain sockets, pipelined requests, no trio.
 
-`start` sends a request and gives a ticket, `finish` waits for its reply; `call` is both.  Replies that come for other
-tickets meanwhile are kept, their bodies already where they belong.
+`start` sends a request and returns a ticket; `finish` waits for its reply; `call` does both.  Replies to other tickets
+that arrive during `finish` are kept; their bodies are received where they belong.
 
 Rules kept here:
 - May be used by several threads.  One at a time connects and sends; one at a time receives, for all of them.
-- `start` never waits for an engine that waits for us: while a request does not go out, replies are taken in.
-- A lost engine is waited for, at most 5 s, by whoever needs it next; requests that may be repeated are sent again by
-  `finish`, the others raise.  An engine that was never there is not waited for.  After `close` the next `start`
-  connects anew.
+- `start` cannot deadlock with an engine that waits for its client: it receives replies while a request cannot be sent.
+- The next caller waits for a lost engine, at most 5 s.  `finish` sends requests that may be repeated again; others
+  raise.  The first connect does not wait for an engine.  After `close` the next `start` connects anew.
 
 One connection is `lakefs.client.blocking.link.Link`; this module replaces it when it is lost.
 """
@@ -41,18 +40,18 @@ def connect_blocking(address: str, *, token: str = "") -> BlockingEngine:
 
 
 class BlockingEngine:
-    """One engine, asked by blocking calls.  Use as a context manager, or `close()`."""
+    """Blocking requests to one engine.  Use as a context manager, or `close()`."""
 
     def __init__(self, address: str, *, token: str = "") -> None:
         self.address = address
         self.epoch = 0
-        """Counts connections: descriptors, leases and sources of an earlier epoch are void."""
+        """Count of connections so far: descriptors, leases and sources of an earlier epoch are void."""
         self._token = token
         self._link: Link | None = None
         self._sessions = SessionKeeper()
         self._sending = threading.RLock()
         self._process: Final = os.getpid()
-        """A fork has the same connection, to which only one may write."""
+        """The process that made this.  A forked child has the same connection, and only one process may write to it."""
 
     def __enter__(self) -> BlockingEngine:
         return self
@@ -64,16 +63,16 @@ class BlockingEngine:
 
     @property
     def hello(self) -> HelloReply:
-        """What the engine said of itself at the last connect: store id, boot id, limits."""
+        """The engine's answer to the last Hello: store id, boot id, limits."""
         return self._usable_link().hello
 
     @property
     def carries_descriptors(self) -> bool:
-        """Whether OpenSegments and SourceOpen can work here."""
+        """True if OpenSegments and SourceOpen can work here."""
         return self._usable_link().carries_descriptors
 
     def is_connected(self) -> bool:
-        """See `BlockingEngineClient.is_connected`; a system call now and then.  From any thread."""
+        """See `BlockingEngineClient.is_connected`; at most one system call in `LOOK_EVERY_S`.  From any thread."""
         link = self._link
         return link is not None and link.is_there()
 
@@ -82,15 +81,15 @@ class BlockingEngine:
         self._usable_link()
 
     def close(self) -> None:
-        """Close the connection; tickets that are open raise EngineUnreachable.  Safe from a signal's handler."""
+        """Close the connection; open tickets raise EngineUnreachable.  Safe in a signal handler."""
         link, self._link = self._link, None
         if link is not None:
             link.lose(EngineUnreachable(f"the connection to {self.address} was closed", subject=self.address))
 
     def forked(self) -> BlockingEngine:
-        """In a child that was forked just now: another client of the engine, which connects when it is asked.
+        """In a child just forked: return another client of the engine, which connects at its first request.
 
-        Of this one nothing is sent or waited for; its epoch is over.
+        This client sends nothing and waits for nothing; its epoch has ended.
         """
         link, self._link = self._link, None
         if link is not None:
@@ -108,7 +107,7 @@ class BlockingEngine:
         into: Sequence[memoryview] = (),
         deadline_s: float = 0.0,
     ) -> Reply:
-        """`start` and `finish`."""
+        """Send a request and return its reply: `start`, then `finish`."""
         return self.finish(self.start(request, body, descriptors, into=into, deadline_s=deadline_s))
 
     def start(
@@ -120,9 +119,9 @@ class BlockingEngine:
         into: Sequence[memoryview] = (),
         deadline_s: float = 0.0,
     ) -> Ticket:
-        """Send a request.  `body`, `descriptors` and `into` belong to it until `finish` has returned.
+        """Send a request.  `body`, `descriptors` and `into` stay in use until `finish` has returned.
 
-        `into` as in `EngineClient.call`.  Errors: those of connecting, RequestTooLarge, InvalidArgument.
+        `into`: see `EngineClient.call`.  Errors: those of connecting, RequestTooLarge, InvalidArgument.
         """
         if isinstance(request, Watch):
             raise InvalidArgument("a blocking connection cannot watch; use the trio client")
@@ -149,17 +148,17 @@ class BlockingEngine:
             self._recover(ticket, ticket.error)
 
     def cancel(self, ticket: Ticket) -> None:
-        """Nobody will finish this ticket: tell the engine, drop the reply, and leave `into` alone."""
+        """Give up a ticket that will not be finished: tell the engine, drop the reply, and leave `into` alone."""
         with self._sending:
             if ticket.link is not None:
                 ticket.link.cancel(ticket)
 
     def forget(self, ticket: Ticket) -> None:
-        """Nobody will finish this ticket: its reply is dropped, when it comes; the request is done all the same."""
+        """Give up a ticket that will not be finished: the request is done all the same, and its reply dropped."""
         ticket.dropped = True
 
     def tell(self, request: Request) -> bool:
-        """See `BlockingEngineClient.tell`.  Never connects, never waits; nothing is raised."""
+        """See `BlockingEngineClient.tell`.  Never connects, waits or raises."""
         if os.getpid() != self._process or not self._sending.acquire(blocking=False):
             return False
         try:
@@ -168,7 +167,7 @@ class BlockingEngine:
             self._sending.release()
 
     def _recover(self, ticket: Ticket, error: LakeError) -> None:
-        """Send a request again whose connection was lost, or raise."""
+        """Send a request again after its connection was lost; raise if it may not be repeated."""
         repeatable = type(ticket.request) in REPEATABLE and ticket.attempts < ATTEMPTS_MAX
         if not repeatable or self._link is None:
             raise loss_error(ticket.request, error)

@@ -1,7 +1,7 @@
 """The blocking client: `lakefs.connect()`, for training loops, notebooks and the command line.
 
-`Lake` has the methods of `lakefs.lake.lake_steps.LakeSteps`; `blocking_driver` runs them over one connection.
-Written out here is only what has no counterpart there, or ends with a block.
+`Lake` has the methods of `lakefs.lake.lake_steps.LakeSteps`; `lakefs.client.blocking.driver` runs them over one
+connection.  Written out here are only methods that have no counterpart there, or that end with a block.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class Lake(Facade[BlockingDriver]):
         self.close()
 
     def close(self) -> None:
-        """Close the connection; unfinished puts and leases end with it.  Nothing of another process's."""
+        """Close the connection; unfinished puts and leases end with it.  Does nothing in another process."""
         self._driver.close()
 
     @property
     def address(self) -> str:
-        """Where the engine is: `unix:PATH` or `tcp://HOST:PORT`."""
+        """The engine's address: `unix:PATH` or `tcp://HOST:PORT`."""
         return self._driver.address
 
     # --- writing -----------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ class Lake(Facade[BlockingDriver]):
 
     @contextlib.contextmanager
     def shared_memory(self, size_bytes: int) -> Iterator[SharedMemory]:
-        """Memory to fill and to put slots of, which the engine copies itself; see `lakefs.put.shared_memory`."""
+        """Shared memory: fill its slots and put them; the engine copies them.  See `lakefs.put.shared_memory`."""
         memory = SharedMemory(size_bytes)
         try:
             yield memory
@@ -112,7 +112,7 @@ class Lake(Facade[BlockingDriver]):
     def pool(self, *, size_bytes: int = 0, descriptor: int | None = None) -> Iterator[Pool]:
         """Memory for `load_many`: new memory, or the memory of a descriptor (whole, or its first bytes).
 
-        InvalidArgument, LocalFileError.  The engine touches it no more when the block has ended.
+        InvalidArgument, LocalFileError.  After the block the engine no longer touches the memory.
         """
         pool = Pool(size_bytes=size_bytes, descriptor=descriptor)
         try:
@@ -129,11 +129,12 @@ class Lake(Facade[BlockingDriver]):
         offsets: Sequence[int],
         rooms: Sequence[int] = (),
     ) -> list[int]:
-        """Bring chunks (by id) and objects (by name) to offsets of a pool; their lengths, in order.
+        """Load chunks (by id) and objects (by name) to offsets of a pool; return their lengths in bytes, in order.
 
-        Chunks that the page cache has are copied by this process, without a request; the engine moves the rest.
-        `rooms`, when given, are as many: the most bytes that each may take.  ChunkNotFound, ChunkDamaged,
-        InvalidArgument for what does not fit.  After an error the places may hold anything.
+        If all are chunks that the shared index has, this process copies those in the page cache itself, without a
+        request.  The engine loads the rest; see `LakeSteps.load_many`.  `rooms`, if given, has for each the most bytes
+        that it may take.  ChunkNotFound, ChunkDamaged, InvalidArgument if something does not fit.  After an error the
+        places may hold anything.
         """
         return (self._loads or self._make_loads()).load_many(wanted, pool, offsets, rooms)
 
@@ -147,14 +148,14 @@ class Lake(Facade[BlockingDriver]):
     def get_file(
         self, name: str, path: os.PathLike[str] | str, *, progress: Progress | None = None
     ) -> ObjectStat:
-        """The whole content into a local file, complete or absent, with the object's mode and time."""
+        """Fetch an object into a local file, complete or absent, with the object's mode and modification time."""
         observer = Observer(progress=progress or (lambda done, present: None))
         return self._driver.run(
             replace_file(self._driver.steps, parse_object_name(name), os.fspath(path), observer)
         )
 
     def open(self, name: str) -> io.BufferedReader:
-        """A readable, seekable binary file.  It keeps the content it was opened on, whatever happens to the name."""
+        """Open an object as a seekable binary file.  Its content stays the same, whatever happens to the name."""
         return io.BufferedReader(
             ObjectReader(self._driver, self._driver.run(self._driver.steps.open(name))), buffer_size=1 << 20
         )
@@ -163,10 +164,11 @@ class Lake(Facade[BlockingDriver]):
     def map(
         self, name: str, offset: int = 0, length: int | None = None, *, check: Check | None = None
     ) -> Iterator[MappedObject]:
-        """An object, or a range of it, as read-only memory, without a copy: `with lake.map(name) as m: m.view`.
+        """Map an object, or a range of it, as read-only memory, without a copy: `with lake.map(name) as m: m.view`.
 
-        Checked once, here; the engine keeps the bytes where they are until the end of the block.  An I/O error of
-        the disk under it ends the process (SIGBUS).  BufferError when something made of it outlives the block.
+        The bytes are checked once, when they are mapped.  The engine keeps them in place until the end of the block.
+        An I/O error of the disk under the mapping ends the process (SIGBUS).  BufferError if something made from the
+        view outlives the block.
         """
         mapped = self._mapped(name, offset, length, check)
         try:
@@ -174,7 +176,7 @@ class Lake(Facade[BlockingDriver]):
         except BaseException as error:
             try:
                 mapped.close()
-            except BufferError as held:  # by the frames of the error, most likely
+            except BufferError as held:  # most likely by the frames of the error
                 error.add_note(str(held))
                 raise error from None
             self._unpin(mapped)
@@ -183,7 +185,7 @@ class Lake(Facade[BlockingDriver]):
         self._unpin(mapped)
 
     def _mapped(self, name: str, offset: int, length: int | None, check: Check | None) -> MappedObject:
-        """A mapping whose connection is still there when it is handed out."""
+        """Return a mapping whose connection is still open; map again if it was lost during the mapping."""
         for _ in range(MAP_ATTEMPTS):
             mapped = self._driver.run(self._driver.steps.map(name, offset, length, check))
             if not mapped.chunks:
@@ -232,7 +234,7 @@ class Lake(Facade[BlockingDriver]):
 
 
 class ObjectReader(io.RawIOBase):
-    """One opened object as a raw binary file; wrap in `io.BufferedReader`, as `Lake.open` does."""
+    """An opened object as a raw binary file; wrap it in `io.BufferedReader`, as `Lake.open` does."""
 
     def __init__(self, driver: BlockingDriver, opened: Opened) -> None:
         self._driver = driver
@@ -241,7 +243,7 @@ class ObjectReader(io.RawIOBase):
 
     @property
     def stat(self) -> ObjectStat:
-        """What the name was when it was opened."""
+        """Stat of the name when it was opened."""
         return self._opened.stat
 
     def readable(self) -> bool:

@@ -1,11 +1,11 @@
-"""One blocking connection to an engine: sends requests, takes replies in, ends once.
+"""One blocking connection to an engine: sends requests, receives replies, ends once.
 
 Rules kept here:
-- `submit` is called by one thread at a time.  Any number may `wait`: one of them receives for all, the others wait
-  until something has come.
-- Requests are sent without blocking while other tickets are open; what does not go out makes room for replies.
-- An error or an interruption (Ctrl-C) in the middle of sending or receiving ends the link: bytes never get out of
-  order.  Every open ticket is then `lost`.
+- One thread at a time calls `submit`.  Any number may `wait`: one of them receives for all; the others wait until
+  something has arrived.
+- While other tickets are open, requests are sent without blocking; when one cannot be sent, replies are received.
+- An error or an interruption (Ctrl-C) while sending or receiving ends the link, so bytes never get out of order.
+  Every open ticket is then `lost`.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from lakefs.wire.messages import Hello, HelloReply, Request
 
 CLIENT_NAME: Final = "lakefs-python"
 _IDLE_S: Final = 0.02
-"""An engine that answered so recently is taken to be there still: looking costs 5 us."""
+"""An engine that was heard this recently is not checked for a goodbye or an end: a check costs 5 us."""
 LOOK_EVERY_S: Final = 0.001
-"""No engine starts, and gives up a place, in so short a time after another was killed."""
+"""Least time between two checks: no engine starts and frees a place this soon after another was killed."""
 _LOOK_AGAIN_MS: Final = 20
 _DONT_WAIT: Final = int(socket.MSG_DONTWAIT)
 
 
 class Ticket:
-    """A request that was started.  Ends with `reply`, or with `error`; `lost`: its connection broke."""
+    """A started request.  Ends with `reply`, or with `error`; `lost`: its connection was lost."""
 
     __slots__ = (
         "attempts",
@@ -91,17 +91,17 @@ class Ticket:
 
     @property
     def ended(self) -> bool:
-        """Whether there is nothing more to wait for."""
+        """True if the ticket has its reply or its error."""
         return self.reply is not None or self.error is not None
 
 
 class Link:
-    """A connection that has been greeted.  The constructor connects: EngineUnreachable, PermissionDenied, ..."""
+    """A connection.  The constructor connects and says Hello: EngineUnreachable, PermissionDenied, ..."""
 
     def __init__(self, address: str, token: str) -> None:
         self.address = address
         self.epoch = 0
-        """Which connection of its owner's this is."""
+        """Number of this connection, as its owner counts them."""
         self.error: LakeError | None = None
         self.draining = False
         self._sock = connected_socket(parse_address(address))
@@ -120,13 +120,13 @@ class Link:
 
     @property
     def hello(self) -> HelloReply:
-        """What the engine said of itself."""
+        """The engine's answer to Hello."""
         assert self._hello is not None, "the constructor has greeted the engine"
         return self._hello
 
     @property
     def carries_descriptors(self) -> bool:
-        """Whether descriptors can be sent along."""
+        """True if descriptors can be sent with requests."""
         return self._unix and self.hello.descriptors
 
     @property
@@ -135,7 +135,7 @@ class Link:
         return len(self._tickets)
 
     def submit(self, ticket: Ticket) -> None:
-        """Send a request.  When the connection breaks meanwhile, the ticket is lost; that is told by `wait`."""
+        """Send a request.  If the connection is lost during this, so is the ticket, which then ends `wait`."""
         if ticket.descriptors and not self.carries_descriptors:
             raise InvalidArgument(f"descriptors cannot be sent to {self.address}", subject=self.address)
         while not self._has_room():
@@ -157,8 +157,8 @@ class Link:
         self._send([frame, *body] if body else [frame], ticket.descriptors)
 
     def tell(self, ticket: Ticket) -> bool:
-        """Send a short request of which nobody awaits the answer, when nothing is under way; whether it was sent."""
-        if self._tickets:  # the answer to what was told before may have come
+        """Send a short request whose answer is dropped, if nothing is under way; return True if it was sent."""
+        if self._tickets:  # the answer to an earlier `tell` may have arrived
             self._receive(self._take_in_arrived, self._is_awaited)
         if self._tickets or self._receiver_at_work or self.draining or self.error is not None:
             return False
@@ -171,18 +171,18 @@ class Link:
         return True
 
     def wait(self, ticket: Ticket) -> Reply | None:
-        """The ticket's reply; None when it has ended with an error."""
+        """Wait for the ticket's end; return its reply, or None if it ended with an error."""
         while not ticket.ended:
             self._receive(self._take_in_one, lambda: ticket.ended)
         return ticket.reply
 
     def look(self) -> None:
-        """When nothing was awaited for a while: notice a goodbye or an end that came meanwhile."""
+        """If nothing was awaited or heard for a while, take in a goodbye or an end that has arrived since."""
         if not self._is_awaited() and time.monotonic() - self._heard_at > _IDLE_S:
             self._receive(self._take_in_arrived, self._is_awaited)
 
     def is_there(self) -> bool:
-        """Whether the connection lives: its end is looked for, once in `LOOK_EVERY_S`.  From any thread."""
+        """Return True if the connection is open; check for its end, once in `LOOK_EVERY_S`.  From any thread."""
         now = time.monotonic()
         if self.error is None and now - self._looked_at >= LOOK_EVERY_S:
             self._looked_at = now
@@ -194,7 +194,7 @@ class Link:
                 is_at_end = True
             if is_at_end:
                 self.lose(lost_error(self.address))
-            elif not self._is_awaited():  # the end may be behind what nobody has taken in
+            elif not self._is_awaited():  # the end may be behind frames that were not received yet
                 self._receive(self._take_in_arrived, self._is_awaited)
         return self.error is None
 
@@ -203,7 +203,7 @@ class Link:
         return any(not ticket.dropped for ticket in tickets)
 
     def cancel(self, ticket: Ticket) -> None:
-        """Drop a ticket's reply when it comes."""
+        """Tell the engine to give up a request; drop its reply if it arrives."""
         ticket.dropped = True
         if self.error is None and ticket.stream_id in self._tickets:
             self._send([self._wire.cancel(ticket.stream_id)], ())
@@ -215,14 +215,14 @@ class Link:
         if self._hello is not None and not isinstance(error, EngineUnreachable):
             error = EngineUnreachable(f"the connection to {self.address} had to end: {error.message}")
         self.error = error
-        with contextlib.suppress(OSError):  # the peer was first
+        with contextlib.suppress(OSError):  # the peer has closed it
             self._sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that receives
         if not self._receiver_at_work:
             self._release_if_lost()
         self._lose_tickets(error)
 
     def leave(self, error: LakeError) -> None:
-        """`lose` in a child that was forked just now: the connection lives on in the parent, and is not shut down."""
+        """Like `lose`, in a child just forked: the connection stays open in the parent and is not shut down."""
         self.error = error
         self._sock.close()
         close_all(self._claim(len(self._descriptors)))
@@ -248,17 +248,17 @@ class Link:
             raise
 
     def _make_way(self) -> None:
-        """Wait until more can be sent, taking replies in meanwhile."""
+        """Wait until more can be sent; receive replies while waiting."""
         others_receive = self._receiver_at_work
         poll = select.poll()
         poll.register(self._sock, select.POLLOUT if others_receive else select.POLLOUT | select.POLLIN)
-        # A thread that receives may leave when it has what it wants: then it is our turn.
+        # A receiving thread stops when it has its reply; then this thread must receive.
         for _, events in poll.poll(_LOOK_AGAIN_MS if others_receive else None):
             if events & select.POLLIN and not events & select.POLLOUT:
                 self._receive(self._take_in_arrived, lambda: False)
 
     def _find_out(self, error: LakeError) -> None:
-        """Sending failed: the engine may have said why before it closed."""
+        """After a failed send: receive until the end, because the engine may have said why before it closed."""
         while not self._is_lost() and not self._receiver_at_work:
             self._receive(self._take_in_one, self._is_lost)
         self.lose(error)
@@ -266,9 +266,9 @@ class Link:
     # --- receiving ---------------------------------------------------------------------------------
 
     def _receive(self, step: Callable[[], None], enough: Callable[[], bool]) -> None:
-        """Do a step of receiving; or, when another thread is at it, wait until it has done one.
+        """Do a step of receiving; if another thread is receiving, wait until it has done one.
 
-        `enough` is asked with nobody receiving: what a caller waits for may have come since it looked.
+        `enough` is called under the lock: what the caller waits for may have arrived since it looked.
         """
         is_mine = False
         try:
@@ -282,7 +282,7 @@ class Link:
                     finally:
                         self._others_waiting -= 1
                     return
-                self._receiver_at_work = is_mine = True  # an interruption from here on is one of receiving
+                self._receiver_at_work = is_mine = True  # from here on an interruption ends the link
             step()
             self._heard_at = time.monotonic()
         except LakeError as error:
@@ -307,7 +307,7 @@ class Link:
         self._handle(event)
 
     def _take_in_arrived(self) -> None:
-        """Take in what has arrived, possibly the rest of a body that nobody wants, and wait for nothing else."""
+        """Receive what has arrived, possibly the rest of a dropped body, without waiting for more."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 while (event := self._wire.next_event()) is not None:
@@ -315,7 +315,7 @@ class Link:
                 self._receive_more(_DONT_WAIT)
 
     def _has_room(self) -> bool:
-        """Whether another request may be sent, or will not be because the connection is no more."""
+        """Return True if another request may be sent, or none ever, because the connection is lost."""
         return self._is_lost() or self._hello is None or len(self._tickets) < self._hello.inflight_max
 
     def _is_lost(self) -> bool:
@@ -329,7 +329,7 @@ class Link:
     def _receive_more(self, flags: int = 0) -> None:
         reader = self._wire.reader
         if self._descriptors and not reader.mid_frame:
-            close_all(self._claim(len(self._descriptors)))  # nobody announced them
+            close_all(self._claim(len(self._descriptors)))  # no frame announced them
         reader.received(self._receive_into(reader.space(), flags))
 
     def _receive_into(self, buffer: memoryview, flags: int = 0) -> int:

@@ -1,4 +1,4 @@
-"""`lake.load_many` of the blocking client: what the page cache has is copied here, the engine brings the rest."""
+"""`lake.load_many` of the blocking client: copies chunks in the page cache itself; the engine loads the rest."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class PoolLoads:
-    """Loads of one lake, by its shared index.  As safe for threads as the lake."""
+    """Loads of one lake, through its shared index.  As safe for threads as the lake."""
 
     def __init__(self, driver: BlockingDriver) -> None:
         self._driver = driver
         self._chunks = driver.direct_chunks
         self._asked_for: set[tuple[int, SegmentId]] = set()
-        """Connections, and segments whose descriptors were asked for on them: once is enough."""
+        """(Epoch, segment) of descriptors that were requested: once for each connection is enough."""
 
     def load_many(
         self, wanted: Sequence[bytes | str], pool: Pool, offsets: Sequence[int], rooms: Sequence[int]
@@ -61,10 +61,10 @@ class PoolLoads:
     def _read(
         self, shared: DirectReads, chunks: list[bytes], pool: Pool, offsets: Sequence[int], found: list[Found]
     ) -> list[int]:
-        """Lengths of what was cached and is right, NOT_READ of the rest.
+        """Copy chunks that are in the page cache and pass their check; return the lengths, NOT_READ for the rest.
 
-        What is in the DRAM tier is the engine's to bring: another program can make the pool shorter, which a system
-        call finds out; a copy here would be a signal.
+        The engine loads chunks of the DRAM tier: if another program has shrunk the pool, a system call returns an
+        error, but a copy here would raise a signal.
         """
         buffer = pool.buffer
         targets = [buffer[offset : offset + place[3]] for offset, place in zip(offsets, found, strict=True)]
@@ -79,7 +79,7 @@ class PoolLoads:
         return lengths
 
     def _prepare(self, found: Sequence[Found]) -> None:
-        """Have what the next load of these needs: an index that is current, and their segments' descriptors."""
+        """Get what the next load of these chunks needs: a current index, and their segments' descriptors."""
         self._chunks.renew()
         epoch = self._driver.epoch
         missing = [
@@ -92,5 +92,5 @@ class PoolLoads:
         if len(self._asked_for) + len(missing) > DESCRIPTORS_MAX:
             self._asked_for.clear()
         self._asked_for.update((epoch, segment) for segment in missing)
-        with suppress(LakeError):  # the engine goes on bringing what is in them
+        with suppress(LakeError):  # without them the engine loads these chunks
             self._driver.run(need_segments(self._driver.steps.descriptors, missing))

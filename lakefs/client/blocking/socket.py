@@ -1,4 +1,4 @@
-"""The socket of a blocking connection: resolved, connected, tuned."""
+"""The socket of a blocking connection: resolves the address, connects, tunes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CONNECT_RETRY_S: Final = 0.01
 
 
 def connected_socket(address: Address) -> socket.socket:
-    """Connected to an engine's address.  Blocks, at most HELLO_TIMEOUT_S for each that it has.
+    """Return a socket connected to an engine.  Blocks at most HELLO_TIMEOUT_S for each address that a host name has.
 
     EngineUnreachable, PermissionDenied.
     """
@@ -37,7 +37,7 @@ def connected_socket(address: Address) -> socket.socket:
 
 
 def _connect(sock: socket.socket, target: Address) -> None:
-    """Connect within HELLO_TIMEOUT_S; a Unix listener whose backlog is full is asked again until then.  OSError."""
+    """Connect within HELLO_TIMEOUT_S; a Unix listener whose backlog is full is tried again until then.  OSError."""
     sock.settimeout(HELLO_TIMEOUT_S)
     until = time.monotonic() + HELLO_TIMEOUT_S
     while True:

@@ -1,12 +1,12 @@
-"""An `EngineClient` whose engine may be away, at the start, too: for what serves others and must go on without it.
+"""An `EngineClient` whose engine may be away, also at the start: for servers that must keep running without it.
 
 A decorator around `ReconnectingEngine`.
 
 Rules kept here:
-- The engine is asked for a sign of life once a second; while it cannot be reached it is tried all the time.
-- Calls that meet the loss wait for the engine as long as `ReconnectingEngine` does.  Once it has been gone for that
-  long calls fail at once, so that they do not pile up, until it is back.
-- What the engine is called, and where it is, is not in the errors of calls: those go to strangers.
+- The engine is sent a Ping once a second; while it cannot be reached, four times a second.
+- Calls during which the engine is lost wait for it as long as `ReconnectingEngine` does.  After that time calls fail
+  at once, so that they do not pile up, until the engine is back.
+- Errors of calls do not name the engine or its address: a server passes them on to strangers.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from lakefs.wire.messages import Ping, Request
 _ASK_EVERY_S: Final = 1.0
 _TRY_EVERY_S: Final = 0.25
 _ANSWER_S: Final = 5.0
-"""An engine that takes longer for a Ping is not called ready; calls still go there."""
+"""An engine that takes longer to answer a Ping is reported as not ready; calls are still sent to it."""
 _log: Final = structlog.get_logger(__name__)
 
 
 class AwaitedEngine:
-    """`run` keeps it connected, in a task of its owner."""
+    """An engine client.  Its owner runs `run` in a task, which keeps it connected."""
 
     def __init__(self, address: str, token: str = "", network: Network | None = None) -> None:
         self.address = address
         self.not_ready: str | None = "the engine was not asked yet"
-        """Why requests cannot be served, for people; None when they can."""
+        """Reason why requests cannot be served, as text for people; None if they can."""
         self._token = token
         self._network = network
         self._engine: ReconnectingEngine | None = None
@@ -47,12 +47,12 @@ class AwaitedEngine:
 
     @property
     def epoch(self) -> int:
-        """Counts connections; 0 before the first."""
+        """Count of connections so far."""
         return self._engine.epoch if self._engine is not None else 0
 
     @property
     def carries_descriptors(self) -> bool:
-        """Whether OpenSegments and SourceOpen can work here, once connected."""
+        """True if OpenSegments and SourceOpen can work here, once connected."""
         return self.address.startswith("unix:")
 
     def is_connected(self) -> bool:
@@ -60,9 +60,9 @@ class AwaitedEngine:
         return self._engine is not None and self._engine.is_connected()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Keep it connected until cancelled; started when the first attempt has succeeded or failed.
+        """Keep it connected until cancelled; reports itself started when the first attempt has succeeded or failed.
 
-        What waiting does not mend at the first contact is raised: PermissionDenied, InvalidArgument.
+        Errors of a connect that waiting does not mend are raised: PermissionDenied, InvalidArgument.
         """
         is_started = False
         while True:

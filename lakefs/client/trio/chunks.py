@@ -1,6 +1,6 @@
-"""`lake.chunks` of the trio client: chunks by their ids, without a round trip where place and bytes are at hand.
+"""`lake.chunks` of the trio client: chunks by their ids, without a round trip if they are indexed and cached.
 
-What is read so takes the loop's time, at most `AT_ONCE_BYTES` of it in a row; the rest is read and checked in threads.
+Such reads run in the event loop, at most `AT_ONCE_BYTES` in one call; the rest is read and checked in threads.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ if TYPE_CHECKING:
 
 
 class TrioChunks:
-    """Chunks of a lake by id.  Made by `TrioLake.chunks`."""
+    """Chunks of a lake by id, from `TrioLake.chunks`."""
 
     def __init__(self, driver: TrioDriver) -> None:
         self._driver = driver
         self._direct_chunks = driver.direct_chunks
 
     async def get(self, chunk: bytes) -> bytes:
-        """A chunk, checked.  ChunkNotFound, ChunkDamaged, InvalidArgument."""
+        """Return a chunk, checked.  ChunkNotFound, ChunkDamaged, InvalidArgument."""
         return (await self.get_many([chunk]))[0]
 
     async def get_many(self, chunks: Sequence[bytes]) -> list[bytes]:
-        """Chunks, checked, in order.  The first failure is raised."""
+        """Return chunks, checked, in order.  The first failure is raised."""
         contents = await self._driver.run(self._driver.steps.get_chunks(chunks))
         await self._renew()
         return contents
 
     async def get_into(self, chunk: bytes, buffer: WritableBuffer) -> int:
-        """A chunk straight into a buffer, array or tensor at least as long; its length.
+        """Read a chunk straight into a buffer, array or tensor at least as long; return its length.
 
-        ChunkNotFound, ChunkDamaged, InvalidArgument; then, and when cancelled, the buffer may hold anything.
+        ChunkNotFound, ChunkDamaged, InvalidArgument; after an error or a cancellation the buffer may hold anything.
         """
         return (await self.get_many_into([chunk], [buffer]))[0]
 
     async def get_many_into(self, chunks: Sequence[bytes], buffers: Sequence[WritableBuffer]) -> list[int]:
-        """Chunks, each straight into a buffer, array or tensor at least as long; their lengths, in order.
+        """Read chunks, each straight into a buffer, array or tensor at least as long; return their lengths, in order.
 
-        ChunkNotFound, ChunkDamaged, InvalidArgument; then, and when cancelled, the buffers may hold anything.
+        ChunkNotFound, ChunkDamaged, InvalidArgument; after an error or a cancellation the buffers may hold anything.
         """
         targets = memories_of(chunks, buffers)
         lengths = self._read_directly(chunks, targets)
@@ -69,13 +69,11 @@ class TrioChunks:
         if self._direct_chunks.is_due:
             epoch = self._driver.epoch
             index = await self._driver.run(open_shared_index())
-            if (
-                self._driver.epoch == epoch
-            ):  # else it may be that of an engine that is gone: the next read asks
+            if self._driver.epoch == epoch:  # else it may be a lost engine's: the next read asks
                 self._direct_chunks.use_shared_index(index, epoch)
 
     def _read_directly(self, chunks: Sequence[bytes], targets: list[memoryview]) -> list[int]:
-        """Lengths of what was read at once, NOT_READ of the rest."""
+        """Read what needs no request; return the lengths, NOT_READ for the rest."""
         lengths = [NOT_READ] * len(chunks)
         shared = self._direct_chunks.direct_reads()
         if shared is None:

@@ -1,7 +1,7 @@
 """`TrioDriver` runs operations in trio, for `lakefs.client.trio.lake.TrioLake`.
 
-Each operation has a nursery of its own; when it is cancelled, what it sent is forgotten, its local work is waited for,
-and it gives back what it holds of the engine (sessions, leases), for at most `CLEANUP_S`.
+Each operation has a nursery of its own.  A cancelled operation drops the requests that it sent, waits for its local
+work, and gives back sessions and leases to the engine, for at most `CLEANUP_S`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from lakefs.wire.messages import Request, WatchEvent
 
 T = TypeVar("T")
 CLEANUP_S = 5.0
-"""How long a cancelled operation may take to give back what it holds of the engine."""
+"""Most seconds that a cancelled operation may take to give back sessions and leases to the engine."""
 _CLEANUP_STEPS_MAX = 1000
 
 
 class _Ticket:
-    """One effect in flight.  `scope` is shielded where the answer must not get lost."""
+    """One effect in flight.  `scope` is shielded if the answer must not get lost; see `takes`."""
 
     def __init__(self, *, takes: bool) -> None:
         self.done = trio.Event()
@@ -43,7 +43,7 @@ class _Ticket:
 
 @dataclass(frozen=True)
 class _Ended:
-    """An operation has returned."""
+    """The result of an operation that has returned."""
 
     value: Any
 
@@ -66,7 +66,7 @@ class TrioDriver:
             is_held=self.is_held,
         )
         self.direct_chunks = SharedIndexUser(self)
-        # Who fetches by itself keeps grants for long, and knows of segments only.
+        # Callers that fetch by themselves keep grants for long, and can use only those of segments.
         self._access = replace(self.steps.access(None), media=0)
 
     async def aclose(self) -> None:
@@ -75,7 +75,7 @@ class TrioDriver:
         await trio.lowlevel.checkpoint()
 
     def access(self) -> Access:
-        """How this client reads, for callers that fetch by themselves; good until the next `await`."""
+        """Return how this client reads, for callers that fetch by themselves; valid until the next `await`."""
         if self._engine.epoch != self._epoch:
             # Another connection may be another store, with segments of the same numbers.
             self._descriptors.close()
@@ -84,7 +84,7 @@ class TrioDriver:
 
     @property
     def epoch(self) -> int:
-        """Counts connections: what the engine gave on an earlier one is void."""
+        """Count of connections so far: leases, sources and descriptors of an earlier epoch are void."""
         return self._engine.epoch
 
     def tell(self, request: Request) -> bool:
@@ -96,15 +96,15 @@ class TrioDriver:
         return self._engine.watch(bucket)
 
     def is_connected(self) -> bool:
-        """Whether the connection of this epoch is still there; see `EngineClient.is_connected`."""
+        """Return True if the connection of this epoch is still open; see `EngineClient.is_connected`."""
         return self._engine.is_connected()
 
     def is_held(self, epoch: int) -> bool:
-        """Whether the connection of that epoch is still there, and what it holds of the engine."""
+        """Return True if the connection of that epoch is still open, so that the engine keeps what it gave on it."""
         return self.is_connected() and self.epoch == epoch
 
     async def run(self, steps: Steps[T]) -> T:
-        """Drive an operation of `LakeSteps` to its end."""
+        """Run an operation of `LakeSteps` to its end; return its result."""
         self.access()
         outcome: list[T] = []
         failure: Exception | None = None
@@ -135,7 +135,7 @@ class TrioDriver:
                 raise
 
     async def _take(self, step: Step, nursery: trio.Nursery) -> tuple[Any, Exception | None]:
-        """Answer or error of one step."""
+        """Do one step; return its answer and its error."""
         if isinstance(step, Tell):
             told = _Ticket(takes=False)
             await self._effect(told, Send(step.request))
@@ -154,7 +154,7 @@ class TrioDriver:
         return ticket.result, ticket.error
 
     async def _clean_up(self, steps: Steps[Any], cancelled: trio.Cancelled) -> None:
-        """Let a cancelled operation end by itself: closing it would not do, for its end asks the engine, too."""
+        """Let a cancelled operation end by itself.  Closing the generator would not do: its cleanup has steps, too."""
         with trio.CancelScope(shield=True, deadline=trio.current_time() + CLEANUP_S) as scope:
             async with trio.open_nursery() as nursery:
                 try:
@@ -162,7 +162,7 @@ class TrioDriver:
                     while not isinstance(step, _Ended):
                         answer, failure = await self._take(step, nursery)
                         step = _advance(steps, answer, failure)
-                except Exception as error:  # noqa: BLE001 - what counts is that the operation was cancelled
+                except Exception as error:  # noqa: BLE001 - the cancellation is raised
                     cancelled.add_note(f"while the operation cleaned up: {error!r}")
                 except trio.Cancelled as ended:
                     if ended is not cancelled:
@@ -183,11 +183,11 @@ class TrioDriver:
         except Exception as error:  # noqa: BLE001 - thrown into the operation, which raises it
             ticket.error = error
         if not ticket.scope.cancelled_caught:
-            ticket.done.set()  # else nobody waits for it
+            ticket.done.set()  # else the operation waits for it no more
 
 
 async def _answered(ticket: _Ticket) -> bool:
-    """Wait for the answer in which something is taken, though the operation is cancelled; whether it came."""
+    """Wait for an answer that gives the cancelled operation something to return; return True if it arrived."""
     if ticket.takes:
         with trio.move_on_after(CLEANUP_S, shield=True):
             await ticket.done.wait()
@@ -196,7 +196,7 @@ async def _answered(ticket: _Ticket) -> bool:
 
 
 def _advance(steps: Steps[Any], answer: Any, error: BaseException | None) -> Step | _Ended:
-    """The next step of an operation, or its end."""
+    """Return the next step of an operation, or its end."""
     try:
         return steps.throw(error) if error is not None else steps.send(answer)
     except StopIteration as end:
@@ -204,7 +204,7 @@ def _advance(steps: Steps[Any], answer: Any, error: BaseException | None) -> Ste
 
 
 def _throw_out(steps: Steps[Any]) -> None:
-    """End an operation whose cleanup took too long: nothing that it asks for is done any more."""
+    """End an operation whose cleanup took too long: each step that it asks for is refused."""
     for _ in range(_CLEANUP_STEPS_MAX):
         try:
             if isinstance(_advance(steps, None, EngineUnreachable("the operation was cancelled")), _Ended):

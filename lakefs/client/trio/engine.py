@@ -1,14 +1,14 @@
-"""The trio client of one engine: `connect_engine(address)` gives an `EngineClient`.
+"""The trio client of one engine: `connect_engine(address)` yields an `EngineClient`.
 
 Calls of many tasks share one connection; one task reads and wakes callers by their stream.
 
 Rules kept here:
 - At most `inflight_max` streams are open; the next caller waits.  A cancelled call's stream counts until its final
-  frame has come.
-- Memory of a caller (request body, `into`) is not touched after its call has ended: a call that is cancelled while
-  its frame is being sent, or its reply received into `into`, ends when that is over (at most 30 s).
-- When the connection is lost, every pending call raises EngineUnreachable, and so do later ones; nothing is retried
-  here.  A draining engine finishes what is in flight; later calls raise EngineBusy.
+  frame has arrived.
+- A caller's memory (request body, `into`) is not touched after its call has ended: a call that is cancelled while
+  its frame is sent, or its reply received into `into`, ends when that is over (at most 30 s).
+- When the connection is lost, every pending and every later call raises EngineUnreachable; nothing is retried here.
+  A draining engine finishes the requests in flight; later calls raise EngineBusy.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ async def connect_engine(
 
 
 class _Call:
-    """A caller that waits for its final frame; `task` is None once nobody waits."""
+    """A request in flight.  `task`: the task that waits for its final frame; None if none does."""
 
     __slots__ = ("into", "raise_cancel", "receiving", "sent", "task")
 
@@ -94,7 +94,7 @@ class _Call:
         self.raise_cancel: Callable[[], NoReturn] | None = None
 
     def wake(self, result: outcome.Outcome[Reply]) -> bool:
-        """Give the caller its result; False when nobody waits."""
+        """Give the waiting task its result; return False if no task waits."""
         task, self.task = self.task, None
         if task is None:
             return False
@@ -127,22 +127,22 @@ class RemoteEngine:
 
     @property
     def hello(self) -> HelloReply:
-        """What the engine said of itself: store id, boot id, limits."""
+        """The engine's answer to Hello: store id, boot id, limits."""
         assert self._hello is not None, "connect_engine has greeted the engine"
         return self._hello
 
     @property
     def carries_descriptors(self) -> bool:
-        """Whether OpenSegments and SourceOpen can work here."""
+        """True if OpenSegments and SourceOpen can work here."""
         return self._stream.carries_descriptors and self.hello.descriptors
 
     @property
     def lost(self) -> LakeError | None:
-        """Why the connection is no more; None while it lives."""
+        """Error that ended the connection; None while it is open."""
         return self._lost
 
     def is_connected(self) -> bool:
-        """Whether the engine has not closed the connection, though the reader did not come to see it; a system call."""
+        """Return True if the connection is open; sees an end that the reader has not reached yet.  A system call."""
         if self._lost is None and self._stream.is_at_end():
             self.lose(lost_error(self.address))
         return self._lost is None
@@ -152,10 +152,10 @@ class RemoteEngine:
         await self._ended.wait()
 
     async def end_when_silent(self, silence_s: float) -> None:
-        """Lose the connection once requests wait and the engine has said nothing for that long, not even to a Ping.
+        """End the connection once requests wait and the engine has sent nothing for that long, not even to a Ping.
 
-        Requests may take longer: an engine that is at work answers a Ping.  One that takes no more requests is asked
-        nothing, and given four times as long.
+        Requests may take longer: an engine at work answers a Ping.  If no further request may be open, no Ping is
+        sent, and the engine has four times as long.
         """
         silent_halves, was_asked = 0, False
         while self._lost is None and not self.draining:
@@ -184,7 +184,7 @@ class RemoteEngine:
         return True
 
     def _ping(self) -> None:
-        """Ask for a sign of life; nobody waits for the answer, nor for room to send the question."""
+        """Send a Ping; waits neither for room to send it nor for the answer."""
         self._send_unawaited(Ping())
 
     def _send_unawaited(self, request: Request) -> None:
@@ -209,7 +209,7 @@ class RemoteEngine:
     ) -> Reply:
         """See `EngineClient.call`.  `deadline_s`: the engine gives up after that long (0: never).
 
-        EngineUnreachable when the connection is lost; the request may or may not have been done.
+        EngineUnreachable if the connection is lost; the request may or may not have been done.
         """
         await self._wait_slot()
         stream_id, call = self._begin(request, body, descriptors, into, deadline_s)
@@ -217,7 +217,7 @@ class RemoteEngine:
 
     @asynccontextmanager
     async def watch(self, bucket: str, *, others_only: bool = False) -> AsyncIterator[WatchEvents]:
-        """Events of a bucket from now on: `async for event in events`.  They end when the engine drains."""
+        """Watch a bucket from now on: `async for event in events`.  The events end when the engine drains."""
         await self._wait_slot()
         events = WatchEvents()
         stream_id, call = self._begin(Watch(bucket, others_only))
@@ -233,7 +233,7 @@ class RemoteEngine:
     # --- for connect_engine ------------------------------------------------------------------------
 
     async def greet(self, token: str) -> None:
-        """Say Hello and learn what the engine is."""
+        """Say Hello and keep the answer."""
         with trio.move_on_after(HELLO_TIMEOUT_S):
             reply = await self._end(*self._begin(Hello(PROTOCOL_VERSION, CLIENT_NAME, 0, token)))
             assert isinstance(reply.message, HelloReply), "Hello is answered with HelloReply"
@@ -245,22 +245,22 @@ class RemoteEngine:
         )
 
     async def read(self) -> None:
-        """Receive and dispatch until the connection is lost; never raises for that."""
+        """Receive and dispatch until the connection is lost, which raises nothing here."""
         try:
             while (event := await self._receiver.next_event()) is not None:
                 if self._lost is not None:
-                    return  # too late: whom it is for was told that the connection is lost
+                    return  # its caller has got the error of the lost connection
                 await self._dispatch(event)
             self.lose(lost_error(self.address))
         except LakeError as error:
             self.lose(error)
         finally:
-            # When it is cancelled, too: nobody reads answers any more, and callers may wait under a shield.
+            # Also when cancelled: no task reads answers any more, and callers may wait under a shield.
             self.lose(lost_error(self.address))
-            self._receiver.close()  # what came after it was lost
+            self._receiver.close()  # descriptors that arrived after the loss
 
     async def write(self) -> None:
-        """Send what could not be sent at once, until the connection is lost; never raises for that."""
+        """Send what could not be sent at once, until the connection is lost, which raises nothing here."""
         try:
             await self._sender.run()
         except EngineUnreachable:
@@ -269,7 +269,7 @@ class RemoteEngine:
             self.lose(error)
 
     def lose(self, error: LakeError) -> None:
-        """The connection is no more: everything that waits gets the error."""
+        """End the connection: every waiting call and watch gets the error.  Does nothing the second time."""
         if self._lost is not None:
             return
         if self._hello is not None and not isinstance(error, EngineUnreachable):
@@ -300,7 +300,7 @@ class RemoteEngine:
         into: Sequence[memoryview] = (),
         deadline_s: float = 0.0,
     ) -> tuple[int, _Call]:
-        """Send a request, or have it sent; no other task runs in between."""
+        """Send or queue a request, without a checkpoint; return its stream and call."""
         if self._lost is not None:
             raise _again(self._lost)
         if self.draining:
@@ -319,7 +319,7 @@ class RemoteEngine:
         return stream_id, call
 
     async def _end(self, stream_id: int, call: _Call) -> Reply:
-        """Wait for the final frame."""
+        """Wait for the final frame; return the reply."""
 
         def abort(raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
             if call.sent and not call.receiving:
@@ -332,7 +332,7 @@ class RemoteEngine:
         return reply
 
     def _sent(self, stream_id: int, call: _Call) -> None:
-        """The request is with the kernel: its caller may go now, if it wanted to."""
+        """Note that the kernel has the request: a call that was cancelled may end now."""
         call.sent = True
         if call.raise_cancel is not None:
             call.wake(outcome.capture(call.raise_cancel))
@@ -343,7 +343,7 @@ class RemoteEngine:
         if self._lost is None and self._wire.is_open(stream_id):
             self._sender.send(self._wire.cancel(stream_id))
 
-    # --- what the engine says ----------------------------------------------------------------------
+    # --- frames of the engine ----------------------------------------------------------------------
 
     async def _dispatch(self, event: ClientEvent) -> None:
         self._heard += 1
@@ -405,7 +405,7 @@ class RemoteEngine:
 
 
 class WatchEvents:
-    """Events of one watch, oldest first.  A reader that falls behind gets one `resync` for what was dropped."""
+    """Events of one watch, oldest first.  A reader that falls behind gets one `resync` for the dropped events."""
 
     def __init__(self) -> None:
         self._events: deque[WatchEvent] = deque()
@@ -417,7 +417,7 @@ class WatchEvents:
         return self
 
     async def __anext__(self) -> WatchEvent:
-        """The next event.  The error that ended the watch; StopAsyncIteration when it ended without one."""
+        """Wait for the next event.  Raises the error that ended the watch, or StopAsyncIteration if none did."""
         while not self._events:
             if self._error is not None:
                 raise _again(self._error)
@@ -428,7 +428,7 @@ class WatchEvents:
         return self._events.popleft()
 
     def add(self, event: WatchEvent) -> None:
-        """An event has come."""
+        """Add an event; if too many wait, replace all by one `resync`."""
         if len(self._events) >= WATCH_QUEUE_MAX:
             self._events.clear()
             event = WatchEvent("resync", event.sequence, event.bucket)
@@ -436,7 +436,7 @@ class WatchEvents:
         self._changed.set()
 
     def end(self, error: LakeError | None) -> None:
-        """No more events will come; what ended them first counts."""
+        """End the events; only the first call counts."""
         if not self._over:
             self._error = error
             self._over = True
@@ -444,5 +444,5 @@ class WatchEvents:
 
 
 def _again(error: LakeError) -> LakeError:
-    """The same error for another caller: each raises one of its own, with its own traceback."""
+    """Return a copy of an error: each caller raises its own, with its own traceback."""
     return type(error)(error.message, subject=error.subject)

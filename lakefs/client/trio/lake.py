@@ -1,8 +1,8 @@
 """The trio client: the same operations as `lakefs.client.blocking.lake.Lake`, awaited, many at once.
 
-`TrioLake` has the methods of `lakefs.lake.lake_steps.LakeSteps`; `trio_driver` runs them over any `EngineClient`: a
-remote engine (`connect_trio`), or one in the same process.  An object opened for reading is an `OpenedObject` of this
-module; close it, or use it as a context manager.
+`TrioLake` has the methods of `lakefs.lake.lake_steps.LakeSteps`; `lakefs.client.trio.driver` runs them over any
+`EngineClient`: a remote engine (`connect_trio`), or one in the same process.  An object opened for reading is an
+`OpenedObject`; close it, or use it as a context manager.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TrioLake(Facade[TrioDriver]):
         self._driver = TrioDriver(engine, offload, network=network, check=check)
 
     async def aclose(self) -> None:
-        """Close the descriptors; the engine client is its owner's to close."""
+        """Close the descriptors.  The owner of the engine client closes that."""
         await self._driver.aclose()
 
     # --- writing -----------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ class TrioLake(Facade[TrioDriver]):
 
     @asynccontextmanager
     async def shared_memory(self, size_bytes: int) -> AsyncIterator[SharedMemory]:
-        """Memory to fill and to put slots of, which the engine copies itself; see `lakefs.put.shared_memory`."""
+        """Shared memory: fill its slots and put them; the engine copies them.  See `lakefs.put.shared_memory`."""
         memory = await self._driver.offload.run(SharedMemory, size_bytes)
         try:
             yield memory
@@ -85,7 +85,7 @@ class TrioLake(Facade[TrioDriver]):
     async def pool(self, *, size_bytes: int = 0, descriptor: int | None = None) -> AsyncIterator[Pool]:
         """Memory for `load_many`: new memory, or the memory of a descriptor (whole, or its first bytes).
 
-        InvalidArgument, LocalFileError.  The engine touches it no more when the block has ended.
+        InvalidArgument, LocalFileError.  After the block the engine no longer touches the memory.
         """
         pool = await self._driver.offload.run(partial(Pool, size_bytes=size_bytes, descriptor=descriptor))
         try:
@@ -97,21 +97,21 @@ class TrioLake(Facade[TrioDriver]):
             pool.close()
 
     async def open(self, name: str) -> OpenedObject:
-        """Open an object; it keeps the content it was opened on, whatever happens to the name."""
+        """Open an object.  Its content stays the same, whatever happens to the name."""
         return OpenedObject(self._driver, await self._driver.run(self._driver.steps.open(name)))
 
     @asynccontextmanager
     async def map(
         self, name: str, offset: int = 0, length: int | None = None, *, check: Check | None = None
     ) -> AsyncIterator[MappedObject]:
-        """An object, or a range of it, as read-only memory, without a copy; see `Lake.map`."""
+        """Map an object, or a range of it, as read-only memory, without a copy; see `Lake.map`."""
         mapped = await self._mapped(name, offset, length, check)
         try:
             yield mapped
         except BaseException as error:
             try:
                 mapped.close()
-            except BufferError as held:  # by the frames of the error, most likely
+            except BufferError as held:  # most likely by the frames of the error
                 error.add_note(str(held))
                 raise error from None
             await self._unpin(mapped)
@@ -120,7 +120,7 @@ class TrioLake(Facade[TrioDriver]):
         await self._unpin(mapped)
 
     async def _mapped(self, name: str, offset: int, length: int | None, check: Check | None) -> MappedObject:
-        """A mapping whose connection is still there when it is handed out."""
+        """Return a mapping whose connection is still open; map again if it was lost during the mapping."""
         for _ in range(MAP_ATTEMPTS):
             mapped = await self._driver.run(self._driver.steps.map(name, offset, length, check))
             if not mapped.chunks:
@@ -147,9 +147,9 @@ class TrioLake(Facade[TrioDriver]):
     make_folder = awaited(LakeSteps.make_folder)
 
     def watch(self, bucket: str) -> AbstractAsyncContextManager[AsyncIterator[WatchEvent]]:
-        """Events of a bucket from now on: `async with lake.watch("models") as events: async for event in events`.
+        """Watch a bucket from now on: `async with lake.watch("models") as events: async for event in events`.
 
-        In order, each after it is durable.  A `resync` event says: look at everything again.
+        Events arrive in order, each after its change is durable.  After a `resync` event look at everything again.
         """
         return self._driver.watch(bucket)
 
@@ -185,21 +185,21 @@ class OpenedObject:
 
     @property
     def stat(self) -> ObjectStat:
-        """What the name was when it was opened."""
+        """Stat of the name when it was opened."""
         return self._opened.stat
 
     @property
     def pieces(self) -> list[Piece]:
-        """The chunks of the content, in order, as far as the answer to the opening told them."""
+        """The chunks of the content, in order, as far as the answer to `open` had them."""
         return list(self._opened.pieces)
 
     async def read(self, offset: int = 0, length: int | None = None) -> bytes:
-        """A range, to the end when no length is given; cut at the object's end, checked."""
+        """Return a range (to the end if no length is given), cut at the object's end, checked."""
         wanted = self._opened.stat.size_bytes - offset if length is None else length
         return await self._driver.run(self._driver.steps.read(self._opened, offset, wanted))
 
     async def aclose(self) -> None:
-        """Give the lease back."""
+        """Close the object: give its lease back."""
         await self._driver.run(self._driver.steps.close(self._opened))
 
     async def __aenter__(self) -> OpenedObject:

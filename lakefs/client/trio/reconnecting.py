@@ -1,15 +1,15 @@
 """An `EngineClient` that outlives its connection: it connects again when the engine was lost.
 
-A decorator around `RemoteEngine`.  Requests that may be repeated (`lakefs.wire.repeat`) are sent again, others raise;
-a request that the engine refused because it drains was not done, and is always sent again.
+A decorator around `RemoteEngine`.  After a loss, requests that may be repeated (`lakefs.wire.repeat`) are sent again,
+others raise.  A request that a draining engine refused was not done, and is always sent again.
 
 Rules kept here:
-- The first connect does not wait for an engine; later ones wait, 5 s unless told otherwise, once for all callers:
-  who waited while another tried in vain does not try again.
-- An engine that answers nothing, a Ping neither, for 30 s unless told otherwise, is lost, too: it may be stopped, or
-  its machine gone.
-- `epoch` goes up with every connection: leases, sources and descriptors of an earlier one are void when the boot or
-  store id is another, too.  Put sessions are joined again before anything else is sent.
+- The first connect does not wait for an engine.  Later ones wait (default 5 s), once for all callers: a caller that
+  waited while another caller tried in vain raises the same error and does not try again.
+- An engine that sends nothing for some time (default 30 s) while requests wait, not even an answer to a Ping, is lost,
+  too: its process may be stopped, or its machine off.
+- Each connection increments `epoch`: leases, sources and descriptors of an earlier epoch are void.  Put sessions are
+  joined again before anything else is sent.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ async def connect_reconnecting(
     patience_s: float = ENGINE_WAIT_S,
     silence_s: float = ENGINE_SILENCE_S,
 ) -> AsyncIterator[ReconnectingEngine]:
-    """Connect to an engine, and again whenever it was lost, waiting for it for at most `patience_s`.
+    """Connect to an engine, and again whenever it was lost; wait for it then, at most `patience_s`.
 
-    It counts as lost, too, when it has answered nothing for `silence_s`.
+    An engine that has sent nothing for `silence_s` while requests wait is lost, too.
 
-    Errors of the first connect as `connect_engine`.
+    Errors of the first connect are those of `connect_engine`.
     """
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
@@ -77,7 +77,7 @@ class ReconnectingEngine:
     ) -> None:
         self.address = address
         self.epoch = 0
-        """Counts connections."""
+        """Count of connections so far."""
         self._token = token
         self._network = network
         self._nursery = nursery
@@ -91,13 +91,13 @@ class ReconnectingEngine:
 
     @property
     def hello(self) -> HelloReply:
-        """What the engine said of itself at the last connect: store id, boot id, limits."""
+        """The engine's answer to the last Hello: store id, boot id, limits."""
         assert self._engine is not None, "connect_reconnecting has connected"
         return self._engine.hello
 
     @property
     def carries_descriptors(self) -> bool:
-        """Whether OpenSegments and SourceOpen can work here."""
+        """True if OpenSegments and SourceOpen can work here."""
         return self._engine is not None and self._engine.carries_descriptors
 
     def is_connected(self) -> bool:
@@ -117,12 +117,15 @@ class ReconnectingEngine:
         into: Sequence[memoryview] = (),
         deadline_s: float = 0.0,
     ) -> Reply:
-        """See `EngineClient.call`.  EngineUnreachable when the engine did not come back, or the request is not to be
-        repeated and may or may not have been done."""
+        """See `EngineClient.call`.
+
+        EngineUnreachable if the engine did not come back, or if the request may not be repeated; then it may or may not
+        have been done.
+        """
         attempts = 0
         while True:
             if self._engine is not None and type(request) not in REPEATABLE:
-                self._engine.is_connected()  # what is sent now could not be sent again
+                self._engine.is_connected()  # notice a loss first: this request could not be sent again
             engine = await self._usable()
             epoch = self.epoch
             attempts += 1
@@ -147,7 +150,7 @@ class ReconnectingEngine:
 
     @asynccontextmanager
     async def watch(self, bucket: str, *, others_only: bool = False) -> AsyncIterator[WatchEvents]:
-        """See `RemoteEngine.watch`: it ends with the connection, and the caller watches anew."""
+        """See `RemoteEngine.watch`.  A watch ends with its connection; the caller then watches anew."""
         engine = await self._usable()
         async with engine.watch(bucket, others_only=others_only) as events:
             yield events
@@ -185,7 +188,7 @@ class ReconnectingEngine:
             try:
                 await engine.call(join)
             except LakeError:
-                self._sessions.forget(join.session)  # its next use is answered SessionLost
+                self._sessions.forget(join.session)  # its next use raises SessionLost
         self._engine = engine
         self.epoch += 1
 
@@ -196,7 +199,7 @@ async def _hold(
     *,
     task_status: trio.TaskStatus[RemoteEngine] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Own one connection until it is lost, or was drained and the last request has ended."""
+    """Hold one connection until it is lost, or until the engine drains and the last request has ended."""
     async with connection as engine:
         task_status.started(engine)
         async with trio.open_nursery() as nursery:
