@@ -43,7 +43,7 @@ check-imports:
 	@$(BIN)/lint-imports --no-logo
 
 check-tests:
-	@$(BIN)/python -m pytest -q -m "not slow" tests/style tests/unit
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow" tests/style tests/unit
 
 # In the order of folders: the long files come before the short ones, so both cores are busy to the end.
 test: setup clients ## lint, types and layering, then every test

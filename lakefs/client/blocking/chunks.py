@@ -21,7 +21,7 @@ from lakefs.steps.steps import Steps
 
 T = TypeVar("T")
 SHARED_FROM_BYTES: Final = 2 * MIB
-"""From this many bytes on, a second thread reads a part.  For 1 MiB it costs as much CPU as it saves time."""
+"""From this many bytes on, a second thread reads and checks a part.  For 1 MiB it costs as much CPU as it saves."""
 HELPERS: Final = 1
 """Threads beside the caller's own."""
 
@@ -31,7 +31,7 @@ class Driver(Connected, Protocol):
 
     @property
     def is_own(self) -> bool:
-        """True in the process that connected, False in a forked child."""
+        """True in the process that connected, and in children whose fork Python saw."""
 
     @property
     def direct_chunks(self) -> DirectChunks:
@@ -136,16 +136,14 @@ class DirectChunks(SharedIndexUser):
         """
         with DirectBatch(shared, chunks, targets, places) as batch:
             is_shared = sum(map(len, targets)) >= SHARED_FROM_BYTES and self._driver.is_own
-            tasks = iter(
-                found := batch.tasks(is_shared=is_shared)
-            )  # each thread takes the next when it is free
+            tasks = iter(found := batch.tasks(is_shared=is_shared))  # a free thread takes the next
             helpers = [
                 self._driver.work_threads().submit(_work_off, tasks)
                 for _ in range(HELPERS if is_shared and len(found) > 1 else 0)
             ]
             try:
                 _work_off(tasks)
-            finally:  # a helper that has not begun is not needed: its thread is busy, or was not forked
+            finally:  # for a helper that has not begun nothing is left to do: drop it
                 begun = [helper for helper in helpers if not helper.cancel()]
                 wait(begun)
             for helper in begun:

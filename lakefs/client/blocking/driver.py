@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 AT_ONCE_BYTES = 2 * MIB
-"""Most cached content that the caller's thread reads itself: it blocks no event loop.  Threads share larger reads."""
+"""Most cached content that the caller's thread reads itself: no event loop waits for it.  Threads share more."""
 UNWIND_STEPS_MAX = 100
 """Most steps of a cleanup: far more than any has."""
 
@@ -64,7 +64,7 @@ class BlockingDriver:
         self._epoch = engine.epoch
         self.is_closed = False
         self._process = os.getpid()
-        """The process that connected.  A child has the same connection and would take its answers, without threads."""
+        """The process that uses the connection.  Another one would take its answers, and does not have its threads."""
         self.steps = LakeSteps(
             self._descriptors,
             engine.carries_descriptors,
@@ -195,7 +195,7 @@ class BlockingDriver:
         return self.is_connected() and self.epoch == epoch
 
     def begin_anew(self) -> None:
-        """See `lakefs.host.forks`.  Until it ends, the lake is another process's, also for objects released in it."""
+        """See `lakefs.host.forks`.  Until this ends the lake is not this process's, also for objects freed in it."""
         if self._direct_chunks is not None:  # it maps memory of the parent's engine
             self._direct_chunks.forget()
         self._lock = threading.RLock()

@@ -6,7 +6,7 @@ that arrive during `finish` are kept; their bodies are received where they belon
 Rules kept here:
 - May be used by several threads.  One at a time connects and sends; one at a time receives, for all of them.
 - `start` cannot deadlock with an engine that waits for its client: it receives replies while a request cannot be sent.
-- The next caller waits for a lost engine, at most 5 s.  `finish` sends requests that may be repeated again; others
+- The next caller waits for a lost engine, at most 5 s.  `finish` sends again requests that may be repeated; others
   raise.  The first connect does not wait for an engine.  After `close` the next `start` connects anew.
 
 One connection is `lakefs.client.blocking.link.Link`; this module replaces it when it is lost.
@@ -72,7 +72,7 @@ class BlockingEngine:
         return self._usable_link().carries_descriptors
 
     def is_connected(self) -> bool:
-        """See `BlockingEngineClient.is_connected`; at most one system call in `LOOK_EVERY_S`.  From any thread."""
+        """See `BlockingEngineClient.is_connected`; asks the system at most once in a millisecond.  From any thread."""
         link = self._link
         return link is not None and link.is_there()
 

@@ -69,7 +69,7 @@ class Lake(Facade[BlockingDriver]):
 
     @contextlib.contextmanager
     def shared_memory(self, size_bytes: int) -> Iterator[SharedMemory]:
-        """Shared memory: fill its slots and put them; the engine copies them.  See `lakefs.put.shared_memory`."""
+        """Make shared memory: fill its slots and put them; the engine copies them.  See `lakefs.put.shared_memory`."""
         memory = SharedMemory(size_bytes)
         try:
             yield memory

@@ -182,7 +182,7 @@ class Link:
             self._receive(self._take_in_arrived, self._is_awaited)
 
     def is_there(self) -> bool:
-        """Return True if the connection is open; check for its end, once in `LOOK_EVERY_S`.  From any thread."""
+        """Return True if the connection is open; checks at most once in `LOOK_EVERY_S`.  From any thread."""
         now = time.monotonic()
         if self.error is None and now - self._looked_at >= LOOK_EVERY_S:
             self._looked_at = now

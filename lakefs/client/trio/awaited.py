@@ -3,7 +3,7 @@
 A decorator around `ReconnectingEngine`.
 
 Rules kept here:
-- The engine is sent a Ping once a second; while it cannot be reached, four times a second.
+- The engine is sent a Ping once a second; while it cannot be reached, connecting is tried all the time.
 - Calls during which the engine is lost wait for it as long as `ReconnectingEngine` does.  After that time calls fail
   at once, so that they do not pile up, until the engine is back.
 - Errors of calls do not name the engine or its address: a server passes them on to strangers.

@@ -75,7 +75,7 @@ class TrioDriver:
         await trio.lowlevel.checkpoint()
 
     def access(self) -> Access:
-        """Return how this client reads, for callers that fetch by themselves; valid until the next `await`."""
+        """Return the settings of this client's reads, for callers that fetch themselves; valid to the next `await`."""
         if self._engine.epoch != self._epoch:
             # Another connection may be another store, with segments of the same numbers.
             self._descriptors.close()

@@ -48,7 +48,7 @@ class TrioLake(Facade[TrioDriver]):
 
     @asynccontextmanager
     async def shared_memory(self, size_bytes: int) -> AsyncIterator[SharedMemory]:
-        """Shared memory: fill its slots and put them; the engine copies them.  See `lakefs.put.shared_memory`."""
+        """Make shared memory: fill its slots and put them; the engine copies them.  See `lakefs.put.shared_memory`."""
         memory = await self._driver.offload.run(SharedMemory, size_bytes)
         try:
             yield memory
