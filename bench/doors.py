@@ -187,16 +187,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=ROOT, prefix=".doors-") as name, ExitStack() as stack:
         folder = Path(name)
         socket = f"/tmp/lake-doors-{os.getpid()}.sock"
-        flags = (
-            "--data",
-            str(folder / "store"),
-            "--socket",
-            socket,
-            "--admin",
-            "off",
-            "--log-level",
-            "error",
-        )
+        flags = ("--data", str(folder / "store"), "--socket", socket, "--admin", "off", "--log-level", "error")
         engine = stack.enter_context(running(folder, "ready", "serve", *flags, "--s3", "127.0.0.1:0"))
         server = f"unix:{socket}"
         with lakefs.connect(server) as lake:

@@ -61,9 +61,7 @@ class Found:
 def collected(files: Sequence[Path]) -> list[Found]:
     """Return the newest result of each scenario, without quick runs and other kinds of machine than the newest
     file's."""
-    documents = sorted(
-        (json.loads(path.read_text()) for path in files), key=lambda found: found["machine"]["date"]
-    )
+    documents = sorted((json.loads(path.read_text()) for path in files), key=lambda found: found["machine"]["date"])
     documents = [found for found in documents if not found["quick"] and "kind" in found["machine"]]
     if not documents:
         return []
@@ -133,19 +131,14 @@ class Report:
         result = found.result
         yield f"### {found.name}\n"
         when = result["date"][:16].replace("T", " ")
-        yield (
-            f"`make bench SCENARIO={found.name}`, {when} UTC, {_rounds(found)}."
-            f" Load: {result['generator']}.\n"
-        )
+        yield (f"`make bench SCENARIO={found.name}`, {when} UTC, {_rounds(found)}. Load: {result['generator']}.\n")
         if "table" in result:
             yield f"{result['table']['title']}:\n\n{_table(result['table']['lines'])}"
         if result.get("kind") == "sampled":
             yield from self._sampled_plots(found)
             yield from self._profiles(found)
         else:
-            details = [
-                f"- {_cell(row['what'])}: {_cell(row['detail'])}" for row in result["rows"] if row["detail"]
-            ]
+            details = [f"- {_cell(row['what'])}: {_cell(row['detail'])}" for row in result["rows"] if row["detail"]]
             yield "\n".join([*details, ""] if details else [])
         missed = [row for row in result["rows"] if not row["met"]]
         if found.name in self._notes:
@@ -159,18 +152,14 @@ class Report:
         known = FIGURES.get(figure)
         title, unit = (known.title, known.unit) if known else (figure, "")
         sides = [
-            _bar(name, side["rounds"], figure)
-            for name, side in result["sides"].items()
-            if figure in side["median"]
+            _bar(name, side["rounds"], figure) for name, side in result["sides"].items() if figure in side["median"]
         ]
         if len(sides) > 1:
             name = f"{found.name}.svg"
             self.plots[name] = svg.bars(f"{result['title']}: {title}", unit, sides)
             yield f"![{found.name}: {title}]({PLOTS}/{name})\n"
         curves = [
-            (name, _curve(side["latencies_ns"]))
-            for name, side in result["sides"].items()
-            if side["latencies_ns"]
+            (name, _curve(side["latencies_ns"])) for name, side in result["sides"].items() if side["latencies_ns"]
         ]
         if curves:
             name = f"{found.name}-latency.svg"
@@ -185,9 +174,7 @@ class Report:
             self.plots[name] = svg.flames(f"{found.name}: the {role}'s time", list(boxes(stacks)))
             yield f"![{found.name}: the {role}'s time]({PLOTS}/{name})\n"
             lines = [[f"{role}, in itself", "with what it calls", ""]]
-            lines += [
-                [f"{own:.0%}", f"{all_:.0%}", f"`{frame}`"] for frame, all_, own in shares(stacks, TIPS)
-            ]
+            lines += [[f"{own:.0%}", f"{all_:.0%}", f"`{frame}`"] for frame, all_, own in shares(stacks, TIPS)]
             yield _table(lines)
         if "no_profile" in found.result:
             yield f"No profile: {_cell(found.result['no_profile'])}.\n"
@@ -222,8 +209,7 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> str:
     if missed:
         lines = [["missed", "what", "figure", "goal"]]
         lines += [
-            [f"[{row['scenario']}](#{row['scenario']})", _cell(row["what"]), _value(row), row["goal"]]
-            for row in missed
+            [f"[{row['scenario']}](#{row['scenario']})", _cell(row["what"]), _value(row), row["goal"]] for row in missed
         ]
         text += f"\n{_table(lines)}"
     return text
@@ -232,14 +218,7 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> str:
 def _table_row(row: Mapping[str, Any]) -> list[str]:
     name = f"[{row['scenario']}](#{row['scenario']})"
     if row["could_not_run"]:
-        return [
-            name,
-            _cell(row["what"]),
-            "",
-            "",
-            row["goal"],
-            f"could not run: {_cell(row['could_not_run'])}",
-        ]
+        return [name, _cell(row["what"]), "", "", row["goal"], f"could not run: {_cell(row['could_not_run'])}"]
     verdict = "" if row["goal"] == "-" else "met" if row["met"] else "**missed**"
     return [name, _cell(row["what"]), _value(row), row["spread"].replace("..", " to "), row["goal"], verdict]
 
@@ -256,12 +235,7 @@ def _cell(text: str) -> str:
 def _table(lines: Sequence[Sequence[str]]) -> str:
     head, *rest = lines
     return "\n".join(
-        [
-            f"| {' | '.join(head)} |",
-            f"|{'---|' * len(head)}",
-            *(f"| {' | '.join(line)} |" for line in rest),
-            "",
-        ]
+        [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(line)} |" for line in rest), ""]
     )
 
 
@@ -335,9 +309,7 @@ def write(found: Sequence[Found], notes: Mapping[str, str], folder: Path) -> lis
 
 def main() -> int:
     """Run the command; return its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.report", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m bench.report", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("file", nargs="*", type=Path, help="of bench.run; default all in bench/out")
     parser.add_argument("--to", type=Path, default=DOCS, metavar="DIR", help="default docs/")
     options = parser.parse_args()

@@ -61,9 +61,7 @@ def main() -> int:
     within_s = options.within or (math.inf if options.scenario else WITHIN_S)
     rounds = options.rounds or (2 if options.quick else ROUNDS_MIN)
     with tempfile.TemporaryDirectory(dir=options.dir or OUT, prefix="work-") as work:
-        whole = _Whole(
-            Path(work), Scale(options.quick, rounds, not options.quick and not options.no_profile), target
-        )
+        whole = _Whole(Path(work), Scale(options.quick, rounds, not options.quick and not options.no_profile), target)
         try:
             whole.warn_of(names)
             for name in names:
@@ -177,9 +175,7 @@ def _meant(word: str, name: str) -> bool:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.run", description="Measure the product.")
-    parser.add_argument(
-        "scenario", nargs="*", help=f"of: {', '.join(SCENARIOS)}; or how some begin; default all"
-    )
+    parser.add_argument("scenario", nargs="*", help=f"of: {', '.join(SCENARIOS)}; or how some begin; default all")
     parser.add_argument("--json", type=Path, metavar="FILE", help="default bench/out/TIME.json")
     parser.add_argument("--rounds", type=int, metavar="N", help=f"default {ROUNDS_MIN}")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does everything work?")
@@ -187,10 +183,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--no-profile", action="store_true", help="do not look where the time of a miss goes")
     parser.add_argument("--record", action="store_true", help="add the figures to bench/trends")
     parser.add_argument(
-        "--within",
-        type=float,
-        metavar="S",
-        help=f"what no longer fits is left out; {WITHIN_S:.0f} for a run of all",
+        "--within", type=float, metavar="S", help=f"what no longer fits is left out; {WITHIN_S:.0f} for a run of all"
     )
     parser.add_argument("--plan", action="store_true", help="say how long it would take, and end")
     return parser.parse_args()

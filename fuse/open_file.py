@@ -31,14 +31,7 @@ from fuse.staging.write_behind import BEGIN_BYTES, WriteBehind
 from fuse.state.attributes import to_store
 from fuse.state.inodes import Inode
 from fuse.state.mount import Mount, now_ns
-from lakefs.errors import (
-    DeadlineExceeded,
-    DiskFailed,
-    EngineUnreachable,
-    KeyNotFound,
-    LakeError,
-    PreconditionFailed,
-)
+from lakefs.errors import DeadlineExceeded, DiskFailed, EngineUnreachable, KeyNotFound, LakeError, PreconditionFailed
 from lakefs.get.objects import open_object
 from lakefs.get.opened import Opened, Piece
 from lakefs.ids import Buffer, ChunkId
@@ -69,9 +62,7 @@ class OpenFile:
         self._behind_is_idle.set()
         self._is_new = False  # the store has nothing of it, or an empty file
         self._stat: ObjectStat | None = None  # as opened, for fields that a file system has not
-        self._visible_since = (
-            b""  # boot of the engine in which the last commit is visible but not known to be durable
-        )
+        self._visible_since = b""  # boot of the engine in which the last commit is visible but not known to be durable
 
     # --- handles -------------------------------------------------------------------------------------
 
@@ -198,9 +189,7 @@ class OpenFile:
     async def _opened_object(self, *, lease: bool) -> Opened:
         mount = self._mount
         return await mount.driver.run(
-            open_object(
-                mount.driver.steps.access(None), mount.table.name_of(self.inode), lease=lease, durable=False
-            )
+            open_object(mount.driver.steps.access(None), mount.table.name_of(self.inode), lease=lease, durable=False)
         )
 
     async def _compare_stored(self) -> None:
@@ -309,9 +298,7 @@ class OpenFile:
             async with self._mount.writers_behind:
                 await self._mount.driver.run(behind.run())
         except LakeError as error:
-            _log.info(
-                "write-behind ended; the rest is stored at close", name=self.inode.name, error=error.message
-            )
+            _log.info("write-behind ended; the rest is stored at close", name=self.inode.name, error=error.message)
         except Exception:  # noqa: BLE001 - a bug in it must not end the mount: the close does not depend on it
             _log.exception("write-behind failed; the rest is stored at close", name=self.inode.name)
         finally:
@@ -331,9 +318,7 @@ class OpenFile:
 
     async def _staging(self) -> StagedFile:
         if self._staged is None:
-            name = (
-                self.inode.name if self.inode.parent is None else str(self._mount.table.name_of(self.inode))
-            )
+            name = self.inode.name if self.inode.parent is None else str(self._mount.table.name_of(self.inode))
             stored = await self._stored()
             base = None if stored is None else _base(stored.opened.stat)
             self._staged = self._mount.staging.new(name, base)
@@ -345,9 +330,7 @@ class OpenFile:
 
     def _note_name(self, staged: StagedFile) -> None:
         """Update the staged file's name: it, or a folder above it, may have been renamed since the last store."""
-        if self.inode.parent is not None and staged.name != (
-            name := str(self._mount.table.name_of(self.inode))
-        ):
+        if self.inode.parent is not None and staged.name != (name := str(self._mount.table.name_of(self.inode))):
             staged.rename(name)
 
     # --- storing -------------------------------------------------------------------------------------
@@ -478,9 +461,7 @@ def _base(stat: ObjectStat) -> Base:
 
 def _check_size(inode: Inode, size: int) -> None:
     if size > FILE_BYTES_MAX:
-        raise OSError(
-            errno.EFBIG, f"{inode.name}: a file of {size} bytes; the limit of a mount is {FILE_BYTES_MAX}"
-        )
+        raise OSError(errno.EFBIG, f"{inode.name}: a file of {size} bytes; the limit of a mount is {FILE_BYTES_MAX}")
 
 
 def _replaced(name: Name) -> PreconditionFailed:

@@ -50,11 +50,7 @@ from fuse.state.inodes import SYMLINK, Inode
 from fuse.state.mount import Mount
 from fuse.state.set_id import without_set_id
 from lakefs.errors import BucketNotFound, KeyNotFound, LakeError, PreconditionFailed
-from lakefs.wire.messages import (
-    SetAttributes,
-    Status,
-    StatusReply,
-)
+from lakefs.wire.messages import SetAttributes, Status, StatusReply
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -191,9 +187,7 @@ class LakeOperations(pyfuse3.Operations):
         await self._mount.sync(self._folders[fh].folder)
 
     @answering
-    async def mkdir(
-        self, parent_inode: InodeT, name: FileNameT, mode: ModeT, ctx: RequestContext
-    ) -> EntryAttributes:
+    async def mkdir(self, parent_inode: InodeT, name: FileNameT, mode: ModeT, ctx: RequestContext) -> EntryAttributes:
         """Make a folder, which stays when it is empty; in the list of buckets, make a bucket."""
         parent = self._lookups.inode(parent_inode)
         return self._known(await self._changes.make_folder(parent, _component(name), mode, ctx))
@@ -307,9 +301,7 @@ class LakeOperations(pyfuse3.Operations):
         await self._drop_set_id(file.inode, opener)
         await file.write(off, buf)
         if file.readers and not _may_read(flags):
-            await self._mount.forget_pages(
-                file.inode
-            )  # a reader may have cached pages of it before this write
+            await self._mount.forget_pages(file.inode)  # a reader may have cached pages of it before this write
         return len(buf)
 
     @answering
@@ -344,13 +336,9 @@ class LakeOperations(pyfuse3.Operations):
                 try:
                     await file.release()
                 except LakeError as error:
-                    _log.error(
-                        "an open file could not be given back", name=file.inode.name, error=error.message
-                    )
+                    _log.error("an open file could not be given back", name=file.inode.name, error=error.message)
         if limit.cancelled_caught:
-            _log.warning(
-                "the mount had to end before everything was stored", after_s=self._mount.options.stop_wait_s
-            )
+            _log.warning("the mount had to end before everything was stored", after_s=self._mount.options.stop_wait_s)
             for file in files:
                 file.abandon()
 
@@ -363,12 +351,7 @@ class LakeOperations(pyfuse3.Operations):
 
     @answering
     async def setattr(
-        self,
-        inode: InodeT,
-        attr: EntryAttributes,
-        fields: SetattrFields,
-        fh: FileHandleT | None,
-        ctx: RequestContext,
+        self, inode: InodeT, attr: EntryAttributes, fields: SetattrFields, fh: FileHandleT | None, ctx: RequestContext
     ) -> EntryAttributes:
         """Set length, mode, owner, times.  A call without any: content changes, or the owner is set to itself."""
         known = self._lookups.inode(inode)

@@ -87,10 +87,7 @@ def _log_leftovers(staging: StagingFolder) -> None:
             size_bytes=leftover.size_bytes,
         )
     if leftovers:
-        _log.warning(
-            f"it can be restored, see: {_command(staging)}",
-            files=len(leftovers),
-        )
+        _log.warning(f"it can be restored, see: {_command(staging)}", files=len(leftovers))
 
 
 def _raise_unstored(mount: Mount) -> None:

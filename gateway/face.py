@@ -42,9 +42,7 @@ class S3Face:
         )
         self._certificates = certificates_of(config)
 
-    async def serve(
-        self, listener: Listener, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
-    ) -> None:
+    async def serve(self, listener: Listener, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled or drained; closes the listener.  Started with the URL for clients."""
         scheme = "http"
         if self._certificates is not None:
@@ -52,9 +50,7 @@ class S3Face:
         async with trio.open_nursery() as nursery:
             if self._log is not None:
                 nursery.start_soon(self._log.run)
-            bound = str(await nursery.start(self._serve, listener, nursery.cancel_scope)).removeprefix(
-                "tcp://"
-            )
+            bound = str(await nursery.start(self._serve, listener, nursery.cancel_scope)).removeprefix("tcp://")
             if scheme == "http" and not is_loopback(bound.rpartition(":")[0]):
                 _log.warning(
                     "S3 is served without TLS on an address that others can reach: whoever sees the traffic sees "

@@ -78,9 +78,7 @@ class Finding(Enum):
     CHUNK_UNCHECKED = "A chunk was moved again and again, and was not checked. Run `lake fsck --full` again."
     FILE_HALF_WRITTEN = "A crash left a file half-written. `lake fsck --repair` removes it."
     GARBAGE = "Nothing refers to some chunks. gc frees them, unless damaged manifests may refer to them."
-    JOURNAL_GROUPS_VOID = (
-        "Journal groups do not count: a later file took their place. See if two engines run."
-    )
+    JOURNAL_GROUPS_VOID = "Journal groups do not count: a later file took their place. See if two engines run."
     SUPERBLOCK_COPY_MISSING = "The superblock has no copy, as in earlier releases. The next start writes it."
     UPLOADS_ORPHANED = "Uploads belong to buckets that do not exist. gc removes them."
 

@@ -109,9 +109,7 @@ class DiskLock(Protocol):
 class Disk(Protocol):
     """The folder of a store.  Paths are relative to it, with `/`."""
 
-    def open(
-        self, path: str, *, create: bool = False, direct: bool = False, read_only: bool = False
-    ) -> DiskFile:
+    def open(self, path: str, *, create: bool = False, direct: bool = False, read_only: bool = False) -> DiskFile:
         """Open a file; with `create` it must be new (mode 0600).  FileNotFoundError, FileExistsError.
 
         `direct` requests O_DIRECT writes; if the file system refuses, the file's `direct` is False.

@@ -28,10 +28,7 @@ Written by `make docs` from the code; do not edit.
 
 SETTINGS: Final = {
     "data": ("a path", "`/var/lib/lake` as root, else `lake` in the user's data folder"),
-    "socket": (
-        "a path of at most 107 bytes",
-        "`/run/lake/lake.sock` as root, else in the run or data folder",
-    ),
+    "socket": ("a path of at most 107 bytes", "`/run/lake/lake.sock` as root, else in the run or data folder"),
     "socket_group": ("the name of a group that may use the socket", "none: the engine's user and root"),
     "native": ("`HOST:PORT` or `off`", "`off`"),
     "s3": ("`HOST:PORT` or `off`", f"`{config.DEFAULT_S3}`"),
@@ -43,10 +40,7 @@ SETTINGS: Final = {
     "s3_tls_cert": ("a PEM file: the certificate, and those up to a known one", "none: plain HTTP"),
     "s3_tls_key": ("a PEM file: the certificate's key, not encrypted", "none"),
     "s3_access_log": ("`off`, `stderr` or a file", "`off`"),
-    "s3_access_log_sample": (
-        "`1/N`: one request of so many is logged, and every answer of 500 and more",
-        "`1/1`",
-    ),
+    "s3_access_log_sample": ("`1/N`: one request of so many is logged, and every answer of 500 and more", "`1/1`"),
     "admin": ("`HOST:PORT` or `off`", f"`{config.DEFAULT_ADMIN}`"),
     "log_level": (", ".join(f"`{level}`" for level in config.LOG_LEVELS), "`info`"),
     "strict_permissions": (
@@ -59,10 +53,7 @@ SETTINGS: Final = {
     "io_uring": ("`auto` or `off`: read the disk through threads only", "`auto`"),
     "hot_index": ("`auto`, `off`, `memory`, or a file (no device) that keeps it over a restart", "`auto`"),
     "hot_index_entries": ("chunks it has room for; `0`: it grows by itself", "`0`"),
-    "dram_tier_bytes": (
-        "`auto`, or bytes: `64M` and more; `0`: none",
-        "`auto`: 1/16 of the memory, 4 GiB at most",
-    ),
+    "dram_tier_bytes": ("`auto`, or bytes: `64M` and more; `0`: none", "`auto`: 1/16 of the memory, 4 GiB at most"),
 }
 
 
@@ -88,9 +79,7 @@ def _commands() -> Iterator[str]:
             yield "\n".join(f"| `{_cell(flag)}` | {_cell(text)} |" for flag, text in shown) + "\n"
 
 
-def _walk(
-    path: str, command: click.Command, parent: click.Context | None
-) -> Iterator[tuple[str, click.Command]]:
+def _walk(path: str, command: click.Command, parent: click.Context | None) -> Iterator[tuple[str, click.Command]]:
     yield path, command
     if isinstance(command, click.Group):
         context = click.Context(command, info_name=path, parent=parent)

@@ -58,9 +58,7 @@ def floors() -> dict[str, list[list[str]]]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     contracts = project["tool"]["importlinter"]["contracts"]
     return {
-        contract["containers"][0]: [
-            [room.strip() for room in floor.split("|")] for floor in contract["layers"]
-        ]
+        contract["containers"][0]: [[room.strip() for room in floor.split("|")] for floor in contract["layers"]]
         for contract in contracts
         if "containers" in contract
     }
@@ -68,15 +66,8 @@ def floors() -> dict[str, list[list[str]]]:
 
 def rooms() -> list[str]:
     """Every folder of the product with modules in it, as `engine/journal`: packages first, then their rooms."""
-    folders = [
-        path.parent.relative_to(ROOT)
-        for package in PACKAGES
-        for path in (ROOT / package).rglob("__init__.py")
-    ]
-    return [
-        str(folder)
-        for folder in sorted(folders, key=lambda folder: (PACKAGES.index(folder.parts[0]), folder))
-    ]
+    folders = [path.parent.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("__init__.py")]
+    return [str(folder) for folder in sorted(folders, key=lambda folder: (PACKAGES.index(folder.parts[0]), folder))]
 
 
 def sentence(room: str) -> str:
@@ -100,9 +91,7 @@ def picture() -> str:
     drawn = [
         *_panel("cli", all_floors["cli"], 0, 20, _WIDTH),
         *_panel("gateway", all_floors["gateway"], 0, middle, third),
-        *_panel(
-            "gateway.s3", all_floors["gateway.s3"], 0, middle + 10 + _height(all_floors["gateway"]), third
-        ),
+        *_panel("gateway.s3", all_floors["gateway.s3"], 0, middle + 10 + _height(all_floors["gateway"]), third),
         *_panel("fuse", all_floors["fuse"], third + 20, middle, third - 100),
         *_panel("engine", all_floors["engine"], 2 * third - 60, middle, third + 100),
         *_panel("lakefs", all_floors["lakefs"], 0, bottom, _WIDTH),
@@ -153,20 +142,11 @@ def _badge(x: float, y: float, number: int, colour: str) -> str:
 
 
 def _text(
-    x: float,
-    y: float,
-    words: str,
-    size: int,
-    *,
-    bold: bool = False,
-    colour: str = "#1f2933",
-    middle: bool = False,
+    x: float, y: float, words: str, size: int, *, bold: bool = False, colour: str = "#1f2933", middle: bool = False
 ) -> str:
     weight = ' font-weight="bold"' if bold else ""
     anchor = ' text-anchor="middle"' if middle else ""
-    return (
-        f'<text x="{x:.0f}" y="{y}" font-size="{size}" fill="{colour}"{weight}{anchor}>{escape(words)}</text>'
-    )
+    return f'<text x="{x:.0f}" y="{y}" font-size="{size}" fill="{colour}"{weight}{anchor}>{escape(words)}</text>'
 
 
 def page() -> str:

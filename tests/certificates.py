@@ -32,16 +32,7 @@ class Authority:
         """Write a new pair; `name` is the certificate's subject.  Each file is replaced in one step."""
         new_key, request, new = (self._folder / f"{name}.{end}" for end in ("key", "csr", "pem"))
         _openssl(
-            *(
-                "req",
-                "-newkey",
-                "ec",
-                "-pkeyopt",
-                "ec_paramgen_curve:P-256",
-                "-nodes",
-                "-subj",
-                f"/CN={name}",
-            ),
+            *("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}"),
             *("-keyout", new_key, "-out", request),
         )
         extensions = self._folder / "extensions"

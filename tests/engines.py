@@ -18,11 +18,7 @@ from lakefs.limits import BODY_BYTES_MAX
 from lakefs.ports import Network, Stream
 from lakefs.transport.streams import TrioNetwork
 from lakefs.wire.connection import RequestReceived, ServerConnection
-from lakefs.wire.messages import (
-    HelloReply,
-    ReadChunks,
-    StoreChunks,
-)
+from lakefs.wire.messages import HelloReply, ReadChunks, StoreChunks
 from tests.fake_service import FakeService
 from tests.sim.world.network import SimulatedNetwork
 
@@ -88,17 +84,7 @@ class Scripted:
         assert self.wire.greeted is False
         self.wire.accept_hello(event.request, token=None, trusted=True)  # type: ignore[arg-type]
         reply = HelloReply(
-            protocol,
-            "scripted",
-            b"s" * 16,
-            b"e" * 16,
-            b"b" * 16,
-            0,
-            [],
-            inflight_max,
-            BODY_BYTES_MAX,
-            4096,
-            False,
+            protocol, "scripted", b"s" * 16, b"e" * 16, b"b" * 16, 0, [], inflight_max, BODY_BYTES_MAX, 4096, False
         )
         await self.stream.send([self.wire.reply(1, reply)])
 

@@ -90,9 +90,7 @@ class FakeService:
     then: Callable[[], None] | None = None
     """Behind the answers of Ping."""
 
-    def connected(
-        self, peer: str, *, descriptors: bool, trusted: bool, uid: int | None = None
-    ) -> ServedClient:
+    def connected(self, peer: str, *, descriptors: bool, trusted: bool, uid: int | None = None) -> ServedClient:
         client = FakeClient(peer, descriptors, trusted, uid)
         self.clients.add(client)
         self.connected_total += 1
@@ -127,9 +125,7 @@ class FakeService:
 
         return Body(parts, release)
 
-    async def serve(
-        self, client: ServedClient, request: Request, body: Body, descriptors: Sequence[int]
-    ) -> Reply:
+    async def serve(self, client: ServedClient, request: Request, body: Body, descriptors: Sequence[int]) -> Reply:
         self.served.append(type(request).__name__)
         try:
             return await self._serve(client, request, body, descriptors)
@@ -140,9 +136,7 @@ class FakeService:
             body.release()
             close_all(descriptors)
 
-    async def _serve(
-        self, client: ServedClient, request: Request, body: Body, descriptors: Sequence[int]
-    ) -> Reply:
+    async def _serve(self, client: ServedClient, request: Request, body: Body, descriptors: Sequence[int]) -> Reply:
         if isinstance(request, self.waits):
             await run_all(self._wait, range(self.tasks))
         if isinstance(request, Ping):
@@ -176,9 +170,7 @@ class FakeService:
             raise BucketNotFound(f"bucket {request.name} does not exist", subject=request.name)
         if isinstance(request, StatNames):
             error = KeyNotFound("no such key")
-            return Reply(
-                NameResults([NameResult(None, Failure(error.wire_code, key)) for _, key in request.names])
-            )
+            return Reply(NameResults([NameResult(None, Failure(error.wire_code, key)) for _, key in request.names]))
         if isinstance(request, SessionOpen):
             return Reply(SessionOpened(os.urandom(16)))
         if isinstance(request, SessionJoin):

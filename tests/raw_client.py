@@ -29,9 +29,7 @@ class RawClient:
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self.wire = ClientConnection()
-        self.receiver = FrameReceiver[ClientEvent](
-            stream, self.wire, frame_timeout_s=1e6, before_wait=lambda: None
-        )
+        self.receiver = FrameReceiver[ClientEvent](stream, self.wire, frame_timeout_s=1e6, before_wait=lambda: None)
         self.body = b""
 
     async def send(self, *parts: Buffer, descriptors: Sequence[int] = ()) -> None:

@@ -13,9 +13,7 @@ T = TypeVar("T")
 
 def asks(step: Step, request: type[m.Request]) -> bool:
     """Whether the step sends such a request."""
-    return (
-        isinstance(step, Start) and isinstance(step.effect, Send) and isinstance(step.effect.request, request)
-    )
+    return isinstance(step, Start) and isinstance(step.effect, Send) and isinstance(step.effect.request, request)
 
 
 def seen(steps: Steps[T], see: Callable[[Step, object], Steps[None] | None]) -> Steps[T]:

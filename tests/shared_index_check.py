@@ -40,8 +40,7 @@ def check_shared_index(store: Store) -> bool:
     entries = entries_of(store)
     with store.metadata.view() as view:
         records = {
-            chunk_id_of_key(key): unpack_chunk_record(value)
-            for key, value in view.scan(Table.CHUNKS, b"", b"\xff")
+            chunk_id_of_key(key): unpack_chunk_record(value) for key, value in view.scan(Table.CHUNKS, b"", b"\xff")
         }
         if view.sequence > store.metadata.durable_sequence:
             return False

@@ -46,9 +46,7 @@ def main() -> None:
     os.write(1, b"ready\n")
     chooser = random.Random(2)
     turn = 0
-    while (
-        not turn or not select.select([0], [], [], 0)[0]
-    ):  # once at least: on a busy machine readers may be first
+    while not turn or not select.select([0], [], [], 0)[0]:  # once at least: on a busy machine readers may be first
         for _ in range(200):
             turn += 1
             number = chooser.randrange(len(chunks))

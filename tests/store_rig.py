@@ -159,8 +159,7 @@ def records(store: Store) -> dict[ChunkId, ChunkRecord]:
     """All chunks that are recorded now."""
     with store.metadata.view() as view:
         return {
-            chunk_id_of_key(key): unpack_chunk_record(value)
-            for key, value in view.scan(Table.CHUNKS, b"", b"\xff")
+            chunk_id_of_key(key): unpack_chunk_record(value) for key, value in view.scan(Table.CHUNKS, b"", b"\xff")
         }
 
 

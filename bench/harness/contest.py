@@ -72,9 +72,7 @@ class Contest:
         theirs = race.theirs[name]
         ratios = [mine / other for mine, other in zip(race.ours, theirs, strict=True)]
         ratio = statistics.median(ratios)
-        both = (
-            f"{three_digits(statistics.median(race.ours))} against {three_digits(statistics.median(theirs))}"
-        )
+        both = f"{three_digits(statistics.median(race.ours))} against {three_digits(statistics.median(theirs))}"
         return Row(
             self.name,
             f"{self.title} / {name}",
@@ -88,14 +86,7 @@ class Contest:
 
     def _absent(self, name: str, reason: str) -> Row:
         return Row(
-            self.name,
-            f"{self.title} / {name}",
-            0,
-            "",
-            self.goal.text,
-            met=True,
-            spread="",
-            could_not_run=reason,
+            self.name, f"{self.title} / {name}", 0, "", self.goal.text, met=True, spread="", could_not_run=reason
         )
 
 

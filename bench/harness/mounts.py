@@ -56,12 +56,7 @@ class MountProcess:
         with self.log.open("ab") as log:
             begin = log.tell()
             process = subprocess.Popen(
-                self._command,
-                cwd=ROOT,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                self._command, cwd=ROOT, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         until = time.monotonic() + READY_S
         while not (mounted_at(self.folder) and self._says_ready(begin)):

@@ -33,12 +33,8 @@ EXPECTED_S: Final[Mapping[str, float]] = {
     "mixed": 210,
 }  # fmt: skip
 
-_CPU: Final = (
-    "the server's own CPU time counts, whatever the generator's speed; its share of a core is recorded"
-)
-_SHARED: Final = (
-    "one generator for all sides; its share of a core is recorded; `null-http` says how far it goes"
-)
+_CPU: Final = "the server's own CPU time counts, whatever the generator's speed; its share of a core is recorded"
+_SHARED: Final = "one generator for all sides; its share of a core is recorded; `null-http` says how far it goes"
 GENERATORS: Final[Mapping[str, str]] = {
     "": ALONE,
     "mount-": "the same program on both sides, on the mount and on the peer",

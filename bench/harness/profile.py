@@ -37,16 +37,12 @@ class NoProfile(Exception):
     """No profile could be taken; the text says why."""
 
 
-def profiled(
-    roles: Mapping[str, Sequence[int]], work: Callable[[], object], fetch: bool
-) -> dict[str, dict[str, int]]:
+def profiled(roles: Mapping[str, Sequence[int]], work: Callable[[], object], fetch: bool) -> dict[str, dict[str, int]]:
     """Return folded stacks of each role's processes while the work is repeated.  NoProfile, PeerUnavailable."""
     program = PY_SPY.folder(fetch=fetch) / "bin" / "py-spy"
     with TemporaryDirectory(prefix="lake-bench-") as folder:
         spies = {
-            (role, pid): _spy(program, pid, Path(folder) / str(pid))
-            for role, pids in roles.items()
-            for pid in pids
+            (role, pid): _spy(program, pid, Path(folder) / str(pid)) for role, pids in roles.items() for pid in pids
         }
         end_s = time.monotonic() + PROFILE_S
         while time.monotonic() < end_s:
@@ -61,11 +57,7 @@ def _spy(program: Path, pid: int, target: Path) -> subprocess.Popen[str]:
     command = [str(program), "record", "--native", "--format", "raw", "--rate", str(RATE)]
     command += ["--duration", str(round(PROFILE_S)), "--output", str(target), "--pid", str(pid)]
     return subprocess.Popen(
-        command,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TERM": "dumb"},
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, "TERM": "dumb"}
     )
 
 

@@ -196,9 +196,7 @@ def _side(make: Callable[[], AbstractContextManager[Server]], work: Work) -> Ite
         def run() -> Run:
             outcome = load.run(requests, give_up_s=GIVEN_UP_S)
             if outcome.unfinished_s:
-                raise WrongAnswer(
-                    f"{outcome.count} of {len(requests)} requests were answered in {GIVEN_UP_S:.0f} s"
-                )
+                raise WrongAnswer(f"{outcome.count} of {len(requests)} requests were answered in {GIVEN_UP_S:.0f} s")
             if unchecked:
                 unchecked.pop()(server)
             return Run(
@@ -214,12 +212,7 @@ def _side(make: Callable[[], AbstractContextManager[Server]], work: Work) -> Ite
 
 
 def compared_row(
-    scenario: str,
-    title: str,
-    goal: Goal | None,
-    results: Mapping[str, Sequence[Figures]],
-    name: str,
-    base: str = OURS,
+    scenario: str, title: str, goal: Goal | None, results: Mapping[str, Sequence[Figures]], name: str, base: str = OURS
 ) -> Row:
     """Return the row of CPU per operation, `base` / `name`."""
     mine, theirs = results[base], results[name]

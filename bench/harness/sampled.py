@@ -291,9 +291,7 @@ def rows_of(scenario: Sampled, taken: Taken) -> list[Row]:
         if name != ours and name not in compared
     ]
     rows += [
-        Row(
-            scenario.name, f"{scenario.title} / {name}", 0, "", "-", met=True, spread="", could_not_run=reason
-        )
+        Row(scenario.name, f"{scenario.title} / {name}", 0, "", "-", met=True, spread="", could_not_run=reason)
         for name, reason in taken.could_not_run.items()
     ]
     if not rows:  # ours alone, without a goal
@@ -304,9 +302,7 @@ def rows_of(scenario: Sampled, taken: Taken) -> list[Row]:
 def absent_row(scenario: Sampled, what: str, reason: str) -> Row:
     """Return a row that could not be run, with its reason."""
     goals = [target.goal.text for target in scenario.targets if what.endswith(f" / {target.against}")]
-    return Row(
-        scenario.name, what, 0, "", goals[0] if goals else "-", met=True, spread="", could_not_run=reason
-    )
+    return Row(scenario.name, what, 0, "", goals[0] if goals else "-", met=True, spread="", could_not_run=reason)
 
 
 def _ran(taken: Taken, target: Target) -> bool:
@@ -333,11 +329,7 @@ def _row(scenario: Sampled, taken: Taken, ours: str, target: Target) -> Row:
 def measured_of(scenario: Sampled, taken: Taken) -> dict[str, Any]:
     """Return all measured values, JSON-able."""
     sides = {
-        name: {
-            "rounds": rounds,
-            "median": medians(rounds),
-            "latencies_ns": list(taken.latencies[name].buckets()),
-        }
+        name: {"rounds": rounds, "median": medians(rounds), "latencies_ns": list(taken.latencies[name].buckets())}
         for name, rounds in taken.rounds.items()
     }
     return {

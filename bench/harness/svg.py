@@ -63,9 +63,7 @@ class Canvas:
             f'<text x="{x + 3:.1f}" y="{y + 12:.1f}" font-size="10">{escape(label)}</text></g>'
         )
 
-    def line(
-        self, points: Sequence[tuple[float, float]], colour: str, width: float = 1, *, dashes: str = ""
-    ) -> None:
+    def line(self, points: Sequence[tuple[float, float]], colour: str, width: float = 1, *, dashes: str = "") -> None:
         """Add a line through all points; `dashes`: lengths of strokes and gaps in turn."""
         where = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         dashed = f' stroke-dasharray="{dashes}"' if dashes else ""

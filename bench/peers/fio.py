@@ -53,9 +53,7 @@ def fio(path: Path, job: Job) -> Callable[[], Run]:
         if shutil.which("fio") is None:
             raise CouldNotRun("there is no program fio: apt-get install fio")
         try:
-            done = subprocess.run(
-                job.arguments(path), capture_output=True, text=True, timeout=TIMEOUT_S, check=True
-            )
+            done = subprocess.run(job.arguments(path), capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
         except (OSError, subprocess.SubprocessError) as error:
             raise CouldNotRun(f"fio: {error}") from error
         return _run_of(json.loads(done.stdout)["jobs"][0]["write" if job.pattern == "write" else "read"], job)

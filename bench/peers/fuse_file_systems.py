@@ -51,9 +51,7 @@ class Constant(pyfuse3.Operations):
         found.st_size = 0 if folder else self._size
         return found
 
-    async def lookup(
-        self, parent_inode: InodeT, name: FileNameT, ctx: pyfuse3.RequestContext
-    ) -> EntryAttributes:
+    async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: pyfuse3.RequestContext) -> EntryAttributes:
         if name != CONSTANT_NAME:
             raise FUSEError(errno.ENOENT)
         return self._attributes(CONSTANT_INODE)
@@ -136,9 +134,7 @@ def main() -> int:
     passthrough.add_argument("mount_point", type=Path)
     passthrough.add_argument("--source", type=Path, required=True, metavar="FOLDER")
     for kind in (constant, passthrough):
-        kind.add_argument(
-            "--timeout", type=float, default=TIMEOUT_S, metavar="SECONDS", help="names and attributes"
-        )
+        kind.add_argument("--timeout", type=float, default=TIMEOUT_S, metavar="SECONDS", help="names and attributes")
     options = parser.parse_args()
     operations: pyfuse3.Operations
     if options.kind == "constant":

@@ -201,9 +201,7 @@ class OpenLake(KvClient):
         self._client.register_memory(self._begin, len(self.pool))
         self._client.attach(spec.address, 0, spec.block_bytes + OPENLAKE_KEY_BYTES)
 
-    def _places(
-        self, keys: Sequence[int], first: int
-    ) -> tuple[list[bytes], list[list[int]], list[list[int]]]:
+    def _places(self, keys: Sequence[int], first: int) -> tuple[list[bytes], list[list[int]], list[list[int]]]:
         names = [key.to_bytes(OPENLAKE_KEY_BYTES, "little") for key in keys]
         places = [[self._begin + (first + index) * self.block_bytes] for index in range(len(keys))]
         return names, places, [[self.block_bytes]] * len(keys)

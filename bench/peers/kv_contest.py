@@ -146,9 +146,7 @@ def kv_scenario(
                 for number, side in enumerate(sides)
             ]
 
-    return Sampled(
-        name, title, "bytes_per_s", set_up, generator, expected_s, targets, stores=moved.what == "put"
-    )
+    return Sampled(name, title, "bytes_per_s", set_up, generator, expected_s, targets, stores=moved.what == "put")
 
 
 class _Servers:

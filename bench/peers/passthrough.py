@@ -109,9 +109,7 @@ class Passthrough(pyfuse3.Operations):
             if self._names.get((node.parent, node.name)) == inode:
                 del self._names[node.parent, node.name]
 
-    async def lookup(
-        self, parent_inode: InodeT, name: FileNameT, ctx: pyfuse3.RequestContext
-    ) -> EntryAttributes:
+    async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: pyfuse3.RequestContext) -> EntryAttributes:
         with _errors():
             return self._entry(parent_inode, name)
 
@@ -123,9 +121,7 @@ class Passthrough(pyfuse3.Operations):
 
     async def getattr(self, inode: InodeT, ctx: pyfuse3.RequestContext) -> EntryAttributes:
         with _node_errors():
-            return self._attributes(
-                inode, os.stat(self._path(inode), follow_symlinks=self._nodes[inode].gone)
-            )
+            return self._attributes(inode, os.stat(self._path(inode), follow_symlinks=self._nodes[inode].gone))
 
     async def setattr(
         self,
@@ -187,11 +183,7 @@ class Passthrough(pyfuse3.Operations):
         return self._entry(parent, name)
 
     async def link(
-        self,
-        inode: InodeT,
-        new_parent_inode: InodeT,
-        new_name: FileNameT,
-        ctx: pyfuse3.RequestContext,
+        self, inode: InodeT, new_parent_inode: InodeT, new_name: FileNameT, ctx: pyfuse3.RequestContext
     ) -> EntryAttributes:
         # Two names of one file need one inode number, which a table of (parent, component) cannot express.
         raise FUSEError(errno.EPERM)
@@ -234,12 +226,7 @@ class Passthrough(pyfuse3.Operations):
         return self._opened(inode, descriptor)
 
     async def create(
-        self,
-        parent_inode: InodeT,
-        name: FileNameT,
-        mode: ModeT,
-        flags: FlagT,
-        ctx: pyfuse3.RequestContext,
+        self, parent_inode: InodeT, name: FileNameT, mode: ModeT, flags: FlagT, ctx: pyfuse3.RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
         with _errors():
             kept = flags & ~(os.O_APPEND | os.O_DIRECT)

@@ -29,16 +29,7 @@ from bench.harness.contest import CouldNotRun
 from bench.harness.mounts import MountProcess, forget_pages_below, lake_mounted, mounting
 from bench.harness.process import EngineProcess
 from bench.peers.packages import last_line
-from bench.peers.s3_stores import (
-    BUCKET,
-    REGION,
-    REMOTE,
-    Store,
-    StoreKind,
-    StoreUnavailable,
-    free_port,
-    serving,
-)
+from bench.peers.s3_stores import BUCKET, REGION, REMOTE, Store, StoreKind, StoreUnavailable, free_port, serving
 from fuse.kernel.attach import READ_AHEAD_FOLDER, MountOptions
 
 OURS: Final = "lake mount"
@@ -176,9 +167,7 @@ class RcloneSide(PeerSide):
     def _ask(self, question: str, parameters: dict[str, str]) -> dict[str, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", self._control_port, timeout=STORED_S)
         try:
-            connection.request(
-                "POST", f"/{question}", json.dumps(parameters), {"Content-Type": "application/json"}
-            )
+            connection.request("POST", f"/{question}", json.dumps(parameters), {"Content-Type": "application/json"})
             answer: dict[str, Any] = json.loads(connection.getresponse().read())
         finally:
             connection.close()
@@ -268,9 +257,7 @@ TOOLS: Final = (Tool("s3fs", _s3fs_command), Tool("rclone", _rclone_command, rcl
 
 
 @contextmanager
-def peer_side(
-    tool: Tool, kind: StoreKind, folder: Path, content: Path | None, *, fetch: bool
-) -> Iterator[PeerSide]:
+def peer_side(tool: Tool, kind: StoreKind, folder: Path, content: Path | None, *, fetch: bool) -> Iterator[PeerSide]:
     """Context manager: a peer on a store of that kind, with the files below `content` in the bucket.  CouldNotRun."""
     if shutil.which(tool.name) is None:
         raise CouldNotRun(f"{tool.name} is not installed: apt-get install {tool.name}")

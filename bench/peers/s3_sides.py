@@ -120,11 +120,7 @@ def gateway(engine: Engine, *, processes: int) -> Iterator[Server]:
     )
     assert process.stdout is not None
     try:
-        ports = [
-            int(line.split()[1].rpartition(":")[2])
-            for line in _said_first(process.stdout)
-            if line[:3] == "s3 "
-        ]
+        ports = [int(line.split()[1].rpartition(":")[2]) for line in _said_first(process.stdout) if line[:3] == "s3 "]
         endpoint = Endpoint(ports[0], engine.access_key, engine.secret_key)
         server = Server(f"{processes} of lake gateway", endpoint, process.pid, behind=engine.process.pid)
         _make_bucket(server)

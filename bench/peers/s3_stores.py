@@ -21,14 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.harness.process import clean_environment
-from bench.peers.packages import (
-    KEPT,
-    OPENLAKED_VERSION,
-    PeerUnavailable,
-    install,
-    last_line,
-    pip_install,
-)
+from bench.peers.packages import KEPT, OPENLAKED_VERSION, PeerUnavailable, install, last_line, pip_install
 
 BUCKET: Final = "bench"
 REMOTE: Final = f"store:{BUCKET}"

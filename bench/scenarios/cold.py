@@ -62,9 +62,7 @@ def sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
 
 
 @contextmanager
-def _ours(
-    engine: EngineProcess, size: int, check: Check, read: Callable[[lakefs.Lake], int]
-) -> Iterator[Side]:
+def _ours(engine: EngineProcess, size: int, check: Check, read: Callable[[lakefs.Lake], int]) -> Iterator[Side]:
     with engine.connect(check=check) as lake:
 
         def run() -> Run:

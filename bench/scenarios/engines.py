@@ -85,9 +85,7 @@ class _Client:
 
 
 def _scenario(name: str, title: str, what: _What, block_bytes: int, calls: int) -> Scenario:
-    set_up: Callable[[Bench], AbstractContextManager[Sequence[Entrant]]] = partial(
-        sides, what, block_bytes, calls
-    )
+    set_up: Callable[[Bench], AbstractContextManager[Sequence[Entrant]]] = partial(sides, what, block_bytes, calls)
     return Sampled(
         f"engines-{name}",
         title,

@@ -44,9 +44,7 @@ def latency_sides(bench: Bench) -> Iterator[Sides]:
             _remove(lake, [name for name in names if chance.random() < 0.7])
 
         def puts() -> float:
-            taken = [
-                timed(lambda: lake.put(f"bench/k{next(numbers)}", payload(4 * KIB))) for _ in range(count)
-            ]
+            taken = [timed(lambda: lake.put(f"bench/k{next(numbers)}", payload(4 * KIB))) for _ in range(count)]
             return sorted(taken)[int(count * 0.99)]
 
         def beside_gc() -> float:
@@ -128,15 +126,11 @@ def _put(lake: lakefs.Lake, objects: Sequence[tuple[str, int]]) -> None:
 def _remove(lake: lakefs.Lake, names: Sequence[str]) -> None:
     driver = driver_of(lake)
     for start in range(0, len(names), BATCH):
-        driver.run(
-            driver.steps.remove_many([parse_object_name(name) for name in names[start : start + BATCH]])
-        )
+        driver.run(driver.steps.remove_many([parse_object_name(name) for name in names[start : start + BATCH]]))
 
 
 RECLAIMED: Final = tuple(
-    Figure(f"{label}, {share} removed", at_least(0.95, ""), "x")
-    for label in SIZES
-    for share in ("50%", "90%")
+    Figure(f"{label}, {share} removed", at_least(0.95, ""), "x") for label in SIZES for share in ("50%", "90%")
 )
 
 SCENARIOS: Final[tuple[Scenario, ...]] = (

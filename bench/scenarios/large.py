@@ -40,10 +40,7 @@ def put_sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
     size = bench.scale.pick(FULL, QUICK)
     source = bench.folder / "source"
     write_file(source, size)
-    yield [
-        Entrant(OURS, partial(_putting, bench, source, size)),
-        Entrant(DD, partial(_dd, bench, source, size)),
-    ]
+    yield [Entrant(OURS, partial(_putting, bench, source, size)), Entrant(DD, partial(_dd, bench, source, size))]
 
 
 @contextmanager
@@ -86,10 +83,7 @@ def get_sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
     size = bench.scale.pick(FULL, QUICK)
     source = bench.folder / "source"
     write_file(source, size)
-    yield [
-        Entrant(OURS, partial(_getting, bench, source, size)),
-        Entrant(COPY, partial(_copying, bench, source, size)),
-    ]
+    yield [Entrant(OURS, partial(_getting, bench, source, size)), Entrant(COPY, partial(_copying, bench, source, size))]
 
 
 @contextmanager

@@ -75,9 +75,7 @@ def _ours(bench: Bench, names: Sequence[str]) -> Iterator[Side]:
                 some = names[begin : begin + FILLED_TOGETHER]
                 lake.put_many([(f"bench/{name}", window(SIZE)) for name in some])
         opened = partial(_from_lake, engine.address)
-        with _side(
-            bench, names, lambda batches: forget_pages_below(engine.data), opened, lambda: [engine.pid]
-        ) as side:
+        with _side(bench, names, lambda batches: forget_pages_below(engine.data), opened, lambda: [engine.pid]) as side:
             yield side
 
 

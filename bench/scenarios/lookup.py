@@ -136,9 +136,6 @@ SCENARIOS: Final[tuple[Scenario, ...]] = (
         sides,
         generator=ALONE,
         expected_s=45,
-        targets=(
-            Target(NANOSECONDS, at_most(200, " ns")),
-            Target(NANOSECONDS, at_most(60, " ns"), side=PACKED),
-        ),
+        targets=(Target(NANOSECONDS, at_most(200, " ns")), Target(NANOSECONDS, at_most(60, " ns"), side=PACKED)),
     ),
 )

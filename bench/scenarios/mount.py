@@ -309,9 +309,7 @@ def walking_sides(*command: str) -> Callable[[Bench], AbstractContextManager[Sid
 
             def walk(folder: Path) -> float:
                 return timed(
-                    lambda: subprocess.run(
-                        [command[0], folder, *command[1:]], check=True, stdout=subprocess.DEVNULL
-                    )
+                    lambda: subprocess.run([command[0], folder, *command[1:]], check=True, stdout=subprocess.DEVNULL)
                 )
 
             yield Sides(lambda: walk(mount.folder / "bench" / "w"), lambda: walk(peer / "w"))
@@ -368,11 +366,7 @@ SCENARIOS: Final[tuple[Scenario, ...]] = (
         safetensors_sides(hot=False),
     ),
     Paired(
-        "mount-write",
-        "mount: sequential write of 4 GiB + fsync / local disk",
-        "B/s",
-        at_least(0.6, "x"),
-        writing_sides,
+        "mount-write", "mount: sequential write of 4 GiB + fsync / local disk", "B/s", at_least(0.6, "x"), writing_sides
     ),
     Paired(
         "mount-random",

@@ -92,11 +92,7 @@ def contest_sides(
                 f"{tool.name} on {kind.name}",
                 tool.name,
                 lambda tool=tool, kind=kind: peer_side(  # type: ignore[misc]
-                    tool,
-                    kind,
-                    bench.folder / f"{tool.name}-{kind.name}",
-                    content,
-                    fetch=not bench.scale.quick,
+                    tool, kind, bench.folder / f"{tool.name}-{kind.name}", content, fetch=not bench.scale.quick
                 ),
             )
             for tool in TOOLS
@@ -334,9 +330,7 @@ def remembering(place: Place) -> Iterator[Run]:
     yield run
 
 
-def below(
-    name: str, make: Callable[[Path, int], None], full: int, quick: int
-) -> Callable[[Path, Scale], None]:
+def below(name: str, make: Callable[[Path, int], None], full: int, quick: int) -> Callable[[Path, Scale], None]:
     """Return the maker of something with that many files, under a name."""
     return lambda folder, scale: make(folder / name, scale.pick(full, quick))
 

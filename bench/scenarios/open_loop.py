@@ -60,11 +60,7 @@ def s3_sides(*names: str, rate_per_s: float) -> Callable[[Bench], AbstractContex
 
 @contextmanager
 def _s3_side(
-    bench: Bench,
-    make: Callable[[], AbstractContextManager[Server]],
-    *,
-    rate_per_s: float,
-    stores: bool = True,
+    bench: Bench, make: Callable[[], AbstractContextManager[Server]], *, rate_per_s: float, stores: bool = True
 ) -> Iterator[Side]:
     for_s = QUICK_S if bench.scale.quick else ROUND_S
     sleep_exactly()
@@ -88,10 +84,7 @@ def _s3_side(
 def native_sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
     """Context manager: gets of 4 KiB by name through the client, from two processes; and the same content from
     files."""
-    yield [
-        Entrant(OURS, partial(_native_side, bench)),
-        Entrant(FILES, partial(_file_side, bench)),
-    ]
+    yield [Entrant(OURS, partial(_native_side, bench)), Entrant(FILES, partial(_file_side, bench))]
 
 
 @contextmanager

@@ -32,10 +32,7 @@ def locate_sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
         driver = driver_of(lake)
         media = driver.steps.access(None).media
         yield [
-            Entrant(
-                OURS,
-                partial(_asking, engine, count, lambda: driver.run(send(Locate(chunks, media)))),
-            ),
+            Entrant(OURS, partial(_asking, engine, count, lambda: driver.run(send(Locate(chunks, media))))),
             Entrant(EMPTY, partial(_asking, engine, count, lambda: driver.run(send(CloseLeases([]))))),
         ]
 

@@ -152,9 +152,7 @@ _RANGES: Final = tuple(place * 4 * MIB + 12_345 for place in range(16))
 """Offsets across the 64 MiB, on no boundary."""
 
 
-def _row(
-    name: str, what: str, limit: float, expected_s: float, set_up: _SetUp, **others: Goal | None
-) -> Scenario:
+def _row(name: str, what: str, limit: float, expected_s: float, set_up: _SetUp, **others: Goal | None) -> Scenario:
     goals = {"openlaked": at_most(limit, "x"), **others}
     stores = name.startswith("put-")
     return contest_of(f"s3-{name}", f"S3 {what}", goals, set_up, expected_s=expected_s, stores=stores)
@@ -169,8 +167,6 @@ SCENARIOS: Final[tuple[Scenario, ...]] = (
     _row("put-1m-signed", "PUT of 1 MiB, payload signed", 0.5, 12, _put(MIB, 96, signed=True)),
     _row("put-64m", "PUT of 64 MiB, UNSIGNED-PAYLOAD", 0.65, 28, _put(64 * MIB, 8, signed=False)),
     _row("put-64m-signed", "PUT of 64 MiB, payload signed", 0.8, 28, _put(64 * MIB, 8, signed=True)),
-    _row(
-        "range-4k", "4 KiB of 64 MiB, by range", 0.1, 45, _get(64 * MIB, 2, 1600, ranged=_RANGES), nginx=None
-    ),
+    _row("range-4k", "4 KiB of 64 MiB, by range", 0.1, 45, _get(64 * MIB, 2, 1600, ranged=_RANGES), nginx=None),
     _row("list", "LIST of 1,000 of 100,000 keys", 0.2, 115, _listing),
 )

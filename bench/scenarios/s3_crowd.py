@@ -84,8 +84,7 @@ class Crowd:
         def run() -> Figures:
             signer = Signer(server.endpoint)
             requests: list[Request] = [
-                signer.request("GET", f"/{BUCKET}/hot/{number}", answer_bytes=SMALL)
-                for number in range(HOT_KEYS)
+                signer.request("GET", f"/{BUCKET}/hot/{number}", answer_bytes=SMALL) for number in range(HOT_KEYS)
             ]
             before = server.cpu_s()
             outcome = load.run(islice(cycle(requests), count))

@@ -75,9 +75,7 @@ def start_upload(server: Server, number: int) -> str:
 def part_of(signer: Signer, upload: int, upload_id: str, number: int, size: int) -> Request:
     """Return an UploadPart request."""
     query = f"partNumber={number}&uploadId={upload_id}"
-    return signer.request(
-        "PUT", f"/{BUCKET}/upload/{upload}", query=query, body=window(size), payload_hash=UNSIGNED
-    )
+    return signer.request("PUT", f"/{BUCKET}/upload/{upload}", query=query, body=window(size), payload_hash=UNSIGNED)
 
 
 def forget_peak(pid: int) -> None:

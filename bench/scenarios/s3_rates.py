@@ -84,9 +84,7 @@ class Rates:
             shutil.rmtree(folder, ignore_errors=True)
             what = f"{self.title}, {connections} connections, bytes/s"
             rows += [self._row(what, results, peer) for peer in self.peers if peer in results]
-            rows += [
-                absent_row(self.name, f"{what} / {peer}", AHEAD, reason) for peer, reason in absent.items()
-            ]
+            rows += [absent_row(self.name, f"{what} / {peer}", AHEAD, reason) for peer, reason in absent.items()]
             table.append(
                 [str(connections)]
                 + [self._told(results[who]) if who in results else "-" for who in (OURS, *self.peers)]

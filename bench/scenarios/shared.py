@@ -44,11 +44,7 @@ def _ours(
     bench: Bench, slots: int, length: int, calls: int, put: Callable[[lakefs.Lake, Sequence[Slot]], object]
 ) -> Iterator[Side]:
     """Context manager: `put` of slots that get a new stamp before each call, outside the timed part."""
-    with (
-        EngineProcess(bench.folder) as engine,
-        engine.connect() as lake,
-        lake.shared_memory(slots * length) as memory,
-    ):
+    with EngineProcess(bench.folder) as engine, engine.connect() as lake, lake.shared_memory(slots * length) as memory:
         filled = [_filled(memory, length) for _ in range(slots)]
 
         def run() -> Run:
@@ -94,27 +90,12 @@ def _put_many(lake: lakefs.Lake, slots: Sequence[Slot]) -> object:
 @contextmanager
 def _fio(bench: Bench, calls: int, blocks_a_sync: int) -> Iterator[Side]:
     path = bench.folder / f"fio-{blocks_a_sync}"
-    command = [
-        "fio",
-        "--name=write",
-        f"--filename={path}",
-        "--rw=write",
-        "--bs=1M",
-        f"--size={calls * BLOCKS}M",
-    ]
-    options = [
-        "--direct=1",
-        "--ioengine=psync",
-        f"--fdatasync={blocks_a_sync}",
-        "--fallocate=posix",
-        "--unlink=1",
-    ]
+    command = ["fio", "--name=write", f"--filename={path}", "--rw=write", "--bs=1M", f"--size={calls * BLOCKS}M"]
+    options = ["--direct=1", "--ioengine=psync", f"--fdatasync={blocks_a_sync}", "--fallocate=posix", "--unlink=1"]
 
     def run() -> Run:
         done = subprocess.run(
-            [*command, *options, "--end_fsync=0", "--output-format=json"],
-            stdout=subprocess.PIPE,
-            check=True,
+            [*command, *options, "--end_fsync=0", "--output-format=json"], stdout=subprocess.PIPE, check=True
         )
         [job] = json.loads(done.stdout)["jobs"]
         moved = int(job["write"]["io_bytes"])

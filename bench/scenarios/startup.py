@@ -40,10 +40,7 @@ SCENARIOS: Final[tuple[Scenario, ...]] = (
     Single(
         "startup",
         "a command, wall clock",
-        (
-            Figure("lake --version", at_most(80, " ms"), "ms"),
-            Figure("lake stat", at_most(110, " ms"), "ms"),
-        ),
+        (Figure("lake --version", at_most(80, " ms"), "ms"), Figure("lake stat", at_most(110, " ms"), "ms")),
         measure,
     ),
 )

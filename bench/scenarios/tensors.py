@@ -75,8 +75,7 @@ def write_shuffled_model(path: Path, size: int) -> list[Tensor]:
             file.write(block(min(BLOCK, begins[-1] - start)))
     first = 8 + len(header)
     return sorted(
-        Tensor(name, first + begin, length)
-        for name, begin, length in zip(names, begins, lengths, strict=False)
+        Tensor(name, first + begin, length) for name, begin, length in zip(names, begins, lengths, strict=False)
     )
 
 

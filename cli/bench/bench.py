@@ -45,22 +45,13 @@ LEVELS = " ▁▂▃▄▅▆▇█"
     help="Folder of the temporary store: on the disk to measure.",
 )
 @click.option(
-    "--seconds",
-    type=click.FloatRange(0.05, SECONDS_MAX),
-    default=2.0,
-    show_default=True,
-    help="Time of each scenario.",
+    "--seconds", type=click.FloatRange(0.05, SECONDS_MAX), default=2.0, show_default=True, help="Time of each scenario."
 )
 @json_option
 @engine_options
 @click.pass_context
 def bench(
-    context: click.Context,
-    scenarios: tuple[str, ...],
-    own: bool,
-    folder: Path | None,
-    seconds: float,
-    as_json: bool,
+    context: click.Context, scenarios: tuple[str, ...], own: bool, folder: Path | None, seconds: float, as_json: bool
 ) -> int:
     """Measure puts and gets on this machine; exits with 1 when a scenario could not run.
 
@@ -81,12 +72,7 @@ def bench(
         outcomes = list(_shown(run_trials(ground, trials, seconds, pid), trials, quiet=as_json))
     if as_json:
         write_json(
-            {
-                "machine": _machine(),
-                "engine": told,
-                "seconds": seconds,
-                "scenarios": [o.as_json() for o in outcomes],
-            }
+            {"machine": _machine(), "engine": told, "seconds": seconds, "scenarios": [o.as_json() for o in outcomes]}
         )
     else:
         _draw(outcomes, told)
@@ -196,9 +182,7 @@ def _untried(outcome: Outcome) -> str:
 
 def _caption() -> str:
     facts = _machine()
-    return (
-        f"{facts['processor']}, {facts['cpus']} processors, Linux {facts['kernel']}, lake {facts['version']}"
-    )
+    return f"{facts['processor']}, {facts['cpus']} processors, Linux {facts['kernel']}, lake {facts['version']}"
 
 
 def _machine() -> dict[str, Any]:
@@ -206,9 +190,7 @@ def _machine() -> dict[str, Any]:
 
     from lakefs.version import VERSION
 
-    models = (
-        line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")
-    )
+    models = (line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name"))
     processor = next(models, platform.machine()).rpartition(":")[2].strip()
     return {"processor": processor, "cpus": os.cpu_count(), "kernel": platform.release(), "version": VERSION}
 

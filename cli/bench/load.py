@@ -194,9 +194,7 @@ def _run(ground: Ground, trial: Trial, seconds: float, engine_pid: int | None) -
         latencies.record(now - last)
         calls, last = calls + 1, now
     spent_s = process_cpu_s(engine_pid) - cpu_s
-    return Outcome(
-        trial, calls, moved_bytes, (last - begin) / 1e9, latencies, None if engine_pid is None else spent_s
-    )
+    return Outcome(trial, calls, moved_bytes, (last - begin) / 1e9, latencies, None if engine_pid is None else spent_s)
 
 
 def process_cpu_s(pid: int | None) -> float:
@@ -228,9 +226,7 @@ def _putting(size: int) -> Callable[[Ground], Call]:
 
         def call() -> int:
             ground.content.renew(content)
-            ground.lake.put(
-                ground.name(f"put/{size}/{next(numbers)}"), memoryview(content), create_bucket=True
-            )
+            ground.lake.put(ground.name(f"put/{size}/{next(numbers)}"), memoryview(content), create_bucket=True)
             return size
 
         return call
@@ -352,13 +348,7 @@ TRIALS: Final[tuple[Trial, ...]] = (
     Trial("put-small", f"put of 4 KiB, durable, {BATCH} in a call", _put_many, BATCH, stores=True),
     Trial("put-one", "put of 4 KiB, durable, one by one", _putting(SMALL), stores=True),
     Trial("put-large", "put of 64 MiB, durable", _putting(LARGE), stores=True),
-    Trial(
-        "put-shared",
-        f"put of {BLOCKS} x 1 MiB, durable, from shared memory",
-        _put_shared,
-        BLOCKS,
-        stores=True,
-    ),
+    Trial("put-shared", f"put of {BLOCKS} x 1 MiB, durable, from shared memory", _put_shared, BLOCKS, stores=True),
     Trial("get-small", "get of 4 KiB by name, one by one", _get_small),
     Trial("get-many", f"get of {BLOCKS} x 64 KiB in a call, into buffers", _get_blocks, BLOCKS),
     Trial("get-large", "get of 64 MiB into a buffer", _get_large),
@@ -367,10 +357,7 @@ TRIALS: Final[tuple[Trial, ...]] = (
     Trial("stat", "stat of one name: a round trip", _stat),
     Trial("locate", f"locate of {CHUNKS} chunks in a call", _locate, CHUNKS),
     Trial(
-        "mount-read",
-        "sequential read of 64 MiB through a mount, 1 MiB in a call",
-        _read_mounted,
-        lacks=_mounting_lacks,
+        "mount-read", "sequential read of 64 MiB through a mount, 1 MiB in a call", _read_mounted, lacks=_mounting_lacks
     ),
 )
 """In the order in which they run."""

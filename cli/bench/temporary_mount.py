@@ -47,9 +47,7 @@ def temporary_mount(target: Target, bucket: str) -> Iterator[Path]:
             with _mounting(target, bucket, folder) as process:
                 assert process.stdout is not None
                 if not process.stdout.readline():
-                    raise LocalFileError(
-                        f"nothing was mounted: {_last_words(folder / 'log', process.wait())}"
-                    )
+                    raise LocalFileError(f"nothing was mounted: {_last_words(folder / 'log', process.wait())}")
                 yield place
         finally:
             _unmount(place)

@@ -28,30 +28,18 @@ FLAG_NAMES = ("bucket", "read_only", "allow_other", "sync", "staging", "staging_
 @click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
 @click.option("--bucket", metavar="NAME", help="Mount this bucket; else all of them, as folders.")
 @click.option("--read-only", is_flag=True, help="Refuse every change.")
-@click.option(
-    "--foreground", is_flag=True, help="Stay, and log to stderr; else return when the mount serves."
-)
+@click.option("--foreground", is_flag=True, help="Stay, and log to stderr; else return when the mount serves.")
 @click.option("--allow-other", is_flag=True, help="Let other users in, as far as modes allow.")
 @click.option("--sync", is_flag=True, help="A file is durable when its close returns, not within a second.")
-@click.option(
-    "--staging", metavar="DIR", help="Folder for what is written and not stored yet; one mount's alone."
-)
+@click.option("--staging", metavar="DIR", help="Folder for what is written and not stored yet; one mount's alone.")
 @click.option("--staging-size", metavar="SIZE", help="Most bytes in it; writes beyond fail with ENOSPC.")
 @click.option("--read-ahead", metavar="KIB", help="How far the kernel reads ahead; else 4096.")
-@click.option(
-    "-o", "texts", metavar="OPTIONS", multiple=True, help="Options as mount(8) takes them: ro,sync,..."
-)
+@click.option("-o", "texts", metavar="OPTIONS", multiple=True, help="Options as mount(8) takes them: ro,sync,...")
 @click.option("--quiet", is_flag=True, hidden=True)
 @engine_options
 @click.pass_context
 def mount(
-    context: click.Context,
-    /,
-    folder: Path,
-    texts: tuple[str, ...],
-    foreground: bool,
-    quiet: bool,
-    **flags: Any,
+    context: click.Context, /, folder: Path, texts: tuple[str, ...], foreground: bool, quiet: bool, **flags: Any
 ) -> None:
     """Mount the lake, or one bucket of it, at the folder DIR.
 
@@ -103,8 +91,7 @@ def unmount(folder: Path, lazy: bool) -> None:
         raise LocalFileError(f"nothing is mounted at {place}", subject=str(place))
     if entry.type != LAKE_TYPE:
         raise InvalidArgument(
-            f"{place} is a mount of {entry.type}, not of a lake; remove it with: umount {place}",
-            subject=str(place),
+            f"{place} is a mount of {entry.type}, not of a lake; remove it with: umount {place}", subject=str(place)
         )
     try:
         take_away(place, lazy=lazy)
@@ -143,12 +130,8 @@ def _engine(where: Target, given: dict[str, Any]) -> tuple[str, str]:
 
     server, token_file = given.pop("server", None), given.pop("token_file", None)
     if where.data is not None:
-        raise InvalidArgument(
-            "a mount needs an engine that serves; give --server ADDRESS instead of --data DIR"
-        )
-    chosen = Target(
-        where.server or server, None, where.token_file or (Path(token_file) if token_file else None)
-    )
+        raise InvalidArgument("a mount needs an engine that serves; give --server ADDRESS instead of --data DIR")
+    chosen = Target(where.server or server, None, where.token_file or (Path(token_file) if token_file else None))
     address, token = resolve(chosen.server, chosen.token())
     if address.startswith("unix:"):
         address = f"unix:{os.path.abspath(address.removeprefix('unix:'))}"
@@ -173,9 +156,7 @@ def _options(folder: Path, given: dict[str, Any]) -> tuple[MountOptions, MountPl
     staging = Path(os.path.abspath(given.pop("staging"))) if "staging" in given else places.staging
     for path in (staging, places.folder):
         if Path(os.path.realpath(path)).is_relative_to(place):
-            raise InvalidArgument(
-                f"{path} is below the mount point {place}; choose another folder", subject=str(path)
-            )
+            raise InvalidArgument(f"{path} is below the mount point {place}; choose another folder", subject=str(path))
     places.make()
     return MountOptions(place, staging, **given), places
 

@@ -85,9 +85,7 @@ def _understood(text: bytes, child: int, log: Path) -> str:
         _, status = os.waitpid(child, 0)
         code = os.waitstatus_to_exitcode(status)
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        raise InternalError(
-            f"the mount process ended with {how} before it served; its log: {log}", subject=str(log)
-        )
+        raise InternalError(f"the mount process ended with {how} before it served; its log: {log}", subject=str(log))
     message: dict[str, Any] = json.loads(text)
     if "ready" in message:
         return str(message["ready"])

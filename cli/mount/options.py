@@ -107,9 +107,7 @@ VALUES: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
 
 def _unknown(option: str) -> InvalidArgument:
     if option.split("=")[0] == "remount":
-        return InvalidArgument(
-            "a lake mount cannot be remounted; unmount it and mount it again", subject=option
-        )
+        return InvalidArgument("a lake mount cannot be remounted; unmount it and mount it again", subject=option)
     if option in VALUES:
         return InvalidArgument(f"the mount option {option} needs a value: -o {option}=VALUE", subject=option)
     if option == "allow_root":

@@ -13,16 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.terminal.output import (
-    escaped,
-    human_bytes,
-    iso_time,
-    json_option,
-    notice,
-    shown,
-    write_json,
-    write_line,
-)
+from cli.terminal.output import escaped, human_bytes, iso_time, json_option, notice, shown, write_json, write_line
 from cli.terminal.target import Target, engine_options, target_of
 from lakefs.client.facade import driver_of
 from lakefs.errors import EngineUnreachable, InvalidArgument, KeyNotFound, LakeError
@@ -77,9 +68,7 @@ def list_(context: click.Context, staging: Path | None, as_json: bool) -> None:
 @all_option
 @staging_option
 @click.option("--to", "target", metavar="BUCKET/KEY", help="Store it under this name instead of its own.")
-@click.option(
-    "--file", "path", type=click.Path(path_type=Path), help="Write it to this new file, not to the store."
-)
+@click.option("--file", "path", type=click.Path(path_type=Path), help="Write it to this new file, not to the store.")
 @click.option("--force", is_flag=True, help="Replace other content that the name has by now.")
 @click.option("--zeros", is_flag=True, help="Take zeros for bytes that are nowhere any more.")
 @click.option("--keep", is_flag=True, help="Leave it in the staging folder, too.")
@@ -151,8 +140,7 @@ def _found(staging: Path | None) -> list[Leftover]:
 
     folders = [staging] if staging is not None else staging_folders()
     return sorted(
-        (leftover for folder in folders for leftover in find_leftovers(folder)),
-        key=lambda leftover: leftover.time_ns,
+        (leftover for folder in folders for leftover in find_leftovers(folder)), key=lambda leftover: leftover.time_ns
     )
 
 
@@ -170,9 +158,7 @@ def _wanted(found: list[Leftover], names: tuple[str, ...], everything: bool) -> 
         bare = text.removeprefix(SCHEME)
         matching = [leftover for leftover in found if bare in (leftover.id, leftover.name)]
         if not matching:
-            raise KeyNotFound(
-                f"nothing staged is called {text}; lake staged ls shows what there is", subject=text
-            )
+            raise KeyNotFound(f"nothing staged is called {text}; lake staged ls shows what there is", subject=text)
         if len(matching) > 1:
             ids = ", ".join(leftover.id for leftover in matching)
             raise InvalidArgument(f"{text} was staged {len(matching)} times; give an id: {ids}", subject=text)
@@ -218,9 +204,7 @@ def _stored(where: Target, names: Iterable[str]) -> dict[str, Any]:
 # --- actions ---------------------------------------------------------------------------------------------
 
 
-def _each(
-    wanted: list[Leftover], act: Callable[[Leftover], dict[str, Any]], past: str, as_json: bool
-) -> None:
+def _each(wanted: list[Leftover], act: Callable[[Leftover], dict[str, Any]], past: str, as_json: bool) -> None:
     """Act on one after the other, each claimed; the first failure is raised at the end."""
     done: list[dict[str, Any]] = []
     failures: list[LakeError] = []
@@ -255,22 +239,16 @@ def _document_at_end(past: str, done: list[dict[str, Any]], as_json: bool) -> It
             write_json({past: done})
 
 
-def _to_store(
-    lake: Lake | None, leftover: Leftover, target: str | None, force: bool, zeros: bool
-) -> dict[str, Any]:
+def _to_store(lake: Lake | None, leftover: Leftover, target: str | None, force: bool, zeros: bool) -> dict[str, Any]:
     from fuse.staging.restore import restore_to_store
     from lakefs.names import parse_object_name
 
     assert lake is not None, "what goes to the store needs one"
     if target is None and not leftover.name:
-        raise InvalidArgument(
-            f"{leftover.id}: its name is lost; give one with --to, or a --file", subject=leftover.id
-        )
+        raise InvalidArgument(f"{leftover.id}: its name is lost; give one with --to, or a --file", subject=leftover.id)
     name = parse_object_name(target or leftover.name)
     if name.is_folder:
-        raise InvalidArgument(
-            f"{name} is a folder's name; give the full name of an object", subject=str(name)
-        )
+        raise InvalidArgument(f"{name} is a folder's name; give the full name of an object", subject=str(name))
     driver = driver_of(lake)
     stat = driver.run(restore_to_store(driver.steps, leftover, name, force=force, zeros=zeros))
     return {"id": leftover.id, "name": str(name), "size_bytes": stat.size_bytes, "etag": stat.etag}

@@ -64,9 +64,7 @@ def list_(context: click.Context, as_json: bool) -> None:
 @json_option
 @engine_options
 @click.pass_context
-def set_(
-    context: click.Context, name: str, anonymous_read: bool | None, versioning: str | None, as_json: bool
-) -> None:
+def set_(context: click.Context, name: str, anonymous_read: bool | None, versioning: str | None, as_json: bool) -> None:
     """Change settings of a bucket; without options, show them."""
     with target_of(context).open() as lake:
         found = lake.set_bucket(_bucket_name(name), anonymous_read=anonymous_read, versioning=versioning)

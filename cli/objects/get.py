@@ -82,9 +82,7 @@ def get(
 @click.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @click.option("--offset", type=click.IntRange(0), default=0, help="First byte of each.")
-@click.option(
-    "--length", type=click.IntRange(0), default=ALL, show_default="to the end", help="Bytes of each."
-)
+@click.option("--length", type=click.IntRange(0), default=ALL, show_default="to the end", help="Bytes of each.")
 @engine_options
 @click.pass_context
 def cat(context: click.Context, names: tuple[str, ...], offset: int, length: int) -> None:
@@ -106,16 +104,12 @@ def _total_bytes(lake: Lake, source: Name, recursive: bool) -> int | None:
     return sum(entry.size_bytes for entry in lake.ls(folder))
 
 
-def _get_folder(
-    lake: Lake, where: Target, source: Name, target: str, options: GetOptions, account: Account
-) -> None:
+def _get_folder(lake: Lake, where: Target, source: Name, target: str, options: GetOptions, account: Account) -> None:
     from lakefs.names import Name
     from lakefs.trees.get_tree import get_tree
 
     if where.data is not None and _is_inside(target, str(where.data)):
-        raise InvalidArgument(
-            f"{target} is inside the store's data folder; choose another folder", subject=target
-        )
+        raise InvalidArgument(f"{target} is inside the store's data folder; choose another folder", subject=target)
     folder = source if source.is_folder else Name(source.bucket, source.key + "/")
     driver = driver_of(lake)
     driver.run(get_tree(driver.steps, folder, target, options, account.observer))
@@ -153,9 +147,7 @@ def _last_name(lake: Lake, source: Name, text: str) -> str:
     if name in ("", ".", ".."):
         if not lake.stat(str(source)).blob:
             raise _is_a_folder(text, "folder")
-        raise InvalidName(
-            f"{text} ends in no name that a file can have; give the file's name as DST", subject=text
-        )
+        raise InvalidName(f"{text} ends in no name that a file can have; give the file's name as DST", subject=text)
     return name
 
 

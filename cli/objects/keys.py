@@ -20,9 +20,7 @@ def key() -> None:
 
 
 @key.command()
-@click.option(
-    "--bucket", "buckets", multiple=True, metavar="NAME", help="Only for this bucket; may be repeated."
-)
+@click.option("--bucket", "buckets", multiple=True, metavar="NAME", help="Only for this bucket; may be repeated.")
 @click.option("--read-only", is_flag=True, help="Only for reading and listing.")
 @json_option
 @engine_options
@@ -72,8 +70,4 @@ def rm(context: click.Context, access_key: str, as_json: bool) -> None:
 
 def _limits(found: AccessKeyStat) -> dict[str, object]:
     """Return the permissions of a key, as members of a JSON object."""
-    return {
-        "buckets": found.buckets,
-        "read_only": found.read_only,
-        "created": iso_time(found.created_ns),
-    }
+    return {"buckets": found.buckets, "read_only": found.read_only, "created": iso_time(found.created_ns)}

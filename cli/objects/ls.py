@@ -83,9 +83,7 @@ def du(context: click.Context, names: tuple[str, ...], exact: bool, depth: int, 
         wanted = names or tuple(bucket.name for bucket in lake.buckets())
         rows = [row for name in wanted for row in _usage(lake, name, depth)]
     if as_json:
-        write_json(
-            {"usage": [{"name": name, "size_bytes": size, "objects": count} for name, size, count in rows]}
-        )
+        write_json({"usage": [{"name": name, "size_bytes": size, "objects": count} for name, size, count in rows]})
         return
     for name, size, count in rows:
         write_line(f"{str(size) if exact else human_bytes(size):>12} {count:>10}  {shown(name)}")

@@ -60,11 +60,7 @@ def put(
     from lakefs.trees.put_tree import PutOptions
 
     options = PutOptions(
-        compare=recursive,
-        if_absent=if_absent,
-        create_bucket=not no_create,
-        content_type=content_type,
-        jobs=jobs,
+        compare=recursive, if_absent=if_absent, create_bucket=not no_create, content_type=content_type, jobs=jobs
     )
     where = target_of(context)
     places = _places(sources, target, recursive)
@@ -135,14 +131,10 @@ def _places(sources: tuple[str, ...], target: str, recursive: bool) -> list[tupl
         if len(sources) > 1:
             raise InvalidArgument("stdin (-) cannot be put together with other sources")
         if name.is_folder:
-            raise InvalidArgument(
-                f"stdin needs the full name of an object, not the folder {target}", subject=target
-            )
+            raise InvalidArgument(f"stdin needs the full name of an object, not the folder {target}", subject=target)
         return [("-", name)]
     if len(sources) > 1 and not name.is_folder:
-        raise InvalidArgument(
-            f"several sources need a folder to go to; end it with a slash: {target}/", subject=target
-        )
+        raise InvalidArgument(f"several sources need a folder to go to; end it with a slash: {target}/", subject=target)
     places: list[tuple[str, Name]] = []
     taken: dict[str, str] = {}
     for source in sources:
@@ -164,9 +156,7 @@ def _key_of(source: str, key: str, *, alone: bool, recursive: bool) -> str:
     if os.path.isfile(source):
         return key + _base_of(source) if in_folder else key
     if not os.path.isdir(source):
-        reason = (
-            f"{source} is not a regular file; give what it holds to stdin: lake put - {key or 'BUCKET/KEY'}"
-        )
+        reason = f"{source} is not a regular file; give what it holds to stdin: lake put - {key or 'BUCKET/KEY'}"
         raise LocalFileError(reason, subject=source)
     if not recursive:
         raise LocalFileError(f"{source}: is a folder; use -r", subject=source)

@@ -83,9 +83,7 @@ def mv(context: click.Context, source: str, target: str, no_clobber: bool, as_js
 @json_option
 @engine_options
 @click.pass_context
-def cp(
-    context: click.Context, source: str, target: str, recursive: bool, no_clobber: bool, as_json: bool
-) -> None:
+def cp(context: click.Context, source: str, target: str, recursive: bool, no_clobber: bool, as_json: bool) -> None:
     """Give an object's content a second name, or all of a folder's with -r.
 
     SOURCE and TARGET are names in the lake.  No byte moves: content is stored once, whatever its names.
@@ -108,9 +106,7 @@ def cp(
 
 def _tell_new_name(found: ObjectStat, as_json: bool) -> None:
     if as_json:
-        write_json(
-            {"name": f"{found.bucket}/{found.key}", "size_bytes": found.size_bytes, "etag": found.etag}
-        )
+        write_json({"name": f"{found.bucket}/{found.key}", "size_bytes": found.size_bytes, "etag": found.etag})
 
 
 def _ends(lake: Lake, source: str, target: str) -> tuple[Name, Name]:
@@ -139,9 +135,7 @@ def _copy_tree(old: Name, new: Name, no_clobber: bool) -> Steps[int]:
     from lakefs.wire.messages import Listed, ListNames
 
     if old.bucket == new.bucket and new.key.startswith(old.key):
-        raise InvalidArgument(
-            f"{new} is inside {old}; a folder cannot be copied into itself", subject=str(new)
-        )
+        raise InvalidArgument(f"{new} is inside {old}; a folder cannot be copied into itself", subject=str(new))
     copied = 0
     after = ""
     while True:

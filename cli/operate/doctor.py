@@ -55,9 +55,7 @@ SPARED_MODULES = {"engine.host._io_uring", "lakefs.grants._batch_plan"}
 """Modules that have a fallback: reads through threads, and requests to the engine instead of reads by clients."""
 
 
-@dataclass(
-    frozen=True,
-)
+@dataclass(frozen=True)
 class Finding:
     """One line: the check, its verdict, and the reason."""
 
@@ -167,9 +165,7 @@ def _debian_packages() -> Iterator[Finding]:
         if state == "installed":
             yield Finding("ok", "debian", f"{package} {number}")
         else:
-            yield Finding(
-                "warn", "debian", f"{package} is not installed; install it with: apt-get install {package}"
-            )
+            yield Finding("warn", "debian", f"{package} is not installed; install it with: apt-get install {package}")
 
 
 def _descriptors() -> Finding:
@@ -265,9 +261,7 @@ def _store(data: Path) -> Iterator[Finding]:
             return
         mode = stat.S_IMODE(data.stat().st_mode)
         if mode & 0o077:
-            yield Finding(
-                "warn", "store", f"{data} may be read by others (mode {mode:04o}); run: chmod 700 {data}"
-            )
+            yield Finding("warn", "store", f"{data} may be read by others (mode {mode:04o}); run: chmod 700 {data}")
         from engine.host.local_disk import LocalDisk
         from engine.superblock.superblock import read_superblock
 

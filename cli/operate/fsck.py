@@ -24,14 +24,7 @@ if TYPE_CHECKING:
 REPORT_FORMAT: Final = 1
 EXIT_CODES: Final = {"clean": 0, "damaged": 1, "refused": 2, "repaired": 3}
 FINDINGS_SHOWN: Final = 50
-_EMPTY: Final[dict[str, Any]] = {
-    "level": "",
-    "damage": 0,
-    "notes": 0,
-    "checked": {},
-    "findings": [],
-    "repairs": [],
-}
+_EMPTY: Final[dict[str, Any]] = {"level": "", "damage": 0, "notes": 0, "checked": {}, "findings": [], "repairs": []}
 
 
 @dataclass(frozen=True)
@@ -48,15 +41,11 @@ class _Wish:
 @click.option("--full", is_flag=True, help="Read and check every stored byte, too.")
 @click.option("--repair", is_flag=True, help="Do what is certain, and say what was done; needs --data.")
 @click.option("--rebuild", is_flag=True, help="First make the index anew from the journal; needs --data.")
-@click.option(
-    "--accept-loss", is_flag=True, help="With --rebuild: give up all from a damaged place of the journal on."
-)
+@click.option("--accept-loss", is_flag=True, help="With --rebuild: give up all from a damaged place of the journal on.")
 @json_option
 @engine_options
 @click.pass_context
-def fsck(
-    context: click.Context, full: bool, repair: bool, rebuild: bool, accept_loss: bool, as_json: bool
-) -> int:
+def fsck(context: click.Context, full: bool, repair: bool, rebuild: bool, accept_loss: bool, as_json: bool) -> int:
     """Check the store.  Quick: all records, places and names.  Full: every byte as well.
 
     Exits with 0 when nothing is damaged, 1 when something is, 2 when it could not be checked, 3 when --repair did
@@ -142,9 +131,7 @@ def _settled(lake: Lake, wish: _Wish, files: dict[str, Any]) -> dict[str, Any]:
         freed, segments = collected["freed_chunks"], collected["removed_segments"]
         segments += collected["compaction"]["removed_segments"]
         if freed or segments:
-            action = (
-                f"collected: {freed} chunks, {human_bytes(collected['freed_bytes'])}, {segments} segments"
-            )
+            action = f"collected: {freed} chunks, {human_bytes(collected['freed_bytes'])}, {segments} segments"
             code = Finding.GARBAGE.code
             files["repairs"].append(
                 {"code": code, "object": "store", "problem": "garbage", "action": action, "kept_as": ""}
@@ -169,15 +156,11 @@ def _tell(report: dict[str, Any]) -> None:
     if len(findings) > FINDINGS_SHOWN:
         write_line(f"and {len(findings) - FINDINGS_SHOWN} more; --json lists them")
     if report.get("quarantine"):
-        write_line(
-            f"{len(report['quarantine'])} chunks in quarantine; put the same bytes again to restore them"
-        )
+        write_line(f"{len(report['quarantine'])} chunks in quarantine; put the same bytes again to restore them")
     looked = ", ".join(f"{count} {what}" for what, count in report["checked"].items())
     damage = report["damage"]
     verdict = f"{damage} damaged" if damage else "nothing is damaged"
-    write_line(
-        f"{report['level']} check: {verdict}, {report['notes']} notes; looked at {looked or 'files only'}"
-    )
+    write_line(f"{report['level']} check: {verdict}, {report['notes']} notes; looked at {looked or 'files only'}")
 
 
 def _tell_rebuilt(rebuilt: dict[str, Any]) -> None:

@@ -18,9 +18,7 @@ TELL_EVERY = 10
 
 
 @click.group(invoke_without_command=True)
-@click.option(
-    "--rate", metavar="BYTES", help="Read at most so much a second, as 100M; 0: as fast as it goes."
-)
+@click.option("--rate", metavar="BYTES", help="Read at most so much a second, as 100M; 0: as fast as it goes.")
 @click.option("--restart", is_flag=True, help="Begin a new pass instead of going on with the one begun.")
 @json_option
 @engine_options

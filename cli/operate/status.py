@@ -28,9 +28,7 @@ def status(context: click.Context, as_json: bool) -> int:
 
 
 @click.command()
-@click.option(
-    "--compact", is_flag=True, help="Also move what lives out of segments that hold little garbage."
-)
+@click.option("--compact", is_flag=True, help="Also move what lives out of segments that hold little garbage.")
 @json_option
 @engine_options
 @click.pass_context

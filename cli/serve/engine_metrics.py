@@ -37,9 +37,7 @@ def readings(engine: RunningEngine) -> list[Reading]:
         Reading(
             "lake_small_reads_total",
             "Small payloads and ranges read: cached, by the queue (io_uring or threads), or alone in threads",
-            lambda: {
-                way: float(store.segments.batches.statistics()[way]) for way in ("cached", "queue", "threads")
-            },
+            lambda: {way: float(store.segments.batches.statistics()[way]) for way in ("cached", "queue", "threads")},
             "way",
             counter=True,
         ),
@@ -60,9 +58,7 @@ def readings(engine: RunningEngine) -> list[Reading]:
         ),
         Reading("lake_durable_sequence", "Last durable journal group", lambda: metadata("durable_sequence")),
         Reading("lake_buffers_in_use", "Payload buffers in use", lambda: float(store.buffers.in_use)),
-        Reading(
-            "lake_reserve_bytes", "Room held for journal and index", lambda: float(store.reserve.held_bytes)
-        ),
+        Reading("lake_reserve_bytes", "Room held for journal and index", lambda: float(store.reserve.held_bytes)),
     ]
 
 
@@ -77,9 +73,7 @@ def shared_index_readings(store: Store) -> list[Reading]:
         Reading("lake_hot_index_entries_max", "Chunks it has room for", lambda: statistic("entries_max")),
         Reading("lake_hot_index_bytes", "Memory of the shared index", lambda: statistic("bytes")),
         Reading(
-            "lake_hot_index_in_slabs",
-            "Chunks that it tells to be in the DRAM tier",
-            lambda: statistic("in_slabs"),
+            "lake_hot_index_in_slabs", "Chunks that it tells to be in the DRAM tier", lambda: statistic("in_slabs")
         ),
         Reading(
             "lake_hot_index_refused_total",
@@ -115,10 +109,7 @@ def gc_readings(store: Store) -> list[Reading]:
         Reading("lake_gc_running", "1 while gc or compaction work", lambda: float(store.is_collecting)),
         Reading("lake_gc_cycles_total", "Cycles that ended", lambda: float(totals.cycles), counter=True),
         Reading(
-            "lake_gc_freed_bytes_total",
-            "Payload bytes that gc freed",
-            lambda: float(totals.freed_bytes),
-            counter=True,
+            "lake_gc_freed_bytes_total", "Payload bytes that gc freed", lambda: float(totals.freed_bytes), counter=True
         ),
         Reading(
             "lake_compaction_moved_bytes_total",
@@ -163,9 +154,7 @@ def scrub_readings(store: Store) -> list[Reading]:
             "When the last full pass ended, in seconds since 1970; 0: never",
             lambda: scrubber.state.last_ended_ns / 1e9,
         ),
-        Reading(
-            "lake_quarantined_chunks", "Chunks known to be damaged", lambda: float(len(store.quarantine))
-        ),
+        Reading("lake_quarantined_chunks", "Chunks known to be damaged", lambda: float(len(store.quarantine))),
     ]
 
 
@@ -183,19 +172,12 @@ def dram_readings(store: Store) -> list[Reading]:
         Reading("lake_dram_chunks", "Chunks in the DRAM tier", figure("chunks")),
         Reading("lake_dram_hits_total", "Chunks that were found there", figure("hits"), counter=True),
         Reading("lake_dram_misses_total", "Chunks that were not", figure("misses"), counter=True),
-        Reading(
-            "lake_dram_filled_bytes_total", "Payload bytes brought in", figure("filled_bytes"), counter=True
-        ),
-        Reading(
-            "lake_dram_demotions_total", "Chunks that went for others", figure("demotions"), counter=True
-        ),
+        Reading("lake_dram_filled_bytes_total", "Payload bytes brought in", figure("filled_bytes"), counter=True),
+        Reading("lake_dram_demotions_total", "Chunks that went for others", figure("demotions"), counter=True),
         Reading(
             "lake_dram_client_reads_total",
             "Reads that clients did by themselves and told of, a sample",
-            lambda: {
-                "hit": figure("client_hits")(),
-                "miss": figure("client_reads")() - figure("client_hits")(),
-            },
+            lambda: {"hit": figure("client_hits")(), "miss": figure("client_reads")() - figure("client_hits")()},
             "outcome",
             counter=True,
         ),

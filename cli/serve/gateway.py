@@ -32,11 +32,7 @@ DEFAULT_ADMIN = "127.0.0.1:9002"
 )
 @s3_options
 @click.option(
-    "--admin",
-    metavar="HOST:PORT",
-    default=DEFAULT_ADMIN,
-    show_default=True,
-    help="Health and metrics; off for none.",
+    "--admin", metavar="HOST:PORT", default=DEFAULT_ADMIN, show_default=True, help="Health and metrics; off for none."
 )
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.option("--config", "file", metavar="FILE", help="Instead of /etc/lake/lake.toml.")

@@ -79,10 +79,7 @@ async def run_gateway(plan: GatewayPlan, printer: Callable[[str], None]) -> None
             nursery.start_soon(keep_watchdog, notifier, lambda: True)
             if plan.member is not None:
                 nursery.start_soon(
-                    send_reports,
-                    plan.member,
-                    lambda: Report(stopping.not_ready(), *face.counts()),
-                    stopping.began,
+                    send_reports, plan.member, lambda: Report(stopping.not_ready(), *face.counts()), stopping.began
                 )
             printer("ready")
             notifier.ready(f"serving {url} from {plan.engine}")
@@ -99,11 +96,7 @@ async def run_gateway(plan: GatewayPlan, printer: Callable[[str], None]) -> None
 
 
 async def _start_admin(
-    plan: GatewayPlan,
-    stopping: _Stopping,
-    face: S3Face,
-    nursery: trio.Nursery,
-    printer: Callable[[str], None],
+    plan: GatewayPlan, stopping: _Stopping, face: S3Face, nursery: trio.Nursery, printer: Callable[[str], None]
 ) -> None:
     address = plan.config.admin
     if address is None:

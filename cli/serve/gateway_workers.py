@@ -154,10 +154,7 @@ class _Team:
                 process_group=0,  # a terminal's Ctrl-C is for the leader, which passes it on
             )
         member.heard_at = trio.current_time()
-        async with (
-            trio.SocketStream(trio.socket.from_stdlib_socket(ours)) as stream,
-            trio.open_nursery() as nursery,
-        ):
+        async with trio.SocketStream(trio.socket.from_stdlib_socket(ours)) as stream, trio.open_nursery() as nursery:
             nursery.start_soon(receive_reports, stream, member.heard)
             nursery.start_soon(_kill_when_silent, member, process)
             try:
@@ -180,15 +177,11 @@ async def _kill_when_silent(member: _Member, process: trio.Process) -> None:
     process.kill()
 
 
-async def run_team(
-    plan: GatewayPlan, count: int, arguments: Sequence[str], printer: Callable[[str], None]
-) -> int:
+async def run_team(plan: GatewayPlan, count: int, arguments: Sequence[str], printer: Callable[[str], None]) -> int:
     """Serve with `count` processes until a signal arrives; returns the exit code.  Start errors as in `run_gateway`."""
     notifier = notifier_from()
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-        scheme = (
-            "http" if certificates_of(plan.config) is None else "https"
-        )  # said once, if it cannot be used
+        scheme = "http" if certificates_of(plan.config) is None else "https"  # said once, if it cannot be used
         bound, reservation = await _reserve(plan)
         with reservation:
             command = [sys.executable, "-P", "-m", "cli.main", "gateway", "--s3", bound, *arguments]
@@ -238,9 +231,7 @@ async def _reserve(plan: GatewayPlan) -> tuple[str, socket.socket]:
     return str(address).removeprefix("tcp://"), reservation
 
 
-async def _start_admin(
-    plan: GatewayPlan, team: _Team, nursery: trio.Nursery, printer: Callable[[str], None]
-) -> None:
+async def _start_admin(plan: GatewayPlan, team: _Team, nursery: trio.Nursery, printer: Callable[[str], None]) -> None:
     address = plan.config.admin
     if address is None:
         return

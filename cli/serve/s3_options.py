@@ -15,15 +15,11 @@ _OPTIONS: Final = (
         metavar="NAMES",
         help="Host suffixes, with commas between, behind the name of a bucket: BUCKET.s3.example.org.",
     ),
-    click.option(
-        "--s3-access-log", metavar="FILE", help="One line of JSON for each S3 request; stderr; off for none."
-    ),
+    click.option("--s3-access-log", metavar="FILE", help="One line of JSON for each S3 request; stderr; off for none."),
     click.option(
         "--s3-access-log-sample", metavar="1/N", help="Log one request of so many, and errors of ours always."
     ),
-    click.option(
-        "--s3-tls-cert", metavar="FILE", help="Certificate chain (PEM): S3 over TLS, and nothing else."
-    ),
+    click.option("--s3-tls-cert", metavar="FILE", help="Certificate chain (PEM): S3 over TLS, and nothing else."),
     click.option("--s3-tls-key", metavar="FILE", help="The key of the certificate (PEM)."),
 )
 

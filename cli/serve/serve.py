@@ -11,12 +11,8 @@ from cli.terminal.process import run_loop, say
 @click.command()
 @click.option("--data", metavar="DIR", help="The store's folder; made at the first start.")
 @click.option("--socket", metavar="PATH", help="Unix socket of the native protocol.")
-@click.option(
-    "--socket-group", metavar="GROUP", help="Group that may use the socket, beside root and this user."
-)
-@click.option(
-    "--native", metavar="HOST:PORT", help="Native protocol over TCP, with the token of DIR/native.token."
-)
+@click.option("--socket-group", metavar="GROUP", help="Group that may use the socket, beside root and this user.")
+@click.option("--native", metavar="HOST:PORT", help="Native protocol over TCP, with the token of DIR/native.token.")
 @click.option("--s3", metavar="HOST:PORT", help="S3 over HTTP; 127.0.0.1:9000; off for none.")
 @s3_options
 @click.option("--admin", metavar="HOST:PORT", help="Health and metrics over HTTP; off for none.")
@@ -36,19 +32,11 @@ from cli.terminal.process import run_loop, say
     metavar="TIME",
     help="From one full read of all that is stored to the next, as 14d; 0 for only by lake scrub.",
 )
-@click.option(
-    "--scrub-rate", metavar="BYTES", help="Bytes per second that scrub reads; 64M; 0 for all it can."
-)
-@click.option(
-    "--io-uring", metavar="auto|off", help="auto: read the disk through io_uring where there is one."
-)
-@click.option(
-    "--hot-index", metavar="auto|off|memory|PATH", help="Where local clients look up places; a path is kept."
-)
+@click.option("--scrub-rate", metavar="BYTES", help="Bytes per second that scrub reads; 64M; 0 for all it can.")
+@click.option("--io-uring", metavar="auto|off", help="auto: read the disk through io_uring where there is one.")
+@click.option("--hot-index", metavar="auto|off|memory|PATH", help="Where local clients look up places; a path is kept.")
 @click.option("--hot-index-entries", metavar="N", help="Chunks it has room for; 0: it grows by itself.")
-@click.option(
-    "--dram-tier-bytes", metavar="SIZE", help="Memory for what is read often, as 8G; auto; 0 for none."
-)
+@click.option("--dram-tier-bytes", metavar="SIZE", help="Memory for what is read often, as 8G; auto; 0 for none.")
 @click.option("--config", "file", metavar="FILE", help="Instead of /etc/lake/lake.toml.")
 def serve(file: str | None, **settings: str | None) -> None:
     """Run an engine.

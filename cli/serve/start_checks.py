@@ -136,17 +136,13 @@ def _writable(folder: Path, what: str, otherwise: str) -> str:
 
 def _listenable(config: Config) -> str:
     if os.path.lexists(config.socket) and not config.socket.is_socket():
-        raise AddressInUse(
-            f"{config.socket} exists and is no socket; choose another path", subject=str(config.socket)
-        )
+        raise AddressInUse(f"{config.socket} exists and is no socket; choose another path", subject=str(config.socket))
     if is_served(config):
         raise AddressInUse(
             f"an engine already serves at unix:{config.socket}; stop it or choose another path with --socket PATH",
             subject=str(config.socket),
         )
-    return _writable(
-        config.socket.parent, f"socket {config.socket}", "choose another place with --socket PATH"
-    )
+    return _writable(config.socket.parent, f"socket {config.socket}", "choose another place with --socket PATH")
 
 
 def _appendable(log: Path) -> str:

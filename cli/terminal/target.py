@@ -86,9 +86,7 @@ def _open_folder(data: Path, create: bool) -> AbstractContextManager[Lake]:
     log_to_stderr("warning")  # stdout is for results
     if not (data / "superblock").exists():
         if not create:
-            raise StoreUnusable(
-                f"there is no store in {data}; lake serve --data {data} makes one", subject=str(data)
-            )
+            raise StoreUnusable(f"there is no store in {data}; lake serve --data {data} makes one", subject=str(data))
         try:
             data.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:

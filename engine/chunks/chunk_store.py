@@ -146,9 +146,7 @@ class Chunks:
             length = item.hashed.payload.length
             assert length > 0, "the empty chunk has no record"
             birth = txn.new_birth()
-            record = ChunkRecord(
-                birth, item.place.segment, item.place.offset, length, length, item.hashed.crc
-            )
+            record = ChunkRecord(birth, item.place.segment, item.place.offset, length, length, item.hashed.crc)
             (txn.insert if present is None else txn.put)(Table.CHUNKS, key, record.pack())
             self._quarantine.drop_in(txn, item.hashed.chunk)
             self._references.keep(birth)
@@ -215,9 +213,7 @@ class Chunks:
         """
         with self._metadata.view() as view:
             if find_chunk(view, chunk) != record:
-                return StaleGrant(
-                    f"chunk {id_text(chunk)} was freed while it was read", subject=id_text(chunk)
-                )
+                return StaleGrant(f"chunk {id_text(chunk)} was freed while it was read", subject=id_text(chunk))
         if isinstance(error, StaleGrant):
             path = f"segment {record.segment:016x}"
             message = f"{path} is missing; put its file back"

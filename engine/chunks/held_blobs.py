@@ -37,9 +37,7 @@ class HeldBlob:
 class HeldBlobs:
     """Holds blobs for sessions."""
 
-    def __init__(
-        self, metadata: Metadata, chunks: Chunks, manifests: Manifests, references: References
-    ) -> None:
+    def __init__(self, metadata: Metadata, chunks: Chunks, manifests: Manifests, references: References) -> None:
         self._metadata = metadata
         self._chunks = chunks
         self._manifests = manifests
@@ -89,18 +87,14 @@ class HeldBlobs:
         for start in range(0, len(manifest.entries), CHECK_BATCH):
             for entry in manifest.entries[start : start + CHECK_BATCH]:
                 if self._hold_chunk(session, entry.chunk).logical_bytes != entry.size_bytes:
-                    raise InvalidArgument(
-                        f"a manifest gives chunk {id_text(entry.chunk)} a length it does not have"
-                    )
+                    raise InvalidArgument(f"a manifest gives chunk {id_text(entry.chunk)} a length it does not have")
             await trio.lowlevel.checkpoint()
 
     def _hold_chunk(self, session: Session, chunk: ChunkId) -> ChunkRecord:
         with self._metadata.view() as view:
             record = self._chunks.find_good(view, chunk)
         if record is None:
-            raise ChunkNotFound(
-                f"chunk {id_text(chunk)} is not in the store; offer it again", subject=id_text(chunk)
-            )
+            raise ChunkNotFound(f"chunk {id_text(chunk)} is not in the store; offer it again", subject=id_text(chunk))
         self._references.hold(session, record.birth)
         return record
 

@@ -50,11 +50,7 @@ class Ingest:
     """Hashes payloads and writes them to the medium."""
 
     def __init__(
-        self,
-        segments: Segments,
-        offload: Offload,
-        stop_writing: Callable[[str], None],
-        write_ahead_bytes: int,
+        self, segments: Segments, offload: Offload, stop_writing: Callable[[str], None], write_ahead_bytes: int
     ) -> None:
         """`stop_writing` is called with the reason once a write fails; `write_ahead_bytes`: see `lakefs.limits`."""
         self._segments = segments
@@ -186,9 +182,7 @@ class Ingest:
             return job.note(job.small, await self._offload.run(_hash_all, payloads))
         return job.note(job.small, _hash_all(payloads)) if payloads else ()
 
-    async def _place_small(
-        self, items: Seq[Hashed], written: list[Written], *, into_headroom: bool = False
-    ) -> None:
+    async def _place_small(self, items: Seq[Hashed], written: list[Written], *, into_headroom: bool = False) -> None:
         payloads = [item.payload.small for item in items if item.payload.small is not None]
         if payloads:
             places = await self._segments.small.place(_kept(payloads), into_headroom=into_headroom)

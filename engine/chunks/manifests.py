@@ -39,9 +39,7 @@ class Manifests:
         try:
             manifest = parse(payload)
         except InvalidArgument as error:
-            raise ChunkDamaged(
-                f"manifest {id_text(chunk)}: {error.message}", subject=id_text(chunk)
-            ) from error
+            raise ChunkDamaged(f"manifest {id_text(chunk)}: {error.message}", subject=id_text(chunk)) from error
         self._remember(chunk, manifest)
         return manifest
 

@@ -80,9 +80,7 @@ class AheadRun:
         return places
 
 
-async def write_beside_hash(
-    runs: Sequence[AheadRun], segments: Segments, offload: Offload, note: Note
-) -> None:
+async def write_beside_hash(runs: Sequence[AheadRun], segments: Segments, offload: Offload, note: Note) -> None:
     """Write and hash all runs; sets the error of a run that was not written.  Raises errors of hashes and fills.
 
     The runs have their places, even when this raises or is cancelled.

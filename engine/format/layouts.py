@@ -43,9 +43,7 @@ class Feature(IntEnum):
 class ReadOnlyFeature(IntEnum):
     """Features with which a release that does not know them may only read; set when a store first uses them."""
 
-    UPLOADS = (
-        1 << 0
-    )  # the table `uploads` refers to chunks: gc of a release that does not know it would free them
+    UPLOADS = 1 << 0  # the table `uploads` refers to chunks: gc of a release that does not know it would free them
     VERSIONS = (
         1 << 1
     )  # nodes without a name are old versions: a release that does not know them would lose the newest by a put
@@ -187,9 +185,7 @@ GROUP_HEADER: Final = Layout(
 GROUP_MAGIC: Final = b"LGRP"
 
 RECORD_HEADER: Final = Layout(
-    "journal record header",
-    8,
-    [("table", "B"), ("op", "B"), ("key_bytes", "H"), ("value_bytes", "I")],
+    "journal record header", 8, [("table", "B"), ("op", "B"), ("key_bytes", "H"), ("value_bytes", "I")]
 )
 
 CHECKPOINT_HEADER: Final = Layout(
@@ -214,11 +210,7 @@ CHECKPOINT_TRAILER: Final = Layout(
 )
 CHECKPOINT_TRAILER_MAGIC: Final = b"LAKECKND"
 
-CHUNK_KEY: Final = Layout(
-    "chunk key",
-    36,
-    [("chunk_kind", "B"), ("domain", "2s"), ("digest", "32s"), ("shard", "B")],
-)
+CHUNK_KEY: Final = Layout("chunk key", 36, [("chunk_kind", "B"), ("domain", "2s"), ("digest", "32s"), ("shard", "B")])
 
 CHUNK_RECORD: Final = Layout(
     "chunk record",
@@ -271,12 +263,9 @@ def seal_value(table: Table, key: bytes, value: bytes) -> bytes:
 def open_value(table: Table, key: bytes, sealed: bytes) -> bytes:
     """Return the value without its checksum.  IndexDamaged when that does not match table, key and value."""
     value = sealed[:-4]
-    if len(sealed) < 4 or crc32c(value, crc32c(key, _TABLE_CRC[table])) != int.from_bytes(
-        sealed[-4:], "little"
-    ):
+    if len(sealed) < 4 or crc32c(value, crc32c(key, _TABLE_CRC[table])) != int.from_bytes(sealed[-4:], "little"):
         raise IndexDamaged(
-            f"a record of table {table.name.lower()} of the index does not match its checksum",
-            subject=key.hex(),
+            f"a record of table {table.name.lower()} of the index does not match its checksum", subject=key.hex()
         )
     return value
 
@@ -335,13 +324,9 @@ def unpack_chunk_record(value: bytes) -> ChunkRecord:
     """Unpack the record from its (already verified) value.  StoreUnusable for a later codec or version."""
     if len(value) != CHUNK_RECORD.size:
         raise StoreUnusable(f"chunk record of {len(value)} bytes, {CHUNK_RECORD.size} expected")
-    version, codec, cipher, checksum, _, birth, segment, offset, stored, logical, crc = CHUNK_RECORD.unpack(
-        value
-    )
+    version, codec, cipher, checksum, _, birth, segment, offset, stored, logical, crc = CHUNK_RECORD.unpack(value)
     if (version, codec, cipher, checksum) != (1, 0, 0, CHECKSUM_CRC32C_GRANULE):
-        raise StoreUnusable(
-            f"chunk record version {version}, codec {codec}, cipher {cipher}, checksum {checksum}"
-        )
+        raise StoreUnusable(f"chunk record version {version}, codec {codec}, cipher {cipher}, checksum {checksum}")
     return ChunkRecord(Birth(birth), SegmentId(segment), offset, stored, logical, crc)
 
 
@@ -451,9 +436,7 @@ def unpack_node(value: bytes) -> Node:
         mtime_ns=mtime,
         ctime_ns=ctime,
         etag_kind=_ETAG_KINDS[etag_kind],
-        attributes=_unpack_attributes(value[NODE_HEAD.size :])
-        if len(value) > NODE_HEAD.size
-        else NO_ATTRIBUTES,
+        attributes=_unpack_attributes(value[NODE_HEAD.size :]) if len(value) > NODE_HEAD.size else NO_ATTRIBUTES,
     )
 
 
@@ -461,9 +444,7 @@ def _unpack_attributes(tail: bytes) -> Attributes:
     try:
         return _attributes_decoder.decode(tail)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise StoreUnusable(
-            f"a node's attributes cannot be read ({error}): they are of another release"
-        ) from error
+        raise StoreUnusable(f"a node's attributes cannot be read ({error}): they are of another release") from error
 
 
 _CHANGE_TIMES: Final = struct.Struct("<qq")

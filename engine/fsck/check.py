@@ -45,18 +45,7 @@ from engine.tables.views import View
 from lakefs.content.manifest import Entry, Manifest, check_child
 from lakefs.errors import ChunkDamaged, CorruptionError, IndexDamaged, LakeError, StaleGrant
 from lakefs.findings import Finding
-from lakefs.ids import (
-    EMPTY_CHUNK,
-    ROOT_NODE,
-    Birth,
-    BlobId,
-    ChunkId,
-    ChunkKind,
-    NodeId,
-    SegmentId,
-    id_text,
-    kind_of,
-)
+from lakefs.ids import EMPTY_CHUNK, ROOT_NODE, Birth, BlobId, ChunkId, ChunkKind, NodeId, SegmentId, id_text, kind_of
 from lakefs.limits import GC_BATCH
 
 _LOOKS_FOR_NAMES: Final = 3

@@ -38,9 +38,7 @@ _Found = frozenset[ChunkId]
 _NOTHING: Final[_Found] = frozenset()
 
 
-async def damage_report(
-    metadata: Metadata, manifests: Manifests, quarantine: Quarantine
-) -> list[dict[str, Any]]:
+async def damage_report(metadata: Metadata, manifests: Manifests, quarantine: Quarantine) -> list[dict[str, Any]]:
     """Return the quarantined chunks: id, reason, time, and the names of all objects that contain them; JSON-able."""
     noted = quarantine.noted(CHUNKS_MAX)
     owners = await owners_of(metadata, manifests, [item.chunk for item in noted]) if noted else {}
@@ -56,9 +54,7 @@ async def damage_report(
     ]
 
 
-async def owners_of(
-    metadata: Metadata, manifests: Manifests, chunks: Collection[ChunkId]
-) -> dict[ChunkId, list[str]]:
+async def owners_of(metadata: Metadata, manifests: Manifests, chunks: Collection[ChunkId]) -> dict[ChunkId, list[str]]:
     """Return for each chunk the objects, versions and parts that refer to it, by name; sorted."""
     search = _Search(metadata, manifests, frozenset(chunks))
     await search.nodes()

@@ -31,9 +31,7 @@ def rebuild(data: Path, *, accept_loss: bool = False) -> dict[str, Any]:
         for warning in opened.warnings:
             _log.warning(warning)
         superblock = opened.superblock
-        report = rebuild_store(
-            disk, clock, superblock.identity, superblock.clean_sequence, accept_loss=accept_loss
-        )
+        report = rebuild_store(disk, clock, superblock.identity, superblock.clean_sequence, accept_loss=accept_loss)
         if report.lost_from:
             # The journal ends before the clean stop that the superblock notes: that note is no longer true.
             write_superblock(disk, replace(superblock, clean_sequence=None))

@@ -106,9 +106,7 @@ def check_files(data: Path, *, repair: bool) -> FilesReport:
     """
     disk = LocalDisk(data)
     if not any(disk.exists(path) for path in (SUPERBLOCK_PATH, COPY_PATH, "journal")):
-        raise StoreUnusable(
-            f"there is no store in {data}; lake serve --data {data} makes one", subject=str(data)
-        )
+        raise StoreUnusable(f"there is no store in {data}; lake serve --data {data} makes one", subject=str(data))
     lock = disk.lock(LOCK_PATH)
     try:
         with noting_crashes(disk):
@@ -136,9 +134,7 @@ def find_bad_files(disk: Disk, clock: Clock) -> FilesReport:
     return report
 
 
-def repair_files(
-    disk: Disk, clock: Clock, *, index_committed: Callable[[], None] | None = None
-) -> FilesReport:
+def repair_files(disk: Disk, clock: Clock, *, index_committed: Callable[[], None] | None = None) -> FilesReport:
     """Do the repairs that are certain; the caller holds the lock.  Raises StoreUnusable, StoreFull, DiskFailed."""
     work = _Repairing(disk, clock, index_committed)
     try:
@@ -246,9 +242,7 @@ class _Repairing:
         for bad in files:
             self.set_aside(bad, "set aside: the checkpoint has all that it held")
 
-    def _save_index(
-        self, sources: TableSources, groups: Iterable[Group], end: Sequence, problem: LakeError
-    ) -> None:
+    def _save_index(self, sources: TableSources, groups: Iterable[Group], end: Sequence, problem: LakeError) -> None:
         """Bring the index up to `end`, and write a checkpoint of it."""
         index = Index(Path(self._disk.local_path(INDEX_FOLDER)))
         try:
@@ -299,9 +293,7 @@ class _Repairing:
         self.report.repairs.append(Repair(bad.finding.code, bad.path, bad.reason, action, kept_as))
 
 
-def _behind(
-    disk: Disk, sources: TableSources, told: Sequence, problem: LakeError
-) -> tuple[Sequence, Iterable[Group]]:
+def _behind(disk: Disk, sources: TableSources, told: Sequence, problem: LakeError) -> tuple[Sequence, Iterable[Group]]:
     """Return the last durable group, and those behind `told`.  Raises CorruptionError if one may be missing."""
     files = sources.files
     if told == sources.durable == sources.clean_sequence and not any(

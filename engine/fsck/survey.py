@@ -16,9 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from engine.format.layouts import (
-    StoreIdentity,
-)
+from engine.format.layouts import StoreIdentity
 from engine.host import crash_marker as crash_marker
 from engine.journal.reader import (
     JOURNAL_FOLDER,
@@ -34,14 +32,7 @@ from engine.journal.salvage import highest_readable, refuse_lost_boot
 from engine.metadata.checkpoint import CHECKPOINT_FOLDER, Checkpoint, read_checkpoint
 from engine.metadata.recovery import INDEX_FOLDER
 from engine.segments.files import SEGMENTS_FOLDER, check_segment_header, parse_segment_name
-from engine.superblock.superblock import (
-    COPY_PATH,
-    SUPERBLOCK_PATH,
-    BadFile,
-    Superblock,
-    read_head,
-    what_is_wrong,
-)
+from engine.superblock.superblock import COPY_PATH, SUPERBLOCK_PATH, BadFile, Superblock, read_head, what_is_wrong
 from engine.tables.index_check import Verification
 from engine.tables.lmdb_index import Index
 from lakefs.errors import CorruptionError, IndexDamaged, LakeError, StoreDamaged, StoreUnusable
@@ -99,17 +90,7 @@ def survey_tables(disk: Disk, superblock: Superblock) -> TableSources:
     applied, noted, bad_index = _index(disk, identity)
     durable = Sequence(max(clean or 0, written, noted))
     sources = TableSources(
-        identity,
-        clean,
-        checkpoint,
-        bad_checkpoints,
-        files,
-        bad_files,
-        applied,
-        bad_index,
-        durable,
-        Sequence(0),
-        None,
+        identity, clean, checkpoint, bad_checkpoints, files, bad_files, applied, bad_index, durable, Sequence(0), None
     )
     if applied is not None and applied < sources.after:
         reason = f"it ends with group {applied}, before the checkpoint's {sources.after}"
@@ -158,9 +139,7 @@ def leftovers(disk: Disk) -> list[str]:
     return [*found, *(path for path in own if disk.exists(path))]
 
 
-def _checkpoints(
-    disk: Disk, identity: StoreIdentity
-) -> tuple[Checkpoint | None, tuple[BadFile, ...], Sequence]:
+def _checkpoints(disk: Disk, identity: StoreIdentity) -> tuple[Checkpoint | None, tuple[BadFile, ...], Sequence]:
     """Return the newest whole checkpoint, the bad ones, and the highest sequence in any checkpoint's name."""
     newest: Checkpoint | None = None
     bad: list[BadFile] = []

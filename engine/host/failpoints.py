@@ -91,13 +91,7 @@ REBUILD_POINTS: Final = (
 FIRST_START_POINTS: Final = ("store.folders-made", "reserve.allocated", "token.synced", "token.renamed")
 """Steps of the first start of a store, with the native protocol on TCP."""
 
-POINTS: Final = (
-    *WRITE_POINTS,
-    *UPKEEP_POINTS,
-    *START_POINTS,
-    *REBUILD_POINTS,
-    *FIRST_START_POINTS,
-)
+POINTS: Final = (*WRITE_POINTS, *UPKEEP_POINTS, *START_POINTS, *REBUILD_POINTS, *FIRST_START_POINTS)
 
 REPAIR_POINTS: Final = (
     "repair.set-aside",

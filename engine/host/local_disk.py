@@ -30,14 +30,7 @@ from typing import Final
 from engine.host.client_files import MEMORY_FILE_SYSTEMS, file_system
 from engine.host.folder_lock import FolderLock
 from engine.host.spare_descriptors import NO_DESCRIPTOR, SpareDescriptors
-from lakefs.errors import (
-    DiskFailed,
-    EngineBusy,
-    LakeError,
-    SourceChanged,
-    StoreFull,
-    StoreReadOnly,
-)
+from lakefs.errors import DiskFailed, EngineBusy, LakeError, SourceChanged, StoreFull, StoreReadOnly
 from lakefs.host.descriptors import after
 from lakefs.ids import Buffer
 from lakefs.limits import MIB, PAGE_BYTES
@@ -72,9 +65,7 @@ def _translated(error: OSError, doing: str, name: str) -> LakeError:
         message = f"no room to {doing} {name} ({reason}); remove objects, then run: lake gc"
         return StoreFull(message, subject=name)
     if error.errno == errno.EFAULT:
-        return SourceChanged(
-            f"the client's memory was shrunk, or has no room: it cannot be used to {doing} {name}"
-        )
+        return SourceChanged(f"the client's memory was shrunk, or has no room: it cannot be used to {doing} {name}")
     if error.errno == errno.EROFS:
         return StoreReadOnly(f"cannot {doing} {name}: the file system is read-only; remount it", subject=name)
     return DiskFailed(f"cannot {doing} {name}: {reason}; see the kernel's log for the device", subject=name)
@@ -253,9 +244,7 @@ class LocalDisk:
         self._spares = SpareDescriptors()
         self._lock: FolderLock | None = None
 
-    def open(
-        self, path: str, *, create: bool = False, direct: bool = False, read_only: bool = False
-    ) -> LocalFile:
+    def open(self, path: str, *, create: bool = False, direct: bool = False, read_only: bool = False) -> LocalFile:
         """Open a file, read-write unless `read_only`; with `create` it must be new."""
         flags = os.O_RDONLY if read_only else os.O_RDWR
         if create:

@@ -66,6 +66,4 @@ class Shares:
             del self.users[user]
 
     def _refusal(self, count: int, whose: str) -> EngineBusy:
-        return EngineBusy(
-            f"the engine has {count} {self._noun} already, of {whose}; try again when some have ended"
-        )
+        return EngineBusy(f"the engine has {count} {self._noun} already, of {whose}; try again when some have ended")

@@ -54,6 +54,5 @@ def has_unwritten_sector(content: bytes | bytearray) -> bool:
     """Return True if a whole sector of `content`, which begins at a sector's start, reads as zeros."""
     empty = bytes(SECTOR_BYTES)
     return any(
-        content[at : at + SECTOR_BYTES] == empty
-        for at in range(0, len(content) - SECTOR_BYTES + 1, SECTOR_BYTES)
+        content[at : at + SECTOR_BYTES] == empty for at in range(0, len(content) - SECTOR_BYTES + 1, SECTOR_BYTES)
     )

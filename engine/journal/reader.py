@@ -32,12 +32,7 @@ from engine.format.layouts import (
     Op,
     Table,
 )
-from engine.journal.bit_flip import (
-    byte_with_bit_off,
-    has_unwritten_sector,
-    is_in_empty_sector,
-    with_one_bit_turned,
-)
+from engine.journal.bit_flip import byte_with_bit_off, has_unwritten_sector, is_in_empty_sector, with_one_bit_turned
 from lakefs.errors import JournalDamaged, StoreUnusable
 from lakefs.findings import Finding
 from lakefs.ids import Sequence
@@ -144,9 +139,7 @@ def sequence_in(path: str) -> Sequence:
     try:
         return Sequence(int(path.rpartition("/")[2].removesuffix(JOURNAL_SUFFIX), 16))
     except ValueError as error:
-        raise StoreUnusable(
-            f"{path} is not the name of a journal file; move it away", subject=path
-        ) from error
+        raise StoreUnusable(f"{path} is not the name of a journal file; move it away", subject=path) from error
 
 
 def list_journal(disk: Disk, store_id: bytes) -> tuple[JournalFile, ...]:
@@ -156,11 +149,7 @@ def list_journal(disk: Disk, store_id: bytes) -> tuple[JournalFile, ...]:
 
 def journal_paths(disk: Disk) -> list[str]:
     """Return the paths of the journal's files in order of their names, without temporary and foreign files."""
-    return [
-        f"{JOURNAL_FOLDER}/{name}"
-        for name in disk.list_folder(JOURNAL_FOLDER)
-        if name.endswith(JOURNAL_SUFFIX)
-    ]
+    return [f"{JOURNAL_FOLDER}/{name}" for name in disk.list_folder(JOURNAL_FOLDER) if name.endswith(JOURNAL_SUFFIX)]
 
 
 def journal_file(disk: Disk, path: str, store_id: bytes) -> JournalFile:
@@ -202,11 +191,7 @@ def find_end(
 
 
 def read_groups(
-    disk: Disk,
-    files: tuple[JournalFile, ...],
-    after: Sequence,
-    upto: Sequence,
-    begin: Beginning | None = None,
+    disk: Disk, files: tuple[JournalFile, ...], after: Sequence, upto: Sequence, begin: Beginning | None = None
 ) -> Iterator[Group]:
     """Yield the checked groups with after < sequence <= upto, in order; JournalDamaged when one cannot be read.
 
@@ -324,9 +309,7 @@ def _hop(file: DiskFile, entry: JournalFile, begin: Beginning | None = None) -> 
         offset, expected = header.next_offset, Sequence(expected + 1)
 
 
-def _walk(
-    file: DiskFile, entry: JournalFile, last: Sequence, begin: Beginning | None
-) -> Iterator[GroupPlace]:
+def _walk(file: DiskFile, entry: JournalFile, last: Sequence, begin: Beginning | None) -> Iterator[GroupPlace]:
     """Yield the headers up to `last`; JournalDamaged when one is missing."""
     offset, expected = _first_in(entry, begin)
     for header in _hop(file, entry, begin):
@@ -335,9 +318,7 @@ def _walk(
         yield header
         offset, expected = header.next_offset, Sequence(header.sequence + 1)
     if expected <= last:
-        raise DamagedAt(
-            JournalDamage(entry.path, offset, expected, "there is no group where one was written")
-        )
+        raise DamagedAt(JournalDamage(entry.path, offset, expected, "there is no group where one was written"))
 
 
 def _read_body(file: DiskFile, entry: JournalFile, header: GroupPlace) -> Group:

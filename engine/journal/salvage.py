@@ -7,15 +7,7 @@ unreadable ones that the index has.  All functions block; nothing is changed on 
 from __future__ import annotations
 
 from engine.format.layouts import PAGE
-from engine.journal.reader import (
-    Beginning,
-    DamagedAt,
-    GroupPlace,
-    JournalDamage,
-    JournalFile,
-    good_headers,
-    missing,
-)
+from engine.journal.reader import Beginning, DamagedAt, GroupPlace, JournalDamage, JournalFile, good_headers, missing
 from lakefs.ids import Sequence
 from lakefs.ports import Disk
 

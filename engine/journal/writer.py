@@ -246,15 +246,7 @@ class Journal:
     def _pack(self, sequence: Sequence, time_ns: int, body: bytes, record_count: int) -> list[bytes]:
         """Return header, body and padding of a group."""
         head = GROUP_HEADER.pack(
-            GROUP_MAGIC,
-            len(body),
-            sequence,
-            time_ns,
-            self._identity.boot_tag,
-            record_count,
-            crc32c(body),
-            bytes(4),
-            0,
+            GROUP_MAGIC, len(body), sequence, time_ns, self._identity.boot_tag, record_count, crc32c(body), bytes(4), 0
         )[:_GROUP_CHECKED_BYTES]
         padding = -(GROUP_HEADER.size + len(body)) % PAGE
         return [head + crc32c(head).to_bytes(4, "little"), body, bytes(padding)]

@@ -146,8 +146,7 @@ def _opened(path: Path) -> int:
     except OSError as error:
         os.close(file)
         raise StoreLocked(
-            f"{path} is the shared index of another engine that runs; give each engine its own",
-            subject=str(path),
+            f"{path} is the shared index of another engine that runs; give each engine its own", subject=str(path)
         ) from error
     return file
 

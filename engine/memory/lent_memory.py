@@ -136,9 +136,7 @@ def read_into(memory: LentMemory, offset: int, buffer: memoryview) -> bytes:
     except OSError as error:
         raise SourceChanged(f"the lent memory cannot be read: {error.strerror}") from error
     except EOFError as error:
-        raise SourceChanged(
-            "the lent memory was shrunk while it was read; nothing was stored of it"
-        ) from error
+        raise SourceChanged("the lent memory was shrunk while it was read; nothing was stored of it") from error
 
 
 def copy_into(target: memoryview, descriptor: int, offset: int) -> None:

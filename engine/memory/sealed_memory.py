@@ -75,9 +75,7 @@ class SealedMemory:
 def _reserved_huge(name: str, size_bytes: int) -> tuple[int, mmap.mmap, int] | None:
     """Make memory on huge pages that the machine has set aside, or None: most machines have none."""
     try:
-        descriptor = os.memfd_create(
-            name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB | _MFD_HUGE_2MB
-        )
+        descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | os.MFD_HUGETLB | _MFD_HUGE_2MB)
     except OSError:
         return None
     try:

@@ -214,9 +214,7 @@ class CheckpointReader:
         if crc32c(trailer[:_TRAILER_CHECKED_BYTES]) != crc:
             raise self._damaged("its trailer does not match its checksum")
         if stored_bytes != trailer_at - CHECKPOINT_HEADER.size:
-            raise self._damaged(
-                f"its stream has {trailer_at - CHECKPOINT_HEADER.size} bytes of {stored_bytes}"
-            )
+            raise self._damaged(f"its stream has {trailer_at - CHECKPOINT_HEADER.size} bytes of {stored_bytes}")
         found = 0
         for piece in self._stored_pieces(stored_bytes):
             found = crc32c(piece, found)
@@ -299,14 +297,7 @@ def _packed_records(source: RecordSource) -> Iterator[tuple[bytearray | None, in
 
 def _pack_header(identity: StoreIdentity, sequence: Sequence) -> bytes:
     head = CHECKPOINT_HEADER.pack(
-        CHECKPOINT_MAGIC,
-        FORMAT_VERSION,
-        _COMPRESSION_GZIP,
-        sequence,
-        identity.store_id,
-        identity.boot_id,
-        bytes(4),
-        0,
+        CHECKPOINT_MAGIC, FORMAT_VERSION, _COMPRESSION_GZIP, sequence, identity.store_id, identity.boot_id, bytes(4), 0
     )[:_HEADER_CHECKED_BYTES]
     return head + crc32c(head).to_bytes(4, "little")
 

@@ -160,9 +160,7 @@ class Committer:
             return outcome, transaction.sequence
         return outcome, self._join(transaction)
 
-    async def commit_when_room(
-        self, decide: Callable[[Transaction], T], *, durable: bool = True
-    ) -> tuple[T, Sequence]:
+    async def commit_when_room(self, decide: Callable[[Transaction], T], *, durable: bool = True) -> tuple[T, Sequence]:
         """Wait for room in group and overlay, then `commit`.  No checkpoint when there is room at once.
 
         StoreFull when index and overlay are full.  Can be cancelled before `decide` runs, not after; exception: a
@@ -358,11 +356,7 @@ class Committer:
             with trio.CancelScope(shield=True):
                 await self._offload.run(self._append_blocking, group, batch)
         except StoreFull as error:
-            self.fail(
-                StoreFull(
-                    f"its disk is full and the reserve is used up; make room on the disk first ({error})"
-                )
-            )
+            self.fail(StoreFull(f"its disk is full and the reserve is used up; make room on the disk first ({error})"))
             return
         except LakeError as error:
             self.fail(error)

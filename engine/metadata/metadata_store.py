@@ -77,9 +77,7 @@ class Metadata:
         self._tables = Tables(recovered.index, recovered.overlay)
         self._journal: Journal = recovered.journal
         self._committer = Committer(self._tables, self._journal, journal_offload, recovered.end, sizes)
-        self._applier = Applier(
-            self._tables, self._committer, offload, release_reserve, self._after_apply, sizes
-        )
+        self._applier = Applier(self._tables, self._committer, offload, release_reserve, self._after_apply, sizes)
         self._committer.after_group = self._after_group
         self.on_joined: Final = self._committer.on_joined
         self.on_durable: Final = self._committer.on_durable
@@ -356,9 +354,7 @@ class Metadata:
         StoreDamaged, JournalDamaged name the unreadable file: a rebuild of the index would fail there.
         """
         async with self._long_reader:
-            return await self._offload.run(
-                verify_journal, self._disk, self._identity.store_id, self.durable_sequence
-            )
+            return await self._offload.run(verify_journal, self._disk, self._identity.store_id, self.durable_sequence)
 
     async def rebuild_online(self) -> None:
         """Rebuild the index from checkpoint and journal and switch to it; commits continue during the rebuild.
@@ -432,17 +428,8 @@ async def open_metadata(
     )
     if recovered.rebuilt_because:
         _log.warning(
-            "the index was rebuilt from checkpoint and journal",
-            reason=recovered.rebuilt_because,
-            upto=recovered.end,
+            "the index was rebuilt from checkpoint and journal", reason=recovered.rebuilt_because, upto=recovered.end
         )
     return Metadata(
-        disk,
-        offload,
-        identity,
-        recovered,
-        release_reserve,
-        journal_offload or offload,
-        sizes,
-        headroom_bytes,
+        disk, offload, identity, recovered, release_reserve, journal_offload or offload, sizes, headroom_bytes
     )

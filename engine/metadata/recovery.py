@@ -54,10 +54,7 @@ from engine.tables.lmdb_index import Index, remove_index, replace_index
 from engine.tables.overlay import Layer, Overlay
 from lakefs.errors import IndexDamaged, JournalDamaged
 from lakefs.ids import Sequence
-from lakefs.limits import (
-    OVERLAY_BYTES_APPLY,
-    OVERLAY_ENTRIES_APPLY,
-)
+from lakefs.limits import OVERLAY_BYTES_APPLY, OVERLAY_ENTRIES_APPLY
 from lakefs.ports import Clock, Disk
 
 _log: Final = structlog.get_logger(__name__)
@@ -240,9 +237,7 @@ def _applied_in(disk: Disk, path: Path, store_id: bytes) -> Sequence:
         index.close()
 
 
-def _open_index(
-    disk: Disk, path: Path, store_id: bytes, checkpoint: Checkpoint | None
-) -> tuple[Index | None, str]:
+def _open_index(disk: Disk, path: Path, store_id: bytes, checkpoint: Checkpoint | None) -> tuple[Index | None, str]:
     """Return the index, or None and the reason why it must be rebuilt."""
     if crash_marker.died_in_index(disk):
         return None, "a process died while it read it"
@@ -269,11 +264,7 @@ def _open_index(
 
 
 def _find_end(
-    disk: Disk,
-    identity: StoreIdentity,
-    clean_sequence: int | None,
-    checkpoint: Checkpoint | None,
-    index: Index | None,
+    disk: Disk, identity: StoreIdentity, clean_sequence: int | None, checkpoint: Checkpoint | None, index: Index | None
 ) -> JournalEnd:
     reached("recovery.index-opened")
     files = list_journal(disk, identity.store_id)
@@ -289,11 +280,7 @@ def _find_end(
 
 
 def _certain_end(
-    disk: Disk,
-    identity: StoreIdentity,
-    clean_sequence: int | None,
-    files: tuple[JournalFile, ...],
-    durable: Sequence,
+    disk: Disk, identity: StoreIdentity, clean_sequence: int | None, files: tuple[JournalFile, ...], durable: Sequence
 ) -> JournalEnd:
     """Return the journal's end.  JournalDamaged when it lies before `durable`, or the last boot's file is gone."""
     end = find_end(disk, files, durable)
@@ -303,12 +290,7 @@ def _certain_end(
 
 
 def _rebuilt(
-    disk: Disk,
-    identity: StoreIdentity,
-    files: tuple[JournalFile, ...],
-    upto: Sequence,
-    path: Path,
-    reason: str,
+    disk: Disk, identity: StoreIdentity, files: tuple[JournalFile, ...], upto: Sequence, path: Path, reason: str
 ) -> Index:
     if upto:  # else the store is new
         _log.warning(

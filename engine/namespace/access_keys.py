@@ -70,9 +70,7 @@ def find_access_key(view: View, access_key: str, *, with_secret: bool) -> Access
     return None if value is None else _stat(access_key, unpack_access_key(value), with_secret=with_secret)
 
 
-def list_access_keys(
-    view: View, after: str, limit: int, *, with_secret: bool
-) -> tuple[list[AccessKeyStat], str]:
+def list_access_keys(view: View, after: str, limit: int, *, with_secret: bool) -> tuple[list[AccessKeyStat], str]:
     """Return at most `limit` (never over 1,000) behind `after` in byte order, and where to continue: "" at the end."""
     if limit < 1:
         raise InvalidArgument(f"a page of {limit} access keys was asked for; ask for 1 to {LIST_PAGE_MAX}")
@@ -89,8 +87,7 @@ def remove_access_key(txn: Transaction, access_key: str) -> None:
     """Revoke an access key.  Raises AccessKeyNotFound."""
     if find_access_key(txn, access_key, with_secret=False) is None:
         raise AccessKeyNotFound(
-            f"access key {shown(access_key)} does not exist; see what does with: lake key ls",
-            subject=shown(access_key),
+            f"access key {shown(access_key)} does not exist; see what does with: lake key ls", subject=shown(access_key)
         )
     txn.delete(Table.ACCESS_KEYS, access_key.encode())
 

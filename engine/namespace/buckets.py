@@ -20,14 +20,7 @@ from engine.namespace.tree import NameEvent, child, has_children, new_folder
 from engine.namespace.version_keys import end_of, first_key
 from engine.tables.views import Transaction, View
 from lakefs.bucket_names import broken_rule, check_new_bucket_name
-from lakefs.errors import (
-    AlreadyExists,
-    BucketNotEmpty,
-    BucketNotFound,
-    IndexDamaged,
-    InvalidArgument,
-    StoreUnusable,
-)
+from lakefs.errors import AlreadyExists, BucketNotEmpty, BucketNotFound, IndexDamaged, InvalidArgument, StoreUnusable
 from lakefs.ids import DEFAULT_DOMAIN, EMPTY_BLOB, ROOT_NODE, DomainIndex, NodeId
 from lakefs.limits import BUCKETS_MAX
 from lakefs.names import shown
@@ -79,9 +72,7 @@ def ensure_bucket(txn: Transaction, name: str, now_ns: int) -> BucketRef:
 
 def _not_found(name: str) -> BucketNotFound:
     rule = broken_rule(name)
-    remedy = (
-        f"a new one cannot have that name: {rule}" if rule else f"create it with: lake bucket create {name}"
-    )
+    remedy = f"a new one cannot have that name: {rule}" if rule else f"create it with: lake bucket create {name}"
     return BucketNotFound(f"bucket {shown(name)} does not exist; {remedy}", subject=name)
 
 
@@ -181,9 +172,7 @@ def set_bucket(txn: Transaction, name: str, anonymous_read: bool | None, version
         policy = {rule: value for rule, value in record.policy.items() if rule != _ANONYMOUS_READ}
         if changed.anonymous_read:
             policy[_ANONYMOUS_READ] = _YES
-        record = msgspec.structs.replace(
-            record, versioning=_VERSIONING.index(changed.versioning), policy=policy
-        )
+        record = msgspec.structs.replace(record, versioning=_VERSIONING.index(changed.versioning), policy=policy)
         txn.put(Table.BUCKETS, node_key(bucket.node), _encoder.encode(record))
     return changed
 

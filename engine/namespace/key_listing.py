@@ -93,9 +93,7 @@ def walk_names(
     yield from _walk(view, levels, roll_up, folders)
 
 
-def _levels_behind(
-    view: View, base: NodeId, path: bytes, rest: bytes, after: bytes, roll_up: bool
-) -> list[_Level]:
+def _levels_behind(view: View, base: NodeId, path: bytes, rest: bytes, after: bytes, roll_up: bool) -> list[_Level]:
     """Scans of the nodes on the way to `after`, outermost first, each starting behind it.
 
     The way ends at a step that does not exist: whatever follows it in its parent follows `after` too.

@@ -24,9 +24,7 @@ from lakefs.names import shown
 
 Step = bytes
 """One name record on the way to a key: a folder, ending with `/`, or 480 bytes that name a hidden node."""
-assert 8 + COMPONENT_SPLIT_BYTES + 1 <= 511, (
-    "a parent's id, a step and one more byte: LMDB refuses longer keys"
-)
+assert 8 + COMPONENT_SPLIT_BYTES + 1 <= 511, "a parent's id, a step and one more byte: LMDB refuses longer keys"
 
 
 def check_bucket_name(name: str) -> bytes:
@@ -47,8 +45,7 @@ def check_key(key: str) -> bytes:
         ) from None
     if not 1 <= len(path) <= KEY_BYTES_MAX:
         raise InvalidName(
-            f"key {shown(key)} has {len(path)} bytes in UTF-8; a key has 1 to {KEY_BYTES_MAX}",
-            subject=shown(key),
+            f"key {shown(key)} has {len(path)} bytes in UTF-8; a key has 1 to {KEY_BYTES_MAX}", subject=shown(key)
         )
     if b"\0" in path:
         raise InvalidName(f"key {shown(key)} contains a NUL character; remove it", subject=shown(key))

@@ -24,15 +24,7 @@ from engine.format.layouts import Node, NodeKind, Table, node_key, pack_name, un
 from engine.namespace.buckets import BucketRef
 from engine.namespace.keys import check_key, lookup_path
 from engine.namespace.object_stat import check_condition, check_record_size, with_attributes, with_owner
-from engine.namespace.refusals import (
-    already_there,
-    deleted,
-    is_a_marker,
-    not_empty,
-    not_found,
-    shown_name,
-    subject,
-)
+from engine.namespace.refusals import already_there, deleted, is_a_marker, not_empty, not_found, shown_name, subject
 from engine.namespace.tree import (
     NameEvent,
     Place,
@@ -150,9 +142,7 @@ def iter_nodes(view: View, after: NodeId, limit: int) -> list[tuple[NodeId, Node
 # --- binding -----------------------------------------------------------------------------------------
 
 
-def bind(
-    txn: Transaction, bucket: BucketRef, key: str, node: Node, condition: Condition, now_ns: int
-) -> Resolved:
+def bind(txn: Transaction, bucket: BucketRef, key: str, node: Node, condition: Condition, now_ns: int) -> Resolved:
     """Bind `key` to a new node with the record `node`; returns the node and the record as stored.
 
     A key that ends in `/` sets the folder's own blob instead.  Makes missing parents.  Raises InvalidName,
@@ -251,8 +241,7 @@ def _record_for(node: Node, bucket: BucketRef, key: str, is_folder: bool) -> Nod
         return msgspec.structs.replace(node, kind=NodeKind.OBJECT) if node.kind is NodeKind.FOLDER else node
     if node.kind is NodeKind.SYMLINK:
         raise InvalidArgument(
-            f"{shown_name(bucket, key)} ends in '/': a symlink cannot be a folder",
-            subject=subject(bucket, key),
+            f"{shown_name(bucket, key)} ends in '/': a symlink cannot be a folder", subject=subject(bucket, key)
         )
     mode = node.mode | (node.mode & 0o444) >> 2
     return msgspec.structs.replace(node, kind=NodeKind.FOLDER, mode=mode, blob=node.blob or EMPTY_BLOB)

@@ -50,8 +50,7 @@ def make_symlink(
     path = check_key(key)
     if path.endswith(b"/"):
         raise InvalidArgument(
-            f"{shown_name(bucket, key)} ends in '/': a symlink cannot be a folder",
-            subject=subject(bucket, key),
+            f"{shown_name(bucket, key)} ends in '/': a symlink cannot be a folder", subject=subject(bucket, key)
         )
     node = new_symlink(target, attributes, now_ns)
     record = node.pack()

@@ -27,9 +27,7 @@ _TIME_LIMIT_NS: Final = 1 << 63
 _NS: Final = 1_000_000_000
 
 
-def new_object(
-    blob: BlobId, size_bytes: int, chunk_count: int, attributes: ObjectAttributes, now_ns: int
-) -> Node:
+def new_object(blob: BlobId, size_bytes: int, chunk_count: int, attributes: ObjectAttributes, now_ns: int) -> Node:
     """Return the record of a new object.  `chunk_count` counts data chunks; a blob without manifest has one.
 
     A modification time of 0 becomes `now_ns`.  Raises InvalidArgument for values that a record cannot hold; the size of
@@ -143,8 +141,7 @@ def _changed_xattrs(present: dict[str, bytes], changes: SetAttributes) -> dict[s
         if value is None or changes.xattr_present:
             if name not in present:
                 raise KeyNotFound(
-                    f"{shown(changes.bucket + '/' + changes.key)} has no extended attribute {shown(name)}",
-                    subject=name,
+                    f"{shown(changes.bucket + '/' + changes.key)} has no extended attribute {shown(name)}", subject=name
                 )
         elif changes.xattr_absent and name in present:
             raise AlreadyExists(

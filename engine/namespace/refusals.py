@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from engine.namespace.buckets import BucketRef
 from engine.namespace.keys import subject_of
-from lakefs.errors import (
-    AlreadyExists,
-    FolderNotEmpty,
-    KeyDeleted,
-    KeyNotFound,
-    NotAFolder,
-    VersionIsMarker,
-)
+from lakefs.errors import AlreadyExists, FolderNotEmpty, KeyDeleted, KeyNotFound, NotAFolder, VersionIsMarker
 from lakefs.names import shown
 
 
@@ -52,8 +45,7 @@ def is_a_marker(bucket: BucketRef, key: str, version: str) -> VersionIsMarker:
 def object_instead(bucket: BucketRef, key: str) -> NotAFolder:
     """A folder was expected, but an object or symlink has the name."""
     return NotAFolder(
-        f"{shown_name(bucket, key.rstrip('/'))} is an object or symlink, not a folder",
-        subject=subject(bucket, key),
+        f"{shown_name(bucket, key.rstrip('/'))} is an object or symlink, not a folder", subject=subject(bucket, key)
     )
 
 

@@ -56,12 +56,7 @@ class Removal(msgspec.Struct, frozen=True):
 
 
 def remove(
-    txn: Transaction,
-    bucket: BucketRef,
-    key: str,
-    condition: Condition,
-    now_ns: int,
-    keep_folder: bool = False,
+    txn: Transaction, bucket: BucketRef, key: str, condition: Condition, now_ns: int, keep_folder: bool = False
 ) -> Removal:
     """Remove a key; in a bucket that keeps versions, by a delete marker on top of them.
 
@@ -113,12 +108,7 @@ def _put_marker(
 
 
 def remove_folder(
-    txn: Transaction,
-    bucket: BucketRef,
-    key: str,
-    condition: Condition,
-    now_ns: int,
-    keep_folder: bool = False,
+    txn: Transaction, bucket: BucketRef, key: str, condition: Condition, now_ns: int, keep_folder: bool = False
 ) -> Resolved:
     """Remove an empty folder and return it.  `key` may lack its final `/`.  `keep_folder` as in `remove`.
 
@@ -203,9 +193,7 @@ def _remove_present(
     prune(txn, bucket.name, place, now_ns, keep_folder)
 
 
-def _bind_newest(
-    txn: Transaction, bucket: BucketRef, key: str, place: Place, group: bytes, now_ns: int
-) -> None:
+def _bind_newest(txn: Transaction, bucket: BucketRef, key: str, place: Place, group: bytes, now_ns: int) -> None:
     """Bind a key that has no name to the newest of its versions, unless that is a delete marker."""
     newest = newest_old(txn, group)
     if newest is None:
@@ -223,9 +211,7 @@ def _bind_newest(
 
 def _check_given(bucket: BucketRef, key: str) -> None:
     if not key:
-        raise InvalidName(
-            f"no key was given; to remove a bucket: lake bucket rm {bucket.name}", subject=bucket.name
-        )
+        raise InvalidName(f"no key was given; to remove a bucket: lake bucket rm {bucket.name}", subject=bucket.name)
 
 
 def _removed(found: Resolved, now_ns: int) -> Resolved:

@@ -74,9 +74,7 @@ def list_versions(view: View, bucket: BucketRef, request: ListVersions) -> Liste
     return ListedVersions(page, page[-1].key, page[-1].version)
 
 
-def _elements(
-    view: View, bucket: BucketRef, request: ListVersions, count: int
-) -> Generator[VersionEntry, None, None]:
+def _elements(view: View, bucket: BucketRef, request: ListVersions, count: int) -> Generator[VersionEntry, None, None]:
     prefix, after = lookup_path(request.prefix), lookup_path(request.after)
     roll_up = request.delimiter == "/"
     if request.after_version:
@@ -148,9 +146,7 @@ def _bound(view: View, bucket: BucketRef, prefix: bytes, after: bytes, roll_up: 
         yield _Key(path) if entry.is_prefix else _Key(path, NodeId(entry.node))
 
 
-def _kept(
-    view: View, bucket: BucketRef, prefix: bytes, after: bytes, roll_up: bool, count: int
-) -> Iterator[_Key]:
+def _kept(view: View, bucket: BucketRef, prefix: bytes, after: bytes, roll_up: bool, count: int) -> Iterator[_Key]:
     """Yield the keys behind `after` with former versions, rolled up; of keys cut alike at most `count` at a time."""
     start, skipped = after, b""
     if roll_up and (common := _rolled_up(after, prefix)):
@@ -168,9 +164,7 @@ def _kept(
         start = skipped = common
 
 
-def _groups(
-    view: View, bucket: BucketRef, prefix: bytes, after: bytes, skipped: bytes, count: int
-) -> Iterator[_Key]:
+def _groups(view: View, bucket: BucketRef, prefix: bytes, after: bytes, skipped: bytes, count: int) -> Iterator[_Key]:
     """Yield keys with the prefix, behind `after` and not below `skipped`, in order."""
 
     def wanted(path: bytes) -> bool:

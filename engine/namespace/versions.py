@@ -164,9 +164,7 @@ def numbered(txn: Transaction, bucket: BucketRef, node: Node) -> Node:
     return with_number(node, number)
 
 
-def make_room(
-    txn: Transaction, bucket: BucketRef, path: bytes, old: Resolved | None, *, is_kept: bool = False
-) -> None:
+def make_room(txn: Transaction, bucket: BucketRef, path: bytes, old: Resolved | None, *, is_kept: bool = False) -> None:
     """Move the present node aside before a new version is bound: keep it as a version, or delete a replaced `null`.
 
     With `is_kept` the new version takes the present node, and the old content gets a node of its own.
@@ -188,9 +186,7 @@ def make_room(
         remove_old(txn, null)
 
 
-def add_marker(
-    txn: Transaction, bucket: BucketRef, path: bytes, now_ns: int, *, always_numbered: bool = False
-) -> Node:
+def add_marker(txn: Transaction, bucket: BucketRef, path: bytes, now_ns: int, *, always_numbered: bool = False) -> Node:
     """Put a delete marker on top of a key's versions.  The caller has made room for it (or its place is free)."""
     marker = Node(kind=NodeKind.OBJECT, mtime_ns=now_ns, ctime_ns=now_ns)
     if always_numbered:

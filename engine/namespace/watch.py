@@ -24,9 +24,7 @@ from lakefs.wire.messages import WatchEvent
 class Watch:
     """The events of one bucket, for one task.  Iterate it; close it, or leave its `with`, when done."""
 
-    def __init__(
-        self, watchers: Watchers, bucket: str, queue_max: int, left_out: object | None, user: str
-    ) -> None:
+    def __init__(self, watchers: Watchers, bucket: str, queue_max: int, left_out: object | None, user: str) -> None:
         self.bucket = bucket
         self.user = user
         self.left_out = left_out

@@ -84,9 +84,7 @@ class EmbeddedEngine:
         return reply
 
     @asynccontextmanager
-    async def watch(
-        self, bucket: str, *, others_only: bool = False
-    ) -> AsyncIterator[AsyncIterator[WatchEvent]]:
+    async def watch(self, bucket: str, *, others_only: bool = False) -> AsyncIterator[AsyncIterator[WatchEvent]]:
         """Yield the events of a bucket from now on; see `EngineClient`."""
         await trio.lowlevel.checkpoint()
         events = self._service.watch(self._client, Watch(bucket, others_only))
@@ -175,9 +173,7 @@ class EmbeddedBlockingEngine:
 
     def forked(self) -> EmbeddedBlockingEngine:
         """Mark the client closed: a forked child has no engine."""
-        self._closed_because = (
-            f"{self.address} is open in the process that this one was forked from; serve it"
-        )
+        self._closed_because = f"{self.address} is open in the process that this one was forked from; serve it"
         return copy(self)
 
     # --- in the engine's thread --------------------------------------------------------------------

@@ -56,9 +56,7 @@ def group_id(name: str) -> int | None:
     try:
         return grp.getgrnam(name).gr_gid
     except KeyError as error:
-        raise ConfigError(
-            f"socket_group: there is no group {name!r}; create it or unset socket_group"
-        ) from error
+        raise ConfigError(f"socket_group: there is no group {name!r}; create it or unset socket_group") from error
 
 
 def _made(folder: Path, what: str) -> list[Path]:

@@ -47,9 +47,7 @@ def open_places(data: Path, socket: Path, socket_group: int | None) -> list[str]
     found = [_opened("the data folder", data, readers)]
     found += [_opened("the file", data / name, set()) for name in (TOKEN_FILE, FIRST_KEY_FILE)]
     if socket.parent != data:
-        found.append(
-            _opened("the socket's folder", socket.parent, readers | {os.getegid()}, may_be_sticky=True)
-        )
+        found.append(_opened("the socket's folder", socket.parent, readers | {os.getegid()}, may_be_sticky=True))
     return [sentence for sentence in found if sentence]
 
 

@@ -26,11 +26,7 @@ _log: Final = structlog.get_logger(__name__)
 
 
 async def run_shared_index(
-    store: Store,
-    setting: str,
-    entries: int,
-    *,
-    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    store: Store, setting: str, entries: int, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
     """Make and run the store's shared index; `started` is called once it is in use.  `entries` 0: it sizes itself.
 

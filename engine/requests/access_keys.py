@@ -46,15 +46,11 @@ class AccessKeyRequests:
             if request.access_key:
                 found = find_access_key(view, request.access_key, with_secret=request.secrets)
                 return m.AccessKeys([] if found is None else [found])
-            return m.AccessKeys(
-                *list_access_keys(view, request.after, request.limit, with_secret=request.secrets)
-            )
+            return m.AccessKeys(*list_access_keys(view, request.after, request.limit, with_secret=request.secrets))
 
         return Reply(await self._decisions.look(look))
 
     @handles(m.AccessKeyRemove)
     async def remove(self, client: Client, request: m.AccessKeyRemove) -> Reply:
-        await self._decisions.change(
-            client, lambda txn: remove_access_key(txn, request.access_key), grows=False
-        )
+        await self._decisions.change(client, lambda txn: remove_access_key(txn, request.access_key), grows=False)
         return Reply(m.Done())

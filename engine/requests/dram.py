@@ -35,10 +35,7 @@ class SlabRequests:
         arena = tier.arena
         found = [number for number in dict.fromkeys(request.slabs) if number in arena.slabs]
         descriptors = [arena.slabs[number].memory.descriptor for number in found]
-        return Reply(
-            m.SlabsOpened(found, arena.slab_bytes),
-            descriptors=[*descriptors, arena.generations_descriptor],
-        )
+        return Reply(m.SlabsOpened(found, arena.slab_bytes), descriptors=[*descriptors, arena.generations_descriptor])
 
     @handles(m.NoteReads)
     async def note_reads(self, request: m.NoteReads) -> Reply:

@@ -49,9 +49,7 @@ def handles(request: type[m.Request]) -> Callable[[Method], Method]:
         if parameters not in _ADAPTERS:
             raise BugError(f"{method.__qualname__}: no handler takes {', '.join(parameters)}")
         if request in _named:
-            raise BugError(
-                f"{request.__name__} has two handlers: {_named[request][0]}, {method.__qualname__}"
-            )
+            raise BugError(f"{request.__name__} has two handlers: {_named[request][0]}, {method.__qualname__}")
         _named[request] = method.__qualname__, parameters
         return method
 
@@ -72,9 +70,5 @@ def require_handlers(requests: Iterable[type[m.Request]]) -> None:
 
 def table_of(parts: Iterable[object]) -> dict[type[m.Request], Handler]:
     """Return one store's handlers by request; `parts` are the objects whose methods they are."""
-    methods = {
-        f"{type(part).__qualname__}.{name}": getattr(part, name)
-        for part in parts
-        for name in vars(type(part))
-    }
+    methods = {f"{type(part).__qualname__}.{name}": getattr(part, name) for part in parts for name in vars(type(part))}
     return {request: _ADAPTERS[parameters](methods[name]) for request, (name, parameters) in _named.items()}

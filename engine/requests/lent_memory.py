@@ -22,9 +22,7 @@ class MemoryRequests:
     @handles(m.LendMemory)
     async def lend(self, client: Client, request: m.LendMemory, descriptors: Sequence[int]) -> Reply:
         if not (client.descriptors and client.trusted):
-            raise PermissionDenied(
-                "memory is lent on the Unix socket only; send and ask for the bytes instead"
-            )
+            raise PermissionDenied("memory is lent on the Unix socket only; send and ask for the bytes instead")
         if len(descriptors) != 1:
             raise InvalidArgument(f"LendMemory takes one descriptor, {len(descriptors)} came with it")
         (own,) = duplicates(descriptors)

@@ -246,9 +246,7 @@ class Loads:
     def _moved(self, loading: _Loading, loads: Seq[SlotLoad]) -> set[int]:
         """Return the loads whose place is no longer their chunk's: they may have read zeros."""
         with self._metadata.view() as view:
-            return {
-                load.index for load in loads if find_chunk(view, loading.chunks[load.index]) != load.record
-            }
+            return {load.index for load in loads if find_chunk(view, loading.chunks[load.index]) != load.record}
 
     async def _settled(self, loading: _Loading, load: SlotLoad) -> bool:
         """Record a load's result; returns False if the chunk has moved and must be located and read again."""

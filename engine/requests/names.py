@@ -66,13 +66,7 @@ class NameRequests:
         def look(view: View) -> m.Listed:
             bucket = find_bucket(view, request.bucket)
             entries, next_after = list_names(
-                view,
-                bucket,
-                request.prefix,
-                request.after,
-                request.delimiter,
-                request.limit,
-                request.folders,
+                view, bucket, request.prefix, request.after, request.delimiter, request.limit, request.folders
             )
             return m.Listed(entries, next_after)
 
@@ -102,9 +96,7 @@ class NameRequests:
 
         wanted = list(zip(request.names, versions_of(request), _conditions_of(request), strict=True))
 
-        def remove_one(
-            txn: Transaction, name: str, key: str, version: str, condition: m.Condition
-        ) -> m.NameResult:
+        def remove_one(txn: Transaction, name: str, key: str, version: str, condition: m.Condition) -> m.NameResult:
             bucket = find_bucket(txn, name)
             if version:
                 removed = remove_version(txn, bucket, key, version, now_ns, condition, request.keep_folder)
@@ -114,10 +106,7 @@ class NameRequests:
             return m.NameResult(stat, marker=removal.marker)
 
         def decide(txn: Transaction) -> list[m.NameResult]:
-            return [
-                _each(partial(remove_one, txn, *name, version, condition))
-                for name, version, condition in wanted
-            ]
+            return [_each(partial(remove_one, txn, *name, version, condition)) for name, version, condition in wanted]
 
         results = await self._decisions.change(client, decide, request.durable, grows=False)
         return Reply(m.NameResults(results))
@@ -129,14 +118,7 @@ class NameRequests:
             source = find_bucket(txn, request.bucket)
             target = self._target(txn, request.to_bucket, request.create_bucket, now_ns)
             return rename(
-                txn,
-                source,
-                request.key,
-                target,
-                request.to_key,
-                request.replace,
-                now_ns,
-                request.keep_folder,
+                txn, source, request.key, target, request.to_key, request.replace, now_ns, request.keep_folder
             )
 
         renamed = await self._decisions.change(client, decide, request.durable, grows=False)
@@ -170,9 +152,7 @@ class NameRequests:
             bucket = self._target(txn, request.bucket, request.create_bucket, now_ns)
             return make_folder(txn, bucket, request.key, request.exclusive, now_ns, request.attributes)
 
-        return one_name(
-            request.bucket, request.key, await self._decisions.change(client, decide, request.durable)
-        )
+        return one_name(request.bucket, request.key, await self._decisions.change(client, decide, request.durable))
 
     @handles(m.RemoveFolder)
     async def remove_folder(self, client: Client, request: m.RemoveFolder) -> Reply:
@@ -191,9 +171,7 @@ class NameRequests:
             bucket = find_bucket(txn, request.bucket)
             return make_symlink(txn, bucket, request.key, request.target, request.attributes, now_ns)
 
-        return one_name(
-            request.bucket, request.key, await self._decisions.change(client, decide, request.durable)
-        )
+        return one_name(request.bucket, request.key, await self._decisions.change(client, decide, request.durable))
 
     @handles(m.SetAttributes)
     async def set_attributes(self, client: Client, request: m.SetAttributes) -> Reply:
@@ -203,9 +181,7 @@ class NameRequests:
             return [m.NameResult(_stat_of(bucket, request.key, changed))]
 
         grows = bool(request.xattrs or request.tags)
-        return Reply(
-            m.NameResults(await self._decisions.change(client, decide, request.durable, grows=grows))
-        )
+        return Reply(m.NameResults(await self._decisions.change(client, decide, request.durable, grows=grows)))
 
     @handles(m.BucketCreate)
     async def bucket_create(self, client: Client, request: m.BucketCreate) -> Reply:
@@ -267,9 +243,7 @@ def _stat_of(bucket: BucketRef, key: str, found: Resolved) -> m.ObjectStat:
 def one_name(bucket: str, key: str, found: Resolved) -> Reply:
     """Return the reply about one name."""
     version = shown_version(found.node) if found.node.attributes.version else ""
-    return Reply(
-        m.NameResults([m.NameResult(to_object_stat(bucket, key, found.node_id, found.node, version))])
-    )
+    return Reply(m.NameResults([m.NameResult(to_object_stat(bucket, key, found.node_id, found.node, version))]))
 
 
 def _buckets(found: Sequence[BucketRef]) -> Reply:

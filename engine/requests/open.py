@@ -169,9 +169,7 @@ class Reads:
     @handles(m.CloseLeases)
     async def close_leases(self, client: Client, request: m.CloseLeases) -> Reply:
         if len(request.leases) > LEASES_PER_CONNECTION_MAX:
-            raise RequestTooLarge(
-                f"{len(request.leases)} leases; a connection has {LEASES_PER_CONNECTION_MAX}"
-            )
+            raise RequestTooLarge(f"{len(request.leases)} leases; a connection has {LEASES_PER_CONNECTION_MAX}")
         self._store.references.end_leases(client, request.leases)
         return Reply(m.Done())
 
@@ -199,8 +197,7 @@ class Reads:
                 )
             if found.kind is NodeKind.SYMLINK:
                 raise InvalidArgument(
-                    f"{bucket}/{key} is a symlink and has no content; name what it points to",
-                    subject=f"{bucket}/{key}",
+                    f"{bucket}/{key} is a symlink and has no content; name what it points to", subject=f"{bucket}/{key}"
                 )
             if found.node.blob is None:
                 raise InvalidArgument(f"{bucket}/{key} has no content to read", subject=f"{bucket}/{key}")
@@ -249,9 +246,7 @@ class Reads:
                 self._dram.want(item.chunks[0])
         if not chosen:
             return []
-        payloads = await self._small_payloads(
-            [(item.chunks[0], record) for _, item, record in chosen], tried=tried
-        )
+        payloads = await self._small_payloads([(item.chunks[0], record) for _, item, record in chosen], tried=tried)
         parts: list[bytes] = []
         offset = 0
         for (index, item, record), payload in zip(chosen, payloads, strict=True):
@@ -274,9 +269,7 @@ class Reads:
 
         `tried`: `_small_at_once` has just found that neither has the payload in memory.
         """
-        found: list[bytes | LakeError | None] = [
-            None if tried else self._dram.small_at_once(*each) for each in wanted
-        ]
+        found: list[bytes | LakeError | None] = [None if tried else self._dram.small_at_once(*each) for each in wanted]
         missing = [index for index, payload in enumerate(found) if payload is None]
         if missing:
             records = [wanted[index][1] for index in missing]
@@ -310,9 +303,7 @@ class Reads:
             self._dram.want(chunk)
         return Reply(m.Located(grants))
 
-    def _located_at_once(
-        self, shared: SharedIndex, identifiers: list[bytes], *, understood: bool
-    ) -> Reply | None:
+    def _located_at_once(self, shared: SharedIndex, identifiers: list[bytes], *, understood: bool) -> Reply | None:
         """Return the answer if shared index and arena know every place and no payload is too short for the arena."""
         if len(identifiers) > BATCH_MAX:
             return None

@@ -30,23 +30,9 @@ from engine.requests.handlers import handles
 from engine.sessions.references import Client
 from engine.store.store import Store
 from engine.tables.views import Transaction
-from lakefs.errors import (
-    ChunkNotFound,
-    EngineBusy,
-    InvalidArgument,
-    LakeError,
-    RequestTooLarge,
-    SessionLost,
-    UserError,
-)
+from lakefs.errors import ChunkNotFound, EngineBusy, InvalidArgument, LakeError, RequestTooLarge, SessionLost, UserError
 from lakefs.host.descriptors import close_later, duplicates
-from lakefs.ids import (
-    EMPTY_CHUNK,
-    BlobId,
-    ChunkId,
-    ChunkKind,
-    SessionId,
-)
+from lakefs.ids import EMPTY_CHUNK, BlobId, ChunkId, ChunkKind, SessionId
 from lakefs.limits import BATCH_MAX, BLOB_BYTES_MAX, SOURCES_PER_CONNECTION_MAX
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Body, Reply
@@ -68,9 +54,7 @@ class Puts:
 
     async def receive(self, request: m.StoreChunks | m.PutObjects) -> ReceivedBody:
         """Allocate memory for the payloads of a request."""
-        kinds = (
-            request.kinds if isinstance(request, m.StoreChunks) else [ChunkKind.DATA] * len(request.lengths)
-        )
+        kinds = request.kinds if isinstance(request, m.StoreChunks) else [ChunkKind.DATA] * len(request.lengths)
         if isinstance(request, m.StoreChunks) and 0 in request.lengths:
             raise InvalidArgument("a chunk has at least 1 byte")
         return await self._store.payload_memory.take(kinds, request.lengths)
@@ -119,9 +103,7 @@ class Puts:
         except BaseException:
             close_later([own])
             raise
-        number = (
-            client.number()
-        )  # not sent before the check, nor guessable: every source that is read was checked
+        number = client.number()  # not sent before the check, nor guessable: every source that is read was checked
         client.sources[number] = own
         return Reply(m.SourceOpened(number))
 
@@ -143,9 +125,7 @@ class Puts:
             raise InvalidArgument(f"an offset in a source is from 0 to {BLOB_BYTES_MAX}")
         (descriptor,) = duplicates([opened])
         try:
-            taken = await self._store.payload_memory.take(
-                [ChunkKind.DATA] * len(request.lengths), request.lengths
-            )
+            taken = await self._store.payload_memory.take([ChunkKind.DATA] * len(request.lengths), request.lengths)
             try:
                 for payload, offset in zip(taken.payloads, request.offsets, strict=True):
                     payload.fill = filler(descriptor, offset)
@@ -242,11 +222,7 @@ class Puts:
             return [item for item in items if item.chunk not in done and present(view, item.chunk) is None]
 
     def _bind(
-        self,
-        txn: Transaction,
-        client: Client,
-        changes: Sequence[m.NameChange],
-        blobs: Sequence[HeldBlob | LakeError],
+        self, txn: Transaction, client: Client, changes: Sequence[m.NameChange], blobs: Sequence[HeldBlob | LakeError]
     ) -> list[m.NameResult]:
         """Bind the changes that can be bound; every change has a result."""
         txn.note(ChangedBy(client))

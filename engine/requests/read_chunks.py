@@ -86,9 +86,7 @@ class ChunkReads:
         pieces = [m.ReadPiece(0, place[3], place[4].to_bytes(4, "little")) for place in places]
         return Reply(m.ReadChunksReply(pieces), Body([memory]))
 
-    def _note_read(
-        self, chunks: Seq[ChunkId], offsets: Seq[int], places: Seq[Found], memory: memoryview
-    ) -> None:
+    def _note_read(self, chunks: Seq[ChunkId], offsets: Seq[int], places: Seq[Found], memory: memoryview) -> None:
         """Note reads of whole chunks, back to back in `memory`; offer the DRAM tier those that it wants."""
         end = 0
         for chunk, offset, place in zip(chunks, offsets, places, strict=True):
@@ -113,9 +111,7 @@ class ChunkReads:
         self, chunks: Seq[ChunkId], planned: Seq[Range | LakeError], releases: ExitStack
     ) -> list[RangeRead | LakeError]:
         """Read each piece from the arena or the segments; `releases` unpins memory of the arena."""
-        done: list[RangeRead | LakeError | None] = [
-            item if isinstance(item, LakeError) else None for item in planned
-        ]
+        done: list[RangeRead | LakeError | None] = [item if isinstance(item, LakeError) else None for item in planned]
         worth_it: set[int] = set()
         if self._dram.tier is not None:
             for index, item in enumerate(planned):
@@ -125,9 +121,7 @@ class ChunkReads:
                         worth_it.add(index)  # a client that reads on, piece by piece, counts as one read
                     done[index] = await self._read_in_arena(chunks[index], item, releases)
         missing = [
-            (index, item)
-            for index, item in enumerate(planned)
-            if done[index] is None and isinstance(item, tuple)
+            (index, item) for index, item in enumerate(planned) if done[index] is None and isinstance(item, tuple)
         ]
         found = await self._segments.batches.read_ranges([item for _, item in missing])
         for (index, item), read in zip(missing, found, strict=True):
@@ -188,9 +182,7 @@ def _plain(places: Seq[Found | None], request: m.ReadChunks) -> list[Found]:
     return plain if left >= 0 else []
 
 
-def _planned(
-    chunks: Seq[ChunkId], records: Seq[ChunkRecord | None], request: m.ReadChunks
-) -> list[Range | LakeError]:
+def _planned(chunks: Seq[ChunkId], records: Seq[ChunkRecord | None], request: m.ReadChunks) -> list[Range | LakeError]:
     """Return the range to read of each chunk, while they fit one body; or the error."""
     planned: list[Range | LakeError] = []
     room = BODY_BYTES_MAX
@@ -207,9 +199,7 @@ def _planned(
         begin, stop = granules_around(offset, end - offset, record.logical_bytes)
         widened = stop - begin
         if widened > room:
-            planned.append(
-                RequestTooLarge(f"the ranges of one request add up to more than {BODY_BYTES_MAX} bytes")
-            )
+            planned.append(RequestTooLarge(f"the ranges of one request add up to more than {BODY_BYTES_MAX} bytes"))
             continue
         room -= widened
         planned.append((record, offset, end - offset))

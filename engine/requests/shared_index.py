@@ -25,6 +25,4 @@ class SharedIndexRequests:
         if index is None or index.backing.descriptor is None:
             raise UnsupportedVersion("this engine shares no shared index; use Locate instead")
         index.counts.lent += 1
-        return Reply(
-            m.SharedIndexOpened(entries_max(index.table.capacity)), descriptors=[index.backing.descriptor]
-        )
+        return Reply(m.SharedIndexOpened(entries_max(index.table.capacity)), descriptors=[index.backing.descriptor])

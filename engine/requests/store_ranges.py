@@ -49,9 +49,7 @@ class SlotRequests:
             return await self._puts.put_payloads(client, payloads, request.changes, durable=request.durable)
 
     @asynccontextmanager
-    async def _payloads(
-        self, client: Client, request: m.StoreSlots | m.PutSlots
-    ) -> AsyncIterator[list[Payload]]:
+    async def _payloads(self, client: Client, request: m.StoreSlots | m.PutSlots) -> AsyncIterator[list[Payload]]:
         """Yield payloads that are filled from the slots; their memory lasts until the block ends.
 
         InvalidArgument, RequestTooLarge; SessionLost when the memory is not lent on this connection.

@@ -69,9 +69,7 @@ class Service:
 
     # --- EngineService -----------------------------------------------------------------------------
 
-    def connected(
-        self, peer: str, *, descriptors: bool, trusted: bool, uid: int | None = None
-    ) -> ServedClient:
+    def connected(self, peer: str, *, descriptors: bool, trusted: bool, uid: int | None = None) -> ServedClient:
         """Begin a connection."""
         return self._store.references.connect(peer, descriptors=descriptors, trusted=trusted, uid=uid)
 
@@ -88,17 +86,13 @@ class Service:
         """Allocate memory for the body of a request."""
         if isinstance(request, (m.StoreChunks, m.PutObjects)):
             if sum(request.lengths) != body_bytes:
-                raise InvalidArgument(
-                    f"lengths add up to {sum(request.lengths)}, the body has {body_bytes} bytes"
-                )
+                raise InvalidArgument(f"lengths add up to {sum(request.lengths)}, the body has {body_bytes} bytes")
             return await self._puts.receive(request)
         if body_bytes:
             raise InvalidArgument(f"{type(request).__name__} has no body, {body_bytes} bytes came with it")
         return ReceivedBody()
 
-    async def serve(
-        self, client: ServedClient, request: m.Request, body: Body, descriptors: Sequence[int]
-    ) -> Reply:
+    async def serve(self, client: ServedClient, request: m.Request, body: Body, descriptors: Sequence[int]) -> Reply:
         """Run the request's handler; releases the body and closes the descriptors."""
         assert isinstance(client, Client)
         handler = self._handlers.get(type(request))
@@ -154,9 +148,7 @@ class Service:
     async def _run_scrub(self, request: m.RunScrub) -> Reply:
         scrubber = self._store.scrubber
         if not 0 <= request.for_s <= SCRUB_STEP_S_MAX or request.rate_bytes_per_s < -1:
-            raise InvalidArgument(
-                f"a scrub goes on for 0 to {SCRUB_STEP_S_MAX:.0f} seconds, at a rate of -1 or more"
-            )
+            raise InvalidArgument(f"a scrub goes on for 0 to {SCRUB_STEP_S_MAX:.0f} seconds, at a rate of -1 or more")
         done = False
         if request.for_s:
             rate = None if request.rate_bytes_per_s < 0 else request.rate_bytes_per_s

@@ -76,9 +76,7 @@ class UploadRequests:
         def decide(txn: Transaction) -> m.PartStat:
             self._check_open(session)
             now_ns = self._store.clock.wall_ns()
-            return put_part(
-                txn, _ref(txn, request), request.number, held, request.etag, request.checksums, now_ns
-            )
+            return put_part(txn, _ref(txn, request), request.number, held, request.etag, request.checksums, now_ns)
 
         stat = await self._decisions.change(client, decide)
         if request.end_session:
@@ -167,9 +165,7 @@ class UploadRequests:
     async def of_object(self, request: m.UploadedParts) -> Reply:
         check_page(request.after, request.limit)
         limit = min(request.limit, LIST_PAGE_MAX)
-        return Reply(
-            await self._decisions.look(lambda view: find_parts(view, request.upload, request.after, limit))
-        )
+        return Reply(await self._decisions.look(lambda view: find_parts(view, request.upload, request.after, limit)))
 
     # --- below -------------------------------------------------------------------------------------
 

@@ -70,9 +70,7 @@ class BatchReader:
         self.from_cache += payload is not None
         return payload
 
-    async def read_small(
-        self, records: Sequence[ChunkRecord], *, tried: bool = False
-    ) -> list[bytes | LakeError]:
+    async def read_small(self, records: Sequence[ChunkRecord], *, tried: bool = False) -> list[bytes | LakeError]:
         """Return the checked payload of each record, or its error; `tried`: `read_at_once` returned None for all."""
         found: list[bytes | LakeError | None] = [None] * len(records)
         if not tried:
@@ -83,9 +81,7 @@ class BatchReader:
             found[index] = None if payload is None else bytes(payload)
         rest = [index for index in missing if found[index] is None]
         if rest:
-            read = await self._offload.run(
-                self._reader.read_each_blocking, [records[index] for index in rest]
-            )
+            read = await self._offload.run(self._reader.read_each_blocking, [records[index] for index in rest])
             self.from_threads += len(rest)
             for index, answer in zip(rest, read, strict=True):
                 found[index] = answer
@@ -191,9 +187,7 @@ class BatchReader:
         self.from_queue += sum(read is not None for read in found)
         return found
 
-    async def _read_group(
-        self, pieces: Sequence[_Piece], group: Sequence[int], found: list[RangeRead | None]
-    ) -> None:
+    async def _read_group(self, pieces: Sequence[_Piece], group: Sequence[int], found: list[RangeRead | None]) -> None:
         held = await self._hold({pieces[index].record.segment for index in group})
         try:
             chosen = [index for index in group if self._is_in_file(pieces[index].record, held)]

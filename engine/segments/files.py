@@ -22,14 +22,7 @@ from typing import Final
 from crc32c import crc32c
 
 from engine.format.extents import page_down
-from engine.format.layouts import (
-    FORMAT_VERSION,
-    PAGE,
-    SEGMENT_HEADER,
-    SEGMENT_MAGIC,
-    SegmentKind,
-    StoreIdentity,
-)
+from engine.format.layouts import FORMAT_VERSION, PAGE, SEGMENT_HEADER, SEGMENT_MAGIC, SegmentKind, StoreIdentity
 from engine.host.failpoints import reached
 from lakefs.errors import EngineBusy, LakeError, StaleGrant, StoreDamaged, StoreFull, StoreUnusable
 from lakefs.findings import Finding
@@ -65,9 +58,9 @@ def parse_segment_name(name: str) -> tuple[SegmentId, SegmentKind] | None:
 
 def pack_segment_header(identity: StoreIdentity, segment: SegmentId, kind: SegmentKind) -> memoryview:
     """Return the first page of a segment, in page-aligned memory."""
-    body = SEGMENT_HEADER.pack(
-        SEGMENT_MAGIC, FORMAT_VERSION, kind, segment, identity.store_id, identity.boot_id, 0
-    )[:_HEADER_CRC_BYTES]
+    body = SEGMENT_HEADER.pack(SEGMENT_MAGIC, FORMAT_VERSION, kind, segment, identity.store_id, identity.boot_id, 0)[
+        :_HEADER_CRC_BYTES
+    ]
     page = memoryview(mmap.mmap(-1, PAGE))
     page[: SEGMENT_HEADER.size] = body + crc32c(body).to_bytes(4, "little")
     return page
@@ -89,8 +82,7 @@ def check_segment_header(header: bytes, store_id: bytes, segment: SegmentId, kin
         raise StoreUnusable(f"{path} has format {version}, this program knows {FORMAT_VERSION}", subject=path)
     if (found_store, found, found_kind) != (store_id, segment, kind):
         raise StoreDamaged(
-            f"{path} belongs to store {found_store.hex()} as segment {found:016x}: "
-            "put back the file of this store",
+            f"{path} belongs to store {found_store.hex()} as segment {found:016x}: put back the file of this store",
             subject=path,
             finding=Finding.SEGMENT_FOREIGN,
         )
@@ -127,12 +119,7 @@ def create_segment_file(
 
 
 def grow(
-    disk: Disk,
-    take: Callable[[int, int], None],
-    offset: int,
-    need_bytes: int,
-    want_bytes: int,
-    left_free_bytes: int,
+    disk: Disk, take: Callable[[int, int], None], offset: int, need_bytes: int, want_bytes: int, left_free_bytes: int
 ) -> int:
     """Take room from `offset` with `take(offset, length)`: `want_bytes`, else less, at least `need_bytes`.
 
@@ -205,9 +192,7 @@ class ReadFiles:
     the page cache where the file system allows it (`DiskFile.direct`).
     """
 
-    def __init__(
-        self, disk: Disk, register: SegmentRegister, store_id: bytes, *, direct: bool = False
-    ) -> None:
+    def __init__(self, disk: Disk, register: SegmentRegister, store_id: bytes, *, direct: bool = False) -> None:
         self._direct = direct
         self._disk = disk
         self._register = register
@@ -290,9 +275,7 @@ class ReadFiles:
             file = self._lent.get(segment)
             if file is None:
                 if len(self._lent) >= LENT_FILES_MAX:
-                    raise EngineBusy(
-                        f"{LENT_FILES_MAX} segments are handed out already; read without descriptors"
-                    )
+                    raise EngineBusy(f"{LENT_FILES_MAX} segments are handed out already; read without descriptors")
                 file = self._open(segment)
                 self._lent[segment] = file
             return file.fileno()
@@ -329,9 +312,7 @@ class ReadFiles:
             message = f"{path} is missing; put the file back, or run: lake fsck"
             raise StoreDamaged(message, subject=path, finding=Finding.SEGMENT_MISSING) from error
         try:
-            header = (
-                memoryview(mmap.mmap(-1, PAGE)) if file.direct else memoryview(bytearray(SEGMENT_HEADER.size))
-            )
+            header = memoryview(mmap.mmap(-1, PAGE)) if file.direct else memoryview(bytearray(SEGMENT_HEADER.size))
             count = file.pread_into(header, 0)
             kind = self._register.kinds.get(segment)
             if kind is None:

@@ -101,10 +101,7 @@ class LargeWriter:
         return self._current.room.segment if self._current else None
 
     async def write(
-        self,
-        run: Sequence[tuple[memoryview, int]],
-        coming: Coming | None = None,
-        is_last: IsLast = not_last,
+        self, run: Sequence[tuple[memoryview, int]], coming: Coming | None = None, is_last: IsLast = not_last
     ) -> list[Place]:
         """Write sealed payloads (see `seal_payload`) back to back: at least one, `run_bytes_max` in all at most.
 
@@ -198,12 +195,7 @@ class LargeWriter:
             sync.ended.set()
 
     def _write_blocking(
-        self,
-        segment: _LargeSegment,
-        extents: Sequence[memoryview],
-        offset: int,
-        coming: Coming | None,
-        is_last: IsLast,
+        self, segment: _LargeSegment, extents: Sequence[memoryview], offset: int, coming: Coming | None, is_last: IsLast
     ) -> int | None:
         """Write; sync too if this write is the last and alone, and return the writes ended before the sync.  Blocks."""
         _write(segment.room.file, extents, offset, coming)

@@ -80,9 +80,7 @@ class SlotReader:
         buffers = [load.target, load.vector] if load.vector else [load.target]
         return self.read_cached_run(record.segment, record.offset, buffers, probe=probe)
 
-    def read_cached_run(
-        self, segment: SegmentId, offset: int, targets: Sequence[memoryview], *, probe: bool
-    ) -> bool:
+    def read_cached_run(self, segment: SegmentId, offset: int, targets: Sequence[memoryview], *, probe: bool) -> bool:
         """Do `read_cached` for adjacent bytes of a segment, into parts of lent memory."""
         entry = self._files.enter_open(segment)
         if entry is None:

@@ -107,9 +107,7 @@ class SegmentMaker:
             segment = await self.allocate_segment_id()
         left_free = self.left_free_bytes(into_headroom=into_headroom)
         try:
-            file = await self.offload.run(
-                create_segment_file, self.disk, self.identity, segment, kind, left_free
-            )
+            file = await self.offload.run(create_segment_file, self.disk, self.identity, segment, kind, left_free)
         except LakeError as error:
             self.gate.note(error)
             raise

@@ -206,7 +206,6 @@ def _past_cache(file: DiskFile) -> _ReadAt:
 def _damaged(record: ChunkRecord) -> ChunkDamaged:
     place = f"segment {record.segment:016x}, offset {record.offset}"
     return ChunkDamaged(
-        f"the chunk of {record.stored_bytes} bytes in {place} does not match its checksum, "
-        "past the page cache either",
+        f"the chunk of {record.stored_bytes} bytes in {place} does not match its checksum, past the page cache either",
         subject=place,
     )

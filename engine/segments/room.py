@@ -31,12 +31,7 @@ class SegmentRoom:
     """The room that one store's segments take, and the room left for payload."""
 
     def __init__(
-        self,
-        maker: SegmentMaker,
-        large: LargeWriter,
-        small: SmallWriter,
-        pins: Pins,
-        read_files: Sequence[ReadFiles],
+        self, maker: SegmentMaker, large: LargeWriter, small: SmallWriter, pins: Pins, read_files: Sequence[ReadFiles]
     ) -> None:
         self._maker = maker
         self._disk = maker.disk
@@ -68,9 +63,7 @@ class SegmentRoom:
 
     async def free_bytes(self, *, into_headroom: bool = False) -> int:
         """Return the bytes of disk that payload may take; `into_headroom`: for callers that at once free more."""
-        return await self._offload.run(self._disk.free_bytes) - self._maker.left_free_bytes(
-            into_headroom=into_headroom
-        )
+        return await self._offload.run(self._disk.free_bytes) - self._maker.left_free_bytes(into_headroom=into_headroom)
 
     # --- freeing room --------------------------------------------------------------------------------
 
@@ -85,9 +78,7 @@ class SegmentRoom:
         for segment, spans in coalesced(settled).items():
             kind = self._register.kinds.get(segment)
             if kind is not None:
-                await self._punch_pages(
-                    segment, self._unpinned_pages(segment, kind, owned_spans(kind, spans))
-                )
+                await self._punch_pages(segment, self._unpinned_pages(segment, kind, owned_spans(kind, spans)))
 
     async def punch_gaps(self, segment: SegmentId, live: Sequence[Span]) -> None:
         """Free all pages of a sealed segment that hold no live or pinned extent; `live` ascends."""
@@ -96,9 +87,7 @@ class SegmentRoom:
         kind = self._register.kinds[segment]
         size = await self._offload.run(_size_of, self._disk, path)
         self._check_reclaimable(segment)
-        await self._punch_pages(
-            segment, self._unpinned_pages(segment, kind, gaps(owned_spans(kind, live), size))
-        )
+        await self._punch_pages(segment, self._unpinned_pages(segment, kind, gaps(owned_spans(kind, live), size)))
 
     async def remove(self, segment: SegmentId) -> bool:
         """Punch a sealed segment whole, then unlink it; durable on return.  Readers get StaleGrant.

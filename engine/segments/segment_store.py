@@ -60,9 +60,7 @@ class Segments:
         """
         self._disk = disk
         self._offload = offload
-        maker = SegmentMaker(
-            disk, offload, identity, allocate_segment_id, sizes or SegmentSizes(), owed_bytes
-        )
+        maker = SegmentMaker(disk, offload, identity, allocate_segment_id, sizes or SegmentSizes(), owed_bytes)
         self.register = maker.register
         """The segments that exist."""
         self.in_flight = maker.in_flight

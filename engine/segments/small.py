@@ -28,12 +28,7 @@ from engine.segments.files import grow
 from engine.segments.maker import OpenSegment, SegmentMaker, WriteGate, close_segment_file
 from lakefs.errors import DiskFailed, LakeError, StoreFull
 from lakefs.ids import Buffer, SegmentId
-from lakefs.limits import (
-    PAGE_BYTES,
-    SMALL_PAYLOAD_BYTES,
-    SMALL_UNWRITTEN_BYTES,
-    SMALL_UNWRITTEN_BYTES_MAX,
-)
+from lakefs.limits import PAGE_BYTES, SMALL_PAYLOAD_BYTES, SMALL_UNWRITTEN_BYTES, SMALL_UNWRITTEN_BYTES_MAX
 from lakefs.ports import DiskFile
 
 

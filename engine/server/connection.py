@@ -26,21 +26,9 @@ import trio
 
 from engine.server.leader_followers import Team, Worker
 from engine.server.watches import ServedWatches
-from lakefs.errors import (
-    DeadlineExceeded,
-    EngineBusy,
-    EngineUnreachable,
-    InternalError,
-    LakeError,
-    ProtocolError,
-)
+from lakefs.errors import DeadlineExceeded, EngineBusy, EngineUnreachable, InternalError, LakeError, ProtocolError
 from lakefs.host.descriptors import close_all, close_later, duplicates
-from lakefs.limits import (
-    BODY_BYTES_MAX,
-    FRAME_TIMEOUT_S,
-    HELLO_TIMEOUT_S,
-    INFLIGHT_PER_CONNECTION,
-)
+from lakefs.limits import BODY_BYTES_MAX, FRAME_TIMEOUT_S, HELLO_TIMEOUT_S, INFLIGHT_PER_CONNECTION
 from lakefs.ports import Stream
 from lakefs.transport.frame_receiver import FrameReceiver
 from lakefs.transport.frame_sender import FrameSender
@@ -55,14 +43,7 @@ from lakefs.wire.connection import (
 )
 from lakefs.wire.engine_port import Body, EngineService, Reply, ServedClient
 from lakefs.wire.frames import PROTOCOL_VERSION
-from lakefs.wire.messages import (
-    Hello,
-    HelloReply,
-    PutObjects,
-    Request,
-    StoreChunks,
-    Watch,
-)
+from lakefs.wire.messages import Hello, HelloReply, PutObjects, Request, StoreChunks, Watch
 
 T = TypeVar("T")
 _log: Final = structlog.get_logger(__name__)
@@ -127,9 +108,7 @@ class ServedConnection:
         self._nursery: trio.Nursery | None = None
         self._team: Team[_Job] | None = None
         self._serving: dict[int, Worker] = {}
-        self._watches = ServedWatches(
-            service, self._wire, self._sender, notice=self._notice, bug=self._unexpected
-        )
+        self._watches = ServedWatches(service, self._wire, self._sender, notice=self._notice, bug=self._unexpected)
         self._inflight = 0
         self._events = 0
         self._draining = False
@@ -306,9 +285,7 @@ class ServedConnection:
             if not accepted:
                 self._inflight -= 1
                 close_later(descriptors)
-        return (
-            _Job(event.stream_id, event.request, body, descriptors, expires_at) if body is not None else None
-        )
+        return _Job(event.stream_id, event.request, body, descriptors, expires_at) if body is not None else None
 
     async def _body_of(self, event: RequestReceived, descriptors: list[int]) -> Body | None:
         try:
@@ -365,8 +342,7 @@ class ServedConnection:
         except BaseException:  # Cancelled, or a nursery's group around it
             if trio.current_time() >= job.expires_at:
                 self._fail(
-                    stream_id,
-                    DeadlineExceeded("the request's deadline passed; it may or may not have been done"),
+                    stream_id, DeadlineExceeded("the request's deadline passed; it may or may not have been done")
                 )
             elif worker.scope.cancel_called:  # else the connection ends
                 self._sender.cork(self._wire.end(stream_id))

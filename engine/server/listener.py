@@ -77,11 +77,7 @@ class Server:
         await self.serve(listener, trusted=trusted, task_status=task_status)
 
     async def serve(
-        self,
-        listener: Listener,
-        *,
-        trusted: bool,
-        task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+        self, listener: Listener, *, trusted: bool, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Serve a bound listener until drained or cancelled; closes it.  `trusted`: it checks its clients."""
         async with trio.open_nursery() as nursery:

@@ -112,9 +112,7 @@ class Lendings:
             raise InvalidArgument("memory that is lent has at least 1 byte")
         check_lendable(size_bytes)
         if len(client.memories) >= LENT_MEMORIES_PER_CONNECTION_MAX:
-            raise EngineBusy(
-                f"{LENT_MEMORIES_PER_CONNECTION_MAX} memories are lent on this connection; return some"
-            )
+            raise EngineBusy(f"{LENT_MEMORIES_PER_CONNECTION_MAX} memories are lent on this connection; return some")
         if self._count >= LENT_MEMORIES_MAX or self._bytes + size_bytes > LENT_MEMORY_BYTES_MAX:
             raise EngineBusy(
                 f"{self._count} memories of {self._bytes} bytes are lent to the engine, and {size_bytes} bytes "

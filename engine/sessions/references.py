@@ -215,8 +215,4 @@ class References:
     def statistics(self) -> dict[str, int]:
         """Counts for `lake status`."""
         self.expire()
-        return {
-            "connections": len(self._clients),
-            "sessions": len(self._sessions),
-            "leases": len(self._lease_shares),
-        }
+        return {"connections": len(self._clients), "sessions": len(self._sessions), "leases": len(self._lease_shares)}

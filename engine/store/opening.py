@@ -84,9 +84,7 @@ async def open_store(
         for warning in opened.warnings:
             _log.warning(warning)
         with plain_errors(), while_locked(opened):
-            opening = _Opening(
-                disk, clock, offload, opened, sizes, grace_s, upload_expiry_s, index_committed, io_queue
-            )
+            opening = _Opening(disk, clock, offload, opened, sizes, grace_s, upload_expiry_s, index_committed, io_queue)
             async with opening.running() as store, store.leaving:
                 store.clean_before = opened.superblock.clean_sequence
                 async with trio.open_nursery() as nursery:
@@ -157,9 +155,7 @@ class _Opening:
         try:
             await self.offload.run(write_superblock, self.disk, self._unclean, reserve)
         except BaseException:
-            await metadata.close(
-                clean=False
-            )  # else the index stays open, and the opening cannot be tried again
+            await metadata.close(clean=False)  # else the index stays open, and the opening cannot be tried again
             raise
         return metadata
 
@@ -179,9 +175,7 @@ class _Opening:
         watchers = Watchers()
         metadata.on_durable(watchers.publish)
         references, quarantine = References(self.clock), Quarantine(metadata, self.clock)
-        chunks = Chunks(
-            metadata, segments, self.offload, references, quarantine, self.sizes.write_ahead_bytes
-        )
+        chunks = Chunks(metadata, segments, self.offload, references, quarantine, self.sizes.write_ahead_bytes)
         manifests = Manifests(metadata, chunks)
         buffers = BufferPool(self.sizes.buffer_bytes, self.sizes.huge_buffers)
         memory, writers = PayloadMemory(buffers), Writers(metadata)

@@ -23,18 +23,11 @@ async def abandoned(segments: Segments) -> AsyncIterator[None]:
 
 
 def segments_of(
-    disk: Disk,
-    offload: Offload,
-    opened: OpenedStore,
-    metadata: Metadata,
-    sizes: SegmentSizes,
-    io_queue: IoQueue | None,
+    disk: Disk, offload: Offload, opened: OpenedStore, metadata: Metadata, sizes: SegmentSizes, io_queue: IoQueue | None
 ) -> Segments:
     """Return the segments of a store being opened."""
     identity = opened.superblock.identity
-    return Segments(
-        disk, offload, identity, lambda: _segment_id(metadata), sizes, metadata.owed_bytes, io_queue
-    )
+    return Segments(disk, offload, identity, lambda: _segment_id(metadata), sizes, metadata.owed_bytes, io_queue)
 
 
 async def _segment_id(metadata: Metadata) -> SegmentId:

@@ -161,9 +161,7 @@ class Store:
             "gc_running": self.collector.running,
             "scrub": self.scrubber.status(),
             "compaction_running": self.compactor.running,
-            "hot_index": self.shared_index.statistics()
-            if self.shared_index is not None
-            else {"state": "off"},
+            "hot_index": self.shared_index.statistics() if self.shared_index is not None else {"state": "off"},
         }
 
     async def begin_to_use(self, feature: ReadOnlyFeature) -> None:

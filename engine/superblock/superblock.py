@@ -185,10 +185,7 @@ def survey_superblocks(disk: Disk) -> Superblocks:
     """Read the superblock and its copy.  StoreDamaged when neither can be used, StoreUnusable for a later format."""
     found: dict[str, Superblock] = {}
     bad: list[BadFile] = []
-    for path, missing in (
-        (SUPERBLOCK_PATH, Finding.SUPERBLOCK_MISSING),
-        (COPY_PATH, Finding.SUPERBLOCK_COPY_MISSING),
-    ):
+    for path, missing in ((SUPERBLOCK_PATH, Finding.SUPERBLOCK_MISSING), (COPY_PATH, Finding.SUPERBLOCK_COPY_MISSING)):
         try:
             found[path] = _read_whole(disk, path)
         except FileNotFoundError:
@@ -204,9 +201,7 @@ def survey_superblocks(disk: Disk) -> Superblocks:
         )
     if not _agree(found):
         known = set(_store_ids(disk))
-        for path in [
-            path for path, superblock in found.items() if known and superblock.store_id not in known
-        ]:
+        for path in [path for path, superblock in found.items() if known and superblock.store_id not in known]:
             bad.append(BadFile(Finding.SUPERBLOCK_FOREIGN, path, "it is another store's"))
             del found[path]
     if len({superblock.store_id for superblock in found.values()}) != 1:
@@ -290,9 +285,7 @@ def _superblock_or_copy(disk: Disk) -> tuple[Superblock, tuple[str, ...]]:
         return _read_whole(disk, SUPERBLOCK_PATH), ()
     except StoreDamaged as error:
         found = survey_superblocks(disk)
-        warning = (
-            f"{what_is_wrong(error)}: the store is opened from {COPY_PATH}, and the superblock written anew"
-        )
+        warning = f"{what_is_wrong(error)}: the store is opened from {COPY_PATH}, and the superblock written anew"
         return found.good, (warning,)
 
 
@@ -369,8 +362,7 @@ def _admit(disk: Disk, superblock: Superblock, lock: DiskLock, told: tuple[str, 
     if unknown:
         bits = ", ".join(f"bit {bit}" for bit in _bits(unknown))
         read_only = (
-            f"the store uses features that this release may not write with: {bits}; "
-            "open it with a newer release"
+            f"the store uses features that this release may not write with: {bits}; open it with a newer release"
         )
     warnings = list(told)
     inode = disk.stat(LOCK_PATH).inode

@@ -37,9 +37,7 @@ class Counter:
         if record is None:
             return
         if len(record) != COUNTER_RECORD.size:
-            raise IndexDamaged(
-                f"counter {self.key.decode()} has {len(record)} bytes", subject=self.key.decode()
-            )
+            raise IndexDamaged(f"counter {self.key.decode()} has {len(record)} bytes", subject=self.key.decode())
         (self.mark,) = COUNTER_RECORD.unpack(record)
         self.next = self.mark
 

@@ -36,12 +36,8 @@ def probe(index: Index) -> Sequence:
             for key, sealed in ends:
                 open_value(table, key, sealed)
             if bool(ends) != bool(snapshot.stats(table)[0]):
-                what = (
-                    "has records, and none were written" if ends else "looks empty, and records were written"
-                )
-                raise IndexDamaged(
-                    f"table {table.name.lower()} of the index {what}", subject=table.name.lower()
-                )
+                what = "has records, and none were written" if ends else "looks empty, and records were written"
+                raise IndexDamaged(f"table {table.name.lower()} of the index {what}", subject=table.name.lower())
         counters = Verification(snapshot, [Table.COUNTERS])
         while counters.step(64):
             pass

@@ -412,9 +412,7 @@ def _show_absent(
 
 
 def _out_of_order(table: Table) -> IndexDamaged:
-    return IndexDamaged(
-        f"table {table.name.lower()} of the index is out of order", subject=table.name.lower()
-    )
+    return IndexDamaged(f"table {table.name.lower()} of the index is out of order", subject=table.name.lower())
 
 
 def _applied(txn: lmdb.Transaction[bytes], meta: lmdb._Database | None) -> Sequence:

@@ -205,11 +205,7 @@ class _Pages:
             raise _damaged(f"page {page} has room from {lower} to {upper}")
         places = struct.unpack_from(f"<{(lower - _HEADER.size) // 2}H", content, _HEADER.size)
         # LMDB keeps records together at the end of a page, each at an even place.
-        if (
-            min(places) != upper
-            or len(set(places)) < len(places)
-            or max(places) > self._page_bytes - _NODE.size
-        ):
+        if min(places) != upper or len(set(places)) < len(places) or max(places) > self._page_bytes - _NODE.size:
             raise _damaged(f"page {page} has records where none can be")
         return content, places
 

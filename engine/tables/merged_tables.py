@@ -111,12 +111,7 @@ class TableView:
         return scan
 
     def _merge(
-        self,
-        table: Table,
-        start: bytes,
-        end: bytes,
-        own: dict[bytes, bytes | None] | None,
-        own_keys: list[bytes],
+        self, table: Table, start: bytes, end: bytes, own: dict[bytes, bytes | None] | None, own_keys: list[bytes]
     ) -> _Scan:
         """Merge index and overlay (and a transaction's own keys, sorted) into one ascending run."""
         stored = self._tables.index.scan(table, start, end)

@@ -30,13 +30,7 @@ from lakefs.grants.dram_slabs import GENERATION_BYTES, SLAB_BYTES, UNIT_BYTES, g
 from lakefs.ids import ChunkId
 from lakefs.limits import KIB, MIB, PAGE_BYTES
 
-CELL_SIZES: Final = (
-    UNIT_BYTES,
-    64 * KIB,
-    256 * KIB + PAGE_BYTES,
-    1 * MIB + PAGE_BYTES,
-    4 * MIB + PAGE_BYTES,
-)
+CELL_SIZES: Final = (UNIT_BYTES, 64 * KIB, 256 * KIB + PAGE_BYTES, 1 * MIB + PAGE_BYTES, 4 * MIB + PAGE_BYTES)
 """Cells of the largest size leave 4% of a slab of 64 MiB unused; the others leave less."""
 _GENERATION_BITS: Final = 40
 """Random bits of the first generation; the other bits leave room to count up from it."""
@@ -136,10 +130,7 @@ class Arena:
     """Slabs and cells of one tier.  `slab_bytes` is smaller in tests."""
 
     def __init__(
-        self,
-        slabs_max: int,
-        slab_bytes: int = SLAB_BYTES,
-        make_memory: Callable[[str, int], SlabMemory] = SealedMemory,
+        self, slabs_max: int, slab_bytes: int = SLAB_BYTES, make_memory: Callable[[str, int], SlabMemory] = SealedMemory
     ) -> None:
         """Make the memory of the generations, 1/2048 of the arena's.  Blocks.  EngineBusy when memory is short."""
         assert slabs_max >= 1, "an arena has a slab"

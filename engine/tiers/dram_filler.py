@@ -78,12 +78,7 @@ class Dram:
     """The tier of one engine, if it has one.  Used on the loop."""
 
     def __init__(
-        self,
-        tier: DramTier | None,
-        metadata: Metadata,
-        segments: Segments,
-        quarantine: Quarantine,
-        offload: Offload,
+        self, tier: DramTier | None, metadata: Metadata, segments: Segments, quarantine: Quarantine, offload: Offload
     ) -> None:
         self.tier: Final = tier
         self._metadata = metadata
@@ -124,9 +119,7 @@ class Dram:
         of chunks in the tier by grants of the arena."""
         return [] if self.tier is None else self.tier.note_reads(chunks, grants, understood=understood)
 
-    def note_located(
-        self, chunks: list[bytes], find: Callable[[bytes], Found | None], *, understood: bool
-    ) -> None:
+    def note_located(self, chunks: list[bytes], find: Callable[[bytes], Found | None], *, understood: bool) -> None:
         """Call `note_read` for chunks whose places were sent to a client, and `want` those worth it.
 
         None of them is too short for the tier.  `find` returns a chunk's place.
@@ -182,9 +175,7 @@ class Dram:
         self._mismatch(chunk)
         return None
 
-    async def read_range(
-        self, chunk: ChunkId, record: ChunkRecord, offset: int, length: int
-    ) -> PinnedRange | None:
+    async def read_range(self, chunk: ChunkId, record: ChunkRecord, offset: int, length: int) -> PinnedRange | None:
         """Return the checked granules that hold [offset, offset + length), or None if the disk has to serve them.
 
         That is when the chunk is not in the arena or cannot be pinned, or its bytes do not match.

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from lakefs.errors import ConfigError
 from lakefs.grants.dram_slabs import SLAB_BYTES
-from lakefs.limits import (
-    DRAM_BYTES_AUTO_MAX,
-    DRAM_BYTES_AUTO_MIN,
-    DRAM_SHARE,
-    DRAM_SHARE_MOST,
-    MIB,
-)
+from lakefs.limits import DRAM_BYTES_AUTO_MAX, DRAM_BYTES_AUTO_MIN, DRAM_SHARE, DRAM_SHARE_MOST, MIB
 
 
 def tier_bytes(asked: int | None, memory: int) -> tuple[int, str]:

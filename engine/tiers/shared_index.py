@@ -349,9 +349,7 @@ class SharedIndex:
         self.backing.memory[: len(header)] = header
 
     def _header(self, boot_id: BootId, clean_sequence: int) -> TableHeader:
-        return TableHeader(
-            self.table.capacity, self.identity.store_id, boot_id, clean_sequence, self.table.count
-        )
+        return TableHeader(self.table.capacity, self.identity.store_id, boot_id, clean_sequence, self.table.count)
 
     def _why_anew(self, clean_before: Sequence | None) -> str:
         """Return why the table is not the whole one of the last clean stop; "" if it is."""

@@ -271,9 +271,7 @@ class Compactor:
         """
         await self._chunks.offload.run(self._reserve.restore)
         if self._reserve.held_bytes < self._reserve.target_bytes // 2:
-            raise StoreFull(
-                "the disk is full and the reserve is used: nothing is moved until there is more room"
-            )
+            raise StoreFull("the disk is full and the reserve is used: nothing is moved until there is more room")
         # One page for the header of a new segment, one for a last partial page.
         room = await self._segments.room.free_bytes(into_headroom=True) - 2 * PAGE_BYTES
         if room < needed_bytes:
@@ -350,9 +348,7 @@ class Compactor:
         report.changed_meanwhile += len(copies) - len(moved)
         return len(moved)
 
-    def _move_in(
-        self, txn: Transaction, copies: dict[ChunkId, tuple[_Found, Hashed]], copy: Written
-    ) -> _Found | None:
+    def _move_in(self, txn: Transaction, copies: dict[ChunkId, tuple[_Found, Hashed]], copy: Written) -> _Found | None:
         """Set one record's new place; returns None if the record has changed since the copy."""
         item, _ = copies[copy.hashed.chunk]
         if not self._is_unchanged(txn, item):

@@ -51,18 +51,7 @@ from engine.tables.views import Transaction
 from engine.uploads.expiry import UploadExpiry
 from engine.uploads.keys import PARTS_BEGIN, PARTS_END
 from engine.uploads.lifecycle import unpack_part
-from lakefs.ids import (
-    EMPTY_CHUNK,
-    Birth,
-    BlobId,
-    ChunkId,
-    ChunkKind,
-    NodeId,
-    SegmentId,
-    Sequence,
-    chunk_of,
-    kind_of,
-)
+from lakefs.ids import EMPTY_CHUNK, Birth, BlobId, ChunkId, ChunkKind, NodeId, SegmentId, Sequence, chunk_of, kind_of
 from lakefs.limits import GC_BATCH, GC_GRACE_S, MIB
 from lakefs.ports import Clock
 

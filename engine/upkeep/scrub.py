@@ -161,9 +161,7 @@ class Scrubber:
 
     # --- reading -------------------------------------------------------------------------------------
 
-    async def advance(
-        self, for_s: float, *, rate_bytes_per_s: int | None = None, restart: bool = False
-    ) -> bool:
+    async def advance(self, for_s: float, *, rate_bytes_per_s: int | None = None, restart: bool = False) -> bool:
         """Continue the pass, or begin one, for about `for_s` seconds; returns True if it has ended.
 
         Tasks that call this at once take turns, a page each, each at its own rate.  Returns earlier when the pass ends
@@ -236,9 +234,7 @@ class Scrubber:
         )
         await self._try_to_save()
         log = _log.error if state.damaged else _log.info
-        log(
-            "scrub has read everything", chunks=state.chunks, bytes=state.payload_bytes, damaged=state.damaged
-        )
+        log("scrub has read everything", chunks=state.chunks, bytes=state.payload_bytes, damaged=state.damaged)
 
     async def _page(self, rate: int) -> bool:
         """Check the next page; returns False if there is none."""

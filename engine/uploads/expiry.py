@@ -63,9 +63,7 @@ class UploadExpiry:
             with self._metadata.view() as view:
                 page = list(islice(view.scan(Table.UPLOADS, after, OBJECT_PARTS_END), self._batch // 8 + 1))
                 headers = [(key[1:-2], value) for key, value in page if key.endswith(_HEADER)]
-                left = [
-                    upload for upload, value in headers if is_left_over(view, upload, unpack_header(value))
-                ]
+                left = [upload for upload, value in headers if is_left_over(view, upload, unpack_header(value))]
             if not page:
                 return last
             after = page[-1][0] + b"\0"

@@ -99,11 +99,7 @@ def whole_etag(etags: Sequence[bytes]) -> bytes:
 
 
 def create_upload(
-    txn: Transaction,
-    ref: UploadRef,
-    attributes: ObjectAttributes,
-    details: Mapping[str, str],
-    now_ns: int,
+    txn: Transaction, ref: UploadRef, attributes: ObjectAttributes, details: Mapping[str, str], now_ns: int
 ) -> UploadStat:
     """Begin an upload with a new id.  Raises InvalidName, InvalidArgument, RequestTooLarge (attributes, details)."""
     path = check_key(ref.key)
@@ -222,10 +218,7 @@ def complete_upload(
     (the blob is not as long as its parts), and the errors of `bind`.
     """
     key, record = require_upload(txn, ref)
-    parts = {
-        part_of(key)[1]: unpack_part(value)
-        for key, value in txn.scan(Table.UPLOADS, *parts_range(ref.upload))
-    }
+    parts = {part_of(key)[1]: unpack_part(value) for key, value in txn.scan(Table.UPLOADS, *parts_range(ref.upload))}
     size_bytes = check_listed(ref, listed, parts, part_bytes_min)
     if size_bytes != held.size_bytes:
         raise InvalidArgument(
@@ -251,10 +244,7 @@ def completed_before(view: View, ref: UploadRef, listed: Sequence[tuple[int, byt
 
 
 def check_listed(
-    ref: UploadRef,
-    listed: Sequence[tuple[int, bytes]],
-    parts: Mapping[int, PartRecord],
-    part_bytes_min: int,
+    ref: UploadRef, listed: Sequence[tuple[int, bytes]], parts: Mapping[int, PartRecord], part_bytes_min: int
 ) -> int:
     """Return the total length of the listed parts.  Raises InvalidPart, InvalidPartOrder, PartTooSmall."""
     where = subject(ref.bucket, ref.key)
@@ -272,11 +262,7 @@ def check_listed(
     for number, etag in listed:
         part = parts.get(number)
         if part is None or part.etag != etag:
-            reason = (
-                "was not uploaded"
-                if part is None
-                else f"has the ETag {part.etag.hex()}, not {etag[:16].hex()}"
-            )
+            reason = "was not uploaded" if part is None else f"has the ETag {part.etag.hex()}, not {etag[:16].hex()}"
             raise InvalidPart(f"{ref.shown}: part {number} {reason}", subject=where)
         sizes.append(part.size_bytes)
     for (number, _), size_bytes in zip(listed[:-1], sizes[:-1], strict=True):
@@ -328,9 +314,7 @@ def remove_upload(txn: Transaction, key: bytes) -> None:
     _remove(txn, key, upload, parts)
 
 
-def _remove(
-    txn: Transaction, key: bytes, upload: bytes, parts: Sequence[int] | Mapping[int, PartRecord]
-) -> None:
+def _remove(txn: Transaction, key: bytes, upload: bytes, parts: Sequence[int] | Mapping[int, PartRecord]) -> None:
     txn.delete(Table.UPLOADS, key)
     for number in parts:
         txn.delete(Table.UPLOADS, part_key(upload, number))

@@ -107,9 +107,7 @@ def _rolled_up(path: bytes, prefix: bytes, delimiter: bytes) -> bytes:
     return path[: begin + len(delimiter)] if begin >= 0 else b""
 
 
-def _uploads_behind(
-    view: View, bucket: BucketRef, prefix: bytes, start: _Start, count: int
-) -> Iterator[_Found]:
+def _uploads_behind(view: View, bucket: BucketRef, prefix: bytes, start: _Start, count: int) -> Iterator[_Found]:
     """Yield uploads with the prefix behind `start`, in order; of each group of cut keys at most `count`."""
     kept = prefix[:KEY_BYTES_KEPT]
     first = max(bucket_prefix(bucket.node) + kept, start.first_key(bucket))

@@ -35,9 +35,7 @@ _headers: Final = msgspec.msgpack.Decoder(ObjectPartsHeader)
 _pages: Final = msgspec.msgpack.Decoder(ObjectPartsPage)
 
 
-def keep_parts(
-    txn: Transaction, upload: bytes, node: NodeId, parts: Sequence[tuple[int, PartRecord]]
-) -> None:
+def keep_parts(txn: Transaction, upload: bytes, node: NodeId, parts: Sequence[tuple[int, PartRecord]]) -> None:
     """Record the parts, in ascending order of numbers, of the node that came from an upload."""
     assert all(first[0] < second[0] for first, second in pairwise(parts)), "numbers rise"
     header = ObjectPartsHeader(_VERSION, node, len(parts))

@@ -296,9 +296,7 @@ def _mount_error(said: list[str], options: MountOptions) -> LakeError:
         )
     reason = said[-1] if said else "no reason given"
     if "not owned by user" in text or "no write access" in text:
-        return PermissionDenied(
-            f"mount point {place} must belong to the user who mounts: {reason}", subject=str(place)
-        )
+        return PermissionDenied(f"mount point {place} must belong to the user who mounts: {reason}", subject=str(place))
     if "not permitted" in text or "ermission denied" in text:
         return PermissionDenied(
             f"{place}: mounting is not permitted ({reason}); root and, in a container, the capability"

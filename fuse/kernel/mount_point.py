@@ -20,14 +20,7 @@ from typing import Final, Self
 import structlog
 
 from fuse.kernel.mount_table import LAKE_TYPE, MountEntry, answers, mount_at, unmount
-from lakefs.errors import (
-    AlreadyExists,
-    DeadlineExceeded,
-    FolderNotEmpty,
-    LocalFileError,
-    NotAFolder,
-    PermissionDenied,
-)
+from lakefs.errors import AlreadyExists, DeadlineExceeded, FolderNotEmpty, LocalFileError, NotAFolder, PermissionDenied
 
 LOCK_WAIT_S: Final = 90.0
 """Longest wait for a lock.  A mount that ends first stores written files; this is as long as its unit lets it."""
@@ -50,9 +43,7 @@ def check_mount_point(path: Path, *, may_hold_files: bool = False) -> None:
         _refuse_living(entry)
         unmount(path, lazy=True)
         _log.warning("took away a dead mount: its process had been killed", mount_point=str(path))
-    raise AlreadyExists(
-        f"{path} has more than {_DEAD_MOUNTS_MAX} dead mounts; remove them with: umount -l {path}"
-    )
+    raise AlreadyExists(f"{path} has more than {_DEAD_MOUNTS_MAX} dead mounts; remove them with: umount -l {path}")
 
 
 def _refuse_living(entry: MountEntry) -> None:

@@ -62,11 +62,7 @@ class Changes:
             _check_free(parent, name)
             bucket, key = self._lookups.key(parent, name, folder=True)
             request = MakeFolder(
-                bucket,
-                key,
-                exclusive=True,
-                attributes=_new_attributes(parent, mode, ctx, FOLDER),
-                durable=False,
+                bucket, key, exclusive=True, attributes=_new_attributes(parent, mode, ctx, FOLDER), durable=False
             )
             found = await self._mount.change(request)
         made = self._made(parent, name, found)
@@ -91,9 +87,7 @@ class Changes:
 
     # --- names ---------------------------------------------------------------------------------------
 
-    async def make_file(
-        self, parent: Inode, name: str, mode: int, ctx: RequestContext, *, exclusive: bool
-    ) -> Inode:
+    async def make_file(self, parent: Inode, name: str, mode: int, ctx: RequestContext, *, exclusive: bool) -> Inode:
         """Make an empty file: with `exclusive` its name is made at once (EEXIST), else by its first commit."""
         if self._table.holds_buckets(parent):
             raise FUSEError(errno.EPERM)

@@ -111,10 +111,7 @@ class FolderHandle:
     def _note_whole(self, pages: _Pages) -> None:
         """Note that the table has all names of the folder, unless other clients changed some during the reading."""
         folder, table = self.folder, self._mount.table
-        if (
-            folder.names_changed_at >= pages.begun_at
-            or self._mount.bucket_of(folder) not in self._mount.watched
-        ):
+        if folder.names_changed_at >= pages.begun_at or self._mount.bucket_of(folder) not in self._mount.watched:
             return
         if not table.is_below(folder, table.root) or table.name_of(folder) != pages.name:
             return  # the names read may belong to another folder
@@ -191,9 +188,7 @@ class _Pages:
         found = await (self._buckets() if mount.table.holds_buckets(folder) else self._next_names())
         if self.is_last:
             # A file that was stored during the request may be missing on the store's page.
-            here: dict[str, Found] = {
-                name: child for name, child in pending.items() if child.parent is folder
-            }
+            here: dict[str, Found] = {name: child for name, child in pending.items() if child.parent is folder}
             found = here | found | _pending(folder)
         return found
 
@@ -202,9 +197,7 @@ class _Pages:
         names = [bucket.name for bucket in answer.buckets]
         stats = await self._mount.stat([Name(name, "") for name in names])
         self.is_last = True
-        return {
-            name: stat for name, stat in zip(names, stats, strict=True) if not isinstance(stat, LakeError)
-        }
+        return {name: stat for name, stat in zip(names, stats, strict=True) if not isinstance(stat, LakeError)}
 
     async def _next_names(self) -> dict[str, Found]:
         found: dict[str, Found] = {}

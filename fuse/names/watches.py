@@ -80,9 +80,7 @@ class Watcher:
                 self._begun.discard(bucket)
                 return
             except LakeError as error:
-                _log.warning(
-                    "changes of a bucket are not seen for the moment", bucket=bucket, error=error.message
-                )
+                _log.warning("changes of a bucket are not seen for the moment", bucket=bucket, error=error.message)
             finally:
                 self._mount.watched.discard(bucket)
             await trio.sleep(_RETRY_S)
@@ -173,9 +171,7 @@ class Watcher:
             elif isinstance(found, (KeyNotFound, BucketNotFound)) and parent is not None:
                 self._detach(parent, inode, is_removed=is_removed)
 
-    def _apply_difference(
-        self, parent: Inode | None, inode: Inode, found: ObjectStat, asked_at: float
-    ) -> None:
+    def _apply_difference(self, parent: Inode | None, inode: Inode, found: ObjectStat, asked_at: float) -> None:
         shown = self._mount.owner.shown(found)
         is_other = found.node != inode.node or (not inode.is_folder and shown.blob != inode.attributes.blob)
         if is_other and parent is not None:

@@ -126,9 +126,7 @@ class BlobReader:
         if offset >= end:
             return b""
         pieces = self._pieces(offset, end)
-        if self._access.can_use_descriptors and not any(
-            piece.chunk in self.opened.inline for piece in pieces
-        ):
+        if self._access.can_use_descriptors and not any(piece.chunk in self.opened.inline for piece in pieces):
             try:
                 return await self._granted(pieces, offset, end)
             except StaleGrant:
@@ -184,18 +182,11 @@ class BlobReader:
             if crcs is None or not read_cached(self._access.descriptors, grant, granule, target):
                 return None
             crc = int.from_bytes(crcs[4 * number : 4 * number + 4], "little")
-            return (
-                target[at : last - granule]
-                if self._page_sums.learn(piece.chunk, number, target, crc)
-                else None
-            )
+            return target[at : last - granule] if self._page_sums.learn(piece.chunk, number, target, crc) else None
         before, behind = at // PAGE_BYTES, -(-(last - granule) // PAGE_BYTES)
         begin = granule + before * PAGE_BYTES
         target = self._buffers.own[: min(granule + behind * PAGE_BYTES, stop) - begin]
-        if (
-            read_cached(self._access.descriptors, grant, begin, target)
-            and crc32c(target, sums[before]) == sums[behind]
-        ):
+        if read_cached(self._access.descriptors, grant, begin, target) and crc32c(target, sums[before]) == sums[behind]:
             return target[first - begin : last - begin]
         return None
 
@@ -224,9 +215,7 @@ class BlobReader:
                 raise StaleGrant("the grant's length is not the chunk's")
             spans.append(_Span(piece.chunk, grant, *granules_around(first, last - first, piece.length)))
         known = {span.chunk: self._vectors.get(span.chunk) for span in spans}
-        buffer, vectors = await self._offload.run(
-            _fetch, self._access.descriptors, self._buffers, spans, known
-        )
+        buffer, vectors = await self._offload.run(_fetch, self._access.descriptors, self._buffers, spans, known)
         for chunk, crcs in vectors.items():
             self._keep_crcs(chunk, crcs)
         self._buffers.hand_out(buffer)
@@ -254,10 +243,7 @@ class BlobReader:
 
 
 def _fetch(
-    descriptors: SegmentDescriptors,
-    buffers: ReadBuffers,
-    spans: Sequence[_Span],
-    known: dict[ChunkId, bytes | None],
+    descriptors: SegmentDescriptors, buffers: ReadBuffers, spans: Sequence[_Span], known: dict[ChunkId, bytes | None]
 ) -> tuple[memoryview, dict[ChunkId, bytes]]:
     """Read the granules of the spans, one behind the other, and their chunks' checksums.  In a thread.  StaleGrant."""
     buffer = buffers.take(sum(span.end - span.begin for span in spans))

@@ -229,9 +229,7 @@ class _StagedPut:
                 if is_small
                 else (yield from work(plan_file, staged.read, staged.size))
             )
-            return [
-                self._cut(offset, length) for offset, length in iter_extents(plan.lengths())
-            ], plan.cut_kind
+            return [self._cut(offset, length) for offset, length in iter_extents(plan.lengths())], plan.cut_kind
         cuts = plan_cuts(self._base.pieces, staged.written(), staged.base_bytes, staged.size)
         is_fixed = all(cut.length == CHUNK_BYTES for cut in cuts[:-1])
         return cuts, CutKind.FIXED if is_fixed else CutKind.PARTS
@@ -332,9 +330,7 @@ class _StagedPut:
         """Return True if the engine cannot read the bytes from the staging file."""
         return not (self._can_send_descriptor and self._is_all(Kind.STAGED, store))
 
-    def _effect(
-        self, upload: Upload, stores: list[Store], pipeline: Pipeline
-    ) -> Steps[tuple[Effect, Completion]]:
+    def _effect(self, upload: Upload, stores: list[Store], pipeline: Pipeline) -> Steps[tuple[Effect, Completion]]:
         if not self._is_sent(stores[0]) and (yield from self._open_source()):
             assert self._source is not None
             offsets, lengths = [store.offset for store in stores], [store.length for store in stores]
@@ -387,9 +383,7 @@ def _zeros_id(length: int) -> ChunkId:
     return data_chunk_id(bytes(length))
 
 
-def _batches(
-    cuts: Iterable[Cut], is_sent: Callable[[Store], bool]
-) -> Iterator[tuple[list[Keep], list[Store]]]:
+def _batches(cuts: Iterable[Cut], is_sent: Callable[[Store], bool]) -> Iterator[tuple[list[Keep], list[Store]]]:
     """Yield kept chunks, and those behind them for one request: one that is sent, or some that the engine reads."""
     kept: list[Keep] = []
     stores: list[Store] = []
@@ -409,9 +403,7 @@ def _batches(
 
 
 def _note_kept(upload: Upload, kept: Sequence[Keep]) -> None:
-    upload.stored(
-        [bytes(keep.piece.chunk) for keep in kept], [keep.length for keep in kept], [False] * len(kept)
-    )
+    upload.stored([bytes(keep.piece.chunk) for keep in kept], [keep.length for keep in kept], [False] * len(kept))
 
 
 def _after(upload: Upload, kept: Sequence[Keep], done: Completion) -> Completion:

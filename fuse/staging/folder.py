@@ -157,8 +157,7 @@ def _make_private(path: Path) -> None:
     found = os.stat(path)
     if found.st_uid != os.geteuid():
         raise PermissionDenied(
-            f"staging folder {path} belongs to user {found.st_uid}; give a folder of your own",
-            subject=str(path),
+            f"staging folder {path} belongs to user {found.st_uid}; give a folder of your own", subject=str(path)
         )
     if stat.S_IMODE(found.st_mode) != 0o700:
         os.chmod(path, 0o700)

@@ -65,9 +65,7 @@ def find_leftovers(folder: Path, leave_out: frozenset[str] = frozenset()) -> lis
     """Return everything in the folder that was not stored, oldest first.  LocalFileError."""
     try:
         stems = sorted(
-            path.name.removesuffix(SIDECAR_SUFFIX)
-            for path in folder.iterdir()
-            if path.name.endswith(SIDECAR_SUFFIX)
+            path.name.removesuffix(SIDECAR_SUFFIX) for path in folder.iterdir() if path.name.endswith(SIDECAR_SUFFIX)
         )
         found = [_leftover(folder, stem) for stem in stems if stem not in leave_out]
     except OSError as error:

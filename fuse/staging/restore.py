@@ -88,14 +88,7 @@ def restore_to_store(
             yield from lake.create_bucket(name.bucket)
         with reopened(leftover, with_base=base is not None) as staged:
             stored = yield from store_staged(
-                lake,
-                staged,
-                base,
-                name,
-                _attributes(leftover, found),
-                keep_node=0,
-                condition=condition,
-                durable=True,
+                lake, staged, base, name, _attributes(leftover, found), keep_node=0, condition=condition, durable=True
             )
             return stored.stat
     finally:
@@ -159,8 +152,7 @@ def _condition(leftover: Leftover, name: Name, found: ObjectStat | LakeError, *,
         return Condition(etags=[found.etag], node=found.node)
     said = "has other content than the file was written over" if is_own else "exists already"
     raise PreconditionFailed(
-        f"{name} {said}; restore it elsewhere with --to, or replace it with --force",
-        subject=str(name),
+        f"{name} {said}; restore it elsewhere with --to, or replace it with --force", subject=str(name)
     )
 
 

@@ -109,9 +109,7 @@ class Room:
                 subject=name,
             )
         if error.errno == errno.EFBIG:
-            return InvalidArgument(
-                f"{name}: longer than a file in the staging folder {self.path} may be", subject=name
-            )
+            return InvalidArgument(f"{name}: longer than a file in the staging folder {self.path} may be", subject=name)
         return LocalFileError(f"{name}: staging folder {self.path}: {error.strerror}", subject=name)
 
 
@@ -126,17 +124,13 @@ class StagedFile:
         slot.sidecar.append(whole_line(self._state()))
 
     @classmethod
-    def found(
-        cls, room: Room, slot: Slot, state: SidecarState, ended: Callable[[Slot, bool], None]
-    ) -> StagedFile:
+    def found(cls, room: Room, slot: Slot, state: SidecarState, ended: Callable[[Slot, bool], None]) -> StagedFile:
         """A file that an earlier mount left, to be read and stored; neither it nor its sidecar may be changed."""
         file = cls.__new__(cls)
         file._take_up(room, slot, state, ended)
         return file
 
-    def _take_up(
-        self, room: Room, slot: Slot, state: SidecarState, ended: Callable[[Slot, bool], None]
-    ) -> None:
+    def _take_up(self, room: Room, slot: Slot, state: SidecarState, ended: Callable[[Slot, bool], None]) -> None:
         self.name = state.name
         self.size = state.size
         """Length of the content."""
@@ -180,9 +174,7 @@ class StagedFile:
         if not len(view):
             return
         end = offset + len(view)
-        self._room.reserve(
-            self.name, self._staged.bytes_added(offset, end), self._staged.ranges_added(offset, end)
-        )
+        self._room.reserve(self.name, self._staged.bytes_added(offset, end), self._staged.ranges_added(offset, end))
         self.revision += 1
         self._put(offset, view)
         self._filled.remove(offset, end)
@@ -248,8 +240,7 @@ class StagedFile:
         spans = self.spans(offset, length)
         assert all(span.kind is not Kind.BASE for span in spans), "bytes of the base are not here"
         return b"".join(
-            bytes(span.length) if span.kind is Kind.HOLE else self._pread(span.offset, span.length)
-            for span in spans
+            bytes(span.length) if span.kind is Kind.HOLE else self._pread(span.offset, span.length) for span in spans
         )
 
     def overlay(self, offset: int, target: memoryview) -> None:

@@ -188,9 +188,7 @@ class WriteBehind:
         reply = yield from send(Offer(self._session, [bytes(chunk) for chunk, _ in found]))
         assert isinstance(reply.message, Offered)
         present = reply.message.present
-        lacking = [
-            memoryview(content) for (_, content), there in zip(found, present, strict=True) if not there
-        ]
+        lacking = [memoryview(content) for (_, content), there in zip(found, present, strict=True) if not there]
         if lacking:
             kinds, lengths = [int(ChunkKind.DATA)] * len(lacking), [len(payload) for payload in lacking]
             yield from send(StoreChunks(self._session, kinds, lengths), body=lacking)

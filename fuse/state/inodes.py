@@ -294,9 +294,7 @@ class InodeTable:
             return None
         if replaced is not None:
             self.remove(replaced)
-        if inode is not parent and self.is_below(
-            parent, inode
-        ):  # only if out of date: the store refuses such a move
+        if inode is not parent and self.is_below(parent, inode):  # only if out of date: the store refuses such a move
             self.detach(self._child_on_path(parent, inode))
         self._place(inode, parent, name)
         for folder in _folders_from(inode):

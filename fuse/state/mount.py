@@ -67,9 +67,7 @@ class Mount:
     options: MountOptions
     background: trio.Nursery
     """For tasks that no operation waits for; it ends with the mount."""
-    writers_behind: trio.CapacityLimiter = field(
-        default_factory=lambda: trio.CapacityLimiter(WRITE_BEHIND_FILES)
-    )
+    writers_behind: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(WRITE_BEHIND_FILES))
     read_buffers: ReadBuffers = field(default_factory=ReadBuffers)
     watched: set[str] = field(default_factory=set)
     """Buckets whose watch is running."""
@@ -178,9 +176,7 @@ class Mount:
 
     async def stat(self, names: Sequence[Name]) -> list[ObjectStat | LakeError]:
         """Return the store's record of each name, or the error for it."""
-        answer = await self.ask(
-            StatNames([(name.bucket, name.key) for name in names], durable=False), NameResults
-        )
+        answer = await self.ask(StatNames([(name.bucket, name.key) for name in names], durable=False), NameResults)
         return [stat_or_error(result) for result in answer.results]
 
     def bucket_of(self, inode: Inode) -> str:

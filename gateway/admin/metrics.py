@@ -76,9 +76,7 @@ def new_registry(
     started = time.time()
     own = [
         Reading("lake_build_info", "1, labelled with the version.", lambda: {version: 1.0}, label="version"),
-        Reading(
-            "lake_start_time_seconds", "When the process started, in seconds since 1970.", lambda: started
-        ),
+        Reading("lake_start_time_seconds", "When the process started, in seconds since 1970.", lambda: started),
     ]
     registry.register(Readings([*own, *readings]))
     for collector in collectors:

@@ -95,9 +95,7 @@ async def serve_admin(
     """
     port = _AdminPort(ready, registry)
     async with trio.open_nursery() as connections:
-        await trio.serve_listeners(
-            port.serve, list(listeners), handler_nursery=connections, task_status=task_status
-        )
+        await trio.serve_listeners(port.serve, list(listeners), handler_nursery=connections, task_status=task_status)
 
 
 def answer_request(path: str, ready: Callable[[], str | None], registry: CollectorRegistry) -> Answer:
@@ -120,12 +118,9 @@ def _bind_error(address: Address, error: OSError) -> AddressInUse | PermissionDe
         )
     if error.errno in (errno.EACCES, errno.EPERM):
         return PermissionDenied(
-            f"admin port {address} may not be used by this user; ports under 1024 need root",
-            subject=str(address),
+            f"admin port {address} may not be used by this user; ports under 1024 need root", subject=str(address)
         )
-    return ConfigError(
-        f"admin port {address} cannot be used: {error.strerror or error}", subject=str(address)
-    )
+    return ConfigError(f"admin port {address} cannot be used: {error.strerror or error}", subject=str(address))
 
 
 class _AdminPort:
@@ -184,9 +179,7 @@ class _AdminPort:
                 return
             connection.start_next_cycle()
 
-    async def _next_request(
-        self, stream: trio.SocketStream, connection: h11.Connection
-    ) -> h11.Request | None:
+    async def _next_request(self, stream: trio.SocketStream, connection: h11.Connection) -> h11.Request | None:
         """Return the next head; None if the client has finished, is too slow, or was ended to make room.
 
         h11 rejects a bad head only when its first line has ended; bytes that begin no request are refused on arrival.
@@ -209,9 +202,7 @@ class _AdminPort:
                 self._waiting.pop(stream, None)
         return None
 
-    async def _respond(
-        self, stream: trio.SocketStream, connection: h11.Connection, request: h11.Request
-    ) -> None:
+    async def _respond(self, stream: trio.SocketStream, connection: h11.Connection, request: h11.Request) -> None:
         if request.method in _METHODS:
             answer = self._answer(request)
             headers = [("Content-Type", answer.content_type)]
@@ -234,9 +225,7 @@ class _AdminPort:
             _log.exception("admin request failed", path=path)
             return Answer(500, b"internal error; see the log\n")
 
-    async def _refuse(
-        self, stream: trio.SocketStream, connection: h11.Connection, status: int, reason: str
-    ) -> None:
+    async def _refuse(self, stream: trio.SocketStream, connection: h11.Connection, status: int, reason: str) -> None:
         if connection.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             return
         answer = Answer(status, f"not a request that this port takes: {reason}\n".encode())

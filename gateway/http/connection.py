@@ -53,12 +53,7 @@ class Connection:
     """Serves one stream.  `deadline` is in seconds of trio's clock."""
 
     def __init__(
-        self,
-        stream: Stream,
-        handler: Handler,
-        refused: Refused,
-        fixed: FixedLines,
-        observer: Observer | None = None,
+        self, stream: Stream, handler: Handler, refused: Refused, fixed: FixedLines, observer: Observer | None = None
     ) -> None:
         self.deadline = trio.current_time() + HTTP_IDLE_TIMEOUT_S
         self.is_idle = True

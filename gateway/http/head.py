@@ -84,9 +84,7 @@ class _Reader:
 
     __slots__ = ("on_header", "on_url")
 
-    def __init__(
-        self, on_url: Callable[[bytes], None], on_header: Callable[[bytes, bytes], bytes | None]
-    ) -> None:
+    def __init__(self, on_url: Callable[[bytes], None], on_header: Callable[[bytes, bytes], bytes | None]) -> None:
         self.on_url = on_url
         self.on_header = on_header
 
@@ -131,9 +129,7 @@ def check_beginning(received: bytes) -> None:
     if not received or received[:1].isupper() or received[:2] in (b"\r", b"\r\n"):
         return
     if received[:1] == _TLS_HANDSHAKE:
-        raise bad_request(
-            "a TLS handshake came, and this port speaks plain HTTP: use http:// instead of https://"
-        )
+        raise bad_request("a TLS handshake came, and this port speaks plain HTTP: use http:// instead of https://")
     raise bad_request(f"not a request of HTTP/1.1: none begins with the byte 0x{received[0]:02x}")
 
 
@@ -155,9 +151,7 @@ def parse_head(head: bytes) -> RequestHead:
     headers = {name.lower(): value.rstrip() for name, value in received.items()}
     line_count = head.count(b"\n") - 2
     if line_count > HTTP_HEADERS_MAX:
-        raise HttpRefusal(
-            400, "RequestHeaderSectionTooLarge", f"the request has more than {HTTP_HEADERS_MAX} headers"
-        )
+        raise HttpRefusal(400, "RequestHeaderSectionTooLarge", f"the request has more than {HTTP_HEADERS_MAX} headers")
     if len(headers) != line_count:
         headers = _joined(head)
     host = headers.get(b"host")

@@ -112,9 +112,7 @@ FixedLines = Callable[[], bytes]
 """Returns the header lines that every answer has, each with its CRLF."""
 
 _BODILESS: Final = frozenset((204, 304))
-_STATUS_LINES: Final = {
-    int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode() for status in HTTPStatus
-}
+_STATUS_LINES: Final = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
 def response_head(response: Response, *, keep_alive: bool, fixed: bytes) -> bytes:

@@ -98,9 +98,7 @@ class Condition(enum.Enum):
     FAILED = enum.auto()
 
 
-def check_conditions(
-    headers: Mapping[bytes, bytes], etag: str, modified_s: float, prefix: bytes = b""
-) -> Condition:
+def check_conditions(headers: Mapping[bytes, bytes], etag: str, modified_s: float, prefix: bytes = b"") -> Condition:
     """Evaluate the If-* headers for an object that exists; `etag` without quotes.
 
     `prefix`: b"x-amz-copy-source-" for the source of a copy.

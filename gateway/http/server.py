@@ -46,9 +46,7 @@ class HttpServer:
         self._accepting = trio.CancelScope()
         self._date = (0, b"")
 
-    async def serve(
-        self, listener: Listener, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED
-    ) -> None:
+    async def serve(self, listener: Listener, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled or drained; closes the listener.  Started with its address."""
         async with trio.open_nursery() as nursery:
             sweeping = trio.CancelScope()

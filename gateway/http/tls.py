@@ -112,9 +112,7 @@ class TlsStream:
             await trio.lowlevel.checkpoint()
         while True:
             try:
-                count: Any = self._tls.read(
-                    len(buffer), buffer
-                )  # the stubs know only the form that returns bytes
+                count: Any = self._tls.read(len(buffer), buffer)  # the stubs know only the form that returns bytes
                 return int(count)
             except ssl.SSLWantReadError:
                 await self._feed()

@@ -37,11 +37,7 @@ _ALWAYS: Final = frozenset(
     )
 )
 _CHECKSUMS: Final = frozenset(checksums.HEADERS.values())
-_BODY: Final = _CHECKSUMS | {
-    b"x-amz-decoded-content-length",
-    b"x-amz-sdk-checksum-algorithm",
-    b"x-amz-trailer",
-}
+_BODY: Final = _CHECKSUMS | {b"x-amz-decoded-content-length", b"x-amz-sdk-checksum-algorithm", b"x-amz-trailer"}
 _NEW_OBJECT: Final = frozenset(
     (
         b"x-amz-acl",
@@ -68,12 +64,7 @@ _LIST: Final = frozenset((b"x-amz-optional-object-attributes",))
 _OWN: Final[Mapping[Operation, frozenset[bytes]]] = {
     Operation.LIST_BUCKETS: _NONE,
     Operation.CREATE_BUCKET: _BODY
-    | {
-        b"x-amz-acl",
-        b"x-amz-bucket-namespace",
-        b"x-amz-bucket-object-lock-enabled",
-        b"x-amz-object-ownership",
-    },
+    | {b"x-amz-acl", b"x-amz-bucket-namespace", b"x-amz-bucket-object-lock-enabled", b"x-amz-object-ownership"},
     Operation.DELETE_BUCKET: _NONE,
     Operation.HEAD_BUCKET: _NONE,
     Operation.GET_BUCKET_LOCATION: _NONE,
@@ -87,15 +78,9 @@ _OWN: Final[Mapping[Operation, frozenset[bytes]]] = {
     Operation.GET_OBJECT: _NONE | {b"x-amz-checksum-mode", b"x-amz-te"},
     Operation.HEAD_OBJECT: _NONE | {b"x-amz-checksum-mode"},
     Operation.PUT_OBJECT: _BODY | _NEW_OBJECT,
-    Operation.COPY_OBJECT: _COPY_SOURCE
-    | _NEW_OBJECT
-    | {b"x-amz-checksum-algorithm", b"x-amz-tagging-directive"},
+    Operation.COPY_OBJECT: _COPY_SOURCE | _NEW_OBJECT | {b"x-amz-checksum-algorithm", b"x-amz-tagging-directive"},
     Operation.DELETE_OBJECT: _NONE
-    | {
-        b"x-amz-bypass-governance-retention",
-        b"x-amz-if-match-last-modified-time",
-        b"x-amz-if-match-size",
-    },
+    | {b"x-amz-bypass-governance-retention", b"x-amz-if-match-last-modified-time", b"x-amz-if-match-size"},
     Operation.GET_OBJECT_ATTRIBUTES: _NONE
     | {b"x-amz-max-parts", b"x-amz-object-attributes", b"x-amz-part-number-marker"},
     Operation.GET_OBJECT_TAGGING: _NONE,

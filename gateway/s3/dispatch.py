@@ -121,20 +121,14 @@ class S3Service:
         request_id = self._new_id()
         body = error_body(error, request_id, self._host_id)
         return Response(
-            refusal.status,
-            [(b"x-amz-request-id", request_id.encode()), XML],
-            [body],
-            close=True,
-            code=refusal.code,
+            refusal.status, [(b"x-amz-request-id", request_id.encode()), XML], [body], close=True, code=refusal.code
         )
 
     async def _dispatched(self, request: Request) -> Response:
         head = request.head
         if self._keys.are_old:
             await self._keys.refresh()
-        signature = authenticate(
-            head, region=self._options.region, now_s=time.time(), find_key=self._keys.find
-        )
+        signature = authenticate(head, region=self._options.region, now_s=time.time(), find_key=self._keys.find)
         request.signature = signature
         target = request.target = parse_target(head, self._options.domains)
         if signature is None:
@@ -156,9 +150,7 @@ class S3Service:
         return translated
 
     def _refusal(self, request: Request, error: S3Error, request_id: str) -> Response:
-        headers = [
-            (name.encode(), value.encode("latin-1", "replace")) for name, value in error.headers.items()
-        ]
+        headers = [(name.encode(), value.encode("latin-1", "replace")) for name, value in error.headers.items()]
         if request.head.method == "HEAD":
             return Response(error.status, headers, length=0, code=error.code)
         error.resource = error.resource or request.head.path.decode("latin-1")

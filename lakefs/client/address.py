@@ -28,9 +28,7 @@ def _found() -> str:
     config = load()
     if config.origins["socket"] != "default" or config.socket == SYSTEM_SOCKET:
         return f"unix:{config.socket}"
-    return _first_that_listens(
-        {"your own socket": str(config.socket), "the system's socket": str(SYSTEM_SOCKET)}
-    )
+    return _first_that_listens({"your own socket": str(config.socket), "the system's socket": str(SYSTEM_SOCKET)})
 
 
 def _first_that_listens(places: dict[str, str]) -> str:

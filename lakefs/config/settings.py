@@ -220,9 +220,7 @@ def _from_file(path: Path, *, required: bool) -> dict[str, _Given]:
         reason = error.strerror or str(error)
         raise ConfigError(f"{path}: the configuration cannot be read: {reason}", subject=str(path)) from error
     if len(content) > FILE_BYTES_MAX:
-        raise ConfigError(
-            f"{path}: not a configuration: it is larger than {FILE_BYTES_MAX} bytes", subject=str(path)
-        )
+        raise ConfigError(f"{path}: not a configuration: it is larger than {FILE_BYTES_MAX} bytes", subject=str(path))
     table = _parse_toml(path, content)
     for name in table:
         if name not in _SETTINGS:
@@ -259,11 +257,7 @@ def _from_flags(flags: Mapping[str, str | None]) -> dict[str, _Given]:
     for name in flags:
         if name not in _SETTINGS:
             raise ConfigError(f"unknown flag --{name}{_nearest(name)}", subject=name)
-    return {
-        name: _Given(value, f"--{name.replace('_', '-')}")
-        for name, value in flags.items()
-        if value is not None
-    }
+    return {name: _Given(value, f"--{name.replace('_', '-')}") for name, value in flags.items() if value is not None}
 
 
 def _nearest(name: str) -> str:

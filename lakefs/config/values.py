@@ -60,9 +60,7 @@ def parse_duration(text: str) -> float:
     """Return seconds from a whole number with a unit, `90s`, `30m`, `12h`, `7d`; `0` needs none.  InvalidArgument."""
     match = _DURATION.fullmatch(text.strip())
     if match is None or not (match[2] or int(match[1]) == 0):
-        raise InvalidArgument(
-            f"{text!r} is not a time; give a number and a unit, as 90s, 30m, 12h or 7d, or 0"
-        )
+        raise InvalidArgument(f"{text!r} is not a time; give a number and a unit, as 90s, 30m, 12h or 7d, or 0")
     return float(int(match[1]) * _DURATION_UNITS.get(match[2] or "s", 1))
 
 

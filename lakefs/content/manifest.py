@@ -22,17 +22,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from lakefs.errors import InvalidArgument
-from lakefs.ids import (
-    EMPTY_BLOB,
-    BlobId,
-    Buffer,
-    ChunkId,
-    ChunkKind,
-    blob_of,
-    id_text,
-    kind_of,
-    manifest_chunk_id,
-)
+from lakefs.ids import EMPTY_BLOB, BlobId, Buffer, ChunkId, ChunkKind, blob_of, id_text, kind_of, manifest_chunk_id
 from lakefs.layout import Layout
 from lakefs.limits import BLOB_BYTES_MAX, CHUNK_BYTES, MANIFEST_FANOUT, MANIFEST_LEVELS_MAX
 
@@ -166,9 +156,7 @@ def check_child(parent_entry: Entry, parent: Manifest, child: Manifest) -> None:
     if child.cut_kind is not parent.cut_kind:
         raise _refused(f"cut kind {child.cut_kind.name} stands below {parent.cut_kind.name}", subject)
     if child.size_bytes != parent_entry.size_bytes:
-        raise _refused(
-            f"its parent gives it {parent_entry.size_bytes} bytes, it has {child.size_bytes}", subject
-        )
+        raise _refused(f"its parent gives it {parent_entry.size_bytes} bytes, it has {child.size_bytes}", subject)
     if len(child.entries) < MANIFEST_FANOUT and parent_entry in parent.entries[:-1]:
         raise _refused(f"it has {len(child.entries)} entries and is not the last of its parent", subject)
 
@@ -242,9 +230,7 @@ class ManifestBuilder:
                 subject=id_text(chunk),
             )
         if self._size_bytes + size_bytes > BLOB_BYTES_MAX:
-            raise InvalidArgument(
-                f"the content is longer than {BLOB_BYTES_MAX} bytes; store it as several objects"
-            )
+            raise InvalidArgument(f"the content is longer than {BLOB_BYTES_MAX} bytes; store it as several objects")
         self._size_bytes += size_bytes
         self._chunk_count += 1
         self._open[0].append(Entry(chunk, size_bytes))

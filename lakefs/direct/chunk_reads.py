@@ -61,11 +61,7 @@ class DirectReads:
     """Reads of data chunks that the shared index knows and the page cache has."""
 
     def __init__(
-        self,
-        index: SharedIndex,
-        descriptors: SegmentDescriptors,
-        check: Check,
-        is_connected: Callable[[], bool],
+        self, index: SharedIndex, descriptors: SegmentDescriptors, check: Check, is_connected: Callable[[], bool]
     ) -> None:
         """Read by `index`; `is_connected` returns True while the engine that maintains it is connected."""
         self.index = index

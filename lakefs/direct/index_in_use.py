@@ -68,6 +68,4 @@ class SharedIndexUser:
         """True if the index is to be requested: once on each connection, and after the engine has replaced it."""
         if not self._client.steps.carries_descriptors:
             return False
-        return self._index_epoch != self._client.epoch or (
-            self._reads is not None and not self._reads.index.is_current
-        )
+        return self._index_epoch != self._client.epoch or (self._reads is not None and not self._reads.index.is_current)

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from lakefs.errors import (
-    CorruptionError,
-    EngineBusy,
-    EngineUnreachable,
-    PermissionDenied,
-    UnsupportedVersion,
-)
+from lakefs.errors import CorruptionError, EngineBusy, EngineUnreachable, PermissionDenied, UnsupportedVersion
 from lakefs.grants import batch_plan as plain_reads
 from lakefs.host.descriptors import close_all
 from lakefs.shared_index import table as shared_table

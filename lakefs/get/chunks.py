@@ -37,9 +37,7 @@ class ChunkPlace:
         return self.grants[self.chunk].logical_bytes if self.grants else 0
 
 
-def get_chunks_into(
-    access: Access, chunks: Sequence[ChunkId], targets: Sequence[memoryview]
-) -> Steps[list[int]]:
+def get_chunks_into(access: Access, chunks: Sequence[ChunkId], targets: Sequence[memoryview]) -> Steps[list[int]]:
     """Read chunks, each into memory of the caller; return their lengths.  After an error the memory may hold anything.
 
     ChunkNotFound, ChunkDamaged; InvalidArgument when memory is too short, or an id is not well formed.
@@ -50,8 +48,7 @@ def get_chunks_into(
         length = place.length
         if len(target) < length:
             raise InvalidArgument(
-                f"chunk {place.name} has {length} bytes, the buffer for it only {len(target)}",
-                subject=place.name,
+                f"chunk {place.name} has {length} bytes, the buffer for it only {len(target)}", subject=place.name
             )
         wanted.append(_wanted(place, target[:length]))
     yield from _fetch(access, wanted)
@@ -92,7 +89,6 @@ def _fetch(access: Access, wanted: Sequence[Wanted]) -> Steps[None]:
         yield from fetch_wanted(access, wanted)
     except ChunkDamaged as error:
         raise ChunkDamaged(
-            f"a chunk is damaged on disk and was not read ({error.message}); see whose it is with: "
-            "lake fsck --full",
+            f"a chunk is damaged on disk and was not read ({error.message}); see whose it is with: lake fsck --full",
             subject=error.subject,
         ) from error

@@ -136,9 +136,7 @@ def _fetch_batch(access: Access, batch: Sequence[Wanted], pipeline: Pipeline) ->
 
 def locate(access: Access, opened: Places, chunks: Sequence[ChunkId]) -> Steps[None]:
     """Get missing grants of these chunks, and descriptors of their segments.  ChunkNotFound, EngineUnreachable."""
-    unknown = [
-        chunk for chunk in dict.fromkeys(chunks) if chunk not in opened.grants and chunk not in opened.inline
-    ]
+    unknown = [chunk for chunk in dict.fromkeys(chunks) if chunk not in opened.grants and chunk not in opened.inline]
     if unknown:
         yield from _locate(opened, unknown, access.media)
     if access.can_use_descriptors:
@@ -327,9 +325,7 @@ def _fetch_local(access: Access, want: Wanted, grant: Grant) -> None:
 
 
 def _memory_to_stream(want: Wanted) -> memoryview:
-    return (
-        want.sink.memory_for(want.piece) if want.sink.in_place else memoryview(bytearray(want.piece.length))
-    )
+    return want.sink.memory_for(want.piece) if want.sink.in_place else memoryview(bytearray(want.piece.length))
 
 
 def _check_streamed(access: Access, want: Wanted, reply: Reply, memory: memoryview) -> None:
@@ -405,8 +401,7 @@ def _stream_part(opened: Opened, piece: Piece, offset: int, length: int) -> Step
     reply.body.release()
     answer = _streamed_piece(opened, piece, reply)
     if not (
-        answer.offset <= offset
-        and offset + length <= answer.offset + answer.length == answer.offset + len(payload)
+        answer.offset <= offset and offset + length <= answer.offset + answer.length == answer.offset + len(payload)
     ):
         raise ChunkNotFound(f"{opened.name}: the engine sent another range than was asked for")
     if granule_crcs(payload) != answer.crcs:

@@ -66,11 +66,7 @@ class Slot(NamedTuple):
 
 
 def load_many(
-    access: Access,
-    pool: Pool,
-    wanted: Sequence[ChunkId | str],
-    offsets: Sequence[int],
-    rooms: Sequence[int],
+    access: Access, pool: Pool, wanted: Sequence[ChunkId | str], offsets: Sequence[int], rooms: Sequence[int]
 ) -> Steps[list[int]]:
     """Load chunks by id, and objects by name, to the offsets; return their lengths.  See `ReadSteps.load_many`."""
     pool.check_own()
@@ -85,9 +81,7 @@ def load_many(
         owners: list[int] = []
         for index, (item, offset, room) in enumerate(zip(wanted, offsets, rooms, strict=True)):
             found = (
-                _slots_of(pool, opened[item], offset, room)
-                if isinstance(item, str)
-                else [Slot(item, offset, room, "")]
+                _slots_of(pool, opened[item], offset, room) if isinstance(item, str) else [Slot(item, offset, room, "")]
             )
             slots += found
             owners += [index] * len(found)

@@ -41,14 +41,7 @@ MAP_ATTEMPTS: Final = 3
 _FAILED: Final = ctypes.c_void_p(-1).value
 
 _mmap = ctypes.CDLL(None, use_errno=True).mmap
-_mmap.argtypes = (
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_long,
-)
+_mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 _mmap.restype = ctypes.c_void_p
 _MAP_FIXED: Final = 0x10
 _MAP_NORESERVE: Final = 0x4000
@@ -132,8 +125,7 @@ def map_object(access: Access, name: Name, offset: int = 0, length: int | None =
     """
     if not access.can_use_descriptors:
         raise InvalidArgument(
-            f"{name}: objects are mapped over the engine's Unix socket only; read it instead",
-            subject=str(name),
+            f"{name}: objects are mapped over the engine's Unix socket only; read it instead", subject=str(name)
         )
     if offset < 0 or (length is not None and length < 0):
         raise InvalidArgument(f"{name}: there is no range {offset}+{length}", subject=str(name))
@@ -197,12 +189,7 @@ def _pin(opened: Opened, chunks: Sequence[ChunkId]) -> Steps[tuple[dict[ChunkId,
 
 
 def _map_checked(
-    access: Access,
-    mapped: MappedObject,
-    pieces: Sequence[Piece],
-    grants: dict[ChunkId, Grant],
-    offset: int,
-    end: int,
+    access: Access, mapped: MappedObject, pieces: Sequence[Piece], grants: dict[ChunkId, Grant], offset: int, end: int
 ) -> Steps[None]:
     runs = _runs(pieces, grants)
     pipeline = Pipeline(CHECK_WINDOW)
@@ -235,9 +222,7 @@ def _runs(pieces: Sequence[Piece], grants: dict[ChunkId, Grant]) -> list[list[Pi
     The last piece may begin inside a page if it is short: it is then copied behind the rest.
     """
     extents = [_extent(grants[piece.chunk]) for piece in pieces]
-    joins = all(extent.ends_page for extent in extents[:-1]) and all(
-        extent.begins_page for extent in extents[1:-1]
-    )
+    joins = all(extent.ends_page for extent in extents[:-1]) and all(extent.begins_page for extent in extents[1:-1])
     last = extents[-1]
     if joins and (last.begins_page or last.length < SMALL_PAYLOAD_BYTES):
         return [list(pieces)]
@@ -252,8 +237,7 @@ def _mapping(descriptors: SegmentDescriptors, extents: Sequence[_Extent], name: 
     """Map the pages of the extents, one after the other.  StaleGrant; InvalidArgument when there is no room."""
     leads = [extents[0].offset % PAGE_BYTES, *(0 for _ in extents[1:])]
     lengths = [
-        -(-(lead + extent.length) // PAGE_BYTES) * PAGE_BYTES
-        for lead, extent in zip(leads, extents, strict=True)
+        -(-(lead + extent.length) // PAGE_BYTES) * PAGE_BYTES for lead, extent in zip(leads, extents, strict=True)
     ]
     # Reserve one range of addresses; closing it also unmaps the file pages that are mapped over it.
     memory = mmap.mmap(-1, sum(lengths), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)

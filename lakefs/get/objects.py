@@ -20,23 +20,8 @@ from typing import Final, TypeVar
 
 from lakefs.content.manifest import Manifest, check_child, parse
 from lakefs.content.verify import Check, damaged, matches_id
-from lakefs.errors import (
-    ChunkNotFound,
-    CorruptionError,
-    InternalError,
-    InvalidArgument,
-    LakeError,
-    StaleGrant,
-)
-from lakefs.get.fetch import (
-    BufferSink,
-    Wanted,
-    fetch_part,
-    fetch_pieces,
-    fetch_wanted,
-    is_fetched_at_once,
-    locate,
-)
+from lakefs.errors import ChunkNotFound, CorruptionError, InternalError, InvalidArgument, LakeError, StaleGrant
+from lakefs.get.fetch import BufferSink, Wanted, fetch_part, fetch_pieces, fetch_wanted, is_fetched_at_once, locate
 from lakefs.get.opened import Access, Opened, Piece, chunk_of_stat, opened_at, pieces_of
 from lakefs.host.new_bytes import NewBytes
 from lakefs.ids import ChunkId, ChunkKind, kind_of
@@ -95,9 +80,7 @@ def open_objects(
     return opened
 
 
-def _opened_or_error(
-    access: Access, name: Name, result: OpenResult, body: memoryview
-) -> Steps[Opened | LakeError]:
+def _opened_or_error(access: Access, name: Name, result: OpenResult, body: memoryview) -> Steps[Opened | LakeError]:
     if result.opened is None:
         failure = result.failure
         assert failure is not None
@@ -214,9 +197,7 @@ def get_many(access: Access, names: Sequence[Name]) -> Steps[list[bytes]]:
 
 
 def _get_batch(access: Access, names: Sequence[Name], lease_from: int) -> Steps[list[bytes]]:
-    opened_batch = yield from open_objects(
-        access, names, inline_bytes=GET_MANY_INLINE_BYTES, lease_from=lease_from
-    )
+    opened_batch = yield from open_objects(access, names, inline_bytes=GET_MANY_INLINE_BYTES, lease_from=lease_from)
     try:
         contents: list[bytes | NewBytes] = []
         targets: list[tuple[Opened, memoryview]] = []
@@ -253,9 +234,7 @@ def get_many_into(access: Access, names: Sequence[Name], targets: Sequence[memor
 def _get_batch_into(
     access: Access, names: Sequence[Name], targets: Sequence[memoryview], lease_from: int
 ) -> Steps[list[int]]:
-    opened_batch = yield from open_objects(
-        access, names, inline_bytes=GET_MANY_INLINE_BYTES, lease_from=lease_from
-    )
+    opened_batch = yield from open_objects(access, names, inline_bytes=GET_MANY_INLINE_BYTES, lease_from=lease_from)
     try:
         fitting: list[tuple[Opened, memoryview]] = []
         for opened, target in zip(opened_batch, targets, strict=True):
@@ -344,9 +323,7 @@ def _layout(access: Access, opened: Opened) -> Steps[tuple[list[ChunkId], list[i
     top = chunk_of_stat(opened.stat)
     root = yield from _read_manifest(access, opened, top)
     if root.size_bytes != opened.stat.size_bytes:
-        raise InternalError(
-            f"{opened.name}: the manifest's size is not the object's", subject=str(opened.name)
-        )
+        raise InternalError(f"{opened.name}: the manifest's size is not the object's", subject=str(opened.name))
     chunks: list[ChunkId] = []
     lengths: list[int] = []
     pending = [root]

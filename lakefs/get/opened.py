@@ -102,8 +102,7 @@ def pieces_of(chunks: Sequence[bytes], lengths: Sequence[int]) -> list[Piece]:
         return [Piece(ChunkId(chunks[0]), 0, lengths[0])]
     offsets = accumulate(lengths, initial=0)
     return [
-        Piece(ChunkId(chunk), offset, length)
-        for chunk, offset, length in zip(chunks, offsets, lengths, strict=False)
+        Piece(ChunkId(chunk), offset, length) for chunk, offset, length in zip(chunks, offsets, lengths, strict=False)
     ]
 
 

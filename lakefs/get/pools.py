@@ -34,9 +34,7 @@ class Pool:
 
     def __init__(self, *, size_bytes: int = 0, descriptor: int | None = None) -> None:
         if size_bytes <= 0 and descriptor is None:
-            raise InvalidArgument(
-                "a pool needs a size of at least 1 byte, or the descriptor of existing memory"
-            )
+            raise InvalidArgument("a pool needs a size of at least 1 byte, or the descriptor of existing memory")
         self.number: int | None = None
         """The engine's number for the pool; None while it is not lent."""
         self.is_refused = False

@@ -104,9 +104,7 @@ class SegmentDescriptors:
             self._open.move_to_end(segment)
             return _pread_cached(held, [target], offset) == len(target)
 
-    def read_extent_cached(
-        self, segment: SegmentId, target: memoryview, vector: memoryview, offset: int
-    ) -> bool:
+    def read_extent_cached(self, segment: SegmentId, target: memoryview, vector: memoryview, offset: int) -> bool:
         """Like `read_cached`, for a payload and its vector; other threads may use the descriptors during the read."""
         held = self.enter(segment)
         if held is None:

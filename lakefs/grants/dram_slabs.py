@@ -86,9 +86,7 @@ class Slabs:
         held = list(zip(slabs, descriptors, strict=False))
         arena = _file_of(descriptors[len(held)]) if len(descriptors) > len(held) else None
         mapped = {slab: _mapped(descriptor, slab_bytes) for slab, descriptor in held}
-        generations = (
-            _mapped(descriptors[len(held)], GENERATION_BYTES) if len(descriptors) > len(held) else None
-        )
+        generations = _mapped(descriptors[len(held)], GENERATION_BYTES) if len(descriptors) > len(held) else None
         for descriptor in descriptors[len(held) + 1 :]:
             os.close(descriptor)
         if arena is None or generations is None:

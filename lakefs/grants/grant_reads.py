@@ -38,9 +38,7 @@ BRING_IN_FROM = 256 * KIB
 """Shortest read that brings in pages first.  Shorter reads may be random, and reading more would be a waste."""
 
 
-def missing_for(
-    descriptors: SegmentDescriptors, grants: Iterable[Grant]
-) -> tuple[list[SegmentId], list[int]]:
+def missing_for(descriptors: SegmentDescriptors, grants: Iterable[Grant]) -> tuple[list[SegmentId], list[int]]:
     """Return the segments and the DRAM slabs that grants point to and that are not held or mapped."""
     segments: set[SegmentId] = set()
     slabs: set[int] = set()
@@ -52,9 +50,7 @@ def missing_for(
     return descriptors.missing(segments), descriptors.slabs.missing(slabs) if slabs else []
 
 
-def fetch_into(
-    descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant, target: memoryview, check: Check
-) -> None:
+def fetch_into(descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant, target: memoryview, check: Check) -> None:
     """Read a whole granted chunk into `target` (its logical length) and check it.  Blocks.
 
     StaleGrant when the bytes are not the chunk's: freed, moved, or damaged.
@@ -89,9 +85,7 @@ def fetch_cached(
     return True
 
 
-def fetch_range(
-    descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant, offset: int, length: int
-) -> memoryview:
+def fetch_range(descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant, offset: int, length: int) -> memoryview:
     """Return the bytes [offset, offset + length) of a granted chunk, checked by granule.  Blocks.  StaleGrant."""
     begin, end = granules_around(offset, length, grant.logical_bytes)
     bring_in_granules(descriptors, grant, begin, end)
@@ -123,8 +117,7 @@ def cached_crcs(descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant) -
     """Like `fetch_crcs`, without a wait: None when the CRCs are not in the page cache."""
     begin, vector = grant.stored_bytes, room_for_vector(grant.stored_bytes)
     if vector and not (
-        may_be_cached(descriptors, grant, begin, len(vector))
-        and read_cached(descriptors, grant, begin, vector)
+        may_be_cached(descriptors, grant, begin, len(vector)) and read_cached(descriptors, grant, begin, vector)
     ):
         return None
     return crcs_of(chunk, vector, grant.crc)

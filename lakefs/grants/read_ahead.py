@@ -22,12 +22,7 @@ from lakefs.errors import StaleGrant
 from lakefs.host.memory_advice import populate
 from lakefs.host.page_cache import is_cached
 from lakefs.ids import SegmentId
-from lakefs.limits import (
-    GRANULE_BYTES,
-    READ_AHEAD_BYTES_MAX,
-    READ_AHEAD_WINDOW_BYTES_MAX,
-    READ_AHEAD_WINDOW_BYTES_MIN,
-)
+from lakefs.limits import GRANULE_BYTES, READ_AHEAD_BYTES_MAX, READ_AHEAD_WINDOW_BYTES_MAX, READ_AHEAD_WINDOW_BYTES_MIN
 
 _Place = tuple[SegmentId, int, int]
 SKIPPED_BYTES_MAX: Final = GRANULE_BYTES
@@ -123,7 +118,5 @@ class ReadAheadWindow:
         if wanted <= 0 or (wanted < self._window_bytes // 2 and target < size_bytes):
             return end, 0
         self._predicted_to = target
-        self._window_bytes = min(
-            max(2 * self._window_bytes, READ_AHEAD_WINDOW_BYTES_MIN), READ_AHEAD_WINDOW_BYTES_MAX
-        )
+        self._window_bytes = min(max(2 * self._window_bytes, READ_AHEAD_WINDOW_BYTES_MIN), READ_AHEAD_WINDOW_BYTES_MAX)
         return begin, wanted

@@ -55,8 +55,7 @@ class ThreadOffload:
         self._token: trio.lowlevel.TrioToken | None = None
         self._closed = False
         self._threads = [
-            threading.Thread(target=self._work, name=f"{name}-{index}", daemon=True)
-            for index in range(threads)
+            threading.Thread(target=self._work, name=f"{name}-{index}", daemon=True) for index in range(threads)
         ]
 
     def start(self) -> None:

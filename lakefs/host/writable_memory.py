@@ -53,13 +53,7 @@ def writable_memory(lent: WritableBuffer, name: str) -> memoryview:
 
     InvalidArgument: it is not memory, is read-only, is not contiguous, or lies in another device.
     """
-    if (
-        type(lent) is memoryview
-        and lent.format == "B"
-        and lent.ndim == 1
-        and not lent.readonly
-        and lent.contiguous
-    ):
+    if type(lent) is memoryview and lent.format == "B" and lent.ndim == 1 and not lent.readonly and lent.contiguous:
         return lent
     try:
         view = memoryview(lent)  # type: ignore[arg-type]

@@ -124,21 +124,14 @@ class LakeSteps(UploadSteps, ReadSteps):
         if isinstance(data, os.PathLike):
             return (
                 yield from self.put_file(
-                    target,
-                    Path(data),
-                    attributes,
-                    condition=condition,
-                    create_bucket=create_bucket,
-                    progress=progress,
+                    target, Path(data), attributes, condition=condition, create_bucket=create_bucket, progress=progress
                 )
             )
         if getattr(data, "read", None) is None:
             kind = type(data).__name__
             raise InvalidArgument(f"cannot put a {kind}; pass bytes, a slot, a pathlib.Path or a binary file")
         return (
-            yield from put_stream(
-                transfer, target, data, attributes, condition=condition, create_bucket=create_bucket
-            )
+            yield from put_stream(transfer, target, data, attributes, condition=condition, create_bucket=create_bucket)
         )
 
     def put_file(
@@ -158,23 +151,14 @@ class LakeSteps(UploadSteps, ReadSteps):
             found = msgspec.structs.replace(base, mode=source.mode, mtime_ns=source.mtime_ns)
             return (
                 yield from put(
-                    self.transfer(progress),
-                    target,
-                    source,
-                    found,
-                    condition=condition,
-                    create_bucket=create_bucket,
+                    self.transfer(progress), target, source, found, condition=condition, create_bucket=create_bucket
                 )
             )
         finally:
             source.close()
 
     def put_many(
-        self,
-        objects: Sequence[tuple[str, Buffer | Slot]],
-        *,
-        create_bucket: bool = False,
-        in_flight: int = 256,
+        self, objects: Sequence[tuple[str, Buffer | Slot]], *, create_bucket: bool = False, in_flight: int = 256
     ) -> Steps[list[ObjectStat]]:
         """Store many small objects (each at most 4 MiB, one chunk) in few journal groups; return stats in order.
 
@@ -184,9 +168,7 @@ class LakeSteps(UploadSteps, ReadSteps):
         other failures do not stop the rest, and the first is raised after all were tried.
         """
         attributes = ObjectAttributes(mtime_ns=time.time_ns())
-        return put_many(
-            self.transfer(None), objects, attributes, create_bucket=create_bucket, in_flight=in_flight
-        )
+        return put_many(self.transfer(None), objects, attributes, create_bucket=create_bucket, in_flight=in_flight)
 
     def return_memory(self, memory: SharedMemory) -> Steps[None]:
         """End the lending of a shared memory, if it was lent; on return the engine no longer touches the memory."""
@@ -255,9 +237,7 @@ class LakeSteps(UploadSteps, ReadSteps):
         present = [item for item in reply.message.results if item.failure or item.stat]
         return len([result_of(item) for item in present])
 
-    def move(
-        self, source: str, target: str, *, replace: bool = True, create_bucket: bool = False
-    ) -> Steps[ObjectStat]:
+    def move(self, source: str, target: str, *, replace: bool = True, create_bucket: bool = False) -> Steps[ObjectStat]:
         """Rename an object, or a folder (both names end in `/`), atomically.
 
         An object that has the target's name is replaced; with `replace=False` AlreadyExists is raised instead.
@@ -274,9 +254,7 @@ class LakeSteps(UploadSteps, ReadSteps):
         old, new = parse_object_name(source), parse_object_name(target)
         return only_result((yield from send(Copy(*old, *new, create_bucket=create_bucket))))
 
-    def make_folder(
-        self, name: str, *, exclusive: bool = False, create_bucket: bool = False
-    ) -> Steps[ObjectStat]:
+    def make_folder(self, name: str, *, exclusive: bool = False, create_bucket: bool = False) -> Steps[ObjectStat]:
         """Make a folder that stays when it is empty.  `exclusive`: AlreadyExists if it exists."""
         bucket, key = parse_object_name(name)
         folder_key = key if key.endswith("/") else key + "/"
@@ -308,9 +286,7 @@ class LakeSteps(UploadSteps, ReadSteps):
 
     # --- access keys -----------------------------------------------------------------------------
 
-    def create_access_key(
-        self, *, buckets: Sequence[str] = (), read_only: bool = False
-    ) -> Steps[AccessKeyStat]:
+    def create_access_key(self, *, buckets: Sequence[str] = (), read_only: bool = False) -> Steps[AccessKeyStat]:
         """Make an access key for these buckets (none: for all); return it with its secret.  Durable on return."""
         return _key_list((yield from send(AccessKeyCreate(list(buckets), read_only))).message).keys[0]
 
@@ -360,12 +336,7 @@ class LakeSteps(UploadSteps, ReadSteps):
         return _object_of(reply.message.report_json)
 
     def scrub(
-        self,
-        *,
-        for_s: float = 0.0,
-        rate_bytes_per_s: int | None = None,
-        restart: bool = False,
-        damaged: bool = False,
+        self, *, for_s: float = 0.0, rate_bytes_per_s: int | None = None, restart: bool = False, damaged: bool = False
     ) -> Steps[dict[str, Any]]:
         """Continue the scrub's pass, or begin one, for `for_s` seconds (at most 60; 0: not at all); return its report.
 
@@ -389,12 +360,7 @@ class LakeSteps(UploadSteps, ReadSteps):
         """Return the settings of this client's reads."""
         media = MEDIA_DRAM if self.carries_descriptors else 0
         access = Access(
-            self.descriptors,
-            self.carries_descriptors,
-            self.check,
-            media,
-            self.at_once_bytes,
-            is_held=self.is_held,
+            self.descriptors, self.carries_descriptors, self.check, media, self.at_once_bytes, is_held=self.is_held
         )
         return replace(access, progress=progress) if progress else access
 

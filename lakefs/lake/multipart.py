@@ -113,9 +113,7 @@ def list_uploads(request: UploadList) -> Steps[Uploads]:
     return reply.message
 
 
-def list_parts(
-    upload: UploadName, *, after: int = 0, limit: int = 1000, layouts: bool = False
-) -> Steps[Parts]:
+def list_parts(upload: UploadName, *, after: int = 0, limit: int = 1000, layouts: bool = False) -> Steps[Parts]:
     """Return one page of an upload's parts by number.  UploadNotFound."""
     reply = yield from send(UploadParts(*upload, after, limit, layouts))
     assert isinstance(reply.message, Parts)
@@ -182,11 +180,7 @@ def put_part_stream(
 
 
 def commit_part(
-    store: Upload,
-    upload: UploadName,
-    number: int,
-    etag: bytes | None,
-    checksums: Mapping[str, bytes] | None = None,
+    store: Upload, upload: UploadName, number: int, etag: bytes | None, checksums: Mapping[str, bytes] | None = None
 ) -> Steps[PartStat]:
     """Bind a part number to the content that a put session stored, and end the session, like `commit_upload`.
 
@@ -224,9 +218,7 @@ def copy_part(
     def attempt() -> Steps[PartStat]:
         opened = yield from open_object(access, source, inline_bytes=0, version=version)
         try:
-            return (
-                yield from _copy_opened(access, transfer, upload, number, opened, offset, length, if_match)
-            )
+            return (yield from _copy_opened(access, transfer, upload, number, opened, offset, length, if_match))
         finally:
             yield from close_object(opened)
 
@@ -245,9 +237,7 @@ def _copy_opened(
 ) -> Steps[PartStat]:
     stat = opened.stat
     if if_match and stat.etag != if_match:
-        raise PreconditionFailed(
-            f"{opened.name} has the ETag {stat.etag}, not {if_match}", subject=str(opened.name)
-        )
+        raise PreconditionFailed(f"{opened.name} has the ETag {stat.etag}, not {if_match}", subject=str(opened.name))
     wanted = stat.size_bytes - offset if length is None else length
     if offset < 0 or wanted < 0 or offset + wanted > stat.size_bytes:
         raise InvalidArgument(

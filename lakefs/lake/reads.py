@@ -53,16 +53,10 @@ class ReadSteps(ABC):
         if len(names) != len(buffers):
             raise InvalidArgument(f"{len(names)} names and {len(buffers)} buffers do not go together")
         targets = [writable_memory(buffer, name) for name, buffer in zip(names, buffers, strict=True)]
-        return (
-            yield from get_many_into(self.access(None), [parse_object_name(name) for name in names], targets)
-        )
+        return (yield from get_many_into(self.access(None), [parse_object_name(name) for name in names], targets))
 
     def load_many(
-        self,
-        wanted: Sequence[bytes | str],
-        pool: Pool,
-        offsets: Sequence[int],
-        rooms: Sequence[int] = (),
+        self, wanted: Sequence[bytes | str], pool: Pool, offsets: Sequence[int], rooms: Sequence[int] = ()
     ) -> Steps[list[int]]:
         """Load chunks (by id) and objects (by name) to offsets of a pool; return their lengths in bytes, in order.
 

@@ -60,11 +60,7 @@ class UploadSteps(ABC):
         """Return the settings of this client's reads."""
 
     def create_upload(
-        self,
-        name: str,
-        attributes: ObjectAttributes | None = None,
-        *,
-        details: Mapping[str, str] | None = None,
+        self, name: str, attributes: ObjectAttributes | None = None, *, details: Mapping[str, str] | None = None
     ) -> Steps[UploadName]:
         """Begin a multipart upload to a name, whose bucket must exist; durable on return.
 

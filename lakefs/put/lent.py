@@ -61,9 +61,7 @@ def lend(transfer: Transfer, memory: SharedMemory) -> Steps[int | None]:
     return reply.message.memory
 
 
-def send_slots(
-    transfer: Transfer, memory: SharedMemory, request_for: Callable[[int], Request]
-) -> Steps[Reply | None]:
+def send_slots(transfer: Transfer, memory: SharedMemory, request_for: Callable[[int], Request]) -> Steps[Reply | None]:
     """Send a request that names the memory by its number; None if it cannot be lent.  For requests of no session."""
     for attempt in range(ATTEMPTS):
         number = yield from lend(transfer, memory)

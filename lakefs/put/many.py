@@ -43,9 +43,7 @@ class _Object(NamedTuple):
 class _Put:
     """A put of many objects under way, with the results so far."""
 
-    def __init__(
-        self, transfer: Transfer, count: int, attributes: ObjectAttributes, create_bucket: bool
-    ) -> None:
+    def __init__(self, transfer: Transfer, count: int, attributes: ObjectAttributes, create_bucket: bool) -> None:
         self.transfer = transfer
         self.stats: list[ObjectStat | None] = [None] * count
         self.failures: list[LakeError] = []
@@ -53,9 +51,7 @@ class _Put:
         self._create_bucket = create_bucket
 
     def changes(self, batch: Sequence[_Object]) -> list[NameChange]:
-        return [
-            NameChange(*item.name, b"", self._attributes, NO_CONDITION, self._create_bucket) for item in batch
-        ]
+        return [NameChange(*item.name, b"", self._attributes, NO_CONDITION, self._create_bucket) for item in batch]
 
     def note(self, batch: Sequence[_Object], reply: Reply) -> None:
         """Note the answer to a request: stats and failures."""

@@ -114,9 +114,7 @@ def put_stream(
             yield from pipeline.submit(*store_payloads(upload, [memoryview(piece)]))
             yield from store_manifests(upload, pipeline)
             piece = following
-            following = (
-                (yield from work(read_stream, stream, CHUNK_BYTES)) if len(piece) == CHUNK_BYTES else b""
-            )
+            following = (yield from work(read_stream, stream, CHUNK_BYTES)) if len(piece) == CHUNK_BYTES else b""
         yield from pipeline.drain()
         return (yield from commit_upload(upload, change))
     except EngineUnreachable:
@@ -154,9 +152,7 @@ def _check_bucket(change: NameChange) -> Steps[None]:
         raise
 
 
-def _put_many_chunks(
-    transfer: Transfer, change: NameChange, source: Source, plan: CutPlan
-) -> Steps[PutResult]:
+def _put_many_chunks(transfer: Transfer, change: NameChange, source: Source, plan: CutPlan) -> Steps[PutResult]:
     upload = yield from open_upload(transfer, plan.cut_kind)
     try:
         yield from store_source(upload, source, plan)
@@ -166,9 +162,7 @@ def _put_many_chunks(
         raise  # the client has waited for the engine already, and the session ends by itself
     except SessionLost:
         upload.untell()
-        yield from abandon_upload(
-            upload
-        )  # the session still exists if only a source, or lent memory, was lost
+        yield from abandon_upload(upload)  # the session still exists if only a source, or lent memory, was lost
         raise
     except BaseException:
         yield from abandon_upload(upload)

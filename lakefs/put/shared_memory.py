@@ -185,10 +185,7 @@ def _page_up(size_bytes: int) -> int:
 def _populate(mapping: mmap.mmap) -> None:
     """Allocate all pages.  OSError when there are too few."""
     code = advise(mapping, POPULATE_WRITE)
-    if code not in (
-        0,
-        errno.EINVAL,
-    ):  # EINVAL: an older kernel, which allocates pages when they are first written
+    if code not in (0, errno.EINVAL):  # EINVAL: an older kernel, which allocates pages when they are first written
         raise OSError(code, os.strerror(code))
 
 

@@ -125,8 +125,7 @@ class FileSource:
                 raise LocalFileError(f"{self.path}: {error.strerror}", subject=self.path) from error
             if count == 0:
                 raise SourceChanged(
-                    f"{self.path} shrank while it was read; nothing was stored under its name",
-                    subject=self.path,
+                    f"{self.path} shrank while it was read; nothing was stored under its name", subject=self.path
                 )
             done += count
         return target
@@ -160,9 +159,7 @@ def read_stream(stream: BinaryIO, length: int) -> bytes:
             raise LocalFileError(f"the stream cannot be read: {error}") from error
         if not isinstance(piece, (bytes, bytearray)) or len(piece) > missing:
             kind = type(piece).__name__
-            raise InvalidArgument(
-                f"a stream gave {kind}; put a binary stream, of which reading waits for bytes"
-            )
+            raise InvalidArgument(f"a stream gave {kind}; put a binary stream, of which reading waits for bytes")
         if not piece:
             break
         pieces.append(piece)

@@ -24,14 +24,7 @@ from typing import Final
 from lakefs.errors import PermissionDenied, StoreDamaged
 from lakefs.host.aligned_mapping import map_aligned
 from lakefs.shared_index.table import SharedTable
-from lakefs.shared_index.table_format import (
-    HEADER_PAGE_BYTES,
-    MAGIC,
-    Found,
-    TableHeader,
-    table_bytes,
-    unpack_header,
-)
+from lakefs.shared_index.table_format import HEADER_PAGE_BYTES, MAGIC, Found, TableHeader, table_bytes, unpack_header
 
 F_GET_SEALS: Final = 1034
 F_SEAL_SHRINK: Final = 0x0002
@@ -54,9 +47,7 @@ class SharedIndexReader:
             memory, begin = map_aligned(descriptor, length)
             self._memory = memoryview(memory).toreadonly()[begin : begin + length]
         except (OSError, ValueError) as error:
-            raise StoreDamaged(
-                f"the shared index cannot be mapped: {error}", subject="shared index"
-            ) from error
+            raise StoreDamaged(f"the shared index cannot be mapped: {error}", subject="shared index") from error
         self._table = SharedTable(self._memory, self.header.capacity)
         self.find = self._table.find
 

@@ -60,16 +60,7 @@ class Work:
 Effect = Send | Work
 
 
-_TAKING: Final = (
-    SessionOpen,
-    SourceOpen,
-    LendMemory,
-    OpenSharedIndex,
-    OpenObjects,
-    OpenSegments,
-    OpenSlabs,
-    PinChunks,
-)
+_TAKING: Final = (SessionOpen, SourceOpen, LendMemory, OpenSharedIndex, OpenObjects, OpenSegments, OpenSlabs, PinChunks)
 
 
 def takes(effect: Effect) -> bool:
@@ -112,10 +103,7 @@ Pages = Steps[Page[T]]
 
 
 def send(
-    request: Request,
-    body: Sequence[Buffer] = (),
-    descriptors: Sequence[int] = (),
-    into: Sequence[memoryview] = (),
+    request: Request, body: Sequence[Buffer] = (), descriptors: Sequence[int] = (), into: Sequence[memoryview] = ()
 ) -> Steps[Reply]:
     """Send one request; return its reply."""
     ticket = yield Start(Send(request, body, descriptors, into))
@@ -144,15 +132,10 @@ class Pipeline:
     def __init__(self, window: int) -> None:
         assert window >= 1
         self._window = window
-        self._flight: deque[tuple[Ticket, Completion, Callable[[Exception], Steps[None] | None] | None]] = (
-            deque()
-        )
+        self._flight: deque[tuple[Ticket, Completion, Callable[[Exception], Steps[None] | None] | None]] = deque()
 
     def submit(
-        self,
-        effect: Effect,
-        done: Completion,
-        failed: Callable[[Exception], Steps[None] | None] | None = None,
+        self, effect: Effect, done: Completion, failed: Callable[[Exception], Steps[None] | None] | None = None
     ) -> Steps[None]:
         """Start the effect, first completing the oldest ones while the window is full."""
         while len(self._flight) >= self._window:

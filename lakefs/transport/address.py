@@ -54,9 +54,7 @@ def parse_host_port(text: str, subject: str = "") -> TcpAddress:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:
-        raise InvalidArgument(
-            f"{text!r}: write an IPv6 address in brackets, as in [::1]:9100", subject=subject or text
-        )
+        raise InvalidArgument(f"{text!r}: write an IPv6 address in brackets, as in [::1]:9100", subject=subject or text)
     is_number = port_text.isascii() and port_text.isdigit() and len(port_text) <= 5
     if not colon or not host or not is_number or int(port_text) > 65535:
         raise InvalidArgument(f"{text!r} is not HOST:PORT", subject=subject or text)

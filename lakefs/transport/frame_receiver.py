@@ -102,6 +102,4 @@ class FrameReceiver(Generic[E_co]):
         raise self._stalled()
 
     def _stalled(self) -> DeadlineExceeded:
-        return DeadlineExceeded(
-            f"a frame from {self._stream.peer} did not end within {self._frame_timeout_s:g} s"
-        )
+        return DeadlineExceeded(f"a frame from {self._stream.peer} did not end within {self._frame_timeout_s:g} s")

@@ -79,11 +79,7 @@ class FrameSender:
             self._send([corked], len(corked), (), None)
 
     def send(
-        self,
-        frame: bytes,
-        body: Sequence[Buffer] = (),
-        descriptors: Sequence[int] = (),
-        sent: Sent | None = None,
+        self, frame: bytes, body: Sequence[Buffer] = (), descriptors: Sequence[int] = (), sent: Sent | None = None
     ) -> None:
         """Send a frame start and its body, large bodies without copying them.
 
@@ -129,9 +125,7 @@ class FrameSender:
         while self._queue:
             self._done(self._queue.popleft())
 
-    def _send(
-        self, parts: Sequence[Buffer], total: int, descriptors: Sequence[int], sent: Sent | None
-    ) -> None:
+    def _send(self, parts: Sequence[Buffer], total: int, descriptors: Sequence[int], sent: Sent | None) -> None:
         if not self._queue and self._error is None:
             count = self._send_nowait(parts, descriptors)
             if count < total and self._error is None:
@@ -161,9 +155,7 @@ class FrameSender:
             except EngineUnreachable as error:
                 self._error = error
         if scope.cancelled_caught:
-            self._error = DeadlineExceeded(
-                f"{self._stream.peer} did not take a frame within {FRAME_TIMEOUT_S:.0f} s"
-            )
+            self._error = DeadlineExceeded(f"{self._stream.peer} did not take a frame within {FRAME_TIMEOUT_S:.0f} s")
         if self._queue and self._queue[0] is entry:
             self._done(self._queue.popleft())
 

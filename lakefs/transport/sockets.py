@@ -66,9 +66,7 @@ def lost_error(peer: str, error: OSError | None = None) -> EngineUnreachable:
     return EngineUnreachable(f"the connection to {peer} was lost{reason}", subject=peer)
 
 
-def receive_with_descriptors(
-    sock: socket.socket, buffer: memoryview, descriptors: list[int], flags: int = 0
-) -> int:
+def receive_with_descriptors(sock: socket.socket, buffer: memoryview, descriptors: list[int], flags: int = 0) -> int:
     """Receive into `buffer` from a Unix socket; received descriptors are appended.  OSError as recvmsg."""
     count, ancillary, message_flags, _ = sock.recvmsg_into([buffer], _ANCILLARY_BYTES, _RECEIVE_FLAGS | flags)
     if ancillary or message_flags & _TRUNCATED:
@@ -80,9 +78,7 @@ def receive_with_descriptors(
     return count
 
 
-def send_some(
-    sock: socket.socket, parts: Sequence[Buffer], descriptors: Sequence[int] = (), flags: int = 0
-) -> int:
+def send_some(sock: socket.socket, parts: Sequence[Buffer], descriptors: Sequence[int] = (), flags: int = 0) -> int:
     """Send as much of the parts as the socket takes; return the count in bytes.  OSError as sendmsg.
 
     Descriptors are sent with the first byte: they were sent if the count is not 0.

@@ -30,14 +30,7 @@ from lakefs.ids import Buffer
 from lakefs.limits import HELLO_TIMEOUT_S, LISTEN_BACKLOG
 from lakefs.ports import Listener, Stream
 from lakefs.transport.address import Address, TcpAddress, UnixAddress, parse_address
-from lakefs.transport.sockets import (
-    connect_error,
-    lost_error,
-    new_socket,
-    receive_with_descriptors,
-    send_some,
-    tune,
-)
+from lakefs.transport.sockets import connect_error, lost_error, new_socket, receive_with_descriptors, send_some, tune
 from lakefs.transport.unix_sockets import remedy_of
 from lakefs.wire.connection import farewell
 
@@ -247,9 +240,7 @@ class SocketListener:
             sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
         )
         if uid not in (0, os.geteuid()) and not self._in_group(sock, gid):
-            raise PermissionDenied(
-                f"user {uid} may not use the engine at {self.address}: {remedy_of(self._group)}"
-            )
+            raise PermissionDenied(f"user {uid} may not use the engine at {self.address}: {remedy_of(self._group)}")
         return f"uid {uid} pid {pid}", uid
 
     def _in_group(self, sock: socket.socket, gid: int) -> bool:
@@ -285,9 +276,7 @@ class TrioNetwork:
     async def connect(self, address: str) -> Stream:
         """Connect within 5 s.  EngineUnreachable, PermissionDenied, InvalidArgument."""
         parsed = parse_address(address)
-        failure: LakeError = EngineUnreachable(
-            f"no engine answers at {parsed} within {HELLO_TIMEOUT_S:.0f} s"
-        )
+        failure: LakeError = EngineUnreachable(f"no engine answers at {parsed} within {HELLO_TIMEOUT_S:.0f} s")
         with trio.move_on_after(HELLO_TIMEOUT_S):
             for target, sockaddr in await _resolve(parsed):
                 try:
@@ -331,9 +320,7 @@ def _clear_stale(address: UnixAddress) -> None:
     except OSError:  # no such file, or bind raises the reason
         return
     if not stat.S_ISSOCK(mode):
-        raise AddressInUse(
-            f"{address.path} exists and is no socket; choose another path", subject=address.path
-        )
+        raise AddressInUse(f"{address.path} exists and is no socket; choose another path", subject=address.path)
     with new_socket(address) as probe:
         probe.setblocking(False)
         try:
@@ -344,9 +331,7 @@ def _clear_stale(address: UnixAddress) -> None:
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EPERM):
                 raise _bind_error(address, error) from error
-    raise AddressInUse(
-        f"an engine already serves at {address}; stop it or choose another path", subject=address.path
-    )
+    raise AddressInUse(f"an engine already serves at {address}; stop it or choose another path", subject=address.path)
 
 
 async def bind_tcp(address: TcpAddress, port_use: PortUse) -> tuple[TcpAddress, socket.socket]:
@@ -362,9 +347,7 @@ async def bind_tcp(address: TcpAddress, port_use: PortUse) -> tuple[TcpAddress, 
     return TcpAddress(address.host, sock.getsockname()[1]), sock
 
 
-def _bound_tcp(
-    address: TcpAddress, target: Address, sockaddr: str | tuple[str, int], *, shared: bool
-) -> socket.socket:
+def _bound_tcp(address: TcpAddress, target: Address, sockaddr: str | tuple[str, int], *, shared: bool) -> socket.socket:
     sock = new_socket(target)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -381,9 +364,7 @@ def _bound_tcp(
 def _bind_error(address: Address, error: OSError) -> LakeError:
     reason = error.strerror or str(error)
     if error.errno == errno.EADDRINUSE:
-        return AddressInUse(
-            f"{address} is taken; stop what listens there or choose another", subject=str(address)
-        )
+        return AddressInUse(f"{address} is taken; stop what listens there or choose another", subject=str(address))
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return PermissionDenied(f"{address} may not be listened on ({reason})", subject=str(address))
     return InvalidArgument(f"{address} cannot be listened on ({reason})", subject=str(address))
@@ -396,9 +377,7 @@ async def _resolve(address: Address) -> list[tuple[Address, str | tuple[str, int
     try:
         found = await trio.socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
-        raise EngineUnreachable(
-            f"host {address.host} is not known ({error.strerror})", subject=str(address)
-        ) from error
+        raise EngineUnreachable(f"host {address.host} is not known ({error.strerror})", subject=str(address)) from error
     numeric = [TcpAddress(str(sockaddr[0]), int(sockaddr[1])) for *_, sockaddr in found]
     return [(target, (target.host, target.port)) for target in numeric]
 

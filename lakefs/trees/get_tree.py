@@ -21,12 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from lakefs.errors import (
-    EngineUnreachable,
-    InvalidName,
-    LakeError,
-    LocalFileError,
-)
+from lakefs.errors import EngineUnreachable, InvalidName, LakeError, LocalFileError
 from lakefs.get.fetch import fetch_pieces
 from lakefs.get.objects import close_leases, close_object, open_objects
 from lakefs.get.opened import Opened, Piece
@@ -49,9 +44,7 @@ OBJECT_KIND = 2
 NO_STAT = ObjectStat("", "", 0, 0, 0, "", 0)
 
 
-def get_tree(
-    lake: LakeSteps, source: Name, folder: str, options: GetOptions, observer: Observer
-) -> Steps[Totals]:
+def get_tree(lake: LakeSteps, source: Name, folder: str, options: GetOptions, observer: Observer) -> Steps[Totals]:
     """Write all objects below a folder of the lake to a local folder, created if missing.
 
     `source.key` is empty or ends in `/`.  KeyNotFound, BucketNotFound.  Any other error raised ends the whole
@@ -109,9 +102,7 @@ class _Surveyed:
 class _TreeGet:
     """One tree operation and its counts."""
 
-    def __init__(
-        self, lake: LakeSteps, source: Name, folder: str, options: GetOptions, observer: Observer
-    ) -> None:
+    def __init__(self, lake: LakeSteps, source: Name, folder: str, options: GetOptions, observer: Observer) -> None:
         self.totals = Totals()
         self._access = lake.access(observer.progress)
         self._source = source
@@ -293,17 +284,9 @@ class _TreeGet:
         return f"{self._source.bucket}/{entry.key}"
 
     def _outcome(
-        self,
-        one: _Wanted,
-        fate: Fate,
-        new_bytes: int = 0,
-        *,
-        notice: str = "",
-        error: LakeError | None = None,
+        self, one: _Wanted, fate: Fate, new_bytes: int = 0, *, notice: str = "", error: LakeError | None = None
     ) -> FileOutcome:
-        return FileOutcome(
-            one.path, self._name(one.entry), fate, one.entry.size_bytes, new_bytes, notice, error
-        )
+        return FileOutcome(one.path, self._name(one.entry), fate, one.entry.size_bytes, new_bytes, notice, error)
 
     def _fail(self, one: _Wanted, error: LakeError) -> None:
         if is_fatal(error):
@@ -412,6 +395,4 @@ def _content_of_a_folder(name: str) -> LocalFileError:
 
 
 def _stat_of(entry: ListEntry) -> ObjectStat:
-    return ObjectStat(
-        "", entry.key, entry.kind, entry.node, entry.size_bytes, entry.etag, entry.mtime_ns, entry.blob
-    )
+    return ObjectStat("", entry.key, entry.kind, entry.node, entry.size_bytes, entry.etag, entry.mtime_ns, entry.blob)

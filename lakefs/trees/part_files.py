@@ -356,9 +356,7 @@ def _open_part(folder: int, name: str, target: str) -> tuple[int, str]:
                     return descriptor, part_name
         if not free:
             first, *_, last = part_names(name)
-            reason = (
-                f"other files beside it have the names {first} to {last}, which its part needs; rename one"
-            )
+            reason = f"other files beside it have the names {first} to {last}, which its part needs; rename one"
             raise LocalFileError(f"{target}: {reason}", subject=target)
         for make in (_make_unnamed, _make_named):
             try:

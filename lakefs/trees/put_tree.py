@@ -198,9 +198,7 @@ class _TreePut:
         return _Read(entry, payload, attributes)
 
     def _attributes(self, source: FileSource) -> ObjectAttributes:
-        return ObjectAttributes(
-            mode=source.mode, mtime_ns=source.mtime_ns, content_type=self._options.content_type
-        )
+        return ObjectAttributes(mode=source.mode, mtime_ns=source.mtime_ns, content_type=self._options.content_type)
 
     def _send_frame(self, reads: list[_Read]) -> Steps[None]:
         """Handle a frame that was read: settle the files that need no sending, send the rest."""
@@ -216,9 +214,7 @@ class _TreePut:
                 yield from self._put_alone(read.entry, None)
         # The frame may have grown to two frames' worth, if files grew between the walk and the read.
         for part in _frames_of_reads(ready):
-            yield from self.pipeline.submit(
-                self._put_request(part), self._frame_stored(part), self._frame_failed(part)
-            )
+            yield from self.pipeline.submit(self._put_request(part), self._frame_stored(part), self._frame_failed(part))
 
     def _put_request(self, reads: Sequence[_Read]) -> Send:
         payloads = [read.payload for read in reads if read.payload is not None]

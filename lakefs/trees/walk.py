@@ -178,9 +178,7 @@ class Walk:
             found = os.stat(path, follow_symlinks=self._options.follow)
         except UnicodeEncodeError:
             shown = os.fsencode(path).decode(errors="backslashreplace")
-            return _failed(
-                path, key, InvalidName(f"{shown}: the name is not UTF-8; rename it", subject=shown)
-            )
+            return _failed(path, key, InvalidName(f"{shown}: the name is not UTF-8; rename it", subject=shown))
         except OSError as error:
             return _failed(path, key, LocalFileError(f"{path}: {error.strerror}", subject=path))
         if key_bytes > KEY_BYTES_MAX:
@@ -210,9 +208,7 @@ class Walk:
             names = sorted(os.listdir(folder), key=os.fsencode)
         except OSError as error:
             return _failed(folder, key, LocalFileError(f"{folder}: {error.strerror}", subject=folder))
-        return (
-            _Level(folder, key, identity, iter(names)) if names else LocalEntry(folder, key, is_folder=True)
-        )
+        return _Level(folder, key, identity, iter(names)) if names else LocalEntry(folder, key, is_folder=True)
 
 
 @dataclass(frozen=True)

@@ -127,23 +127,12 @@ class ServerConnection:
         self.reader.body_bytes_max = BODY_BYTES_MAX
 
     def reply(
-        self,
-        stream_id: int,
-        message: Message,
-        body_bytes: int = 0,
-        descriptor_count: int = 0,
-        *,
-        final: bool = True,
+        self, stream_id: int, message: Message, body_bytes: int = 0, descriptor_count: int = 0, *, final: bool = True
     ) -> bytes:
         """Return the reply's frame start.  RequestTooLarge when it passes a frame's limits; the stream stays open."""
         assert final or self._open[stream_id] == Watch.OP, "only a watch goes on after its reply"
         frame = pack_frame(
-            Kind.REPLY,
-            self._open[stream_id],
-            stream_id,
-            message,
-            body_bytes,
-            descriptor_count=descriptor_count,
+            Kind.REPLY, self._open[stream_id], stream_id, message, body_bytes, descriptor_count=descriptor_count
         )
         if final:
             del self._open[stream_id]
@@ -178,9 +167,7 @@ class ServerConnection:
                 frame, UnsupportedVersion(f"this engine does not know operation {op}; update the engine")
             )
         if frame.flags & FLAGS_CRITICAL:
-            error = UnsupportedVersion(
-                f"this engine does not know frame flags {frame.flags:#04x}; update the engine"
-            )
+            error = UnsupportedVersion(f"this engine does not know frame flags {frame.flags:#04x}; update the engine")
             return self._refuse(frame, error)
         if op == Hello.OP and self.greeted:
             return self._refuse(frame, ProtocolError("a connection has one Hello"))
@@ -191,9 +178,7 @@ class ServerConnection:
             return self._refuse(frame, ProtocolError(f"the message is no {name} request: {error}"))
         assert self.greeted or not frame.body_bytes, "no body is accepted before Hello"
         self._open[stream_id] = op
-        return RequestReceived(
-            stream_id, request, frame.body_bytes, frame.deadline_ms, frame.descriptor_count
-        )
+        return RequestReceived(stream_id, request, frame.body_bytes, frame.deadline_ms, frame.descriptor_count)
 
     def _refuse(self, frame: FrameStart, error: LakeError) -> RequestRefused:
         if frame.body_bytes:
@@ -312,9 +297,7 @@ class ClientConnection:
     def _of_stream(self, frame: FrameStart) -> ClientEvent:
         stream_id = frame.stream_id
         if frame.flags & FLAGS_CRITICAL:
-            raise UnsupportedVersion(
-                f"the engine uses frame flags {frame.flags:#04x} that this client does not know"
-            )
+            raise UnsupportedVersion(f"the engine uses frame flags {frame.flags:#04x} that this client does not know")
         op = self._open[stream_id]
         if frame.kind == Kind.EVENT:
             return EventReceived(stream_id, _decoded(_decode_event, frame.message))

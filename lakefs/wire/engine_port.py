@@ -119,9 +119,7 @@ class ServedClient(Protocol):
 class EngineService(Protocol):
     """The engine as a server calls it."""
 
-    def connected(
-        self, peer: str, *, descriptors: bool, trusted: bool, uid: int | None = None
-    ) -> ServedClient:
+    def connected(self, peer: str, *, descriptors: bool, trusted: bool, uid: int | None = None) -> ServedClient:
         """Begin a connection.  `trusted`: it arrived on a Unix socket that checked its owner; `uid` is that owner."""
         ...
 
@@ -137,9 +135,7 @@ class EngineService(Protocol):
         """
         ...
 
-    async def serve(
-        self, client: ServedClient, request: Request, body: Body, descriptors: Sequence[int]
-    ) -> Reply:
+    async def serve(self, client: ServedClient, request: Request, body: Body, descriptors: Sequence[int]) -> Reply:
         """Do the request.  Takes over `body` (releases it) and `descriptors` (closes them), also if it raises."""
         ...
 

@@ -24,12 +24,7 @@ from lakefs.errors import InvalidArgument, ProtocolError, RequestTooLarge
 from lakefs.host.crc import crc32c
 from lakefs.ids import Buffer
 from lakefs.layout import Layout
-from lakefs.limits import (
-    BODY_BYTES_MAX,
-    CONTROL_BYTES_MAX,
-    DESCRIPTORS_PER_FRAME_MAX,
-    RECEIVE_BUFFER_BYTES,
-)
+from lakefs.limits import BODY_BYTES_MAX, CONTROL_BYTES_MAX, DESCRIPTORS_PER_FRAME_MAX, RECEIVE_BUFFER_BYTES
 
 PROTOCOL_VERSION: Final = 1
 
@@ -119,9 +114,7 @@ def pack_frame(
             f"{CONTROL_BYTES_MAX} and {BODY_BYTES_MAX}; ask for less in one request"
         )
     if descriptor_count > DESCRIPTORS_PER_FRAME_MAX:
-        raise RequestTooLarge(
-            f"{descriptor_count} descriptors in one frame; at most {DESCRIPTORS_PER_FRAME_MAX}"
-        )
+        raise RequestTooLarge(f"{descriptor_count} descriptors in one frame; at most {DESCRIPTORS_PER_FRAME_MAX}")
     header = _pack_header(
         FRAME_MAGIC,
         kind,
@@ -249,9 +242,7 @@ class FrameReader:
         self._body_left = body_bytes
         message = control[: control_bytes - extension_bytes] if extension_bytes else control
         extension = control[control_bytes - extension_bytes :] if extension_bytes else b""
-        return FrameStart(
-            kind, flags, op, stream_id, body_bytes, deadline_ms, descriptors, message, extension
-        )
+        return FrameStart(kind, flags, op, stream_id, body_bytes, deadline_ms, descriptors, message, extension)
 
     def take_body(self, parts: Sequence[Buffer]) -> list[memoryview]:
         """Copy the received part of the body into `parts` (writable, exactly the body's length in all).

@@ -20,12 +20,7 @@ from lakefs.wire.access_messages import (
     AccessKeys as AccessKeys,
     AccessKeyStat as AccessKeyStat,
 )
-from lakefs.wire.base import (
-    Done as Done,
-    Failure as Failure,
-    Message as Message,
-    Request as Request,
-)
+from lakefs.wire.base import Done as Done, Failure as Failure, Message as Message, Request as Request
 from lakefs.wire.bucket_messages import (
     BucketCreate as BucketCreate,
     BucketList as BucketList,
@@ -79,11 +74,7 @@ from lakefs.wire.session_messages import (
     Stored as Stored,
     StoreFromSource as StoreFromSource,
 )
-from lakefs.wire.slab_messages import (
-    NoteReads as NoteReads,
-    OpenSlabs as OpenSlabs,
-    SlabsOpened as SlabsOpened,
-)
+from lakefs.wire.slab_messages import NoteReads as NoteReads, OpenSlabs as OpenSlabs, SlabsOpened as SlabsOpened
 from lakefs.wire.upkeep_messages import (
     ReportReply as ReportReply,
     RunFsck as RunFsck,

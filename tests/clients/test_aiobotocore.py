@@ -5,12 +5,7 @@ from __future__ import annotations
 from tests.clients.declared import Client, works
 from tests.clients.gateway import Gateway
 
-CLIENT = Client(
-    "aiobotocore",
-    "aiobotocore",
-    lacks=("virtual host",),
-    also="fifty requests at once",
-)
+CLIENT = Client("aiobotocore", "aiobotocore", lacks=("virtual host",), also="fifty requests at once")
 
 
 @works(

@@ -8,16 +8,7 @@ from tests.clients.gateway import Gateway
 CLIENT = Client(
     "cloudpathlib",
     "cloudpathlib",
-    lacks=(
-        "ranges",
-        "buckets",
-        "multipart",
-        "metadata",
-        "checksums",
-        "conditions",
-        "presigned",
-        "virtual host",
-    ),
+    lacks=("ranges", "buckets", "multipart", "metadata", "checksums", "conditions", "presigned", "virtual host"),
     also="paths",
 )
 

@@ -29,12 +29,7 @@ def test_requests_are_signed_by_hand(gateway: Gateway) -> None:
         s3 -X DELETE $AWS_ENDPOINT_URL/of-curl-2
         """,
     )
-    assert said.splitlines()[-4:] == [
-        "x-amz-meta-colour: blue",
-        "<ETag>",
-        "PreconditionFailed",
-        "<Key>big",
-    ]
+    assert said.splitlines()[-4:] == ["x-amz-meta-colour: blue", "<ETag>", "PreconditionFailed", "<Key>big"]
 
 
 @works("virtual host")

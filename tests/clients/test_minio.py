@@ -5,30 +5,10 @@ from __future__ import annotations
 from tests.clients.declared import Client, works
 from tests.clients.gateway import Gateway
 
-CLIENT = Client(
-    "minio",
-    "minio",
-    lacks=(
-        "conditions",
-        "virtual host",
-    ),
-    also="composes objects",
-)
+CLIENT = Client("minio", "minio", lacks=("conditions", "virtual host"), also="composes objects")
 
 
-@works(
-    "put",
-    "get",
-    "ranges",
-    "list",
-    "delete",
-    "buckets",
-    "multipart",
-    "copy",
-    "metadata",
-    "checksums",
-    "presigned",
-)
+@works("put", "get", "ranges", "list", "delete", "buckets", "multipart", "copy", "metadata", "checksums", "presigned")
 def test_objects_of_any_size_are_put_composed_listed_and_removed(gateway: Gateway) -> None:
     gateway.python(
         "minio",

@@ -5,30 +5,10 @@ from __future__ import annotations
 from tests.clients.declared import Client, works
 from tests.clients.gateway import Gateway
 
-CLIENT = Client(
-    "AWS SDK for JavaScript",
-    "@aws-sdk/client-s3",
-    lacks=(
-        "presigned",
-        "virtual host",
-    ),
-    also="",
-)
+CLIENT = Client("AWS SDK for JavaScript", "@aws-sdk/client-s3", lacks=("presigned", "virtual host"), also="")
 
 
-@works(
-    "put",
-    "get",
-    "ranges",
-    "list",
-    "delete",
-    "buckets",
-    "multipart",
-    "copy",
-    "metadata",
-    "checksums",
-    "conditions",
-)
+@works("put", "get", "ranges", "list", "delete", "buckets", "multipart", "copy", "metadata", "checksums", "conditions")
 def test_objects_are_put_read_listed_copied_and_removed(gateway: Gateway) -> None:
     gateway.node(
         "AWS SDK for JavaScript",

@@ -8,19 +8,7 @@ from tests.clients.gateway import Gateway
 CLIENT = Client("rclone", "debian", lacks=("conditions",), also="sync, check")
 
 
-@works(
-    "put",
-    "get",
-    "ranges",
-    "list",
-    "delete",
-    "buckets",
-    "multipart",
-    "copy",
-    "metadata",
-    "checksums",
-    "presigned",
-)
+@works("put", "get", "ranges", "list", "delete", "buckets", "multipart", "copy", "metadata", "checksums", "presigned")
 def test_folders_are_synchronised_checked_moved_and_purged(gateway: Gateway) -> None:
     said = gateway.shell(
         "rclone",

@@ -5,9 +5,7 @@ from __future__ import annotations
 from tests.clients.declared import Client, refused, works
 from tests.clients.gateway import Gateway
 
-CLIENT = Client(
-    "s3cmd", "s3cmd", lacks=("ranges", "conditions"), also="sync, du, info, modify; ACLs are refused"
-)
+CLIENT = Client("s3cmd", "s3cmd", lacks=("ranges", "conditions"), also="sync, du, info, modify; ACLs are refused")
 
 
 @works("put", "get", "list", "delete", "buckets", "multipart", "copy", "metadata", "checksums")

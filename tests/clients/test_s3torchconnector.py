@@ -8,13 +8,7 @@ from tests.clients.gateway import Gateway
 CLIENT = Client(
     "s3torchconnector",
     "s3torchconnector",
-    lacks=(
-        "buckets",
-        "metadata",
-        "conditions",
-        "presigned",
-        "virtual host",
-    ),
+    lacks=("buckets", "metadata", "conditions", "presigned", "virtual host"),
     also="data sets, checkpoints, `torch.distributed.checkpoint`",
 )
 

@@ -38,8 +38,6 @@ def test_folders_are_copied_in_parts_listed_moved_and_removed(gateway: Gateway) 
 @works("virtual host")
 def test_a_host_name_as_endpoint_takes_buckets_in_hosts(gateway: Gateway) -> None:
     said = gateway.shell(
-        "s5cmd",
-        "echo x > x; s5cmd --log trace cp x s3://of-s5cmd/by-host; s5cmd ls 's3://of-s5cmd/by*'",
-        by_host=True,
+        "s5cmd", "echo x > x; s5cmd --log trace cp x s3://of-s5cmd/by-host; s5cmd ls 's3://of-s5cmd/by*'", by_host=True
     )
     assert "by-host" in said

@@ -8,17 +8,7 @@ from tests.clients.gateway import Gateway
 CLIENT = Client(
     "smart open",
     "smart_open",
-    lacks=(
-        "list",
-        "delete",
-        "buckets",
-        "copy",
-        "metadata",
-        "checksums",
-        "conditions",
-        "presigned",
-        "virtual host",
-    ),
+    lacks=("list", "delete", "buckets", "copy", "metadata", "checksums", "conditions", "presigned", "virtual host"),
     also="streams, seeks",
 )
 

@@ -8,16 +8,7 @@ from tests.clients.gateway import Gateway
 CLIENT = Client(
     "zarr",
     "zarr",
-    lacks=(
-        "buckets",
-        "multipart",
-        "copy",
-        "metadata",
-        "checksums",
-        "conditions",
-        "presigned",
-        "virtual host",
-    ),
+    lacks=("buckets", "multipart", "copy", "metadata", "checksums", "conditions", "presigned", "virtual host"),
     also="sharded arrays, groups",
 )
 

@@ -224,9 +224,7 @@ KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
         Kind("simulated", _embedded(_simulated_store, descriptors=False), simulated=True),
-        Kind(
-            "simulated-network", _served(_simulated_store, _simulated_network, "tcp://sim:1"), simulated=True
-        ),
+        Kind("simulated-network", _served(_simulated_store, _simulated_network, "tcp://sim:1"), simulated=True),
         Kind("embedded", _embedded(_local_store, descriptors=True)),
         Kind("unix", _served(_local_store, TrioNetwork, UNIX)),
         Kind("tcp", _served(_local_store, TrioNetwork, TCP)),

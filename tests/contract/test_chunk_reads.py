@@ -83,11 +83,7 @@ def test_chunks_are_read_by_their_ids(kind: Kind) -> None:
     async def body(lake: Driven) -> None:
         await stored(lake)
         assert await read_all(lake) == CONTENTS
-        assert await chunks_of(lake, "get_many", [*CHUNKS, CHUNKS[0], EMPTY_CHUNK]) == [
-            *CONTENTS,
-            CONTENTS[0],
-            b"",
-        ]
+        assert await chunks_of(lake, "get_many", [*CHUNKS, CHUNKS[0], EMPTY_CHUNK]) == [*CONTENTS, CONTENTS[0], b""]
         for chunk, content in zip(CHUNKS, CONTENTS, strict=True):
             buffer = bytearray(len(content))
             assert await chunks_of(lake, "get", chunk) == content
@@ -107,9 +103,7 @@ def test_chunks_are_read_by_their_ids(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("check", Check)
-def test_what_the_index_knows_and_the_page_cache_has_is_read_without_a_request(
-    kind: Kind, check: Check
-) -> None:
+def test_what_the_index_knows_and_the_page_cache_has_is_read_without_a_request(kind: Kind, check: Check) -> None:
     async def body(lake: Driven) -> None:
         if not lake.steps.carries_descriptors:
             return
@@ -175,9 +169,7 @@ def test_what_was_moved_meanwhile_is_asked_for_where_nothing_is_checked(kind: Ki
         with mock.patch.object(shared.index, "is_current", False):  # nobody would remove it there
             assert shared.read_found(chunk, found, target) == NOT_READ
             assert _batch_of_two(shared, chunk) == [NOT_READ] * 2
-        with mock.patch.object(
-            type(lake.driver), "is_connected", return_value=False
-        ):  # nor of an engine that has gone
+        with mock.patch.object(type(lake.driver), "is_connected", return_value=False):  # nor of an engine that has gone
             assert shared.read_found(chunk, found, target) == NOT_READ
             assert _batch_of_two(shared, chunk) == [NOT_READ] * 2
         with mock.patch.object(type(lake.driver), "epoch", lake.driver.epoch + 1):  # of its successor neither
@@ -194,9 +186,7 @@ def test_what_was_moved_meanwhile_is_asked_for_where_nothing_is_checked(kind: Ki
     run(kind, body)
 
 
-def _batch_of_two(
-    shared: DirectReads, chunk: bytes, meanwhile: Callable[[], object] = lambda: None
-) -> list[int]:
+def _batch_of_two(shared: DirectReads, chunk: bytes, meanwhile: Callable[[], object] = lambda: None) -> list[int]:
     """Lengths of a chunk that is read twice in one call, where something happens between read and end."""
     with DirectBatch(shared, [chunk, chunk], [memoryview(bytearray(65_536)) for _ in range(2)]) as batch:
         for task in batch.tasks(is_shared=False):
@@ -259,17 +249,13 @@ def test_a_read_does_not_wait_for_threads_that_have_other_work(kind: Kind) -> No
 
 
 @pytest.mark.parametrize("check", Check)
-def test_more_neighbours_than_one_call_of_the_kernel_takes_are_read_without_a_request(
-    kind: Kind, check: Check
-) -> None:
+def test_more_neighbours_than_one_call_of_the_kernel_takes_are_read_without_a_request(kind: Kind, check: Check) -> None:
     async def body(lake: Driven) -> None:
         if not (lake.steps.carries_descriptors and isinstance(lake.lake, Lake)) or kind.simulated:
             return
         object.__setattr__(lake.steps, "check", check)
         contents = [number.to_bytes(4, "big") for number in range(1_500)]
-        await lake.run(
-            lake.steps.put_many([(f"bkt/{number}", content) for number, content in enumerate(contents)])
-        )
+        await lake.run(lake.steps.put_many([(f"bkt/{number}", content) for number, content in enumerate(contents)]))
         chunks: list[bytes] = [data_chunk_id(content) for content in contents]
         buffers = [bytearray(4) for _ in chunks]
         assert await chunks_of(lake, "get_many_into", chunks[:1], buffers[:1]) == [4]

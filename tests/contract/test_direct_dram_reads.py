@@ -174,10 +174,7 @@ def test_the_engine_itself_looks_at_places_in_segments() -> None:
         assert [place and place[0] for place in found] == [MEDIUM_SEGMENT, MEDIUM_SEGMENT, None]
         reply = await world.client().call(m.Locate([chunk]))
         assert isinstance(reply.message, m.Located)
-        assert (reply.message.grants[0].medium, reply.message.grants[0].offset) == (
-            MEDIUM_SEGMENT,
-            record.offset,
-        )
+        assert (reply.message.grants[0].medium, reply.message.grants[0].offset) == (MEDIUM_SEGMENT, record.offset)
 
     run(body)
 

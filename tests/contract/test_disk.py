@@ -293,9 +293,7 @@ def test_the_room_left_is_known(disk: Disk) -> None:
 
 
 @pytest.mark.parametrize("how", ["moved", "replaced", "lock file replaced"])
-def test_another_folder_or_lock_file_in_place_of_the_locked_one_is_left_alone(
-    tmp_path: Path, how: str
-) -> None:
+def test_another_folder_or_lock_file_in_place_of_the_locked_one_is_left_alone(tmp_path: Path, how: str) -> None:
     root = tmp_path / "store"
     disk = LocalDisk(root)
     disk.make_folder("")

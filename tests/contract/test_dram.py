@@ -88,13 +88,7 @@ def run(body: Callable[[World], Awaitable[None]], slabs: int = 3, sizes: StoreSi
         async with ThreadOffload(3, "dram") as offload:
             disk = LocalDisk(folder / "store")
             async with open_store(
-                disk,
-                SystemClock(),
-                offload,
-                grace_s=0.0,
-                verify_index=False,
-                sizes=sizes,
-                tier=tier,
+                disk, SystemClock(), offload, grace_s=0.0, verify_index=False, sizes=sizes, tier=tier
             ) as store:
                 with trio.fail_after(60):
                     await body(World(store, tier, offload, folder / "store"))
@@ -116,9 +110,7 @@ def punch_everything(world: World) -> None:
 
 @pytest.mark.parametrize("check", list(Check))
 @pytest.mark.parametrize("length", LENGTHS)
-def test_what_is_read_again_comes_from_memory_also_when_the_disk_has_it_no_more(
-    length: int, check: Check
-) -> None:
+def test_what_is_read_again_comes_from_memory_also_when_the_disk_has_it_no_more(length: int, check: Check) -> None:
     async def body(world: World) -> None:
         content = os.urandom(length)
         async with world.lake(check=check) as lake:

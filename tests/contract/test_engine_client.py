@@ -94,9 +94,7 @@ async def embedded(service: FakeService) -> AsyncIterator[EngineClient]:
         await engine.aclose()
 
 
-@pytest.fixture(
-    params=["embedded", "unix", "tcp", "simulated", "reconnecting", "blocking-unix", "blocking-tcp"],
-)
+@pytest.fixture(params=["embedded", "unix", "tcp", "simulated", "reconnecting", "blocking-unix", "blocking-tcp"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Opened:
     unix, tcp = f"unix:{tmp_path}/socket", "tcp://127.0.0.1:0"
     kinds: dict[str, Opened] = {
@@ -130,9 +128,7 @@ def store(*payloads: bytes) -> StoreChunks:
 
 
 def read(*payloads: bytes) -> ReadChunks:
-    return ReadChunks(
-        [data_chunk_id(payload) for payload in payloads], [0] * len(payloads), [0] * len(payloads)
-    )
+    return ReadChunks([data_chunk_id(payload) for payload in payloads], [0] * len(payloads), [0] * len(payloads))
 
 
 def test_a_request_is_answered(opened: Opened) -> None:
@@ -224,9 +220,7 @@ def test_a_body_of_another_length_is_refused_and_the_next_request_is_served(open
     run(opened, body)
 
 
-def test_a_bug_of_the_engine_is_an_error_of_that_request_only(
-    opened: Opened, request: pytest.FixtureRequest
-) -> None:
+def test_a_bug_of_the_engine_is_an_error_of_that_request_only(opened: Opened, request: pytest.FixtureRequest) -> None:
     async def body(engine: EngineClient, service: FakeService) -> None:
         expected = ZeroDivisionError if isinstance(engine, EmbeddedEngine) else InternalError
         with pytest.raises(expected):
@@ -284,9 +278,7 @@ def test_descriptors_go_to_the_engine_and_come_back_as_new_ones(opened: Opened, 
     run(opened, body)
 
 
-def test_what_is_told_is_sent_when_nothing_is_under_way_and_dropped_when_the_engine_is_slow(
-    opened: Opened,
-) -> None:
+def test_what_is_told_is_sent_when_nothing_is_under_way_and_dropped_when_the_engine_is_slow(opened: Opened) -> None:
     async def body(engine: EngineClient, service: FakeService) -> None:
         if isinstance(engine, EmbeddedEngine):
             assert not engine.tell(Ping())
@@ -332,9 +324,7 @@ def test_a_cancelled_call_ends_and_the_client_lives(opened: Opened) -> None:
     assert "Status" in service.cancelled
 
 
-def test_calls_cancelled_while_the_engine_serves_them_in_several_tasks_make_room_for_others(
-    opened: Opened,
-) -> None:
+def test_calls_cancelled_while_the_engine_serves_them_in_several_tasks_make_room_for_others(opened: Opened) -> None:
     async def body(engine: EngineClient, service: FakeService) -> None:
         if isinstance(engine, InThreads):
             pytest.skip("threads cannot be cancelled")

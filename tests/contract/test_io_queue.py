@@ -113,12 +113,7 @@ def test_many_callers_at_once_each_get_their_own(kind: str, tmp_path: Path) -> N
 def test_a_read_is_short_only_at_the_end_of_the_file(kind: str, tmp_path: Path) -> None:
     async def body(queue: IoQueue, disk: Disk, file: DiskFile) -> None:
         end = len(CONTENT)
-        wanted = [
-            (end - 3, bytearray(b"x" * 5)),
-            (0, bytearray(4)),
-            (end, bytearray(1)),
-            (end + 9, bytearray(1)),
-        ]
+        wanted = [(end - 3, bytearray(b"x" * 5)), (0, bytearray(4)), (end, bytearray(1)), (end + 9, bytearray(1))]
         assert await queue.read_many(reads_of(file, wanted)) == [3, 4, 0, 0]
         assert wanted[0][1] == CONTENT[-3:] + b"xx"
 
@@ -158,11 +153,7 @@ def test_one_memory_is_filled_with_places_one_behind_the_other(kind: str, tmp_pa
         assert await queue.read_packed([], memory[:0]) == []
         end = len(CONTENT)
         memory = memoryview(bytearray(7))
-        assert await queue.read_packed([(file, 4, 2), (file, end - 1, 2), (file, 8, 3)], memory) == [
-            True,
-            False,
-            True,
-        ]
+        assert await queue.read_packed([(file, 4, 2), (file, end - 1, 2), (file, 8, 3)], memory) == [True, False, True]
         assert memory[:2] == CONTENT[4:6]
         assert memory[4:] == CONTENT[8:11]
 
@@ -198,9 +189,7 @@ def test_a_cancelled_caller_begins_no_read(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_caller_cancelled_meanwhile_has_its_bytes_and_the_buffer_is_its_own_again(
-    kind: str, tmp_path: Path
-) -> None:
+def test_a_caller_cancelled_meanwhile_has_its_bytes_and_the_buffer_is_its_own_again(kind: str, tmp_path: Path) -> None:
     async def body(queue: IoQueue, disk: Disk, file: DiskFile) -> None:
         wanted = places(2 * RING_ENTRIES)
         told: list[object] = []

@@ -201,9 +201,7 @@ def test_a_second_put_sends_nothing_that_is_there(kind: Kind) -> None:
         assert (second.size_bytes, second.new_bytes) == (len(MANY), 0)
         assert (told.done, told.there) == (len(MANY), len(MANY))
         if lake.steps.network:
-            payloads = [
-                asked for asked in lake.asked if isinstance(asked, m.StoreChunks) and 1 in asked.kinds
-            ]
+            payloads = [asked for asked in lake.asked if isinstance(asked, m.StoreChunks) and 1 in asked.kinds]
             assert payloads == []
             assert lake.count(m.Offer) > 0
 
@@ -243,9 +241,7 @@ def test_a_chunk_may_come_many_times_in_a_blob(kind: Kind) -> None:
         assert result.stat.chunk_count == 5
         assert await lake.run(lake.steps.get("bkt/zeros")) == content
         opened = await lake.run(lake.steps.open("bkt/zeros"))
-        assert await lake.run(lake.steps.read(opened, CHUNK_BYTES - 5, CHUNK_BYTES + 10)) == bytes(
-            CHUNK_BYTES + 10
-        )
+        assert await lake.run(lake.steps.read(opened, CHUNK_BYTES - 5, CHUNK_BYTES + 10)) == bytes(CHUNK_BYTES + 10)
         await lake.run(lake.steps.close(opened))
 
     run(kind, body)
@@ -602,9 +598,7 @@ OPERATIONS: dict[str, Callable[[LakeSteps, Path], Steps[Any]]] = {
     "put file": lambda steps, folder: steps.put("bkt/new", folder / "file"),
     "put stream": lambda steps, folder: steps.put("bkt/new", io.BytesIO(MANY)),
     "put small": lambda steps, folder: steps.put("bkt/new", b"small"),
-    "put many": lambda steps, folder: steps.put_many(
-        [(f"bkt/{n}", bytes(n)) for n in range(50)], in_flight=8
-    ),
+    "put many": lambda steps, folder: steps.put_many([(f"bkt/{n}", bytes(n)) for n in range(50)], in_flight=8),
     "get": lambda steps, folder: steps.get("bkt/there"),
     "get many": lambda steps, folder: steps.get_many(["bkt/there", "bkt/small", "bkt/missing", "bkt/there"]),
     "read": lambda steps, folder: _read_two_ranges(steps),

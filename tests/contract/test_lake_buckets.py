@@ -34,9 +34,7 @@ def test_a_bucket_is_made_only_when_that_is_asked_for(kind: Kind) -> None:
         ):
             with pytest.raises(BucketNotFound, match="lake bucket create fresh"):
                 await lake.run(refused)
-        assert lake.count(m.StoreChunks) == lake.count(m.StoreFromSource) == 0, (
-            "large content was moved first"
-        )
+        assert lake.count(m.StoreChunks) == lake.count(m.StoreFromSource) == 0, "large content was moved first"
         assert [bucket.name for bucket in await lake.run(steps.buckets())] == ["bkt"]
         for number, making in enumerate(makings(steps)):
             await lake.run(making(f"made{number}/k"))
@@ -56,9 +54,7 @@ def test_a_bucket_that_is_made_has_a_name_that_s3_takes(kind: Kind) -> None:
             for making in makings(steps):
                 with pytest.raises(InvalidName, match=f"{name!r} is not valid: .* example: my-models"):
                     await lake.run(making(f"{name}/k"))
-        assert lake.count(m.StoreChunks) == lake.count(m.StoreFromSource) == 0, (
-            "large content was moved first"
-        )
+        assert lake.count(m.StoreChunks) == lake.count(m.StoreFromSource) == 0, "large content was moved first"
         assert [bucket.name for bucket in await lake.run(steps.buckets())] == ["bkt"]
         assert await lake.run(steps.exists("bkt/a/x"))
 

@@ -168,9 +168,7 @@ def test_an_object_of_a_batch_that_is_longer_than_a_chunk_is_refused(kind: Kind)
     async def body(lake: Driven) -> None:
         memory = SharedMemory(2 * CHUNK_BYTES)
         with pytest.raises(InvalidArgument):
-            await lake.run(
-                lake.steps.put_many([("bkt/a", b"a"), ("bkt/long", memory.slot(0, CHUNK_BYTES + 1))])
-            )
+            await lake.run(lake.steps.put_many([("bkt/a", b"a"), ("bkt/long", memory.slot(0, CHUNK_BYTES + 1))]))
         memory.close()
 
     run(kind, body)

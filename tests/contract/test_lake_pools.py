@@ -84,11 +84,7 @@ def test_chunks_and_objects_arrive_in_the_pool(kind: Kind, check: Check) -> None
         object.__setattr__(lake.steps, "check", check)
         contents = [content_of(size) for size in SIZES]
         names = await put(lake, *contents, MANY)
-        wanted: list[bytes | str] = [
-            *names,
-            EMPTY_CHUNK,
-            *(data_chunk_id(content) for content in contents[1:]),
-        ]
+        wanted: list[bytes | str] = [*names, EMPTY_CHUNK, *(data_chunk_id(content) for content in contents[1:])]
         expected = [*contents, MANY, b"", *contents[1:]]
         offsets = [0]
         for content in expected[:-1]:
@@ -221,9 +217,7 @@ def test_an_engine_that_takes_no_memory_sends_the_bytes(kind: Kind, monkeypatch:
     run(kind, body)
 
 
-def test_a_load_that_failed_has_nothing_in_flight_any_more(
-    kind: Kind, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_load_that_failed_has_nothing_in_flight_any_more(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "BATCH_MIN", 1)
     monkeypatch.setattr(loading, "BATCH_MAX", 1)
 

@@ -45,9 +45,7 @@ def is_told(told: Sequence[Place], opened: Opened, offset: int) -> bool:
     if grant is None:
         return False
     place = grant.offset + offset - piece.offset
-    return any(
-        segment == grant.segment and begin <= place < begin + length for segment, begin, length in told
-    )
+    return any(segment == grant.segment and begin <= place < begin + length for segment, begin, length in told)
 
 
 def model() -> tuple[bytes, list[tuple[str, int]]]:
@@ -59,9 +57,7 @@ def model() -> tuple[bytes, list[tuple[str, int]]]:
     return content, sorted((name, first + MIB * place) for place, name in enumerate(names))
 
 
-async def load(
-    lake: Driven, opened: Opened, tensors: Sequence[tuple[str, int]], told: list[Place]
-) -> list[bool]:
+async def load(lake: Driven, opened: Opened, tensors: Sequence[tuple[str, int]], told: list[Place]) -> list[bool]:
     """Read the header, then tensor by tensor; of each whether it was to be brought in before."""
     header = await lake.run(lake.steps.read(opened, 0, 8))
     await lake.run(lake.steps.read(opened, 8, int.from_bytes(header, "little")))
@@ -116,9 +112,7 @@ def test_what_only_begins_like_a_table_is_read_as_ever(json_bytes: int, told: li
     run(KINDS["unix"], body)
 
 
-def test_a_reader_here_and_there_that_turns_to_reading_on_is_preceded_into_the_next_chunks(
-    told: list[Place],
-) -> None:
+def test_a_reader_here_and_there_that_turns_to_reading_on_is_preceded_into_the_next_chunks(told: list[Place]) -> None:
     content = content_of(5 * CHUNK_BYTES)
 
     async def body(lake: Driven) -> None:
@@ -136,9 +130,7 @@ def test_a_reader_here_and_there_that_turns_to_reading_on_is_preceded_into_the_n
     run(KINDS["unix"], body)
 
 
-def test_a_table_that_cannot_be_read_is_nobody_s_error(
-    told: list[Place], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_that_cannot_be_read_is_nobody_s_error(told: list[Place], monkeypatch: pytest.MonkeyPatch) -> None:
     content, tensors = model()
     asked: list[object] = []
 

@@ -47,11 +47,7 @@ def test_parts_of_every_form_in_any_order_become_one_object(kind: Kind) -> None:
         path.write_bytes(FIRST)
         forms: dict[int, PutData] = {7: io.BytesIO(LAST), 1: path, 2: SECOND}
         answers = [await lake.run(lake.steps.put_part(upload, *part)) for part in forms.items()]
-        assert [(part.number, part.etag) for part in answers] == [
-            (7, md5(LAST)),
-            (1, md5(FIRST)),
-            (2, md5(SECOND)),
-        ]
+        assert [(part.number, part.etag) for part in answers] == [(7, md5(LAST)), (1, md5(FIRST)), (2, md5(SECOND))]
         listed = sorted((part.number, part.etag) for part in answers)
         lake.asked.clear()
         done = await lake.run(lake.steps.complete_upload(upload, listed, checksums={"crc32": b"1234"}))
@@ -125,9 +121,7 @@ def test_a_copied_part_takes_over_chunks_and_moves_only_its_ends(kind: Kind) -> 
         upload = await begin(lake)
         lake.asked.clear()
         whole = await lake.run(lake.steps.copy_part(upload, 1, "bkt/source", if_match=stat.etag))
-        assert not any(
-            isinstance(asked, STORING) and 1 in getattr(asked, "kinds", [1]) for asked in lake.asked
-        )
+        assert not any(isinstance(asked, STORING) and 1 in getattr(asked, "kinds", [1]) for asked in lake.asked)
         begin_at, length = CHUNK_BYTES - 10, CHUNK_BYTES + MIB
         lake.asked.clear()
         ranged = await lake.run(lake.steps.copy_part(upload, 2, "bkt/source", offset=begin_at, length=length))
@@ -183,9 +177,7 @@ def test_a_part_or_completion_whose_session_is_lost_begins_again(kind: Kind, los
         upload = await begin(lake)
         part = await lake.run(_failing_once(lake.steps.put_part(upload, 1, FIRST), m.UploadPut, lost))
         listed = [(1, part.etag)]
-        done = await lake.run(
-            _failing_once(lake.steps.complete_upload(upload, listed), m.UploadComplete, lost)
-        )
+        done = await lake.run(_failing_once(lake.steps.complete_upload(upload, listed), m.UploadComplete, lost))
         assert done.size_bytes == len(FIRST)
         assert await lake.run(lake.steps.get("bkt/k")) == FIRST
 

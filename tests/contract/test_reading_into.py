@@ -131,15 +131,8 @@ def test_only_bytes_that_are_asked_for_unverified_are_not_checked(kind: Kind, ch
 
 
 def test_lent_memory_is_the_lenders_own() -> None:
-    lenders: tuple[Any, ...] = (
-        bytearray(12),
-        memoryview(bytearray(12)),
-        np.zeros((2, 3), dtype=np.uint16),
-        Tensor(12),
-    )
+    lenders: tuple[Any, ...] = (bytearray(12), memoryview(bytearray(12)), np.zeros((2, 3), dtype=np.uint16), Tensor(12))
     for lent in lenders:
         writable_memory(lent, "x")[:] = b"twelve bytes"
-        assert (
-            bytes(lent.memory if isinstance(lent, Tensor) else memoryview(lent).cast("B")) == b"twelve bytes"
-        )
+        assert bytes(lent.memory if isinstance(lent, Tensor) else memoryview(lent).cast("B")) == b"twelve bytes"
     assert len(writable_memory(np.zeros((3, 0)), "x")) == len(writable_memory(Tensor(0), "x")) == 0

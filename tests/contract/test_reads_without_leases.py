@@ -59,11 +59,7 @@ def _overtaken(reading: Steps[T], meanwhile: Callable[[], Steps[None]]) -> Steps
 def test_content_that_gc_frees_before_it_was_read_is_read_anew(
     kind: Kind, way: Callable[[LakeSteps, list[str]], Steps[list[bytes]]], names: list[str]
 ) -> None:
-    contents = {
-        "bkt/stays": content_of(300_000),
-        "bkt/changes": content_of(200_000),
-        "bkt/inline": b"comes inline",
-    }
+    contents = {"bkt/stays": content_of(300_000), "bkt/changes": content_of(200_000), "bkt/inline": b"comes inline"}
 
     async def body(lake: Driven) -> None:
         steps = lake.steps

@@ -45,9 +45,7 @@ def test_an_access_key_is_answered_with_its_secret_once_and_kept_for_whoever_ask
             keys = await listed(second, m.AccessKeyList())
             assert [found.access_key for found in keys] == sorted([made.access_key, other.access_key])
             assert {found.secret_key for found in keys} == {""}
-            assert [found.secret_key for found in await listed(second, m.AccessKeyList(made.access_key))] == [
-                ""
-            ]
+            assert [found.secret_key for found in await listed(second, m.AccessKeyList(made.access_key))] == [""]
             assert await listed(second, m.AccessKeyList(made.access_key, secrets=True)) == [made]
             assert made in await listed(second, m.AccessKeyList(secrets=True))
         assert (await fsck(client))["damage"] == 0
@@ -62,9 +60,7 @@ def test_a_revoked_access_key_is_gone_at_once(kind: Kind) -> None:
         async with engine.connect() as second:
             await ask(second, m.AccessKeyRemove(made.access_key), m.Done)
             assert await listed(client, m.AccessKeyList(made.access_key, secrets=True)) == []
-            assert [found.access_key for found in await listed(client, m.AccessKeyList())] == [
-                kept.access_key
-            ]
+            assert [found.access_key for found in await listed(client, m.AccessKeyList())] == [kept.access_key]
         for unknown in (made.access_key, "nobody", "\xff" * 20, "x" * 600):
             await refused(client, AccessKeyNotFound, m.AccessKeyRemove(unknown))
             assert await listed(client, m.AccessKeyList(unknown)) == []
@@ -117,16 +113,12 @@ def test_a_bucket_s_settings_are_changed_one_by_one_and_stay(kind: Kind) -> None
         new = await bucket(client, "bkt")
         assert (new.anonymous_read, new.versioning) == (False, "")
         (answer,) = (await ask(client, m.BucketSet("bkt", anonymous_read=True), m.Buckets)).buckets
-        assert (
-            answer == await bucket(client, "bkt") == m.BucketStat("bkt", new.created_ns, new.node, True, "")
-        )
+        assert answer == await bucket(client, "bkt") == m.BucketStat("bkt", new.created_ns, new.node, True, "")
         await ask(client, m.BucketSet("bkt", versioning="enabled"), m.Buckets)
         await ask(client, m.BucketSet("bkt"), m.Buckets)
         assert await bucket(client, "bkt") == m.BucketStat("bkt", new.created_ns, new.node, True, "enabled")
         await ask(client, m.BucketSet("bkt", anonymous_read=False, versioning="suspended"), m.Buckets)
-        assert await bucket(client, "bkt") == m.BucketStat(
-            "bkt", new.created_ns, new.node, False, "suspended"
-        )
+        assert await bucket(client, "bkt") == m.BucketStat("bkt", new.created_ns, new.node, False, "suspended")
         for versioning in ("", "on"):
             await refused(client, InvalidArgument, m.BucketSet("bkt", versioning=versioning))
         await refused(client, BucketNotFound, m.BucketSet("nowhere", anonymous_read=True))

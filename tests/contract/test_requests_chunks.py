@@ -9,14 +9,7 @@ from contextlib import contextmanager
 import pytest
 import trio
 
-from lakefs.errors import (
-    EngineBusy,
-    InvalidArgument,
-    LakeError,
-    RequestTooLarge,
-    SessionLost,
-    SourceChanged,
-)
+from lakefs.errors import EngineBusy, InvalidArgument, LakeError, RequestTooLarge, SessionLost, SourceChanged
 from lakefs.host.descriptors import close_all
 from lakefs.ids import EMPTY_CHUNK, data_chunk_id, manifest_chunk_id
 from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, CHUNK_BYTES, SESSION_LINGER_S, SOURCES_PER_CONNECTION_MAX
@@ -163,9 +156,7 @@ def test_payloads_that_break_a_bound_are_refused_and_the_connection_serves_on(ki
         await refused(client, InvalidArgument, store([3], [3]), [b"abc"])
         await refused(client, InvalidArgument, store([0, 1], [3, 70_000]), [b"abc", b"x" * 70_000])
         await refused(client, InvalidArgument, store([1], [4]), [b"abc"])
-        await refused(
-            client, RequestTooLarge, store([1] * len(too_much), [len(part) for part in too_much]), too_much
-        )
+        await refused(client, RequestTooLarge, store([1] * len(too_much), [len(part) for part in too_much]), too_much)
         many = BATCH_MAX + 1
         await refused(client, RequestTooLarge, store([1] * many, [1] * many), [b"x" * many])
         assert await store_chunks(client, session, [b"served"]) == [data_chunk_id(b"served")]
@@ -217,11 +208,7 @@ def test_malformed_ids_are_refused_wherever_they_are_taken(kind: Kind, identifie
     async def body(engine: Engine) -> None:
         client = engine.client
         session = await session_of(client)
-        for request in (
-            m.Offer(session, [identifier]),
-            m.Locate([identifier]),
-            m.ReadChunks([identifier], [0], [0]),
-        ):
+        for request in (m.Offer(session, [identifier]), m.Locate([identifier]), m.ReadChunks([identifier], [0], [0])):
             await refused(client, InvalidArgument, request)
         (result,) = (await ask(client, m.Commit(session, [change("k", identifier)]), m.NameResults)).results
         assert result.failure is not None

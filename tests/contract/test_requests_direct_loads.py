@@ -65,9 +65,7 @@ def test_what_a_shared_index_knows_is_loaded_from_there(
                 crcs = [vector_of(payload) for payload in payloads] if checksums else []
                 assert loaded == m.SlotsLoaded([len(payload) for payload in payloads], crcs)
                 for place, payload in zip(places, payloads, strict=True):
-                    assert pool.at(place, len(payload) + 1) == payload + (
-                        payloads[1][:1] if place == 0 else BLANK
-                    )
+                    assert pool.at(place, len(payload) + 1) == payload + (payloads[1][:1] if place == 0 else BLANK)
             assert (shared.asked, looked_up) == (3, [])
             monkeypatch.setattr(loads, "find_chunk", find_chunk)
             for offsets, rooms, error in (

@@ -63,12 +63,7 @@ class Pool:
         return await store_chunks(self.client, self.session, payloads)
 
     async def load(
-        self,
-        chunks: Sequence[bytes],
-        offsets: Sequence[int],
-        lengths: Sequence[int] = (),
-        *,
-        checksums: bool = True,
+        self, chunks: Sequence[bytes], offsets: Sequence[int], lengths: Sequence[int] = (), *, checksums: bool = True
     ) -> m.SlotsLoaded:
         request = m.LoadSlots(self.number, list(chunks), list(offsets), list(lengths), checksums)
         return await ask(self.client, request, m.SlotsLoaded)
@@ -92,9 +87,7 @@ def errors_of(loaded: m.SlotsLoaded) -> list[type[LakeError] | None]:
 
 @pytest.mark.parametrize("offset", [0, 4096, 12_345])
 @pytest.mark.parametrize(
-    ("cached", "checksums"),
-    [(True, True), (False, True), (False, False)],
-    ids=["cached", "cold", "cold-plain"],
+    ("cached", "checksums"), [(True, True), (False, True), (False, False)], ids=["cached", "cold", "cold-plain"]
 )
 def test_chunks_of_all_sizes_arrive_in_their_slots_and_nowhere_else(
     kind: Kind, offset: int, cached: bool, checksums: bool, monkeypatch: pytest.MonkeyPatch

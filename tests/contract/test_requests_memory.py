@@ -43,9 +43,7 @@ def memory_of(size_bytes: int = BYTES) -> Iterator[int]:
         os.close(descriptor)
 
 
-async def lent(
-    client: EngineClient, descriptor: int, *, size_bytes: int = BYTES, writable: bool = False
-) -> int:
+async def lent(client: EngineClient, descriptor: int, *, size_bytes: int = BYTES, writable: bool = False) -> int:
     reply = await client.call(m.LendMemory(size_bytes, writable), (), [descriptor])
     assert isinstance(reply.message, m.MemoryLent)
     return reply.message.memory
@@ -195,12 +193,8 @@ def test_lendings_of_a_connection_are_bounded_also_when_made_at_once(kind: Kind)
     on_a_socket(kind, body)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("LENT_MEMORIES_MAX", 1), ("LENT_MEMORY_BYTES_MAX", 2 * BYTES - 1)]
-)
-def test_all_lendings_together_are_bounded(
-    kind: Kind, name: str, value: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("name", "value"), [("LENT_MEMORIES_MAX", 1), ("LENT_MEMORY_BYTES_MAX", 2 * BYTES - 1)])
+def test_all_lendings_together_are_bounded(kind: Kind, name: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lendings, name, value)
 
     async def body(engine: Engine) -> None:

@@ -34,8 +34,7 @@ ABSENT = m.Condition(absent=True)
 def kinds_of(results: m.NameResults) -> list[type[LakeError] | None]:
     """For each result the class of its failure, None where there is none."""
     return [
-        None if result.failure is None else type(from_wire(result.failure.wire_code, ""))
-        for result in results.results
+        None if result.failure is None else type(from_wire(result.failure.wire_code, "")) for result in results.results
     ]
 
 
@@ -106,9 +105,7 @@ def test_a_bucket_is_not_made_for_a_name_that_was_refused(kind: Kind, bad: str) 
         "key": change("x" * 2000, bucket="fresh"),
         "condition": change("k", bucket="fresh", condition=m.Condition(etags=["*"])),
         "attributes": change(
-            "k",
-            bucket="fresh",
-            attributes=m.ObjectAttributes(user_metadata={"k": "v" * ATTRIBUTES_BYTES_MAX}),
+            "k", bucket="fresh", attributes=m.ObjectAttributes(user_metadata={"k": "v" * ATTRIBUTES_BYTES_MAX})
         ),
         "chunk": change("k", data_chunk_id(b"missing"), bucket="fresh"),
     }
@@ -271,10 +268,7 @@ def test_folders_are_made_found_and_removed(kind: Kind) -> None:
         assert failure in (KeyNotFound, NotAFolder)
         assert (await stat(client, "")).kind == 1
         assert (await stat(client, "f/")).kind == 1
-        assert kinds_of(await ask(client, m.StatNames([("bkt", "f")]), m.NameResults))[0] in (
-            KeyNotFound,
-            IsAFolder,
-        )
+        assert kinds_of(await ask(client, m.StatNames([("bkt", "f")]), m.NameResults))[0] in (KeyNotFound, IsAFolder)
         await delete(client, "f/g/")
         assert await keys_of(client, m.ListNames("bkt", folders=True)) == ["object"]
 
@@ -352,11 +346,7 @@ def test_the_engine_tells_of_itself(kind: Kind) -> None:
         assert (await gc(client))["live_chunks"] == 1
         for full in (False, True) if kind.simulated else (True,):
             report = await fsck(client, full=full)
-            assert (report["level"], report["damage"], report["notes"]) == (
-                "full" if full else "quick",
-                0,
-                0,
-            )
+            assert (report["level"], report["damage"], report["notes"]) == ("full" if full else "quick", 0, 0)
         assert PLAIN.mode == 0o644
 
     kind.run(body)

@@ -180,12 +180,7 @@ def test_attributes_of_all_kinds_are_changed_in_place(kind: Kind) -> None:
             )
             changed = await one(client, request)
             assert changed == await stat(client, key)
-            assert (changed.mode, changed.uid, changed.gid, changed.mtime_ns) == (
-                0o7123,
-                11,
-                (1 << 32) - 1,
-                0,
-            )
+            assert (changed.mode, changed.uid, changed.gid, changed.mtime_ns) == (0o7123, 11, (1 << 32) - 1, 0)
             assert changed.xattrs == {**before.xattrs, "user.a": b"\0"}
             assert changed.ctime_ns > before.ctime_ns
             assert (changed.node, changed.kind, changed.blob, changed.size_bytes, changed.etag) == (
@@ -240,9 +235,7 @@ def test_xattrs_are_set_made_replaced_and_removed_as_asked(kind: Kind) -> None:
         client = engine.client
         await put(client, "k", SMALL)
 
-        def request(
-            xattrs: dict[str, bytes | None], *, absent: bool = False, present: bool = False
-        ) -> m.Request:
+        def request(xattrs: dict[str, bytes | None], *, absent: bool = False, present: bool = False) -> m.Request:
             return m.SetAttributes("bkt", "k", xattrs=xattrs, xattr_absent=absent, xattr_present=present)
 
         await one(client, request({"user.a": b"1"}, absent=True))
@@ -273,13 +266,7 @@ def test_a_symlink_is_made_listed_moved_copied_replaced_and_removed(kind: Kind) 
         target = b"../\xff/" + b"t" * (SYMLINK_TARGET_BYTES_MAX - 5)
         made = await one(client, m.MakeSymlink("bkt", "a/l", target, LINK))
         assert (made.kind, made.symlink_target, made.size_bytes) == (3, target, len(target))
-        assert (made.mode, made.uid, made.gid, made.mtime_ns, made.xattrs) == (
-            0o777,
-            5,
-            6,
-            7,
-            {"user.l": b"x"},
-        )
+        assert (made.mode, made.uid, made.gid, made.mtime_ns, made.xattrs) == (0o777, 5, 6, 7, {"user.l": b"x"})
         assert (made.blob, made.etag, made.chunk_count) == (b"", "", 0)
         assert await stat(client, "a/l") == made
         listed = await ask(client, m.ListNames("bkt"), m.Listed)

@@ -25,13 +25,7 @@ from lakefs.grants.descriptors import SegmentDescriptors
 from lakefs.grants.grant_reads import fetch_into
 from lakefs.host.descriptors import close_all
 from lakefs.ids import EMPTY_BLOB, EMPTY_CHUNK, ChunkId, data_chunk_id
-from lakefs.limits import (
-    BATCH_MAX,
-    BODY_BYTES_MAX,
-    CHUNK_BYTES,
-    GRANULE_BYTES,
-    LEASES_PER_CONNECTION_MAX,
-)
+from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, CHUNK_BYTES, GRANULE_BYTES, LEASES_PER_CONNECTION_MAX
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import EngineClient
 from lakefs.wire.grants import MEDIUM_INLINE, MEDIUM_NONE, MEDIUM_SEGMENT
@@ -98,16 +92,10 @@ def test_an_open_object_comes_with_layout_places_and_small_payloads(kind: Kind) 
             assert grant.medium == MEDIUM_INLINE
             assert read_.body[grant.offset : grant.offset + grant.logical_bytes] == SMALL
         assert (large.chunks, large.lengths) == ([data_chunk_id(LARGE)], [len(LARGE)])
-        assert [(grant.medium, grant.logical_bytes) for grant in large.grants] == [
-            (MEDIUM_SEGMENT, len(LARGE))
-        ]
+        assert [(grant.medium, grant.logical_bytes) for grant in large.grants] == [(MEDIUM_SEGMENT, len(LARGE))]
         assert (empty.chunks, empty.stat.size_bytes, empty.stat.blob) == ([], 0, EMPTY_BLOB)
         assert many.chunks == [data_chunk_id(LARGE), data_chunk_id(SMALL), data_chunk_id(LARGE)]
-        assert (many.stat.blob, many.stat.chunk_count, many.lengths) == (
-            blob,
-            3,
-            [len(LARGE), len(SMALL), len(LARGE)],
-        )
+        assert (many.stat.blob, many.stat.chunk_count, many.lengths) == (blob, 3, [len(LARGE), len(SMALL), len(LARGE)])
         leases = [opened.lease for opened in (small, large, empty, many, again)]
         assert len(set(leases)) == 5
         assert 0 not in leases
@@ -122,13 +110,7 @@ def test_each_name_that_cannot_be_opened_fails_by_itself(kind: Kind) -> None:
         client = engine.client
         await put(client, "folder/inside", SMALL)
         await ask(client, m.MakeFolder("bkt", "made/"), m.NameResults)
-        names = [
-            ("bkt", "folder/inside"),
-            ("bkt", "missing"),
-            ("nowhere", "k"),
-            ("bkt", "folder/"),
-            ("bkt", ""),
-        ]
+        names = [("bkt", "folder/inside"), ("bkt", "missing"), ("nowhere", "k"), ("bkt", "folder/"), ("bkt", "")]
         names += [("no bucket!", "k"), ("bkt", "made/"), ("bkt", "x" * 1025)]
         read_ = await open_them(client, m.OpenObjects(names))
         assert read_.opened(0).stat.key == "folder/inside"
@@ -154,11 +136,7 @@ def test_bounds_that_the_reader_sets_are_kept(kind: Kind) -> None:
             assert read_.opened(2).stat.chunk_count == 2
         unleased = await open_them(client, m.OpenObjects(names, lease=False))
         assert [unleased.opened(index).lease for index in range(3)] == [0, 0, 0]
-        for lease_from, held in (
-            (101, [False, False, True]),
-            (100, [True, True, True]),
-            (1 << 60, [False] * 3),
-        ):
+        for lease_from, held in ((101, [False, False, True]), (100, [True, True, True]), (1 << 60, [False] * 3)):
             read_ = await open_them(client, m.OpenObjects(names, lease_from=lease_from))
             assert [bool(read_.opened(index).lease) for index in range(3)] == held
 
@@ -205,12 +183,7 @@ def test_places_are_told_in_order_and_what_is_not_there_has_none(kind: Kind) -> 
         await put(client, "large", LARGE)
         asked = [data_chunk_id(SMALL), data_chunk_id(b"missing"), EMPTY_CHUNK, data_chunk_id(LARGE)]
         grants = (await ask(client, m.Locate([bytes(chunk) for chunk in asked]), m.Located)).grants
-        assert [grant.medium for grant in grants] == [
-            MEDIUM_SEGMENT,
-            MEDIUM_NONE,
-            MEDIUM_NONE,
-            MEDIUM_SEGMENT,
-        ]
+        assert [grant.medium for grant in grants] == [MEDIUM_SEGMENT, MEDIUM_NONE, MEDIUM_NONE, MEDIUM_SEGMENT]
         assert [grant.logical_bytes for grant in grants] == [len(SMALL), 0, 0, len(LARGE)]
         assert (await ask(client, m.Locate([]), m.Located)).grants == []
 
@@ -349,9 +322,7 @@ def test_content_that_was_collected_is_not_there(kind: Kind) -> None:
         assert (await gc(client))["freed_chunks"] == 1
         with pytest.raises(ChunkNotFound):
             await read(client, data_chunk_id(LARGE))
-        assert (await ask(client, m.Locate([data_chunk_id(LARGE)]), m.Located)).grants[
-            0
-        ].medium == MEDIUM_NONE
+        assert (await ask(client, m.Locate([data_chunk_id(LARGE)]), m.Located)).grants[0].medium == MEDIUM_NONE
         assert await read(client, data_chunk_id(SMALL)) == SMALL
 
     kind.run(body)

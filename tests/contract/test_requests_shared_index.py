@@ -44,8 +44,7 @@ def test_a_local_client_finds_by_itself_what_locate_answers(kind: Kind) -> None:
                 reader = SharedIndexReader(reply.descriptors[0])
                 close_all(reply.descriptors)
                 assert reader.find_many(chunks) == [
-                    (grant.medium, grant.segment, grant.offset, grant.stored_bytes, grant.crc)
-                    for grant in grants
+                    (grant.medium, grant.segment, grant.offset, grant.stored_bytes, grant.crc) for grant in grants
                 ]
             nursery.cancel_scope.cancel()
 

@@ -68,9 +68,7 @@ def test_slots_are_put_under_their_names_in_one_request(kind: Kind) -> None:
         stats = good(await ask(client, request, m.NameResults))
         assert [stat.blob for stat in stats] == [*map(data_chunk_id, CONTENTS), EMPTY_CHUNK]
         assert [stat.size_bytes for stat in stats] == [*LENGTHS, 0]
-        assert (await ask(client, m.StatNames([("bkt", "object 3")]), m.NameResults)).results[
-            0
-        ].stat == stats[3]
+        assert (await ask(client, m.StatNames([("bkt", "object 3")]), m.NameResults)).results[0].stat == stats[3]
         for content in CONTENTS:
             assert await read(client, data_chunk_id(content)) == content
 

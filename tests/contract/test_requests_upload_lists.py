@@ -14,19 +14,7 @@ LONG = "n" * 480
 
 
 def test_uploads_are_listed_in_byte_order_of_key_and_id(kind: Kind) -> None:
-    keys = [
-        "a",
-        "a\x01",
-        "a/b",
-        "a/c/d",
-        "b",
-        LONG,
-        LONG + "\x01",
-        LONG + "a",
-        LONG + "n" * 300,
-        "z",
-        "\u00e9",
-    ]
+    keys = ["a", "a\x01", "a/b", "a/c/d", "b", LONG, LONG + "\x01", LONG + "a", LONG + "n" * 300, "z", "\u00e9"]
 
     async def body(engine: Engine) -> None:
         client = engine.client
@@ -97,19 +85,7 @@ def test_uploads_are_rolled_up_at_the_delimiter(kind: Kind) -> None:
 
 
 def test_uploads_are_rolled_up_at_any_delimiter(kind: Kind) -> None:
-    keys = [
-        "a",
-        "a--b",
-        "a--c/d",
-        "a-b",
-        "b--",
-        "bé--x",
-        "bé/y",
-        LONG + "--x",
-        LONG + "--y",
-        LONG + "-z",
-        "z",
-    ]
+    keys = ["a", "a--b", "a--c/d", "a-b", "b--", "bé--x", "bé/y", LONG + "--x", LONG + "--y", LONG + "-z", "z"]
 
     def expected(prefix: str, delimiter: str) -> list[str]:
         found: list[str] = []

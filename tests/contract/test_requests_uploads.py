@@ -87,10 +87,7 @@ async def parts(client: EngineClient, upload: m.UploadStat, after: int = 0, limi
 
 
 async def completion(
-    client: EngineClient,
-    upload: m.UploadStat,
-    payloads: dict[int, bytes],
-    condition: m.Condition = m.NO_CONDITION,
+    client: EngineClient, upload: m.UploadStat, payloads: dict[int, bytes], condition: m.Condition = m.NO_CONDITION
 ) -> m.UploadComplete:
     """The request that completes an upload from these parts, in the order of the dictionary."""
     session = await session_of(client)
@@ -125,9 +122,7 @@ async def uploads(client: EngineClient, request: m.UploadList) -> list[str]:
 
 
 def test_an_upload_becomes_the_object_when_it_is_completed_and_not_before(kind: Kind) -> None:
-    attributes = m.ObjectAttributes(
-        mode=0o600, content_type="text/x", user_metadata={"a": "b"}, headers={"h": "v"}
-    )
+    attributes = m.ObjectAttributes(mode=0o600, content_type="text/x", user_metadata={"a": "b"}, headers={"h": "v"})
 
     async def body(engine: Engine) -> None:
         client = engine.client
@@ -171,10 +166,7 @@ def test_a_part_that_comes_again_replaces_the_one_before_and_parts_not_listed_ar
         upload = await begin(client, "k")
         for number, payload in ((2, b"not this"), (1, b"never listed"), (2, b"this")):
             await put_part(client, upload, number, payload)
-        assert [found.etag for found in (await parts(client, upload)).parts] == [
-            md5(b"never listed"),
-            md5(b"this"),
-        ]
+        assert [found.etag for found in (await parts(client, upload)).parts] == [md5(b"never listed"), md5(b"this")]
         await gc(client)
         replaced = await completion(client, upload, {2: b"not this"})
         await refused(client, InvalidPart, replaced)
@@ -218,9 +210,7 @@ def test_a_layout_is_what_a_part_consists_of(kind: Kind) -> None:
             await put_part(client, upload, number, payload)
         plain = await parts(client, upload)
         assert [found.chunks for found in plain.parts] == [[], [], []]
-        found = await ask(
-            client, m.UploadParts(upload.bucket, upload.key, upload.upload, layouts=True), m.Parts
-        )
+        found = await ask(client, m.UploadParts(upload.bucket, upload.key, upload.upload, layouts=True), m.Parts)
         ids = [data_chunk_id(BIG[: 4 << 20]), data_chunk_id(BIG[4 << 20 :])]
         assert [(part.chunks, part.lengths) for part in found.parts] == [
             (ids, [4 << 20, 1 << 20]),
@@ -304,9 +294,7 @@ def test_what_is_no_part_is_refused(kind: Kind) -> None:
         missing = data_chunk_id(b"never stored")
         await refused(client, ChunkNotFound, part(upload, session, 1, missing, etag))
         await refused(client, SessionLost, part(upload, bytes(16), 1, chunk, etag))
-        huge = m.UploadPut(
-            session, "bkt", "k", upload.upload, 1, chunk, etag, {"c": b"x" * PART_CHECKSUMS_BYTES_MAX}
-        )
+        huge = m.UploadPut(session, "bkt", "k", upload.upload, 1, chunk, etag, {"c": b"x" * PART_CHECKSUMS_BYTES_MAX})
         await refused(client, RequestTooLarge, huge)
         assert (await parts(client, upload)).parts == []
 

@@ -48,9 +48,7 @@ class Known:
         return digest in self._digests
 
 
-def read_all_the_time(
-    address: str, signer: Signer | None, folder: Path, writers: tuple[str, ...], seed: str
-) -> None:
+def read_all_the_time(address: str, signer: Signer | None, folder: Path, writers: tuple[str, ...], seed: str) -> None:
     """Read names of all writers, through either face, until the engine is gone; wrong bytes are an error."""
     generator = random.Random(f"reader {seed}")
     known = {writer: Known(folder / f"{writer}.journal") for writer in writers}

@@ -24,9 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-TRACED: Final = (
-    "openat,mkdir,write,pwrite64,pwritev,pwritev2,fsync,fdatasync,rename,unlink,sendto,sendmsg,ftruncate"
-)
+TRACED: Final = "openat,mkdir,write,pwrite64,pwritev,pwritev2,fsync,fdatasync,rename,unlink,sendto,sendmsg,ftruncate"
 _LINE: Final = re.compile(r"^(\d+)\s+(?:<\.\.\. (\w+) resumed>)?(.*)$")
 _RESULT: Final = re.compile(r"\)\s+= (-?\d+)")
 _DESCRIPTOR: Final = re.compile(r"^\w+\((\d+)<([^>]*)>")
@@ -116,9 +114,7 @@ def _parsed(text: str, began: int, ended: int) -> Call | None:
     if descriptor is None:
         return None
     offset = _OFFSETS[name].search(text) if name in _OFFSETS else None
-    return Call(
-        name, began, ended, descriptor[2], offset=int(offset[1]) if offset else 0, size=int(result[1])
-    )
+    return Call(name, began, ended, descriptor[2], offset=int(offset[1]) if offset else 0, size=int(result[1]))
 
 
 class Order:
@@ -166,11 +162,7 @@ class Order:
         for rename in self._named("rename"):
             if "/index" in rename.path:
                 continue  # LMDB's folder: without it the next start makes it anew
-            written = [
-                call.ended
-                for call in self._writes()
-                if call.path == rename.path and call.ended < rename.began
-            ]
+            written = [call.ended for call in self._writes() if call.path == rename.path and call.ended < rename.began]
             if not self._synced(rename.path, max(written), rename.began):
                 yield f"{rename.path} is renamed before it is synced"
             if not self._synced(rename.folder, rename.ended, self._first_use(rename)):
@@ -178,9 +170,7 @@ class Order:
 
     def _first_use(self, rename: Call) -> int:
         """When somebody first relies on the new name."""
-        uses = [
-            call.began for call in self._writes() if call.path == rename.target and call.began > rename.ended
-        ]
+        uses = [call.began for call in self._writes() if call.path == rename.target and call.began > rename.ended]
         if "/checkpoints/" in rename.target:
             uses += [call.began for call in self._named("unlink") if call.began > rename.ended]
         if rename.target.endswith("/native.token"):
@@ -236,8 +226,6 @@ class Order:
 
     def _unlinks(self) -> Iterator[str]:
         for unlink in self._named("unlink"):
-            kept = (
-                unlink.path.endswith(".new") or "/index" in unlink.path or Path(unlink.path).name == "crash"
-            )
+            kept = unlink.path.endswith(".new") or "/index" in unlink.path or Path(unlink.path).name == "crash"
             if not kept and not self._synced(unlink.folder, unlink.ended, 1 << 60):
                 yield f"{unlink.folder} is not synced behind the removal of {unlink.path}"

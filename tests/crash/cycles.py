@@ -115,9 +115,7 @@ class Cycles:
                     self._look()
             except AssertionError as error:
                 again = f"python -m tests.crash.cycles --seed {self._seed} --cycles {number + 1}"
-                raise AssertionError(
-                    f"cycle {number}: {error}\nagain, as far as the clock allows: {again}"
-                ) from error
+                raise AssertionError(f"cycle {number}: {error}\nagain, as far as the clock allows: {again}") from error
             self.tally.cycles += 1
             if (number + 1) % look_every == 0:
                 said(str(self.tally))
@@ -188,9 +186,7 @@ class Cycles:
     def _check(self) -> None:
         for writer in WRITERS:
             journal = self._folder / f"{writer}.journal"
-            self.tally.acknowledged += check_writer(
-                self.engine.server, journal, writer, self.engine.failpoint
-            )
+            self.tally.acknowledged += check_writer(self.engine.server, journal, writer, self.engine.failpoint)
         check_store(self.engine.server, WRITERS, self.engine.failpoint)
         self.tally.acknowledged += check_versions(
             self._signer(), self._folder / "versions.journal", self.engine.failpoint
@@ -232,15 +228,11 @@ class Cycles:
     def _clients(self, seed: str, told: int) -> tuple[list[_Process], list[_Process]]:
         server, folder, signer = self.engine.server, self._folder, self._signer()
         writers = [
-            _FORK.Process(
-                target=write, args=(server, name, seed, folder / f"{name}.journal", told), name=name
-            )
+            _FORK.Process(target=write, args=(server, name, seed, folder / f"{name}.journal", told), name=name)
             for name in NATIVE
         ]
         writers += [
-            _FORK.Process(
-                target=_write_s3, args=(signer, name, seed, folder / f"{name}.journal", told), name=name
-            )
+            _FORK.Process(target=_write_s3, args=(signer, name, seed, folder / f"{name}.journal", told), name=name)
             for name in S3
         ]
         writers.append(
@@ -251,9 +243,7 @@ class Cycles:
         for writer in WRITERS:
             (folder / f"{writer}.journal").touch()
         others = [
-            _FORK.Process(
-                target=_without, args=(told, read_all_the_time, server, signer, folder, WRITERS, seed)
-            ),
+            _FORK.Process(target=_without, args=(told, read_all_the_time, server, signer, folder, WRITERS, seed)),
             _FORK.Process(target=_without, args=(told, collect_all_the_time, server)),
             _FORK.Process(target=_without, args=(told, scrub_all_the_time, server)),
         ]

@@ -63,8 +63,7 @@ class Writer:
     def act(self) -> None:
         """One step."""
         step = self.chance.choices(
-            (self._put, self._put_many, self._remove, self._again, self._shared, self._upload),
-            (5, 1, 6, 3, 2, 1),
+            (self._put, self._put_many, self._remove, self._again, self._shared, self._upload), (5, 1, 6, 3, 2, 1)
         )[0]
         try:
             step()
@@ -293,9 +292,7 @@ def main() -> int:
     """Run, and print what it came to."""
     parser = argparse.ArgumentParser(prog="python -m tests.crash.fire")
     parser.add_argument("--cycles", type=int, default=500)
-    parser.add_argument(
-        "--minutes", type=float, default=0.0, help="at least; the clients rest between cycles"
-    )
+    parser.add_argument("--minutes", type=float, default=0.0, help="at least; the clients rest between cycles")
     parser.add_argument("--seed", default=str(int(time.time())))
     asked = parser.parse_args()
     began = time.monotonic()

@@ -79,9 +79,7 @@ def _is_kept_or_freed(page: bytes, own: bytes) -> bool:
 
 def _is_kept_or_freed_meanwhile(page: bytes, own: bytes) -> bool:
     """Also of a copy that a process makes itself: SIGSTOP in the midst of 1.5 MB tore one in four of five stops."""
-    return _is_kept_or_freed(page, own) or all(
-        byte in (0, kept) for byte, kept in zip(page, own, strict=True)
-    )
+    return _is_kept_or_freed(page, own) or all(byte in (0, kept) for byte, kept in zip(page, own, strict=True))
 
 
 def _pages(offset: int, length: int) -> Iterator[tuple[int, int]]:
@@ -140,9 +138,7 @@ class Holder:
     places: list[HeldPlace] = field(default_factory=list)
     leased: list[tuple[str, io.BufferedReader]] = field(default_factory=list)
     freed: set[int] = field(default_factory=set)
-    figures: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("looks", "stale", "good", "retried"), 0)
-    )
+    figures: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("looks", "stale", "good", "retried"), 0))
 
     def round(self) -> None:
         """Take some more, let some go, look at all."""

@@ -26,16 +26,7 @@ from typing import Any, Final, Self
 from engine.host.failpoints import UPKEEP_POINTS, WRITE_POINTS
 from fuse.kernel.mount_table import mount_at, unmount
 from lakefs.client.connect import connect
-from tests.crash.mount_writer import (
-    FOLDER,
-    FileWriter,
-    State,
-    digest_of,
-    read_known,
-    resolve,
-    state_below,
-    sync_path,
-)
+from tests.crash.mount_writer import FOLDER, FileWriter, State, digest_of, read_known, resolve, state_below, sync_path
 from tests.crash.quiet_store import inspect
 from tests.crash.small_engine import PLANTED_LAKE, WarmEngine
 from tests.e2e.served import Process, environment
@@ -112,9 +103,7 @@ class MountCycles:
                 self._cycle(f"{self._seed} {number}")
             except AssertionError as error:
                 again = f"python -m tests.crash.mount_cycles --seed {self._seed} --count {number + 1}"
-                raise AssertionError(
-                    f"cycle {number}: {error}\nagain, as far as the clock allows: {again}"
-                ) from error
+                raise AssertionError(f"cycle {number}: {error}\nagain, as far as the clock allows: {again}") from error
             if (number + 1) % 20 == 0:
                 said(str(self.tally))
         self._kill_mount()
@@ -128,8 +117,7 @@ class MountCycles:
         stop = _FORK.Event()
         reading, writing = os.pipe()
         writers = [
-            _FORK.Process(target=self._write, args=(writer, f"{writer} {seed}", writing, stop))
-            for writer in WRITERS
+            _FORK.Process(target=self._write, args=(writer, f"{writer} {seed}", writing, stop)) for writer in WRITERS
         ]
         for process in writers:
             process.start()
@@ -173,11 +161,7 @@ class MountCycles:
         return False
 
     def _restart_engine(self) -> None:
-        if (
-            self.engine.failpoint
-            and self.engine.process is not None
-            and self.engine.process.poll() is not None
-        ):
+        if self.engine.failpoint and self.engine.process is not None and self.engine.process.poll() is not None:
             self.tally.steps[self.engine.failpoint.partition(":")[0]] += 1
             self.engine.wait()
         else:

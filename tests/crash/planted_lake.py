@@ -78,16 +78,11 @@ def _reuse_freed_room() -> None:
         given_back = list(extents)
         await punch(room, given_back)
         freed.extend(
-            e
-            for e in given_back
-            if room._register.has(e[0]) and room._register.kind(e[0]) is SegmentKind.LARGE
+            e for e in given_back if room._register.has(e[0]) and room._register.kind(e[0]) is SegmentKind.LARGE
         )
 
     async def reusing(
-        writer: LargeWriter,
-        run: Seq[tuple[memoryview, int]],
-        coming: Coming | None = None,
-        is_last: IsLast = not_last,
+        writer: LargeWriter, run: Seq[tuple[memoryview, int]], coming: Coming | None = None, is_last: IsLast = not_last
     ) -> list[Place]:
         if len(run) > 1:
             return await write(writer, run, coming, is_last)

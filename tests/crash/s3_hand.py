@@ -82,9 +82,7 @@ class S3Hand:
         for key, upload in _UPLOAD.findall(self.ask("GET", f"/{bucket}?prefix={writer}%2F&uploads=")):
             self.ask("DELETE", f"{_path(f'{bucket}/{key.decode()}')}?uploadId={upload.decode()}")
 
-    def ask(
-        self, method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None
-    ) -> bytes:
+    def ask(self, method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None) -> bytes:
         """The body of the answer to a signed request; EngineUnreachable when it is not known what happened."""
         return self._good(*self._send(method, target, body, headers))
 

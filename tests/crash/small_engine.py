@@ -11,14 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from engine.host.failpoints import (
-    FIRST_START_POINTS,
-    POINTS,
-    REBUILD_POINTS,
-    START_POINTS,
-    UPKEEP_POINTS,
-    VARIABLE,
-)
+from engine.host.failpoints import FIRST_START_POINTS, POINTS, REBUILD_POINTS, START_POINTS, UPKEEP_POINTS, VARIABLE
 from tests.crash.warm_lake import WarmLake
 from tests.e2e.served import WAIT_S, Process, Served, environment
 
@@ -48,8 +41,7 @@ class SmallEngine(Served):
         arguments = ["serve", "--data", str(self.data), "--socket", str(self.socket), "--admin", "off"]
         armed = {VARIABLE: failpoint} if failpoint else {}
         self.process = self._spawn(
-            [*arguments, "--s3", "127.0.0.1:0", *self._options],
-            environment("unix:/nowhere/lake.sock") | armed,
+            [*arguments, "--s3", "127.0.0.1:0", *self._options], environment("unix:/nowhere/lake.sock") | armed
         )
         assert self.process.stdout is not None
         self.printed = []
@@ -79,9 +71,7 @@ class SmallEngine(Served):
 class WarmEngine(SmallEngine):
     """As `SmallEngine`, forked from a process that has most of it imported, unless it has a program of its own."""
 
-    def __init__(
-        self, folder: Path, *options: str, started: bool = True, warm: WarmLake | None = None
-    ) -> None:
+    def __init__(self, folder: Path, *options: str, started: bool = True, warm: WarmLake | None = None) -> None:
         self.warm = WarmLake() if warm is None else warm
         super().__init__(folder, *options, started=started)
 

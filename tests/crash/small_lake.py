@@ -28,9 +28,7 @@ SMALL: Final = {
 
 def make_small() -> None:
     """Change the bounds before anything has read them."""
-    assert not any(name.startswith("engine") for name in sys.modules), (
-        "the engine has the large bounds already"
-    )
+    assert not any(name.startswith("engine") for name in sys.modules), "the engine has the large bounds already"
     for name, value in SMALL.items():
         assert hasattr(limits, name), f"there is no bound {name} any more"
         setattr(limits, name, value)

@@ -29,14 +29,7 @@ def fire(bug: str = "") -> Iterator[Fire]:
 def test_no_reader_gets_bytes_of_others_while_names_go_and_their_room_is_freed() -> None:
     with fire() as burning:
         burning.run(CYCLES)
-        for figure in (
-            "stops",
-            "moved chunks",
-            "segments removed",
-            "stale",
-            "freed under holders",
-            "children",
-        ):
+        for figure in ("stops", "moved chunks", "segments removed", "stale", "freed under holders", "children"):
             assert burning.figures[figure], f"nothing was tried: {burning}"
 
 

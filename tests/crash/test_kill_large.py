@@ -59,9 +59,7 @@ def test_a_large_put_that_is_killed_leaves_no_name_no_damage_and_no_leak(
     small = os.urandom(70_000)
     engine.good("put", "-", "bkt/before", stdin=small)
     with source.open("rb") as content:
-        put = engine.begin(
-            "put", "-" if from_stdin else source, "bkt/large", stdin=content, output=subprocess.PIPE
-        )
+        put = engine.begin("put", "-" if from_stdin else source, "bkt/large", stdin=content, output=subprocess.PIPE)
         wait_written(engine, 64 * MIB, put)
         if victim != "engine":
             put.kill()

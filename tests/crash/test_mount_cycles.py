@@ -15,10 +15,7 @@ from tests.crash.mount_cycles import MountCycles
 CYCLES = 10
 PLANTED_CYCLES = 200  # far more than it takes: only a run that is to fail comes to them
 SEED = os.environ.get("LAKE_CRASH_SEED", "") or str(random.SystemRandom().randrange(10**9))
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="there is no /dev/fuse"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="there is no /dev/fuse")]
 
 
 def test_what_returned_on_a_mount_outlives_the_mount_and_what_was_synced_the_engine() -> None:

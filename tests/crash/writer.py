@@ -69,9 +69,7 @@ class Known:
         ]
         came = {name: _alike(found[name], label) for name, label in doubt.items()}
         stayed = {name: _alike(found[name], self.state.get(name)) for name in doubt}
-        wrong += [
-            f"{name}: {found[name]}, neither old nor new" for name in doubt if not came[name] | stayed[name]
-        ]
+        wrong += [f"{name}: {found[name]}, neither old nor new" for name in doubt if not came[name] | stayed[name]]
         if self.doubt and self.doubt.together and not all(came.values()) and not all(stayed.values()):
             wrong.append(f"half of {doubt} happened: {came}")
         return wrong
@@ -97,9 +95,7 @@ def resolve(path: Path, found: State) -> None:
     """After a check: what was in doubt is what was found; the journal goes on from there."""
     with path.open("a") as journal:
         journal.write("\n" if path.stat().st_size and not path.read_bytes().endswith(b"\n") else "")
-        journal.write(
-            json.dumps({"after": found, "together": True}) + "\n" + json.dumps({"resolved": True}) + "\n"
-        )
+        journal.write(json.dumps({"after": found, "together": True}) + "\n" + json.dumps({"resolved": True}) + "\n")
 
 
 def names_of(writer: str) -> list[str]:
@@ -173,9 +169,7 @@ def write_with(hand: Hand, writer: str, seed: str, journal_path: Path, told: int
             os.write(told, b".")
 
 
-def _change(
-    hand: Hand, generator: random.Random, writer: str, label: str, state: State, journal: int
-) -> None:
+def _change(hand: Hand, generator: random.Random, writer: str, label: str, state: State, journal: int) -> None:
     """One operation, between its two lines of the journal."""
     names = names_of(writer)[:KEYS]
     present = [name for name in names if state.get(name)]

@@ -58,11 +58,7 @@ class FreshMachine:
         return kept | {"HOME": str(self.home(uid))}
 
     def run(
-        self,
-        *command: str | Path,
-        uid: int = 0,
-        gid: int | None = None,
-        settings: dict[str, str] | None = None,
+        self, *command: str | Path, uid: int = 0, gid: int | None = None, settings: dict[str, str] | None = None
     ) -> Finished:
         """A command to its end."""
         done = subprocess.run(
@@ -84,9 +80,7 @@ class FreshMachine:
     def begun(self, *args: str | Path, uid: int = 0) -> Iterator[list[str]]:
         """A command of lake that has printed `ready`, for the block: what it printed.  It ends with 0 on SIGTERM."""
         command = self.command(*LAKE, *args, uid=uid)
-        with subprocess.Popen(
-            command, env=self.environment(uid), stdout=subprocess.PIPE, text=True
-        ) as process:
+        with subprocess.Popen(command, env=self.environment(uid), stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             printed: list[str] = []
             try:

@@ -106,14 +106,7 @@ class Signer:
         path, _, query = target.partition("?")
         lines = "".join(f"{name}:{sent[name]}\n" for name in names)
         canonical = "\n".join(
-            [
-                method,
-                path,
-                canonical_query(query),
-                lines,
-                ";".join(names),
-                sent["x-amz-content-sha256"],
-            ]
+            [method, path, canonical_query(query), lines, ";".join(names), sent["x-amz-content-sha256"]]
         )
         signature = self.sign(stamp, canonical)
         sent["authorization"] = (
@@ -136,9 +129,7 @@ class Signer:
         """The answer to such a request, on a connection of its own."""
         return self.request(method, target, body, headers, payload=payload).send()
 
-    def presigned(
-        self, method: str, path: str, expires_s: int = 60, *, more: Mapping[str, str] | None = None
-    ) -> str:
+    def presigned(self, method: str, path: str, expires_s: int = 60, *, more: Mapping[str, str] | None = None) -> str:
         """The target of a request that is signed in its query, which has `more` parameters."""
         stamp = self.stamp()
         parameters = {

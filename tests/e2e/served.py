@@ -43,17 +43,10 @@ def environment(server: str | None = None) -> dict[str, str]:
     return kept | ({"LAKE_SERVER": server} if server else {})
 
 
-def lake(
-    *args: str | Path, server: str | None = None, stdin: bytes = b"", cwd: Path | None = None
-) -> Finished:
+def lake(*args: str | Path, server: str | None = None, stdin: bytes = b"", cwd: Path | None = None) -> Finished:
     """Run one command to its end."""
     done = subprocess.run(
-        [*LAKE, *map(str, args)],
-        input=stdin,
-        capture_output=True,
-        env=environment(server),
-        cwd=cwd,
-        timeout=WAIT_S,
+        [*LAKE, *map(str, args)], input=stdin, capture_output=True, env=environment(server), cwd=cwd, timeout=WAIT_S
     )
     return Finished(done.returncode, done.stdout, done.stderr.decode(errors="backslashreplace"))
 
@@ -137,11 +130,7 @@ class Served:
     ) -> subprocess.Popen[bytes]:
         """Start a command that the test ends itself; `output` PIPE keeps both its outputs for the test."""
         return subprocess.Popen(
-            [*LAKE, *map(str, args)],
-            env=environment(self.server),
-            stdin=stdin,
-            stdout=output,
-            stderr=output,
+            [*LAKE, *map(str, args)], env=environment(self.server), stdin=stdin, stdout=output, stderr=output
         )
 
 

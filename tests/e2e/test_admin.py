@@ -41,9 +41,7 @@ class Port:
 
     async def get(self, path: str, method: str = "GET") -> tuple[int, bytes]:
         """Status and body of one request."""
-        answered = await self.raw(
-            f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
-        )
+        answered = await self.raw(f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
         head, _, body = answered.partition(b"\r\n\r\n")
         return int(head.split()[1]), body
 
@@ -74,10 +72,7 @@ def _with_port(scenario: Callable[[Port], Awaitable[None]], port: Port | None = 
 
 async def _serve(port: Port, *, task_status: trio.TaskStatus[list[trio.SocketListener]]) -> None:
     await serve_admin(
-        await bind_admin(LOOPBACK),
-        ready=lambda: port.reason,
-        registry=port.registry,
-        task_status=task_status,
+        await bind_admin(LOOPBACK), ready=lambda: port.reason, registry=port.registry, task_status=task_status
     )
 
 
@@ -147,9 +142,7 @@ def test_one_connection_answers_many_requests_in_order() -> None:
     async def scenario(port: Port) -> None:
         async with await port.connect() as stream:
             request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
-            await stream.send_all(
-                request * 20 + b"GET /ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-            )
+            await stream.send_all(request * 20 + b"GET /ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
             received = await _rest(stream)
         assert received.count(b"HTTP/1.1 200") == 21
         assert received.endswith(b"ready\n")
@@ -294,9 +287,7 @@ def log_lines() -> Iterator[list[structlog.typing.EventDict]]:
         yield lines
 
 
-def test_a_broken_collector_fails_its_scrape_and_nothing_else(
-    log_lines: list[structlog.typing.EventDict],
-) -> None:
+def test_a_broken_collector_fails_its_scrape_and_nothing_else(log_lines: list[structlog.typing.EventDict]) -> None:
     def broken() -> float:
         raise ZeroDivisionError
 
@@ -317,10 +308,7 @@ def test_stopping_closes_waiting_clients_and_finishes_the_answer_under_way() -> 
             return 1.0
 
         large = {f"value-{number:06}-{'x' * 100}": 1.0 for number in range(60_000)}
-        readings = [
-            Reading("lake_asked", "Asked.", read),
-            Reading("lake_large", "Large.", lambda: large, label="of"),
-        ]
+        readings = [Reading("lake_asked", "Asked.", read), Reading("lake_large", "Large.", lambda: large, label="of")]
         port = Port(registry=new_registry("0", readings))
         with trio.fail_after(60):
             async with trio.open_nursery() as nursery:

@@ -115,9 +115,7 @@ def test_the_next_of_a_tool_takes_part_when_the_first_cannot(tmp_path: Path) -> 
 
 
 def test_who_fails_in_a_counted_round_has_no_figure(tmp_path: Path) -> None:
-    rows, _ = contest({"ours": [1, 1, 1, 1], "a on x": [1, 1]}, []).run(
-        Bench(tmp_path, Scale(quick=False, rounds=3))
-    )
+    rows, _ = contest({"ours": [1, 1, 1, 1], "a on x": [1, 1]}, []).run(Bench(tmp_path, Scale(quick=False, rounds=3)))
     assert [(row.what, row.value, row.could_not_run) for row in rows] == [("work / a on x", 0, "no more")]
 
 

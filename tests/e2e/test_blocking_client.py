@@ -15,12 +15,7 @@ import pytest
 from engine.server.connection import ServerLimits
 from lakefs.client.blocking.engine import BlockingEngine, connect_blocking
 from lakefs.client.blocking.link import Link
-from lakefs.errors import (
-    EngineUnreachable,
-    InvalidArgument,
-    LakeError,
-    ProtocolError,
-)
+from lakefs.errors import EngineUnreachable, InvalidArgument, LakeError, ProtocolError
 from lakefs.ids import data_chunk_id
 from lakefs.transport import sockets
 from lakefs.wire.messages import (
@@ -35,12 +30,7 @@ from lakefs.wire.messages import (
     StatusReply,
     Watch,
 )
-from tests.engines import (
-    InThread,
-    read,
-    store,
-    wait_until_served,
-)
+from tests.engines import InThread, read, store, wait_until_served
 from tests.fake_service import FakeService
 
 
@@ -139,9 +129,7 @@ def test_a_blocking_client_waits_for_an_engine_that_restarts(unix: str) -> None:
         successor.stop()
 
 
-def test_an_idle_blocking_client_notices_a_restart_before_it_asks(
-    unix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_idle_blocking_client_notices_a_restart_before_it_asks(unix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lakefs.client.blocking.link._IDLE_S", -1.0)
     with connect_blocking_to_first(unix) as client:
         successor = InThread(unix)

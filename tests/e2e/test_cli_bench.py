@@ -79,10 +79,7 @@ def ended_when(begun: Callable[[], bool], folder: Path, *scenarios: str) -> None
     """SIGTERM once it has begun; nothing is left in the folder, where it keeps all that it makes."""
     command = [*LAKE, "bench", "--seconds", "60", *scenarios, "--dir", str(folder)]
     process = subprocess.Popen(
-        command,
-        env=environment() | {"TMPDIR": str(folder)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        command, env=environment() | {"TMPDIR": str(folder)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     while not begun():
         assert process.poll() is None

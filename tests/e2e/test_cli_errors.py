@@ -20,9 +20,7 @@ from tests.e2e.served import LAKE, ROOT, Served, environment, lake, serving
 
 def test_the_version_is_printed_without_loading_the_client() -> None:
     script = "import sys; from cli.main import run; run(['--version']); print(*sorted(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True
-    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=True)
     first, loaded = done.stdout.splitlines()
     assert first == f"lake {VERSION}"
     assert not {"trio", "rich", "engine", "lmdb", "msgspec", "lakefs.client"} & set(loaded.split())
@@ -32,11 +30,7 @@ def test_stat_loads_no_trio_and_no_engine(served: Served) -> None:
     served.good("put", "-", "loads/x", stdin=b"x")
     script = "import sys; from cli.main import run; run(['stat', 'loads/x']); print(*sorted(sys.modules))"
     done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        env=environment(served.server),
-        check=True,
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment(served.server), check=True
     )
     assert not {"trio", "rich", "engine", "lmdb"} & set(done.stdout.splitlines()[-1].split())
 
@@ -104,10 +98,7 @@ def test_a_folder_without_a_store_is_told_and_left_as_it_is(tmp_path: Path) -> N
 
 
 def test_tcp_needs_the_token(tmp_path: Path) -> None:
-    with (
-        TemporaryDirectory(prefix="lake-") as folder,
-        serving(Path(folder), "--native", "127.0.0.1:0") as engine,
-    ):
+    with TemporaryDirectory(prefix="lake-") as folder, serving(Path(folder), "--native", "127.0.0.1:0") as engine:
         (address,) = [line.split()[1] for line in engine.printed if "tcp://" in line]
         token = engine.data / "native.token"
         assert token.stat().st_mode & 0o777 == 0o600
@@ -126,9 +117,7 @@ def test_a_closed_pipe_ends_quietly(served: Served) -> None:
     served.good("put", "-", "closed/x", stdin=bytes(9 << 20))
     for command in ("cat closed/x", "ls -r closed --json", "cat closed/x closed/x"):
         line = f"{' '.join(LAKE)} {command} | head -c 1 >/dev/null; echo ${{PIPESTATUS[0]}}"
-        done = subprocess.run(
-            ["bash", "-c", line], capture_output=True, text=True, env=environment(served.server)
-        )
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=environment(served.server))
         assert done.stderr == ""
         assert done.stdout.strip() in ("0", "141")
 
@@ -138,11 +127,7 @@ def test_a_full_stdout_is_an_error(served: Served) -> None:
     for command in (["cat", "fullout/x"], ["ls"], ["stat", "fullout/x"]):
         with Path("/dev/full").open("wb") as full:
             done = subprocess.run(
-                [*LAKE, *command],
-                stdout=full,
-                stderr=subprocess.PIPE,
-                text=True,
-                env=environment(served.server),
+                [*LAKE, *command], stdout=full, stderr=subprocess.PIPE, text=True, env=environment(served.server)
             )
         assert done.returncode == 74, done
         assert "No space left" in done.stderr
@@ -285,8 +270,6 @@ def test_the_engine_stops_on_sigterm_and_sigint_and_takes_its_socket_with_it(tmp
 def test_a_second_engine_of_a_store_is_refused(served: Served, tmp_path: Path) -> None:
     done = lake("serve", "--data", served.data, "--socket", tmp_path / "s2", "--admin", "off", "--s3", "off")
     assert done.code == 75
-    taken = lake(
-        "serve", "--data", tmp_path / "d", "--socket", served.socket, "--admin", "off", "--s3", "off"
-    )
+    taken = lake("serve", "--data", tmp_path / "d", "--socket", served.socket, "--admin", "off", "--s3", "off")
     assert taken.code == 71
     assert served.good("ls").code == 0

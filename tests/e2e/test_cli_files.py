@@ -221,13 +221,7 @@ def test_json_tells_each_file_and_the_totals(served: Served, tmp_path: Path) -> 
     random_file(tmp_path / "f", 5 * MIB)
     put = json.loads(served.good("put", "--json", tmp_path / "f", "json/f").out)
     assert put["files"] == [
-        {
-            "path": str(tmp_path / "f"),
-            "name": "json/f",
-            "status": "stored",
-            "size_bytes": 5 * MIB,
-            "new_bytes": 5 * MIB,
-        }
+        {"path": str(tmp_path / "f"), "name": "json/f", "status": "stored", "size_bytes": 5 * MIB, "new_bytes": 5 * MIB}
     ]
     assert put["complete"] is True
     assert put["totals"]["stored"] == 1

@@ -30,9 +30,7 @@ def fates(done: Finished) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("size", [5, 9 * MIB])
-def test_an_object_named_as_a_part_is_an_object_like_any_other(
-    served: Served, tmp_path: Path, size: int
-) -> None:
+def test_an_object_named_as_a_part_is_an_object_like_any_other(served: Served, tmp_path: Path, size: int) -> None:
     contents = {PART: b"m" * size, "small": os.urandom(size), ".small.2.lake-part": b"2"}
     put_all(served, {f"parts{size}/k/{name}": content for name, content in contents.items()})
     for _ in range(2):
@@ -77,9 +75,7 @@ def test_a_users_file_named_as_a_part_is_put(served: Served, tmp_path: Path) -> 
     assert served.good("ls", "putpart/k").lines == [PART]
 
 
-def test_nothing_is_written_through_a_linked_folder_unless_that_is_asked_for(
-    served: Served, tmp_path: Path
-) -> None:
+def test_nothing_is_written_through_a_linked_folder_unless_that_is_asked_for(served: Served, tmp_path: Path) -> None:
     put_all(served, {f"folders/k/{name}": b"new" for name in ("a/b/x", "a/large", "d/y", "z")})
     put_all(served, {"folders/k/a/large": os.urandom(9 * MIB)})
     with lakefs.connect(served.server) as client:
@@ -133,9 +129,7 @@ def test_a_link_that_the_user_names_is_written_through_and_no_other(served: Serv
     assert (tmp_path / "named").is_symlink()
 
 
-def test_a_symbolic_link_of_the_lake_is_not_fetched_and_that_is_a_failure(
-    served: Served, tmp_path: Path
-) -> None:
+def test_a_symbolic_link_of_the_lake_is_not_fetched_and_that_is_a_failure(served: Served, tmp_path: Path) -> None:
     put_all(served, {"odd/k/x": b"new", "odd/k/f/": b"content of a folder's own key"})
     with lakefs.connect(served.server) as client:
         driver_of(client).run(send(MakeSymlink("odd", "k/link", b"x", ObjectAttributes())))

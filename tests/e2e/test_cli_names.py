@@ -214,11 +214,7 @@ def test_put_says_that_it_made_a_bucket_and_nothing_else_makes_one(served: Serve
     made = served.good("put", "-r", "--json", tmp_path / "in", "second/k")
     assert json.loads(made.out)["made_bucket"] == "second"
     assert "bucket second" in made.err
-    for command in (
-        ("mv", "fresh/x", "typo/x"),
-        ("cp", "fresh/x", "typo/x"),
-        ("cp", "-r", "second/k", "typo/k"),
-    ):
+    for command in (("mv", "fresh/x", "typo/x"), ("cp", "fresh/x", "typo/x"), ("cp", "-r", "second/k", "typo/k")):
         done = served(*command)
         assert (done.code, "create it with: lake bucket create typo" in done.err) == (66, True)
     assert "typo" not in served.good("ls").lines

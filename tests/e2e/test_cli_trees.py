@@ -81,9 +81,7 @@ def test_what_is_there_already_is_left_alone_both_ways(served: Served, tmp_path:
     (tmp_path / "in" / "sub" / "f100").write_bytes(os.urandom(status.st_size))
     os.utime(tmp_path / "in" / "sub" / "f100", ns=(status.st_atime_ns, status.st_mtime_ns))
     put = served.good("put", "-r", "--json", tmp_path / "in", "again/k")
-    assert {name for name, file in by_name(put.out).items() if file["status"] == "stored"} == {
-        "again/k/sub/f100"
-    }
+    assert {name for name, file in by_name(put.out).items() if file["status"] == "stored"} == {"again/k/sub/f100"}
     served.good("get", "-r", "again/k", tmp_path / "out")
     for name in ("big", "sub/f200", "m.safetensors"):
         path = tmp_path / "out" / name
@@ -261,12 +259,7 @@ def test_folders_and_files_in_the_way_fail_alone(served: Served, tmp_path: Path)
     done = served("get", "-r", "--json", "way/k", tmp_path / "out")
     assert done.code == 74
     states = {name: file["status"] for name, file in by_name(done.out).items()}
-    assert states == {
-        "way/k/a": "failed",
-        "way/k/b": "fetched",
-        "way/k/d/": "failed",
-        "way/k/d/e": "failed",
-    }
+    assert states == {"way/k/a": "failed", "way/k/b": "fetched", "way/k/d/": "failed", "way/k/d/e": "failed"}
 
 
 def test_no_clobber_leaves_what_is_there(served: Served, tmp_path: Path) -> None:

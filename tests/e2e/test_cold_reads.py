@@ -39,9 +39,7 @@ def payloads() -> list[bytes]:
 @pytest.fixture
 def folder(tmp_path: Path, payloads: list[bytes]) -> Path:
     with open_lake(tmp_path / "store") as lake:
-        lake.put_many(
-            [(f"bkt/k{index}", payload) for index, payload in enumerate(payloads)], create_bucket=True
-        )
+        lake.put_many([(f"bkt/k{index}", payload) for index, payload in enumerate(payloads)], create_bucket=True)
     return tmp_path / "store"
 
 
@@ -87,9 +85,7 @@ async def read_chunks(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_batch_of_cold_chunks_comes_with_its_checksums(
-    way: str, folder: Path, payloads: list[bytes]
-) -> None:
+def test_a_batch_of_cold_chunks_comes_with_its_checksums(way: str, folder: Path, payloads: list[bytes]) -> None:
     async def main() -> None:
         async with cold(folder, way) as (store, client):
             chunks = [data_chunk_id(payload) for payload in payloads]
@@ -123,15 +119,11 @@ def test_a_batch_of_cold_objects_comes_inline(way: str, folder: Path, payloads: 
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_range_of_a_larger_chunk_is_widened_to_granules(
-    way: str, folder: Path, payloads: list[bytes]
-) -> None:
+def test_a_range_of_a_larger_chunk_is_widened_to_granules(way: str, folder: Path, payloads: list[bytes]) -> None:
     async def main() -> None:
         async with cold(folder, way) as (_, client):
             large = payloads[-1]
-            [(piece, found)] = await read_chunks(
-                client, [data_chunk_id(large)], GRANULE_BYTES + 5, 2 * GRANULE_BYTES
-            )
+            [(piece, found)] = await read_chunks(client, [data_chunk_id(large)], GRANULE_BYTES + 5, 2 * GRANULE_BYTES)
             assert piece.offset == GRANULE_BYTES
             assert found == large[GRANULE_BYTES : 4 * GRANULE_BYTES]
             assert len(piece.crcs) == 3 * 4
@@ -143,9 +135,7 @@ def test_a_range_of_a_larger_chunk_is_widened_to_granules(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_rotted_on_the_disk_fails_alone_and_by_name(
-    way: str, folder: Path, payloads: list[bytes]
-) -> None:
+def test_what_rotted_on_the_disk_fails_alone_and_by_name(way: str, folder: Path, payloads: list[bytes]) -> None:
     victims = {7, len(payloads) - 1}
 
     async def main() -> None:
@@ -212,9 +202,7 @@ def test_cold_chunks_are_loaded_into_lent_memory_and_memory_that_shrinks_is_an_e
             os.truncate(descriptor, pool_bytes)
             lent = await service.serve(client, m.LendMemory(pool_bytes, True), Body(), [os.dup(descriptor)])
             assert isinstance(lent.message, m.MemoryLent)
-            request = m.LoadSlots(
-                lent.message.memory, [bytes(data_chunk_id(payload)) for payload in loaded], offsets
-            )
+            request = m.LoadSlots(lent.message.memory, [bytes(data_chunk_id(payload)) for payload in loaded], offsets)
             reply = await service.serve(client, request, Body(), ())
             assert isinstance(reply.message, m.SlotsLoaded)
             assert reply.message.lengths == [len(payload) for payload in loaded]

@@ -27,10 +27,7 @@ Contents = dict[str, bytes]
 
 @pytest.fixture
 def engine() -> Iterator[Served]:
-    with (
-        TemporaryDirectory(prefix="lake-") as folder,
-        serving(Path(folder), "--native", "127.0.0.1:0") as served,
-    ):
+    with TemporaryDirectory(prefix="lake-") as folder, serving(Path(folder), "--native", "127.0.0.1:0") as served:
         yield served
 
 
@@ -413,9 +410,7 @@ def test_a_spoilt_superblock_is_mended_from_its_copy_by_the_next_start(engine: S
 
 
 @pytest.mark.parametrize("how", ["missing", "both flipped"])
-def test_a_superblock_that_cannot_be_told_is_refused_and_nothing_is_begun_over_it(
-    engine: Served, how: str
-) -> None:
+def test_a_superblock_that_cannot_be_told_is_refused_and_nothing_is_begun_over_it(engine: Served, how: str) -> None:
     store_some(engine)
     engine.stop()
     superblock = engine.data / "superblock"

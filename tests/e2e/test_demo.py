@@ -28,11 +28,7 @@ TRIED = (
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=environment(),
+        [sys.executable, "-m", *map(str, arguments)], capture_output=True, text=True, cwd=ROOT, env=environment()
     )
 
 
@@ -81,9 +77,7 @@ def test_the_demo_fails_aloud_when_there_is_no_model(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_scenario_of_each_kind_runs(tmp_path: Path) -> None:
-    done = run(
-        "bench.run", *TRIED, "--quick", "--rounds", "1", "--dir", tmp_path, "--json", tmp_path / "out.json"
-    )
+    done = run("bench.run", *TRIED, "--quick", "--rounds", "1", "--dir", tmp_path, "--json", tmp_path / "out.json")
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "out.json").read_text())
     assert set(found["scenarios"]) == set(TRIED)
@@ -93,9 +87,7 @@ def test_a_scenario_of_each_kind_runs(tmp_path: Path) -> None:
         assert scenario["elapsed_s"] > 0
     for name in ("open-get-4k", "open-s3-get-4k", "loader"):
         figures = found["scenarios"][name]["sides"]["ours"]["median"]
-        assert all(
-            figures[figure] > 0 for figure in ("operations_per_s", "bytes_per_s", "p999_us", "server_cpu_us")
-        )
+        assert all(figures[figure] > 0 for figure in ("operations_per_s", "bytes_per_s", "p999_us", "server_cpu_us"))
     assert found["scenarios"]["put-small-one"]["sides"]["ours"]["median"].get("device_bytes_per_byte", 2) > 1
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
 

@@ -57,10 +57,7 @@ def test_a_chunk_is_read_without_a_request_and_is_not_there_when_it_was_freed(
         with no_requests():
             assert lake.chunks.get_into(chunk, buffer) == 65_536
             assert buffer == content == lake.chunks.get(chunk)
-            assert (
-                lake.chunks.get_many_into([chunk] * 20, [bytearray(65_536) for _ in range(20)])
-                == [65_536] * 20
-            )
+            assert lake.chunks.get_many_into([chunk] * 20, [bytearray(65_536) for _ in range(20)]) == [65_536] * 20
         lake.remove(f"hot/{check.name}")
         while lake.gc()["freed_chunks"] == 0:
             pass
@@ -87,10 +84,7 @@ def test_what_is_read_without_the_engine_is_told_to_it_and_then_read_from_its_me
                 lake.chunks.get(chunk)
         assert [lake.chunks.get(chunk) for chunk in chunks] == contents  # the slabs have come
         buffers = [bytearray(len(content)) for content in contents]
-        with (
-            no_requests(),
-            mock.patch("lakefs.direct.chunk_reads.os.preadv", side_effect=AssertionError("a segment")),
-        ):
+        with no_requests(), mock.patch("lakefs.direct.chunk_reads.os.preadv", side_effect=AssertionError("a segment")):
             assert [lake.chunks.get(chunk) for chunk in chunks] == contents
             assert lake.chunks.get_many_into(chunks, buffers) == [len(content) for content in contents]
         assert buffers == contents
@@ -120,9 +114,7 @@ def test_chunks_are_read_after_the_engine_was_replaced(folder: Path) -> None:
             assert lake.chunks.get(chunk) == content
 
 
-def until_loaded_alone(
-    served: Served, lake: lakefs.Lake, chunks: list[bytes], pool: Pool, offsets: list[int]
-) -> None:
+def until_loaded_alone(served: Served, lake: lakefs.Lake, chunks: list[bytes], pool: Pool, offsets: list[int]) -> None:
     """Load them until that takes no request: the index and the page cache know them, the descriptors are here."""
     until = time.monotonic() + WAIT_S
     while True:
@@ -147,9 +139,7 @@ def test_cached_chunks_are_loaded_into_a_pool_without_a_request_and_the_rest_by_
     chunks: list[bytes] = [data_chunk_id(content) for content in contents]
     offsets = [number << 20 for number in range(len(sizes))]
     with lakefs.connect(served.server, check=check) as lake, lake.pool(size_bytes=32 << 20) as pool:
-        lake.put_many(
-            [(f"pooled/{check.name}-{n}", content) for n, content in enumerate(contents)], create_bucket=True
-        )
+        lake.put_many([(f"pooled/{check.name}-{n}", content) for n, content in enumerate(contents)], create_bucket=True)
 
         def assert_loaded(rooms: list[int] | tuple[()] = ()) -> None:
             pool.buffer[:] = bytes(32 << 20)
@@ -179,9 +169,7 @@ def test_what_is_wrong_with_a_load_is_told_by_the_engine_though_the_chunks_are_c
     chunks: list[bytes] = [data_chunk_id(content) for content in contents]
     places = [0, 65_536, 131_072, 196_608]
     with lakefs.connect(served.server) as lake:
-        lake.put_many(
-            [(f"wrong/{number}", content) for number, content in enumerate(contents)], create_bucket=True
-        )
+        lake.put_many([(f"wrong/{number}", content) for number, content in enumerate(contents)], create_bucket=True)
         with lake.pool(size_bytes=1 << 20) as pool:
             until_loaded_alone(served, lake, chunks, pool, places)
             missing: bytes = data_chunk_id(b"never stored")

@@ -73,9 +73,7 @@ def test_an_engine_that_was_killed_leaves_its_clients_no_memory_to_be_wrong_abou
 
 
 def test_sizes_that_make_no_tier_are_refused_and_what_is_too_large_is_clamped(folder: Path) -> None:
-    refused = lake(
-        "serve", "--data", folder / "data", "--dram-tier-bytes", "1M", "--s3", "off", "--admin", "off"
-    )
+    refused = lake("serve", "--data", folder / "data", "--dram-tier-bytes", "1M", "--s3", "off", "--admin", "off")
     assert refused.code != 0
     assert "less than one slab; give 64M or more, or 0 for none" in refused.err
     with serving(folder, "--dram-tier-bytes", "900T") as engine:

@@ -121,12 +121,8 @@ def test_a_store_without_memory_refuses_what_it_cannot_hold_and_goes_on(folder: 
         client.put("bkt/before", stored["bkt/before"], create_bucket=True)
         status = Path(f"/proc/{engine.process.pid}/status").read_text().splitlines()
         has_kib = next(int(line.split()[1]) for line in status if line.startswith("VmSize:"))
-        resource.prlimit(
-            engine.process.pid, resource.RLIMIT_AS, (1024 * has_kib + 2 * MIB, resource.RLIM_INFINITY)
-        )
-        putting = [
-            threading.Thread(target=put_large, args=(engine, number, stored, refused)) for number in range(4)
-        ]
+        resource.prlimit(engine.process.pid, resource.RLIMIT_AS, (1024 * has_kib + 2 * MIB, resource.RLIM_INFINITY))
+        putting = [threading.Thread(target=put_large, args=(engine, number, stored, refused)) for number in range(4)]
         for thread in putting:
             thread.start()
         for thread in putting:

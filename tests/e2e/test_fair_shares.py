@@ -38,10 +38,7 @@ AT_ONCE = 64
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
     """An engine with TCP beside its Unix socket."""
-    with (
-        TemporaryDirectory(prefix="lake-") as folder,
-        serving(Path(folder), "--native", "127.0.0.1:0") as engine,
-    ):
+    with TemporaryDirectory(prefix="lake-") as folder, serving(Path(folder), "--native", "127.0.0.1:0") as engine:
         yield engine
 
 

@@ -28,10 +28,7 @@ CONTENT = os.urandom(100_000)
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    with (
-        TemporaryDirectory(prefix="lake-") as folder,
-        serving(Path(folder), "--native", "127.0.0.1:0") as engine,
-    ):
+    with TemporaryDirectory(prefix="lake-") as folder, serving(Path(folder), "--native", "127.0.0.1:0") as engine:
         with connect(engine.server) as client:
             client.put("bkt/x", CONTENT, create_bucket=True)
         yield engine
@@ -116,9 +113,7 @@ def nonsense() -> dict[str, bytes]:
         "reply from a client": pack_frame(Kind.REPLY, Ping.OP, 7, Ping()),
         "same stream twice": good + good,
         "stream 0": pack_frame(Kind.REQUEST, Ping.OP, 0, Ping()),
-        "body that lies": pack_frame(
-            Kind.REQUEST, StoreChunks.OP, 7, StoreChunks(b"s" * 16, [1], [1 << 40]), 10
-        )
+        "body that lies": pack_frame(Kind.REQUEST, StoreChunks.OP, 7, StoreChunks(b"s" * 16, [1], [1 << 40]), 10)
         + b"0123456789",
         "body that never comes": pack_frame(
             Kind.REQUEST, StoreChunks.OP, 7, StoreChunks(b"s" * 16, [1], [1 << 20]), 1 << 20

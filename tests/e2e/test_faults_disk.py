@@ -63,9 +63,7 @@ class FailingDisk(LocalDisk):
         self.fail: tuple[str, str] | None = None
         self.failures = 0
 
-    def open(
-        self, path: str, *, create: bool = False, direct: bool = False, read_only: bool = False
-    ) -> LocalFile:
+    def open(self, path: str, *, create: bool = False, direct: bool = False, read_only: bool = False) -> LocalFile:
         file = super().open(path, create=create, direct=direct, read_only=read_only)
         own = FailingFile(os.dup(file.fileno()), path, file.direct, self)
         file.close()
@@ -155,9 +153,7 @@ def test_a_failed_sync_is_final_and_loses_nothing_acknowledged(tmp_path: Path, w
     trio.run(reopen)
 
 
-def test_a_segment_that_cannot_be_read_fails_its_objects_and_is_healed_by_putting_them_again(
-    tmp_path: Path,
-) -> None:
+def test_a_segment_that_cannot_be_read_fails_its_objects_and_is_healed_by_putting_them_again(tmp_path: Path) -> None:
     stored = contents()
 
     async def main() -> None:

@@ -146,9 +146,7 @@ def test_targets_that_exist_or_are_folders(served: Served, folder: Path) -> None
 
 
 def safetensors(header: bytes, payload_bytes: int, *, length: int | None = None) -> bytes:
-    return (
-        (len(header) if length is None else length).to_bytes(8, "little") + header + os.urandom(payload_bytes)
-    )
+    return (len(header) if length is None else length).to_bytes(8, "little") + header + os.urandom(payload_bytes)
 
 
 def tensors(*places: tuple[int, int], dtype: str = "U8") -> bytes:

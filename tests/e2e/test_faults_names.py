@@ -17,9 +17,7 @@ from tests.e2e.served import LAKE, ROOT, Finished, Served, environment
 
 def raw(served: Served, *args: bytes, stdin: bytes = b"") -> Finished:
     """A command with arguments that need not be text."""
-    done = subprocess.run(
-        [*LAKE, *args], env=environment(served.server), cwd=ROOT, input=stdin, capture_output=True
-    )
+    done = subprocess.run([*LAKE, *args], env=environment(served.server), cwd=ROOT, input=stdin, capture_output=True)
     return Finished(done.returncode, done.stdout, done.stderr.decode(errors="backslashreplace"))
 
 
@@ -39,9 +37,7 @@ def test_unknown_buckets_and_keys_are_named_by_every_command(served: Served) -> 
 
 
 @pytest.mark.parametrize(
-    "key",
-    [b"bad/\xff\xfe", b"bad/" + b"\xc3\xa9" * 513, b"bad/" + b"k" * 1025],
-    ids=["not UTF-8", "1026", "1025"],
+    "key", [b"bad/\xff\xfe", b"bad/" + b"\xc3\xa9" * 513, b"bad/" + b"k" * 1025], ids=["not UTF-8", "1026", "1025"]
 )
 def test_keys_that_cannot_be_are_refused_and_store_nothing(served: Served, key: bytes) -> None:
     served.good("put", "-", "bad/good", stdin=b"good")
@@ -108,9 +104,7 @@ def test_text_that_is_no_text_on_the_wire_ends_that_request_alone(served: Served
         assert isinstance(engine.call(m.Ping()).message, m.Done)
 
 
-def test_names_of_files_that_are_not_utf8_are_refused_one_by_one(
-    served: Served, tmp_path: os.PathLike[str]
-) -> None:
+def test_names_of_files_that_are_not_utf8_are_refused_one_by_one(served: Served, tmp_path: os.PathLike[str]) -> None:
     folder = os.fsencode(tmp_path)
     for name in (b"good", b"bad\xff", b"line\nbreak", b"also good"):
         with open(os.path.join(folder, name), "wb") as file:

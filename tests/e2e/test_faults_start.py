@@ -36,9 +36,7 @@ def serve(data: Path, sock: Path, *options: str) -> Finished:
 # --- addresses -----------------------------------------------------------------------------------------
 
 
-def test_a_taken_socket_or_port_is_told_and_what_listens_there_is_left_alone(
-    served: Served, folder: Path
-) -> None:
+def test_a_taken_socket_or_port_is_told_and_what_listens_there_is_left_alone(served: Served, folder: Path) -> None:
     served.good("put", "-", "ports/x", stdin=b"x")
     taken = serve(folder / "other", served.socket)
     assert taken.code == 71, taken
@@ -305,9 +303,7 @@ def test_a_disk_that_turns_read_only_under_an_engine_still_serves_reads(folder: 
             trigger.write_text("lake test")
             refused = engine("put", "-", "bkt/y", stdin=b"y")
             assert refused.code == 74, refused
-            assert any(
-                why in refused.err for why in ("takes no writes", "read-only", "no write is accepted")
-            ), refused
+            assert any(why in refused.err for why in ("takes no writes", "read-only", "no write is accepted")), refused
             assert engine.good("cat", "bkt/x").out == content
             status = engine("status")
             assert status.code == 74, status

@@ -60,9 +60,7 @@ def test_a_system_engine_for_root_alone_is_told_and_no_store_is_made_beside_it(m
         assert told.code == 77
         assert f"{SYSTEM} may not be used by this user: only root may; start" in told.err
         refused = machine.lake("serve", *NO_PORTS, uid=NOBODY)
-        assert (refused.code, "system's engine" in refused.err, "--data" in refused.err) == (2, True, True), (
-            refused
-        )
+        assert (refused.code, "system's engine" in refused.err, "--data" in refused.err) == (2, True, True), refused
     assert list(machine.home(NOBODY).iterdir()) == []
 
 
@@ -107,13 +105,8 @@ def test_an_engine_of_one_s_own_is_taken_before_the_system_s(system: FreshMachin
     assert system.lake("ls", uid=NOBODY).text == "system\n"
 
 
-def test_an_engine_that_is_named_and_does_not_answer_is_never_replaced_by_another(
-    system: FreshMachine,
-) -> None:
+def test_an_engine_that_is_named_and_does_not_answer_is_never_replaced_by_another(system: FreshMachine) -> None:
     absent = str(system.folder / "absent")
-    for args, settings in (
-        (("--server", f"unix:{absent}"), {}),
-        ((), {"LAKE_SOCKET": absent, "LAKE_SERVER": ""}),
-    ):
+    for args, settings in ((("--server", f"unix:{absent}"), {}), ((), {"LAKE_SOCKET": absent, "LAKE_SERVER": ""})):
         told = system.lake(*args, "ls", uid=NOBODY, settings=settings)
         assert (told.code, absent in told.err) == (69, True), told

@@ -29,15 +29,10 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_the_first_command_of_root_serves_and_its_socket_s_folder_is_root_s_alone(
-    machine: FreshMachine,
-) -> None:
+def test_the_first_command_of_root_serves_and_its_socket_s_folder_is_root_s_alone(machine: FreshMachine) -> None:
     with machine.begun("serve") as printed:
         assert "listen  unix:/run/lake/lake.sock" in printed
-        assert (mode_of(machine.path("/run/lake")), mode_of(machine.path("/run/lake/lake.sock"))) == (
-            0o700,
-            0o600,
-        )
+        assert (mode_of(machine.path("/run/lake")), mode_of(machine.path("/run/lake/lake.sock"))) == (0o700, 0o600)
         assert machine.lake("bucket", "create", "bkt").code == 0
         assert machine.lake("ls").text == "bkt\n"
     assert not machine.path("/run/lake").exists()
@@ -55,10 +50,7 @@ def test_the_socket_s_folder_is_open_to_the_socket_s_group_and_nobody_else(machi
 
 @pytest.mark.parametrize(
     ("options", "code", "existing"),
-    [
-        (("--admin", "TAKEN"), 71, ()),
-        (("--hot-index", "/nowhere/index"), 78, ("journal", "mine")),
-    ],
+    [(("--admin", "TAKEN"), 71, ()), (("--hot-index", "/nowhere/index"), 78, ("journal", "mine"))],
 )
 def test_a_first_start_that_fails_leaves_nothing_but_what_was_there(
     folder: Path, options: tuple[str, ...], code: int, existing: tuple[str, ...]
@@ -100,9 +92,7 @@ def test_a_start_that_fails_leaves_a_store_that_was_there(folder: Path) -> None:
     assert {path: path.read_bytes() for path in kept} == kept
 
 
-def test_doctor_names_the_first_thing_that_keeps_lake_serve_from_starting_and_leaves_nothing(
-    folder: Path,
-) -> None:
+def test_doctor_names_the_first_thing_that_keeps_lake_serve_from_starting_and_leaves_nothing(folder: Path) -> None:
     (folder / "file").write_bytes(b"")
     settings = folder / "lake.toml"
     with socket.create_server(("127.0.0.1", 0)) as other:

@@ -106,10 +106,7 @@ def test_a_store_damaged_in_many_places_serves_again_after_one_repair(data: Path
     assert (again, second["repairs"]) == (1, [])
     (damaged,) = second["quarantine"]
     assert (damaged["code"], damaged["objects"]) == ("chunk-damaged", [LARGE])
-    assert {finding["code"] for finding in second["findings"]} >= {
-        "chunk-quarantined",
-        "content-chunk-damaged",
-    }
+    assert {finding["code"] for finding in second["findings"]} >= {"chunk-quarantined", "content-chunk-damaged"}
 
     with served(data) as engine:
         assert engine("cat", LARGE).code == 1
@@ -149,10 +146,7 @@ def test_what_no_repair_can_tell_is_left_as_it_is_and_said(data: Path) -> None:
     for _ in range(2):
         code, found = report(data, "--repair")
         assert (code, found["outcome"], found["level"], found["repairs"]) == (1, "damaged", "files", [])
-        assert {finding["object"] for finding in found["findings"]} >= {
-            "index",
-            f"checkpoints/{checkpoint.name}",
-        }
+        assert {finding["object"] for finding in found["findings"]} >= {"index", f"checkpoints/{checkpoint.name}"}
         codes = {finding["code"] for finding in found["findings"]}
         assert codes == {"index-missing", "checkpoint-damaged", "journal-missing"}
     assert checkpoint.read_bytes() == spoilt
@@ -177,9 +171,7 @@ def test_a_repair_killed_at_a_named_step_is_finished_by_the_next(data: Path, poi
         cwd=ROOT,
         capture_output=True,
     )
-    assert killed.returncode == -signal.SIGKILL, Finished(
-        killed.returncode, killed.stdout, killed.stderr.decode()
-    )
+    assert killed.returncode == -signal.SIGKILL, Finished(killed.returncode, killed.stdout, killed.stderr.decode())
     code, found = report(data, "--repair", "--full")
     assert (code, found["damage"]) in ((3, 0), (0, 0)), found
     code, found = report(data, "--repair")

@@ -176,9 +176,7 @@ def test_a_reserve_that_is_used_up_makes_the_store_read_only_until_there_is_room
 
         engine.stop()
         fill(disk / "others")
-        stuck = lake(
-            "serve", "--data", engine.data, "--socket", engine.socket, "--admin", "off", "--s3", "off"
-        )
+        stuck = lake("serve", "--data", engine.data, "--socket", engine.socket, "--admin", "off", "--s3", "off")
         if stuck.code:  # the little that the stop gave back may have been enough
             assert "make a few MiB of room" in stuck.err, stuck
         (disk / "others").unlink()
@@ -204,9 +202,7 @@ def rename_until_refused(engine: Served) -> Finished:
 def test_a_first_start_on_a_full_disk_says_so_and_succeeds_later(folder: Path) -> None:
     with ext4(folder, 16 * MIB) as disk:
         fill(disk / "others")
-        refused = lake(
-            "serve", "--data", disk / "store", "--socket", folder / "s", "--admin", "off", "--s3", "off"
-        )
+        refused = lake("serve", "--data", disk / "store", "--socket", folder / "s", "--admin", "off", "--s3", "off")
         assert refused.code == 74, refused
         assert "No space left" in refused.err or "no room" in refused.err
         (disk / "others").unlink()

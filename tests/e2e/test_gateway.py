@@ -99,9 +99,7 @@ def test_over_tcp_the_token_lets_a_gateway_in(folder: Path) -> None:
         assert "token" in refused.err
 
 
-def test_without_its_engine_a_gateway_says_so_and_goes_on_when_it_is_back(
-    folder: Path, engine: Served
-) -> None:
+def test_without_its_engine_a_gateway_says_so_and_goes_on_when_it_is_back(folder: Path, engine: Served) -> None:
     key = new_key(engine)
     engine.kill()
     with gateway(engine.server) as found:
@@ -230,9 +228,7 @@ def _refuses(url: str) -> bool:
     return False
 
 
-def test_a_process_that_dies_is_started_again_and_clients_notice_a_broken_connection_at_most(
-    engine: Served,
-) -> None:
+def test_a_process_that_dies_is_started_again_and_clients_notice_a_broken_connection_at_most(engine: Served) -> None:
     key = new_key(engine)
     with gateway(engine.server, "--processes", "2") as found:
         client = s3_client(found.url, key, attempts=5)
@@ -261,8 +257,6 @@ def test_no_process_outlives_a_leader_that_was_killed(engine: Served) -> None:
 def test_a_team_that_cannot_start_says_why_once_and_ends(folder: Path) -> None:
     with serving(folder, "--native", "127.0.0.1:0") as engine:
         [address] = [line.split()[1] for line in engine.printed if line.startswith("listen  tcp:")]
-        refused = lake(
-            "gateway", "--server", address, "--s3", "127.0.0.1:0", "--admin", "off", "--processes", "2"
-        )
+        refused = lake("gateway", "--server", address, "--s3", "127.0.0.1:0", "--admin", "off", "--processes", "2")
     assert refused.code == 77
     assert "token" in refused.err

@@ -124,9 +124,7 @@ def test_an_interrupted_put_of_a_tree_leaves_whole_files_only(engine: Served, tr
 
 
 @pytest.mark.parametrize("moment", range(3))
-def test_a_small_put_is_whole_or_absent_whenever_it_is_interrupted(
-    engine: Served, tree: Path, moment: int
-) -> None:
+def test_a_small_put_is_whole_or_absent_whenever_it_is_interrupted(engine: Served, tree: Path, moment: int) -> None:
     command = begin(engine, "put", tree / "small", "bkt/small")
     assert engine.process is not None
     descriptors = Path(f"/proc/{engine.process.pid}/fd")
@@ -173,9 +171,7 @@ def test_an_interrupted_get_of_a_tree_leaves_whole_files_only(engine: Served, tr
             assert entry.read_bytes() == (tree / "many" / entry.name).read_bytes()
 
 
-def test_an_interrupted_engine_finishes_what_it_has_begun_and_exits_with_0(
-    engine: Served, tree: Path
-) -> None:
+def test_an_interrupted_engine_finishes_what_it_has_begun_and_exits_with_0(engine: Served, tree: Path) -> None:
     command = begin(engine, "put", tree / "large", "bkt/large")
     while written_by(engine) < 48 * MIB and command.poll() is None:
         pass
@@ -238,9 +234,7 @@ def interrupted(operation: Callable[[], object], at: int) -> Interrupter:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("what", ["put a buffer", "put a file", "put a stream", "get", "get a file"])
-def test_an_interrupt_at_any_line_of_the_client_is_only_an_interrupt(
-    engine: Served, tmp_path: Path, what: str
-) -> None:
+def test_an_interrupt_at_any_line_of_the_client_is_only_an_interrupt(engine: Served, tmp_path: Path, what: str) -> None:
     content = os.urandom(9 * MIB)
     (tmp_path / "file").write_bytes(content)
     chance = random.Random(what)

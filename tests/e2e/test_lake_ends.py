@@ -41,11 +41,7 @@ def test_an_object_that_was_opened_on_a_lost_connection_is_not_read_unverified_f
 def test_a_lending_is_ended_by_its_client_from_another_connection(folder: Path) -> None:
     memory = os.memfd_create("pool", os.MFD_CLOEXEC)
     os.ftruncate(memory, MIB)
-    with (
-        serving(folder) as served,
-        connect_blocking(served.server) as lost,
-        connect_blocking(served.server) as client,
-    ):
+    with serving(folder) as served, connect_blocking(served.server) as lost, connect_blocking(served.server) as client:
         number = lost.call(m.LendMemory(MIB, True), descriptors=[memory]).message.memory  # type: ignore[attr-defined]
         client.call(m.ReturnMemory(number))
         with pytest.raises(SessionLost):

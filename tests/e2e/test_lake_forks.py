@@ -206,9 +206,7 @@ def test_an_operation_in_whose_midst_was_forked_is_the_parents(served: Served) -
 
     with lakefs.connect(served.server) as lake:
         try:
-            lake.put(
-                "bkt/forked", io.BytesIO(content("large", LARGE)), progress=fork_once, create_bucket=True
-            )
+            lake.put("bkt/forked", io.BytesIO(content("large", LARGE)), progress=fork_once, create_bucket=True)
         except EngineUnreachable as error:
             os._exit(0 if "midst" in error.message and lake.get("bkt/small") else 1)
         if children == [0]:
@@ -284,14 +282,9 @@ def _read_in_worker(lake: lakefs.Lake) -> int:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_workers_of_a_pool_are_given_a_lake(
-    served: Served, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_of_a_pool_are_given_a_lake(served: Served, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
-    with (
-        lakefs.connect(served.server, check=Check.CRC32C) as lake,
-        multiprocessing.get_context(method).Pool(1) as pool,
-    ):
+    with lakefs.connect(served.server, check=Check.CRC32C) as lake, multiprocessing.get_context(method).Pool(1) as pool:
         assert pool.apply(_read_in_worker, [lake]) == 1
 
 

@@ -20,14 +20,7 @@ from lakefs.client.blocking.engine import BlockingEngine, connect_blocking
 from lakefs.client.connect import connect
 from lakefs.client.facade import driver_of
 from lakefs.content.manifest import CutKind, Entry, Manifest, build, encode
-from lakefs.errors import (
-    ChunkDamaged,
-    ChunkNotFound,
-    InvalidArgument,
-    KeyNotFound,
-    SessionLost,
-    SourceChanged,
-)
+from lakefs.errors import ChunkDamaged, ChunkNotFound, InvalidArgument, KeyNotFound, SessionLost, SourceChanged
 from lakefs.ids import ChunkId, ChunkKind, chunk_id_of, data_chunk_id
 from lakefs.wire import messages as m
 from tests.e2e.served import ROOT, Served, environment, serving
@@ -168,9 +161,7 @@ def tree_of(engine: BlockingEngine, session: bytes, entries: list[tuple[ChunkId,
     return top
 
 
-def test_children_that_are_not_what_their_parent_says_are_refused(
-    served: Served, engine: BlockingEngine
-) -> None:
+def test_children_that_are_not_what_their_parent_says_are_refused(served: Served, engine: BlockingEngine) -> None:
     session = open_session(engine)
     (byte,) = store(engine, session, b"x")
     full = manifest_of([(byte, 1)] * 8192)
@@ -187,9 +178,7 @@ def test_children_that_are_not_what_their_parent_says_are_refused(
         assert not is_there(served, key)
 
 
-def test_a_child_named_many_times_is_one_child_with_one_content(
-    served: Served, engine: BlockingEngine
-) -> None:
+def test_a_child_named_many_times_is_one_child_with_one_content(served: Served, engine: BlockingEngine) -> None:
     """As in a large file of zeros: its manifests are all the same."""
     session = open_session(engine)
     (byte,) = store(engine, session, b"x")
@@ -253,9 +242,7 @@ def test_what_is_stored_from_a_changing_file_is_what_its_id_says(
 
 @pytest.mark.parametrize("way", ["socket", "tcp"])
 @pytest.mark.parametrize("how", ["shrinks", "changes"])
-def test_a_source_that_shrinks_or_changes_is_not_stored(
-    tmp_path: Path, served: Served, way: str, how: str
-) -> None:
+def test_a_source_that_shrinks_or_changes_is_not_stored(tmp_path: Path, served: Served, way: str, how: str) -> None:
     """The put itself notices, whoever reads the file: the engine by its descriptor, or the client."""
     path = tmp_path / "source"
     path.write_bytes(os.urandom(40 * MIB))

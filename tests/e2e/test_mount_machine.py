@@ -130,9 +130,7 @@ def test_mount_8_calls_our_helper_and_an_fstab_line_is_mounted_once(rig: MountRi
         mount -f -t lake lake {place}; ls -A {place}
         ! mount -t lake nonsense {place}
     """
-    arranged = private_mounts(
-        installed(rig, "mount.lake", "tests.e2e.tiny_mount_helper", os.path.realpath("/sbin"))
-    )
+    arranged = private_mounts(installed(rig, "mount.lake", "tests.e2e.tiny_mount_helper", os.path.realpath("/sbin")))
     done = rig.run(*arranged, "sh", "-exc", script)
     assert done.code == 0, done.err
     hello, count, table = done.lines

@@ -79,9 +79,7 @@ def test_a_mount_that_is_told_to_end_stores_what_is_written_and_open(rig: MountR
     assert served.good("cat", "models/ended").out == UNSTORED
 
 
-def test_a_mount_that_is_unmounted_lazily_goes_on_for_who_has_files_open(
-    rig: MountRig, served: Served
-) -> None:
+def test_a_mount_that_is_unmounted_lazily_goes_on_for_who_has_files_open(rig: MountRig, served: Served) -> None:
     process = rig.foreground()
     descriptor = written(rig.place / "models" / "lazy")
     assert rig.lake("unmount", "--lazy", rig.place).code == 0
@@ -125,9 +123,7 @@ def stopped(served: Served) -> Iterator[None]:
         served.process.send_signal(signal.SIGCONT)
 
 
-def test_what_is_not_stored_in_time_when_the_mount_ends_stays_staged_and_is_told(
-    rig: MountRig, served: Served
-) -> None:
+def test_what_is_not_stored_in_time_when_the_mount_ends_stays_staged_and_is_told(rig: MountRig, served: Served) -> None:
     process = rig.foreground("-o", "stop_wait=1.5")
     models = rig.place / "models"
     opened = [written(models / name) for name in ("late1", "late2")]

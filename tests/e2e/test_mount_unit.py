@@ -34,9 +34,7 @@ def directives(section: str) -> dict[str, str]:
 def verified(folder: Path, text: str) -> str:
     """What systemd says of an instance of the unit; empty when nothing is wrong."""
     copy = folder / "lake-mount@mnt-a\\x2db.service"
-    copy.write_text(
-        text.replace("/opt/lake/bin/lake", "/bin/true").replace("/usr/bin/fusermount3", "/bin/true")
-    )
+    copy.write_text(text.replace("/opt/lake/bin/lake", "/bin/true").replace("/usr/bin/fusermount3", "/bin/true"))
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(copy)], capture_output=True, text=True, timeout=60
     )

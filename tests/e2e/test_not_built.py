@@ -55,12 +55,8 @@ def test_a_client_without_native_modules_asks_the_engine(served: Served, names: 
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    "name", ["engine.format._granules", "engine.tiers._frequency", "lakefs.shared_index._table"]
-)
-def test_an_engine_does_not_start_without_its_native_modules_and_says_what_to_do(
-    tmp_path: Path, name: str
-) -> None:
+@pytest.mark.parametrize("name", ["engine.format._granules", "engine.tiers._frequency", "lakefs.shared_index._table"])
+def test_an_engine_does_not_start_without_its_native_modules_and_says_what_to_do(tmp_path: Path, name: str) -> None:
     done = subprocess.run(
         [
             sys.executable,

@@ -76,9 +76,7 @@ def test_the_wheel_made_from_the_sdist_works(wheel: Path, tmp_path: Path) -> Non
     python = _clean_venv(tmp_path / "venv")
     # The dependencies were resolved by the test above; here the files that the wheel brings are what matters.
     site = _run(python, "-c", "import site; print(site.getsitepackages()[0])", cwd=tmp_path).strip()
-    own = Path(
-        _run(sys.executable, "-c", "import site; print(site.getsitepackages()[0])", cwd=tmp_path).strip()
-    )
+    own = Path(_run(sys.executable, "-c", "import site; print(site.getsitepackages()[0])", cwd=tmp_path).strip())
     _run(python, "-m", "pip", "install", "--quiet", "--no-deps", wheel, cwd=tmp_path)
     Path(site, "dependencies.pth").write_text(f"{own}\n")
     _assert_works(python, tmp_path)
@@ -90,9 +88,7 @@ def test_the_wheel_holds_the_packages_the_units_the_types_and_the_licence(wheel:
     top_level = {name.split("/")[0] for name in names}
     release = f"lakefs_appliance-{VERSION}"
     assert top_level == {*PRODUCT_PACKAGES, f"{release}.dist-info", f"{release}.data"}
-    modules = {
-        str(path) for path in tracked_files() if path.parts[0] in PRODUCT_PACKAGES and path.suffix == ".py"
-    }
+    modules = {str(path) for path in tracked_files() if path.parts[0] in PRODUCT_PACKAGES and path.suffix == ".py"}
     assert modules - names == set()
     assert "lakefs/py.typed" in names
     units = ("lake-engine.service", "lake-mount@.service", "sysusers.d/lake.conf", "tmpfiles.d/lake.conf")

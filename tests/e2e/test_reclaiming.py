@@ -70,10 +70,7 @@ def random_share(share: float) -> Choice:
     return lambda generator, _: generator.random() < share
 
 
-CHOICES: dict[str, Choice] = {
-    "nine of ten": random_share(0.9),
-    "every other": lambda _, number: number % 2 == 0,
-}
+CHOICES: dict[str, Choice] = {"nine of ten": random_share(0.9), "every other": lambda _, number: number % 2 == 0}
 MORE_CHOICES: dict[str, Choice] = {"a random half": random_share(0.5), "one of ten": random_share(0.1)}
 
 

@@ -11,11 +11,7 @@ import trio.testing
 
 from lakefs.client.connect_trio import connect_trio
 from lakefs.client.trio.reconnecting import ReconnectingEngine, connect_reconnecting
-from lakefs.errors import (
-    EngineUnreachable,
-    LakeError,
-    SessionLost,
-)
+from lakefs.errors import EngineUnreachable, LakeError, SessionLost
 from lakefs.wire.messages import (
     BucketCreate,
     Ping,
@@ -28,11 +24,7 @@ from lakefs.wire.messages import (
     StoreFromSource,
 )
 from tests.e2e.served import Served
-from tests.engines import (
-    SIMULATED,
-    in_simulated_time,
-    restarting,
-)
+from tests.engines import SIMULATED, in_simulated_time, restarting
 from tests.fake_service import FakeService
 from tests.sim.world.network import SimulatedNetwork
 

@@ -25,22 +25,8 @@ from lakefs.errors import (
 from lakefs.limits import BODY_BYTES_MAX
 from lakefs.ports import Stream
 from lakefs.transport.streams import TrioNetwork
-from lakefs.wire.messages import (
-    Done,
-    Ping,
-    ReadChunksReply,
-    Status,
-    WatchEvent,
-)
-from tests.engines import (
-    SIMULATED,
-    Scripted,
-    engine_at,
-    in_simulated_time,
-    read,
-    scripted,
-    store,
-)
+from lakefs.wire.messages import Done, Ping, ReadChunksReply, Status, WatchEvent
+from tests.engines import SIMULATED, Scripted, engine_at, in_simulated_time, read, scripted, store
 from tests.fake_service import FakeService
 from tests.sim.world.network import SimulatedNetwork
 
@@ -152,9 +138,7 @@ def test_a_call_cancelled_while_its_body_is_sent_waits_and_no_byte_is_missing(un
                     played.wire.reader.received(await played.stream.receive_into(played.wire.reader.space()))
                 assert getattr(cancel, "stream_id", None) == event.stream_id
                 ping = await played.request()
-                await played.stream.send(
-                    [played.wire.end(event.stream_id), played.wire.reply(ping.stream_id, Done())]
-                )
+                await played.stream.send([played.wire.end(event.stream_id), played.wire.reply(ping.stream_id, Done())])
 
     trio.run(main)
 
@@ -240,18 +224,12 @@ def test_a_watch_gives_events_and_ends_with_its_block(unix: str) -> None:
     trio.run(main)
 
 
-def test_a_watcher_that_falls_behind_looks_at_everything_again(
-    unix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_watcher_that_falls_behind_looks_at_everything_again(unix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "WATCH_QUEUE_MAX", 10)
 
     async def main() -> None:
         service = FakeService()
-        async with (
-            engine_at(TrioNetwork(), unix, service),
-            connect_engine(unix) as engine,
-            engine.watch("b") as watch,
-        ):
+        async with engine_at(TrioNetwork(), unix, service), connect_engine(unix) as engine, engine.watch("b") as watch:
             service.publish(*[WatchEvent("put", number, "b", "k") for number in range(1, 13)])
             await trio.testing.wait_all_tasks_blocked(0.02)
             assert [(await anext(watch)).kind for _ in range(2)] == ["resync", "put"]

@@ -123,9 +123,7 @@ def test_what_changes_nothing_is_accepted(s3: Any) -> None:
     name = {"Bucket": "bucket", "Key": "plain"}
     for acl in ("private", "bucket-owner-full-control"):
         s3.put_object(**name, Body=b"1", StorageClass="STANDARD", ACL=acl, RequestPayer="requester")
-    s3.copy_object(
-        Bucket="bucket", Key="plain-copy", CopySource="bucket/plain", StorageClass="STANDARD", ACL="private"
-    )
+    s3.copy_object(Bucket="bucket", Key="plain-copy", CopySource="bucket/plain", StorageClass="STANDARD", ACL="private")
     s3.create_bucket(
         Bucket="plain", ACL="private", ObjectOwnership="BucketOwnerEnforced", ObjectLockEnabledForBucket=False
     )
@@ -159,10 +157,7 @@ def test_an_upload_is_completed_only_with_the_size_that_is_stated(s3: Any) -> No
     upload, parts = begun(s3, "sized", 5 * MIB, 7)
     complete = {**upload, "MultipartUpload": parts}
     for size in (5 * MIB + 6, 7, 0):
-        assert refused(s3.complete_multipart_upload, **complete, MpuObjectSize=size) == (
-            400,
-            "InvalidRequest",
-        )
+        assert refused(s3.complete_multipart_upload, **complete, MpuObjectSize=size) == (400, "InvalidRequest")
     assert refused(s3.head_object, Bucket="bucket", Key="sized")[0] == 404
     assert len(s3.list_parts(**upload)["Parts"]) == 2
     first = s3.complete_multipart_upload(**complete, MpuObjectSize=5 * MIB + 7)
@@ -181,10 +176,7 @@ def test_the_checksum_that_a_completion_states_is_compared_or_refused(s3: Any) -
     complete = {**upload, "MultipartUpload": parts}
     wrong_type = {"ChecksumCRC32": crc32(whole), "ChecksumType": "COMPOSITE"}
     assert refused(s3.complete_multipart_upload, **complete, **wrong_type) == (400, "BadDigest")
-    assert refused(s3.complete_multipart_upload, **complete, ChecksumCRC32=crc32(b"other")) == (
-        400,
-        "BadDigest",
-    )
+    assert refused(s3.complete_multipart_upload, **complete, ChecksumCRC32=crc32(b"other")) == (400, "BadDigest")
     other = base64.b64encode(hashlib.sha256(whole).digest()).decode()
     assert refused(s3.complete_multipart_upload, **complete, ChecksumSHA256=other) == (400, "InvalidRequest")
     assert refused(s3.head_object, Bucket="bucket", Key="summed")[0] == 404
@@ -192,14 +184,10 @@ def test_the_checksum_that_a_completion_states_is_compared_or_refused(s3: Any) -
     # Of an upload that was begun without an algorithm.
     upload, parts = begun(s3, "unsummed", 5 * MIB, 7)
     complete = {**upload, "MultipartUpload": parts, "ChecksumType": "FULL_OBJECT"}
-    assert refused(s3.complete_multipart_upload, **complete, ChecksumCRC32=crc32(b"other")) == (
-        400,
-        "BadDigest",
+    assert refused(s3.complete_multipart_upload, **complete, ChecksumCRC32=crc32(b"other")) == (400, "BadDigest")
+    assert refused(s3.complete_multipart_upload, **complete, ChecksumCRC32C="AAAAAA==") == (400, "InvalidRequest"), (
+        "no part came with a CRC32C: there is nothing to compare"
     )
-    assert refused(s3.complete_multipart_upload, **complete, ChecksumCRC32C="AAAAAA==") == (
-        400,
-        "InvalidRequest",
-    ), "no part came with a CRC32C: there is nothing to compare"
     s3.complete_multipart_upload(**complete, ChecksumCRC32=crc32(whole))
     found = s3.head_object(Bucket="bucket", Key="unsummed", ChecksumMode="ENABLED")
     assert found["ChecksumCRC32"] == crc32(whole)
@@ -229,9 +217,7 @@ def test_a_copy_gets_the_checksum_that_it_is_to_have_or_is_not_made(s3: Any) -> 
 
 def presigned(signer: Signer, method: str, path: str, body: bytes = b"", **more: str) -> Answer:
     """The answer to a URL that somebody else signed, with these headers moved into it."""
-    target = signer.presigned(
-        method, path, more={name.replace("_", "-"): value for name, value in more.items()}
-    )
+    target = signer.presigned(method, path, more={name.replace("_", "-"): value for name, value in more.items()})
     lines = [f"{method} {target} HTTP/1.1", f"host: {signer.host}", f"content-length: {len(body)}", "", ""]
     return signer.send("\r\n".join(lines).encode() + body)
 
@@ -288,9 +274,7 @@ def test_a_header_that_cannot_be_one_or_says_two_things_is_refused(signer: Signe
 
 
 def test_a_refusal_is_sent_before_any_of_the_body_is_received(signer: Signer) -> None:
-    asked = signer.request(
-        "PUT", "/bucket/kept", headers={"x-amz-storage-class": "GLACIER"}, payload="0" * 64
-    )
+    asked = signer.request("PUT", "/bucket/kept", headers={"x-amz-storage-class": "GLACIER"}, payload="0" * 64)
     asked.headers["content-length"] = str(4 * MIB)
     asked.headers["expect"] = "100-continue"
     answer = asked.send()
@@ -301,9 +285,7 @@ def test_strangers_learn_nothing_by_headers(served: Served) -> None:
     stranger = Signer("", "", address_of(served))
     host = stranger.host
     answers = [
-        stranger.send(
-            f"PUT /bucket/kept HTTP/1.1\r\nhost: {host}\r\n{line}content-length: 0\r\n\r\n".encode()
-        )
+        stranger.send(f"PUT /bucket/kept HTTP/1.1\r\nhost: {host}\r\n{line}content-length: 0\r\n\r\n".encode())
         for line in ("", "x-amz-storage-class: GLACIER\r\n", "x-amz-expected-bucket-owner: lake\r\n")
     ]
     assert [(answer.status, answer.code) for answer in answers] == [(403, "AccessDenied")] * 3
@@ -346,9 +328,7 @@ ASKED: Final = {
     "PutObject": Asked("PUT", "/bucket/kept", b"other"),
     "CopyObject": Asked("PUT", "/bucket/kept", headers=COPY),
     "DeleteObject": Asked("DELETE", "/bucket/kept"),
-    "GetObjectAttributes": Asked(
-        "GET", "/bucket/kept?attributes", headers=(("x-amz-object-attributes", "ETag"),)
-    ),
+    "GetObjectAttributes": Asked("GET", "/bucket/kept?attributes", headers=(("x-amz-object-attributes", "ETag"),)),
     "GetObjectTagging": Asked("GET", "/bucket/kept?tagging"),
     "PutObjectTagging": Asked("PUT", "/bucket/kept?tagging", TAGGING),
     "DeleteObjectTagging": Asked("DELETE", "/bucket/kept?tagging"),

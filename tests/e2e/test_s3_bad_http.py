@@ -78,9 +78,7 @@ TWO_READINGS: Final = {
 
 
 @pytest.mark.parametrize("name", TWO_READINGS)
-def test_a_request_that_can_be_read_in_two_ways_is_refused_and_ends_the_connection(
-    s3: Signer, name: str
-) -> None:
+def test_a_request_that_can_be_read_in_two_ways_is_refused_and_ends_the_connection(s3: Signer, name: str) -> None:
     lines = (HEAD, b"Host: " + s3.host.encode(), *TWO_READINGS[name])
     [answer] = s3.send_all(b"\r\n".join(lines) + b"\r\n\r\n" + SMUGGLED)
     assert answer.status in (400, 501), answer
@@ -110,9 +108,7 @@ CHUNKED: Final = {
 
 
 @pytest.mark.parametrize("name", CHUNKED)
-def test_chunks_that_can_be_read_in_two_ways_are_refused_and_end_the_connection(
-    s3: Signer, name: str
-) -> None:
+def test_chunks_that_can_be_read_in_two_ways_are_refused_and_end_the_connection(s3: Signer, name: str) -> None:
     request = s3.request("POST", "/bucket?delete=", b"", {"transfer-encoding": "chunked"}, payload=UNSIGNED)
     del request.headers["content-length"]
     answers = s3.send_all(request.raw() + CHUNKED[name] + SMUGGLED)
@@ -171,9 +167,7 @@ def test_a_client_that_speaks_tls_is_told_at_once_that_this_port_does_not(s3: Si
         assert "plain HTTP" in answer.field("Message")
 
 
-@pytest.mark.parametrize(
-    "sent", [b"\x00", b"\xff\xfe", b"SSH-2.0-OpenSSH_9.9\r\n", b"\x80\x2e\x01", b"LAK1\x01"]
-)
+@pytest.mark.parametrize("sent", [b"\x00", b"\xff\xfe", b"SSH-2.0-OpenSSH_9.9\r\n", b"\x80\x2e\x01", b"LAK1\x01"])
 def test_bytes_of_another_protocol_are_refused_at_once(s3: Signer, sent: bytes) -> None:
     began = time.monotonic()
     [answer] = s3.send_all(sent)

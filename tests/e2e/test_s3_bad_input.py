@@ -13,15 +13,7 @@ from typing import Final
 import pytest
 
 from gateway.s3.protocol.checksums import Algorithm, start
-from tests.e2e.s3_chunks import (
-    KINDS,
-    SIGNED,
-    SIGNED_TRAILER,
-    UNSIGNED_TRAILER,
-    Chunked,
-    chunked_put,
-    crc32_text,
-)
+from tests.e2e.s3_chunks import KINDS, SIGNED, SIGNED_TRAILER, UNSIGNED_TRAILER, Chunked, chunked_put, crc32_text
 from tests.e2e.s3_raw import UNSIGNED, Answer, Signed, Signer, nothing_else_is_left, signer_of
 from tests.e2e.served import Served, serving
 
@@ -89,15 +81,9 @@ WRONG_SIGNATURES: Final[dict[str, tuple[Callable[[Signed], Signed], str]]] = {
     "none": (with_header("authorization", lambda text: text[:-64]), "AuthorizationHeaderMalformed"),
     "another method": (lambda request: replace(request, method="POST"), "SignatureDoesNotMatch"),
     "another key": (lambda request: replace(request, target="/bucket/kept"), "SignatureDoesNotMatch"),
-    "a parameter more": (
-        lambda request: replace(request, target=NEW + "?x-id=PutObject"),
-        "SignatureDoesNotMatch",
-    ),
+    "a parameter more": (lambda request: replace(request, target=NEW + "?x-id=PutObject"), "SignatureDoesNotMatch"),
     "another host": (with_header("host", lambda _: "localhost"), "SignatureDoesNotMatch"),
-    "another payload": (
-        with_header("x-amz-content-sha256", lambda _: UNSIGNED),
-        "SignatureDoesNotMatch",
-    ),
+    "another payload": (with_header("x-amz-content-sha256", lambda _: UNSIGNED), "SignatureDoesNotMatch"),
     "a header more": (
         lambda request: replace(request, headers={**request.headers, "x-amz-meta-a": "b"}),
         "AccessDenied",
@@ -165,30 +151,18 @@ def test_the_day_of_the_scope_is_that_of_the_time(s3: Signer) -> None:
 PRESIGNED: Final[dict[str, tuple[Callable[[str], str], tuple[int, str]]]] = {
     "one digit": (last_digit, (403, "SignatureDoesNotMatch")),
     "another key": (lambda url: url.replace("/new?", "/kept?"), (403, "SignatureDoesNotMatch")),
-    "longer": (
-        lambda url: url.replace("Expires=60", "Expires=61"),
-        (403, "SignatureDoesNotMatch"),
-    ),
+    "longer": (lambda url: url.replace("Expires=60", "Expires=61"), (403, "SignatureDoesNotMatch")),
     "much too long": (
         lambda url: url.replace("Expires=60", "Expires=604801"),
         (400, "AuthorizationQueryParametersError"),
     ),
-    "negative": (
-        lambda url: url.replace("Expires=60", "Expires=-1"),
-        (400, "AuthorizationQueryParametersError"),
-    ),
-    "no number": (
-        lambda url: url.replace("Expires=60", "Expires=6%D9%A0"),
-        (400, "AuthorizationQueryParametersError"),
-    ),
+    "negative": (lambda url: url.replace("Expires=60", "Expires=-1"), (400, "AuthorizationQueryParametersError")),
+    "no number": (lambda url: url.replace("Expires=60", "Expires=6%D9%A0"), (400, "AuthorizationQueryParametersError")),
     "twice": (
         lambda url: url.replace("X-Amz-Expires=60", "X-Amz-Expires=60&X-Amz-Expires=60"),
         (400, "AuthorizationQueryParametersError"),
     ),
-    "no signature": (
-        lambda url: url[: url.index("&X-Amz-Signature")],
-        (400, "AuthorizationQueryParametersError"),
-    ),
+    "no signature": (lambda url: url[: url.index("&X-Amz-Signature")], (400, "AuthorizationQueryParametersError")),
     "a parameter more": (lambda url: url + "&acl", (403, "SignatureDoesNotMatch")),
     "old": (lambda _: NEW + "?AWSAccessKeyId=a&Signature=b&Expires=9999999999", (400, "InvalidRequest")),
 }
@@ -259,9 +233,7 @@ def test_what_follows_a_body_is_another_request_and_a_bad_one_ends_the_connectio
 
 def test_a_put_without_a_length_is_refused(s3: Signer) -> None:
     request = without_header("content-length")(s3.request("PUT", NEW, BODY, payload=UNSIGNED))
-    chunked = replace(
-        request, headers={**request.headers, "transfer-encoding": "chunked"}, body=b"1\r\nx\r\n0\r\n\r\n"
-    )
+    chunked = replace(request, headers={**request.headers, "transfer-encoding": "chunked"}, body=b"1\r\nx\r\n0\r\n\r\n")
     check_refused(s3, chunked.send(), (411, "MissingContentLength"))
 
 
@@ -296,10 +268,7 @@ def test_a_wrong_checksum_stores_nothing(s3: Signer, algorithm: Algorithm, body:
         ({"x-amz-checksum-crc32": "AAAA"}, "InvalidRequest"),
         ({"x-amz-checksum-crc32": "AAAAAA"}, "InvalidRequest"),
         ({"x-amz-checksum-crc32": crc32_text(BODY) + " "}, "InvalidRequest SignatureDoesNotMatch"),
-        (
-            {"x-amz-checksum-crc32": crc32_text(BODY), "x-amz-checksum-crc32c": "AAAAAA=="},
-            "InvalidRequest",
-        ),
+        ({"x-amz-checksum-crc32": crc32_text(BODY), "x-amz-checksum-crc32c": "AAAAAA=="}, "InvalidRequest"),
     ],
 )
 def test_a_digest_that_is_none_is_refused(s3: Signer, headers: dict[str, str], code: str) -> None:
@@ -312,9 +281,7 @@ def test_a_digest_that_is_none_is_refused(s3: Signer, headers: dict[str, str], c
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "payloads", [(CONTENT,), (CONTENT[:9], CONTENT[9:]), tuple(bytes([b]) for b in CONTENT)]
-)
+@pytest.mark.parametrize("payloads", [(CONTENT,), (CONTENT[:9], CONTENT[9:]), tuple(bytes([b]) for b in CONTENT)])
 def test_chunks_that_are_right_are_stored(s3: Signer, kind: str, payloads: tuple[bytes, ...]) -> None:
     assert chunked_put(s3, "/bucket/kept", payloads, kind).send().status == 200
 
@@ -338,9 +305,7 @@ FRAMING: Final[dict[str, Callable[[Chunked], Chunked]]] = {
     "a payload with LF": lambda put: put.changed(1, b"\r\n", b"\n"),
     "a chunk less": lambda put: put.without(3).without(2),
     "a chunk twice": lambda put: put.with_piece(2, put.pieces[1]).with_piece(2, put.pieces[0]),
-    "chunks in another order": lambda put: Chunked(
-        put.request, (*put.pieces[2:4], *put.pieces[:2], *put.pieces[4:])
-    ),
+    "chunks in another order": lambda put: Chunked(put.request, (*put.pieces[2:4], *put.pieces[:2], *put.pieces[4:])),
     "no last chunk": lambda put: put.without(4),
     "nothing": lambda put: Chunked(put.request, ()),
     "the end alone": lambda put: Chunked(put.request, put.pieces[4:]),
@@ -357,13 +322,7 @@ FRAMING: Final[dict[str, Callable[[Chunked], Chunked]]] = {
 def test_broken_framing_stores_nothing(s3: Signer, name: str, kind: str) -> None:
     broken = FRAMING[name](chunked_put(s3, NEW, (b"01234567", b"89"), kind))
     answer = broken.send()
-    codes = (
-        "InvalidRequest",
-        "IncompleteBody",
-        "SignatureDoesNotMatch",
-        "MalformedTrailerError",
-        "BadDigest",
-    )
+    codes = ("InvalidRequest", "IncompleteBody", "SignatureDoesNotMatch", "MalformedTrailerError", "BadDigest")
     check_refused(s3, answer, *((answer.status, code) for code in codes))
     assert answer.status in (400, 403)
 

@@ -118,19 +118,11 @@ def test_if_match_on_a_key_that_is_not_there_is_404_also_below_a_delete_marker(s
 def test_a_condition_beside_a_version_id_is_not_offered_and_deletes_nothing(s3: Any) -> None:
     version = s3.put_object(Bucket="kept", Key="one", Body=CONTENT)
     name = {"Bucket": "kept", "Key": "one", "VersionId": version["VersionId"]}
-    for condition in (
-        {"IfMatch": version["ETag"]},
-        {"IfMatchSize": 1},
-        {"IfMatchLastModifiedTime": LONG_AGO},
-    ):
+    for condition in ({"IfMatch": version["ETag"]}, {"IfMatchSize": 1}, {"IfMatchLastModifiedTime": LONG_AGO}):
         assert refused(s3.delete_object, **name, **condition) == NOT_OFFERED
     entry = {"Key": "one", "VersionId": version["VersionId"], "ETag": version["ETag"]}
     [error] = s3.delete_objects(Bucket="kept", Delete={"Objects": [entry]})["Errors"]
-    assert (error["Key"], error["VersionId"], error["Code"]) == (
-        "one",
-        version["VersionId"],
-        "NotImplemented",
-    )
+    assert (error["Key"], error["VersionId"], error["Code"]) == ("one", version["VersionId"], "NotImplemented")
     assert s3.get_object(**name)["Body"].read() == CONTENT
     s3.delete_object(**name)
     assert keys_of(s3, "kept", "one") == []
@@ -231,12 +223,7 @@ def test_each_entry_of_many_is_deleted_under_its_own_conditions(s3: Any, bucket:
 
 
 @pytest.mark.parametrize(
-    "condition",
-    [
-        "<Size>many</Size>",
-        "<LastModifiedTime></LastModifiedTime>",
-        "<ETag><Of>x</Of></ETag>",
-    ],
+    "condition", ["<Size>many</Size>", "<LastModifiedTime></LastModifiedTime>", "<ETag><Of>x</Of></ETag>"]
 )
 def test_an_entry_whose_condition_cannot_be_read_is_refused_with_all_others(
     s3: Any, signer: Signer, condition: str
@@ -263,12 +250,8 @@ def test_buckets_are_listed_by_prefix_and_in_pages(served: Served, s3: Any) -> N
     assert s3.list_buckets(Prefix="Test-")["Buckets"] == []
     assert len(s3.list_buckets()["Buckets"]) > len(names)
     for size in (1, 2, 5):
-        pages = list(
-            s3.get_paginator("list_buckets").paginate(Prefix="test-", PaginationConfig={"PageSize": size})
-        )
-        assert [len(page["Buckets"]) for page in pages] == [size] * (5 // size) + (
-            [5 % size] if 5 % size else []
-        )
+        pages = list(s3.get_paginator("list_buckets").paginate(Prefix="test-", PaginationConfig={"PageSize": size}))
+        assert [len(page["Buckets"]) for page in pages] == [size] * (5 // size) + ([5 % size] if 5 % size else [])
         assert [bucket["Name"] for page in pages for bucket in page["Buckets"]] == names
     everywhere = [bucket["Name"] for bucket in s3.list_buckets(MaxBuckets=10_000)["Buckets"]]
     assert everywhere == [bucket["Name"] for bucket in s3.list_buckets(ContinuationToken="")["Buckets"]]

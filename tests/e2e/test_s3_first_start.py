@@ -76,16 +76,7 @@ def test_a_secret_is_printed_on_a_terminal_only_and_else_in_a_file_of_its_owner(
         os.umask(old)
 
     terminal, theirs = os.openpty()
-    command = [
-        *LAKE,
-        "serve",
-        "--data",
-        str(folder / "seen"),
-        "--socket",
-        str(folder / "s"),
-        "--admin",
-        "off",
-    ]
+    command = [*LAKE, "serve", "--data", str(folder / "seen"), "--socket", str(folder / "s"), "--admin", "off"]
     with subprocess.Popen([*command, *PORT_0], stdout=theirs, env=environment()) as engine:
         os.close(theirs)
         printed = b""
@@ -110,9 +101,7 @@ def test_a_file_in_the_place_of_the_secret_is_left_as_it_is_and_no_key_is_made(f
 def test_a_taken_port_is_told_and_the_next_start_still_has_the_key(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         taken = f"127.0.0.1:{other.getsockname()[1]}"
-        done = lake(
-            "serve", "--data", folder / "store", "--socket", folder / "s", "--admin", "off", "--s3", taken
-        )
+        done = lake("serve", "--data", folder / "store", "--socket", folder / "s", "--admin", "off", "--s3", taken)
     assert done.code == 71
     assert f"S3 port {taken} is taken" in done.err
     assert "--s3 HOST:PORT, or --s3 off" in done.err

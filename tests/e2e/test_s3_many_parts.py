@@ -66,9 +66,7 @@ def fill(served: Served, key: str, upload: str) -> None:
 
             async def put() -> None:
                 for number in numbers:
-                    part = m.UploadPut(
-                        session, "bucket", key, bytes.fromhex(upload), number, tree.blob, ETAG.digest()
-                    )
+                    part = m.UploadPut(session, "bucket", key, bytes.fromhex(upload), number, tree.blob, ETAG.digest())
                     await ask(engine, part, m.PartStat)
 
             async with trio.open_nursery() as nursery:
@@ -81,8 +79,7 @@ def fill(served: Served, key: str, upload: str) -> None:
 
 def listing(numbers: list[int]) -> bytes:
     parts = "".join(
-        f'<Part><PartNumber>{number}</PartNumber><ETag>"{ETAG.hexdigest()}"</ETag></Part>'
-        for number in numbers
+        f'<Part><PartNumber>{number}</PartNumber><ETag>"{ETAG.hexdigest()}"</ETag></Part>' for number in numbers
     )
     return f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
 
@@ -94,9 +91,7 @@ def test_ten_thousand_parts_are_completed_and_one_more_is_refused(served: Served
     more = s3.ask("PUT", f"/bucket/many?partNumber=10001&uploadId={upload}", b"x")
     assert (more.status, more.code) == (400, "InvalidArgument")
     page = s3.ask("GET", f"{target.replace('?', '?part-number-marker=9990&')}").body
-    assert re.findall(rb"<PartNumber>(\d+)</PartNumber>", page) == [
-        b"%d" % number for number in range(9991, 10001)
-    ]
+    assert re.findall(rb"<PartNumber>(\d+)</PartNumber>", page) == [b"%d" % number for number in range(9991, 10001)]
     numbers = list(range(1, S3_PARTS_MAX + 1))
     for wrong, code in (
         ([*numbers, S3_PARTS_MAX + 1], "InvalidArgument"),
@@ -135,8 +130,7 @@ def test_a_part_that_is_too_small_is_refused_unless_it_is_the_last(s3: Signer) -
         answer = s3.ask("PUT", f"/bucket/small?partNumber={number}&uploadId={upload}", content)
         etags.append(answer.headers["etag"])
     parts = "".join(
-        f"<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag></Part>"
-        for number, etag in enumerate(etags, 1)
+        f"<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag></Part>" for number, etag in enumerate(etags, 1)
     )
     body = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
     answer = s3.ask("POST", f"/bucket/small?uploadId={upload}", body)

@@ -79,9 +79,7 @@ def test_what_is_wrong_with_a_list_of_parts_is_said_and_the_upload_goes_on(s3: A
     told = upload_parts(s3, upload, {1: os.urandom(5 * MIB), 2: b"short", 3: b"last"})
 
     def complete(parts: list[dict[str, Any]]) -> tuple[int, str]:
-        return refused(
-            s3.complete_multipart_upload, **NAME, UploadId=upload, MultipartUpload={"Parts": parts}
-        )
+        return refused(s3.complete_multipart_upload, **NAME, UploadId=upload, MultipartUpload={"Parts": parts})
 
     assert complete(told) == (400, "EntityTooSmall")
     assert complete([told[1], told[0]]) == (400, "InvalidPartOrder")
@@ -131,11 +129,7 @@ def test_ranges_of_objects_are_parts_without_being_sent(s3: Any) -> None:
     told = []
     for number, (begin, end) in enumerate(ranges, 1):
         copied = s3.upload_part_copy(
-            **NAME,
-            UploadId=upload,
-            PartNumber=number,
-            CopySource=source,
-            CopySourceRange=f"bytes={begin}-{end - 1}",
+            **NAME, UploadId=upload, PartNumber=number, CopySource=source, CopySourceRange=f"bytes={begin}-{end - 1}"
         )
         told.append({"PartNumber": number, "ETag": copied["CopyPartResult"]["ETag"]})
     assert refused(
@@ -172,9 +166,7 @@ def test_the_checksum_of_the_whole_is_kept(s3: Any, algorithm: str, kind: str) -
     assert found[field] == done[field]
     assert found["ChecksumType"] == done["ChecksumType"] == kind
     if kind == "FULL_OBJECT":
-        put = s3.put_object(
-            Bucket="bucket", Key="whole", Body=b"".join(contents), ChecksumAlgorithm=algorithm
-        )
+        put = s3.put_object(Bucket="bucket", Key="whole", Body=b"".join(contents), ChecksumAlgorithm=algorithm)
         assert put[field] == found[field]
 
 

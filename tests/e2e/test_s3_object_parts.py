@@ -52,9 +52,7 @@ def upload(client: Any, name: dict[str, str], **options: Any) -> dict[int, dict[
     identifier = client.create_multipart_upload(**name, **options)["UploadId"]
     answers = {}
     for number, part in enumerate(PARTS, 1):
-        answers[number] = client.upload_part(
-            **name, UploadId=identifier, PartNumber=number, Body=part, **options
-        )
+        answers[number] = client.upload_part(**name, UploadId=identifier, PartNumber=number, Body=part, **options)
     listed = [
         {"PartNumber": number, **{field: answer[field] for field in answer if field != "ResponseMetadata"}}
         for number, answer in answers.items()
@@ -133,9 +131,9 @@ def test_attributes_are_those_that_were_asked_for(s3: Any, raw: Signer) -> None:
 def test_parts_are_listed_in_pages(s3: Any) -> None:
     found, marker = [], 0
     while True:
-        page = s3.get_object_attributes(
-            **NAME, ObjectAttributes=["ObjectParts"], MaxParts=2, PartNumberMarker=marker
-        )["ObjectParts"]
+        page = s3.get_object_attributes(**NAME, ObjectAttributes=["ObjectParts"], MaxParts=2, PartNumberMarker=marker)[
+            "ObjectParts"
+        ]
         assert (page["MaxParts"], page["PartNumberMarker"], page["TotalPartsCount"]) == (2, marker, 3)
         found += [part["PartNumber"] for part in page["Parts"]]
         marker = page["NextPartNumberMarker"]

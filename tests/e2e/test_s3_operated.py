@@ -62,11 +62,7 @@ def test_each_request_is_a_line_without_secrets_and_a_renamed_log_goes_on_in_a_n
         assert (put["bucket"], put["key"], put["bytes_in"], put["bytes_out"]) == ("bkt", odd, 5000, 0)
         assert (got["operation"], got["bytes_out"], got["access_key"]) == ("GetObject", 5000, key[0])
         assert (absent["status"], absent["error"]) == (404, "NoSuchKey")
-        assert (unsigned["status"], unsigned["error"], unsigned["access_key"]) == (
-            403,
-            "SignatureDoesNotMatch",
-            "",
-        )
+        assert (unsigned["status"], unsigned["error"], unsigned["access_key"]) == (403, "SignatureDoesNotMatch", "")
         for line in (made, put, got, absent, unsigned):
             assert re.fullmatch("[0-9A-F]{16}", line["request_id"])
             assert line["remote"].startswith("127.0.0.1:")
@@ -110,9 +106,7 @@ def test_a_log_that_cannot_be_opened_is_told_at_the_start(folder: Path) -> None:
     assert "/nowhere/access.log" in refused.err
 
 
-def test_the_figures_of_a_gateway_are_those_of_all_its_processes_and_survive_one_that_dies(
-    folder: Path,
-) -> None:
+def test_the_figures_of_a_gateway_are_those_of_all_its_processes_and_survive_one_that_dies(folder: Path) -> None:
     with serving(folder) as served, gateway(served.server, "--processes", "2") as found:
         key = new_key(served)
         first = s3_client(found.url, key)

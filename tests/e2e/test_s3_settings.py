@@ -23,9 +23,7 @@ DOMAIN = "s3.test"
 def engine() -> Iterator[Served]:
     """An engine with a region and a domain of its own."""
     with TemporaryDirectory(prefix="lake-") as folder:
-        with serving(
-            Path(folder), "--s3", "127.0.0.1:0", "--s3-region", REGION, "--s3-domains", DOMAIN
-        ) as started:
+        with serving(Path(folder), "--s3", "127.0.0.1:0", "--s3-region", REGION, "--s3-domains", DOMAIN) as started:
             yield started
 
 

@@ -32,9 +32,7 @@ def tags_of(s3: Any, key: str = NAME["Key"]) -> dict[str, str]:
     return {tag["Key"]: tag["Value"] for tag in found}
 
 
-def test_changing_tags_changes_nothing_else_and_survives_a_kill_and_a_rebuild(
-    served: Served,
-) -> None:
+def test_changing_tags_changes_nothing_else_and_survives_a_kill_and_a_rebuild(served: Served) -> None:
     s3 = client_of(served)
     s3.put_object(**NAME, Body=b"content", Metadata={"a": "1"}, Tagging="a=1&b%20c=2")
     before = s3.head_object(**NAME)
@@ -61,8 +59,7 @@ def test_changing_tags_changes_nothing_else_and_survives_a_kill_and_a_rebuild(
     again.delete_object_tagging(Bucket="bucket", Key="moved")
     assert tags_of(again, "moved") == {}
     assert (
-        "x-amz-tagging-count"
-        not in again.head_object(Bucket="bucket", Key="moved")["ResponseMetadata"]["HTTPHeaders"]
+        "x-amz-tagging-count" not in again.head_object(Bucket="bucket", Key="moved")["ResponseMetadata"]["HTTPHeaders"]
     )
 
 

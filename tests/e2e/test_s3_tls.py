@@ -141,17 +141,7 @@ def half_closed(url: str, authority: Authority) -> None:
 
 
 def test_a_certificate_without_its_key_and_one_that_is_not_there_are_refused(folder: Path) -> None:
-    common = (
-        "serve",
-        "--data",
-        folder / "store",
-        "--socket",
-        folder / "s",
-        "--admin",
-        "off",
-        "--s3",
-        f"{HOST}:0",
-    )
+    common = ("serve", "--data", folder / "store", "--socket", folder / "s", "--admin", "off", "--s3", f"{HOST}:0")
     alone = lake(*common, "--s3-tls-cert", "/nowhere/c.pem")
     assert (alone.code, "s3_tls_key" in alone.err) == (78, True)
     absent = lake(*common, "--s3-tls-cert", "/nowhere/c.pem", "--s3-tls-key", "/nowhere/k.pem")

@@ -108,9 +108,7 @@ def test_every_version_is_got_by_its_id(s3: Any, served: Served, key: str) -> No
     assert [line[:3] for line in versions(s3, name)[:1]] == [(key, newest, True)]
 
 
-def test_a_delete_leaves_a_marker_and_taking_the_marker_away_brings_the_object_back(
-    s3: Any, bucket: str
-) -> None:
+def test_a_delete_leaves_a_marker_and_taking_the_marker_away_brings_the_object_back(s3: Any, bucket: str) -> None:
     kept = put(s3, bucket, "f/k", b"kept")
     deleted = s3.delete_object(Bucket=bucket, Key="f/k")
     marker = deleted["VersionId"]
@@ -161,12 +159,7 @@ def test_while_versioning_is_suspended_there_is_one_null_version(s3: Any, bucket
 def test_many_are_deleted_each_as_it_is_named(s3: Any, bucket: str) -> None:
     first, second = put(s3, bucket, "a", b"1"), put(s3, bucket, "a", b"2")
     put(s3, bucket, "b", b"3")
-    objects = [
-        {"Key": "a", "VersionId": first},
-        {"Key": "b"},
-        {"Key": "never"},
-        {"Key": "a", "VersionId": "?"},
-    ]
+    objects = [{"Key": "a", "VersionId": first}, {"Key": "b"}, {"Key": "never"}, {"Key": "a", "VersionId": "?"}]
     answer = s3.delete_objects(Bucket=bucket, Delete={"Objects": objects})
     [version] = [found for found in answer["Deleted"] if found["Key"] == "a"]
     assert version == {"Key": "a", "VersionId": first}
@@ -263,9 +256,7 @@ def test_tags_and_attributes_are_those_of_the_version(s3: Any, bucket: str) -> N
     assert s3.get_object_attributes(**asked)["VersionId"] == new
 
 
-def test_strangers_read_what_a_key_is_bound_to_and_nothing_older(
-    served: Served, s3: Any, bucket: str
-) -> None:
+def test_strangers_read_what_a_key_is_bound_to_and_nothing_older(served: Served, s3: Any, bucket: str) -> None:
     old = put(s3, bucket, "k", b"secret once")
     put(s3, bucket, "k", b"public")
     served.good("bucket", "set", bucket, "--anonymous-read")

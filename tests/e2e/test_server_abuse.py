@@ -23,18 +23,9 @@ from lakefs.errors import (
 )
 from lakefs.ids import data_chunk_id
 from lakefs.limits import STRANGERS_MAX
-from lakefs.wire.connection import (
-    FailureReceived,
-    ReplyReceived,
-)
+from lakefs.wire.connection import FailureReceived, ReplyReceived
 from lakefs.wire.frames import FRAME_HEADER, HEADER_BYTES, Kind, pack_frame
-from lakefs.wire.messages import (
-    Hello,
-    Ping,
-    ReadChunks,
-    Status,
-    StoreChunks,
-)
+from lakefs.wire.messages import Hello, Ping, ReadChunks, Status, StoreChunks
 from tests.descriptors import descriptor_count
 from tests.raw_client import RawClient, Running, raw_client, real, simulated
 
@@ -299,9 +290,7 @@ def test_strangers_over_tcp_have_places_of_their_own_and_the_oldest_makes_room(u
             for client in [*local, known]:
                 assert await client.is_served()
             await known.stream.aclose()
-            while (
-                served.server.connection_count > STRANGERS_MAX + 2
-            ):  # one stranger was let in, and one refused
+            while served.server.connection_count > STRANGERS_MAX + 2:  # one stranger was let in, and one refused
                 await trio.lowlevel.checkpoint()
             assert (await strangers[-1].hello(friend)).protocol == 1
             nursery.cancel_scope.cancel()
@@ -325,9 +314,7 @@ def test_connections_over_the_limit_are_refused_politely_and_let_in_later(unix: 
 
 
 @pytest.mark.parametrize(
-    "say",
-    [b"", PING[:20], pack_frame(Kind.REQUEST, 1, 1, Hello(1, "gone"))],
-    ids=["silent", "truncated", "hello"],
+    "say", [b"", PING[:20], pack_frame(Kind.REQUEST, 1, 1, Hello(1, "gone"))], ids=["silent", "truncated", "hello"]
 )
 def test_ten_thousand_connections_opened_and_dropped_leave_nothing(unix: str, say: bytes) -> None:
     async def test(served: Running) -> None:

@@ -11,24 +11,11 @@ import trio.testing
 
 from engine.server.connection import ServerLimits
 from engine.server.listener import Server
-from lakefs.errors import (
-    BucketNotFound,
-    DeadlineExceeded,
-    EngineBusy,
-    EngineUnreachable,
-    InternalError,
-    ProtocolError,
-)
+from lakefs.errors import BucketNotFound, DeadlineExceeded, EngineBusy, EngineUnreachable, InternalError, ProtocolError
 from lakefs.ids import data_chunk_id
 from lakefs.limits import DESCRIPTORS_PER_FRAME_MAX, WATCHES_PER_CONNECTION_MAX
 from lakefs.transport.streams import TrioNetwork
-from lakefs.wire.connection import (
-    EventReceived,
-    FailureReceived,
-    GoodbyeReceived,
-    ReplyReceived,
-    StreamEnded,
-)
+from lakefs.wire.connection import EventReceived, FailureReceived, GoodbyeReceived, ReplyReceived, StreamEnded
 from lakefs.wire.frames import Kind, pack_frame
 from lakefs.wire.messages import (
     Done,
@@ -184,8 +171,7 @@ def test_descriptors_of_refused_requests_are_closed(unix: str, request_frame: in
             before = descriptor_count()
             client.wire._open[9] = Ping.OP
             await client.send(
-                pack_frame(Kind.REQUEST, request_frame, 9, SourceOpen(), descriptor_count=3),
-                descriptors=[0, 1],
+                pack_frame(Kind.REQUEST, request_frame, 9, SourceOpen(), descriptor_count=3), descriptors=[0, 1]
             )
             assert isinstance(await client.answer(), FailureReceived)
             assert await client.is_served()
@@ -204,9 +190,7 @@ def test_a_watch_sends_events_until_it_is_cancelled(unix: str) -> None:
             assert await client.message() == Done()
             events = [WatchEvent("put", number, "b", f"k{number}") for number in range(1, 4)]
             served.service.publish(*events)
-            assert [await client.answer() for _ in events] == [
-                EventReceived(watch, event) for event in events
-            ]
+            assert [await client.answer() for _ in events] == [EventReceived(watch, event) for event in events]
             assert await client.is_served()
             await client.send(client.wire.cancel(watch))
             assert await client.answer() == StreamEnded(watch)

@@ -80,9 +80,7 @@ def test_a_client_that_writes_while_it_is_read_harms_only_what_it_puts(served: S
         for number in range(20):
             slots = [(f"bkt/torn-{number}-{part}", memory.slot(part << 20, 1 << 20)) for part in range(4)]
             blobs += [stat.blob for stat in lake.put_many(slots, create_bucket=True)]
-            blobs.append(
-                lake.put(f"bkt/torn-{number}", memory.slot(0, 4 << 20), create_bucket=True).stat.blob
-            )
+            blobs.append(lake.put(f"bkt/torn-{number}", memory.slot(0, 4 << 20), create_bucket=True).stat.blob)
         scribbler.kill()
         scribbler.wait()
         scribbler.stdout.close()

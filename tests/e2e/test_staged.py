@@ -72,9 +72,7 @@ def edited(path: Path) -> bytes:
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
     """A file that another process has open: a fork of this one would close, and so store, what it has open."""
-    script = (
-        "import sys; f = open(sys.argv[1], 'wb', 0); f.write(b'mine'); print(flush=True); sys.stdin.read()"
-    )
+    script = "import sys; f = open(sys.argv[1], 'wb', 0); f.write(b'mine'); print(flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", script, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:

@@ -55,11 +55,7 @@ def test_the_unit_s_exposure_is_at_most_three(unit: Path) -> None:
 
 
 def test_an_unhardened_unit_would_be_found(unit: Path) -> None:
-    bare = [
-        line
-        for line in unit.read_text().splitlines()
-        if not line.startswith(("Protect", "Restrict", "System"))
-    ]
+    bare = [line for line in unit.read_text().splitlines() if not line.startswith(("Protect", "Restrict", "System"))]
     unit.write_text("\n".join(bare))
     assert _run("systemd-analyze", "security", "--offline=true", "--threshold=30", str(unit)).returncode != 0
 
@@ -92,9 +88,7 @@ def test_the_folders_can_be_made(tmp_path: Path) -> None:
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc" / "passwd").write_text("root:x:0:0:::\nlake:x:0:0:::\n")
     (tmp_path / "etc" / "group").write_text("root:x:0:\nlake:x:0:\n")
-    made = _run(
-        "systemd-tmpfiles", "--create", f"--root={tmp_path}", str(ROOT / "systemd/tmpfiles.d/lake.conf")
-    )
+    made = _run("systemd-tmpfiles", "--create", f"--root={tmp_path}", str(ROOT / "systemd/tmpfiles.d/lake.conf"))
     assert made.returncode == 0, made.stderr
     assert (tmp_path / "var/lib/lake").stat().st_mode & 0o777 == 0o700
 

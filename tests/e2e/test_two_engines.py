@@ -57,9 +57,7 @@ def begin_as_another_engine_would(data: Path) -> None:
     other = replace(found, boot_id=BootId(new_id16()), boot_before=found.boot_id).identity
     files = list_journal(disk, found.store_id)
     end = find_end(disk, files, Sequence(0))
-    start_journal(
-        disk, other, SystemClock(), end_sequence=end.sequence, carried=end.last, files=end.files
-    ).close()
+    start_journal(disk, other, SystemClock(), end_sequence=end.sequence, carried=end.last, files=end.files).close()
 
 
 def test_a_store_whose_lock_file_was_removed_stays_locked(engine: Served, here: Here) -> None:

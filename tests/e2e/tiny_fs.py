@@ -51,9 +51,7 @@ class TinyFs(pyfuse3.Operations):
         found.st_size = 0 if is_root else len(CONTENT)
         return found
 
-    async def lookup(
-        self, parent_inode: pyfuse3.InodeT, name: pyfuse3.FileNameT, ctx: Any
-    ) -> pyfuse3.EntryAttributes:
+    async def lookup(self, parent_inode: pyfuse3.InodeT, name: pyfuse3.FileNameT, ctx: Any) -> pyfuse3.EntryAttributes:
         text = os.fsdecode(name)
         if text not in FILES:
             raise pyfuse3.FUSEError(errno.ENOENT)

@@ -22,13 +22,7 @@ from tests.flips.samples import BUCKETS, KEPT
 
 _FOLDER = 1
 _LARGE = ("plain/sizes/", "plain/large", "plain/copy")
-_ALSO_ASKED = (
-    "plain/empty folder/",
-    "plain/nothing",
-    "plain/many/nothing",
-    "kept/again and again!",
-    "absent/x",
-)
+_ALSO_ASKED = ("plain/empty folder/", "plain/nothing", "plain/many/nothing", "kept/again and again!", "absent/x")
 WRITTEN = "written before the walk"
 NEW = "new"
 """Folder in `plain`, for names that make the index take free pages."""
@@ -162,9 +156,7 @@ async def _versions(engine: EmbeddedEngine) -> Lines:
         lines += map(repr, entries)
         if bucket == KEPT:
             names = [(bucket, entry.key) for entry in entries]
-            opened = await engine.call(
-                m.OpenObjects(names, lease=False, versions=[e.version for e in entries])
-            )
+            opened = await engine.call(m.OpenObjects(names, lease=False, versions=[e.version for e in entries]))
             assert isinstance(opened.message, m.OpenResults)
             body = opened.body.joined()
             opened.body.release()

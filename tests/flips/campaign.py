@@ -417,12 +417,7 @@ async def _check(store: Store, outcome: Outcome, found: str) -> None:
 
 
 async def _compare(
-    sample: Sample,
-    client: EmbeddedEngine,
-    lake: TrioLake,
-    outcome: Outcome,
-    *,
-    walk_ended: bool,
+    sample: Sample, client: EmbeddedEngine, lake: TrioLake, outcome: Outcome, *, walk_ended: bool
 ) -> None:
     answers = await ask_everything(client, lake, sample.names)
     for question, expected in sample.expected.items():

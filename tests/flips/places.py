@@ -38,11 +38,7 @@ def spans_of(data: Path, records: list[ChunkRecord], checkpoint_sequence: int) -
     """All bytes of all files of a closed store, but for empty ones."""
     spans: list[Span] = []
     for path in sorted(data.rglob("*")):
-        if (
-            not path.is_file()
-            or not path.stat().st_size
-            or path.name in ("reserve", "lock.mdb", "crash.last")
-        ):
+        if not path.is_file() or not path.stat().st_size or path.name in ("reserve", "lock.mdb", "crash.last"):
             continue
         name, size = str(path.relative_to(data)), path.stat().st_size
         known = sorted(_known(path, name, records, checkpoint_sequence), key=lambda span: span.begin)
@@ -110,9 +106,7 @@ class _LmdbFile:
         self._found: list[Span] = []
 
     def spans(self) -> list[Span]:
-        metas = [
-            struct.unpack_from("<Q", self._content, page * PAGE + _PAGE_HEADER + 128)[0] for page in (0, 1)
-        ]
+        metas = [struct.unpack_from("<Q", self._content, page * PAGE + _PAGE_HEADER + 128)[0] for page in (0, 1)]
         newest = metas.index(max(metas))
         for page in (0, 1):
             place = "index, header" if page == newest else "index, older header"
@@ -139,9 +133,7 @@ class _LmdbFile:
             key_at = at + offset + 8
             taken.append((at + offset, key_at))
             if flags & _BRANCH:
-                self._found.append(
-                    Span(f"{place}, keys of branch pages", self._name, key_at, key_at + key_bytes)
-                )
+                self._found.append(Span(f"{place}, keys of branch pages", self._name, key_at, key_at + key_bytes))
                 self._page(low | high << 16 | node_flags << 32, place)
             else:
                 self._leaf_node(place, key_at, key_bytes, low | high << 16, node_flags)

@@ -48,12 +48,7 @@ async def opened(data: Path) -> AsyncIterator[tuple[Store, EmbeddedEngine, TrioL
     disk = LocalDisk(data)
     offload = InlineOffload()
     async with open_store(
-        disk,
-        SystemClock(),
-        offload,
-        grace_s=0.0,
-        sizes=SIZES,
-        while_locked=lambda _: noting_crashes(disk),
+        disk, SystemClock(), offload, grace_s=0.0, sizes=SIZES, while_locked=lambda _: noting_crashes(disk)
     ) as store:
         engine = EmbeddedEngine(Service(store))
         lake = TrioLake(engine, offload)
@@ -101,9 +96,7 @@ async def _first_life(data: Path, generator: random.Random) -> None:
         await lake.put_many([(name, name.encode() * 3) for name in names])
         await lake.create_access_key()
         await lake.make_folder("plain/empty folder")
-        attributes = m.ObjectAttributes(
-            xattrs={"user.note": generator.randbytes(3000)}, tags={"team": "blue"}
-        )
+        attributes = m.ObjectAttributes(xattrs={"user.note": generator.randbytes(3000)}, tags={"team": "blue"})
         await engine.call(m.MakeSymlink("plain", "link", b"sizes/700", attributes))
         await engine.call(m.SetAttributes("plain", "sizes/700", tags={"state": "kept"}, mtime_ns=7 * 10**18))
         xattrs: dict[str, bytes | None] = {"user.large": generator.randbytes(3000)}

@@ -21,36 +21,13 @@ from tests.store_rig import ask, client_of, simulated_store
 BUCKET: Final = "bucket"
 _LEARNT_MAX: Final = 40
 _NUMBERS: Final = tuple(
-    sign * (1 << bits) + more
-    for bits in (0, 8, 16, 31, 32, 53, 63)
-    for sign in (1, -1)
-    for more in (-1, 0, 1)
+    sign * (1 << bits) + more for bits in (0, 8, 16, 31, 32, 53, 63) for sign in (1, -1) for more in (-1, 0, 1)
 )
 _TEXTS: Final = (
-    *(
-        "",
-        "a",
-        BUCKET,
-        "a/b",
-        "a/",
-        "..",
-        "\0",
-        "é",
-        "x" * 300,
-        "x" * 2000,
-        "null",
-        "enabled",
-        "f" * 16,
-        "//",
-    ),
+    *("", "a", BUCKET, "a/b", "a/", "..", "\0", "é", "x" * 300, "x" * 2000, "null", "enabled", "f" * 16, "//"),
     *("a/../b", "\u2028", "-1", "*", '"'),
 )
-_BYTES: Final = (
-    b"",
-    b"\0",
-    *(bytes([kind]) * size for kind in (0, 1, 2, 3) for size in (16, 32, 33)),
-    b"x" * 1000,
-)
+_BYTES: Final = (b"", b"\0", *(bytes([kind]) * size for kind in (0, 1, 2, 3) for size in (16, 32, 33)), b"x" * 1000)
 _WHOLE_STORE: Final = (m.RunGc, m.RunFsck, m.RunScrub)
 _SENT: Final = [shape for shape in m.REQUESTS.values() if shape is not m.Hello]
 
@@ -91,21 +68,13 @@ class OddRequests:
     def _message(self, shape: type[msgspec.Struct]) -> msgspec.Struct:
         fields = msgspec.structs.fields(shape)
         return shape(
-            **{
-                field.name: self._value(field.type)
-                for field in fields
-                if field.required or self._random.random() < 0.4
-            }
+            **{field.name: self._value(field.type) for field in fields if field.required or self._random.random() < 0.4}
         )
 
     def _value(self, kind: Any) -> object:
         choice = self._random.choice
         if kind in self._values:
-            return (
-                choice(self._learnt[kind] or self._values[kind])
-                if choice((0, 1))
-                else choice(self._values[kind])
-            )
+            return choice(self._learnt[kind] or self._values[kind]) if choice((0, 1)) else choice(self._values[kind])
         if kind is bool or kind is type(None):
             return choice((True, False)) if kind is bool else None
         if kind is float:

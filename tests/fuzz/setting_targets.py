@@ -137,21 +137,7 @@ _TEXT_TOKENS: Final = (
         b"=",
         b" ",
     ),
-    *(
-        b"1" * 5000,
-        b"\xd9\xa1",
-        b"KiB",
-        b"TiB",
-        b"0.5",
-        b"1e400",
-        b"nan",
-        b"inf",
-        b"-1",
-        b"d",
-        b"\n",
-        b"@",
-        b"%",
-    ),
+    *(b"1" * 5000, b"\xd9\xa1", b"KiB", b"TiB", b"0.5", b"1e400", b"nan", b"inf", b"-1", b"d", b"\n", b"@", b"%"),
 )
 _TOML_TOKENS: Final = (
     *_TEXT_TOKENS,

@@ -19,11 +19,7 @@ _STAMP: Final = "20261121T120000Z"
 _SCOPE: Final = f"{_STAMP[:8]}/{REGION}/s3/aws4_request"
 _HOST: Final = "lake:9000"
 PAYLOAD: Final = b"the payload that was signed, and no other"
-PAYLOADS: Final = (
-    Payload.STREAMING_SIGNED,
-    Payload.STREAMING_SIGNED_TRAILER,
-    Payload.STREAMING_UNSIGNED_TRAILER,
-)
+PAYLOADS: Final = (Payload.STREAMING_SIGNED, Payload.STREAMING_SIGNED_TRAILER, Payload.STREAMING_UNSIGNED_TRAILER)
 _EMPTY: Final = sha256(b"").hexdigest()
 
 
@@ -77,9 +73,7 @@ def _text(method: str, target: str, headers: Mapping[str, str]) -> bytes:
 
 HEADS: Final = (
     _head("GET", "/bucket/key", "", {"range": "bytes=0-1"}, _EMPTY),
-    _head(
-        "PUT", "/bucket/a%20b/%C3%A9", "", {"x-amz-meta-a": "b c", "content-length": "5"}, "UNSIGNED-PAYLOAD"
-    ),
+    _head("PUT", "/bucket/a%20b/%C3%A9", "", {"x-amz-meta-a": "b c", "content-length": "5"}, "UNSIGNED-PAYLOAD"),
     _head("PUT", "/bucket/k", "partNumber=1&uploadId=ab", {"content-length": "5"}, "UNSIGNED-PAYLOAD"),
     _head("PUT", "/bucket/copy", "", {"x-amz-copy-source": "/bucket/k%20k?versionId=null"}, _EMPTY),
     _head("GET", "/bucket", "list-type=2&prefix=a%2F", {}, _EMPTY),
@@ -123,6 +117,4 @@ def _link(kind: str, previous: str, hashes: str) -> str:
     return _sign(text.encode()).hex()
 
 
-CHUNKED: Final = tuple(
-    _body(number, kind, cuts) for number, kind in enumerate(PAYLOADS) for cuts in ((), (5, 17))
-)
+CHUNKED: Final = tuple(_body(number, kind, cuts) for number, kind in enumerate(PAYLOADS) for cuts in ((), (5, 17)))

@@ -46,13 +46,7 @@ from engine.format.layouts import (
     unpack_name,
     unpack_node,
 )
-from engine.format.records import (
-    AccessKeyRecord,
-    ObjectPartsHeader,
-    PartRecord,
-    UploadRecord,
-    VersionRecord,
-)
+from engine.format.records import AccessKeyRecord, ObjectPartsHeader, PartRecord, UploadRecord, VersionRecord
 from engine.journal.reader import decode_records, find_end, journal_path, list_journal, read_groups
 from engine.metadata.checkpoint import checkpoint_path, read_checkpoint
 from engine.namespace.access_keys import unpack_access_key
@@ -109,9 +103,7 @@ class _Folder:
 def _sealed_at(found: bytearray, start: int, size: int) -> None:
     """Put the checksum of a header of `size` bytes, its last four, behind what it covers."""
     if len(found) >= start + size:
-        found[start + size - 4 : start + size] = crc32c(bytes(found[start : start + size - 4])).to_bytes(
-            4, "little"
-        )
+        found[start + size - 4 : start + size] = crc32c(bytes(found[start : start + size - 4])).to_bytes(4, "little")
 
 
 def _is_sealed(data: bytes) -> bool:
@@ -157,8 +149,7 @@ def read_journal(data: bytes) -> None:
         sequences.append(group.sequence)
         records = decode_records(group.body, group.record_count)
         packed = b"".join(
-            RECORD_HEADER.pack(table, op, len(key), len(value)) + key + value
-            for op, table, key, value in records
+            RECORD_HEADER.pack(table, op, len(key), len(value)) + key + value for op, table, key, value in records
         )
         assert packed == group.body
     assert sequences == list(range(1, end.sequence + 1))
@@ -296,9 +287,7 @@ _SUPERBLOCK: Final = Superblock(
 
 def _records(last: Op = Op.DELETE) -> bytes:
     rows = ((Op.INSERT, Table.NAMES, b"key", b"value"), (last, Table.VERSIONS, b"gone", b""))
-    return b"".join(
-        RECORD_HEADER.pack(table, op, len(key), len(value)) + key + value for op, table, key, value in rows
-    )
+    return b"".join(RECORD_HEADER.pack(table, op, len(key), len(value)) + key + value for op, table, key, value in rows)
 
 
 def _piece(content: bytes) -> bytes:
@@ -378,48 +367,12 @@ _BINARY_TOKENS: Final = (
         b"\xc4\x01",
         b"\xdf\xff\xff\xff\xff",
     ),
-    *(
-        b"\x00" * 32,
-        b"\x01" * 40,
-        b"LMAN\x01\x01\x01\x00",
-        (4 << 20).to_bytes(8, "little"),
-        b"\xcf" + b"\xff" * 8,
-    ),
+    *(b"\x00" * 32, b"\x01" * 40, b"LMAN\x01\x01\x01\x00", (4 << 20).to_bytes(8, "little"), b"\xcf" + b"\xff" * 8),
 )
 _JSON_TOKENS: Final = (
-    *(
-        b"{",
-        b"}",
-        b"[",
-        b"]",
-        b",",
-        b":",
-        b'"',
-        b"\\",
-        b'\\"',
-        b"\\ud800",
-        b"\\u0000",
-        b" ",
-        b"\n",
-        b"-0",
-        b"1e9",
-    ),
-    *(
-        b'"dtype":"F4",',
-        b'"shape":[],',
-        b'"data_offsets":[0,0]',
-        b'"__metadata__":{',
-        b'"a":"b"',
-        b"\xed\xa0\x80",
-    ),
-    *(
-        b"true",
-        b"null",
-        b"\xef\xbb\xbf",
-        b"1" * 5000,
-        b"0.5",
-        b'"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},',
-    ),
+    *(b"{", b"}", b"[", b"]", b",", b":", b'"', b"\\", b'\\"', b"\\ud800", b"\\u0000", b" ", b"\n", b"-0", b"1e9"),
+    *(b'"dtype":"F4",', b'"shape":[],', b'"data_offsets":[0,0]', b'"__metadata__":{', b'"a":"b"', b"\xed\xa0\x80"),
+    *(b"true", b"null", b"\xef\xbb\xbf", b"1" * 5000, b"0.5", b'"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},'),
 )
 _CHUNK_TOKENS: Final = (*_BINARY_TOKENS, b"\x01\0\0\x01", bytes(CHUNK_RECORD.size), b"\x93\x01", b"\x94\x01")
 _REFUSED: Final = (LakeError,)

@@ -153,9 +153,7 @@ def _meaning(head: RequestHead) -> tuple[object, ...] | None:
         target = parse_target(head)
     except S3Error:
         return None
-    amz = sorted(
-        (name, b" ".join(value.split())) for name, value in head.headers.items() if name[:6] == b"x-amz-"
-    )
+    amz = sorted((name, b" ".join(value.split())) for name, value in head.headers.items() if name[:6] == b"x-amz-")
     return head.method, target, head.authority, amz
 
 
@@ -237,23 +235,8 @@ _HEAD_TOKENS: Final = (
 _S3_TOKENS: Final = (
     *_HEAD_TOKENS,
     *(b"x-amz-date:", b"x-amz-content-sha256:", b"Authorization:", b"AWS4-HMAC-SHA256", b"Credential="),
-    *(
-        b"SignedHeaders=",
-        b"Signature=",
-        b"host;",
-        b"X-Amz-Signature=",
-        b"X-Amz-Expires=",
-        b"UNSIGNED-PAYLOAD",
-    ),
-    *(
-        b"x-amz-copy-source:",
-        b"x-amz-meta-a:",
-        b"uploads",
-        b"uploadId=",
-        b"partNumber=1",
-        b"acl",
-        b"versionId=",
-    ),
+    *(b"SignedHeaders=", b"Signature=", b"host;", b"X-Amz-Signature=", b"X-Amz-Expires=", b"UNSIGNED-PAYLOAD"),
+    *(b"x-amz-copy-source:", b"x-amz-meta-a:", b"uploads", b"uploadId=", b"partNumber=1", b"acl", b"versionId="),
     *(b"tagging", b"delete", b"list-type=2", b"prefix=", b"lake", b"s3.lake.example", b"bucket."),
 )
 _XML_GOOD: Final = (
@@ -266,33 +249,8 @@ _XML_GOOD: Final = (
     b"</VersioningConfiguration>",
 )
 _XML_TOKENS: Final = (
-    *(
-        b"<",
-        b">",
-        b"</",
-        b"/>",
-        b"<a>",
-        b"</a>",
-        b"<!--",
-        b"-->",
-        b"<![CDATA[",
-        b"]]>",
-        b"<?",
-        b"?>",
-        b"&",
-        b";",
-    ),
-    *(
-        b"<!DOCTYPE a [",
-        b"<!ENTITY e 'x'>",
-        b"&e;",
-        b"&#0;",
-        b"&#x41;",
-        b"&#1114112;",
-        b"]>",
-        b"SYSTEM",
-        b"xmlns=",
-    ),
+    *(b"<", b">", b"</", b"/>", b"<a>", b"</a>", b"<!--", b"-->", b"<![CDATA[", b"]]>", b"<?", b"?>", b"&", b";"),
+    *(b"<!DOCTYPE a [", b"<!ENTITY e 'x'>", b"&e;", b"&#0;", b"&#x41;", b"&#1114112;", b"]>", b"SYSTEM", b"xmlns="),
     *(b"<Key>", b"<Object>", b"<Part>", b"<Tag>", b"<Delete>", b"\xef\xbb\xbf", b"\xff\xfe", b"\xed\xa0\x80"),
 )
 _RANGES: Final = (
@@ -323,17 +281,9 @@ GATEWAY_TARGETS: Final = (
     Target("signed", read_signed, HEADS, _S3_TOKENS),
     Target("target", read_target, HEADS, _S3_TOKENS),
     Target("xml", read_xml, _XML_GOOD, _XML_TOKENS),
+    Target("range", read_range, _RANGES, (b"bytes", b"=", b"-", b",", b" ", b"*", b"W/", b'"', b" GMT", b"Feb", b"31")),
     Target(
-        "range",
-        read_range,
-        _RANGES,
-        (b"bytes", b"=", b"-", b",", b" ", b"*", b"W/", b'"', b" GMT", b"Feb", b"31"),
-    ),
-    Target(
-        "tags",
-        read_tags,
-        (b"a=1&b+c=%C3%A9&d", b"key=value"),
-        (b"=", b"&", b"%", b"%ff", b"+", b"aws:", b"k" * 129),
+        "tags", read_tags, (b"a=1&b+c=%C3%A9&d", b"key=value"), (b"=", b"&", b"%", b"%ff", b"+", b"aws:", b"k" * 129)
     ),
 )
 TARGETS: Final = (*GATEWAY_TARGETS, *WIRE_TARGETS, *STORE_TARGETS, *SETTING_TARGETS)

@@ -40,18 +40,7 @@ from lakefs.wire.frames import (
     Kind,
     pack_frame,
 )
-from lakefs.wire.messages import (
-    REQUESTS,
-    Done,
-    Failure,
-    Hello,
-    HelloReply,
-    Message,
-    Ping,
-    Request,
-    Watch,
-    WatchEvent,
-)
+from lakefs.wire.messages import REQUESTS, Done, Failure, Hello, HelloReply, Message, Ping, Request, Watch, WatchEvent
 from tests.fuzz.target import Target
 
 _TOKEN: Final = "a token"
@@ -228,9 +217,7 @@ def _serve(wire: ServerConnection, event: object, open_streams: list[int]) -> No
             wire.reader.skip_body()
         if isinstance(event.request, Hello):
             wire.accept_hello(event.request, token=_TOKEN, trusted=event.request.client == "trusted")
-            assert event.request.client == "trusted" or event.request.token == _TOKEN, (
-                "let in without the token"
-            )
+            assert event.request.client == "trusted" or event.request.token == _TOKEN, "let in without the token"
             _only_frame(wire.reply(stream_id, Done()))
         else:
             assert wire.greeted
@@ -344,9 +331,7 @@ def _good_sessions() -> list[bytes]:
         b"\x01" + _hello("a", _TOKEN) + _request(Ping(), 2),
         b"\x01" + _hello("nobody", "wrong"),
         greeted + _request(Ping(), 3, b"a body") + pack_frame(Kind.CANCEL, 0, 3),
-        greeted
-        + pack_frame(Kind.CANCEL, 0, 9)
-        + pack_frame(cast(Kind, 99), 0, 5, Done(), extension=b"later"),
+        greeted + pack_frame(Kind.CANCEL, 0, 9) + pack_frame(cast(Kind, 99), 0, 5, Done(), extension=b"later"),
         *(greeted + b"".join(each[at : at + 6]) for at in range(0, len(each), 6)),
     ]
 
@@ -373,13 +358,7 @@ def _good_streams() -> list[bytes]:
 
 _MSGPACK_TOKENS: Final = (
     *(bytes([byte]) for byte in (0x80, 0x90, 0xA0, 0xC0, 0xC1, 0xC2, 0xC3, 0xC4, 0xCA, 0xCB, 0xCF, 0xD3)),
-    *(
-        b"\x91" * 40,
-        b"\xdc\xff\xff",
-        b"\xdd\xff\xff\xff\xff",
-        b"\xdf\xff\xff\xff\xff",
-        b"\xc6\xff\xff\xff\xff",
-    ),
+    *(b"\x91" * 40, b"\xdc\xff\xff", b"\xdd\xff\xff\xff\xff", b"\xdf\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff"),
     *(b"\xdb\xff\xff\xff\xff", b"\xcf" + b"\xff" * 8, b"\xd3\x80" + b"\0" * 7, b"\xff", b"\xa3\xed\xa0\x80"),
     *(b"\xc7\x00\x01", b"\xd6\xff\x00\x00\x00\x00", b"\xcb\x7f\xf0" + b"\0" * 6, b"\x98", b"\xa4name"),
 )

@@ -36,30 +36,22 @@ def main() -> int:
                 _say("\n".join(map(str, sequence(seed, mounts=len(ground.mounts)))))
             return 0
         failed = _parallel(seeds, ground, options.jobs, options.stop_after)
-    _say(
-        f"{len(seeds)} sequences of system calls from seed {seeds.start} on, {failed} differed from the local disk"
-    )
+    _say(f"{len(seeds)} sequences of system calls from seed {seeds.start} on, {failed} differed from the local disk")
     return 1 if failed else 0
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.mount", description="Hold a mount against a local disk."
-    )
+    parser = argparse.ArgumentParser(prog="python -m tests.mount", description="Hold a mount against a local disk.")
     parser.add_argument("--sequences", type=int, default=500, metavar="N")
     parser.add_argument("--seed", type=int, default=0, help="the first one")
     parser.add_argument("--show", action="store_true", help="print the steps instead of running them")
-    parser.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help="sequences at a time, on the same mounts"
-    )
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="sequences at a time, on the same mounts")
     parser.add_argument("--stop-after", type=int, default=10, metavar="N", help="differences in each job")
     parser.add_argument("--on", choices=("lake", "passthrough"), default="lake")
     parser.add_argument("--mounts", type=int, choices=(1, 2), default=2)
     parser.add_argument("--bug", choices=BUGS, default="", help="planted in the pass-through")
     parser.add_argument("--plain", type=Path, metavar="DIR", help="the local folder; default a new one")
-    parser.add_argument(
-        "--mounted", type=Path, metavar="DIR", action="append", help="folders that are mounted already"
-    )
+    parser.add_argument("--mounted", type=Path, metavar="DIR", action="append", help="folders that are mounted already")
     return parser.parse_args()
 
 

@@ -232,11 +232,7 @@ def _smaller_numbers(best: Finding, fails: Fails) -> Finding:
     """Put small numbers in the place of large ones where it still differs."""
     for index in range(len(best.steps)):
         for place, argument in enumerate(best.steps[index].arguments):
-            if (
-                isinstance(argument, bool)
-                or not isinstance(argument, int)
-                or _is_code(best.steps[index], place)
-            ):
+            if isinstance(argument, bool) or not isinstance(argument, int) or _is_code(best.steps[index], place):
                 continue
             for smaller in (0, 1, 100, 4096, argument // 2):
                 if abs(smaller) >= abs(argument):

@@ -87,11 +87,7 @@ class _Pair:
             self._mtimes = False
         expected, got = _outcome(self._plain, step), _outcome(self._mount, step)
         self._mtimes = self._mtimes and not self._plain.same_size_truncated
-        return (
-            ""
-            if expected == got
-            else f"expected {_short(expected)}, got {_short(got)}{_where(expected, got)}"
-        )
+        return "" if expected == got else f"expected {_short(expected)}, got {_short(got)}{_where(expected, got)}"
 
     def _check(self) -> str:
         expected = tree(_outer(self._plain), mtimes=self._mtimes)
@@ -183,6 +179,4 @@ def _where(expected: object, got: object) -> str:
         return ""
     common = min(len(expected), len(got))
     first = next((index for index in range(common) if expected[index] != got[index]), common)
-    return (
-        f", different from byte {first}: {expected[first : first + 16]!r} became {got[first : first + 16]!r}"
-    )
+    return f", different from byte {first}: {expected[first : first + 16]!r} became {got[first : first + 16]!r}"

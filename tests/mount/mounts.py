@@ -37,18 +37,14 @@ def passthrough(folder: Path, *, mounts: int = 1, bug: str = "") -> Iterator[lis
     with ExitStack() as stack:
         yield [
             stack.enter_context(
-                mounting(
-                    _passing(point, source, bug), point, folder / f"{point.name}.log", _environment(folder)
-                )
+                mounting(_passing(point, source, bug), point, folder / f"{point.name}.log", _environment(folder))
             )
             for point in (folder / f"m{number}" for number in range(mounts))
         ]
 
 
 def _passing(point: Path, source: Path, bug: str) -> list[str]:
-    module = (
-        ["-m", "tests.mount.planted", bug] if bug else ["-m", "bench.peers.fuse_file_systems", "passthrough"]
-    )
+    module = ["-m", "tests.mount.planted", bug] if bug else ["-m", "bench.peers.fuse_file_systems", "passthrough"]
     return [sys.executable, *module, str(point), "--source", str(source)]
 
 

@@ -88,12 +88,7 @@ class LooseModes(Passthrough):
     """The mode of a file that is made is not kept."""
 
     async def create(
-        self,
-        parent_inode: InodeT,
-        name: FileNameT,
-        mode: ModeT,
-        flags: FlagT,
-        ctx: pyfuse3.RequestContext,
+        self, parent_inode: InodeT, name: FileNameT, mode: ModeT, flags: FlagT, ctx: pyfuse3.RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
         return await super().create(parent_inode, name, ModeT(mode | 0o044), flags, ctx)
 

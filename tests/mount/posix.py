@@ -209,9 +209,7 @@ def tree(place: Path) -> Tree:
 
 def _thing(path: str) -> Thing:
     found = os.lstat(path)
-    return Thing(
-        status(found), found.st_mode, found.st_ino, (found.st_atime_ns, found.st_mtime_ns, found.st_ctime_ns)
-    )
+    return Thing(status(found), found.st_mode, found.st_ino, (found.st_atime_ns, found.st_mtime_ns, found.st_ctime_ns))
 
 
 def _changed(before: Tree, name: str, now: Thing, atime: bool) -> str:

@@ -47,16 +47,7 @@ def owners() -> Iterator[Case]:
         root.mkdir("d", 0o755), root.chown("d", 41001, 41001), root.chown("d", 0, 0), root.stat("d"),
         root.chown("x", 0, 41001), root.chown("x", 41001, 0),
     )  # fmt: skip
-    for uid, gid in (
-        (-1, -1),
-        (41001, -1),
-        (-1, GROUP),
-        (-1, 41002),
-        (41002, -1),
-        (0, 0),
-        (-1, 41001),
-        (41001, GROUP),
-    ):
+    for uid, gid in ((-1, -1), (41001, -1), (-1, GROUP), (-1, 41002), (41002, -1), (0, 0), (-1, 41001), (41001, GROUP)):
         for mode in (0o644, *_SET_ID):
             yield case(
                 f"chown {uid} {gid} mode {mode:o}", alice.make("x"), alice.chmod("x", mode),
@@ -125,9 +116,7 @@ def times() -> Iterator[Case]:
         root.futimens("a", 5 * _S, 7 * _S), root.times("x"), root.close("a"), root.times("x"),
     )  # fmt: skip
     for kind in KINDS:
-        yield case(
-            f"utimens of {kind}", *made(kind, "x"), root.utimens("x", 5 * _S, 7 * _S + 1), *_times_of(kind)
-        )
+        yield case(f"utimens of {kind}", *made(kind, "x"), root.utimens("x", 5 * _S, 7 * _S + 1), *_times_of(kind))
         yield case(
             f"utimens of {kind} itself", *made(kind, "x"), root.utimens("x", 5 * _S, 7 * _S + 1, AT_SYMLINK_NOFOLLOW),
             *_times_of(kind),

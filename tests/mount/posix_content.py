@@ -75,11 +75,7 @@ def lengths() -> Iterator[Case]:
             root.fstat("a"), root.pread("a", 9, 0), root.fallocate("a", mode, -1, 1), root.fallocate("a", mode, 0, 0),
             root.open("b", "x", os.O_RDONLY), root.fallocate("b", mode, 0, 1),
         )  # fmt: skip
-    holes = (
-        root.lseek("a", place, whence)
-        for whence in (os.SEEK_DATA, os.SEEK_HOLE)
-        for place in (0, 4096, 9, -1)
-    )
+    holes = (root.lseek("a", place, whence) for whence in (os.SEEK_DATA, os.SEEK_HOLE) for place in (0, 4096, 9, -1))
     yield case("holes", root.make("x", b"content" * 1000), root.open("a", "x", os.O_RDONLY), *holes,
                root.lseek("a", 7000, os.SEEK_DATA), root.lseek("a", 7000, os.SEEK_HOLE),
                root.lseek("a", 6999, os.SEEK_HOLE), root.lseek("a", 9999, os.SEEK_HOLE))  # fmt: skip

@@ -57,8 +57,5 @@ KNOWN: Final[tuple[Known, ...]] = (
         "chown -1 -1 *bob.chown(*",
         "`chown` of a set-id file to -1, -1 changes nothing for a user who does not own it, and succeeds.",
     ),
-    Known(
-        "a real hole: *.lseek(*",
-        "A file has no holes: `SEEK_DATA` finds data everywhere, `SEEK_HOLE` the end.",
-    ),
+    Known("a real hole: *.lseek(*", "A file has no holes: `SEEK_DATA` finds data everywhere, `SEEK_HOLE` the end."),
 )

@@ -33,9 +33,7 @@ class Entry:
     def differences(self, other: Entry) -> str:
         """The fields that are not equal, both values."""
         pairs = [(name, getattr(self, name), getattr(other, name)) for name in self.__dataclass_fields__]
-        return ", ".join(
-            f"{name} {mine!r} became {theirs!r}" for name, mine, theirs in pairs if mine != theirs
-        )
+        return ", ".join(f"{name} {mine!r} became {theirs!r}" for name, mine, theirs in pairs if mine != theirs)
 
 
 def tree(folder: str, *, mtimes: bool = True) -> Tree:

@@ -215,10 +215,7 @@ ATTRIBUTES: Final[dict[str, tuple[int, Maker]]] = {
 MAPPINGS: Final[dict[str, tuple[int, Maker]]] = {
     "map": (9, lambda c: (c.new_slot(), c.slot(), 1 + c.size(), c.random.random() < 0.7)),
     "map_read": (5, lambda c: (c.mapping(), c.random.choice((0, 0, c.offset())), 1 + c.size() // 3)),
-    "map_write": (
-        8,
-        lambda c: (c.slot(), c.random.choice((0, 1, 50, c.offset())), c.key(), 1 + c.size() // 9),
-    ),
+    "map_write": (8, lambda c: (c.slot(), c.random.choice((0, 1, 50, c.offset())), c.key(), 1 + c.size() // 9)),
     "msync": (3, lambda c: (c.mapping(),)),
     "unmap": (3, lambda c: (c.mapping(),)),
 }
@@ -235,9 +232,7 @@ def sequence(seed: int, *, mounts: int = 1) -> list[Step]:
     """The steps of a seed; with two mounts some of them go on at the other one."""
     chooser = Chooser(seed)
     menu = [
-        (weight, name, maker)
-        for family in chooser.random.choice(MIXES)
-        for name, (weight, maker) in family.items()
+        (weight, name, maker) for family in chooser.random.choice(MIXES) for name, (weight, maker) in family.items()
     ]
     weights = [weight for weight, _, _ in menu]
     steps = [Step("mkdir", (name, 0o755)) for name in ("d", "d/e", "f") if chooser.random.random() < 0.7]

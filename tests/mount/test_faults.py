@@ -36,10 +36,7 @@ def test_a_full_staging_folder_fails_the_write_and_nothing_else(short: Path) -> 
     with lake(short, "--staging-size", "8M") as mounts:
         here = mounts.folders[0]
         (here / "before").write_bytes(b"before")
-        with (
-            (here / "large").open("wb", buffering=0) as file,
-            pytest.raises(OSError, match="No space") as full,
-        ):
+        with (here / "large").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space") as full:
             for _ in range(16):
                 file.write(bytes(MIB))
         assert full.value.errno == errno.ENOSPC

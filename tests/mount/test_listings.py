@@ -99,9 +99,7 @@ def test_a_reading_goes_on_behind_what_is_removed_and_made_meanwhile(
 
 
 @pytest.mark.parametrize("was_read", [False, True])
-def test_a_reading_goes_on_when_others_change_the_folder(
-    here: Path, elsewhere: lakefs.Lake, was_read: bool
-) -> None:
+def test_a_reading_goes_on_when_others_change_the_folder(here: Path, elsewhere: lakefs.Lake, was_read: bool) -> None:
     names = make_many(here, elsewhere)
     changed = sorted(names)[::100]
     if was_read:
@@ -110,9 +108,7 @@ def test_a_reading_goes_on_when_others_change_the_folder(
         shown = [next(entries).name]
         for name in changed:
             elsewhere.put(f"{BUCKET}/{here.name}/{name}", b"other content")
-        eventually(
-            lambda: all((here / name).stat().st_size == 13 for name in changed), "a change is not seen"
-        )
+        eventually(lambda: all((here / name).stat().st_size == 13 for name in changed), "a change is not seen")
         shown += [entry.name for entry in entries]
     assert sorted(shown) == sorted(names)
     assert set(twice(here)) == names

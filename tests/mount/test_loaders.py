@@ -183,10 +183,7 @@ def test_a_data_set_is_saved_mapped_and_mapped_anew(
 def test_arrow_maps_a_table(here: Path, there: Path) -> None:
     arrow: Any = pytest.importorskip("pyarrow")
     table = arrow.table({"n": list(range(50_000)), "text": [f"row {n}" for n in range(50_000)]})
-    with (
-        arrow.OSFile(str(here / "table.arrow"), "wb") as sink,
-        arrow.ipc.new_file(sink, table.schema) as writer,
-    ):
+    with arrow.OSFile(str(here / "table.arrow"), "wb") as sink, arrow.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table, max_chunksize=1000)
     catch_up(here, there)
     with arrow.memory_map(str(there / "table.arrow")) as source:

@@ -90,10 +90,7 @@ def test_a_process_that_is_killed_is_a_finding(tmp_path: Path, monkeypatch: pyte
 def test_a_finding_prints_where_it_differs() -> None:
     steps = (Step("mkdir", ("d", 0o755)), Step("open", (0, "d/a", os.O_RDWR | os.O_CREAT, 0o600)))
     text = Finding(1, steps, "expected 'opened', got EIO", 1).script()
-    assert (
-        "# here: expected 'opened', got EIO\nstep(\"place.open(0, 'd/a', os.O_RDWR | os.O_CREAT, 0o600)\")"
-        in text
-    )
+    assert "# here: expected 'opened', got EIO\nstep(\"place.open(0, 'd/a', os.O_RDWR | os.O_CREAT, 0o600)\")" in text
 
 
 def test_a_seed_always_gives_the_same_sequence() -> None:

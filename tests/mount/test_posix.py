@@ -80,9 +80,7 @@ def _different(here: Path, there: Path) -> list[str]:
     ours, theirs = tree(here), tree(there)
     assert ours.keys() == theirs.keys()
     return [
-        f"{name}: {thing} there {theirs[name]}"
-        for name, thing in ours.items()
-        if _shown(thing) != _shown(theirs[name])
+        f"{name}: {thing} there {theirs[name]}" for name, thing in ours.items() if _shown(thing) != _shown(theirs[name])
     ]
 
 

@@ -28,9 +28,7 @@ class Keeper:
     """Starts engines from a process of its own: a fork of this one would close, and so flush, the mount's files."""
 
     def __init__(self, served: Served) -> None:
-        command = (
-            f"exec {' '.join(LAKE)} serve --data {served.data} --socket {served.socket} --admin off --s3 off"
-        )
+        command = f"exec {' '.join(LAKE)} serve --data {served.data} --socket {served.socket} --admin off --s3 off"
         self._served = served
         self._shell = subprocess.Popen(
             ["bash", "-c", f"while read -r _; do ({command}) & echo $!; wait -n; done"],

@@ -34,9 +34,7 @@ def test_cp_a_keeps_content_modes_times_and_symlinks(tree: Path, here: Path, the
         assert attributes(folder / "copy") == attributes(tree)
 
 
-def test_cp_a_out_of_the_mount_gives_the_same_tree(
-    tree: Path, here: Path, there: Path, tmp_path: Path
-) -> None:
+def test_cp_a_out_of_the_mount_gives_the_same_tree(tree: Path, here: Path, there: Path, tmp_path: Path) -> None:
     run("cp", "-a", tree, here / "copy")
     catch_up(here, there)
     run("cp", "-a", there / "copy", tmp_path / "back")
@@ -222,14 +220,7 @@ def test_sha256sum_find_and_du_see_the_whole_tree(tree: Path, here: Path, there:
     (here / "sums").write_text(sums)
     catch_up(here, there)
     run("sha256sum", "--quiet", "-c", there / "sums", cwd=there / "copy")
-    for what in (
-        ("-type", "f"),
-        ("-type", "d"),
-        ("-type", "l"),
-        ("-perm", "600"),
-        ("-size", "+1k"),
-        ("-empty",),
-    ):
+    for what in (("-type", "f"), ("-type", "d"), ("-type", "l"), ("-perm", "600"), ("-size", "+1k"), ("-empty",)):
         local = run("find", ".", *what, cwd=tree).splitlines()
         catch_up(here, there)
         assert sorted(run("find", ".", *what, cwd=there / "copy").splitlines()) == sorted(local)

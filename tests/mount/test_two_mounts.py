@@ -183,9 +183,7 @@ def test_a_folders_times_follow_the_names_in_it(here: Path, there: Path) -> None
     eventually(lambda: times(there) == times(here), "the times that were set are not seen")
 
 
-def test_a_watch_with_inotify_is_told_that_what_it_watches_was_removed_elsewhere(
-    here: Path, there: Path
-) -> None:
+def test_a_watch_with_inotify_is_told_that_what_it_watches_was_removed_elsewhere(here: Path, there: Path) -> None:
     (here / "file").write_bytes(b"x")
     (here / "folder").mkdir()
     catch_up(here, there)

@@ -29,12 +29,7 @@ def need(*tools: str) -> None:
 def run(*command: str | Path, cwd: Path | None = None, code: int = 0, stdin: bytes = b"") -> str:
     """Run to the end; its stdout.  Any other exit code fails the test with what the tool said."""
     done = subprocess.run(
-        list(map(str, command)),
-        cwd=cwd,
-        input=stdin,
-        capture_output=True,
-        timeout=LIMIT_S,
-        env=_environment(),
+        list(map(str, command)), cwd=cwd, input=stdin, capture_output=True, timeout=LIMIT_S, env=_environment()
     )
     said = done.stderr.decode(errors="backslashreplace")
     assert done.returncode == code, f"{command} gave {done.returncode}: {said}"
@@ -43,14 +38,8 @@ def run(*command: str | Path, cwd: Path | None = None, code: int = 0, stdin: byt
 
 def _environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("LAKE_", "GIT_"))}
-    who = {
-        f"GIT_{role}_{what}": "t@example.org"
-        for role in ("AUTHOR", "COMMITTER")
-        for what in ("NAME", "EMAIL")
-    }
-    return (
-        kept | who | {"LC_ALL": "C.UTF-8", "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
-    )
+    who = {f"GIT_{role}_{what}": "t@example.org" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    return kept | who | {"LC_ALL": "C.UTF-8", "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
 
 
 def content(size: int, seed: int = 1) -> bytes:

@@ -6,14 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeGuard
 
-from lakefs.grants.batch_plan import (
-    ASK_FROM_BYTES,
-    RUN_BYTES_MAX,
-    RUN_CHUNKS_MAX,
-    SEGMENTS_MAX,
-    Arrived,
-    Descriptor,
-)
+from lakefs.grants.batch_plan import ASK_FROM_BYTES, RUN_BYTES_MAX, RUN_CHUNKS_MAX, SEGMENTS_MAX, Arrived, Descriptor
 from lakefs.grants.dram_slabs import generation_number
 from lakefs.host.page_cache import is_cached
 from lakefs.ids import ChunkKind
@@ -38,9 +31,7 @@ class TwinPlan:
     not go together.  BufferError: a target is no writable memory.
     """
 
-    def __init__(
-        self, chunks: list[bytes], targets: list[memoryview], places: bytes | bytearray, longest: int
-    ) -> None:
+    def __init__(self, chunks: list[bytes], targets: list[memoryview], places: bytes | bytearray, longest: int) -> None:
         if len(targets) != len(chunks) or len(places) < len(chunks) * PLACE.size:
             raise ValueError("chunks, targets and places do not go together")
         self.segments: list[int] = []
@@ -92,12 +83,7 @@ class TwinPlan:
         return len(self._in_slots)
 
     def copy(
-        self,
-        first: int,
-        stop: int,
-        generations: memoryview,
-        slabs: Mapping[int, memoryview],
-        slab_bytes: int,
+        self, first: int, stop: int, generations: memoryview, slabs: Mapping[int, memoryview], slab_bytes: int
     ) -> list[Arrived]:
         """Copy those of the chunks [first, stop) that are in slots; what a slot held before and after is told.
 
@@ -149,9 +135,7 @@ class TwinPlan:
                 arrived.append((number, length, self._places[number][3]))
         return arrived
 
-    def read_lengths(
-        self, first: int, stop: int, descriptors: Sequence[Descriptor | None], lengths: list[int]
-    ) -> None:
+    def read_lengths(self, first: int, stop: int, descriptors: Sequence[Descriptor | None], lengths: list[int]) -> None:
         """As `read`; the lengths of what has come go to their numbers among `lengths`, which are as many as chunks.
 
         ValueError: they are not.
@@ -165,9 +149,7 @@ class TwinPlan:
         """Bytes that came; -1: none."""
         if run.lengths[0] >= ASK_FROM_BYTES and is_cached(descriptor, run.offset, run.lengths[0]) is False:
             return -1
-        into = [
-            self._targets[number][:length] for number, length in zip(run.numbers, run.lengths, strict=True)
-        ]
+        into = [self._targets[number][:length] for number, length in zip(run.numbers, run.lengths, strict=True)]
         try:
             return os.preadv(descriptor, into, run.offset, flags)
         except OSError:
@@ -177,10 +159,6 @@ class TwinPlan:
 def twin_are_bytes(targets: list[Any]) -> TypeGuard[list[memoryview]]:
     """Whether all are views of writable bytes, one behind the other, as `ReadPlan` and checks take them."""
     return all(
-        type(view) is memoryview
-        and view.format == "B"
-        and view.ndim == 1
-        and not view.readonly
-        and view.contiguous
+        type(view) is memoryview and view.format == "B" and view.ndim == 1 and not view.readonly and view.contiguous
         for view in targets
     )

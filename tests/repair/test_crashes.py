@@ -117,10 +117,7 @@ HARMS = [
 @pytest.mark.parametrize("loses_power", [False, True])
 @pytest.mark.parametrize(("make", "harm", "finding"), HARMS)
 def test_a_repair_cut_short_anywhere_is_finished_by_the_next(
-    make: Callable[[SimDisk], object],
-    harm: Callable[[SimDisk], None],
-    finding: Finding | None,
-    loses_power: bool,
+    make: Callable[[SimDisk], object], harm: Callable[[SimDisk], None], finding: Finding | None, loses_power: bool
 ) -> None:
     for operation in range(1, _OPERATIONS_MAX):
         if _is_whole_after_crash_at(operation, make, harm, finding, loses_power=loses_power):

@@ -74,10 +74,7 @@ def test_a_repair_that_loses_groups_is_noticed(
 
 
 def test_a_repair_that_removes_what_is_bad_is_noticed(
-    samples: table.Samples,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    samples: table.Samples, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def removed(work: repair._Repairing, path: str) -> str:
         if work._disk.exists(path):
@@ -86,20 +83,13 @@ def test_a_repair_that_removes_what_is_bad_is_noticed(
 
     monkeypatch.setattr(repair._Repairing, "_move_away", removed)
     with pytest.raises(AssertionError, match="what was there is gone"):
-        table.test_what_fsck_says_and_does(
-            samples, "killed", "checkpoint", "zeros", table.REPAIRED, tmp_path, capsys
-        )
+        table.test_what_fsck_says_and_does(samples, "killed", "checkpoint", "zeros", table.REPAIRED, tmp_path, capsys)
 
 
 def test_a_lost_journal_file_that_nobody_misses_is_noticed(
-    samples: table.Samples,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    samples: table.Samples, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for module in (recovery, survey, repair):
         monkeypatch.setattr(module, "refuse_lost_boot", lambda *_: None)
     with pytest.raises(AssertionError):
-        table.test_what_fsck_says_and_does(
-            samples, "killed", "journal", "missing", table.LEFT, tmp_path, capsys
-        )
+        table.test_what_fsck_says_and_does(samples, "killed", "journal", "missing", table.LEFT, tmp_path, capsys)

@@ -27,15 +27,7 @@ from tests.repair.damaged import (
 )
 
 pytestmark = pytest.mark.usefixtures("quiet")
-QUIET, REPAIRED, NOTED, LEFT, FULL, SET_ASIDE, TORN = [
-    "-",
-    "repaired",
-    "noted",
-    "left",
-    "full",
-    "aside",
-    "torn",
-]
+QUIET, REPAIRED, NOTED, LEFT, FULL, SET_ASIDE, TORN = ["-", "repaired", "noted", "left", "full", "aside", "torn"]
 """Nothing is said.  Said and made whole.  The same, said as a note.  Said and left: objects by name, or the store is
 not opened.  Said by --full only, and left.  Said, set aside, and left.  Taken for a write that a crash cut short, which
 it cannot be told from."""
@@ -131,13 +123,7 @@ def fsck(data: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple
     ],
 )
 def test_what_fsck_says_and_does(
-    samples: Samples,
-    sample: str,
-    kind: str,
-    how: str,
-    said: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    samples: Samples, sample: str, kind: str, how: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen, data = samples.seen[sample], tmp_path / "store"
     copy_store(samples.folders[sample], data)
@@ -163,9 +149,7 @@ def test_what_fsck_says_and_does(
     assert bool(done) == (said in (REPAIRED, NOTED, SET_ASIDE)), report
     assert code == (1 if is_left else 3 if report["repairs"] else 0), report
     # Of a journal that was cut short, repair names the group that it misses.
-    assert not done or {code_of_it, code_of_it.replace("cut-short", "damaged")} & {
-        repair["code"] for repair in done
-    }
+    assert not done or {code_of_it, code_of_it.replace("cut-short", "damaged")} & {repair["code"] for repair in done}
     assert all((data / repair["kept_as"]).exists() for repair in report["repairs"])
     if done and spoilt is not None and kind != "index":
         kept = [(data / repair["kept_as"]).read_bytes() for repair in done if repair["kept_as"]]
@@ -189,16 +173,12 @@ def check_answers(data: Path, seen: Seen, report: dict[str, Any], said: str) -> 
         assert told
         return
     wrong = {
-        question: problem
-        for question, answer in seen.answers.items()
-        if (problem := problem_of(answer, now[question]))
+        question: problem for question, answer in seen.answers.items() if (problem := problem_of(answer, now[question]))
     }
     if said == TORN:
         assert wrong, "it is not taken for a torn write any more: say so in docs/durability.md"
         return
     assert wrong == {}
-    failed = {
-        question.partition(" ")[2] for question, answer in now.items() if answer.error and not answer.missing
-    }
+    failed = {question.partition(" ")[2] for question, answer in now.items() if answer.error and not answer.missing}
     assert failed <= told
     assert not failed or said in (LEFT, FULL, SET_ASIDE)

@@ -26,9 +26,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs=2, metavar=("FIRST", "END"), default=(0, 50))
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="lives before the quiet ones")
     parser.add_argument("--shrink", action="store_true", help="look for the fewest operations that fail")
-    parser.add_argument(
-        "--only", help="operations of workloads that are done, as --shrink names them; -: none"
-    )
+    parser.add_argument("--only", help="operations of workloads that are done, as --shrink names them; -: none")
     parser.add_argument("--without", default="", help="rounds and faults that are left out, likewise")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for --shrink, at most")
     parser.add_argument("--log", action="store_true", help="show the engine's log")

@@ -49,9 +49,7 @@ class Tally:
     def __str__(self) -> str:
         minutes = (time.monotonic() - self.began) / 60
         counted = {"operations": self.operations, "faults": self.faults, "crashes": self.crashes}
-        rates = ", ".join(
-            f"{count} {what} ({count / minutes:.0f} a minute)" for what, count in counted.items()
-        )
+        rates = ", ".join(f"{count} {what} ({count / minutes:.0f} a minute)" for what, count in counted.items())
         return (
             f"{self.seeds} seeds in {minutes:.1f} min: {rates}; {self.lives} lives, {self.decisions} changes of "
             f"names, {self.disk_operations} operations of the disk; {self.failed} failed"
@@ -80,12 +78,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim.campaign")
     parser.add_argument("--crashes", type=int, default=100_000, help="at least so many")
     parser.add_argument("--operations", type=int, default=1_000_000, help="at least so many")
-    parser.add_argument(
-        "--seed", type=int, default=int(time.time()) * 1000, help="the first (default: the time)"
-    )
-    parser.add_argument(
-        "--rounds", type=int, default=ROUNDS + 4, help="lives of a store before the quiet ones"
-    )
+    parser.add_argument("--seed", type=int, default=int(time.time()) * 1000, help="the first (default: the time)")
+    parser.add_argument("--rounds", type=int, default=ROUNDS + 4, help="lives of a store before the quiet ones")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     asked = parser.parse_args()
     tally = run_campaign(asked.seed, asked.crashes, asked.operations, asked.rounds, asked.jobs)

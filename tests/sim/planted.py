@@ -209,9 +209,7 @@ def _keep_completed_uploads() -> AbstractContextManager[Any]:
 
 
 def _drop_what_is_overwritten() -> AbstractContextManager[Any]:
-    def make_room(
-        txn: Transaction, bucket: BucketRef, path: bytes, old: Any, *, is_kept: bool = False
-    ) -> None:
+    def make_room(txn: Transaction, bucket: BucketRef, path: bytes, old: Any, *, is_kept: bool = False) -> None:
         if old is not None and not is_kept:
             txn.delete(Table.NODES, node_key(old.node_id))
 
@@ -248,9 +246,7 @@ BUGS = [
     Bug("gc forgets what is open for reading", upkeep.forget_leases, 80),
     Bug("what is pinned is punched", upkeep.forget_pins, 20),
     Bug("gc forgets the parts of uploads", upkeep.forget_parts, 20),
-    Bug(
-        "compaction frees the old place before the new one is durable", upkeep.free_the_old_place_at_once, 100
-    ),
+    Bug("compaction frees the old place before the new one is durable", upkeep.free_the_old_place_at_once, 100),
     Bug("compaction removes a segment with what stayed in it", upkeep.remove_a_segment_with_what_stayed, 20),
     Bug("compaction does not sync its copies", upkeep.name_the_copy_before_it_is_written, 100),
     Bug("scrub takes what is damaged for good", upkeep.scrub_finds_nothing, 40, rots=True),
@@ -292,11 +288,7 @@ def rows() -> list[tuple[str, int, int]]:
     """The document's table: bug, number of seeds, bound."""
     lines = PAGE.read_text().splitlines()
     first = lines.index(HEADER) + 2
-    cells = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in lines[first:]
-        if line.startswith("|")
-    ]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[first:] if line.startswith("|")]
     return [(what, int(seeds), int(bound)) for what, seeds, bound in cells]
 
 

@@ -36,8 +36,7 @@ class Shrunk:
         """The line that runs what is left."""
         without = f" --without {','.join(self.without)}" if self.without else ""
         return (
-            f"python -m tests.sim {self.seed} --rounds {self.rounds}{without} "
-            f"--only {','.join(self.operations) or '-'}"
+            f"python -m tests.sim {self.seed} --rounds {self.rounds}{without} --only {','.join(self.operations) or '-'}"
         )
 
 
@@ -53,9 +52,7 @@ def shrink(seed: int, rounds: int, say: _Say, *, seconds: float = SECONDS) -> Sh
         search.leave_out_operations()
         search.leave_out([part for part in search.failing.parts if not part.isdecimal()])
     found = search.failing
-    return Shrunk(
-        seed, rounds, found.operations, sorted(search.without), len(whole.operations), found.failure
-    )
+    return Shrunk(seed, rounds, found.operations, sorted(search.without), len(whole.operations), found.failure)
 
 
 def kind_of(failure: str) -> str:

@@ -27,9 +27,7 @@ SIZES = StoreSizes(metadata=MetadataSizes(journal_file=16 * KIB, journal_fill=4 
 
 @asynccontextmanager
 async def opened(disk: SimDisk) -> AsyncIterator[tuple[Store, TrioLake]]:
-    async with open_store(
-        disk, SimClock(), InlineOffload(), grace_s=0.0, verify_index=False, sizes=SIZES
-    ) as store:
+    async with open_store(disk, SimClock(), InlineOffload(), grace_s=0.0, verify_index=False, sizes=SIZES) as store:
         engine = EmbeddedEngine(Service(store), descriptors=False)
         yield store, TrioLake(engine, InlineOffload())
         await engine.aclose()
@@ -41,9 +39,7 @@ def test_gc_frees_no_room_that_a_gc_before_it_has_freed_only_in_memory() -> None
 
     async def fill() -> None:
         async with opened(disk) as (_, lake):
-            await lake.put_many(
-                [(f"bkt/{number}", bytes([number]) * 9000) for number in range(10)], create_bucket=True
-            )
+            await lake.put_many([(f"bkt/{number}", bytes([number]) * 9000) for number in range(10)], create_bucket=True)
 
     async def collect_twice() -> None:
         async with opened(disk) as (store, lake):

@@ -79,9 +79,7 @@ MUST_HAPPEN = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "seeds", groups(SEEDS.start, SEEDS.stop), ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}"
-)
+@pytest.mark.parametrize("seeds", groups(SEEDS.start, SEEDS.stop), ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
 def test_a_store_keeps_its_promises_through_stops_kills_and_power_losses(seeds: range) -> None:
     run_group(seeds)
 

@@ -22,11 +22,7 @@ BOOTS = 4
 WRITERS = 4
 STEPS = 8
 SIZES = SegmentSizes(
-    large_segment=768 * KIB,
-    small_segment=200 * KIB,
-    large_extend=256 * KIB,
-    small_fill=48 * KIB,
-    headroom=64 * KIB,
+    large_segment=768 * KIB, small_segment=200 * KIB, large_extend=256 * KIB, small_fill=48 * KIB, headroom=64 * KIB
 )
 
 

@@ -28,10 +28,7 @@ def run_again(command: str) -> str:
     assert words[:3] == ["python", "-m", "tests.sim"]
     options = dict(zip(words[4::2], words[5::2], strict=True))
     world = World(
-        int(words[3]),
-        int(options["--rounds"]),
-        options["--only"].split(","),
-        options.get("--without", "").split(","),
+        int(words[3]), int(options["--rounds"]), options["--only"].split(","), options.get("--without", "").split(",")
     )
     with pytest.raises(Exception) as raised:
         world.run()

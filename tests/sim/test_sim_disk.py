@@ -49,9 +49,7 @@ def test_unsynced_bytes_may_survive_vanish_or_be_torn_at_sectors() -> None:
         created(disk, "f", bytes(PAGE * 2))
         file = disk.open("f")
         file.pwrite(b"y" * PAGE * 2, 0)
-        sectors = [
-            read(after, "f")[at : at + 512] for after in [disk.crash()] for at in range(0, 2 * PAGE, 512)
-        ]
+        sectors = [read(after, "f")[at : at + 512] for after in [disk.crash()] for at in range(0, 2 * PAGE, 512)]
         assert set(sectors) <= {bytes(512), b"y" * 512}
         count = sectors.count(b"y" * 512)
         seen.add("none" if count == 0 else "all" if count == 16 else "torn")

@@ -105,9 +105,7 @@ def _folders_and_links(lake: Lake) -> None:
     lake.put("plain/moved/one", content("moved", 70_000))
     lake.move("plain/moved/", "plain/folder/moved here/")
     lake.copy("plain/granules", "plain/folder/copied")
-    change = m.SetAttributes(
-        "plain", "folder/", mode=0o750, mtime_ns=_TIME_NS, xattrs={"user.kind": b"folder"}
-    )
+    change = m.SetAttributes("plain", "folder/", mode=0o750, mtime_ns=_TIME_NS, xattrs={"user.kind": b"folder"})
     driver = driver_of(lake)
     driver.run(send(change))
     plain = m.ObjectAttributes(mode=0o777, mtime_ns=_TIME_NS)
@@ -133,14 +131,10 @@ def _versions(lake: Lake) -> None:
 
 
 def _uploads(lake: Lake) -> None:
-    attributes = m.ObjectAttributes(
-        content_type="application/octet-stream", user_metadata={"made": "in parts"}
-    )
+    attributes = m.ObjectAttributes(content_type="application/octet-stream", user_metadata={"made": "in parts"})
     upload = lake.create_upload("plain/in parts", attributes)
     sizes = (5 * MIB, 5 * MIB, 1000)
-    parts = [
-        lake.put_part(upload, number, content(f"part {number}", size)) for number, size in enumerate(sizes, 1)
-    ]
+    parts = [lake.put_part(upload, number, content(f"part {number}", size)) for number, size in enumerate(sizes, 1)]
     lake.complete_upload(upload, [(part.number, part.etag) for part in parts])
     unfinished = lake.create_upload("plain/unfinished", attributes, details={"storage-class": "STANDARD"})
     lake.put_part(unfinished, 7, content("unfinished", 100_000))
@@ -167,9 +161,7 @@ def main() -> int:
             found = contents_of(lake)
             pack(store, FOLDER / f"{version}-killed.tar.xz")
         pack(store, FOLDER / f"{version}-stopped.tar.xz")
-    (FOLDER / f"{version}.json").write_bytes(
-        msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
-    )
+    (FOLDER / f"{version}.json").write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
     return 0
 
 

@@ -54,8 +54,7 @@ def _bucket(lake: Lake, bucket: m.BucketStat) -> dict[str, Any]:
         "settings": bucket,
         "names": {key: _described(lake, Name(bucket.name, key), "") for key in names},
         "versions": [
-            (entry, _described(lake, Name(bucket.name, entry.key), entry.version))
-            for entry in versions.entries
+            (entry, _described(lake, Name(bucket.name, entry.key), entry.version)) for entry in versions.entries
         ],
         "uploads": [(upload, _parts(lake, bucket.name, upload)) for upload in uploads],
     }

@@ -40,9 +40,7 @@ def _declared() -> dict[str, list[str]]:
 
 def test_no_dependency_ships_a_package_of_our_names() -> None:
     others = [
-        distribution
-        for distribution in metadata.distributions()
-        if _normal(distribution.metadata["Name"]) != OURS
+        distribution for distribution in metadata.distributions() if _normal(distribution.metadata["Name"]) != OURS
     ]
     assert len(others) > 10
     clashes = {
@@ -80,9 +78,7 @@ def test_every_direct_dependency_has_its_reason_in_the_documents() -> None:
 def test_every_debian_package_has_its_reason_in_the_documents() -> None:
     page = (ROOT / "docs" / "dependencies.md").read_text()
     wanted = [
-        line.split()[0]
-        for line in (ROOT / "debian-packages.txt").read_text().splitlines()
-        if line[:1] not in "#"
+        line.split()[0] for line in (ROOT / "debian-packages.txt").read_text().splitlines() if line[:1] not in "#"
     ]
     assert len(wanted) > 3
     assert [name for name in wanted if f"`{name}`" not in page] == []

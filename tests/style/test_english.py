@@ -15,12 +15,8 @@ from tests.style.source_tree import ROOT, product_files, python_files, tracked_f
 
 BEGINNING = re.compile(r"(What|Who|Whom|Whose|Those|Of|By|Whether|How|As)\b")
 PHRASE = re.compile(r"\b(is|are|was|were|be|been) told\b", re.IGNORECASE)
-SOURCES = [
-    path for path in python_files() if path.parts[0] in ("bench", "scripts") or path in product_files()
-]
-DOCUMENTS = [
-    path for path in tracked_files() if path.suffix == ".md" and path.parts[0] in ("docs", "README.md")
-]
+SOURCES = [path for path in python_files() if path.parts[0] in ("bench", "scripts") or path in product_files()]
+DOCUMENTS = [path for path in tracked_files() if path.suffix == ".md" and path.parts[0] in ("docs", "README.md")]
 
 
 def _docstrings(source: str) -> list[tuple[int, str]]:
@@ -28,9 +24,7 @@ def _docstrings(source: str) -> list[tuple[int, str]]:
     return [
         (node.lineno, node.value.value.strip())
         for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Constant)
-        and isinstance(node.value.value, str)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
     ]
 
 
@@ -63,8 +57,7 @@ def test_documents_are_plain() -> None:
 
 
 @pytest.mark.parametrize(
-    "source",
-    ['def f() -> int:\n    """What is left."""\n', "# the caller is told\n", 'X = 1\n"""Of a segment."""\n'],
+    "source", ['def f() -> int:\n    """What is left."""\n', "# the caller is told\n", 'X = 1\n"""Of a segment."""\n']
 )
 def test_a_planted_pattern_is_noticed(source: str) -> None:
     assert _not_plain(source) != []

@@ -63,9 +63,7 @@ def _glossary() -> dict[str, str]:
 
 
 def test_each_term_of_the_glossary_is_used_in_the_code() -> None:
-    code = " ".join(
-        "\n".join((ROOT / path).read_text() for path in product_files()).lower().replace("_", " ").split()
-    )
+    code = " ".join("\n".join((ROOT / path).read_text() for path in product_files()).lower().replace("_", " ").split())
     unused = [term for term in _glossary() if not re.search(rf"\b{re.escape(term)}(s|es)?\b", code)]
     assert len(_glossary()) > 30
     assert unused == []

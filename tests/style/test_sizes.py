@@ -53,9 +53,7 @@ def test_no_module_and_no_function_is_longer_than_the_hard_limit() -> None:
 
 def test_what_is_longer_than_the_soft_limit_is_known_and_has_not_grown() -> None:
     allowed = _ratchet()
-    grown = {
-        name: (count, allowed.get(name, 0)) for name, count in _long().items() if count > allowed.get(name, 0)
-    }
+    grown = {name: (count, allowed.get(name, 0)) for name, count in _long().items() if count > allowed.get(name, 0)}
     assert grown == {}, "longer than allowed (lines now, lines allowed): look for the seam"
 
 

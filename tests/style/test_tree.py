@@ -63,9 +63,7 @@ def test_no_module_has_a_name_that_says_nothing() -> None:
 
 
 def test_every_module_of_the_product_opens_with_a_header() -> None:
-    bare = [
-        str(path) for path in product_files() if parsed(path).body and not ast.get_docstring(parsed(path))
-    ]
+    bare = [str(path) for path in product_files() if parsed(path).body and not ast.get_docstring(parsed(path))]
     assert bare == []
 
 
@@ -103,9 +101,7 @@ def test_no_broad_except_swallows_what_it_caught() -> None:
 def test_a_swallowing_handler_would_be_seen() -> None:
     handlers = [
         node
-        for node in ast.walk(
-            ast.parse("try: f()\nexcept (OSError, Exception): pass\ntry: f()\nexcept: raise")
-        )
+        for node in ast.walk(ast.parse("try: f()\nexcept (OSError, Exception): pass\ntry: f()\nexcept: raise"))
         if isinstance(node, ast.ExceptHandler)
     ]
     assert [_is_broad(handler) and _is_swallowed(handler) for handler in handlers] == [True, False]

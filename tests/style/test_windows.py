@@ -45,9 +45,7 @@ def _factors(count: ast.expr) -> list[ast.expr]:
 
 
 def test_every_window_is_one_of_the_limits() -> None:
-    odd = [
-        f"{path}:{call}" for path in product_files() for call, names in _windows(parsed(path)) if not names
-    ]
+    odd = [f"{path}:{call}" for path in product_files() for call, names in _windows(parsed(path)) if not names]
     assert odd == []
 
 

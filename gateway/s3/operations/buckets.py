@@ -69,9 +69,7 @@ def _max_buckets(call: Call) -> int:
     limit = int(text) if _COUNT.fullmatch(text) else 0
     if not 1 <= limit <= S3_BUCKETS_PAGE_MAX:
         raise invalid_argument(
-            f"Argument max-buckets must be an integer between 1 and {S3_BUCKETS_PAGE_MAX}",
-            "max-buckets",
-            text[:64],
+            f"Argument max-buckets must be an integer between 1 and {S3_BUCKETS_PAGE_MAX}", "max-buckets", text[:64]
         )
     return limit
 
@@ -84,9 +82,7 @@ def _continued_after(call: Call) -> str:
     except ValueError:
         after = ""
     if token and not is_bucket_name(after):
-        raise invalid_argument(
-            "The continuation token provided is incorrect", "continuation-token", token[:64]
-        )
+        raise invalid_argument("The continuation token provided is incorrect", "continuation-token", token[:64])
     return after
 
 
@@ -95,9 +91,7 @@ async def create_bucket(call: Call) -> Response:
     wanted = await read_proven_xml(call, read_create_bucket)
     if wanted and wanted != call.region:
         raise S3Error(
-            400,
-            "InvalidLocationConstraint",
-            f"The specified location-constraint is not valid here: {call.region} is",
+            400, "InvalidLocationConstraint", f"The specified location-constraint is not valid here: {call.region} is"
         )
     try:
         await call.ask(BucketCreate(call.bucket), Buckets)

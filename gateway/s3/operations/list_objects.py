@@ -45,9 +45,7 @@ async def list_objects(call: Call) -> Response:
 async def list_objects_v2(call: Call) -> Response:
     """Return a page of version 2: continues at `continuation-token`, else begins behind `start-after`."""
     if call.parameter("list-type") != "2":
-        raise invalid_argument(
-            "Invalid List Type specified in Request", "list-type", call.parameter("list-type")
-        )
+        raise invalid_argument("Invalid List Type specified in Request", "list-type", call.parameter("list-type"))
     token, start_after = call.parameter("continuation-token"), call.parameter("start-after")
     page, limit, shown = await _page(call, _name_of(token) if token else start_after)
     fields = [element("MaxKeys", limit), element("KeyCount", len(page.entries))]
@@ -99,9 +97,7 @@ async def _rolled_up(call: Call, after: str, delimiter: str, limit: int) -> Page
     return Page(entries, "")
 
 
-def _answer(
-    call: Call, page: Page, fields: list[str], shown: Callable[[str], str], *, with_owner: bool
-) -> Response:
+def _answer(call: Call, page: Page, fields: list[str], shown: Callable[[str], str], *, with_owner: bool) -> Response:
     delimiter = call.parameter("delimiter")
     head = [element("Name", call.bucket), element("Prefix", shown(call.parameter("prefix"))), *fields]
     if delimiter:
@@ -151,6 +147,4 @@ def _name_of(token: str) -> str:
     try:
         return urlsafe_b64decode(token.encode()).decode()
     except (binascii.Error, ValueError):
-        raise invalid_argument(
-            "The continuation token provided is incorrect", "continuation-token", token
-        ) from None
+        raise invalid_argument("The continuation token provided is incorrect", "continuation-token", token) from None

@@ -55,11 +55,7 @@ async def create_multipart_upload(call: Call) -> Response:
     details = checksum_details(call)
     attributes = attributes_of(call.headers, time.time_ns())
     upload = await call.lakes.driver.run(create_upload(Name(call.bucket, call.key), attributes, details))
-    fields = [
-        element("Bucket", call.bucket),
-        element("Key", call.key),
-        element("UploadId", upload.upload.hex()),
-    ]
+    fields = [element("Bucket", call.bucket), element("Key", call.key), element("UploadId", upload.upload.hex())]
     headers = [(f"x-amz-{name}".encode(), value.encode()) for name, value in details.items()]
     return xml_response(document("InitiateMultipartUploadResult", "".join(fields)), headers)
 
@@ -72,9 +68,7 @@ async def upload_part(call: Call) -> Response:
     details = (await driver.run(list_parts(upload, limit=1))).upload.details
     incoming = Incoming(call, Algorithm(details[ALGORITHM]) if ALGORITHM in details else None)
     if incoming.length_bytes > PART_BYTES_MAX:
-        raise S3Error(
-            400, "EntityTooLarge", "Your proposed upload exceeds the maximum allowed size of a part."
-        )
+        raise S3Error(400, "EntityTooLarge", "Your proposed upload exceeds the maximum allowed size of a part.")
     cuts = CutPlan(incoming.length_bytes)
     store = await driver.run(open_upload(driver.steps.transfer(None), cuts.cut_kind))
     try:
@@ -123,11 +117,7 @@ async def complete_multipart_upload(call: Call) -> Response:
     driver = call.lakes.driver
     stat = await driver.run(
         complete_upload(
-            driver.steps.transfer(None),
-            upload,
-            parts,
-            checksums=sums,
-            condition=write_condition(call.headers),
+            driver.steps.transfer(None), upload, parts, checksums=sums, condition=write_condition(call.headers)
         )
     )
     # If the upload was completed before, no part is left to compare.
@@ -183,9 +173,7 @@ async def list_multipart_uploads(call: Call) -> Response:
     encoding = call.parameter("encoding-type")
     shown = url_encoded if encoding == "url" else str
     after_upload = _upload_marker(upload_marker) if key_marker and upload_marker else b""
-    request = UploadList(
-        call.bucket, call.parameter("prefix"), key_marker, after_upload, delimiter, max(1, limit)
-    )
+    request = UploadList(call.bucket, call.parameter("prefix"), key_marker, after_upload, delimiter, max(1, limit))
     page = await call.ask(request, Uploads)
     entries = page.entries if limit else []
     is_truncated = bool(limit and page.next_after)
@@ -218,17 +206,11 @@ async def list_multipart_uploads(call: Call) -> Response:
 
 
 def _part_checksums(part: PartStat) -> list[tuple[bytes, bytes]]:
-    return [
-        (HEADERS[Algorithm(name)], checksums.encoded(digest).encode())
-        for name, digest in part.checksums.items()
-    ]
+    return [(HEADERS[Algorithm(name)], checksums.encoded(digest).encode()) for name, digest in part.checksums.items()]
 
 
 def _listed_part(part: PartStat) -> str:
-    sums = [
-        element(ELEMENTS[Algorithm(name)], checksums.encoded(digest))
-        for name, digest in part.checksums.items()
-    ]
+    sums = [element(ELEMENTS[Algorithm(name)], checksums.encoded(digest)) for name, digest in part.checksums.items()]
     fields = [
         element("PartNumber", part.number),
         element("LastModified", iso_time(part.mtime_ns)),
@@ -252,9 +234,7 @@ def _upload_id(text: str) -> bytes:
     except ValueError:
         upload = b""
     if len(upload) != 16:
-        raise S3Error(
-            404, "NoSuchUpload", "The specified upload does not exist.", details={"UploadId": text[:256]}
-        )
+        raise S3Error(404, "NoSuchUpload", "The specified upload does not exist.", details={"UploadId": text[:256]})
     return upload
 
 
@@ -269,9 +249,7 @@ def _part_number(call: Call) -> int:
     number = _number(call, "partNumber", 0)
     if not 1 <= number <= S3_PARTS_MAX:
         raise invalid_argument(
-            f"Part number must be an integer between 1 and {S3_PARTS_MAX}, inclusive",
-            "partNumber",
-            str(number),
+            f"Part number must be an integer between 1 and {S3_PARTS_MAX}, inclusive", "partNumber", str(number)
         )
     return number
 

@@ -34,9 +34,7 @@ async def asked_part(call: Call, stat: ObjectStat) -> AskedPart | None:
     if PARAMETER not in call.target.parameters:
         return None
     if b"range" in call.headers:
-        raise S3Error(
-            400, "InvalidRequest", "Cannot specify both Range header and partNumber query parameter"
-        )
+        raise S3Error(400, "InvalidRequest", "Cannot specify both Range header and partNumber query parameter")
     number = _number(call.parameter(PARAMETER))
     with_checksums = call.header(b"x-amz-checksum-mode").upper() == "ENABLED"
     known = await known_parts(call, stat, number - 1, 1)

@@ -106,9 +106,7 @@ def _condition_refusal(call: Call, stat: ObjectStat) -> Response | None:
     return None
 
 
-def _headers(
-    call: Call, stat: ObjectStat, part: AskedPart | None
-) -> tuple[int, list[tuple[bytes, bytes]], ByteRange]:
+def _headers(call: Call, stat: ObjectStat, part: AskedPart | None) -> tuple[int, list[tuple[bytes, bytes]], ByteRange]:
     """Return status, headers, and the bytes to answer.  S3Error InvalidRange."""
     selected = _selected(call, stat) if part is None else part.selected
     if selected is NoRange.UNSATISFIABLE:
@@ -134,16 +132,12 @@ def _headers(
 
 def _overridden(call: Call, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """Replace headers by response-* parameters; only in a signed request, as S3 has it."""
-    given = {
-        name: call.parameter(parameter) for parameter, name in OVERRIDES.items() if call.parameter(parameter)
-    }
+    given = {name: call.parameter(parameter) for parameter, name in OVERRIDES.items() if call.parameter(parameter)}
     if not given:
         return headers
     if call.signature is None:
         raise S3Error(
-            400,
-            "InvalidRequest",
-            "Request specific response headers cannot be used for anonymous GET requests.",
+            400, "InvalidRequest", "Request specific response headers cannot be used for anonymous GET requests."
         )
     if any(character < " " for value in given.values() for character in value):
         raise S3Error(400, "InvalidArgument", "a response header has no control characters")

@@ -55,9 +55,7 @@ async def checked_whole(call: Call, upload: UploadName, wanted: Sequence[Complet
         stored = found[part.number].checksums if part.number in found else {}
         for algorithm, digest in part.checksums.items():
             if stored.get(algorithm.value, digest) != digest:
-                raise S3Error(
-                    400, "InvalidPart", f"The checksum of part {part.number} is not that of its upload."
-                )
+                raise S3Error(400, "InvalidPart", f"The checksum of part {part.number} is not that of its upload.")
     parts = [found[part.number] for part in wanted if part.number in found]
     if _SIZE in call.headers and len(parts) == len(wanted):  # else the store reports the missing part
         check_size(call, sum(part.size_bytes for part in parts))
@@ -87,9 +85,7 @@ def _stated_algorithm(call: Call) -> Algorithm | None:
 def _agreed_algorithm(details: Mapping[str, str], stated: Algorithm | None) -> Algorithm | None:
     begun = Algorithm(details[ALGORITHM]) if ALGORITHM in details else None
     if begun and stated and begun is not stated:
-        raise _invalid(
-            f"the upload was begun with {begun.value}; the checksum of the whole is {stated.value}"
-        )
+        raise _invalid(f"the upload was begun with {begun.value}; the checksum of the whole is {stated.value}")
     return begun or stated
 
 
@@ -115,14 +111,10 @@ def _check_type(algorithm: Algorithm, kind: str) -> None:
     elif kind == _COMPOSITE:
         checksums.composite(algorithm, ())
     else:
-        raise invalid_argument(
-            "Value for x-amz-checksum-type header is invalid.", "x-amz-checksum-type", kind[:64]
-        )
+        raise invalid_argument("Value for x-amz-checksum-type header is invalid.", "x-amz-checksum-type", kind[:64])
 
 
-async def _listed(
-    call: Call, upload: UploadName, *, everything: bool
-) -> tuple[dict[str, str], dict[int, PartStat]]:
+async def _listed(call: Call, upload: UploadName, *, everything: bool) -> tuple[dict[str, str], dict[int, PartStat]]:
     """Return the upload's details, and its parts by number; only one page if nothing is compared."""
     found: dict[int, PartStat] = {}
     after = 0
@@ -136,11 +128,7 @@ async def _listed(
 
 def _combined(call: Call, algorithm: Algorithm, kind: str, parts: Sequence[PartStat]) -> dict[str, bytes]:
     expected = call.headers.get(HEADERS[algorithm])
-    known = [
-        (part.checksums[algorithm.value], part.size_bytes)
-        for part in parts
-        if algorithm.value in part.checksums
-    ]
+    known = [(part.checksums[algorithm.value], part.size_bytes) for part in parts if algorithm.value in part.checksums]
     if len(known) < len(parts):  # a copied part, or one sent without: no checksum of its bytes was computed
         if expected is not None:
             raise _invalid(

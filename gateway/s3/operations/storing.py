@@ -25,15 +25,7 @@ from lakefs.content.safetensors import SMALLEST_FILE_BYTES, header_bytes
 from lakefs.ids import Buffer, ChunkKind
 from lakefs.limits import BLOB_BYTES_MAX, CHUNK_BYTES, S3_STORE_WINDOW
 from lakefs.put.upload import Upload, abandon_upload, commit_upload, open_upload
-from lakefs.wire.messages import (
-    Condition,
-    NameChange,
-    NameResults,
-    ObjectStat,
-    PutObjects,
-    StoreChunks,
-    Stored,
-)
+from lakefs.wire.messages import Condition, NameChange, NameResults, ObjectStat, PutObjects, StoreChunks, Stored
 
 _ETAG_MD5: Final = 1
 
@@ -85,9 +77,7 @@ async def _put_chunks(call: Call, incoming: Incoming, condition: Condition) -> O
 
 async def _proven_change(call: Call, incoming: Incoming, condition: Condition) -> NameChange:
     sums = await incoming.finish()
-    attributes = attributes_of(
-        call.headers, time.time_ns(), etag_kind=_ETAG_MD5, etag=incoming.md5, sums=sums
-    )
+    attributes = attributes_of(call.headers, time.time_ns(), etag_kind=_ETAG_MD5, etag=incoming.md5, sums=sums)
     return NameChange(call.bucket, call.key, b"", attributes, condition)
 
 
@@ -169,12 +159,7 @@ class _Storing:
         await self._incoming.fill(self._rest[len(begun) :])
 
     async def _store(
-        self,
-        received: Received,
-        chunk: memoryview,
-        before: trio.Event,
-        noted: trio.Event,
-        scope: trio.CancelScope,
+        self, received: Received, chunk: memoryview, before: trio.Event, noted: trio.Event, scope: trio.CancelScope
     ) -> None:
         try:
             stored = await self._send(ChunkKind.DATA, chunk)

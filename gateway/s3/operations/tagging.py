@@ -22,8 +22,7 @@ async def get_object_tagging(call: Call) -> Response:
     stat = await asked_stat(call)
     _require_object(call, stat)
     tags = "".join(
-        f"<Tag>{element('Key', key)}{element('Value', value)}</Tag>"
-        for key, value in sorted(stat.tags.items())
+        f"<Tag>{element('Key', key)}{element('Value', value)}</Tag>" for key, value in sorted(stat.tags.items())
     )
     return xml_response(document("Tagging", f"<TagSet>{tags}</TagSet>"), version_headers(stat))
 

@@ -94,9 +94,7 @@ async def put_bucket_versioning(call: Call) -> Response:
     """Set the versioning of a bucket.  Durable on return.  MFA delete is not offered."""
     status = await read_proven_xml(call, read_versioning)
     if not status:
-        raise S3Error(
-            400, "IllegalVersioningConfigurationException", "The Versioning element must be specified"
-        )
+        raise S3Error(400, "IllegalVersioningConfigurationException", "The Versioning element must be specified")
     await call.ask(BucketSet(call.bucket, versioning=status.lower()), Buckets)
     return Response(200)
 
@@ -120,9 +118,7 @@ async def list_object_versions(call: Call) -> Response:
     """Return a page of versions and delete markers, newest first for each key."""
     asked = _list_parameters(call)
     if asked.delimiter in STORE_DELIMITERS:
-        page = await _listed(
-            call, asked, asked.key_marker, asked.version_marker, asked.delimiter, asked.limit
-        )
+        page = await _listed(call, asked, asked.key_marker, asked.version_marker, asked.delimiter, asked.limit)
     else:
         page = await _rolled_up(call, asked)
     if not asked.limit:
@@ -152,19 +148,12 @@ def _list_parameters(call: Call) -> _ListParameters:
     key_marker, version_marker = call.parameter("key-marker"), call.parameter("version-id-marker")
     if version_marker and not key_marker:
         raise invalid_argument(
-            "A version-id marker cannot be specified without a key marker.",
-            "version-id-marker",
-            version_marker[:64],
+            "A version-id marker cannot be specified without a key marker.", "version-id-marker", version_marker[:64]
         )
     if version_marker and not _ID.fullmatch(version_marker):
         raise invalid_argument("Invalid version id specified", "version-id-marker", version_marker[:64])
     return _ListParameters(
-        call.parameter("prefix"),
-        key_marker,
-        version_marker,
-        call.parameter("delimiter"),
-        max_keys(call),
-        shown,
+        call.parameter("prefix"), key_marker, version_marker, call.parameter("delimiter"), max_keys(call), shown
     )
 
 

@@ -105,9 +105,7 @@ def is_composite(sums: Mapping[str, bytes]) -> bool:
     return any("/" in name for name in sums)
 
 
-def checksum_headers(
-    sums: Mapping[str, bytes], *, is_of_composite: bool = False
-) -> list[tuple[bytes, bytes]]:
+def checksum_headers(sums: Mapping[str, bytes], *, is_of_composite: bool = False) -> list[tuple[bytes, bytes]]:
     """Return x-amz-checksum-* headers.  `is_of_composite`: for a part of an object whose checksum is composite."""
     found: list[tuple[bytes, bytes]] = []
     for name, digest in sums.items():

@@ -142,9 +142,7 @@ class AwsChunkedDecoder:
 
     def _check_chunk(self, payload_sha256: str) -> None:
         if self._signed:
-            self._check(
-                "AWS4-HMAC-SHA256-PAYLOAD", f"{_EMPTY_SHA256}\n{payload_sha256}", self._chunk_signature
-            )
+            self._check("AWS4-HMAC-SHA256-PAYLOAD", f"{_EMPTY_SHA256}\n{payload_sha256}", self._chunk_signature)
 
     def _take_trailer(self, line: bytes) -> None:
         self._trailer_bytes += len(line) + 2

@@ -21,13 +21,7 @@ from gateway.http.ranges import header_date
 from gateway.s3.protocol.checksums import ELEMENTS, Algorithm, decoded
 from gateway.s3.protocol.conditions import read_size
 from gateway.s3.protocol.errors import S3Error, not_implemented
-from lakefs.limits import (
-    DELETE_BATCH,
-    S3_PARTS_MAX,
-    S3_XML_BODY_BYTES_MAX,
-    S3_XML_DEPTH_MAX,
-    S3_XML_ELEMENTS_MAX,
-)
+from lakefs.limits import DELETE_BATCH, S3_PARTS_MAX, S3_XML_BODY_BYTES_MAX, S3_XML_DEPTH_MAX, S3_XML_ELEMENTS_MAX
 
 _NUMBER: Final = re.compile(r"[0-9]{1,5}")
 _ALGORITHMS: Final = {name: algorithm for algorithm, name in ELEMENTS.items()}
@@ -161,9 +155,7 @@ def _completed_part(part: _Element) -> CompletedPart:
     if not _NUMBER.fullmatch(number):
         raise _malformed("a Part has a PartNumber")
     if not 1 <= int(number) <= S3_PARTS_MAX:
-        raise S3Error(
-            400, "InvalidArgument", f"PartNumber must be an integer between 1 and {S3_PARTS_MAX}, inclusive"
-        )
+        raise S3Error(400, "InvalidArgument", f"PartNumber must be an integer between 1 and {S3_PARTS_MAX}, inclusive")
     checksums = {
         _ALGORITHMS[name]: decoded(_ALGORITHMS[name], text.strip().encode())
         for name, text in fields.items()

@@ -194,9 +194,7 @@ def encoded(digest: bytes) -> str:
 def mismatch(what: str) -> S3Error:
     """Return a 400 BadDigest; `what` is an algorithm's name or Content-MD5."""
     return S3Error(
-        400,
-        "BadDigest",
-        f"The {what} you specified did not match the calculated checksum; nothing was stored.",
+        400, "BadDigest", f"The {what} you specified did not match the calculated checksum; nothing was stored."
     )
 
 
@@ -207,9 +205,7 @@ def full_object(algorithm: Algorithm, parts: Iterable[tuple[bytes, int]]) -> byt
     """
     combine = _COMBINE.get(algorithm)
     if combine is None:
-        raise _invalid(
-            f"The FULL_OBJECT checksum type cannot be used with the {algorithm.value} checksum algorithm."
-        )
+        raise _invalid(f"The FULL_OBJECT checksum type cannot be used with the {algorithm.value} checksum algorithm.")
     total = 0
     for digest, length_bytes in parts:
         total = combine(total, int.from_bytes(digest, "big"), length_bytes)

@@ -63,9 +63,7 @@ def delete_condition(headers: Mapping[bytes, bytes]) -> Condition:
     if size is not None and size_bytes is None:
         raise _unreadable(_MATCH_SIZE, size, "must be a number of bytes")
     if modified is not None and mtime_s is None:
-        raise _unreadable(
-            _MATCH_TIME, modified, "must be a date as HTTP has it, such as Sun, 06 Nov 1994 08:49:37 GMT"
-        )
+        raise _unreadable(_MATCH_TIME, modified, "must be a date as HTTP has it, such as Sun, 06 Nov 1994 08:49:37 GMT")
     return Condition(etags=_etags(headers), size_bytes=size_bytes, mtime_s=mtime_s)
 
 

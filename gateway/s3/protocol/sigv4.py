@@ -87,9 +87,7 @@ def authenticate(
     in_query = bool(query) and _QUERY_AUTH.search(query) is not None
     if authorization is not None:
         if in_query:
-            raise _refused(
-                400, "InvalidArgument", "sign in the Authorization header or in the query, not in both"
-            )
+            raise _refused(400, "InvalidArgument", "sign in the Authorization header or in the query, not in both")
         return _by_header(head, authorization, region, now_s, find_key)
     if in_query:
         return _by_query(head, region, now_s, find_key)
@@ -99,11 +97,7 @@ def authenticate(
 
 
 def _by_header(
-    head: RequestHead,
-    authorization: bytes,
-    region: str,
-    now_s: float,
-    find_key: Callable[[str], AccessKey | None],
+    head: RequestHead, authorization: bytes, region: str, now_s: float, find_key: Callable[[str], AccessKey | None]
 ) -> Signature:
     read_claim = _cached_claim if len(authorization) <= _CACHED_AUTHORIZATION_BYTES else _claim_of_header
     claim = read_claim(authorization[:-_SIGNATURE_BYTES])
@@ -123,9 +117,7 @@ def _by_header(
     payload = _payload(content)
     if abs(now_s - signed_s) > S3_CLOCK_SKEW_S:
         raise _refused(
-            403,
-            "RequestTimeTooSkewed",
-            "The difference between the request time and the current time is too large.",
+            403, "RequestTimeTooSkewed", "The difference between the request time and the current time is too large."
         )
     key = _known(claim.access_key, find_key)
     return _proven(head, claim, key, head.query, timestamp, payload, content, given)
@@ -139,26 +131,16 @@ def _content_of_header(headers: Mapping[bytes, bytes], claim: _Claim) -> bytes:
         return content
     has_body = b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
     if has_body or _CONTENT_SHA256 in claim.signed_set:
-        raise _refused(
-            400, "InvalidRequest", "Missing required header for this request: x-amz-content-sha256"
-        )
+        raise _refused(400, "InvalidRequest", "Missing required header for this request: x-amz-content-sha256")
     return _EMPTY_SHA256
 
 
-def _by_query(
-    head: RequestHead, region: str, now_s: float, find_key: Callable[[str], AccessKey | None]
-) -> Signature:
+def _by_query(head: RequestHead, region: str, now_s: float, find_key: Callable[[str], AccessKey | None]) -> Signature:
     parameters, unsigned_query = _presigned_parameters(head.query)
     try:
         credential, timestamp, expires_text, signed, given = (
             parameters[name]
-            for name in (
-                "X-Amz-Credential",
-                "X-Amz-Date",
-                "X-Amz-Expires",
-                "X-Amz-SignedHeaders",
-                "X-Amz-Signature",
-            )
+            for name in ("X-Amz-Credential", "X-Amz-Date", "X-Amz-Expires", "X-Amz-SignedHeaders", "X-Amz-Signature")
         )
     except KeyError as error:
         raise _query_refused(f"a presigned request needs the query parameter {error.args[0]}") from None
@@ -186,9 +168,7 @@ def _by_query(
 def _known(access_key: str, find_key: Callable[[str], AccessKey | None]) -> AccessKey:
     key = find_key(access_key)
     if key is None:
-        raise _refused(
-            403, "InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist in our records."
-        )
+        raise _refused(403, "InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist in our records.")
     return key
 
 
@@ -221,13 +201,7 @@ def _proven(
         if not hmac.compare_digest(seed.encode(), given):
             raise _mismatch()
     return Signature(
-        key,
-        payload,
-        content.decode() if payload is Payload.HASH else "",
-        seed,
-        signing_key,
-        claim.scope,
-        when,
+        key, payload, content.decode() if payload is Payload.HASH else "", seed, signing_key, claim.scope, when
     )
 
 
@@ -255,9 +229,7 @@ def _signed_headers(headers: Mapping[bytes, bytes], claim: _Claim) -> bytes:
     for name in headers:
         if name not in signed_set and name[:6] == b"x-amz-":
             raise _refused(
-                403,
-                "AccessDenied",
-                f"There were headers present in the request which were not signed: {name.decode()}",
+                403, "AccessDenied", f"There were headers present in the request which were not signed: {name.decode()}"
             )
     try:
         values = [headers[name] for name in claim.signed]
@@ -298,12 +270,8 @@ def _claim(credential: bytes, signed: bytes, code: str) -> _Claim:
     names = tuple(signed.split(b";"))
     if b"host" not in names or list(names) != sorted(set(names)) or signed != signed.lower():
         raise _refused(400, code, "SignedHeaders must name host, in lower case, in order and once each")
-    lines = (
-        b"".join(name.replace(b"%", b"%%") + b":%b\n" for name in names) + b"\n" + signed.replace(b"%", b"%%")
-    )
-    return _Claim(
-        access_key, date, region, f"{date}/{region}/s3/aws4_request", names, frozenset(names), lines
-    )
+    lines = b"".join(name.replace(b"%", b"%%") + b":%b\n" for name in names) + b"\n" + signed.replace(b"%", b"%%")
+    return _Claim(access_key, date, region, f"{date}/{region}/s3/aws4_request", names, frozenset(names), lines)
 
 
 def _presigned_parameters(query: bytes) -> tuple[dict[str, bytes], bytes]:
@@ -386,12 +354,8 @@ def _wrong_mechanism() -> S3Error:
 
 
 def _wrong_region(status: int, code: str, given: str, region: str) -> S3Error:
-    return S3Error(
-        status, code, f"the region {given!r} is wrong; expecting {region!r}", details={"Region": region}
-    )
+    return S3Error(status, code, f"the region {given!r} is wrong; expecting {region!r}", details={"Region": region})
 
 
 def _no_tokens() -> S3Error:
-    return S3Error(
-        400, "InvalidToken", "this store gives out no session tokens; use an access key of its own"
-    )
+    return S3Error(400, "InvalidToken", "this store gives out no session tokens; use an access key of its own")

@@ -122,10 +122,7 @@ _CHOICES: Final[Mapping[tuple[_Level, str], tuple[_Choice, ...]]] = {
         _when(Operation.LIST_OBJECTS),
     ),
     (_Level.BUCKET, "HEAD"): (_when(Operation.HEAD_BUCKET),),
-    (_Level.BUCKET, "PUT"): (
-        _when(Operation.PUT_BUCKET_VERSIONING, "versioning"),
-        _when(Operation.CREATE_BUCKET),
-    ),
+    (_Level.BUCKET, "PUT"): (_when(Operation.PUT_BUCKET_VERSIONING, "versioning"), _when(Operation.CREATE_BUCKET)),
     (_Level.BUCKET, "DELETE"): (_when(Operation.DELETE_BUCKET),),
     (_Level.BUCKET, "POST"): (_when(Operation.DELETE_OBJECTS, "delete"),),
     (_Level.OBJECT, "GET"): (
@@ -150,10 +147,7 @@ _CHOICES: Final[Mapping[tuple[_Level, str], tuple[_Choice, ...]]] = {
         _when(Operation.DELETE_OBJECT),
     ),
 }
-_COPIES: Final = {
-    Operation.PUT_OBJECT: Operation.COPY_OBJECT,
-    Operation.UPLOAD_PART: Operation.UPLOAD_PART_COPY,
-}
+_COPIES: Final = {Operation.PUT_OBJECT: Operation.COPY_OBJECT, Operation.UPLOAD_PART: Operation.UPLOAD_PART_COPY}
 """The operation of a PUT that has a header x-amz-copy-source."""
 
 NOT_OFFERED: Final = frozenset(
@@ -197,11 +191,7 @@ _OF_BUCKETS_ELSEWHERE: Final = frozenset(("tagging",))
 """Sub-resources offered for objects, not for buckets."""
 _WRITING: Final = frozenset(("PUT", "POST", "DELETE"))
 _OF_VERSIONS: Final = frozenset(
-    (
-        Operation.DELETE_OBJECT,
-        Operation.PUT_OBJECT_TAGGING,
-        Operation.DELETE_OBJECT_TAGGING,
-    )
+    (Operation.DELETE_OBJECT, Operation.PUT_OBJECT_TAGGING, Operation.DELETE_OBJECT_TAGGING)
 )
 """Operations that change one version of an object and so know `versionId`."""
 
@@ -245,9 +235,7 @@ def parse_copy_source(value: bytes) -> tuple[str, str, str]:
     bucket = _decoded(raw_bucket)
     if not raw_key or not is_bucket_name(bucket):
         raise S3Error(
-            400,
-            "InvalidArgument",
-            "Copy Source must mention the source bucket and key: sourcebucket/sourcekey",
+            400, "InvalidArgument", "Copy Source must mention the source bucket and key: sourcebucket/sourcekey"
         )
     return bucket, _key(raw_key), parse_query(query).get("versionId", "")
 
@@ -280,9 +268,7 @@ def _moved_headers(sent: Mapping[str, str], headers: Mapping[bytes, bytes]) -> d
             continue
         header, value = name.lower(), text.strip(" \t")
         if header in _OF_SIGNATURES:
-            raise S3Error(
-                400, "InvalidArgument", f"spell the query parameter {header} {_OF_SIGNATURES[header]}"
-            )
+            raise S3Error(400, "InvalidArgument", f"spell the query parameter {header} {_OF_SIGNATURES[header]}")
         if not _HEADER_NAME.fullmatch(header) or _NO_HEADER_VALUE.search(value):
             raise invalid_argument("this query parameter cannot be a header", name[:64], value[:64])
         raw_name, raw_value = header.encode(), value.encode()

@@ -81,9 +81,7 @@ class KnownKeys:
             page = (await self._engine.call(AccessKeyList(secrets=True, after=after))).message
             assert isinstance(page, AccessKeys)
             for key in page.keys:
-                found[key.access_key] = AccessKey(
-                    key.access_key, key.secret_key, tuple(key.buckets), key.read_only
-                )
+                found[key.access_key] = AccessKey(key.access_key, key.secret_key, tuple(key.buckets), key.read_only)
             after = page.next_after
             if not after:
                 return found

@@ -82,9 +82,7 @@ class Contents:
     async def open_leased(self, name: Name, version: str = "") -> Opened:
         """Open an object with a lease, whatever its size.  Errors as `open`."""
         access = self._driver.access()
-        return await self._driver.run(
-            open_object(access, name, inline_bytes=SMALL_PAYLOAD_BYTES, version=version)
-        )
+        return await self._driver.run(open_object(access, name, inline_bytes=SMALL_PAYLOAD_BYTES, version=version))
 
     async def close(self, opened: Opened) -> None:
         """Release the engine's lease; also when cancelled."""
@@ -133,9 +131,7 @@ class Contents:
                 await trio.lowlevel.checkpoint()
                 turn = _TURN_BYTES
 
-    async def _send_fetched(
-        self, opened: Opened, at: int, stop: int, sender: ResponseSender, *, hold: bool
-    ) -> int:
+    async def _send_fetched(self, opened: Opened, at: int, stop: int, sender: ResponseSender, *, hold: bool) -> int:
         """Fetch from `at` on, and send: all if `hold`, else as much as the socket takes.  Return the byte count."""
         access = self._driver.access()
         hold = hold or not access.can_use_descriptors
@@ -204,9 +200,7 @@ class _Reading:
         try:
             if self._crcs is None:
                 self._crcs = cached_crcs(descriptors, chunk, grant)
-            return self._crcs is not None and cached_granules(
-                descriptors, chunk, grant, self._crcs, begin, target
-            )
+            return self._crcs is not None and cached_granules(descriptors, chunk, grant, self._crcs, begin, target)
         except StaleGrant:  # moved, or damaged
             return False
 

@@ -24,11 +24,7 @@ from lakefs.ports import Offload
 
 INLINE_DIGEST_BYTES: Final = 64 << 10
 _DECODE_BYTES: Final = 256 << 10
-_STREAMING: Final = (
-    Payload.STREAMING_SIGNED,
-    Payload.STREAMING_SIGNED_TRAILER,
-    Payload.STREAMING_UNSIGNED_TRAILER,
-)
+_STREAMING: Final = (Payload.STREAMING_SIGNED, Payload.STREAMING_SIGNED_TRAILER, Payload.STREAMING_UNSIGNED_TRAILER)
 
 
 class Incoming:

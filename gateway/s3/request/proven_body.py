@@ -36,9 +36,7 @@ async def read_proven_xml(call: Call, read: Callable[[bytes], T], *, has_checksu
     return await call.lakes.offload.run(read, content)
 
 
-async def read_proven_body(
-    call: Call, limit_bytes: int = S3_XML_BODY_BYTES_MAX, *, has_checksum: bool = True
-) -> bytes:
+async def read_proven_body(call: Call, limit_bytes: int = S3_XML_BODY_BYTES_MAX, *, has_checksum: bool = True) -> bytes:
     """Return all of a request's body.  S3Error if it is too long, or does not match the request's headers.
 
     `has_checksum` false: the x-amz-checksum-* headers are not the body's (CompleteMultipartUpload: the object's).

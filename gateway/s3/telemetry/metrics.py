@@ -16,11 +16,7 @@ from gateway.s3.telemetry.traffic import BOUNDS_S, CLASSES, OPERATIONS, Connecti
 _SUMS = (
     ("lake_s3_received_bytes", "Bytes of requests' bodies", "bytes_in"),
     ("lake_s3_sent_bytes", "Bytes of answers' bodies", "bytes_out"),
-    (
-        "lake_s3_cut_short",
-        "Answers whose body ended early: the client went, or content could not be read",
-        "cut_short",
-    ),
+    ("lake_s3_cut_short", "Answers whose body ended early: the client went, or content could not be read", "cut_short"),
     ("lake_s3_connections_turned_away", "Connections for which there was no room", "turned_away"),
     ("lake_s3_connections_timed_out", "Connections that were ended for being idle or slow", "timed_out"),
     ("lake_s3_access_log_lost", "Lines of the access log that could not be written", "log_lost"),

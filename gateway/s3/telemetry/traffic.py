@@ -56,10 +56,7 @@ class Snapshot(msgspec.Struct):
             self.bytes_in + other.bytes_in,
             self.bytes_out + other.bytes_out,
             self.cut_short + other.cut_short,
-            {
-                code: self.errors.get(code, 0) + other.errors.get(code, 0)
-                for code in self.errors | other.errors
-            },
+            {code: self.errors.get(code, 0) + other.errors.get(code, 0) for code in self.errors | other.errors},
             self.turned_away + other.turned_away,
             self.timed_out + other.timed_out,
             self.log_lost + other.log_lost,

@@ -90,9 +90,7 @@ class Chunks:
         """
         targets = memories_of(chunks, buffers)
         shared = self._hot.direct_reads()
-        lengths = (
-            [NOT_READ] * len(chunks) if shared is None else self._hot.read_directly(shared, chunks, targets)
-        )
+        lengths = [NOT_READ] * len(chunks) if shared is None else self._hot.read_directly(shared, chunks, targets)
         if NOT_READ in lengths:
             left = [index for index, length in enumerate(lengths) if length == NOT_READ]
             found = self._ask_for([chunks[index] for index in left], [targets[index] for index in left])

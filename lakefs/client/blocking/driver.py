@@ -138,9 +138,7 @@ class BlockingDriver:
     def _take(self, step: Step, flight: _Flight) -> Any:
         """Do one step of an operation and return its answer."""
         if self._engine is not flight.engine:
-            raise EngineUnreachable(
-                "this process was forked in the midst of the operation, which is the parent's"
-            )
+            raise EngineUnreachable("this process was forked in the midst of the operation, which is the parent's")
         if isinstance(step, Wait):
             return self._wait(step.ticket, flight)
         if isinstance(step, Start):

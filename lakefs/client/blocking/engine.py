@@ -135,9 +135,7 @@ class BlockingEngine:
             assert ticket.link is not None, "a ticket was started"
             reply = ticket.link.wait(ticket)
             if ticket.link is not self._link and not ticket.link.open_count:
-                ticket.link.lose(
-                    EngineUnreachable(f"{self.address} was shut down")
-                )  # drained, and this was the last
+                ticket.link.lose(EngineUnreachable(f"{self.address} was shut down"))  # drained, and this was the last
             if reply is not None:
                 self._sessions.note(ticket.request, reply.message)
                 reply.epoch = ticket.link.epoch

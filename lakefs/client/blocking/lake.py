@@ -103,9 +103,7 @@ class Lake(Facade[BlockingDriver]):
     def _make_chunks(self) -> Chunks:
         with NO_FORK:
             if self._chunks is None:  # the import is a tenth of the start-up
-                self._chunks = cast(
-                    "Chunks", import_module("lakefs.client.blocking.chunks").Chunks(self._driver)
-                )
+                self._chunks = cast("Chunks", import_module("lakefs.client.blocking.chunks").Chunks(self._driver))
             return self._chunks
 
     @contextlib.contextmanager
@@ -123,11 +121,7 @@ class Lake(Facade[BlockingDriver]):
             pool.close()
 
     def load_many(
-        self,
-        wanted: Sequence[bytes | str],
-        pool: Pool,
-        offsets: Sequence[int],
-        rooms: Sequence[int] = (),
+        self, wanted: Sequence[bytes | str], pool: Pool, offsets: Sequence[int], rooms: Sequence[int] = ()
     ) -> list[int]:
         """Load chunks (by id) and objects (by name) to offsets of a pool; return their lengths in bytes, in order.
 
@@ -145,14 +139,10 @@ class Lake(Facade[BlockingDriver]):
                 self._loads = cast("PoolLoads", made(self._driver))
             return self._loads
 
-    def get_file(
-        self, name: str, path: os.PathLike[str] | str, *, progress: Progress | None = None
-    ) -> ObjectStat:
+    def get_file(self, name: str, path: os.PathLike[str] | str, *, progress: Progress | None = None) -> ObjectStat:
         """Fetch an object into a local file, complete or absent, with the object's mode and modification time."""
         observer = Observer(progress=progress or (lambda done, present: None))
-        return self._driver.run(
-            replace_file(self._driver.steps, parse_object_name(name), os.fspath(path), observer)
-        )
+        return self._driver.run(replace_file(self._driver.steps, parse_object_name(name), os.fspath(path), observer))
 
     def open(self, name: str) -> io.BufferedReader:
         """Open an object as a seekable binary file.  Its content stays the same, whatever happens to the name."""
@@ -256,9 +246,7 @@ class ObjectReader(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._opened.stat.size_bytes}[
-            whence
-        ]
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._opened.stat.size_bytes}[whence]
         if base + offset < 0:
             raise ValueError(f"seek to {base + offset}: before the start")
         self._position = base + offset

@@ -374,9 +374,7 @@ class Link:
             ticket.error = _cancelled()
         elif len(descriptors) < event.descriptor_count:
             close_all(descriptors)
-            ticket.error = EngineBusy(
-                "descriptors that the engine sent did not arrive; raise the limit of open files"
-            )
+            ticket.error = EngineBusy("descriptors that the engine sent did not arrive; raise the limit of open files")
         else:
             ticket.reply = Reply(event.message, Body(parts), descriptors)
 

@@ -36,14 +36,8 @@ class PoolLoads:
         shared = self._chunks.direct_reads()
         chunks = [item for item in wanted if isinstance(item, bytes)]
         is_even = len(chunks) == len(wanted) == len(offsets) and len(rooms) in (0, len(wanted))
-        found = (
-            [] if shared is None or not is_even else [place for place in shared.places_of(chunks) if place]
-        )
-        if (
-            shared is None
-            or len(found) < len(wanted)
-            or not slots_fit(found, offsets, rooms, pool.size_bytes)
-        ):
+        found = [] if shared is None or not is_even else [place for place in shared.places_of(chunks) if place]
+        if shared is None or len(found) < len(wanted) or not slots_fit(found, offsets, rooms, pool.size_bytes):
             lengths = self._driver.run(self._driver.steps.load_many(wanted, pool, offsets, rooms))
             self._chunks.renew()
             return lengths

@@ -56,7 +56,5 @@ def _resolve(address: Address) -> list[Address]:
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
-        raise EngineUnreachable(
-            f"host {address.host} is not known ({error.strerror})", subject=str(address)
-        ) from error
+        raise EngineUnreachable(f"host {address.host} is not known ({error.strerror})", subject=str(address)) from error
     return [TcpAddress(str(sockaddr[0]), int(sockaddr[1])) for *_, sockaddr in found]

@@ -67,9 +67,7 @@ class AwaitedEngine:
         is_started = False
         while True:
             try:
-                async with connect_reconnecting(
-                    self.address, token=self._token, network=self._network
-                ) as engine:
+                async with connect_reconnecting(self.address, token=self._token, network=self._network) as engine:
                     self._engine = engine
                     self._reached()
                     if not is_started:

@@ -59,11 +59,7 @@ class TrioDriver:
         self.offload = offload
         self._descriptors = SegmentDescriptors()
         self.steps = LakeSteps(
-            self._descriptors,
-            engine.carries_descriptors,
-            network=network,
-            check=check,
-            is_held=self.is_held,
+            self._descriptors, engine.carries_descriptors, network=network, check=check, is_held=self.is_held
         )
         self.direct_chunks = SharedIndexUser(self)
         # Callers that fetch by themselves keep grants for long, and can use only those of segments.

@@ -168,8 +168,7 @@ class RemoteEngine:
             if silent_halves >= (2 if was_asked else 8):
                 self.lose(
                     EngineUnreachable(
-                        f"the engine at {self.address} does not answer, for {silence_s:.0f} s now",
-                        subject=self.address,
+                        f"the engine at {self.address} does not answer, for {silence_s:.0f} s now", subject=self.address
                     )
                 )
             elif not was_asked and self._wire.open_count - len(self._watches) < self.hello.inflight_max:

@@ -73,9 +73,7 @@ class History:
         """Somebody was told that this group is durable."""
         self.floor = max(self.floor, sequence)
 
-    def observed(
-        self, since: int, fits: Callable[[State], bool], what: str, *, durable: bool = True
-    ) -> Sequence:
+    def observed(self, since: int, fits: Callable[[State], bool], what: str, *, durable: bool = True) -> Sequence:
         """Somebody was told something that `fits` says of a state; it must be one since the asking.
 
         What was told must survive: the oldest group that could have brought it about, which is returned, is durable.
@@ -108,8 +106,7 @@ class History:
                 self.floor = point.sequence
                 return
         raise SimFailure(
-            f"after the restart the names are those of no group from {self.floor} on: "
-            f"{_difference(self.state, found)}"
+            f"after the restart the names are those of no group from {self.floor} on: {_difference(self.state, found)}"
         )
 
 
@@ -117,9 +114,7 @@ def describe(state: State) -> str:
     """A state in a line."""
     return (
         "{"
-        + ", ".join(
-            f"{bucket}/{key[:20]}={_short(bound)}" for bucket in state for key, bound in state[bucket].items()
-        )
+        + ", ".join(f"{bucket}/{key[:20]}={_short(bound)}" for bucket in state for key, bound in state[bucket].items())
         + "}"
     )
 

@@ -114,9 +114,7 @@ class Model:
         answers: list[Answer] = []
         for change, blob in zip(request.changes, bound, strict=True):
             present = state.get(change.bucket, {}).get(change.key)
-            outcome = self._bind(
-                state, change.bucket, change.key, Bound(blob), change.condition, change.create_bucket
-            )
+            outcome = self._bind(state, change.bucket, change.key, Bound(blob), change.condition, change.create_bucket)
             if isinstance(outcome, type):
                 answers.append(outcome)
             elif change.keep_node and not _may_keep(change, present):
@@ -250,9 +248,7 @@ def _rename(state: State, request: m.Rename) -> tuple[State, list[Answer]] | typ
         if target.endswith("/") and has_children(state[request.to_bucket], target):
             return FolderNotEmpty
     moving = {
-        key: bound
-        for key, bound in keys.items()
-        if key == source or (source.endswith("/") and key.startswith(source))
+        key: bound for key, bound in keys.items() if key == source or (source.endswith("/") and key.startswith(source))
     }
     left = {key: bound for key, bound in keys.items() if key not in moving}
     state = {**state, request.bucket: left}

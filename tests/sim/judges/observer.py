@@ -46,7 +46,5 @@ class Observer:
             return True
         named = [event.key] if event.bucket == self._bucket else []
         named += [event.to_key] if event.to_bucket == self._bucket else []
-        below = (
-            event.kind == "rename"
-        )  # of a folder that comes or goes with its names, each name is told, too
+        below = event.kind == "rename"  # of a folder that comes or goes with its names, each name is told, too
         return any(key == name or (below and name.endswith("/") and key.startswith(name)) for name in named)

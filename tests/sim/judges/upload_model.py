@@ -44,9 +44,7 @@ def part_bound(blob: bytes, etag: bytes) -> Bound:
 
 def without_uploads(state: State, bucket: str) -> State:
     """The state when a bucket's uploads have gone with it."""
-    return _with(
-        state, {name: b for name, b in _uploads(state).items() if not name.startswith(bucket + "\0")}
-    )
+    return _with(state, {name: b for name, b in _uploads(state).items() if not name.startswith(bucket + "\0")})
 
 
 def find_upload(state: State, upload: bytes) -> str | None:
@@ -82,11 +80,7 @@ def parts_of(state: State, request: m.UploadParts) -> dict[int, tuple[bytes, byt
     name = upload_name(request.bucket, request.key, request.upload)
     if name not in _uploads(state):
         return UploadNotFound
-    return {
-        number: (bound.blob, bound.mark)
-        for number, bound in _parts(state, name).items()
-        if number > request.after
-    }
+    return {number: (bound.blob, bound.mark) for number, bound in _parts(state, name).items() if number > request.after}
 
 
 def apply_upload(
@@ -98,9 +92,7 @@ def apply_upload(
     uploads = _uploads(state)
     if isinstance(request, m.UploadCreate):
         if not blobs:
-            return state, [
-                None
-            ]  # refused before it had an id: for a bucket that was there, no reason is known
+            return state, [None]  # refused before it had an id: for a bucket that was there, no reason is known
         name = upload_name(request.bucket, request.key, bytes(blobs[0]))
         return _with(state, {**uploads, name: NO_PART}), [None]
     name = upload_name(request.bucket, request.key, request.upload)
@@ -129,9 +121,7 @@ def _uploads(state: State) -> Mapping[str, Bound]:
 
 def _parts(state: State, name: str) -> dict[int, Bound]:
     begin = name + "\0"
-    return {
-        int(other[len(begin) :]): bound for other, bound in _uploads(state).items() if other.startswith(begin)
-    }
+    return {int(other[len(begin) :]): bound for other, bound in _uploads(state).items() if other.startswith(begin)}
 
 
 def _with(state: State, uploads: Mapping[str, Bound]) -> State:

@@ -157,9 +157,7 @@ def listed(state: State, bucket: str) -> list[tuple[str, str, bool]]:
             kept = bool(setting(state, bucket)) and not key.endswith("/")
             found.append((key, id_of(bound) if kept or not bound.is_null else NULL, False))
         beside_null = bound is not None and bound.is_null
-        found += [
-            (key, id_of(old, beside_null=beside_null), is_marker(old)) for old in old_of(state, bucket, key)
-        ]
+        found += [(key, id_of(old, beside_null=beside_null), is_marker(old)) for old in old_of(state, bucket, key)]
     return found
 
 

@@ -157,9 +157,7 @@ class Witness:
             filled = fill(state, bucket, key, versions)
             if filled is None:
                 shown = [state.get(bucket, {}).get(key), *old_of(state, bucket, key)]
-                raise SimFailure(
-                    f"{serving.request}: {bucket}/{key} has versions {versions}, the model {shown}"
-                )
+                raise SimFailure(f"{serving.request}: {bucket}/{key} has versions {versions}, the model {shown}")
             state = filled
         return state
 
@@ -241,9 +239,7 @@ class Witness:
         elif isinstance(request, m.UploadParts):
             assert isinstance(message, m.Parts)
             parts = {part.number: (part.blob, part.etag) for part in message.parts}
-            self._history.observed(
-                serving.since, lambda state: parts_of(state, request) == parts, f"{request}"
-            )
+            self._history.observed(serving.since, lambda state: parts_of(state, request) == parts, f"{request}")
 
     def refused(self, serving: _Serving, error: UserError) -> None:
         """The request has failed as a whole, for a reason that lies in the names."""
@@ -261,11 +257,7 @@ class Witness:
             )
 
     def _looked(
-        self,
-        serving: _Serving,
-        name: tuple[str, str],
-        answer: Answer,
-        look: Callable[[State, str, str], Answer],
+        self, serving: _Serving, name: tuple[str, str], answer: Answer, look: Callable[[State, str, str], Answer]
     ) -> None:
         if isinstance(answer, type) and not issubclass(answer, UserError):
             return  # whether there is an excuse for it, the workload decides
@@ -305,9 +297,7 @@ class WitnessedService:
         self._inner = inner
         self._witness = witness
 
-    def connected(
-        self, peer: str, *, descriptors: bool, trusted: bool, uid: int | None = None
-    ) -> ServedClient:
+    def connected(self, peer: str, *, descriptors: bool, trusted: bool, uid: int | None = None) -> ServedClient:
         return self._inner.connected(peer, descriptors=descriptors, trusted=trusted, uid=uid)
 
     async def disconnected(self, client: ServedClient) -> None:
@@ -316,9 +306,7 @@ class WitnessedService:
     async def receive(self, client: ServedClient, request: m.Request, body_bytes: int) -> Body:
         return await self._inner.receive(client, request, body_bytes)
 
-    async def serve(
-        self, client: ServedClient, request: m.Request, body: Body, descriptors: Sequence[int]
-    ) -> Reply:
+    async def serve(self, client: ServedClient, request: m.Request, body: Body, descriptors: Sequence[int]) -> Reply:
         serving = self._witness.serving(request, body)
         token = _serving.set(serving)
         try:

@@ -43,9 +43,7 @@ class NameWorkload:
     async def remove(self) -> None:
         names = [parse_object_name(self._name()) for _ in range(self._rng.choice((1, 1, 1, 4)))]
         await self._ask(
-            DeleteNames(
-                [(name.bucket, name.key) for name in names], keep_folder=self._coin(), durable=self._coin()
-            )
+            DeleteNames([(name.bucket, name.key) for name in names], keep_folder=self._coin(), durable=self._coin())
         )
 
     async def move(self) -> None:
@@ -57,13 +55,7 @@ class NameWorkload:
     async def _move(self, source: str, target: str, *, replace: bool) -> None:
         names = (*parse_object_name(source), *parse_object_name(target))
         await self._ask(
-            Rename(
-                *names,
-                replace,
-                create_bucket=True,
-                keep_folder=self._coin(),
-                durable=self._rng.random() < 0.8,
-            )
+            Rename(*names, replace, create_bucket=True, keep_folder=self._coin(), durable=self._rng.random() < 0.8)
         )
 
     async def copy(self) -> None:

@@ -89,9 +89,7 @@ class VersionWorkload:
             return
         await self._pause()
         to_bucket, _, to_key = self._name().partition("/")
-        await self._ask(
-            Copy(bucket, chosen.key, to_bucket, to_key, create_bucket=True, version=chosen.version)
-        )
+        await self._ask(Copy(bucket, chosen.key, to_bucket, to_key, create_bucket=True, version=chosen.version))
 
     async def _some_version(self, bucket: str) -> VersionEntry | None:
         reply = await driver_of(self._lake).run(send(ListVersions(bucket)))

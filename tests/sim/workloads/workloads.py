@@ -31,12 +31,7 @@ from lakefs.errors import (
 )
 from lakefs.ids import BlobId, ChunkKind, data_chunk_id
 from lakefs.names import parse_object_name
-from lakefs.wire.messages import (
-    NameChange,
-    ObjectAttributes,
-    ObjectStat,
-    PutObjects,
-)
+from lakefs.wire.messages import NameChange, ObjectAttributes, ObjectStat, PutObjects
 from tests.sim.judges.history import History, SimFailure
 from tests.sim.judges.model import Bound
 from tests.sim.workloads.names import NameWorkload
@@ -270,9 +265,7 @@ class Workload(NameWorkload, SessionWorkload, PinWorkload, UploadWorkload, Versi
     async def _put_one(self, name: str, content: bytes, *, keep_node: int, durable: bool) -> ObjectStat:
         self._contents.register_chunk(content)
         bucket, key = parse_object_name(name)
-        change = NameChange(
-            bucket, key, b"", ObjectAttributes(), create_bucket=not keep_node, keep_node=keep_node
-        )
+        change = NameChange(bucket, key, b"", ObjectAttributes(), create_bucket=not keep_node, keep_node=keep_node)
         request = PutObjects([len(content)], [change], durable=durable)
         (stat,) = await self._ask(request, content)
         self._expect(stat.blob == data_chunk_id(content), f"put of {name}, durable {durable}")
@@ -324,10 +317,7 @@ class Workload(NameWorkload, SessionWorkload, PinWorkload, UploadWorkload, Versi
         while True:
             page = await driver.run(
                 driver.steps.list_page(
-                    f"{self._bucket()}/{prefix}",
-                    after=after,
-                    delimiter=delimiter,
-                    limit=self._rng.randint(1, 9),
+                    f"{self._bucket()}/{prefix}", after=after, delimiter=delimiter, limit=self._rng.randint(1, 9)
                 )
             )
             after = page.next_after

@@ -182,9 +182,7 @@ class SimDisk:
 
     # --- the port ------------------------------------------------------------------------------------
 
-    def open(
-        self, path: str, *, create: bool = False, direct: bool = False, read_only: bool = False
-    ) -> SimFile:
+    def open(self, path: str, *, create: bool = False, direct: bool = False, read_only: bool = False) -> SimFile:
         """Open a file; with `create` it must be new."""
         self._check_path(path)
         if create:

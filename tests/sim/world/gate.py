@@ -24,12 +24,7 @@ class Gate:
     """The way in.  `wire`: embedded, remote or reconnecting."""
 
     def __init__(
-        self,
-        wire: str,
-        service: EngineService,
-        network: SimulatedNetwork,
-        offload: Offload,
-        rng: random.Random,
+        self, wire: str, service: EngineService, network: SimulatedNetwork, offload: Offload, rng: random.Random
     ) -> None:
         self._wire = wire
         self._service = service

@@ -124,9 +124,7 @@ def _commits(content: bytes) -> int:
     """Number of the newest commit in LMDB's file; -1 in one without meta pages."""
     if len(content) < _META_PAGES * PAGE:
         return -1
-    return max(
-        int(_TXNID.unpack_from(content, page * PAGE + _TXNID_OFFSET)[0]) for page in range(_META_PAGES)
-    )
+    return max(int(_TXNID.unpack_from(content, page * PAGE + _TXNID_OFFSET)[0]) for page in range(_META_PAGES))
 
 
 def _half_written(rng: random.Random, before: bytes, after: bytes) -> tuple[str, bytes]:

@@ -28,9 +28,7 @@ from tests.sim.world.determinism import run_seeded
 from tests.sim.world.disk import SimDisk
 
 STORE_ID = bytes(range(16))
-SMALL_SIZES = SegmentSizes(
-    large_segment=1 * MIB, small_segment=256 * KIB, large_extend=256 * KIB, small_fill=64 * KIB
-)
+SMALL_SIZES = SegmentSizes(large_segment=1 * MIB, small_segment=256 * KIB, large_extend=256 * KIB, small_fill=64 * KIB)
 """Sizes at which a test meets the end of segments and steps soon."""
 BIG_SIZES = replace(SMALL_SIZES, large_segment=16 * MIB, large_extend=8 * MIB)
 """Sizes that take the largest chunks."""
@@ -40,12 +38,7 @@ class World:
     """Segments, and a record of every payload that was stored and not given up."""
 
     def __init__(
-        self,
-        disk: Disk,
-        offload: Offload | None = None,
-        sizes: SegmentSizes = SMALL_SIZES,
-        *,
-        seed: int = 0,
+        self, disk: Disk, offload: Offload | None = None, sizes: SegmentSizes = SMALL_SIZES, *, seed: int = 0
     ) -> None:
         self.disk = disk
         self.offload = offload or InlineOffload()
@@ -153,9 +146,7 @@ class World:
                 end = offset + length
 
 
-def drive(
-    body: Callable[[World], Awaitable[None]], *, seed: int = 0, sizes: SegmentSizes = SMALL_SIZES
-) -> SimDisk:
+def drive(body: Callable[[World], Awaitable[None]], *, seed: int = 0, sizes: SegmentSizes = SMALL_SIZES) -> SimDisk:
     """Run `body` on a simulated disk, inline; the disk as it is then."""
     disk = SimDisk(seed)
     disk.make_folder("segments")

@@ -69,11 +69,7 @@ class World:
     """The run of one seed."""
 
     def __init__(
-        self,
-        seed: int,
-        rounds: int = ROUNDS,
-        only: Collection[str] | None = None,
-        without: Collection[str] = (),
+        self, seed: int, rounds: int = ROUNDS, only: Collection[str] | None = None, without: Collection[str] = ()
     ) -> None:
         """`only`: the operations of workloads that are done (life.workload.number); None: all.
 
@@ -90,9 +86,7 @@ class World:
         self.rng = random.Random(seed)
         huge = self.rng.random() < 0.04
         self.sizes = draw_sizes(self.rng, huge=huge)
-        self.disk = SimDisk(
-            self._random(), capacity_bytes=CAPACITY_BYTES, supports_direct=self.rng.random() < 0.8
-        )
+        self.disk = SimDisk(self._random(), capacity_bytes=CAPACITY_BYTES, supports_direct=self.rng.random() < 0.8)
         self.contents = Contents(self._random(), huge=huge)
         self.history = History()
         self.model = Model(self.contents.etag_of)
@@ -190,11 +184,7 @@ class World:
         crashed = failed = False
         try:
             with self._determined():
-                run_seeded(
-                    lambda: self._watched(life),
-                    self.rng.getrandbits(32),
-                    clock=SimTime(),
-                )
+                run_seeded(lambda: self._watched(life), self.rng.getrandbits(32), clock=SimTime())
         except SimCrashed:
             crashed = True
         except (BaseExceptionGroup, OperationalError, CorruptionError) as error:

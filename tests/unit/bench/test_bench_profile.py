@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from bench.harness.profile import below_all, boxes, folded, pruned, shares
 
-LINES = [
-    "main (a.py:1);f (a.py:7);0x7f00 (libc.so.6) 3",
-    "main (a.py:1);f (a.py:9) 1",
-    "main (a.py:1);g (b.py:2) 4",
-]
+LINES = ["main (a.py:1);f (a.py:7);0x7f00 (libc.so.6) 3", "main (a.py:1);f (a.py:9) 1", "main (a.py:1);g (b.py:2) 4"]
 
 
 def test_lines_of_one_function_are_one_frame_and_addresses_none() -> None:

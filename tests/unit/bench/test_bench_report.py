@@ -48,12 +48,7 @@ def test_what_is_missed_is_told_with_its_words_and_what_has_none_is_named(tmp_pa
     assert write(found_in(document), {}, tmp_path) == ["put-x"]
     assert write(found_in(document), {"put-x": "The disk is the limit."}, tmp_path) == []
     page = (tmp_path / "performance.md").read_text()
-    for words in (
-        "The disk is the limit.",
-        "1 missed",
-        "could not run: y is not here",
-        "make bench SCENARIO=put-x",
-    ):
+    for words in ("The disk is the limit.", "1 missed", "could not run: y is not here", "make bench SCENARIO=put-x"):
         assert words in page
 
 
@@ -63,15 +58,10 @@ def test_what_is_missed_is_told_with_its_words_and_what_has_none_is_named(tmp_pa
         ({}, "5 rounds"),
         ({"ours": [1.0, 2.0, 3.0], "theirs": {}}, "3 rounds"),
         ({"rounds": [{}]}, "1 round"),
-        (
-            {"cells": {"1": {"ours": {"rates": [1.0] * 5}}, "8": {"ours": {"rates": [1.0] * 2}}}},
-            "2 to 5 rounds",
-        ),
+        ({"cells": {"1": {"ours": {"rates": [1.0] * 5}}, "8": {"ours": {"rates": [1.0] * 2}}}}, "2 to 5 rounds"),
     ],
 )
-def test_a_scenario_says_how_many_rounds_it_had_itself(
-    tmp_path: Path, measured: dict[str, Any], told: str
-) -> None:
+def test_a_scenario_says_how_many_rounds_it_had_itself(tmp_path: Path, measured: dict[str, Any], told: str) -> None:
     write(found_in(run({"put-x": {"rows": [ROW], **measured}})), {}, tmp_path)
     assert f"UTC, {told}." in (tmp_path / "performance.md").read_text()
 
@@ -101,14 +91,10 @@ def test_of_several_runs_the_newest_on_the_newest_machine_counts_and_quick_ones_
 
 
 def test_notes_are_by_heading(tmp_path: Path) -> None:
-    (tmp_path / "n").write_text(
-        "Words for readers.\n\n## put-x\n\nOne.\n\n### Profile\n\nTwo.\n\n## s3-\nThree.\n"
-    )
+    (tmp_path / "n").write_text("Words for readers.\n\n## put-x\n\nOne.\n\n### Profile\n\nTwo.\n\n## s3-\nThree.\n")
     assert notes_of(tmp_path / "n") == {"put-x": "One.\n\n### Profile\n\nTwo.", "s3-": "Three."}
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(0.01234, "0.0123"), (999, "999"), (1234.5, "1234"), (12345, "12.3k")]
-)
+@pytest.mark.parametrize(("value", "text"), [(0.01234, "0.0123"), (999, "999"), (1234.5, "1234"), (12345, "12.3k")])
 def test_a_figure_has_three_digits_that_matter(value: float, text: str) -> None:
     assert three_digits(value) == text

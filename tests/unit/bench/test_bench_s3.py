@@ -114,11 +114,7 @@ def test_a_body_arrives_whole(body_bytes: int) -> None:
     ],
 )
 def test_a_wrong_answer_is_no_figure(wrong: bytes) -> None:
-    with (
-        server(answering(wrong)) as endpoint,
-        Load(endpoint, 1) as load,
-        pytest.raises(WrongAnswer, match="GET /x"),
-    ):
+    with server(answering(wrong)) as endpoint, Load(endpoint, 1) as load, pytest.raises(WrongAnswer, match="GET /x"):
         load.run([ASK])
 
 
@@ -127,11 +123,7 @@ def test_a_connection_that_ends_within_an_answer_is_a_failure() -> None:
         read_request(sock)
         sock.sendall(RIGHT[:-2])
 
-    with (
-        server(serve) as endpoint,
-        Load(endpoint, 1) as load,
-        pytest.raises(WrongAnswer, match="ended before"),
-    ):
+    with server(serve) as endpoint, Load(endpoint, 1) as load, pytest.raises(WrongAnswer, match="ended before"):
         load.run([ASK])
 
 
@@ -215,9 +207,7 @@ def test_a_peer_that_fails_is_out_and_the_others_go_on(fails_at: int | None) -> 
     sides = {OURS: lambda: counting([], None), "peer": lambda: counting([], fails_at)}
     results, absent = race(sides, 3)
     assert results[OURS] == [0, 1, 2]
-    assert (results.get("peer"), absent) == (
-        ([0, 1, 2], {}) if fails_at is None else (None, {"peer": "no more"})
-    )
+    assert (results.get("peer"), absent) == (([0, 1, 2], {}) if fails_at is None else (None, {"peer": "no more"}))
 
 
 def test_ours_must_not_fail() -> None:

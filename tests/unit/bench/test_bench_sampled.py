@@ -15,17 +15,7 @@ import pytest
 from bench.harness.accounting import Device, Memory, Spent
 from bench.harness.measure import Bench, Scale, at_least, at_most
 from bench.harness.plan import GENERATORS, WHOLE_RUN_S, expected_s
-from bench.harness.sampled import (
-    NULL,
-    CouldNotRun,
-    Entrant,
-    Run,
-    Sampled,
-    Side,
-    Target,
-    figures_of,
-    one_by_one,
-)
+from bench.harness.sampled import NULL, CouldNotRun, Entrant, Run, Sampled, Side, Target, figures_of, one_by_one
 from bench.scenarios import SCENARIOS
 from lakefs.histogram import Histogram
 

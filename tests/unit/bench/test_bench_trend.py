@@ -11,17 +11,8 @@ import pytest
 from bench.trend import changes, record
 
 
-def result(
-    value: float, *, spread: str = "", goal: str = ">= 1x", date: str = "2026-01-02"
-) -> dict[str, Any]:
-    row = {
-        "what": "work / a",
-        "unit": "x",
-        "value": value,
-        "spread": spread,
-        "goal": goal,
-        "could_not_run": "",
-    }
+def result(value: float, *, spread: str = "", goal: str = ">= 1x", date: str = "2026-01-02") -> dict[str, Any]:
+    row = {"what": "work / a", "unit": "x", "value": value, "spread": spread, "goal": goal, "could_not_run": ""}
     return {"rows": [row], "date": date}
 
 
@@ -58,11 +49,7 @@ def test_a_change_whose_rounds_reach_the_old_value_is_noise(tmp_path: Path) -> N
 
 
 def test_only_the_last_older_line_of_the_same_kind_of_machine_counts(tmp_path: Path) -> None:
-    for value, kind, date in (
-        (1.0, "box", "2026-01-01"),
-        (9.0, "other", "2026-01-01"),
-        (9.0, "box", "2026-01-03"),
-    ):
+    for value, kind, date in ((1.0, "box", "2026-01-01"), (9.0, "other", "2026-01-01"), (9.0, "box", "2026-01-03")):
         record(document(result(value, date=date), kind=kind), tmp_path)
     assert changes(document(result(1.0)), tmp_path) == ([], [])
     assert changes(document(result(1.0), kind="third"), tmp_path) == ([], ["s"])

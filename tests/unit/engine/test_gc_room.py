@@ -51,9 +51,7 @@ def punches_of_a_cycle(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], int]
     return punched, given_back
 
 
-def test_neighbours_that_were_freed_in_any_order_are_punched_together(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_neighbours_that_were_freed_in_any_order_are_punched_together(monkeypatch: pytest.MonkeyPatch) -> None:
     punched, given_back = punches_of_a_cycle(monkeypatch)
     assert len(punched) == 1
     assert given_back >= sum(map(len, PAYLOADS[: REMOVED - 1]))

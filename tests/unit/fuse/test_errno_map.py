@@ -28,9 +28,7 @@ def test_errors_that_applications_act_on_are_what_they_expect() -> None:
     assert errno_of(ChunkDamaged("rot")) == errno.EIO
 
 
-@pytest.mark.parametrize(
-    "error", [ValueError("x"), KeyError("x"), OSError(errno.ENOENT, "x"), KeyboardInterrupt()]
-)
+@pytest.mark.parametrize("error", [ValueError("x"), KeyError("x"), OSError(errno.ENOENT, "x"), KeyboardInterrupt()])
 def test_an_error_that_is_not_of_the_tree_is_an_input_output_error(error: BaseException) -> None:
     assert errno_of(error) == errno.EIO
 

@@ -11,8 +11,7 @@ from tests.old_buckets import OLD_NAMES
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["models", "abc", "a.b-c", "x" * 63, "123", "2026-11", "a-.b", "1.2.3", "1.2.3.4.5", "mrap", "x-an"],
+    "name", ["models", "abc", "a.b-c", "x" * 63, "123", "2026-11", "a-.b", "1.2.3", "1.2.3.4.5", "mrap", "x-an"]
 )
 def test_names_that_s3_takes_are_taken(name: str) -> None:
     check_new_bucket_name(name)

@@ -46,11 +46,7 @@ def test_an_error_comes_back_from_the_wire_as_it_was_sent(leaf: type[LakeError])
     sent = leaf("bucket is gone", subject="models")
     received = from_wire(sent.wire_code, sent.message, sent.subject)
     assert type(received) is leaf
-    assert (received.message, received.subject, str(received)) == (
-        "bucket is gone",
-        "models",
-        "bucket is gone",
-    )
+    assert (received.message, received.subject, str(received)) == ("bucket is gone", "models", "bucket is gone")
 
 
 @pytest.mark.parametrize("leaf", LEAVES, ids=lambda leaf: leaf.__name__)

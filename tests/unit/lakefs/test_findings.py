@@ -159,13 +159,9 @@ HARM: Final[dict[Finding, Callable[[World], object]]] = {
     Finding.OBJECT_PARTS_UNREADABLE: lambda w: w.txn.delete(Table.UPLOADS, object_parts_key(w.completed, 1)),
     Finding.OBJECT_PARTS_WRONG: lambda w: w.node(w.large, size_bytes=7),
     Finding.PART_UNREADABLE: lambda w: w.txn.put(Table.UPLOADS, part_key(w.upload, 5), UNREADABLE),
-    Finding.PART_WITHOUT_UPLOAD: lambda w: w.txn.delete(
-        Table.UPLOADS, upload_key(w.bucket, b"unfinished", w.upload)
-    ),
+    Finding.PART_WITHOUT_UPLOAD: lambda w: w.txn.delete(Table.UPLOADS, upload_key(w.bucket, b"unfinished", w.upload)),
     Finding.UPLOAD_MISFILED: lambda w: w.refile_upload(w.bucket, b"other"),
-    Finding.UPLOAD_UNREADABLE: lambda w: w.txn.put(
-        Table.UPLOADS, upload_key(w.bucket, b"other", w.upload), UNREADABLE
-    ),
+    Finding.UPLOAD_UNREADABLE: lambda w: w.txn.put(Table.UPLOADS, upload_key(w.bucket, b"other", w.upload), UNREADABLE),
     Finding.UPLOADS_ORPHANED: lambda w: w.refile_upload(NodeId(999), b"unfinished"),
     Finding.VERSION_BUCKET_MISSING: lambda w: w.txn.delete(Table.BUCKETS, node_key(w.bucket)),
     Finding.VERSION_KIND_WRONG: lambda w: w.version(kind=NodeKind.FOLDER, blob=None),
@@ -173,9 +169,7 @@ HARM: Final[dict[Finding, Callable[[World], object]]] = {
     Finding.VERSION_NODE_MISSING: lambda w: w.txn.delete(
         Table.NODES, node_key(NodeId(msgspec.msgpack.decode(w.only(Table.VERSIONS, b"\0")[1])[1]))
     ),
-    Finding.VERSION_UNREADABLE: lambda w: w.txn.put(
-        Table.VERSIONS, w.only(Table.VERSIONS, b"\0")[0], UNREADABLE
-    ),
+    Finding.VERSION_UNREADABLE: lambda w: w.txn.put(Table.VERSIONS, w.only(Table.VERSIONS, b"\0")[0], UNREADABLE),
 }
 
 
@@ -197,13 +191,7 @@ async def fill(store: Store) -> Callable[[Transaction], World]:
     await lake.create_access_key()
     bucket = (await lake.bucket("bkt")).node
     return lambda txn: World(
-        txn,
-        NodeId(bucket),
-        NodeId(small.node),
-        NodeId(large.node),
-        ChunkId(large.blob),
-        unfinished.upload,
-        done.upload,
+        txn, NodeId(bucket), NodeId(small.node), NodeId(large.node), ChunkId(large.blob), unfinished.upload, done.upload
     )
 
 
@@ -277,9 +265,7 @@ def test_scrub_lists_each_damaged_chunk_with_a_code_that_a_restart_keeps(
             await tamper(store, lambda txn: world(txn).chunk(SMALL_CHUNK, **changes))
             await store.scrubber.advance(1e6, rate_bytes_per_s=0)
         async with simulated_store(disk) as store:
-            assert [(item["code"], item["objects"]) for item in await store.damaged()] == [
-                (code, ["bkt/small"])
-            ]
+            assert [(item["code"], item["objects"]) for item in await store.damaged()] == [(code, ["bkt/small"])]
             codes = codes_of((await store.check(full=False))["findings"])
             assert told_by_fsck in codes
 

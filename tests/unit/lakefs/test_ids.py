@@ -31,9 +31,7 @@ def test_a_data_chunk_is_named_by_its_kind_and_plain_blake3() -> None:
 
 def test_a_manifest_chunk_is_named_in_a_context_of_its_own() -> None:
     # Frozen: a change of context or mode would rename every stored manifest.
-    assert (
-        manifest_chunk_id(b"a").hex() == "020f601ea955837e1439c7ff57a71ee1f9a094446701e301995f1406d5208122de"
-    )
+    assert manifest_chunk_id(b"a").hex() == "020f601ea955837e1439c7ff57a71ee1f9a094446701e301995f1406d5208122de"
 
 
 @given(st.binary(max_size=300))

@@ -24,17 +24,13 @@ T = TypeVar("T")
 class MemoryStore:
     """All tables, the counters, and the notes of the transactions that succeeded, with their sequences."""
 
-    tables: dict[Table, SortedDict[bytes, bytes]] = field(
-        default_factory=lambda: {t: SortedDict() for t in Table}
-    )
+    tables: dict[Table, SortedDict[bytes, bytes]] = field(default_factory=lambda: {t: SortedDict() for t in Table})
     sequence: int = 0
     last_node: int = 1
     last_birth: int = 0
     last_segment: int = 0
     notes: list[tuple[Sequence, object]] = field(default_factory=list)
-    tombstones: dict[Table, SortedDict[bytes, None]] = field(
-        default_factory=lambda: {t: SortedDict() for t in Table}
-    )
+    tombstones: dict[Table, SortedDict[bytes, None]] = field(default_factory=lambda: {t: SortedDict() for t in Table})
     gets: int = 0
     scan_steps: int = 0
 

@@ -73,11 +73,7 @@ class Shelf:
         return self.store.run(lambda txn: rename(txn, self.bucket, key, target, to_key, replace, NOW_NS))
 
     def copy(
-        self,
-        key: str,
-        to_key: str,
-        attributes: ObjectAttributes | None = None,
-        condition: Condition = NO_CONDITION,
+        self, key: str, to_key: str, attributes: ObjectAttributes | None = None, condition: Condition = NO_CONDITION
     ) -> Resolved:
         return self.store.run(
             lambda txn: copy(txn, self.bucket, key, self.bucket, to_key, attributes, condition, NOW_NS + 1)
@@ -94,11 +90,7 @@ class Shelf:
 
     def events(self) -> list[tuple[Any, ...]]:
         notes = [note for _, note in self.store.notes]
-        return [
-            (n.kind, n.key, n.to_key) if n.to_key else (n.kind, n.key)
-            for n in notes
-            if isinstance(n, NameEvent)
-        ]
+        return [(n.kind, n.key, n.to_key) if n.to_key else (n.kind, n.key) for n in notes if isinstance(n, NameEvent)]
 
     def refuses(self, error: type[Exception], change: Callable[..., object], *args: object) -> str:
         """The message of the refusal, which must have begun no change, as its transaction may go on."""

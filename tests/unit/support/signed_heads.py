@@ -39,11 +39,7 @@ def signed_head(
 ) -> RequestHead:
     """`url` is percent-encoded.  `payload` "" lets botocore hash the body."""
     request = AWSRequest(method, url, headers=dict(headers or {}), data=body)
-    signer = (
-        _BodySays(payload)
-        if payload
-        else S3SigV4Auth(Credentials(KEY.access_key, KEY.secret_key), "s3", REGION)
-    )
+    signer = _BodySays(payload) if payload else S3SigV4Auth(Credentials(KEY.access_key, KEY.secret_key), "s3", REGION)
     signer.add_auth(request)
     return head_of(request)
 

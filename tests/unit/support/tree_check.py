@@ -17,9 +17,7 @@ def check_tree(view: View) -> list[bytes]:
 
     AssertionError when a rule of `engine.namespace.tree` does not hold.
     """
-    nodes = {
-        int.from_bytes(key, "big"): unpack_node(value) for key, value in view.scan(Table.NODES, b"\0", _END)
-    }
+    nodes = {int.from_bytes(key, "big"): unpack_node(value) for key, value in view.scan(Table.NODES, b"\0", _END)}
     named: dict[int, bytes] = {ROOT_NODE: b""}
     keys: list[bytes] = []
 
@@ -37,9 +35,7 @@ def check_tree(view: View) -> list[bytes]:
             named[node_id] = path + name
             assert nodes[node_id].kind is kind
             assert (kind is NodeKind.FOLDER) == name.endswith(b"/")
-            assert (kind is NodeKind.HIDDEN) == (
-                len(name) == COMPONENT_SPLIT_BYTES and not name.endswith(b"/")
-            )
+            assert (kind is NodeKind.HIDDEN) == (len(name) == COMPONENT_SPLIT_BYTES and not name.endswith(b"/"))
             assert b"/" not in name[:-1]
             target = nodes[node_id].attributes.symlink_target
             assert bool(target) == (kind is NodeKind.SYMLINK)

@@ -45,9 +45,7 @@ def test_a_signal_while_the_process_is_begun_ends_it_too(
     assert signal.getsignal(number) is interrupt
 
 
-def test_a_process_that_cannot_be_begun_leaves_the_signals_as_they_were(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_process_that_cannot_be_begun_leaves_the_signals_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cli.bench.process.sys.executable", "/nowhere/python")
     with pytest.raises(FileNotFoundError), lake_process(["serve"]):
         raise AssertionError("the block was begun")

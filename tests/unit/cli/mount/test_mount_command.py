@@ -138,9 +138,7 @@ def test_long_paths_that_differ_at_the_end_have_places_of_their_own() -> None:
 # --- the table of mounts ----------------------------------------------------------------------------------
 
 
-def test_the_table_of_mounts_is_read_whatever_the_names_hold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_table_of_mounts_is_read_whatever_the_names_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = tmp_path / "mountinfo"
     table.write_bytes(
         b"21 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n"

@@ -57,9 +57,7 @@ def test_each_thing_that_would_fail_is_told_and_nothing_is_made(
 
 
 def test_good_settings_pass_every_check_and_nothing_is_made(tmp_path: Path) -> None:
-    checked(
-        tmp_path, s3="127.0.0.1:0", admin="127.0.0.1:0", native="127.0.0.1:0", s3_access_log=f"{tmp_path}/log"
-    )
+    checked(tmp_path, s3="127.0.0.1:0", admin="127.0.0.1:0", native="127.0.0.1:0", s3_access_log=f"{tmp_path}/log")
     assert list(tmp_path.iterdir()) == []
     assert len(CHECKS) == 9
 

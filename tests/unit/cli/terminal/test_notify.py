@@ -67,9 +67,7 @@ def test_without_a_manager_nothing_is_sent_and_nothing_fails(address: str | None
     assert notifier.watchdog_s is None
 
 
-def test_a_manager_that_has_gone_or_does_not_read_blocks_nobody(
-    manager: socket.socket, tmp_path: Path
-) -> None:
+def test_a_manager_that_has_gone_or_does_not_read_blocks_nobody(manager: socket.socket, tmp_path: Path) -> None:
     assert not Notifier(str(tmp_path / "none")).ready("up")
     manager.bind(str(tmp_path / "notify"))
     notifier = Notifier(str(tmp_path / "notify"))
@@ -90,21 +88,13 @@ def test_the_variables_are_taken_and_children_do_not_see_them() -> None:
 
 
 @pytest.mark.parametrize(
-    "watch",
-    [
-        {"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"},
-        {"WATCHDOG_USEC": "0"},
-        {"WATCHDOG_USEC": "soon"},
-        {},
-    ],
+    "watch", [{"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}, {"WATCHDOG_USEC": "0"}, {"WATCHDOG_USEC": "soon"}, {}]
 )
 def test_a_watchdog_for_another_process_or_none_is_not_kept(watch: dict[str, str]) -> None:
     assert notifier_from({"NOTIFY_SOCKET": "/run/notify", **watch}).watchdog_s is None
 
 
-def test_the_heart_beats_twice_an_interval_and_only_while_well(
-    manager: socket.socket, tmp_path: Path
-) -> None:
+def test_the_heart_beats_twice_an_interval_and_only_while_well(manager: socket.socket, tmp_path: Path) -> None:
     manager.bind(str(tmp_path / "notify"))
     notifier = Notifier(str(tmp_path / "notify"), 30.0)
     asked: list[float] = []

@@ -50,8 +50,6 @@ print(*run_loop(main))
 
 
 def test_a_full_collection_does_not_walk_what_was_there_before_the_loop() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WALKED], check=True, cwd=ROOT, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", WALKED], check=True, cwd=ROOT, capture_output=True, text=True)
     walked, left_alone = map(int, done.stdout.split())
     assert walked * 10 < left_alone

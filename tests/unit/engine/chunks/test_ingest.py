@@ -150,9 +150,7 @@ def test_payloads_of_several_pieces_go_in_one_run_and_are_read_as_they_were(writ
         async with simulated_store(sizes=AHEAD) as store:
             client = client_of(store)
             content = random.Random(5)
-            stored = [
-                content.randbytes(length) for length in (PIECE_BYTES * 2 + 1, 70_000, PIECE_BYTES + 65_536)
-            ]
+            stored = [content.randbytes(length) for length in (PIECE_BYTES * 2 + 1, 70_000, PIECE_BYTES + 65_536)]
             chunks = await store_chunks(client, await session_of(client), stored)
             assert writes == [3]
             assert [await read(client, chunk) for chunk in chunks] == stored
@@ -170,10 +168,7 @@ def test_a_write_takes_with_it_what_was_brought_while_the_one_before_was_on_its_
 
     def fillings() -> list[Filling]:
         areas = [memoryview(bytearray(large_extent_bytes(length))) for length in lengths]
-        return [
-            Filling(Payload(ChunkKind.DATA, length, area))
-            for length, area in zip(lengths, areas, strict=True)
-        ]
+        return [Filling(Payload(ChunkKind.DATA, length, area)) for length, area in zip(lengths, areas, strict=True)]
 
     alone = AheadRun([0, 1, 2], fillings())
     assert list(alone.coming()) == ends

@@ -14,10 +14,7 @@ from engine.format.checksums import vector_of
 from lakefs.limits import GRANULE_BYTES, MIB
 from tests.oracles.granules import twin_granule_crcs, twin_read_granules
 
-KINDS = [
-    (twin_granule_crcs, twin_read_granules),
-    (granule_crcs, read_granules),
-]
+KINDS = [(twin_granule_crcs, twin_read_granules), (granule_crcs, read_granules)]
 LENGTHS = [0, 1, 7, 8, 4093, 65_535, 65_536, 65_537, 3 * 65_536, 4 * 65_536, 9 * 65_536 + 5, MIB, 3 * MIB - 1]
 
 

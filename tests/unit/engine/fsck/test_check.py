@@ -12,17 +12,7 @@ from engine.segments.files import segment_path
 from lakefs.ids import ChunkId, data_chunk_id, id_text
 from lakefs.limits import COMPACT_SHARE_MOST
 from tests.sim.world.disk import SimDisk
-from tests.store_rig import (
-    SMALL_SIZES,
-    client_of,
-    delete,
-    fsck,
-    put,
-    read,
-    records,
-    run,
-    simulated_store,
-)
+from tests.store_rig import SMALL_SIZES, client_of, delete, fsck, put, read, records, run, simulated_store
 
 EAGER = replace(SMALL_SIZES, compact_won_bytes=1)
 KEPT = b"kept" * 700
@@ -49,9 +39,7 @@ def test_a_chunk_that_compaction_moves_under_a_full_check_is_read_where_it_lies_
                 if chunk == data_chunk_id(KEPT) and not looked:
                     assert (await store.collect(COMPACT_SHARE_MOST)).compaction.moved_chunks == 1
                     now = records(store)[chunk]
-                    disk.flip_bit(
-                        segment_path(now.segment, store.segments.register.kind(now.segment)), now.offset, 3
-                    )
+                    disk.flip_bit(segment_path(now.segment, store.segments.register.kind(now.segment)), now.offset, 3)
                 if chunk == data_chunk_id(KEPT):
                     looked.append(record)
                 await verify(chunks, chunk, record)

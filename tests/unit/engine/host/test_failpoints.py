@@ -27,9 +27,7 @@ def test_without_the_variable_a_step_does_nothing() -> None:
     assert failpoints._chosen({}) is failpoints._nothing
 
 
-@pytest.mark.parametrize(
-    "setting", ["", "nowhere:1", "large.written", "large.written:x", "large.written:1:OFF"]
-)
+@pytest.mark.parametrize("setting", ["", "nowhere:1", "large.written", "large.written:x", "large.written:1:OFF"])
 def test_a_setting_that_names_no_step_is_refused(setting: str) -> None:
     with pytest.raises(ConfigError, match=VARIABLE):
         armed(setting)
@@ -42,10 +40,6 @@ def test_the_process_ends_the_third_time_it_comes_to_its_step() -> None:
         "    reached('journal.synced'); reached('journal.written'); print(turn, flush=True)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=ROOT,
-        env={VARIABLE: "journal.written:3"},
-        capture_output=True,
-        check=False,
+        [sys.executable, "-c", script], cwd=ROOT, env={VARIABLE: "journal.written:3"}, capture_output=True, check=False
     )
     assert (done.returncode, done.stdout) == (-9, b"0\n1\n")

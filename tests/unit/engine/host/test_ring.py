@@ -369,9 +369,7 @@ def test_a_filter_of_system_calls_leaves_threads(refused: int, code: int) -> Non
         from engine.host.io_uring import opened_ring
         print(opened_ring())
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "refuses io_uring" in done.stdout
     assert os.strerror(code) in done.stdout

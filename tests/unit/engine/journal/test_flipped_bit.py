@@ -7,12 +7,7 @@ import random
 import pytest
 from crc32c import crc32c
 
-from engine.journal.bit_flip import (
-    byte_with_bit_off,
-    has_unwritten_sector,
-    is_in_empty_sector,
-    with_one_bit_turned,
-)
+from engine.journal.bit_flip import byte_with_bit_off, has_unwritten_sector, is_in_empty_sector, with_one_bit_turned
 
 
 @pytest.mark.parametrize("size", [1, 2, 44, 511, 4096])

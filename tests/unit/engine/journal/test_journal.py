@@ -41,9 +41,7 @@ def new_disk(seed: int = 0) -> SimDisk:
     return disk
 
 
-def start(
-    disk: SimDisk, *, unclean: bool = False, sizes: MetadataSizes = SMALL_FILES
-) -> tuple[Journal, JournalEnd]:
+def start(disk: SimDisk, *, unclean: bool = False, sizes: MetadataSizes = SMALL_FILES) -> tuple[Journal, JournalEnd]:
     """Open the journal as recovery does."""
     end = find_end(disk, list_journal(disk, STORE), Sequence(0))
     journal = start_journal(
@@ -100,9 +98,7 @@ def test_an_open_journal_is_zero_filled_ahead_and_a_closed_one_is_cut() -> None:
     assert file.size() == 4 * PAGE
 
 
-@pytest.mark.parametrize(
-    "how", ["a later file", "another file in its place", "its file is gone", "no lock file"]
-)
+@pytest.mark.parametrize("how", ["a later file", "another file in its place", "its file is gone", "no lock file"])
 def test_a_journal_that_another_process_writes_to_takes_nothing_more(how: str) -> None:
     disk = new_disk()
     lock = disk.lock("lock")
@@ -119,9 +115,7 @@ def test_a_journal_that_another_process_writes_to_takes_nothing_more(how: str) -
     else:
         disk.unlink(path)
         if how == "another file in its place":
-            start_journal(
-                disk, IDENTITY, FixedClock(), end_sequence=Sequence(0), carried=None, files=()
-            ).close()
+            start_journal(disk, IDENTITY, FixedClock(), end_sequence=Sequence(0), carried=None, files=()).close()
         append_fails(journal, 4, "taken .*away")
     append_fails(journal, 6, "an earlier write")
     lock.close()
@@ -276,8 +270,7 @@ def test_a_gap_between_files_is_damage() -> None:
 
 
 @pytest.mark.parametrize(
-    ("offset", "error"),
-    [(0, JournalDamaged), (16, JournalDamaged), (24, JournalDamaged), (62, JournalDamaged)],
+    ("offset", "error"), [(0, JournalDamaged), (16, JournalDamaged), (24, JournalDamaged), (62, JournalDamaged)]
 )
 def test_a_damaged_file_header_is_never_a_torn_write(offset: int, error: type[LakeError]) -> None:
     disk = new_disk()
@@ -373,20 +366,14 @@ def test_a_power_loss_at_any_operation_leaves_a_prefix_with_everything_acknowled
 
 
 MUTATIONS = st.lists(
-    st.tuples(
-        st.sampled_from(list(Op)),
-        st.sampled_from(list(Table)),
-        st.binary(max_size=40),
-        st.binary(max_size=90),
-    ),
+    st.tuples(st.sampled_from(list(Op)), st.sampled_from(list(Table)), st.binary(max_size=40), st.binary(max_size=90)),
     max_size=30,
 )
 
 
 def encoded(mutations: list[Mutation]) -> bytes:
     return b"".join(
-        RECORD_HEADER.pack(table, op, len(key), len(value)) + key + value
-        for op, table, key, value in mutations
+        RECORD_HEADER.pack(table, op, len(key), len(value)) + key + value for op, table, key, value in mutations
     )
 
 
@@ -396,9 +383,7 @@ def test_records_decode_to_what_was_encoded(mutations: list[Mutation]) -> None:
 
 
 @given(MUTATIONS, st.data())
-def test_records_that_are_cut_or_miscounted_are_damage(
-    mutations: list[Mutation], data: st.DataObject
-) -> None:
+def test_records_that_are_cut_or_miscounted_are_damage(mutations: list[Mutation], data: st.DataObject) -> None:
     whole = encoded(mutations)
     with pytest.raises(JournalDamaged):
         decode_records(whole, len(mutations) + 1)

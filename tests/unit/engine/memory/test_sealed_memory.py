@@ -40,11 +40,7 @@ def _attacks(descriptor: int) -> list[str]:
     }
     for flags in (None, os.O_RDONLY, os.O_RDWR, os.O_RDWR | os.O_TRUNC):
         try:
-            opened = (
-                os.dup(descriptor)
-                if flags is None
-                else os.open(f"/proc/{os.getpid()}/fd/{descriptor}", flags)
-            )
+            opened = os.dup(descriptor) if flags is None else os.open(f"/proc/{os.getpid()}/fd/{descriptor}", flags)
         except OSError:
             continue
         if _punch(opened):
@@ -65,9 +61,7 @@ def _punch(descriptor: int) -> bool:
     import ctypes
 
     libc = ctypes.CDLL(None, use_errno=True)
-    return bool(
-        libc.fallocate(descriptor, _PUNCH_AND_KEEP, ctypes.c_long(0), ctypes.c_long(mmap.PAGESIZE)) == 0
-    )
+    return bool(libc.fallocate(descriptor, _PUNCH_AND_KEEP, ctypes.c_long(0), ctypes.c_long(mmap.PAGESIZE)) == 0)
 
 
 def _remapped_for_writing(descriptor: int) -> bool:
@@ -127,9 +121,7 @@ def test_memory_that_cannot_be_had_is_an_error_and_no_signal() -> None:
         SealedMemory("test", 1 << 60)
 
 
-def test_a_descriptor_that_cannot_be_had_is_told_as_memory_that_cannot(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_descriptor_that_cannot_be_had_is_told_as_memory_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: int) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 

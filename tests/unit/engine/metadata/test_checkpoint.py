@@ -66,13 +66,7 @@ def loaded(reader: CheckpointReader) -> Records:
 
 @pytest.mark.parametrize(
     "records",
-    [
-        {},
-        some_records(),
-        some_records(3, 70_000),
-        some_records(30_000, 90),
-        {Table.NODES: [(b"k", bytes(3 << 20))]},
-    ],
+    [{}, some_records(), some_records(3, 70_000), some_records(30_000, 90), {Table.NODES: [(b"k", bytes(3 << 20))]}],
     ids=["empty", "small", "large values", "many", "very compressible"],
 )
 def test_a_checkpoint_reads_back_as_it_was_dumped(records: Records) -> None:

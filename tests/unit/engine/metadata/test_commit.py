@@ -225,9 +225,7 @@ def test_notes_are_handed_on_when_they_join_and_again_in_order_when_durable() ->
 
 
 @pytest.mark.parametrize("operation", ["sync_data", "pwrite"])
-def test_a_failed_append_is_final_for_writers_waiters_and_readers_of_what_is_not_durable(
-    operation: str,
-) -> None:
+def test_a_failed_append_is_final_for_writers_waiters_and_readers_of_what_is_not_durable(operation: str) -> None:
     async def scenario() -> None:
         disk = SimDisk(7)
         outcomes: list[str] = []
@@ -248,9 +246,7 @@ def test_a_failed_append_is_final_for_writers_waiters_and_readers_of_what_is_not
                     for _ in range(3):
                         nursery.start_soon(waiter, metadata, sequence)
             assert len(outcomes) == 3
-            assert [(line["log_level"], line["reason"]) for line in logged] == [
-                ("error", "the device failed")
-            ]
+            assert [(line["log_level"], line["reason"]) for line in logged] == [("error", "the device failed")]
             assert all("the device failed" in outcome for outcome in outcomes)
             assert isinstance(metadata.failed, DiskFailed)
             with pytest.raises(StoreReadOnly):
@@ -323,9 +319,7 @@ def test_an_index_without_room_is_tried_again_and_refuses_only_when_the_overlay_
     run(scenario)
 
 
-def test_an_index_that_cannot_be_written_stops_writing_and_loses_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_index_that_cannot_be_written_stops_writing_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         disk = SimDisk(10)
         async with opened(disk) as metadata:

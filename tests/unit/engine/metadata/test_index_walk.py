@@ -26,9 +26,7 @@ from tests.sim.world.disk import SimDisk
 from tests.store_rig import ask, client_of, delete, gc, put, records, run, simulated_store
 
 
-def test_nothing_is_freed_before_the_walk_through_the_index_has_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_nothing_is_freed_before_the_walk_through_the_index_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         walked = trio.Event()
 
@@ -72,9 +70,7 @@ def test_nothing_is_freed_while_a_damaged_index_cannot_be_rebuilt(monkeypatch: p
     run(main)
 
 
-def test_a_read_that_meets_damage_says_what_the_engine_does_and_has_it_done(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_read_that_meets_damage_says_what_the_engine_does_and_has_it_done(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with simulated_store(verify_index=True) as store:
             client = client_of(store)

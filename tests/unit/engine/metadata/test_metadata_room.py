@@ -21,9 +21,7 @@ RECORD_BYTES = 300
 async def grow(metadata: Metadata, number: int) -> None:
     """One record more, as a request for a name makes it."""
     key = number.to_bytes(8, "big")
-    _, sequence = await metadata.commit(
-        lambda txn: txn.insert(Table.NAMES, key, key * (RECORD_BYTES // 8)), grows=True
-    )
+    _, sequence = await metadata.commit(lambda txn: txn.insert(Table.NAMES, key, key * (RECORD_BYTES // 8)), grows=True)
     await metadata.wait_durable(sequence)
 
 
@@ -72,8 +70,6 @@ def test_a_checkpoint_takes_no_more_than_was_left_for_it() -> None:
 def test_a_small_disk_has_a_small_journal() -> None:
     assert DEFAULT_SIZES.fitted(4 << 40) == DEFAULT_SIZES
     small = DEFAULT_SIZES.fitted(64 * MIB)
-    assert small == replace(
-        DEFAULT_SIZES, journal_file=2 * MIB, journal_fill=256 * KIB, checkpoint_journal=2 * MIB
-    )
+    assert small == replace(DEFAULT_SIZES, journal_file=2 * MIB, journal_fill=256 * KIB, checkpoint_journal=2 * MIB)
     assert DEFAULT_SIZES.fitted(0).journal_fill % PAGE_BYTES == 0
     assert DEFAULT_SIZES.fitted(0).journal_fill > 0

@@ -405,9 +405,7 @@ def test_a_rebuild_of_a_good_store_loses_nothing() -> None:
         disk = SimDisk(12)
         before = await filled_store(disk)
         superblock = read_superblock(disk)
-        report = rebuild_store(
-            disk, SimClock(), superblock.identity, superblock.clean_sequence, accept_loss=True
-        )
+        report = rebuild_store(disk, SimClock(), superblock.identity, superblock.clean_sequence, accept_loss=True)
         assert (report.lost_from, report.record_count) == (0, len(before))
         assert report.as_dict()["records"] == len(before)
         async with opened(disk) as metadata:
@@ -432,9 +430,7 @@ def test_a_damaged_file_that_the_checkpoint_supersedes_is_set_aside_without_loss
         file.close()
         disk.flip_bit(old.path, 17, 1)
         superblock = read_superblock(disk)
-        report = rebuild_store(
-            disk, SimClock(), superblock.identity, superblock.clean_sequence, accept_loss=True
-        )
+        report = rebuild_store(disk, SimClock(), superblock.identity, superblock.clean_sequence, accept_loss=True)
         assert report.lost_from == 0
         async with opened(disk) as metadata:
             assert contents(metadata) == before

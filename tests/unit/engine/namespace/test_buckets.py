@@ -16,14 +16,7 @@ from engine.namespace.buckets import (
     to_bucket_stat,
 )
 from engine.namespace.tree import NameEvent
-from lakefs.errors import (
-    AlreadyExists,
-    BucketNotEmpty,
-    BucketNotFound,
-    InvalidArgument,
-    InvalidName,
-    StoreUnusable,
-)
+from lakefs.errors import AlreadyExists, BucketNotEmpty, BucketNotFound, InvalidArgument, InvalidName, StoreUnusable
 from lakefs.wire.messages import BucketStat
 from tests.old_buckets import OLD_NAMES, any_new_name
 from tests.unit.support.memory_view import MemoryStore

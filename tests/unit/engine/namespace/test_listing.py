@@ -22,17 +22,10 @@ def shelf_of(*keys: str) -> Shelf:
 
 
 def listed(
-    shelf: Shelf,
-    prefix: str = "",
-    after: str = "",
-    delimiter: str = "",
-    limit: int = 1000,
-    folders: bool = False,
+    shelf: Shelf, prefix: str = "", after: str = "", delimiter: str = "", limit: int = 1000, folders: bool = False
 ) -> tuple[list[str], str]:
     """Keys of a page and where to continue; reads nothing twice."""
-    entries, following = list_names(
-        shelf.store.view(), shelf.bucket, prefix, after, delimiter, limit, folders
-    )
+    entries, following = list_names(shelf.store.view(), shelf.bucket, prefix, after, delimiter, limit, folders)
     return [entry.key for entry in entries], following
 
 

@@ -8,22 +8,10 @@ import msgspec
 
 from engine.format.layouts import NodeKind
 from engine.namespace.key_listing import list_names
-from engine.namespace.names import (
-    bind,
-    copy,
-    rename,
-)
+from engine.namespace.names import bind, copy, rename
 from engine.namespace.object_stat import etag_of, new_object
-from lakefs.errors import (
-    AlreadyExists,
-    FolderNotEmpty,
-    InvalidArgument,
-    KeyNotFound,
-    PreconditionFailed,
-)
-from lakefs.ids import (
-    DomainIndex,
-)
+from lakefs.errors import AlreadyExists, FolderNotEmpty, InvalidArgument, KeyNotFound, PreconditionFailed
+from lakefs.ids import DomainIndex
 from lakefs.wire.messages import NO_CONDITION, Condition, ObjectAttributes
 from tests.unit.support.shelf import NOW_NS, Shelf, blob
 
@@ -84,12 +72,8 @@ def test_what_a_move_cannot_do_is_refused_with_the_reason() -> None:
     assert "one kind" in shelf.refuses(InvalidArgument, lambda: shelf.move("object", "dir2/"))
     assert "bucket" in shelf.refuses(InvalidArgument, lambda: shelf.move("", "x/"))
     assert "bucket" in shelf.refuses(InvalidArgument, lambda: shelf.move("dir/", ""))
-    assert "exists already" in shelf.refuses(
-        AlreadyExists, lambda: shelf.move("dir/", "empty/", replace=False)
-    )
-    assert "exists already" in shelf.refuses(
-        AlreadyExists, lambda: shelf.move("object", "full/y", replace=False)
-    )
+    assert "exists already" in shelf.refuses(AlreadyExists, lambda: shelf.move("dir/", "empty/", replace=False))
+    assert "exists already" in shelf.refuses(AlreadyExists, lambda: shelf.move("object", "full/y", replace=False))
     shelf.refuses(KeyNotFound, lambda: shelf.move("none", "none"))
     shelf.refuses(KeyNotFound, lambda: shelf.move("dir", "dir"))
     other = msgspec.structs.replace(shelf.buckets[1], domain=DomainIndex(1))
@@ -140,11 +124,7 @@ def test_keys_that_a_move_made_too_long_can_still_be_read_moved_and_removed() ->
 def test_a_copy_has_the_blob_and_etag_and_its_own_node_and_time() -> None:
     shelf = Shelf()
     attributes = ObjectAttributes(
-        content_type="text/plain",
-        user_metadata={"k": "v"},
-        etag_kind=1,
-        etag=bytes(16),
-        checksums={"crc": b"1"},
+        content_type="text/plain", user_metadata={"k": "v"}, etag_kind=1, etag=bytes(16), checksums={"crc": b"1"}
     )
     node = new_object(blob("x"), 1, 1, attributes, NOW_NS)
     bound = shelf.store.run(lambda t: bind(t, shelf.bucket, "a", node, NO_CONDITION, NOW_NS))
@@ -177,7 +157,5 @@ def test_a_copy_needs_a_source_with_content_in_the_same_domain() -> None:
     other = msgspec.structs.replace(shelf.bucket, domain=DomainIndex(1))
     shelf.refuses(
         InvalidArgument,
-        lambda: shelf.store.run(
-            lambda t: copy(t, shelf.bucket, "a/b", other, "c", None, NO_CONDITION, NOW_NS)
-        ),
+        lambda: shelf.store.run(lambda t: copy(t, shelf.bucket, "a/b", other, "c", None, NO_CONDITION, NOW_NS)),
     )

@@ -6,13 +6,7 @@ import pytest
 
 from engine.format.layouts import Node, NodeKind, Table, node_key
 from engine.namespace.buckets import ensure_bucket
-from engine.namespace.names import (
-    Binding,
-    bind,
-    bind_many,
-    require,
-    resolve,
-)
+from engine.namespace.names import Binding, bind, bind_many, require, resolve
 from engine.namespace.object_stat import etag_of, new_object
 from engine.namespace.tree import Resolved
 from lakefs.errors import (
@@ -26,9 +20,7 @@ from lakefs.errors import (
     RequestTooLarge,
     UserError,
 )
-from lakefs.ids import (
-    EMPTY_BLOB,
-)
+from lakefs.ids import EMPTY_BLOB
 from lakefs.wire.messages import NO_CONDITION, Condition, ObjectAttributes
 from tests.unit.support.shelf import NOW_NS, Shelf, an_object, blob
 
@@ -88,8 +80,7 @@ def test_a_folder_is_not_bound_to_a_symlink() -> None:
     shelf = Shelf()
     link = Node(kind=NodeKind.SYMLINK, blob=EMPTY_BLOB)
     refusal = shelf.refuses(
-        InvalidArgument,
-        lambda: shelf.store.run(lambda t: bind(t, shelf.bucket, "a/", link, NO_CONDITION, NOW_NS)),
+        InvalidArgument, lambda: shelf.store.run(lambda t: bind(t, shelf.bucket, "a/", link, NO_CONDITION, NOW_NS))
     )
     assert "'b/a/'" in refusal
 
@@ -107,8 +98,7 @@ def test_more_attributes_than_64_kib_are_refused() -> None:
     shelf = Shelf()
     node = new_object(blob("x"), 1, 1, ObjectAttributes(user_metadata={"k": "v" * 70_000}), NOW_NS)
     shelf.refuses(
-        RequestTooLarge,
-        lambda: shelf.store.run(lambda t: bind(t, shelf.bucket, "a", node, NO_CONDITION, NOW_NS)),
+        RequestTooLarge, lambda: shelf.store.run(lambda t: bind(t, shelf.bucket, "a", node, NO_CONDITION, NOW_NS))
     )
 
 

@@ -9,15 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from engine.format.layouts import NodeKind
 from engine.namespace.key_listing import list_names
-from engine.namespace.names import (
-    Binding,
-    bind,
-    bind_many,
-    copy,
-    make_folder,
-    rename,
-    resolve,
-)
+from engine.namespace.names import Binding, bind, bind_many, copy, make_folder, rename, resolve
 from engine.namespace.node_changes import make_symlink
 from engine.namespace.removal import remove, remove_folder
 from engine.namespace.tree import Resolved
@@ -32,10 +24,7 @@ from lakefs.errors import (
     PreconditionFailed,
     UserError,
 )
-from lakefs.ids import (
-    EMPTY_BLOB,
-    BlobId,
-)
+from lakefs.ids import EMPTY_BLOB, BlobId
 from lakefs.wire.messages import NO_CONDITION, Condition
 from tests.unit.support.nasty_keys import keys
 from tests.unit.support.shelf import NOW_NS, PLAIN, Shelf, an_object, blob
@@ -159,9 +148,7 @@ class NamesAgainstADictionary(RuleBasedStateMachine):
         error: type[UserError] | None = None
         if len(folder.encode()) > 1024:
             error = InvalidName
-        elif exclusive and (
-            folder in model or self.is_object(which, folder[:-1]) or self.below(which, folder)
-        ):
+        elif exclusive and (folder in model or self.is_object(which, folder[:-1]) or self.below(which, folder)):
             error = AlreadyExists
         self.attempt(error, lambda t: make_folder(t, bucket, key, exclusive, NOW_NS))
         if error is None:
@@ -188,9 +175,7 @@ class NamesAgainstADictionary(RuleBasedStateMachine):
         self.model[to].update(moved)
         self.stays(which, key, keep)
 
-    def refusal_of_move(
-        self, which: int, key: str, to: int, to_key: str, replace: bool
-    ) -> type[UserError] | None:
+    def refusal_of_move(self, which: int, key: str, to: int, to_key: str, replace: bool) -> type[UserError] | None:
         is_folder = key.endswith("/")
         if is_folder != to_key.endswith("/"):
             return InvalidArgument
@@ -205,9 +190,7 @@ class NamesAgainstADictionary(RuleBasedStateMachine):
             return AlreadyExists
         return FolderNotEmpty if occupied else None
 
-    @rule(
-        which=st.integers(0, 1), index=st.integers(0, 99), to=st.integers(0, 1), to_index=st.integers(0, 99)
-    )
+    @rule(which=st.integers(0, 1), index=st.integers(0, 99), to=st.integers(0, 1), to_index=st.integers(0, 99))
     def copy(self, which: int, index: int, to: int, to_index: int) -> None:
         key, to_key = self.key(index), self.key(to_index)
         source, target = self.shelf.buckets[which], self.shelf.buckets[to]

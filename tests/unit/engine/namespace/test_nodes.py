@@ -41,9 +41,7 @@ def change(
     atime_ns: int | None = None,
     xattrs: Mapping[str, bytes | None] | None = None,
 ) -> Resolved:
-    request = SetAttributes(
-        "b", key, mode=mode, mtime_ns=mtime_ns, atime_ns=atime_ns, xattrs=dict(xattrs or {})
-    )
+    request = SetAttributes("b", key, mode=mode, mtime_ns=mtime_ns, atime_ns=atime_ns, xattrs=dict(xattrs or {}))
     return shelf.store.run(lambda txn: set_attributes(txn, shelf.bucket, request, LATER_NS))
 
 
@@ -81,9 +79,7 @@ def test_a_refused_kept_put_leaves_the_others_of_its_batch_whole() -> None:
 
 def test_a_symlink_is_a_node_without_blob_that_a_put_replaces() -> None:
     shelf = Shelf()
-    made = link(
-        shelf, "f/l", b"../somewhere", ObjectAttributes(mode=0o777, mtime_ns=5, content_type="no/such")
-    )
+    made = link(shelf, "f/l", b"../somewhere", ObjectAttributes(mode=0o777, mtime_ns=5, content_type="no/such"))
     assert made.node.mtime_ns == 5
     assert made.node.ctime_ns == NOW_NS
     stat = to_object_stat("b", "f/l", made.node_id, made.node)
@@ -210,9 +206,7 @@ def test_attributes_that_do_not_fit_change_nothing() -> None:
     shelf.refuses(KeyNotFound, lambda: change(shelf, "k/", mode=0))
     big = ObjectAttributes(xattrs={"user.a": half, "user.b": half})
     shelf.refuses(RequestTooLarge, link, shelf, "new/l", b"t", big)
-    shelf.refuses(
-        RequestTooLarge, lambda: shelf.store.run(lambda t: make_folder(t, shelf.bucket, "d", False, 1, big))
-    )
+    shelf.refuses(RequestTooLarge, lambda: shelf.store.run(lambda t: make_folder(t, shelf.bucket, "d", False, 1, big)))
     assert shelf.all_keys() == ["k"]
 
 
@@ -229,9 +223,7 @@ def test_a_folder_that_stays_becomes_one_that_was_made_and_is_told_of() -> None:
     assert shelf.store.notes[-1][1] == NameEvent("put", "b", "a/b/", kept.node_id, blob=EMPTY_BLOB)
     shelf.remove_folder("a/b")
     shelf.store.notes.clear()
-    shelf.store.run(
-        lambda txn: rename(txn, shelf.bucket, "a/" + "n" * 1000, shelf.bucket, "y", True, LATER_NS, True)
-    )
+    shelf.store.run(lambda txn: rename(txn, shelf.bucket, "a/" + "n" * 1000, shelf.bucket, "y", True, LATER_NS, True))
     assert shelf.events() == [("rename", "a/" + "n" * 1000, "y"), ("put", "a/")]
     shelf.store.run(lambda txn: remove(txn, shelf.bucket, "top", NO_CONDITION, NOW_NS, True).found)
     assert shelf.all_keys() == ["a/", "y"]
@@ -244,9 +236,7 @@ def test_a_move_is_a_change_of_the_node_that_moves() -> None:
 
     def move(key: str, to_key: str) -> None:
         before = shelf.get(key)
-        moved = shelf.store.run(
-            lambda txn: rename(txn, shelf.bucket, key, shelf.bucket, to_key, True, LATER_NS)
-        )
+        moved = shelf.store.run(lambda txn: rename(txn, shelf.bucket, key, shelf.bucket, to_key, True, LATER_NS))
         assert moved == shelf.get(to_key)
         assert before is not None
         assert (before.node.ctime_ns, moved.node.ctime_ns) == (NOW_NS, LATER_NS)

@@ -5,21 +5,11 @@ from __future__ import annotations
 import pytest
 
 from engine.format.layouts import NODE_HEAD, EtagKind, Node, NodeKind, Table, node_key
-from engine.namespace.names import (
-    iter_nodes,
-)
+from engine.namespace.names import iter_nodes
 from engine.namespace.object_stat import etag_of, new_object, to_list_entry, to_object_stat
 from engine.namespace.tree import NameEvent
-from lakefs.errors import (
-    IndexDamaged,
-    InvalidArgument,
-)
-from lakefs.ids import (
-    EMPTY_BLOB,
-    NodeId,
-    blob_of,
-    manifest_chunk_id,
-)
+from lakefs.errors import IndexDamaged, InvalidArgument
+from lakefs.ids import EMPTY_BLOB, NodeId, blob_of, manifest_chunk_id
 from lakefs.wire.messages import ObjectAttributes
 from tests.unit.support.shelf import NOW_NS, PLAIN, Shelf, an_object, blob
 

@@ -15,14 +15,7 @@ from engine.namespace.removal import remove, remove_version
 from engine.namespace.tree import Resolved
 from engine.namespace.version_listing import list_versions
 from engine.namespace.versions import version_id
-from lakefs.errors import (
-    FolderNotEmpty,
-    KeyDeleted,
-    KeyNotFound,
-    PreconditionFailed,
-    VersionIsMarker,
-    VersionNotFound,
-)
+from lakefs.errors import FolderNotEmpty, KeyDeleted, KeyNotFound, PreconditionFailed, VersionIsMarker, VersionNotFound
 from lakefs.wire.messages import NO_CONDITION, Condition, ListVersions, VersionEntry
 from tests.unit.support.shelf import NOW_NS, Shelf, an_object, blob
 from tests.unit.support.tree_check import check_tree
@@ -73,9 +66,7 @@ class VersionsAgainstAModel:
         if kind == "set_versioning":
             self.set_versioning(rng.choice(("enabled", "enabled", "suspended")))
         elif kind == "list_pages":
-            self.list_pages(
-                self.key(), rng.randrange(14), rng.choice(("", "/")), rng.randint(1, 4), self.key()
-            )
+            self.list_pages(self.key(), rng.randrange(14), rng.choice(("", "/")), rng.randint(1, 4), self.key())
         elif kind == "move_folder":
             folders = [key for key in self.pool if key.endswith("/")] or [self.key()]
             self.move_folder(rng.choice(folders), rng.choice(folders))
@@ -107,9 +98,7 @@ class VersionsAgainstAModel:
 
     def put(self, key: str) -> None:
         text = self.text()
-        bound = self.shelf.store.run(
-            lambda t: bind(t, self.bucket(), key, an_object(text), NO_CONDITION, NOW_NS)
-        )
+        bound = self.shelf.store.run(lambda t: bind(t, self.bucket(), key, an_object(text), NO_CONDITION, NOW_NS))
         self.model.put(key, text, self.id_of(bound))
 
     def put_if_absent(self, key: str) -> None:
@@ -196,18 +185,14 @@ class VersionsAgainstAModel:
     def every_version_is_listed_and_found(self) -> None:
         listed = self.listed(ListVersions("b"))
         expected = [
-            (key, version)
-            for key in sorted(self.model.keys, key=str.encode)
-            for version in self.model.keys[key].all
+            (key, version) for key in sorted(self.model.keys, key=str.encode) for version in self.model.keys[key].all
         ]
         assert [entry.key for entry in listed] == [key for key, _ in expected]
         for entry, (key, version) in zip(listed, expected, strict=True):
             self.compare(entry, version)
             found = self.model.keys[key]
             newest = found.all[0]
-            assert entry.is_latest == (
-                version.order == newest.order and (found.bound is not None or found.is_deleted)
-            )
+            assert entry.is_latest == (version.order == newest.order and (found.bound is not None or found.is_deleted))
 
     def compare(self, entry: VersionEntry, version: Version) -> None:
         if version.id == UNKNOWN:
@@ -270,9 +255,7 @@ class VersionsAgainstAModel:
         after, version = request.after, ""
         while True:
             page = list_versions(
-                view,
-                bucket,
-                ListVersions("b", request.prefix, after, version, request.delimiter, request.limit),
+                view, bucket, ListVersions("b", request.prefix, after, version, request.delimiter, request.limit)
             )
             found += page.entries
             after, version = page.next_after, page.next_version
@@ -302,8 +285,7 @@ def test_a_null_version_beside_another_one_is_known_by_its_order() -> None:
     run.delete("g/x")
     run.move_folder("f/", "g/")
     pages = [
-        [(entry.key, entry.version) for entry in run.listed(ListVersions("b", limit=limit))]
-        for limit in (1, 2, 1000)
+        [(entry.key, entry.version) for entry in run.listed(ListVersions("b", limit=limit))] for limit in (1, 2, 1000)
     ]
     assert pages[0] == pages[1] == pages[2]
     bound, marker, old = [version for key, version in pages[0] if key == "g/x"]

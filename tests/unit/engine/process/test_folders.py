@@ -26,9 +26,7 @@ def mode_of(path: Path) -> int:
 
 
 @pytest.mark.parametrize("umask", [0, 0o022, 0o077])
-def test_folders_are_their_owner_s_and_the_socket_s_its_group_s_whatever_the_umask(
-    tmp_path: Path, umask: int
-) -> None:
+def test_folders_are_their_owner_s_and_the_socket_s_its_group_s_whatever_the_umask(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
         with places_made(config_of(tmp_path, "run/s")):
@@ -40,9 +38,7 @@ def test_folders_are_their_owner_s_and_the_socket_s_its_group_s_whatever_the_uma
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_data_folder_is_not_opened_to_the_group_of_a_socket_in_it_and_that_is_said(
-    tmp_path: Path,
-) -> None:
+def test_the_data_folder_is_not_opened_to_the_group_of_a_socket_in_it_and_that_is_said(tmp_path: Path) -> None:
     with capture_logs() as logged, places_made(config_of(tmp_path, "data/store/s", GROUP)):
         assert mode_of(tmp_path / "data/store") == 0o700
     assert [line["group"] for line in logged] == [GROUP]

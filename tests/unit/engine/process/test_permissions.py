@@ -55,9 +55,7 @@ def test_each_place_that_is_more_open_is_named_with_what_to_do(
     assert open_places(data, socket, None) == [f"{said.format(path)}; run: {remedy.format(path)}"]
 
 
-def test_a_socket_may_lie_in_a_sticky_folder_and_in_one_that_its_own_group_reads(
-    places: tuple[Path, Path],
-) -> None:
+def test_a_socket_may_lie_in_a_sticky_folder_and_in_one_that_its_own_group_reads(places: tuple[Path, Path]) -> None:
     data, socket = places
     for mode in (0o1777, 0o750, 0o710):
         socket.parent.chmod(mode)

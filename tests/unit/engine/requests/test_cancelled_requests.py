@@ -58,17 +58,11 @@ MANY = build(CutKind.FIXED, [(data_chunk_id(LARGE), len(LARGE)), (data_chunk_id(
 NAMES = [("bkt", key) for key in ("small", "large", "many", "missing")]
 REQUESTS: dict[str, Callable[[bytes], tuple[m.Request, list[bytes]]]] = {
     "StoreChunks": lambda s: (m.StoreChunks(s, [1, 1, 1], [len(NEW), 5, 5]), [NEW, b"new-1", b"new-2"]),
-    "PutObjects": lambda s: (
-        m.PutObjects([len(NEW), 5, 0], [change("a"), change("b"), change("c")]),
-        [NEW, b"new-1"],
-    ),
+    "PutObjects": lambda s: (m.PutObjects([len(NEW), 5, 0], [change("a"), change("b"), change("c")]), [NEW, b"new-1"]),
     "Offer": lambda s: (m.Offer(s, [data_chunk_id(LARGE), data_chunk_id(NEW)]), []),
     "Commit": lambda s: (m.Commit(s, [change("again", MANY), change("two", data_chunk_id(SMALL))]), []),
     "OpenObjects": lambda s: (m.OpenObjects(NAMES), []),
-    "ReadChunks": lambda s: (
-        m.ReadChunks([data_chunk_id(LARGE), data_chunk_id(SMALL)], [0, 0], [0, 0]),
-        [],
-    ),
+    "ReadChunks": lambda s: (m.ReadChunks([data_chunk_id(LARGE), data_chunk_id(SMALL)], [0, 0], [0, 0]), []),
     "DeleteNames": lambda s: (m.DeleteNames(NAMES), []),
     "Rename": lambda s: (m.Rename("bkt", "small", "other", "moved", create_bucket=True), []),
     "Status": lambda s: (m.Status(), []),

@@ -24,19 +24,7 @@ from lakefs.limits import COMPACT_SHARE_MOST, PAGE_BYTES
 from lakefs.wire import messages as m
 from lakefs.wire.grants import MEDIUM_NONE, MEDIUM_SEGMENT
 from tests.sim.world.disk import SimDisk
-from tests.store_rig import (
-    SMALL_SIZES,
-    ask,
-    change,
-    client_of,
-    delete,
-    fsck,
-    gc,
-    put,
-    read,
-    run,
-    simulated_store,
-)
+from tests.store_rig import SMALL_SIZES, ask, change, client_of, delete, fsck, gc, put, read, run, simulated_store
 from tests.unit.engine.upkeep.test_compaction import payload
 
 EAGER: Final = replace(SMALL_SIZES, compact_won_bytes=1)
@@ -170,9 +158,7 @@ def test_a_chunk_that_is_not_there_is_not_pinned() -> None:
 
 
 @pytest.mark.parametrize("limit", ["PINS_MAX", "PINS_PER_CONNECTION_MAX"])
-def test_too_many_pins_are_refused_and_none_of_them_taken(
-    limit: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_pins_are_refused_and_none_of_them_taken(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pins_module, limit, 4)
 
     async def main() -> None:
@@ -228,14 +214,10 @@ def test_what_is_left_of_spans_is_what_no_kept_one_has(
     some: set[int], kept: set[int], some_runs: bool, kept_runs: bool
 ) -> None:
     left = without((_runs if some_runs else _spans)(some), (_runs if kept_runs else _spans)(kept))
-    assert sorted(place for offset, length in left for place in range(offset, offset + length)) == sorted(
-        some - kept
-    )
+    assert sorted(place for offset, length in left for place in range(offset, offset + length)) == sorted(some - kept)
 
 
-_PLACES = st.lists(
-    st.tuples(st.integers(0, 3 * PAGE_BYTES), st.integers(1, 3 * PAGE_BYTES)), min_size=1, max_size=20
-)
+_PLACES = st.lists(st.tuples(st.integers(0, 3 * PAGE_BYTES), st.integers(1, 3 * PAGE_BYTES)), min_size=1, max_size=20)
 """Room before each place, and its length."""
 
 
@@ -257,10 +239,7 @@ def _laid_out(places: list[tuple[int, int]], kind: SegmentKind) -> list[Span]:
     st.lists(st.tuples(st.integers(0, 19), st.integers(0, 2), st.booleans()), max_size=80),
 )
 def test_what_a_punch_leaves_is_what_all_pins_sorted_each_time_would_have_it_leave(
-    places: list[tuple[int, int]],
-    punched: list[tuple[int, int]],
-    kind: SegmentKind,
-    steps: list[tuple[int, int, bool]],
+    places: list[tuple[int, int]], punched: list[tuple[int, int]], kind: SegmentKind, steps: list[tuple[int, int, bool]]
 ) -> None:
     laid, spans = _laid_out(places, kind), owned_spans(kind, _laid_out(punched, kind))
     pinned, naive = PinnedPlaces(), dict.fromkeys(range(len(laid)), 0)

@@ -309,9 +309,7 @@ def test_a_range_is_refused_only_when_its_own_granules_or_the_vector_are_damaged
     drive(body)
 
 
-def test_rot_in_memory_is_healed_by_a_read_past_the_cache(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_rot_in_memory_is_healed_by_a_read_past_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     async def body(world: World) -> None:
         record = await world.store_large(world.payload(2 * GRANULE_BYTES + 3))
         small = (await world.store_small([world.payload(70, 1), world.payload(5000, 2)]))[1]
@@ -326,9 +324,7 @@ def test_rot_in_memory_is_healed_by_a_read_past_the_cache(
         monkeypatch.setattr("tests.sim.world.file.SimFile.pread_into", rotten)
         assert await world.segments.reader.read_chunk(record) == world.stored[record]
         assert await world.segments.reader.read_chunk(small) == world.stored[small]
-        assert (await world.segments.reader.read_range(record, 5, 5))[1] == world.stored[record][
-            :GRANULE_BYTES
-        ]
+        assert (await world.segments.reader.read_range(record, 5, 5))[1] == world.stored[record][:GRANULE_BYTES]
         assert world.segments.reader.healed_reads == 3
 
     drive(body)
@@ -374,11 +370,7 @@ def test_a_file_taken_away_from_a_running_store_is_damage() -> None:
 
 @pytest.mark.parametrize(
     ("store_id", "segment", "version", "error"),
-    [
-        (bytes(16), 1, 1, StoreDamaged),
-        (STORE_ID, 2, 1, StoreDamaged),
-        (STORE_ID, 1, 2, StoreUnusable),
-    ],
+    [(bytes(16), 1, 1, StoreDamaged), (STORE_ID, 2, 1, StoreDamaged), (STORE_ID, 1, 2, StoreUnusable)],
 )
 def test_a_sound_header_of_another_store_segment_or_version_is_refused(
     store_id: bytes, segment: int, version: int, error: type[LakeError], monkeypatch: pytest.MonkeyPatch

@@ -13,13 +13,7 @@ from engine.format.layouts import SegmentKind
 from engine.host.local_disk import LocalDisk
 from engine.segments import files as segment_files
 from engine.segments.files import parse_segment_name, segment_path
-from lakefs.errors import (
-    ChunkDamaged,
-    DiskFailed,
-    EngineBusy,
-    StaleGrant,
-    StoreDamaged,
-)
+from lakefs.errors import ChunkDamaged, DiskFailed, EngineBusy, StaleGrant, StoreDamaged
 from lakefs.ids import SegmentId
 from lakefs.limits import KIB
 from lakefs.ports import Disk
@@ -44,9 +38,7 @@ def test_punching_frees_dead_extents_and_no_byte_of_their_neighbours(any_disk: D
         await world.segments.room.punch([(r.segment, r.offset, r.extent_bytes) for r in dead])
         await world.check()
         for record in (large[1], large[2], large[4]):
-            assert not any(
-                await world.segments.reader.read(record.segment, record.offset, record.extent_bytes)
-            )
+            assert not any(await world.segments.reader.read(record.segment, record.offset, record.extent_bytes))
             with pytest.raises(ChunkDamaged):
                 await world.segments.reader.read_chunk(record)
         freed = before - await world.segments.room.allocated_bytes()

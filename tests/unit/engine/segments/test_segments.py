@@ -6,10 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from lakefs.errors import (
-    ChunkDamaged,
-    StoreReadOnly,
-)
+from lakefs.errors import ChunkDamaged, StoreReadOnly
 from lakefs.limits import CHUNK_BYTES, GRANULE_BYTES, KIB
 from lakefs.ports import Disk
 from tests.sim.world.determinism import run_seeded
@@ -34,9 +31,7 @@ EDGE_LENGTHS = [
 
 def test_payloads_of_every_edge_length_are_read_back_on_every_disk(any_disk: Disk) -> None:
     async def body(world: World) -> None:
-        await world.store_small(
-            [world.payload(length, length % 250) for length in (1, 2, 4095, 4096, 4097, 65_535)]
-        )
+        await world.store_small([world.payload(length, length % 250) for length in (1, 2, 4095, 4096, 4097, 65_535)])
         for length in EDGE_LENGTHS:
             await world.store_large(world.payload(length))
         await world.check()
@@ -266,9 +261,7 @@ def test_callers_cancelled_at_any_checkpoint_leave_nothing_in_flight_and_harm_no
                 scopes[after % 3].cancel()
                 scopes[(after + 1) % 3].cancel()
             assert len(world.stored) >= 3 + 3
-            assert not any(
-                world.segments.in_flight.count(segment) for segment in world.segments.register.ids()
-            )
+            assert not any(world.segments.in_flight.count(segment) for segment in world.segments.register.ids())
             await world.check()
             await world.segments.close()
 

@@ -49,9 +49,7 @@ def expire(references: References, client: Client, identifier: SessionId) -> Non
 @pytest.mark.parametrize("ended", [end, expire])
 @pytest.mark.parametrize("while_marking", [True, False])
 def test_a_session_that_ends_while_gc_runs_leaves_what_it_held_to_the_cycle(
-    ended: Callable[[References, Client, SessionId], None],
-    while_marking: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    ended: Callable[[References, Client, SessionId], None], while_marking: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.sessions.references.SESSION_LINGER_S", 0)
 
@@ -185,9 +183,7 @@ def test_a_put_that_gets_no_session_fails_with_the_reason_and_works_later(
     with open_lake(tmp_path / "store") as lake:
         with monkeypatch.context() as full:
             full.setattr("engine.sessions.references.SESSIONS_PER_CONNECTION_MAX", 0)
-            with pytest.raises(
-                EngineBusy, match=r"0 puts are in progress on this connection.*try again"
-            ) as told:
+            with pytest.raises(EngineBusy, match=r"0 puts are in progress on this connection.*try again") as told:
                 lake.put("bkt/k", content, create_bucket=True)
             assert told.value.retryable
             lake.put("bkt/small", b"needs no session", create_bucket=True)

@@ -121,11 +121,7 @@ def test_the_committed_store_has_records_in_every_table(tmp_path: Path) -> None:
 def test_a_list_that_says_something_else_is_noticed(tmp_path: Path) -> None:
     name = f"v{FORMAT_VERSION}-stopped"
     store = unpacked(name, tmp_path)
-    for path in (
-        ("names", "packed", "blake3"),
-        ("names", "folder/", "stat", "mode"),
-        ("settings", "anonymous_read"),
-    ):
+    for path in (("names", "packed", "blake3"), ("names", "folder/", "stat", "mode"), ("settings", "anonymous_read")):
         expected = listed(name)
         place = expected["buckets"]["plain"]
         for step in path[:-1]:
@@ -150,9 +146,7 @@ def test_a_store_with_an_incompatible_feature_is_refused_by_name_and_not_touched
     assert files_of(store) == before
 
 
-def test_a_store_with_an_unknown_read_only_feature_is_refused_by_number_and_not_touched(
-    tmp_path: Path,
-) -> None:
+def test_a_store_with_an_unknown_read_only_feature_is_refused_by_number_and_not_touched(tmp_path: Path) -> None:
     store = unpacked(f"v{FORMAT_VERSION}-stopped", tmp_path)
     disk = LocalDisk(store)
     superblock = read_superblock(disk)

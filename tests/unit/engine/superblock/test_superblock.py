@@ -220,9 +220,7 @@ def test_a_first_start_cut_short_anywhere_is_begun_again(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_superblock_that_a_killed_process_did_not_make_durable_is_so_before_anything_rests_on_it(
-    seed: int,
-) -> None:
+def test_a_superblock_that_a_killed_process_did_not_make_durable_is_so_before_anything_rests_on_it(seed: int) -> None:
     for crash_at in range(6, 12):
         disk = SimDisk(seed, crash_at=crash_at)
         with suppress(SimCrashed):

@@ -28,9 +28,7 @@ def layer_of(*mutations: Mutation, sequence: int = 1) -> Layer:
 
 def filled(path: Path) -> Index:
     index = Index(path)
-    index.apply(
-        layer_of(*[(Op.INSERT, Table.NAMES, key, value) for key, value in RECORDS.items()]), Sequence(1)
-    )
+    index.apply(layer_of(*[(Op.INSERT, Table.NAMES, key, value) for key, value in RECORDS.items()]), Sequence(1))
     index.refresh()
     return index
 
@@ -64,11 +62,7 @@ def test_records_are_read_back_by_key_and_in_order(tmp_path: Path) -> None:
     assert index.get(Table.NAMES, b"key-7") is None
     assert index.get(Table.NODES, b"key-007") is None
     assert list(index.scan(Table.NAMES, b"\0", b"\xff")) == sorted(RECORDS.items())
-    assert [key for key, _ in index.scan(Table.NAMES, b"key-010", b"key-013")] == [
-        b"key-010",
-        b"key-011",
-        b"key-012",
-    ]
+    assert [key for key, _ in index.scan(Table.NAMES, b"key-010", b"key-013")] == [b"key-010", b"key-011", b"key-012"]
     assert list(index.scan(Table.CHUNKS, b"\0", b"\xff")) == []
     assert verify(index) == len(RECORDS)
     index.close()
@@ -278,9 +272,7 @@ def test_damage_that_lmdb_meets_in_the_sums_is_an_error_of_ours(
     index.close()
 
 
-def test_a_full_map_changes_nothing_and_can_be_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_map_changes_nothing_and_can_be_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_module, "LMDB_MAP_BYTES", 256 << 10)
     index = filled(tmp_path / "index")
     large = layer_of(*[(Op.INSERT, Table.NODES, b"%d" % n, bytes(3000)) for n in range(200)], sequence=2)
@@ -313,13 +305,10 @@ def test_a_compacted_copy_takes_the_place_of_a_file_of_free_pages(
     monkeypatch.setattr(index_module, "_COMPACT_BYTES_MIN", 0)
     index = filled(tmp_path / "index")
     index.apply(
-        layer_of(*[(Op.INSERT, Table.NODES, b"%d" % n, bytes(3000)) for n in range(500)], sequence=2),
-        Sequence(2),
+        layer_of(*[(Op.INSERT, Table.NODES, b"%d" % n, bytes(3000)) for n in range(500)], sequence=2), Sequence(2)
     )
     assert not index.is_mostly_free()
-    index.apply(
-        layer_of(*[(Op.DELETE, Table.NODES, b"%d" % n, b"") for n in range(500)], sequence=3), Sequence(3)
-    )
+    index.apply(layer_of(*[(Op.DELETE, Table.NODES, b"%d" % n, b"") for n in range(500)], sequence=3), Sequence(3))
     assert index.is_mostly_free()
     before = index.file_bytes()
     index.copy_to(tmp_path / "index.new")

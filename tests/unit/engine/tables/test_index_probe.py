@@ -54,9 +54,7 @@ def test_an_index_that_leads_elsewhere_is_not_opened(tmp_path: Path, change: Cha
     index.close()
 
 
-def test_an_index_that_cannot_be_read_now_is_left_closed_and_opens_when_it_can(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_index_that_cannot_be_read_now_is_left_closed_and_opens_when_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: Index) -> int:
         raise DiskFailed("cannot read the index: Input/output error", subject="index")
 

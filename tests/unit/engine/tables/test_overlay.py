@@ -115,9 +115,7 @@ class Model:
 
 @settings(max_examples=150)
 @given(STEPS)
-def test_overlay_and_index_scan_and_get_as_one_sorted_map(
-    steps: list[tuple[str, bytes, bytes | None]],
-) -> None:
+def test_overlay_and_index_scan_and_get_as_one_sorted_map(steps: list[tuple[str, bytes, bytes | None]]) -> None:
     with tempfile.TemporaryDirectory(dir=MEMORY) as path:
         model = Model(Path(path))
         for step, key, value in steps:

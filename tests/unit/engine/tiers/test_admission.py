@@ -80,11 +80,7 @@ def test_epochs_over_more_than_fits_are_served_in_part_and_not_turned_over() -> 
     assert fills < 6
 
 
-@given(
-    width=sampled_from([1, 2, 16]),
-    sample=integers(1, 40),
-    reads=lists(integers(0, 12), max_size=80),
-)
+@given(width=sampled_from([1, 2, 16]), sample=integers(1, 40), reads=lists(integers(0, 12), max_size=80))
 def test_the_native_counts_are_those_of_its_twin(width: int, sample: int, reads: list[int]) -> None:
     native = Sketch(width, sample)
     twin = TwinSketch(width, sample)

@@ -36,10 +36,7 @@ def test_the_least_limit_of_all_groups_above_counts(tmp_path: Path) -> None:
 
 
 def test_limits_of_the_older_kind_of_groups_count_too(tmp_path: Path) -> None:
-    limits = {
-        "memory/x/memory.limit_in_bytes": str(3 * GIB),
-        "memory/memory.limit_in_bytes": str(1 << 62),
-    }
+    limits = {"memory/x/memory.limit_in_bytes": str(3 * GIB), "memory/memory.limit_in_bytes": str(1 << 62)}
     assert _machine(tmp_path, 8 << 20, "4:memory:/x\n3:cpu:/y\n0::/\n", limits) == 3 * GIB
 
 
@@ -57,8 +54,7 @@ def test_where_nobody_knows_there_is_no_tier_by_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("memory", "expected"),
-    [(2 * GIB, 0), (4 * GIB, 256 * MIB), (24 * GIB, 24 * GIB // 16), (512 * GIB, 4 * GIB)],
+    ("memory", "expected"), [(2 * GIB, 0), (4 * GIB, 256 * MIB), (24 * GIB, 24 * GIB // 16), (512 * GIB, 4 * GIB)]
 )
 def test_by_itself_it_takes_a_small_bounded_share(memory: int, expected: int) -> None:
     assert tier_bytes(None, memory) == (expected, "")

@@ -307,11 +307,7 @@ def test_chunks_that_are_located_are_counted_as_each_by_itself() -> None:
             assert wanted == [chunk for chunk in often if other.may_fit(chunk, 64 * KIB)]
             assert one.statistics() == other.statistics()
             for mine, yours in zip(one.arena.taken_cells(), other.arena.taken_cells(), strict=True):
-                assert (mine.chunk, mine.referenced, mine.used_at) == (
-                    yours.chunk,
-                    yours.referenced,
-                    yours.used_at,
-                )
+                assert (mine.chunk, mine.referenced, mine.used_at) == (yours.chunk, yours.referenced, yours.used_at)
             assert [slab.used_at for slab in one.arena.slabs.values()] == [
                 slab.used_at for slab in other.arena.slabs.values()
             ]

@@ -271,10 +271,7 @@ def test_what_rests_on_durable_things_only_is_answered_at_once() -> None:
 def test_the_place_in_memory_of_a_chunk_that_is_not_durable_yet_is_told_when_it_is() -> None:
     async def main() -> None:
         offload, tier, payload = HeldJournal(), DramTier(Arena(2, MIB)), bytes(20 * KIB)
-        async with (
-            simulated_store(offload=offload, tier=tier) as store,
-            trio.open_nursery() as nursery,
-        ):
+        async with simulated_store(offload=offload, tier=tier) as store, trio.open_nursery() as nursery:
             await nursery.start(run_shared_index, store, "memory", 100)
             client, told = EmbeddedEngine(Service(store)), list[m.Message]()
             await put(client, "small", SMALL)  # so that there is a segment

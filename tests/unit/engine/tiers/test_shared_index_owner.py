@@ -66,15 +66,8 @@ def test_what_is_put_is_in_it_once_it_is_durable_and_locate_answers_from_it() ->
             held = records(store)
             for chunk, grant in zip(chunks, located.grants, strict=True):
                 record = held[ChunkId(chunk)]
-                assert (grant.medium, grant.segment, grant.offset) == (
-                    MEDIUM_SEGMENT,
-                    record.segment,
-                    record.offset,
-                )
-                assert (grant.stored_bytes, grant.logical_bytes) == (
-                    record.stored_bytes,
-                    record.logical_bytes,
-                )
+                assert (grant.medium, grant.segment, grant.offset) == (MEDIUM_SEGMENT, record.segment, record.offset)
+                assert (grant.stored_bytes, grant.logical_bytes) == (record.stored_bytes, record.logical_bytes)
                 assert grant.crc == record.crc
             unknown = bytes(data_chunk_id(b"nobody put this"))
             mixed = await ask(client, m.Locate([unknown, chunks[0]]), m.Located)
@@ -121,9 +114,7 @@ def test_a_store_that_was_there_before_is_walked_behind_the_start() -> None:
     run(main)
 
 
-def test_freed_chunks_are_gone_from_it_before_their_places_are_punched(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_freed_chunks_are_gone_from_it_before_their_places_are_punched(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with indexed_store() as (store, index, client):
             for payload in (b"stays", b"goes" * 30_000, b"one too"):
@@ -276,9 +267,7 @@ def test_a_kept_table_is_used_again_after_a_clean_stop(tmp_path: Path) -> None:
     [8, 0, 56, 24, 40, "entry", "cut"],
     ids=["version", "magic", "sequence", "store", "boot", "torn entry", "cut"],
 )
-def test_a_kept_table_that_is_not_that_of_the_clean_stop_is_made_anew(
-    tmp_path: Path, damage: int | str
-) -> None:
+def test_a_kept_table_that_is_not_that_of_the_clean_stop_is_made_anew(tmp_path: Path, damage: int | str) -> None:
     path = tmp_path / "hot-index"
 
     def change() -> None:

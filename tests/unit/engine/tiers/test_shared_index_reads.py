@@ -24,9 +24,7 @@ from lakefs.wire.grants import MEDIUM_SEGMENT
 from tests.sim.test_dram_tier import PlainMemory
 from tests.store_rig import client_of, delete, gc, put, records, run, simulated_store
 
-PAYLOADS: Final = [
-    bytes([number]) * size for number, size in enumerate((1, 4 * KIB, 60_000, 65_536, 200_000))
-]
+PAYLOADS: Final = [bytes([number]) * size for number, size in enumerate((1, 4 * KIB, 60_000, 65_536, 200_000))]
 CHUNKS: Final = [data_chunk_id(payload) for payload in PAYLOADS]
 SHORT: Final = 4
 """So many of them have no vector of checksums."""
@@ -139,13 +137,7 @@ def test_of_a_chunk_that_is_gone_no_other_bytes_come_whatever_the_shared_index_s
         places = shared.find_many([*CHUNKS])
         await delete(client, "k1", "k4")
         assert (await gc(client))["freed_chunks"] == 2
-        assert [isinstance(told, ChunkNotFound) for told in await streamed(client)] == [
-            False,
-            True,
-            False,
-            False,
-            True,
-        ]
+        assert [isinstance(told, ChunkNotFound) for told in await streamed(client)] == [False, True, False, False, True]
         for chunk, place in zip(CHUNKS, places, strict=True):
             assert place is not None
             shared.put(chunk, place)

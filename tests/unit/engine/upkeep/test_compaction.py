@@ -81,9 +81,7 @@ async def collected(store: Store) -> CompactionReport:
 
 
 @pytest.mark.parametrize("share_removed", [0.6, 0.9])
-def test_one_cycle_gives_back_at_least_0_95_of_what_is_dead_in_a_store_of_mixed_sizes(
-    share_removed: float,
-) -> None:
+def test_one_cycle_gives_back_at_least_0_95_of_what_is_dead_in_a_store_of_mixed_sizes(share_removed: float) -> None:
     async def main() -> None:
         disk, rng = SimDisk(), random.Random(1)
         lengths = [100, 700, 3000, 9000, 30_000, 65_535, 65_536, 150_000]
@@ -129,12 +127,7 @@ def test_chunks_keep_their_births_and_get_places_in_segments_of_new_ids() -> Non
 def replace_place(record: Any, place_of: Any) -> Any:
     """The record at the place of another."""
     return type(record)(
-        record.birth,
-        place_of.segment,
-        place_of.offset,
-        record.stored_bytes,
-        record.logical_bytes,
-        record.crc,
+        record.birth, place_of.segment, place_of.offset, record.stored_bytes, record.logical_bytes, record.crc
     )
 
 
@@ -364,9 +357,7 @@ def at_every_step(act: Act, *, stride: int = 3) -> None:
                 await collected(store)
 
     while beside:
-        with mock.patch(
-            "engine.upkeep.compaction.COMPACT_BYTES_PER_S", math.inf
-        ):  # or others wait for its pauses
+        with mock.patch("engine.upkeep.compaction.COMPACT_BYTES_PER_S", math.inf):  # or others wait for its pauses
             run_seeded(main, delay, clock=trio.testing.MockClock(autojump_threshold=0))
         delay += stride
     assert delay > 10, "the run is walked in steps"
@@ -469,8 +460,5 @@ def test_a_chunk_freed_and_stored_again_while_it_was_copied_is_not_moved() -> No
 
 
 def test_moving_a_chunk_that_was_stored_again_is_noticed() -> None:
-    with (
-        mock.patch.object(Compactor, "_is_unchanged", return_value=True),
-        pytest.raises(ChunkNotFound),
-    ):
+    with mock.patch.object(Compactor, "_is_unchanged", return_value=True), pytest.raises(ChunkNotFound):
         run(store_again_between_copy_and_decision)

@@ -54,9 +54,7 @@ async def put_chunks(client: EmbeddedEngine, key: str, payloads: list[bytes]) ->
     """An object of several chunks; its blob."""
     session = await session_of(client)
     chunks = await store_chunks(client, session, payloads)
-    tree = build(
-        CutKind.FIXED, [(ChunkId(c), len(payload)) for c, payload in zip(chunks, payloads, strict=True)]
-    )
+    tree = build(CutKind.FIXED, [(ChunkId(c), len(payload)) for c, payload in zip(chunks, payloads, strict=True)])
     await store_chunks(client, session, [payload for _, payload in tree.manifests], kind=2)
     commit = m.Commit(session, [change(key, tree.blob)], end_session=True)
     good(await ask(client, commit, m.NameResults))

@@ -10,15 +10,7 @@ import trio
 
 from engine.chunks.chunk_store import find_chunk
 from engine.format.layouts import Table
-from engine.segments.stored_check import (
-    AREA_BYTES,
-    BATCH_BYTES,
-    RUN_RECORDS,
-    Stored,
-    batches_of,
-    bytes_of,
-    runs_of,
-)
+from engine.segments.stored_check import AREA_BYTES, BATCH_BYTES, RUN_RECORDS, Stored, batches_of, bytes_of, runs_of
 from engine.store.store import Store
 from engine.upkeep.scrub import SAVE_INTERVAL_S, STATE_KEY
 from lakefs.errors import ChunkDamaged
@@ -36,9 +28,7 @@ async def fill(store: Store) -> dict[str, ChunkId]:
     """Objects of one chunk each, of every kind of place."""
     client = client_of(store)
     generator = random.Random(5)
-    return {
-        f"o{size}": ChunkId((await put(client, f"o{size}", generator.randbytes(size))).blob) for size in SIZES
-    }
+    return {f"o{size}": ChunkId((await put(client, f"o{size}", generator.randbytes(size))).blob) for size in SIZES}
 
 
 def content_of(size: int) -> bytes:

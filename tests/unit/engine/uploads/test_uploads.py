@@ -166,9 +166,7 @@ def test_a_part_that_comes_beside_gc_is_kept_though_its_session_ends_and_its_sou
         session = await session_of(client)
         assert (await ask(client, m.Offer(session, [data_chunk_id(PAYLOAD)]), m.Offered)).present == [True]
         await delete(client, "source")
-        part = m.UploadPut(
-            session, "bkt", "k", begun.upload, 1, data_chunk_id(PAYLOAD), md5(PAYLOAD), end_session=True
-        )
+        part = m.UploadPut(session, "bkt", "k", begun.upload, 1, data_chunk_id(PAYLOAD), md5(PAYLOAD), end_session=True)
         await ask(client, part, m.PartStat)
 
     async def check(store: Store, client: EmbeddedEngine) -> None:
@@ -233,9 +231,7 @@ def test_unfinished_uploads_are_removed_at_their_age_by_gc() -> None:
 async def findings(client: EmbeddedEngine) -> list[tuple[str, str]]:
     report = await fsck(client)
     assert report["damage"] == len(report["findings"]) - report["notes"]
-    return [
-        (found["object"], found["message"]) for found in report["findings"] if found["severity"] == "damage"
-    ]
+    return [(found["object"], found["message"]) for found in report["findings"] if found["severity"] == "damage"]
 
 
 def test_fsck_names_a_damaged_part_and_a_leaked_one() -> None:
@@ -423,9 +419,7 @@ def test_each_part_of_an_object_is_found_and_all_of_them_in_pages(numbers: list[
             ]
             for part in (found[0], found[len(found) // 2], found[-1]):
                 assert (await known_parts(store, upload.upload, part.number - 1, 1)).parts == [part]
-                assert part.checksums == (
-                    {"CRC32": part.number.to_bytes(4, "big")} if part.number % 2 else {}
-                )
+                assert part.checksums == ({"CRC32": part.number.to_bytes(4, "big")} if part.number % 2 else {})
             assert (await known_parts(store, upload.upload, numbers[-1])).parts == []
             assert (await findings(client_of(store))) == []
 

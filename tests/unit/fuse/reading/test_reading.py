@@ -49,9 +49,7 @@ class Shelf:
                 vector = struct.pack(f"<{len(crcs)}I", *crcs) if len(crcs) > 1 else b""
                 crc = crc32c(vector) if vector else crcs[0]
                 self.opened.pieces.append(Piece(chunk, offset, length))
-                self.opened.grants[chunk] = Grant(
-                    MEDIUM_SEGMENT, int(SEGMENT), file.tell(), length, length, 0, crc
-                )
+                self.opened.grants[chunk] = Grant(MEDIUM_SEGMENT, int(SEGMENT), file.tell(), length, length, 0, crc)
                 file.write(payload + vector)
                 file.seek(-file.tell() % 4096, os.SEEK_CUR)
                 offset += length
@@ -104,9 +102,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
 
 @settings(max_examples=200, deadline=None)
 @given(offset=st.integers(0, len(CONTENT) + 10), length=st.integers(0, 1 << 20), waits=st.booleans())
-def test_any_range_is_read_at_once_or_with_a_wait(
-    shelf: Shelf, offset: int, length: int, waits: bool
-) -> None:
+def test_any_range_is_read_at_once_or_with_a_wait(shelf: Shelf, offset: int, length: int, waits: bool) -> None:
     read = shelf.read_waiting if waits else shelf.read
     assert read(offset, length) == CONTENT[offset : offset + length]
     assert not shelf.fell_back
@@ -131,9 +127,7 @@ def test_a_cold_range_is_read_with_a_wait_and_is_in_memory_afterwards(tmp_path: 
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_bytes_that_changed_after_they_were_read_once_are_not_given_again(
-    tmp_path: Path, waits: bool
-) -> None:
+def test_bytes_that_changed_after_they_were_read_once_are_not_given_again(tmp_path: Path, waits: bool) -> None:
     shelf = Shelf(tmp_path / "segment")
     piece = shelf.opened.pieces[1]
     assert shelf.read(piece.offset, 4096) == CONTENT[piece.offset : piece.offset + 4096]
@@ -180,9 +174,7 @@ def test_the_sums_of_the_granules_that_were_learnt_first_are_forgotten_first() -
 def test_a_chunk_whose_length_is_not_the_grants_is_left_to_the_engine(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path / "segment")
     grant = shelf.opened.grants[shelf.chunk(1)]
-    shelf.opened.grants[shelf.chunk(1)] = Grant(
-        grant.medium, grant.segment, grant.offset, 4096, 4096, 0, grant.crc
-    )
+    shelf.opened.grants[shelf.chunk(1)] = Grant(grant.medium, grant.segment, grant.offset, 4096, 4096, 0, grant.crc)
     assert shelf.read(shelf.opened.pieces[1].offset, 10) == b""
     assert shelf.fell_back == 1
 

@@ -123,9 +123,7 @@ while True:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_process_that_is_killed_leaves_every_byte_that_it_wrote(tmp_path: Path, seed: int) -> None:
     writer = subprocess.Popen(
-        [sys.executable, "-c", _WRITER, str(tmp_path / "staging"), str(seed)],
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", _WRITER, str(tmp_path / "staging"), str(seed)], stdout=subprocess.PIPE, text=True
     )
     assert writer.stdout is not None
     lines = [next(writer.stdout) for _ in range(seed * 100 + 1)]

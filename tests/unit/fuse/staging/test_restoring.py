@@ -38,9 +38,7 @@ def lake(tmp_path: Path) -> Iterator[Lake]:
         yield opened
 
 
-def left(
-    folder: Path, base: ObjectStat | None, *pieces: tuple[int, bytes], name: str = str(NAME)
-) -> Leftover:
+def left(folder: Path, base: ObjectStat | None, *pieces: tuple[int, bytes], name: str = str(NAME)) -> Leftover:
     """What a mount leaves that has written these pieces over stored content."""
     staging = StagingFolder(folder / "staging", LIMIT)
     file = staging.new(name, None if base is None else Base(base.size_bytes, base.node, base.blob))
@@ -60,9 +58,7 @@ def how(lake: Lake, leftover: Leftover) -> Standing:
     return standing(leftover, driver.run(driver.steps.stat_many([NAME]))[0])
 
 
-def test_an_edit_is_stored_over_what_it_was_made_on_and_keeps_what_the_name_carries(
-    lake: Lake, tmp_path: Path
-) -> None:
+def test_an_edit_is_stored_over_what_it_was_made_on_and_keeps_what_the_name_carries(lake: Lake, tmp_path: Path) -> None:
     lake.put(str(NAME), b"0123456789", content_type="text/x")
     leftover = left(tmp_path, lake.stat(str(NAME)), (3, b"abc"), (12, b"end"))
     assert how(lake, leftover) is Standing.READY
@@ -92,9 +88,7 @@ def test_a_new_file_is_its_owner_s_alone_and_its_bucket_is_made_again(lake: Lake
     assert (lake.get("gone/file"), stored.mode) == (b"new", 0o600)
 
 
-def test_an_empty_object_in_the_place_of_a_new_file_is_replaced_and_another_is_not(
-    lake: Lake, tmp_path: Path
-) -> None:
+def test_an_empty_object_in_the_place_of_a_new_file_is_replaced_and_another_is_not(lake: Lake, tmp_path: Path) -> None:
     leftover = left(tmp_path, None, (0, b"new"))
     put(lake, b"x")
     assert how(lake, leftover) is Standing.CHANGED

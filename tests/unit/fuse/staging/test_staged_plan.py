@@ -65,8 +65,7 @@ def test_a_plan_covers_the_content_and_keeps_what_no_change_touches(
     untouched = [
         piece
         for piece in pieces
-        if piece.offset + piece.length <= base_bytes
-        and not written.overlaps(piece.offset, piece.offset + piece.length)
+        if piece.offset + piece.length <= base_bytes and not written.overlaps(piece.offset, piece.offset + piece.length)
     ]
     assert kept == untouched[: len(kept)]
     along = untouched[len(kept) :]

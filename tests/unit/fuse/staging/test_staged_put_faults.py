@@ -97,11 +97,7 @@ def denying(steps: Steps[T]) -> Steps[T]:
             result: T = end.value
             return result
         answer = yield step
-        if (
-            isinstance(step, Start)
-            and isinstance(step.effect, Send)
-            and isinstance(step.effect.request, m.Offer)
-        ):
+        if isinstance(step, Start) and isinstance(step.effect, Send) and isinstance(step.effect.request, m.Offer):
             offers.append(answer)
         elif isinstance(step, Wait) and any(step.ticket is ticket for ticket in offers):
             answer = Reply(m.Offered([False] * len(answer.message.present)))
@@ -114,9 +110,7 @@ def test_what_the_store_does_not_have_any_more_is_stored_again(kind: Kind) -> No
         edited.truncate(6 * CHUNK_BYTES)
         edited.lake.asked.clear()
         await edited.lake.run(denying(edited.storing()))
-        assert edited.sent_bytes == 4 * CHUNK_BYTES, (
-            "three chunks, and one of zeros for all three of the hole"
-        )
+        assert edited.sent_bytes == 4 * CHUNK_BYTES, "three chunks, and one of zeros for all three of the hole"
         assert await edited.lake.run(edited.lake.steps.get(str(NAME))) == edited.content
 
     edit(kind, body)

@@ -87,9 +87,7 @@ def test_the_number_of_ranges_is_bounded(folder: StagingFolder, monkeypatch: pyt
     file.discard()
 
 
-def test_a_full_disk_is_said_with_the_folders_name(
-    folder: StagingFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_said_with_the_folders_name(folder: StagingFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     file = folder.new("b/k", None)
     file.write(0, b"there")
 

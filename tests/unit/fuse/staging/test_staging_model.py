@@ -41,9 +41,7 @@ def content_of(file: StagedFile, base: bytes) -> bytes:
         parts.append(base[offset : offset + length] if kind is Kind.BASE else file.read(offset, length))
         assert len(parts[-1]) == length
         assert [found for found in Kind if file.is_all(found, offset, length)] == [kind]
-        assert not any(
-            file.is_all(found, offset - 1, length + 1) for found in Kind if at and found is not kind
-        )
+        assert not any(file.is_all(found, offset - 1, length + 1) for found in Kind if at and found is not kind)
         at += length
     assert at == file.size
     return b"".join(parts)
@@ -258,9 +256,7 @@ def check_recovery(modelled: Modelled, folder: Path) -> None:
         assert leftover.size_bytes == file.size
         assert leftover.new_bytes == file.staged_bytes
         assert list(leftover.ranges) == [(offset, offset + length) for _, offset, length in staged]
-        assert leftover.is_complete == all(
-            span.kind is not Kind.BASE for span in file.spans(0, leftover.base_bytes)
-        )
+        assert leftover.is_complete == all(span.kind is not Kind.BASE for span in file.spans(0, leftover.base_bytes))
         target = folder.with_name("restored")
         target.unlink(missing_ok=True)
         restore(leftover, target, lambda offset, length: base[offset : offset + length])

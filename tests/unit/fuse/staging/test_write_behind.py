@@ -78,9 +78,7 @@ def test_the_commit_stores_only_what_was_not_stored_behind(kind: Kind) -> None:
         edited.write(len(edited.content), b"tail")
         edited.write(CHUNK_BYTES + 5, b"written again")
         stat = await edited.store()
-        assert edited.sent_bytes == 2 * CHUNK_BYTES + 4, (
-            "the chunk written again, the last whole one, the tail"
-        )
+        assert edited.sent_bytes == 2 * CHUNK_BYTES + 4, "the chunk written again, the last whole one, the tail"
         assert stat.blob == (await whole(edited)).blob
         await edited.end_behind()
 
@@ -129,11 +127,7 @@ def test_what_is_written_again_while_it_is_stored_is_stored_again(kind: Kind) ->
             except StopIteration:
                 return
             answer = yield step
-            if (
-                isinstance(step, Start)
-                and isinstance(step.effect, Send)
-                and data_lengths(step.effect.request)
-            ):
+            if isinstance(step, Start) and isinstance(step.effect, Send) and data_lengths(step.effect.request):
                 edited.write(100, rng.randbytes(10))
 
     async def body(edited: Edited) -> None:

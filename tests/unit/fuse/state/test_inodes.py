@@ -152,10 +152,7 @@ def test_a_new_file_owns_its_name_until_it_is_stored(table: InodeTable) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [
-        lambda table, inode: table.detach(inode),
-        lambda table, inode: table.move(inode, table.root.children["bkt"], "y"),
-    ],
+    [lambda table, inode: table.detach(inode), lambda table, inode: table.move(inode, table.root.children["bkt"], "y")],
 )
 def test_an_answer_to_an_older_question_changes_nothing(
     table: InodeTable, change: Callable[[InodeTable, Inode], object]
@@ -217,9 +214,7 @@ def test_a_folder_that_was_listed_is_known_until_a_name_in_it_may_be_missing(
 
 
 @pytest.mark.parametrize("here", [True, False])
-def test_a_folder_that_gets_another_name_and_those_below_it_are_listed_anew(
-    table: InodeTable, here: bool
-) -> None:
+def test_a_folder_that_gets_another_name_and_those_below_it_are_listed_anew(table: InodeTable, here: bool) -> None:
     bucket = folder(table, table.root, "bkt", 10)
     before, after = folder(table, bucket, "before", 11), folder(table, bucket, "after", 12)
     moved = folder(table, before, "x", 13)

@@ -35,12 +35,7 @@ def test_a_reading_is_read_at_each_scrape_and_not_before() -> None:
 
 def test_labelled_counters_keep_their_labels_and_their_name() -> None:
     registry = new_registry(
-        "1.2.3",
-        [
-            Reading(
-                "lake_requests_total", "Requests.", lambda: {"put": 3, "get": 4.5}, label="op", counter=True
-            )
-        ],
+        "1.2.3", [Reading("lake_requests_total", "Requests.", lambda: {"put": 3, "get": 4.5}, label="op", counter=True)]
     )
     samples = _samples(registry)
     assert samples["lake_requests_total", "put"] == 3

@@ -8,9 +8,7 @@ import trio
 from tests.unit.gateway.http.test_http_connection import GET, answer, echo, received, run, serving
 
 
-@pytest.mark.parametrize(
-    "sent", [b"\x16\x03\x01\x02\x00", b"\x16", b"\xff\xfe", b"\0", b"LAK1", b"GET /\x01"]
-)
+@pytest.mark.parametrize("sent", [b"\x16\x03\x01\x02\x00", b"\x16", b"\xff\xfe", b"\0", b"LAK1", b"GET /\x01"])
 @pytest.mark.parametrize("step", [1, 1000])
 @pytest.mark.parametrize("before", [b"", b"\r\n", GET])
 def test_bytes_that_begin_no_request_are_refused_at_once(sent: bytes, step: int, before: bytes) -> None:

@@ -143,8 +143,7 @@ def test_extensions_and_trailers_are_bounded() -> None:
     for body in (
         b"1;" + b"a" * HTTP_CHUNK_LINE_BYTES_MAX,
         b"0\r\n" + b"".join(b"A%d: b\r\n" % number for number in range(HTTP_TRAILERS_MAX + 1)),
-        b"0\r\n"
-        + b"".join(b"A%d: %b\r\n" % (n, b"b" * 1000) for n in range(HTTP_TRAILER_BYTES_MAX // 1000 + 1)),
+        b"0\r\n" + b"".join(b"A%d: %b\r\n" % (n, b"b" * 1000) for n in range(HTTP_TRAILER_BYTES_MAX // 1000 + 1)),
     ):
         decoder = ChunkedDecoder()
         with pytest.raises(HttpRefusal):

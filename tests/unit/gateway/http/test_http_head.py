@@ -52,9 +52,7 @@ def test_a_head_is_taken_apart() -> None:
         (b"PUT / HTTP/1.1", b"Transfer-Encoding: chunked", True),
     ],
 )
-def test_keeping_the_connection_is_as_version_and_client_say(
-    first: bytes, line: bytes, keep_alive: bool
-) -> None:
+def test_keeping_the_connection_is_as_version_and_client_say(first: bytes, line: bytes, keep_alive: bool) -> None:
     assert parse_head(head_of(line, first=first)).keep_alive is keep_alive
 
 
@@ -168,9 +166,7 @@ def test_the_preface_of_http_2_is_told_what_to_speak() -> None:
 
 
 def test_an_offer_to_upgrade_is_declined_by_going_on() -> None:
-    head = parse_head(
-        head_of(b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAMAAABk")
-    )
+    head = parse_head(head_of(b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAMAAABk"))
     assert head.headers[b"upgrade"] == b"h2c"
 
 
@@ -268,12 +264,8 @@ def test_every_header_arrives_as_it_was_sent(headers: dict[bytes, bytes]) -> Non
 
 
 pieces = st.one_of(
-    st.sampled_from(
-        [b"GET", b" ", b"/", b"HTTP/1.1", b"HTTP/1.0", b"\r\n", b"\n", b"\r", b"Host:", b"a", b":", b"\t"]
-    ),
-    st.sampled_from(
-        [b"Content-Length:", b"Transfer-Encoding:", b"chunked", b"7", b",", b"?", b"%", b"\x00", b"\xff"]
-    ),
+    st.sampled_from([b"GET", b" ", b"/", b"HTTP/1.1", b"HTTP/1.0", b"\r\n", b"\n", b"\r", b"Host:", b"a", b":", b"\t"]),
+    st.sampled_from([b"Content-Length:", b"Transfer-Encoding:", b"chunked", b"7", b",", b"?", b"%", b"\x00", b"\xff"]),
     st.sampled_from([b"http://a", b"Connection:", b"#"]),
 )
 

@@ -120,16 +120,11 @@ def test_conditions_are_combined_as_s3_documents(headers: dict[bytes, bytes], ou
     ("if_range", "holds"),
     [(None, True), (b'"tag"', True), (b'"other"', False), (b'W/"tag"', False), (AT, True), (AFTER, False)],
 )
-def test_a_range_is_served_only_of_the_object_that_if_range_names(
-    if_range: bytes | None, holds: bool
-) -> None:
+def test_a_range_is_served_only_of_the_object_that_if_range_names(if_range: bytes | None, holds: bool) -> None:
     assert range_holds(if_range, "tag", MODIFIED_S) is holds
 
 
-@pytest.mark.parametrize(
-    "text",
-    [AT, b"Sunday, 06-Nov-94 08:49:37 GMT", b"Sun Nov  6 08:49:37 1994"],
-)
+@pytest.mark.parametrize("text", [AT, b"Sunday, 06-Nov-94 08:49:37 GMT", b"Sun Nov  6 08:49:37 1994"])
 def test_the_three_forms_of_a_date_are_one_time(text: bytes) -> None:
     assert parse_http_date(text) == 784111777
 

@@ -27,10 +27,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.
     """Contexts of a server and a client that trusts it."""
     folder = tmp_path_factory.mktemp("tls")
     Authority(folder).issue("unit", folder / "c", folder / "k")
-    return (
-        load_pair(folder / "c", folder / "k"),
-        ssl.create_default_context(cafile=str(folder / CA_FILE)),
-    )
+    return (load_pair(folder / "c", folder / "k"), ssl.create_default_context(cafile=str(folder / CA_FILE)))
 
 
 Pair = tuple[ssl.SSLContext, ssl.SSLContext]
@@ -43,9 +40,7 @@ def between(pair: Pair, body: Body, *, simulated: bool = False) -> None:
     """Run `body(server, client, the client's raw stream)`, without a handshake yet."""
 
     async def main() -> None:
-        network: Network = (
-            SimulatedNetwork(random.Random(3), capacity_bytes=10_000) if simulated else TrioNetwork()
-        )
+        network: Network = SimulatedNetwork(random.Random(3), capacity_bytes=10_000) if simulated else TrioNetwork()
         listener = await network.listen("tcp://simulated:1" if simulated else "tcp://127.0.0.1:0")
         raw = await network.connect(listener.address)
         server = TlsStream(await listener.accept(), pair[0])

@@ -27,10 +27,7 @@ def rows_of_the_page() -> list[tuple[list[str], list[str], str]]:
     """Headers, operations and the rest of each row of the table."""
     section = PAGE.read_text().split(SECTION)[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`x-amz-.*?) \| (.*?) \| (.*?) \|$", section, re.MULTILINE)
-    return [
-        (re.findall(r"`([^`]+)`", headers), operations.split(", "), said)
-        for headers, operations, said in rows
-    ]
+    return [(re.findall(r"`([^`]+)`", headers), operations.split(", "), said) for headers, operations, said in rows]
 
 
 def test_every_operation_that_is_offered_has_a_list() -> None:
@@ -56,9 +53,7 @@ def test_the_page_for_users_names_the_values_that_change_nothing() -> None:
 def test_what_an_operation_does_not_know_is_refused(operation: Operation) -> None:
     assert refusal(operation, x_amz_unheard_of=b"1") == (501, "NotImplemented")
     assert refusal(operation, x_amz_expected_bucket_owner=b"111122223333") == (403, "AccessDenied")
-    check_headers(
-        operation, {b"x-amz-expected-bucket-owner": b"lake", b"x-amzn-trace-id": b"1", b"host": b""}
-    )
+    check_headers(operation, {b"x-amz-expected-bucket-owner": b"lake", b"x-amzn-trace-id": b"1", b"host": b""})
     for header in UNDERSTOOD[operation] & ONLY.keys():
         for value in ONLY[header]:
             check_headers(operation, {header: value})

@@ -14,11 +14,7 @@ from gateway.s3.protocol.checksums import Algorithm
 from gateway.s3.protocol.errors import S3Error
 
 CRCS = [Algorithm.CRC32, Algorithm.CRC32C, Algorithm.CRC64NVME]
-POLYNOMIALS = {
-    Algorithm.CRC32: 0xEDB88320,
-    Algorithm.CRC32C: 0x82F63B78,
-    Algorithm.CRC64NVME: 0x9A6C9329AC4BC9B5,
-}
+POLYNOMIALS = {Algorithm.CRC32: 0xEDB88320, Algorithm.CRC32C: 0x82F63B78, Algorithm.CRC64NVME: 0x9A6C9329AC4BC9B5}
 
 
 def digest(algorithm: Algorithm, *pieces: bytes | memoryview) -> bytes:

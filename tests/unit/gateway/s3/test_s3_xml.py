@@ -75,9 +75,7 @@ def test_every_body_is_read_with_and_without_a_namespace(attribute: str) -> None
     assert bodies.read_create_bucket(body("CreateBucketConfiguration", location)) == "eu-lake-1"
     objects = "<Quiet>true</Quiet><Object><Key> a/\u00e9 </Key><VersionId>v</VersionId></Object>"
     objects += '<Object><ETag>"e"</ETag><Key>b&amp;&#13;</Key><Size>1</Size></Object>'
-    objects += (
-        "<Object><Key>c</Key><LastModifiedTime> Sun, 06 Nov 1994 08:49:37 GMT </LastModifiedTime></Object>"
-    )
+    objects += "<Object><Key>c</Key><LastModifiedTime> Sun, 06 Nov 1994 08:49:37 GMT </LastModifiedTime></Object>"
     objects += "<Object><Key>d</Key><ETag>*</ETag></Object><Object><Key>e</Key><ETag/><Size>0</Size></Object>"
     assert bodies.read_delete(body("Delete", objects)) == (
         (
@@ -90,9 +88,7 @@ def test_every_body_is_read_with_and_without_a_namespace(attribute: str) -> None
         True,
     )
     parts = "<Part><PartNumber>1</PartNumber><ETag>&quot;e-1&quot;</ETag></Part>"
-    parts += (
-        "<Part><ChecksumCRC32>AAAAAA==</ChecksumCRC32><ETag>f</ETag><PartNumber> 10000 </PartNumber></Part>"
-    )
+    parts += "<Part><ChecksumCRC32>AAAAAA==</ChecksumCRC32><ETag>f</ETag><PartNumber> 10000 </PartNumber></Part>"
     assert bodies.read_complete(body("CompleteMultipartUpload", parts)) == (
         CompletedPart(1, "e-1", {}),
         CompletedPart(10_000, "f", {Algorithm.CRC32: bytes(4)}),
@@ -100,9 +96,7 @@ def test_every_body_is_read_with_and_without_a_namespace(attribute: str) -> None
     tags = "<TagSet><Tag><Key>a</Key><Value/></Tag><Tag><Key>b</Key><Value> c</Value></Tag></TagSet>"
     assert bodies.read_tagging(body("Tagging", tags)) == [("a", ""), ("b", " c")]
     assert bodies.read_tagging(body("Tagging", "<TagSet/>")) == []
-    assert (
-        bodies.read_versioning(body("VersioningConfiguration", "<Status>Suspended</Status>")) == "Suspended"
-    )
+    assert bodies.read_versioning(body("VersioningConfiguration", "<Status>Suspended</Status>")) == "Suspended"
     assert bodies.read_versioning(body("VersioningConfiguration", "")) == ""
 
 
@@ -256,9 +250,7 @@ tokens = st.sampled_from(
 
 
 @pytest.mark.slow
-@given(
-    st.lists(tokens, max_size=20).map("".join) | st.binary(max_size=60).map(lambda raw: raw.decode("latin-1"))
-)
+@given(st.lists(tokens, max_size=20).map("".join) | st.binary(max_size=60).map(lambda raw: raw.decode("latin-1")))
 @settings(max_examples=600)
 def test_any_bytes_are_read_or_refused_in_s3s_words(text: str) -> None:
     for read, root in READERS:

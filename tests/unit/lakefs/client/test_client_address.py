@@ -23,13 +23,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with TemporaryDirectory(prefix="lake-") as folder:
         place = Path(folder)
         (place / "own").mkdir()
-        for name in (
-            *config.CLIENT_VARIABLES,
-            "LAKE_SOCKET",
-            "LAKE_DATA",
-            "STATE_DIRECTORY",
-            "RUNTIME_DIRECTORY",
-        ):
+        for name in (*config.CLIENT_VARIABLES, "LAKE_SOCKET", "LAKE_DATA", "STATE_DIRECTORY", "RUNTIME_DIRECTORY"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(place / "own"))
         monkeypatch.setattr(config, "DEFAULT_FILE", place / "lake.toml")

@@ -89,9 +89,7 @@ def test_a_method_made_from_steps_says_what_the_steps_say(name: str) -> None:
         assert found.parameters == declared.parameters
         assert "Steps[" not in str(found.return_annotation)
         assert "Pages[" not in str(found.return_annotation)
-    assert inspect.iscoroutinefunction(getattr(TrioLake, name)) != inspect.isasyncgenfunction(
-        getattr(TrioLake, name)
-    )
+    assert inspect.iscoroutinefunction(getattr(TrioLake, name)) != inspect.isasyncgenfunction(getattr(TrioLake, name))
 
 
 def test_the_types_of_a_methods_options_can_be_looked_up() -> None:
@@ -101,10 +99,7 @@ def test_the_types_of_a_methods_options_can_be_looked_up() -> None:
 
 def test_help_shows_the_options_of_put() -> None:
     told = subprocess.run(
-        [sys.executable, "-c", "import lakefs; help(lakefs.Lake.put)"],
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", "import lakefs; help(lakefs.Lake.put)"], capture_output=True, text=True, check=True
     )
     shown = told.stdout
     assert "put(self, name: " in shown
@@ -174,9 +169,7 @@ def told(entry: ListEntry | UploadEntry | PartStat) -> object:
 
 
 @pytest.mark.parametrize(("method", "argument", "wanted"), LISTS)
-def test_lists_are_read_page_by_page_as_they_are_used(
-    method: str, argument: object, wanted: list[object]
-) -> None:
+def test_lists_are_read_page_by_page_as_they_are_used(method: str, argument: object, wanted: list[object]) -> None:
     engine = PagedEngine()
     with Lake(cast("Any", engine)) as lake:
         entries = getattr(lake, method)(argument)

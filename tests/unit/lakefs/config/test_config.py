@@ -12,14 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from lakefs.config import settings as config
-from lakefs.config.settings import (
-    Address,
-    default_data_folder,
-    default_socket,
-    load,
-    parse_address,
-    parse_size,
-)
+from lakefs.config.settings import Address, default_data_folder, default_socket, load, parse_address, parse_size
 from lakefs.errors import ConfigError, InvalidArgument
 
 
@@ -67,9 +60,7 @@ def test_a_user_s_defaults_lie_in_the_user_s_folders() -> None:
     home = {"HOME": "/home/ada"}
     assert default_data_folder(home, uid=7) == Path("/home/ada/.local/share/lake")
     assert default_data_folder({**home, "XDG_DATA_HOME": "/big"}, uid=7) == Path("/big/lake")
-    assert default_data_folder({**home, "XDG_DATA_HOME": "relative"}, uid=7) == Path(
-        "/home/ada/.local/share/lake"
-    )
+    assert default_data_folder({**home, "XDG_DATA_HOME": "relative"}, uid=7) == Path("/home/ada/.local/share/lake")
     data = Path("/big/lake")
     assert default_socket(data, {"XDG_RUNTIME_DIR": "/run/user/7"}, uid=7) == Path("/run/user/7/lake.sock")
     assert default_socket(data, {}, uid=7) == Path("/big/lake/lake.sock")
@@ -87,9 +78,7 @@ def test_the_service_s_defaults_are_the_folders_of_its_unit() -> None:
 def test_variables_override_the_file_and_flags_override_both(tmp_path: Path) -> None:
     path = _file(tmp_path, 'data = "/from/file"\nadmin = "127.0.0.1:1"\nlog_level = "debug"\n')
     loaded = load(
-        file=path,
-        environ={"LAKE_ADMIN": "127.0.0.1:2", "LAKE_DATA": "/from/env"},
-        flags={"data": "/from/flag"},
+        file=path, environ={"LAKE_ADMIN": "127.0.0.1:2", "LAKE_DATA": "/from/env"}, flags={"data": "/from/flag"}
     )
     assert loaded.data == Path("/from/flag")
     assert loaded.admin == Address("127.0.0.1", 2)
@@ -112,9 +101,7 @@ def test_the_file_named_by_the_variable_is_read(tmp_path: Path) -> None:
 
 def test_what_the_text_form_says_loads_to_the_same_configuration(tmp_path: Path) -> None:
     first = load(
-        file=_file(
-            tmp_path, f'data = "{tmp_path}"\nsocket = "unix:{tmp_path}/s"\nnative = "[::]:0"\nadmin = "off"\n'
-        ),
+        file=_file(tmp_path, f'data = "{tmp_path}"\nsocket = "unix:{tmp_path}/s"\nnative = "[::]:0"\nadmin = "off"\n'),
         environ={},
     )
     assert first.socket == tmp_path / "s"
@@ -143,11 +130,7 @@ def test_a_slip_in_a_variable_is_told_and_a_platform_s_own_variable_is_passed_ov
         load(environ={"LAKE_SOKET": "/s"})
     with pytest.raises(ConfigError, match="did you mean LAKE_DATA"):
         load(environ={"LAKE_DATAA": "/s"})
-    platform = {
-        "LAKE_PORT_9001_TCP_ADDR": "10.0.0.1",
-        "LAKE_SERVICE_HOST": "10.0.0.1",
-        "LAKE_PORT": "tcp://1:2",
-    }
+    platform = {"LAKE_PORT_9001_TCP_ADDR": "10.0.0.1", "LAKE_SERVICE_HOST": "10.0.0.1", "LAKE_PORT": "tcp://1:2"}
     assert load(environ=platform) == load(environ={})
 
 
@@ -167,10 +150,7 @@ def test_a_variable_in_other_case_is_taken_for_a_slip() -> None:
         ('s3_access_log_sample = "1/0"\n', "'1/0' is no share"),
         ('s3_region = "US East"\n', "'US East' is no region"),
         ('s3_domains = "s3.local,a..b"\n', "'a..b' is no host name"),
-        (
-            f's3_domains = "{",".join(f"s{number}.local" for number in range(17))}"\n',
-            "17 domains; 16 are allowed",
-        ),
+        (f's3_domains = "{",".join(f"s{number}.local" for number in range(17))}"\n', "17 domains; 16 are allowed"),
         ('admin = "127.0.0.1:65536"\n', "port must be a number from 0 to 65535"),
         ('log_level = "loud"\n', "debug, info, warning, error"),
         ('strict_permissions = "yes"\n', "neither on nor off"),
@@ -183,9 +163,7 @@ def test_a_variable_in_other_case_is_taken_for_a_slip() -> None:
         ("x = " + "[" * 5000 + "\n", "not valid TOML"),
     ],
 )
-def test_a_value_that_cannot_be_used_is_refused_with_the_file_s_name(
-    tmp_path: Path, text: str, words: str
-) -> None:
+def test_a_value_that_cannot_be_used_is_refused_with_the_file_s_name(tmp_path: Path, text: str, words: str) -> None:
     path = _file(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
         load(file=path, environ={})
@@ -227,11 +205,7 @@ def test_a_named_file_must_exist_be_readable_and_be_small(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("text", "host", "port"),
-    [
-        ("127.0.0.1:9001", "127.0.0.1", 9001),
-        ("[::1]:0", "::1", 0),
-        ("tcp://lake.example:65535", "lake.example", 65535),
-    ],
+    [("127.0.0.1:9001", "127.0.0.1", 9001), ("[::1]:0", "::1", 0), ("tcp://lake.example:65535", "lake.example", 65535)],
 )
 def test_an_address_is_host_and_port(text: str, host: str, port: int) -> None:
     assert parse_address(text) == Address(host, port)

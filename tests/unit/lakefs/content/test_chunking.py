@@ -9,15 +9,7 @@ from itertools import islice
 import pytest
 from hypothesis import given, strategies as st
 
-from lakefs.content.chunking import (
-    LARGE_TENSOR_BYTES,
-    CutPlan,
-    fixed_cuts,
-    iter_extents,
-    plan,
-    plan_file,
-    plan_growing,
-)
+from lakefs.content.chunking import LARGE_TENSOR_BYTES, CutPlan, fixed_cuts, iter_extents, plan, plan_file, plan_growing
 from lakefs.content.manifest import CutKind
 from lakefs.content.safetensors import SafetensorsHeader, parse_header
 from lakefs.errors import SourceChanged
@@ -238,12 +230,7 @@ def test_a_file_that_only_looks_like_safetensors_is_cut_fixed(change: object) ->
 
 
 def test_a_file_with_another_beginning_is_read_for_9_bytes_only() -> None:
-    for content in (
-        b"\x93NUMPY\x01\x00v",
-        bytes(64),
-        b"x" * 64,
-        (100).to_bytes(8, "little") + b"[" + bytes(100),
-    ):
+    for content in (b"\x93NUMPY\x01\x00v", bytes(64), b"x" * 64, (100).to_bytes(8, "little") + b"[" + bytes(100)):
         source = Source(content, 10 * MIB)
         assert plan_file(source.read_at, 10 * MIB) == CutPlan(10 * MIB)
         assert source.reads == [(0, 9)]
@@ -283,9 +270,7 @@ def test_a_growing_safetensors_file_is_planned_from_its_header(lengths: list[int
     assert planned == (plan(prefix, size_bytes) if grown >= max(len(prefix), 10) else None)
 
 
-@pytest.mark.parametrize(
-    "beginning", [b"\x93NUMPY\x01\x00v", bytes(64), (100).to_bytes(8, "little") + b"[" * 200]
-)
+@pytest.mark.parametrize("beginning", [b"\x93NUMPY\x01\x00v", bytes(64), (100).to_bytes(8, "little") + b"[" * 200])
 def test_any_other_growing_file_is_cut_fixed_for_as_long_as_it_gets(beginning: bytes) -> None:
     planned = plan_growing(Source(beginning, 10 * MIB).read_at, 10 * MIB)
     assert planned == CutPlan(BLOB_BYTES_MAX)

@@ -57,9 +57,7 @@ def small_fanout() -> Iterator[None]:
 
 
 chunk_lists = st.lists(
-    st.tuples(
-        st.integers(0, 5).map(lambda number: data_chunk_id(bytes([number]))), st.integers(1, CHUNK_BYTES)
-    ),
+    st.tuples(st.integers(0, 5).map(lambda number: data_chunk_id(bytes([number]))), st.integers(1, CHUNK_BYTES)),
     max_size=3 * SMALL_FANOUT**3,
 )
 cut_kinds = st.sampled_from(CutKind)
@@ -210,9 +208,7 @@ def test_chunk_by_chunk_and_at_once_give_the_same_tree(cut_kind: CutKind, chunks
         early = [made for chunk in chunks for made in builder.add(*chunk)]
         tree = builder.finish()
     assert replace(tree, manifests=early + tree.manifests) == at_once
-    depth = 1 + max(
-        (payload[MANIFEST_HEADER.offset_of("level")] for _, payload in at_once.manifests), default=0
-    )
+    depth = 1 + max((payload[MANIFEST_HEADER.offset_of("level")] for _, payload in at_once.manifests), default=0)
     assert len(tree.manifests) <= depth, "finish has at most one manifest of each level left to make"
 
 
@@ -302,10 +298,7 @@ def test_a_cut_off_manifest_is_refused(nbytes: int) -> None:
         (b"", "0 bytes are not"),
         (header(entry_count=0, size_bytes=0), "32 bytes are not"),
         (header() + rows(1, 2) + b"\0", "113 bytes are not"),
-        (
-            header(entry_count=MANIFEST_FANOUT + 1) + rows(*[1] * (MANIFEST_FANOUT + 1)),
-            "are not a header and 1 to",
-        ),
+        (header(entry_count=MANIFEST_FANOUT + 1) + rows(*[1] * (MANIFEST_FANOUT + 1)), "are not a header and 1 to"),
         (header(magic=b"LMAM") + rows(1, 2), "begins with"),
         (header(version=2) + rows(1, 2), "version 2"),
         (header(version=0) + rows(1, 2), "version 0"),

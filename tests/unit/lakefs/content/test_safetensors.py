@@ -106,13 +106,7 @@ def test_packed_elements_fill_whole_bytes(dtype: str, shape: list[int], nbytes: 
 def test_the_header_may_be_given_in_any_buffer_and_with_bytes_behind_it() -> None:
     prefix = framed(SOUND)
     expected = SafetensorsHeader(len(prefix), array("Q", [3, 4]))
-    for given_prefix in (
-        prefix,
-        bytearray(prefix),
-        memoryview(prefix),
-        prefix + b"}{",
-        memoryview(prefix + b"1"),
-    ):
+    for given_prefix in (prefix, bytearray(prefix), memoryview(prefix), prefix + b"}{", memoryview(prefix + b"1")):
         assert parse_header(given_prefix, len(prefix) + 7) == expected
 
 
@@ -255,9 +249,7 @@ HUGE = 2**62
         ({"a": tensor(0, 8, "F64", [2**61 + 1])}, 8),
     ],
 )
-def test_extents_that_do_not_tile_the_file_give_fixed_cuts(
-    members: dict[str, object], data_bytes: int
-) -> None:
+def test_extents_that_do_not_tile_the_file_give_fixed_cuts(members: dict[str, object], data_bytes: int) -> None:
     assert lengths_of(text_of(members), data_bytes) is None
 
 
@@ -356,9 +348,7 @@ def plain_extent(value: object) -> tuple[int, int]:
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
         raise Unsound
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
-    if not (
-        isinstance(dtype, str) and isinstance(shape, list) and isinstance(offsets, list) and len(offsets) == 2
-    ):
+    if not (isinstance(dtype, str) and isinstance(shape, list) and isinstance(offsets, list) and len(offsets) == 2):
         raise Unsound
     if not all(type(count) is int and 0 <= count <= BLOB_BYTES_MAX for count in (*shape, *offsets)):
         raise Unsound
@@ -385,9 +375,7 @@ def sound_files(draw: st.DrawFn) -> tuple[bytes, list[int]]:
         lengths.append(length)
         members.append((name, tensor(begin, begin + length, dtype, shape)))
     if draw(st.booleans()):
-        members.append(
-            ("__metadata__", draw(st.dictionaries(st.text(max_size=4), st.text(max_size=6), max_size=3)))
-        )
+        members.append(("__metadata__", draw(st.dictionaries(st.text(max_size=4), st.text(max_size=6), max_size=3))))
     shuffled = dict(draw(st.permutations(members)))
     indent = draw(st.sampled_from([None, 1]))
     ascii_only = draw(st.booleans())
@@ -415,9 +403,7 @@ def test_a_sound_file_is_recognised_and_its_tensors_measured(file: tuple[bytes, 
             st.sampled_from([*b'{}[]",:\\ 0123456789aueE.-+\t\n\x00\xc3', *b"0123456789", ord("u")]).map(
                 lambda code: bytes([code])
             )
-            | st.sampled_from(
-                [b'"a":', b"\\u0061", b"\\ud800", b"\\udc00", b"null", b"true", b'{"a":"b"},', b",,"]
-            ),
+            | st.sampled_from([b'"a":', b"\\u0061", b"\\ud800", b"\\udc00", b"null", b"true", b'{"a":"b"},', b",,"]),
         ),
         min_size=1,
         max_size=2,
@@ -436,10 +422,7 @@ def test_a_damaged_header_is_read_as_the_plain_reading_reads_it(
     assert found == plain_reading(text, sum(lengths))
 
 
-@given(
-    st.binary(max_size=60) | st.text(alphabet='{}[]",:\\ 01ae.-', max_size=60).map(str.encode),
-    st.integers(0, 50),
-)
+@given(st.binary(max_size=60) | st.text(alphabet='{}[]",:\\ 01ae.-', max_size=60).map(str.encode), st.integers(0, 50))
 @example(b"{", 0)
 @example(b"", 0)
 def test_any_bytes_are_answered_and_never_raise(text: bytes, data_bytes: int) -> None:

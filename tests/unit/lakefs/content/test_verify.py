@@ -71,12 +71,7 @@ class Stored:
         return check_payload(self.record, self.payload, self.vector)
 
 
-WAYS: tuple[Callable[[Stored], bool], ...] = (
-    Stored.by_id,
-    Stored.by_crc,
-    Stored.by_crcs,
-    Stored.by_record,
-)
+WAYS: tuple[Callable[[Stored], bool], ...] = (Stored.by_id, Stored.by_crc, Stored.by_crcs, Stored.by_record)
 
 
 def _turn(content: bytearray, position: int) -> None:
@@ -94,9 +89,7 @@ def test_the_right_bytes_pass_in_each_way(length: int, kind: ChunkKind) -> None:
 
 @FEW
 @given(lengths, kinds, positions)
-def test_a_bit_of_the_payload_is_refused_in_each_way_that_looks(
-    length: int, kind: ChunkKind, position: int
-) -> None:
+def test_a_bit_of_the_payload_is_refused_in_each_way_that_looks(length: int, kind: ChunkKind, position: int) -> None:
     stored = Stored(length, kind)
     _turn(stored.payload, position)
     assert [way(stored) for way in WAYS] == [False] * len(WAYS)
@@ -115,9 +108,7 @@ def test_a_bit_of_the_vector_is_refused_in_each_way_that_looks_at_it(length: int
 
 @FEW
 @given(lengths, kinds, st.integers(0, 31), positions)
-def test_a_bit_of_the_checksum_or_of_the_id_is_refused(
-    length: int, kind: ChunkKind, bit: int, position: int
-) -> None:
+def test_a_bit_of_the_checksum_or_of_the_id_is_refused(length: int, kind: ChunkKind, bit: int, position: int) -> None:
     stored = Stored(length, kind)
     stored.crc ^= 1 << bit
     assert (stored.by_crc(), stored.by_crcs()) == (False, False)
@@ -157,9 +148,7 @@ def test_a_vector_of_another_length_is_refused(length: int, change: int, longer:
 
 @FEW
 @given(lengths, positions, st.integers(1, 2 * G), positions)
-def test_a_range_is_checked_by_its_granules_and_no_others(
-    length: int, offset: int, wanted: int, position: int
-) -> None:
+def test_a_range_is_checked_by_its_granules_and_no_others(length: int, offset: int, wanted: int, position: int) -> None:
     stored = Stored(length)
     offset %= length
     wanted = min(wanted, length - offset)

@@ -76,10 +76,7 @@ def _ranges(table: RangeTable) -> Iterator[tuple[int, int]]:
     return zip(table.begins, table.ends, strict=True)
 
 
-@given(
-    tables,
-    st.lists(st.tuples(st.integers(0, 200 * MIB), st.integers(0, 4 * MIB)), max_size=60),
-)
+@given(tables, st.lists(st.tuples(st.integers(0, 200 * MIB), st.integers(0, 4 * MIB)), max_size=60))
 def test_reads_of_anything_are_told_ranges_or_nothing(
     drawn: tuple[list[int], list[int]], reads: list[tuple[int, int]]
 ) -> None:
@@ -116,10 +113,7 @@ def test_guesses_that_miss_end() -> None:
             read(follower, table.begins[number], table.ends[number], MIB, told[-1])
     assert all(told[:MISSES_MAX])
     assert not any(told[MISSES_MAX:])
-    assert (
-        sum(length for extents in told for _, length in extents)
-        <= MISSES_MAX * 2 * READ_AHEAD_WINDOW_BYTES_MAX
-    )
+    assert sum(length for extents in told for _, length in extents) <= MISSES_MAX * 2 * READ_AHEAD_WINDOW_BYTES_MAX
 
 
 def test_who_goes_on_in_the_file_is_not_taken_for_one_who_follows_the_order() -> None:

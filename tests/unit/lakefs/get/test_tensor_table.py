@@ -76,9 +76,7 @@ def test_names_are_sorted_with_their_numbers_as_numbers(names: list[bytes]) -> N
         parts = re.split(rb"([0-9]+)", name)
         return [(int(part), b"") if index % 2 else (0, part) for index, part in enumerate(parts)]
 
-    assert [key(name) for name in sorted(names, key=natural_key)] == [
-        key(name) for name in sorted(names, key=key)
-    ]
+    assert [key(name) for name in sorted(names, key=natural_key)] == [key(name) for name in sorted(names, key=key)]
 
 
 @given(st.integers(0, 400), st.integers(0, 255))

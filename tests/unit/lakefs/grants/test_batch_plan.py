@@ -11,12 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from lakefs.grants import batch_plan as plain_reads
-from lakefs.grants.batch_plan import (
-    ASK_FROM_BYTES,
-    RUN_BYTES_MAX,
-    RUN_CHUNKS_MAX,
-    SEGMENTS_MAX,
-)
+from lakefs.grants.batch_plan import ASK_FROM_BYTES, RUN_BYTES_MAX, RUN_CHUNKS_MAX, SEGMENTS_MAX
 from lakefs.grants.dram_slabs import UNIT_BYTES, generation_number
 from lakefs.limits import GRANULE_BYTES, KIB
 from lakefs.shared_index.table_format import PLACE, pack_place
@@ -47,9 +42,7 @@ def packed(places: list[Place]) -> bytes:
 
 def side_by_side(lengths: list[int], segment: int = 7) -> list[Place]:
     offsets = [sum(lengths[:number]) for number in range(len(lengths))]
-    return [
-        (segment, offset, length, offset % 97, 1) for offset, length in zip(offsets, lengths, strict=True)
-    ]
+    return [(segment, offset, length, offset % 97, 1) for offset, length in zip(offsets, lengths, strict=True)]
 
 
 def read_all(kind: type[Plan], places: list[Place], descriptor: int) -> tuple[object, ...]:
@@ -129,11 +122,7 @@ def test_what_cannot_be_planned_is_left_out(kind: type[Plan], file: int) -> None
 def test_what_does_not_go_together_is_refused(kind: type[Plan], file: int) -> None:
     place = packed([(7, 0, 100, 1, 1)])
     target = memoryview(bytearray(100))
-    for chunks, targets, places in (
-        ([DATA], [], place),
-        ([DATA], [target], place[:-1]),
-        ([], [target], place),
-    ):
+    for chunks, targets, places in (([DATA], [], place), ([DATA], [target], place[:-1]), ([], [target], place)):
         with pytest.raises(ValueError, match="go together"):
             kind(chunks, targets, places, 100)
     with pytest.raises(BufferError):
@@ -218,13 +207,7 @@ def test_slots_are_copied_while_their_generation_is_that_of_the_place(kind: type
     slab_bytes = 1 << 20
     slabs = {0: memoryview(CONTENT[:slab_bytes]), 2: memoryview(CONTENT[5 : slab_bytes + 5])}
     generations = memoryview(bytearray(3 * slab_bytes // UNIT_BYTES * 8)).cast("Q")
-    wanted = [
-        (0, 0, 100),
-        (0, UNIT_BYTES, 200),
-        (2, 3 * UNIT_BYTES, 300),
-        (1, 0, 50),
-        (2, slab_bytes - 10, 11),
-    ]
+    wanted = [(0, 0, 100), (0, UNIT_BYTES, 200), (2, 3 * UNIT_BYTES, 300), (1, 0, 50), (2, slab_bytes - 10, 11)]
     places: list[Place] = [
         (_slot_place(slab, 2 * number), offset, length, number, MEDIUM_DRAM)
         for number, (slab, offset, length) in enumerate(wanted)

@@ -16,12 +16,7 @@ from lakefs.errors import StaleGrant
 from lakefs.grants.read_ahead import ReadAhead, ReadAheadWindow
 from lakefs.host.page_cache import is_cached
 from lakefs.ids import SegmentId
-from lakefs.limits import (
-    MIB,
-    READ_AHEAD_BYTES_MAX,
-    READ_AHEAD_WINDOW_BYTES_MAX,
-    READ_AHEAD_WINDOW_BYTES_MIN,
-)
+from lakefs.limits import MIB, READ_AHEAD_BYTES_MAX, READ_AHEAD_WINDOW_BYTES_MAX, READ_AHEAD_WINDOW_BYTES_MIN
 
 SEGMENT = SegmentId(1)
 SIZE = 1024 * MIB

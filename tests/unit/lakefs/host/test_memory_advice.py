@@ -25,9 +25,7 @@ def cold_file(path: Path, size: int) -> int:
     return descriptor
 
 
-@pytest.mark.parametrize(
-    ("offset", "length"), [(0, 6 * MIB), (3 * MIB + 5, 2 * MIB), (5 * MIB + 4095, MIB - 4095)]
-)
+@pytest.mark.parametrize(("offset", "length"), [(0, 6 * MIB), (3 * MIB + 5, 2 * MIB), (5 * MIB + 4095, MIB - 4095)])
 def test_what_was_asked_for_is_in_the_page_cache(tmp_path: Path, offset: int, length: int) -> None:
     descriptor = cold_file(tmp_path / "file", 6 * MIB)
     try:

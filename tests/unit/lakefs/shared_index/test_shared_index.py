@@ -113,9 +113,7 @@ def test_a_client_cannot_make_its_descriptor_or_mapping_writable_not_even_reopen
 ) -> None:
     lent = _read_only(shared[0]) if is_read_only else os.dup(shared[0])
     code = _TRIES.format(nobody=_NOBODY)
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(lent)], pass_fds=[lent], capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", code, str(lent)], pass_fds=[lent], capture_output=True, text=True)
     os.close(lent)
     assert done.stderr == ""
     # Whoever may open it again gets a descriptor to which nothing can be done, either.
@@ -180,9 +178,7 @@ def test_what_is_no_whole_table_is_refused(content: bytes) -> None:
     os.close(descriptor)
 
 
-def _opened(
-    steps: Generator[Any, Any, Any], *answers: Reply | Exception
-) -> tuple[SharedIndexReader | None, int]:
+def _opened(steps: Generator[Any, Any, Any], *answers: Reply | Exception) -> tuple[SharedIndexReader | None, int]:
     """What came of asking an engine that answers so, and how many requests were made."""
     asked = 0
     step = next(steps)
@@ -209,10 +205,7 @@ def test_a_table_that_was_replaced_on_its_way_is_asked_for_once_more(shared: tup
     old = os.memfd_create("hot-index", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(old, table_bytes(CAPACITY))
     fcntl.fcntl(old, _F_ADD_SEALS, _SEALS)
-    answers = [
-        Reply(SharedIndexOpened(1), descriptors=[descriptor])
-        for descriptor in (os.dup(old), os.dup(shared[0]))
-    ]
+    answers = [Reply(SharedIndexOpened(1), descriptors=[descriptor]) for descriptor in (os.dup(old), os.dup(shared[0]))]
     reader, asked = _opened(open_shared_index(), *answers)
     assert reader is not None
     assert (reader.find(CHUNK), asked) == (PLACE, 2)
@@ -224,9 +217,7 @@ def test_a_table_that_was_replaced_on_its_way_is_asked_for_once_more(shared: tup
 class _Reconnecting:
     """A driver whose connection is another one behind the first request for the index."""
 
-    steps = SimpleNamespace(
-        carries_descriptors=True, descriptors=None, check=Check.BLAKE3, get_chunks=lambda _: None
-    )
+    steps = SimpleNamespace(carries_descriptors=True, descriptors=None, check=Check.BLAKE3, get_chunks=lambda _: None)
 
     def __init__(self, reader: SharedIndexReader) -> None:
         self.epoch = 1
@@ -241,9 +232,7 @@ class _Reconnecting:
         return self._reader
 
 
-def test_the_index_of_a_connection_that_was_lost_meanwhile_is_not_used(
-    shared: tuple[int, SharedTable],
-) -> None:
+def test_the_index_of_a_connection_that_was_lost_meanwhile_is_not_used(shared: tuple[int, SharedTable]) -> None:
     driver = _Reconnecting(SharedIndexReader(shared[0]))
     chunks = Chunks(cast("Any", driver))
     chunks.get_many([CHUNK])

@@ -117,9 +117,7 @@ _NUMBERS: Final = st.one_of(st.integers(0, 300), st.integers(0, 2**16 + 5), st.i
 
 @pytest.mark.parametrize("kind", BOTH)
 @given(
-    places=st.lists(
-        st.tuples(st.integers(0, 2**64 - 1) | _NUMBERS, _NUMBERS, _NUMBERS, _NUMBERS), max_size=200
-    ),
+    places=st.lists(st.tuples(st.integers(0, 2**64 - 1) | _NUMBERS, _NUMBERS, _NUMBERS, _NUMBERS), max_size=200),
     tier=st.sampled_from([MEDIUM_SEGMENT, MEDIUM_DRAM]),
     told=st.integers(0, 5),
 )
@@ -138,9 +136,7 @@ def test_grants_are_packed_as_the_messages_are(
     instead: list[Found | None] = [None] * len(chunks)
     for number in range(min(told, len(chunks))):
         instead[number] = (MEDIUM_SEGMENT, 2**63 + number, 2**31, 2**31 + told, 2**32 - 1)
-        grants[number] = Grant(
-            MEDIUM_SEGMENT, 2**63 + number, 2**31, 2**31 + told, 2**31 + told, 0, 2**32 - 1
-        )
+        grants[number] = Grant(MEDIUM_SEGMENT, 2**63 + number, 2**31, 2**31 + told, 2**31 + told, 0, 2**32 - 1)
     assert table.pack_grants(chunks, instead) == (msgspec.msgpack.encode(grants), _shortest(grants))
     whole = table.pack_grants([*chunks, unknown], [*instead, (MEDIUM_DRAM, 2**64 - 1, 0, 0, 0)])
     assert whole == (msgspec.msgpack.encode([*grants, Grant(MEDIUM_DRAM, 2**16 - 1, epoch=2**48 - 1)]), 0)
@@ -176,9 +172,7 @@ def test_a_table_takes_what_its_load_allows_and_counts_as_full_then(kind: type[T
 
 
 @pytest.mark.parametrize("kind", BOTH)
-def test_chunks_made_to_crowd_one_home_are_not_taken_in_past_the_probe_and_harm_no_others(
-    kind: type[Table],
-) -> None:
+def test_chunks_made_to_crowd_one_home_are_not_taken_in_past_the_probe_and_harm_no_others(kind: type[Table]) -> None:
     table, _ = _new(kind)
     crowd = [_chunk(7, number) for number in range(PROBE_SLOTS + 10)]
     assert [table.put(chunk, 1, 0, 0, 0, 0) for chunk in crowd] == [True] * PROBE_SLOTS + [False] * 10
@@ -231,11 +225,7 @@ def test_a_table_in_read_only_memory_finds_and_cannot_be_written(kind: type[Tabl
     table.put(_chunk(3, 1), 1, 2, 3, 4, 5)
     reader = kind(memoryview(memory).toreadonly(), SMALL)
     assert reader.find(_chunk(3, 1)) == (1, 2, 3, 4, 5)
-    for change in (
-        lambda: reader.put(_chunk(3, 2), 1, 0, 0, 0, 0),
-        lambda: reader.remove(_chunk(3, 1)),
-        reader.clear,
-    ):
+    for change in (lambda: reader.put(_chunk(3, 2), 1, 0, 0, 0, 0), lambda: reader.remove(_chunk(3, 1)), reader.clear):
         with pytest.raises(TypeError):
             change()
     assert reader.find(_chunk(3, 1)) == (1, 2, 3, 4, 5)
@@ -310,9 +300,7 @@ def _churning(kind: type[Table]) -> Iterator[mmap.mmap]:
     descriptor = os.memfd_create("churned")
     os.ftruncate(descriptor, table_bytes(CAPACITY))
     command = [sys.executable, "-m", "tests.shared_index_churn", str(descriptor), kind.__name__]
-    writer = subprocess.Popen(
-        command, pass_fds=[descriptor], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
-    )
+    writer = subprocess.Popen(command, pass_fds=[descriptor], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
     assert writer.stdin is not None
     assert writer.stdout is not None
     try:

@@ -249,9 +249,7 @@ def put(lake: Lake, root: Path, options: PutOptions | None = None) -> tuple[Tota
 
 def get(lake: Lake, target: Path, observer: Observer | None = None) -> Totals:
     driver = driver_of(lake)
-    return driver.run(
-        get_tree(driver.steps, Name("bkt", "k/"), str(target), GetOptions(), observer or Observer())
-    )
+    return driver.run(get_tree(driver.steps, Name("bkt", "k/"), str(target), GetOptions(), observer or Observer()))
 
 
 def test_many_small_files_go_in_frames_and_come_back(lake: Lake, tmp_path: Path) -> None:
@@ -317,9 +315,7 @@ def interrupted(lake: Lake, target: Path, error: BaseException) -> None:
         raise error
 
     driver = driver_of(lake)
-    steps = get_to_file(
-        driver.steps, Name("bkt", "x"), str(target), GetOptions(), Observer(progress=progress)
-    )
+    steps = get_to_file(driver.steps, Name("bkt", "x"), str(target), GetOptions(), Observer(progress=progress))
     with pytest.raises(type(error)):
         driver.run(steps)
 
@@ -365,14 +361,7 @@ def test_a_stream_gives_every_range_in_order(lake: Lake) -> None:
         assert count == len(joined)
         return joined
 
-    for offset, length in (
-        (0, 1 << 40),
-        (5, 3),
-        (4 * MIB - 1, 2),
-        (3, 17 * MIB),
-        (21 * MIB + 10, 9),
-        (1 << 40, 1),
-    ):
+    for offset, length in ((0, 1 << 40), (5, 3), (4 * MIB - 1, 2), (3, 17 * MIB), (21 * MIB + 10, 9), (1 << 40, 1)):
         assert driver.run(streamed(offset, length)) == content[offset : offset + length]
 
 

@@ -134,8 +134,7 @@ def test_a_stranger_can_make_us_hold_neither_bodies_nor_large_control_parts() ->
 
 
 @pytest.mark.parametrize(
-    ("given_token", "expected"),
-    [("", TOKEN), ("wrong", TOKEN), ("secre", TOKEN), ("", None), ("", ""), ("é", TOKEN)],
+    ("given_token", "expected"), [("", TOKEN), ("wrong", TOKEN), ("secre", TOKEN), ("", None), ("", ""), ("é", TOKEN)]
 )
 def test_a_wrong_or_missing_token_keeps_a_stranger_out(given_token: str, expected: str | None) -> None:
     server = ServerConnection()
@@ -294,9 +293,7 @@ def test_answers_find_their_streams_in_any_order() -> None:
     first, _ = client.request(Ping())
     second, _ = client.request(BucketList())
     buckets = Buckets([BucketStat("b", 1, 2)])
-    assert at_client(client, pack_frame(Kind.REPLY, 30, second, buckets)) == ReplyReceived(
-        second, buckets, 0, 0
-    )
+    assert at_client(client, pack_frame(Kind.REPLY, 30, second, buckets)) == ReplyReceived(second, buckets, 0, 0)
     assert at_client(client, pack_frame(Kind.REPLY, 2, first, Done())) == ReplyReceived(first, Done(), 0, 0)
     assert client.open_count == 0
 

@@ -64,31 +64,24 @@ def answers() -> dict[str, type[Message]]:
 
 
 def test_every_request_is_documented_with_its_fields() -> None:
-    documented = {
-        int(op): (name, fields) for op, name, fields, _ in rows("| op | name | request fields | reply |")
-    }
+    documented = {int(op): (name, fields) for op, name, fields, _ in rows("| op | name | request fields | reply |")}
     assert documented == {op: (found.__name__, fields_text(found)) for op, found in REQUESTS.items()}
 
 
 def test_every_other_message_is_documented_with_its_fields() -> None:
     documented = {cells[0]: cells[1] for cells in rows("| message | fields |")}
-    assert documented == {
-        name: fields_text(found) for name, found in answers().items() if found is not Message
-    }
+    assert documented == {name: fields_text(found) for name, found in answers().items() if found is not Message}
 
 
 def test_what_may_be_repeated_is_what_clients_repeat() -> None:
     documented = {
-        name: repeat == "yes"
-        for name, _, repeat, _ in rows("| name | durable with the reply | repeat | why |")
+        name: repeat == "yes" for name, _, repeat, _ in rows("| name | durable with the reply | repeat | why |")
     }
     assert documented == {found.__name__: found in REPEATABLE for found in REQUESTS.values()}
 
 
 def test_every_error_is_documented() -> None:
-    documented = {
-        int(code): (name, retryable) for code, name, retryable in rows("| code | name | retryable |")
-    }
+    documented = {int(code): (name, retryable) for code, name, retryable in rows("| code | name | retryable |")}
     assert documented == {
         row.wire_code: (row.error.__name__, "yes" if row.error.retryable else "no") for row in ERROR_TABLE
     }

@@ -113,10 +113,7 @@ def test_what_botocore_writes_unsigned_is_accepted(length: int) -> None:
     content = bytes(range(250)) * (length // 250) + b"x" * (length % 250)
     checksum = Crc32Checksum()
     wrapper = AwsChunkedWrapper(
-        io.BytesIO(content),
-        checksum_cls=lambda: checksum,
-        checksum_name="x-amz-checksum-crc32",
-        chunk_size=1024,
+        io.BytesIO(content), checksum_cls=lambda: checksum, checksum_name="x-amz-checksum-crc32", chunk_size=1024
     )
     body = wrapper.read()
     headers = request_headers(length, "X-Amz-Checksum-Crc32")
@@ -130,11 +127,7 @@ chunk_lists = st.lists(st.binary(min_size=1, max_size=60), max_size=4)
 
 
 def trailers_of(kind: Payload) -> dict[str, str]:
-    return (
-        {}
-        if kind is Payload.STREAMING_SIGNED
-        else {"x-amz-checksum-crc32": "AAAAAA==", "x-amz-meta-b": "c d"}
-    )
+    return {} if kind is Payload.STREAMING_SIGNED else {"x-amz-checksum-crc32": "AAAAAA==", "x-amz-meta-b": "c d"}
 
 
 @given(kinds, chunk_lists, st.lists(st.integers(0, 900), max_size=8))
@@ -151,9 +144,7 @@ def test_a_body_cut_anywhere_is_the_same_body(kind: Payload, chunks: list[bytes]
 
 @given(st.sampled_from([Payload.STREAMING_SIGNED, Payload.STREAMING_SIGNED_TRAILER]), chunk_lists, st.data())
 @settings(max_examples=400)
-def test_one_byte_of_a_signed_body_changed_is_refused(
-    kind: Payload, chunks: list[bytes], data: st.DataObject
-) -> None:
+def test_one_byte_of_a_signed_body_changed_is_refused(kind: Payload, chunks: list[bytes], data: st.DataObject) -> None:
     trailers = trailers_of(kind)
     body = encode(kind, chunks, trailers)
     at, to = data.draw(st.integers(0, len(body) - 1)), data.draw(st.integers(0, 255))
@@ -166,9 +157,7 @@ def test_one_byte_of_a_signed_body_changed_is_refused(
 
 @given(kinds, chunk_lists, st.data())
 @settings(max_examples=150)
-def test_a_body_that_ends_early_or_goes_on_is_refused(
-    kind: Payload, chunks: list[bytes], data: st.DataObject
-) -> None:
+def test_a_body_that_ends_early_or_goes_on_is_refused(kind: Payload, chunks: list[bytes], data: st.DataObject) -> None:
     trailers = trailers_of(kind)
     body = encode(kind, chunks, trailers)
     headers = request_headers(len(b"".join(chunks)), *trailers)
@@ -247,15 +236,10 @@ def test_payload_is_not_copied() -> None:
 @pytest.mark.slow
 @given(
     kinds,
-    st.lists(
-        st.sampled_from([b"5", b"0", b"\r\n", b"\n", b";chunk-signature=", b"0" * 64, b"a:", b"x"]),
-        max_size=20,
-    ),
+    st.lists(st.sampled_from([b"5", b"0", b"\r\n", b"\n", b";chunk-signature=", b"0" * 64, b"a:", b"x"]), max_size=20),
 )
 @settings(max_examples=600)
-def test_any_bytes_are_refused_in_s3s_words_alike_whole_and_in_pieces(
-    kind: Payload, tokens: list[bytes]
-) -> None:
+def test_any_bytes_are_refused_in_s3s_words_alike_whole_and_in_pieces(kind: Payload, tokens: list[bytes]) -> None:
     def outcome(*pieces: bytes) -> object:
         try:
             return decode(kind, request_headers(5), *pieces)

@@ -11,9 +11,7 @@ from lakefs import errors as lake
 
 
 def _classes(root: type[lake.LakeError]) -> set[type[lake.LakeError]]:
-    return {root}.union(
-        *(_classes(child) for child in root.__subclasses__() if child.__module__ == lake.__name__)
-    )
+    return {root}.union(*(_classes(child) for child in root.__subclasses__() if child.__module__ == lake.__name__))
 
 
 def test_every_error_of_the_store_has_its_row() -> None:

@@ -16,21 +16,12 @@ from gateway.s3.protocol.errors import S3Error
 from gateway.s3.protocol.signing import AccessKey, Payload, Signature
 from gateway.s3.protocol.sigv4 import authenticate
 from lakefs.limits import S3_CLOCK_SKEW_S, S3_PRESIGN_S_MAX
-from tests.unit.support.signed_heads import (
-    KEY,
-    REGION,
-    head_without_hash,
-    presigned_head,
-    signed_at,
-    signed_head,
-)
+from tests.unit.support.signed_heads import KEY, REGION, head_without_hash, presigned_head, signed_at, signed_head
 
 URL = "http://lake:9000/bucket/a%20key%40home"
 
 
-def check(
-    head: RequestHead, *, after_s: float = 0, region: str = REGION, key: AccessKey | None = KEY
-) -> Signature:
+def check(head: RequestHead, *, after_s: float = 0, region: str = REGION, key: AccessKey | None = KEY) -> Signature:
     found = authenticate(
         head,
         region=region,
@@ -69,9 +60,7 @@ metadata = st.dictionaries(
     max_size=4,
 )
 methods = st.sampled_from(["GET", "HEAD", "PUT", "POST", "DELETE"])
-payloads = st.sampled_from(
-    ["", "UNSIGNED-PAYLOAD", *(kind.value for kind in Payload if "STREAMING" in kind.value)]
-)
+payloads = st.sampled_from(["", "UNSIGNED-PAYLOAD", *(kind.value for kind in Payload if "STREAMING" in kind.value)])
 
 
 @given(methods, paths, queries, metadata, payloads, st.binary(max_size=50))
@@ -176,12 +165,7 @@ def test_one_byte_changed_anywhere_is_refused(data: st.DataObject) -> None:
         other = with_header(head, name, changed(head.headers[name], at, to))
         assume(re.sub(rb"[ \t]+", b" ", other.headers[name]) != head.headers[name])
     with pytest.raises(S3Error):
-        authenticate(
-            other,
-            region=REGION,
-            now_s=signed_at(head),
-            find_key={KEY.access_key: KEY}.get,
-        )
+        authenticate(other, region=REGION, now_s=signed_at(head), find_key={KEY.access_key: KEY}.get)
 
 
 def test_without_a_body_the_header_of_its_hash_may_be_missing() -> None:
@@ -189,9 +173,7 @@ def test_without_a_body_the_header_of_its_hash_may_be_missing() -> None:
     found = check(head_without_hash(plain))
     assert (found.payload, found.payload_sha256) == (Payload.HASH, sha256(b"").hexdigest())
     for body in (b"body", b""):
-        head = with_header(
-            head_without_hash(plain, method="PUT", body=body), b"transfer-encoding", b"chunked"
-        )
+        head = with_header(head_without_hash(plain, method="PUT", body=body), b"transfer-encoding", b"chunked")
         with pytest.raises(S3Error) as caught:
             check(head)
         assert (caught.value.status, caught.value.code) == (400, "InvalidRequest")
@@ -220,9 +202,7 @@ def test_one_byte_of_a_presigned_url_changed_is_refused(data: st.DataObject) -> 
         other = replace(head, path=changed(head.path, data.draw(st.integers(0, 100)), data.draw(visible)))
         assume(unquote_to_bytes(other.path) != unquote_to_bytes(head.path))
     else:
-        other = replace(
-            head, query=changed(head.query, data.draw(st.integers(0, 10_000)), data.draw(visible))
-        )
+        other = replace(head, query=changed(head.query, data.draw(st.integers(0, 10_000)), data.draw(visible)))
         assume(meaning(other.query) != meaning(head.query))
         assume(b"X-Amz-" in other.query)
     try:
@@ -355,12 +335,8 @@ def test_secrets_are_in_no_repr() -> None:
 
 authorizations = st.lists(
     st.one_of(
-        st.sampled_from(
-            [b"AWS4-HMAC-SHA256", b" ", b"Credential=", b"AKIDEXAMPLE", b"/", b"20260101", b"eu-lake-1"]
-        ),
-        st.sampled_from(
-            [b"s3", b",", b";", b"aws4_request", b"SignedHeaders=", b"host", b"Signature=", b"0" * 64]
-        ),
+        st.sampled_from([b"AWS4-HMAC-SHA256", b" ", b"Credential=", b"AKIDEXAMPLE", b"/", b"20260101", b"eu-lake-1"]),
+        st.sampled_from([b"s3", b",", b";", b"aws4_request", b"SignedHeaders=", b"host", b"Signature=", b"0" * 64]),
         st.sampled_from([b"=", b"\xff", b"%b"]),
     ),
     max_size=20,
@@ -369,11 +345,7 @@ SIGNED_HEAD = signed_head(URL)
 
 
 @pytest.mark.slow
-@given(
-    authorizations,
-    st.binary(max_size=20),
-    st.lists(authorizations, max_size=3).map(b"&X-Amz-Signature=".join),
-)
+@given(authorizations, st.binary(max_size=20), st.lists(authorizations, max_size=3).map(b"&X-Amz-Signature=".join))
 @settings(max_examples=600)
 def test_any_bytes_are_refused_in_s3s_words(authorization: bytes, timestamp: bytes, query: bytes) -> None:
     head = SIGNED_HEAD

@@ -68,9 +68,7 @@ def refusal(method: str, target: str, *, host: str = "lake:9000") -> tuple[int, 
         ("DELETE", "/bkt/k?versionId=v", Operation.DELETE_OBJECT),
     ],
 )
-def test_method_level_and_parameters_name_the_operation(
-    method: str, target: str, operation: Operation
-) -> None:
+def test_method_level_and_parameters_name_the_operation(method: str, target: str, operation: Operation) -> None:
     assert parse(method, target).operation is operation
 
 
@@ -85,10 +83,7 @@ def test_every_operation_can_be_asked_for() -> None:
 
 def test_a_copy_is_a_put_with_a_source() -> None:
     assert parse("PUT", "/bkt/k", copy_source="/b/k").operation is Operation.COPY_OBJECT
-    assert (
-        parse("PUT", "/bkt/k?partNumber=1&uploadId=u", copy_source="b/k").operation
-        is Operation.UPLOAD_PART_COPY
-    )
+    assert parse("PUT", "/bkt/k?partNumber=1&uploadId=u", copy_source="b/k").operation is Operation.UPLOAD_PART_COPY
     assert parse("PUT", "/bkt/k?tagging", copy_source="b/k").operation is Operation.PUT_OBJECT_TAGGING
 
 
@@ -125,9 +120,7 @@ def test_a_write_with_an_unknown_wish_is_not_done(method: str, target: str) -> N
     assert refusal(method, target) == (501, "NotImplemented")
 
 
-@pytest.mark.parametrize(
-    ("method", "target"), [("PUT", "/"), ("DELETE", "/"), ("PATCH", "/bkt/k"), ("TRACE", "/bkt")]
-)
+@pytest.mark.parametrize(("method", "target"), [("PUT", "/"), ("DELETE", "/"), ("PATCH", "/bkt/k"), ("TRACE", "/bkt")])
 def test_a_method_that_s3_does_not_have_is_not_allowed(method: str, target: str) -> None:
     assert refusal(method, target) == (405, "MethodNotAllowed")
 
@@ -163,12 +156,7 @@ def test_a_path_is_decoded_once_and_never_normalised(target: str, bucket: str, k
 
 @pytest.mark.parametrize(
     ("host", "bucket"),
-    [
-        ("bkt.s3.lake", "bkt"),
-        ("BKT.S3.lake:9000", "bkt"),
-        ("my.bkt.s3.lake", "my.bkt"),
-        ("bkt.localhost:9000", "bkt"),
-    ],
+    [("bkt.s3.lake", "bkt"), ("BKT.S3.lake:9000", "bkt"), ("my.bkt.s3.lake", "my.bkt"), ("bkt.localhost:9000", "bkt")],
 )
 def test_the_host_may_name_the_bucket(host: str, bucket: str) -> None:
     found = parse("GET", "/a%40b//c", host=host)
@@ -176,9 +164,7 @@ def test_the_host_may_name_the_bucket(host: str, bucket: str) -> None:
     assert parse("GET", "/", host=host).operation is Operation.LIST_OBJECTS
 
 
-@pytest.mark.parametrize(
-    "host", ["s3.lake", "s3.lake:9000", "lake", "127.0.0.1:9000", "[::1]:9000", "evils3.lake", ""]
-)
+@pytest.mark.parametrize("host", ["s3.lake", "s3.lake:9000", "lake", "127.0.0.1:9000", "[::1]:9000", "evils3.lake", ""])
 def test_another_host_names_no_bucket(host: str) -> None:
     assert parse("GET", "/bkt/k", host=host).bucket == "bkt"
 
@@ -231,16 +217,12 @@ def test_parameters_are_decoded_with_plus_for_a_space() -> None:
 
 def test_headers_in_the_query_are_headers_and_the_signatures_own_are_not() -> None:
     found = parse(
-        "PUT",
-        "/bkt/k?X-Amz-Date=1&x-id=PutObject&X-Amz-Meta-A=%20b%2Bc+d&x-amz-acl=private&X-Amz-SignedHeaders=host",
+        "PUT", "/bkt/k?X-Amz-Date=1&x-id=PutObject&X-Amz-Meta-A=%20b%2Bc+d&x-amz-acl=private&X-Amz-SignedHeaders=host"
     )
     assert found.moved == {b"x-amz-meta-a": b"b+c d", b"x-amz-acl": b"private"}
     assert found.parameters == {"x-id": "PutObject"}
     copied = parse("PUT", "/bkt/k?X-Amz-Copy-Source=%2Fb%2Fa%2520key")
-    assert (copied.operation, copied.moved) == (
-        Operation.COPY_OBJECT,
-        {b"x-amz-copy-source": b"/b/a%20key"},
-    )
+    assert (copied.operation, copied.moved) == (Operation.COPY_OBJECT, {b"x-amz-copy-source": b"/b/a%20key"})
 
 
 @pytest.mark.parametrize(
@@ -277,9 +259,7 @@ def test_a_copys_source_is_a_bucket_and_a_key(value: bytes, source: tuple[str, s
     assert parse_copy_source(value) == source
 
 
-@pytest.mark.parametrize(
-    "value", [b"", b"/", b"bkt", b"bkt/", b"//k", b"../k", b"bkt/%00", b"bkt/%ff", b"b%20t/k"]
-)
+@pytest.mark.parametrize("value", [b"", b"/", b"bkt", b"bkt/", b"//k", b"../k", b"bkt/%00", b"bkt/%ff", b"b%20t/k"])
 def test_a_copys_source_that_names_nothing_is_refused(value: bytes) -> None:
     with pytest.raises(S3Error) as caught:
         parse_copy_source(value)
@@ -289,11 +269,7 @@ def test_a_copys_source_that_names_nothing_is_refused(value: bytes) -> None:
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=40))
 @settings(max_examples=300)
 def test_every_key_is_reached_by_both_styles(key: str) -> None:
-    for encoded in (
-        quote(key, safe="/~"),
-        quote(key, safe=""),
-        "".join(f"%{byte:02x}" for byte in key.encode()),
-    ):
+    for encoded in (quote(key, safe="/~"), quote(key, safe=""), "".join(f"%{byte:02x}" for byte in key.encode())):
         assert parse("GET", f"/bkt/{encoded}").key == key
         assert parse("GET", f"/{encoded}", host="bkt.s3.lake").key == key
         assert parse_copy_source(f"bkt/{encoded}".encode()) == ("bkt", key, "")

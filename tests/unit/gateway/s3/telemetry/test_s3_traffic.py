@@ -41,9 +41,7 @@ def counted(snapshot: Snapshot) -> dict[str, float]:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(TrafficCollector(lambda: (snapshot, Connections(3, 2, 1))))
     lines = generate_latest(registry).decode().splitlines()
-    return {
-        name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")
-    }
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
 
 
 def test_a_request_is_counted_once_in_each_figure() -> None:
