@@ -171,14 +171,17 @@ def row(what: str, calls: Counter[Pair], *, shows_files: bool) -> str:
     """Return one line of the table."""
     between = sum(count for (caller, called), count in calls.items() if caller and caller != called)
     files = {name for pair in calls for name in pair if name}
-    listed = "".join(f"\n    {name}" for name in sorted(files)) if shows_files else ""
+    entered = Counter[str]()
+    for (_, called), count in calls.items():
+        entered[called] += count
+    listed = "".join(f"\n    {entered[name]:>4} {name}" for name in sorted(files)) if shows_files else ""
     return f"{what:<28} {len(files):>6} {between:>18}{listed}"
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(prog="python -m bench.doors", description=__doc__.split("\n")[0])
-    parser.add_argument("--files", action="store_true", help="list the files, too")
+    parser.add_argument("--files", action="store_true", help="list the files, too, each with the calls that enter it")
     shows_files = parser.parse_args().files
     own = Doors()
     own.install()
