@@ -25,7 +25,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "lake")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Take away the mounts of a run that was killed: pytest could not remove its folders, and would fail for it."""
+    """Remove the mounts of a run that was killed: pytest cannot remove their folders, and would fail for it."""
     if hasattr(session.config, "workerinput"):  # a worker of pytest-xdist: the one that began it did this
         return
     earlier = Path(tempfile.gettempdir()).resolve()
@@ -47,14 +47,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _no_long_differences(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A comparison that fails says where, in CI too: pytest's line by line one of two payloads takes hours there."""
+    """Keep pytest from comparing payloads line by line when an assertion fails: that takes hours, in CI too."""
     for name in ("CI", "BUILD_NUMBER"):
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(autouse=True)
 def _no_lake_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The developer's own settings reach no test."""
+    """Keep the developer's own settings from the tests."""
     for name in (*CLIENT_VARIABLES, *(f"LAKE_{name.upper()}" for name in SETTING_NAMES)):
         monkeypatch.delenv(name, raising=False)
 
@@ -67,7 +67,7 @@ def unix(tmp_path: Path) -> str:
 
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Commands that run in this process write no log: it would reach the outputs of the test that ran first."""
+    """Keep commands that run in this process from logging: the log would be in the first test's output."""
 
     def dropped(*_: object) -> dict[str, Any]:
         raise structlog.DropEvent

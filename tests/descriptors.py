@@ -1,7 +1,7 @@
-"""What this process has open: for tests that nothing is left so.
+"""Lists the descriptors that this process has open: for tests that check that none is left open.
 
-Descriptors of strangers are closed by a thread of their own (`lakefs.host.descriptors.close_later`), so both wait until
-those of before have ended: neither counts what is about to be closed.
+Descriptors of strangers are closed in a thread of their own (`lakefs.host.descriptors.close_later`).  Both functions
+first wait for such threads to end, so neither counts a descriptor that is about to be closed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CLOSE_SECONDS: Final = 10.0
 
 
 def open_descriptors() -> set[str]:
-    """By number and what it is."""
+    """Return the open descriptors, each as its number and what it is."""
     for thread in threading.enumerate():
         if thread.name == CLOSER:
             thread.join(_CLOSE_SECONDS)
@@ -31,6 +31,6 @@ def open_descriptors() -> set[str]:
 
 
 def descriptor_count() -> int:
-    """How many, those apart that only cycles of garbage still hold."""
+    """Return the number of open descriptors, without those that only cycles of garbage still hold."""
     gc.collect()
     return len(open_descriptors())

@@ -106,7 +106,7 @@ class Edited:
 
     @property
     def sent_bytes(self) -> int:
-        """Payload that the last `store` had the engine store."""
+        """Payload bytes that the engine stored for the last `store`."""
         return sum(sum(data_lengths(request)) for request in self.lake.asked)
 
     def store_behind(self) -> None:

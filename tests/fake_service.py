@@ -72,7 +72,7 @@ class FakeService:
     gate: trio.Event = field(default_factory=trio.Event)
     waits: tuple[type[Request], ...] = (Status,)
     tasks: int = 1
-    """In so many of its tasks a request waits."""
+    """Number of tasks in which a request waits."""
     clients: set[FakeClient] = field(default_factory=set)
     connected_total: int = 0
     served: list[str] = field(default_factory=list)
@@ -88,7 +88,7 @@ class FakeService:
     watching: int = 0
     ends_watches: bool = False
     then: Callable[[], None] | None = None
-    """Behind the answers of Ping."""
+    """Called after each answer to Ping."""
 
     def connected(self, peer: str, *, descriptors: bool, trusted: bool, uid: int | None = None) -> ServedClient:
         client = FakeClient(peer, descriptors, trusted, uid)

@@ -1,4 +1,4 @@
-"""Buckets as stores hold them from before new names had S3's rules: made in this process with the check left out."""
+"""Makes buckets whose names break S3's rules, as old stores have them: in this process the check is left out."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ OLD_NAMES: Final = ("b", "My_Models", "xn--abc", "x--table-s3")
 
 @contextmanager
 def any_new_name() -> Iterator[None]:
-    """Engines in this process make buckets of all names that a store can hold."""
+    """Let engines in this process make buckets of all names that a store can hold."""
     with mock.patch("engine.namespace.buckets.check_new_bucket_name"):
         yield

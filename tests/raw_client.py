@@ -1,4 +1,4 @@
-"""A client that says whatever a test wants it to say."""
+"""A client that sends whatever a test wants, also what no real client sends."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class RawClient:
         await self.stream.send(parts, descriptors)
 
     async def ask(self, request: Request, body: bytes = b"", *, deadline_ms: int = 0) -> int:
-        """Send a request; its stream."""
+        """Send a request; return its stream."""
         stream_id, frame = self.wire.request(request, len(body), deadline_ms=deadline_ms)
         await self.send(frame, body)
         return stream_id
 
     async def answer(self) -> ClientEvent:
-        """The next frame; its body is in `body`.  Raises what a failure on stream 0 says."""
+        """Wait for the next frame; its body is in `body`.  Raises the error that a failure on stream 0 carries."""
         event = await self.receiver.next_event()
         assert event is not None, "the engine closed the connection"
         if isinstance(event, ReplyReceived) and event.body_bytes:
@@ -53,7 +53,7 @@ class RawClient:
         return event
 
     async def message(self) -> Message:
-        """The next frame's message; raises the failure that it is."""
+        """Return the next frame's message; raise the error if it is a failure."""
         event = await self.answer()
         if isinstance(event, FailureReceived):
             raise event.error
@@ -61,19 +61,19 @@ class RawClient:
         return event.message
 
     async def hello(self, hello: Hello | None = None) -> HelloReply:
-        """Say Hello."""
+        """Send Hello; return the reply."""
         await self.ask(hello or Hello(1, "raw"))
         message = await self.message()
         assert isinstance(message, HelloReply), "Hello is answered with HelloReply"
         return message
 
     async def is_served(self) -> bool:
-        """Whether the connection still works."""
+        """Return whether the connection still works."""
         await self.ask(Ping())
         return isinstance(await self.answer(), ReplyReceived)
 
     async def end(self) -> LakeError | None:
-        """How the engine ends the connection: its farewell, or None when it just closed."""
+        """Wait until the engine ends the connection; return its farewell, or None when it only closed."""
         try:
             while await self.receiver.next_event() is not None:
                 pass

@@ -1,4 +1,4 @@
-"""An operation's steps, looked at as they are taken."""
+"""Watches the steps of an operation as they are taken."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 def asks(step: Step, request: type[m.Request]) -> bool:
-    """Whether the step sends such a request."""
+    """Return whether the step sends a request of that type."""
     return isinstance(step, Start) and isinstance(step.effect, Send) and isinstance(step.effect.request, request)
 
 
 def seen(steps: Steps[T], see: Callable[[Step, object], Steps[None] | None]) -> Steps[T]:
-    """The same steps; `see` is told each, with its answer, when it has been taken.
+    """Take the same steps; call `see` with each one and its answer, after it was taken.
 
-    Steps that it gives are taken before the operation learns of the answer.
+    Steps that `see` returns are taken before the operation gets the answer.
     """
     answer: Any = None
     error: BaseException | None = None

@@ -1,4 +1,4 @@
-"""What must hold of a shared index at any instant: it says nothing that the durable records do not say."""
+"""Checks a shared index, at any instant: it never says what the durable records do not say."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT
 
 
 def entries_of(store: Store) -> dict[bytes, Found]:
-    """All that the table says."""
+    """Return everything that the table says."""
     index = store.shared_index
     assert index is not None
     assert index.table.audit(), "an entry is torn, or not where it belongs"
@@ -33,9 +33,10 @@ def entries_of(store: Store) -> dict[bytes, Found]:
 
 
 def check_shared_index(store: Store) -> bool:
-    """Every entry names a live record with the same place; once it is ready, every good chunk is in it.
+    """Check that every entry names a live record with the same place, and once it is ready that it has every good
+    chunk.
 
-    Not looked at, false, while something is on its way to the journal: entries follow what is durable.
+    Returns False, without a look, while something is on its way to the journal: entries follow what is durable.
     """
     entries = entries_of(store)
     with store.metadata.view() as view:

@@ -1,7 +1,7 @@
-"""A process that changes a shared index's table without an end: `python -m tests.shared_index_churn DESCRIPTOR CLASS`.
+"""A process that keeps changing a shared index's table: `python -m tests.shared_index_churn DESCRIPTOR CLASS`.
 
-The first `STEADY` chunks are there all the time, at places that change; others come and go between them and push them
-about.  It ends with the number of its changes when its input is closed.
+The first `STEADY` chunks are always there, at places that change; others are added and removed between them and push
+them about.  When its input is closed the process prints the number of its changes and ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def key_at(number: int) -> bytes:
 
 
 def place_of(number: int, turn: int) -> Found:
-    """A place that tells of which chunk it is, in each field."""
+    """Return a place that names its chunk in each field."""
     mixed = (number * 0x9E3779B1 + turn * 0x85EBCA77) & 0xFFFF_FFFF
     return 1 + number % 200, mixed << 32 | number, turn, mixed ^ 0xFFFF_FFFF, mixed
 

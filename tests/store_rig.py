@@ -54,7 +54,7 @@ async def simulated_store(
     upload_expiry_s: float = 0.0,
     tier: DramTier | None = None,
 ) -> AsyncIterator[Store]:
-    """A store, created when the disk has none, stopped cleanly at the end."""
+    """A store, created when the disk has none, and stopped cleanly at the end."""
     async with open_store(
         disk or SimDisk(),
         clock or SimClock(),
@@ -69,12 +69,12 @@ async def simulated_store(
 
 
 def client_of(store: Store) -> EmbeddedEngine:
-    """One more client; simulated segments have no descriptors."""
+    """Connect one more client.  Simulated segments have no descriptors."""
     return EmbeddedEngine(Service(store), descriptors=False)
 
 
 async def ask(client: EngineClient, request: m.Request, answer: type[M], *body: Buffer) -> M:
-    """The reply's message, which must be of that type; its body is given back."""
+    """Send a request; return the reply's message, which must be of that type.  Its body is released."""
     reply = await client.call(request, body)
     reply.body.release()
     assert isinstance(reply.message, answer), reply.message
@@ -95,7 +95,7 @@ def change(
 
 
 def good(results: m.NameResults) -> list[m.ObjectStat]:
-    """The stats of a batch in which nothing failed; the first failure is raised."""
+    """Return the stats of a batch; raise its first failure."""
     stats: list[m.ObjectStat] = []
     for result in results.results:
         if result.failure is not None:
@@ -118,21 +118,21 @@ async def delete(client: EngineClient, *keys: str, bucket: str = "bkt") -> None:
 
 
 async def session_of(client: EngineClient) -> bytes:
-    """A new put session."""
+    """Begin a put session; return it."""
     return (await ask(client, m.SessionOpen(), m.SessionOpened)).session
 
 
 async def store_chunks(
     client: EngineClient, session: bytes, payloads: Sequence[bytes], *, kind: int = 1
 ) -> list[bytes]:
-    """Store payloads as chunks of a session; their ids."""
+    """Store payloads as chunks of a session; return their ids."""
     lengths = [len(payload) for payload in payloads]
     request = m.StoreChunks(session, [kind] * len(payloads), lengths)
     return (await ask(client, request, m.Stored, *payloads)).chunks
 
 
 async def read(client: EngineClient, chunk: bytes) -> bytes:
-    """A chunk's bytes, streamed.  The failure of the piece is raised."""
+    """Return a chunk's bytes, streamed.  Raises the failure of the piece."""
     reply = await client.call(m.ReadChunks([chunk], [0], [0]))
     payload = reply.body.joined()
     reply.body.release()
@@ -144,19 +144,19 @@ async def read(client: EngineClient, chunk: bytes) -> bytes:
 
 
 async def gc(client: EngineClient) -> dict[str, Any]:
-    """One cycle; its report."""
+    """Run one gc cycle; return its report."""
     report: dict[str, Any] = json.loads((await ask(client, m.RunGc(), m.ReportReply)).report_json)
     return report
 
 
 async def fsck(client: EngineClient, *, full: bool = True) -> dict[str, Any]:
-    """The report of a check."""
+    """Run a check; return its report."""
     report: dict[str, Any] = json.loads((await ask(client, m.RunFsck(full), m.ReportReply)).report_json)
     return report
 
 
 def records(store: Store) -> dict[ChunkId, ChunkRecord]:
-    """All chunks that are recorded now."""
+    """Return the records of all chunks."""
     with store.metadata.view() as view:
         return {
             chunk_id_of_key(key): unpack_chunk_record(value) for key, value in view.scan(Table.CHUNKS, b"", b"\xff")
@@ -164,11 +164,11 @@ def records(store: Store) -> dict[ChunkId, ChunkRecord]:
 
 
 async def tamper(store: Store, alter: Callable[[Transaction], object]) -> None:
-    """Change records behind the back of the engine's logic; durable on return."""
+    """Change records behind the back of the engine's logic; the change is durable on return."""
     _, sequence = await store.metadata.commit(alter)
     await store.metadata.wait_durable(sequence)
 
 
 def in_flight(store: Store) -> int:
-    """Extents given out and not settled."""
+    """Number of extents that were handed out and are not settled."""
     return sum(store.segments.in_flight.count(segment) for segment in store.segments.register.ids())

@@ -1,13 +1,13 @@
-"""Everything that is too long for `make test`, each part with its goal: `make torture`, hours.
+"""Runs everything that is too long for `make test`, each part with its goal: `make torture`, hours.
 
     python -m tests.torture                          all of it
     python -m tests.torture --share 0.01             a hundredth of each
     python -m tests.torture --only simulator flips   these parts
 
-A part is a program of its own, which says what failed and how that is repeated, whose last line is its figures, and
-which ends with 0 when nothing failed.  Those that keep all cores at work run one after the other; beside them, one
-after the other, those of a single process, which leave a core idle; and the one that mostly waits.  A part that fails
-does not stop the next.  The last lines say what each came to.  Exit code 0 when nothing failed, 1 otherwise.
+A part is a program of its own.  It says what failed and how to repeat that, prints its figures as its last line, and
+exits with 0 when nothing failed.  Parts that use all cores run one after the other.  Beside them run those of a single
+process, also one after the other, and the part that mostly waits.  A part that fails does not stop the next.  The last
+lines give the result of each.  Exit code 0 when nothing failed, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from tests.sim.__main__ import say
 
 @dataclass(frozen=True)
 class Part:
-    """A program and how much it is asked for."""
+    """A program, and the amount of work that it gets."""
 
     module: str
     counts: dict[str, int]
-    """Option and number, of the whole part."""
+    """Options and their numbers, for the whole part."""
     has_jobs: bool = True
     waits: bool = False
-    """It takes its time and little else: it runs beside the others."""
+    """The part mostly waits: it runs beside the others."""
 
     def command(self, share: float, seed: int, jobs: int) -> list[str]:
-        """What is run."""
+        """Return the part's command line."""
         command = [sys.executable, "-m", self.module, "--seed", str(seed)]
         for option, count in self.counts.items():
             command += [option, str(max(1, round(count * share)))]
@@ -61,12 +61,12 @@ LANES: tuple[Callable[[Part], bool], ...] = (
     lambda part: not part.has_jobs and not part.waits,
     lambda part: part.waits,
 )
-"""What runs beside each other."""
+"""Parts of different lanes run beside each other, those of one lane one after the other."""
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What a part came to."""
+    """The result of a part."""
 
     name: str
     failed: bool
@@ -78,7 +78,7 @@ class Ran:
 
 
 def run_part(name: str, command: list[str]) -> Ran:
-    """Run it to its end, and pass on what it says."""
+    """Run a part to its end, and print what it prints."""
     say(f"--- {name}: {' '.join(command[1:])}")
     began = time.monotonic()
     last = "it said nothing"

@@ -1,8 +1,8 @@
-"""What the tests of this folder say of each client: the rows of the matrix.
+"""Collects the rows of the client matrix: the operations that each client's tests prove.
 
-A test is decorated with the operations that it proves: `@works(...)`, or `@refused(...)` where the gateway says
-properly that it does not offer what the client asks for.  A module names its `CLIENT`, with what that lacks itself.
-So every cell of the matrix stands for a test, or for a statement that there is nothing to test.
+A test names the operations that it proves: `@works(...)`, or `@refused(...)` where the gateway properly refuses what
+the client asks for.  A module names its `CLIENT`, and in it the operations that the client itself lacks. So every cell
+of the matrix stands for a test, or for a statement that there is nothing to test.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Test = TypeVar("Test", bound=Callable[..., None])
 
 @dataclass(frozen=True)
 class Client:
-    """A row.  `package`: what its version is read by.  `also`: what its users do with it beside the columns.
+    """A client, one row.  `package`: the one whose version is shown.  `also`: other uses of it, beside the columns.
 
     `lacks`: operations that the client does not offer, or its users have no use for.
     """
@@ -80,7 +80,7 @@ def _outcome(outcome: str, operations: tuple[str, ...]) -> Callable[[Test], Test
 
 
 def rows() -> list[Row]:
-    """One for each test module, in the order of the clients' names.  A cell that two tests call differently fails."""
+    """Return one row for each test module, ordered by client.  Fails where two tests disagree about a cell."""
     found = [_row(path.stem) for path in sorted(Path(__file__).parent.glob("test_*.py"))]
     return sorted(found, key=lambda row: row.client.name.lower())
 
@@ -101,7 +101,7 @@ def _row(module_name: str) -> Row:
 
 
 def versions() -> dict[str, str]:
-    """What the tests install, by package."""
+    """Return the versions that the tests install, by package."""
     locks = [ROOT / "requirements" / name for name in ("clients.txt", "clients-npm.txt")]
     pins = re.findall(r"^(\S+?)==(\S+)$", "\n".join(lock.read_text() for lock in locks), re.MULTILINE)
     return {name.lower().replace("-", "_"): version for name, version in pins}

@@ -22,15 +22,17 @@ from tests.e2e.served import Served
 
 CLIENTS: Final = ROOT / ".venv-clients"
 LIMIT_S: Final = 300.0
-"""A program that is not done by then hangs; nothing here is timed."""
+"""Time limit of a client's program: one that takes longer hangs.  Nothing here is timed."""
 DOMAIN: Final = "lake.test"
-"""Behind the names of buckets in virtual-host style.  Nobody resolves it: clients reach it as through a proxy, which
-is the gateway itself."""
+"""Domain behind bucket names in virtual-host style.
+
+It does not resolve: clients reach it as through a proxy, and that is the gateway itself.
+"""
 
 
 @dataclass(frozen=True)
 class Gateway:
-    """Where the engine serves S3, an access key that may do everything, and a folder for what programs leave."""
+    """The engine's S3 address, an access key that may do everything, and a folder for what programs leave."""
 
     served: Served
     address: str
@@ -40,22 +42,22 @@ class Gateway:
 
     @property
     def url(self) -> str:
-        """For `--endpoint-url` and the like."""
+        """The URL for `--endpoint-url` and the like."""
         return f"http://{self.address}"
 
     def python(self, client: str, body: str, *, by_host: bool = False, language: str = "python") -> str:
-        """The client's snippet, then `body`, by the clients' interpreter; what it printed.
+        """Run the client's snippet, then `body`, with the clients' Python; return what it printed.
 
         `by_host`: the endpoint is a host name, not an address, so that clients may name the bucket in it.
         """
         return self._finished(client, language, [str(CLIENTS / "bin/python"), "-c"], body, by_host)
 
     def shell(self, client: str, body: str, *, by_host: bool = False) -> str:
-        """The client's snippet, then `body`, by bash, which stops at the first command that fails; what it printed."""
+        """Run the client's snippet, then `body`, with bash, which stops at the first failure; return its output."""
         return self._finished(client, "sh", ["bash", "-euo", "pipefail", "-c"], body, by_host)
 
     def node(self, client: str, body: str) -> str:
-        """As `python`, by Node.js, as a module."""
+        """Like `python`, but run by Node.js, as a module."""
         command = ["node", "--input-type=module", "-e"]
         folder = self.folder / bucket_of(client)
         folder.mkdir()
@@ -82,7 +84,7 @@ class Gateway:
         return done.stdout
 
     def environment(self) -> dict[str, str]:
-        """The variables that the page begins with, and nothing of the developer's own settings."""
+        """Return the variables that the page begins with, and none of the developer's own settings."""
         kept = {name: os.environ[name] for name in ("LANG", "TERM", "TMPDIR") if name in os.environ}
         return kept | {
             "PATH": f"{CLIENTS / 'bin'}:{os.environ['PATH']}",

@@ -1,4 +1,4 @@
-"""What a mount of a bucket by somebody else's program must serve: parts of objects, `tar` and `git clone`."""
+"""Checks of a bucket that somebody else's program has mounted: parts of objects, `tar` and `git clone`."""
 
 from __future__ import annotations
 

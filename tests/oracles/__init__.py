@@ -1,1 +1,1 @@
-"""Twins in plain Python of what the product does natively: slower, and held equal to it by tests."""
+"""Twins in plain Python of the product's native code: slower; tests compare the two."""

@@ -8,7 +8,7 @@ from typing import Final
 
 ROWS: Final = 4
 COUNT_MAX: Final = 15
-"""As counters of four bits would have; a byte each here, which costs less than taking them apart."""
+"""The most that a counter of four bits can hold.  Here each has a byte: that is faster than to split bytes."""
 _HALVES: Final = bytes(count >> 1 for count in range(256))
 _EIGHTHS: Final = struct.Struct("<4Q")
 

@@ -10,9 +10,9 @@ __all__ = ["twin_granule_crcs", "twin_read_granules"]
 
 
 def twin_read_granules(descriptor: int, offset: int, target: memoryview) -> bytes:
-    """Fill `target` from a file's `offset` on; what `twin_granule_crcs` says of it then.  Blocks, in any thread.
+    """Fill `target` from a file's `offset` on; return the `twin_granule_crcs` of it.  Blocks; may run in any thread.
 
-    EOFError when the file ends before, OSError; then anything may be in `target`.
+    Raises EOFError when the file ends early, or OSError; then `target` may hold anything.
     """
     done = 0
     while done < len(target):

@@ -25,17 +25,18 @@ class _Run(NamedTuple):
 
 
 class TwinPlan:
-    """What can be read of `chunks` into `targets`, by `places`: a `PLACE` for each, one behind the other.
+    """A plan to read `chunks` into `targets`, by `places`: a `PLACE` for each chunk, packed one behind the other.
 
-    Chunks longer than `longest` are left out.  The targets stay lent until the plan is gone.  ValueError: these do
-    not go together.  BufferError: a target is no writable memory.
+    Chunks longer than `longest` are left out.  The plan keeps the targets borrowed as long as it lives.  Raises
+    ValueError when chunks, targets and places do not fit together, and BufferError when a target is not writable
+    memory.
     """
 
     def __init__(self, chunks: list[bytes], targets: list[memoryview], places: bytes | bytearray, longest: int) -> None:
         if len(targets) != len(chunks) or len(places) < len(chunks) * PLACE.size:
             raise ValueError("chunks, targets and places do not go together")
         self.segments: list[int] = []
-        """Whose descriptors `read` needs, in this order."""
+        """Segments whose descriptors `read` needs, in this order."""
         self._places = [PLACE.unpack_from(places, at * PLACE.size) for at in range(len(chunks))]
         self._targets = targets
         self._runs: list[_Run] = []
@@ -68,27 +69,27 @@ class TwinPlan:
 
     @property
     def runs(self) -> int:
-        """How many there are."""
+        """Number of runs."""
         return len(self._runs)
 
     @property
     def others(self) -> list[int]:
-        """Numbers of chunks whose place is known, and which are in no run, and not for `copy`."""
+        """Numbers of the chunks whose place is known, but which are in no run and not for `copy`."""
         planned = {number for run in self._runs for number in run.numbers} | set(self._in_slots)
         return [number for number, place in enumerate(self._places) if place[4] and number not in planned]
 
     @property
     def slots(self) -> int:
-        """How many chunks are for `copy`: told to be in the DRAM tier, and no longer than `longest`."""
+        """Number of chunks for `copy`: they lie in the DRAM tier and are no longer than `longest`."""
         return len(self._in_slots)
 
     def copy(
         self, first: int, stop: int, generations: memoryview, slabs: Mapping[int, memoryview], slab_bytes: int
     ) -> list[Arrived]:
-        """Copy those of the chunks [first, stop) that are in slots; what a slot held before and after is told.
+        """Copy the chunks of [first, stop) that lie in slots; return those whose slot held the same before and after.
 
-        `generations` and `slabs` as `lakefs.grants.dram_slabs.Slabs` has them.  What is in a slab that is not there
-        is left out.
+        `generations` and `slabs` are as in `lakefs.grants.dram_slabs.Slabs`.  A chunk whose slab is not among them is
+        left out.
         """
         arrived: list[Arrived] = []
         for number in self._in_slots:
@@ -107,7 +108,7 @@ class TwinPlan:
         return arrived
 
     def parts(self, part_bytes: int) -> list[tuple[int, int]]:
-        """The runs in parts of at most so many bytes, or one run: the first of each, and that behind its last."""
+        """Cut the runs into parts of at most `part_bytes`, or of one run; return each part's first run and its end."""
         parts: list[tuple[int, int]] = []
         first = size = 0
         for at, run in enumerate(self._runs):
@@ -118,9 +119,9 @@ class TwinPlan:
         return [*parts, (first, len(self._runs))] if self._runs else []
 
     def read(self, first: int, stop: int, descriptors: Sequence[Descriptor | None]) -> list[Arrived]:
-        """Read the runs [first, stop) by the descriptors of `segments`; whose bytes have come, unchecked.
+        """Read the runs [first, stop) by the descriptors of `segments`; return the chunks that arrived, unchecked.
 
-        Runs of a segment without a descriptor are not read.  IndexError: there are no such runs.
+        Runs of a segment without a descriptor are not read.  Raises IndexError when there are no such runs.
         """
         if not 0 <= first <= stop <= len(self._runs) or len(descriptors) != len(self.segments):
             raise IndexError("no such runs, or not a descriptor for each segment")
@@ -136,9 +137,9 @@ class TwinPlan:
         return arrived
 
     def read_lengths(self, first: int, stop: int, descriptors: Sequence[Descriptor | None], lengths: list[int]) -> None:
-        """As `read`; the lengths of what has come go to their numbers among `lengths`, which are as many as chunks.
+        """Like `read`, but write the lengths of what arrived into `lengths`, which has one item for each chunk.
 
-        ValueError: they are not.
+        Raises ValueError when it has not.
         """
         if len(lengths) != len(self._places):
             raise ValueError("chunks and lengths do not go together")
@@ -146,7 +147,7 @@ class TwinPlan:
             lengths[number] = length
 
     def _read_run(self, run: _Run, descriptor: int, flags: int) -> int:
-        """Bytes that came; -1: none."""
+        """Read one run; return the number of bytes that arrived, or -1 for none."""
         if run.lengths[0] >= ASK_FROM_BYTES and is_cached(descriptor, run.offset, run.lengths[0]) is False:
             return -1
         into = [self._targets[number][:length] for number, length in zip(run.numbers, run.lengths, strict=True)]
@@ -157,7 +158,7 @@ class TwinPlan:
 
 
 def twin_are_bytes(targets: list[Any]) -> TypeGuard[list[memoryview]]:
-    """Whether all are views of writable bytes, one behind the other, as `ReadPlan` and checks take them."""
+    """Return whether all are flat, contiguous views of writable bytes: `ReadPlan` and checks take only those."""
     return all(
         type(view) is memoryview and view.format == "B" and view.ndim == 1 and not view.readonly and view.contiguous
         for view in targets

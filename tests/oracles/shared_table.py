@@ -68,7 +68,7 @@ class TwinTable:
     # --- finding -----------------------------------------------------------------------------------
 
     def find(self, chunk: bytes) -> Found | None:
-        """Where the chunk is; None when that is not known here."""
+        """Return the chunk's place; None when it is not known here."""
         _check_id(chunk)
         home = home_of(chunk[1:], self.capacity)
         for _ in range(HOT_INDEX_ATTEMPTS):
@@ -81,11 +81,11 @@ class TwinTable:
         return None
 
     def find_many(self, chunks: Sequence[bytes]) -> list[Found | None]:
-        """The same for each, in order."""
+        """Return the same for each chunk, in order."""
         return [self.find(chunk) for chunk in chunks]
 
     def find_packed(self, chunks: Sequence[bytes], into: bytearray | memoryview) -> int:
-        """Write a `PLACE` for each chunk into memory of the caller's; how many were found.  Tier 0: not known."""
+        """Write a `PLACE` for each chunk into `into`; return how many were found.  Tier 0: not known."""
         if len(into) < len(chunks) * PLACE.size:
             raise ValueError("there is no room for so many places")
         found = self.find_many(chunks)
@@ -97,10 +97,11 @@ class TwinTable:
     def pack_grants(
         self, chunks: Sequence[bytes], instead: Sequence[Found | None] | None = None
     ) -> tuple[bytes, int] | None:
-        """Grants of chunks (`lakefs.wire.grants.Grant`) as an answer has them, in msgpack; and the shortest's length.
+        """Return the grants of chunks (`lakefs.wire.grants.Grant`) in msgpack, as an answer has them, and the least
+        length.
 
-        None unless all of them are known, to lie in segments or slabs.  The place that `instead` has for a chunk goes
-        in without a look.
+        Returns None unless all chunks are known to lie in segments or slabs.  The place that `instead` has for a chunk
+        is used without a look into the table.
         """
         given = [None] * len(chunks) if instead is None else instead
         if len(given) != len(chunks):
@@ -117,7 +118,7 @@ class TwinTable:
         return b"".join(packed), shortest
 
     def _look(self, chunk: bytes, home: int) -> tuple[bool, Entry | None]:
-        """Whether all that was seen was whole, and what was found."""
+        """Return whether every slot that was looked at was whole, and the entry that was found."""
         for distance in range(PROBE_SLOTS):
             raw = self._raw(home + distance)
             version = _U32.unpack_from(raw)[0]
@@ -134,7 +135,7 @@ class TwinTable:
     # --- writing -----------------------------------------------------------------------------------
 
     def put(self, chunk: bytes, tier: int, segment: int, offset: int, stored_bytes: int, crc: int) -> bool:
-        """The chunk is there now.  False when the table has no room for it, and it is as if it had been removed."""
+        """Enter the chunk's place.  Returns False when the table has no room: the chunk is then not found any more."""
         _check_id(chunk)
         if not (0 <= tier < 1 << 8 and 0 <= segment < 1 << 64):
             raise OverflowError("tier or segment does not fit an entry")
@@ -158,7 +159,7 @@ class TwinTable:
         return True
 
     def remove(self, chunk: bytes) -> bool:
-        """The chunk is not found any more; whether it was there."""
+        """Remove the chunk; return whether it was there."""
         _check_id(chunk)
         home = home_of(chunk[1:], self.capacity)
         slot, is_there = self._search(chunk, home)
@@ -180,7 +181,7 @@ class TwinTable:
         return True
 
     def clear(self) -> None:
-        """Nothing is found any more."""
+        """Remove all entries."""
         last = self.capacity + PROBE_SLOTS - 1
         self._turn_stripes(0, last)
         for slot in range(last + 1):
@@ -190,7 +191,7 @@ class TwinTable:
         self.count = self.dead = 0
 
     def audit(self) -> bool:
-        """Whether every entry is whole and where it belongs; sets `count` and `dead`.  Reads the whole table."""
+        """Return whether every entry is whole and where it belongs; set `count` and `dead`.  Reads the whole table."""
         count = dead = 0
         before = -1
         for slot in range(self.capacity + PROBE_SLOTS):
@@ -218,7 +219,7 @@ class TwinTable:
     # --- slots -------------------------------------------------------------------------------------
 
     def _search(self, chunk: bytes, home: int) -> tuple[int, bool]:
-        """The chunk's slot, or the one where it would go (`home` + PROBE_SLOTS: none); and whether it is there."""
+        """Return the chunk's slot, or the one where it would go (`home` + PROBE_SLOTS: none), and whether it exists."""
         for distance in range(PROBE_SLOTS):
             entry = self._entry(home + distance)
             if entry.kind == VACANT or entry.distance < distance:
@@ -228,7 +229,7 @@ class TwinTable:
         return home + PROBE_SLOTS, False
 
     def _run_end(self, slot: int) -> int | None:
-        """The empty slot behind a run; None when an entry would come too far from home, or too many would move."""
+        """Return the empty slot behind a run; None when an entry would get too far from home or too many move."""
         for end in range(slot, slot + SHIFT_SLOTS):
             entry = self._entry(end)
             if entry.kind == VACANT:
@@ -260,7 +261,7 @@ class TwinTable:
         _U32.pack_into(self._view, begin, version)
 
     def _begin(self, slot: int) -> int:
-        """Make the version odd; what it is to become."""
+        """Make the version odd; return the version that the slot gets afterwards."""
         version = self._version(slot)
         _U32.pack_into(self._view, ENTRIES_OFFSET + slot * ENTRY_BYTES, version | 1)
         return (version + 2) & 0xFFFF_FFFF
@@ -290,14 +291,14 @@ class TwinTable:
         )
 
     def _turn_stripes(self, first_slot: int, last_slot: int) -> None:
-        """Odd before entries move, even again behind it."""
+        """Make the versions of the stripes odd before entries move, and even again afterwards."""
         for stripe in range(self._stripe(first_slot), self._stripe(last_slot) + 1):
             at = STRIPES_OFFSET + stripe * _U32.size
             _U32.pack_into(self._view, at, (_U32.unpack_from(self._view, at)[0] + 1) & 0xFFFF_FFFF)
 
 
 def _array_head(length: int) -> bytes:
-    """How an array of so many begins in msgpack."""
+    """Return the first bytes of a msgpack array of that length."""
     if length < 16:
         return bytes([0x90 | length])
     return b"\xdc" + length.to_bytes(2) if length < 1 << 16 else b"\xdd" + length.to_bytes(4)

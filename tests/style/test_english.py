@@ -15,7 +15,7 @@ from tests.style.source_tree import ROOT, product_files, python_files, tracked_f
 
 BEGINNING = re.compile(r"(What|Who|Whom|Whose|Those|Of|By|Whether|How|As)\b")
 PHRASE = re.compile(r"\b(is|are|was|were|be|been) told\b", re.IGNORECASE)
-SOURCES = [path for path in python_files() if path.parts[0] in ("bench", "scripts") or path in product_files()]
+SOURCES = [path for path in python_files() if path.parts[0] in ("bench", "scripts", "tests") or path in product_files()]
 DOCUMENTS = [path for path in tracked_files() if path.suffix == ".md" and path.parts[0] in ("docs", "README.md")]
 
 

@@ -1,4 +1,4 @@
-"""Who may import whom: the contracts of pyproject.toml, and proof that they bite."""
+"""Checks the import contracts of pyproject.toml, and that each one notices when it is broken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may lie in the tree, and what no file of it may say."""
+"""Checks which files the tree has, and that none of them has a forbidden word."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOP_LEVEL: Final = {
     "tests",
 }  # fmt: skip
 
-# Put together here, so that this file does not say them either.
+# Put together here, so that this file does not contain them either.
 FORBIDDEN: Final = tuple(
     "".join(parts)
     for parts in (

@@ -1,4 +1,4 @@
-"""How many requests, or pieces of work, are in flight: each count is a row of the table in `lakefs/limits.py`."""
+"""Checks that each count of requests, or pieces of work, in flight is a row of the table in `lakefs/limits.py`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNITS: Final = {"KiB": limits.KIB, "MiB": limits.MIB}
 
 
 def _windows(module: ast.Module) -> Iterator[tuple[str, set[str]]]:
-    """Calls that bound what is in flight, and the limits that their count is made of; none for any other count.
+    """Yield the calls that bound what is in flight, and the limits that their count uses; none for any other count.
 
     The count is a limit, or a limit times an option of the caller's.
     """
