@@ -33,7 +33,7 @@ CHUNKS: list[bytes] = [data_chunk_id(content) for content in CONTENTS]
 
 
 async def chunks_of(lake: Driven, method: str, *args: object) -> Any:
-    """A method of `lake.chunks`, of either kind of lake."""
+    """Call a method of `lake.chunks`, of either kind of lake."""
     call = getattr(lake.lake.chunks, method)
     if isinstance(lake.driver, TrioDriver):
         return await call(*args)
@@ -46,7 +46,7 @@ async def stored(lake: Driven) -> None:
 
 
 async def index_of(lake: Driven, chunks: Sequence[bytes] = CHUNKS) -> SharedTable:
-    """An index that knows where these are, used by the lake from now on."""
+    """Make an index that knows these chunks; the lake uses it from now on."""
     reply = await lake.run(send(m.Locate(list(chunks))))
     assert isinstance(reply.message, m.Located)
     capacity = capacity_for(len(chunks))
@@ -69,7 +69,7 @@ class Index:
 
 
 def without_requests(lake: Driven) -> Any:
-    """Whatever would ask the engine fails."""
+    """Make every request to the engine fail."""
     return mock.patch.object(type(lake.driver), "run", side_effect=AssertionError("the engine was asked"))
 
 
@@ -187,7 +187,7 @@ def test_what_was_moved_meanwhile_is_asked_for_where_nothing_is_checked(kind: Ki
 
 
 def _batch_of_two(shared: DirectReads, chunk: bytes, meanwhile: Callable[[], object] = lambda: None) -> list[int]:
-    """Lengths of a chunk that is read twice in one call, where something happens between read and end."""
+    """Read a chunk twice in one call, and call `meanwhile` between read and end; return the lengths."""
     with DirectBatch(shared, [chunk, chunk], [memoryview(bytearray(65_536)) for _ in range(2)]) as batch:
         for task in batch.tasks(is_shared=False):
             task()

@@ -1,4 +1,4 @@
-"""The shared index and the DRAM tier of one engine: entries tell slabs while chunks are in them, and no longer."""
+"""The shared index and the DRAM tier of one engine: entries name slabs while chunks are in them, and no longer."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def _stored(lake: TrioLake, content: bytes, name: str = "bkt/object") -> C
 
 
 async def _hot(world: World, lake: TrioLake, content: bytes, name: str = "bkt/object") -> ChunkId:
-    """Store a chunk, read it until its entry tells a slab, and once more, so that the client has that slab."""
+    """Store a chunk; read it until its entry names a slab, and once more, so that the client has that slab."""
     chunk = await _stored(lake, content, name)
     for _ in range(2):
         assert await lake.chunks.get(chunk) == content
@@ -89,7 +89,7 @@ def test_what_is_in_memory_is_read_from_there_without_a_request_also_when_the_di
 @pytest.mark.parametrize("check", list(Check))
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_batch_that_is_told_the_places_reads_nowhere_else(length: int, check: Check) -> None:
-    """So that memory which others can make shorter is filled from segments only."""
+    """Check that memory which others can make shorter is filled from segments only."""
 
     async def body(world: World, index: SharedIndex) -> None:
         content = os.urandom(length)

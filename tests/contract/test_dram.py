@@ -100,7 +100,7 @@ def run(body: Callable[[World], Awaitable[None]], slabs: int = 3, sizes: StoreSi
 
 
 def punch_everything(world: World) -> None:
-    """Whatever is on the disk of payload reads as zeros from now on."""
+    """Make all payload on the disk read as zeros from now on."""
     for path in (world.folder / "segments").iterdir():
         size = path.stat().st_size
         with path.open("r+b") as file:

@@ -1,4 +1,4 @@
-"""What every `EngineClient` does, whichever way the requests go to the engine."""
+"""The contract of `EngineClient`: the same behaviour, whichever way requests take to the engine."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SESSION = b"s" * 16
 
 @asynccontextmanager
 async def served(service: FakeService, network: Network, address: str) -> AsyncIterator[str]:
-    """A server of the service; its address."""
+    """Serve the service; yield the address."""
     server = Server(service, network, token="secret")
     async with trio.open_nursery() as nursery:
         yield await nursery.start(server.listen_and_serve, address)

@@ -62,7 +62,7 @@ def drive(kind: str, folder: Path, body: Body) -> None:
 
 
 def places(count: int, length: int = 100) -> list[tuple[int, bytearray]]:
-    """Spread over the file, in no order."""
+    """Pieces spread over the file, in no order."""
     return [(index * 7919 * 13 % (len(CONTENT) - length), bytearray(length)) for index in range(count)]
 
 

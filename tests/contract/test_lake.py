@@ -1,4 +1,4 @@
-"""What a lake does, whichever driver and connection: puts, gets, names, and what happens when things go wrong."""
+"""Lakes on every driver and connection: puts, gets, names, errors and cancellation."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Driven:
 
 
 class Told:
-    """A progress callback that adds up what it is told."""
+    """A progress callback that adds up the numbers that it gets."""
 
     def __init__(self) -> None:
         self.done = self.there = 0
@@ -96,7 +96,7 @@ class Told:
 
 
 def _recorded(steps: Steps[T], asked: list[m.Request]) -> Steps[T]:
-    """The same steps; what they send is noted."""
+    """Take the same steps, and note what they send."""
 
     def see(step: Step, _: object) -> None:
         if isinstance(step, Start) and isinstance(step.effect, Send):
@@ -368,7 +368,7 @@ def _use_as_file(lake: Lake, text: bytes) -> None:
 
 
 def test_an_object_that_moved_on_disk_is_found_again(kind: Kind) -> None:
-    """A reader without a lease: its content is freed and stored again elsewhere."""
+    """The reader has no lease: its content is freed and stored again elsewhere."""
     content = content_of(200_000)
 
     async def body(lake: Driven) -> None:
@@ -526,7 +526,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_stored(kind: Kind, change: 
 
 
 def _losing(steps: Steps[T], times: int) -> Steps[T]:
-    """The same steps; their session ends just before its commit, so many times."""
+    """Take the same steps, but end their session just before its commit, `times` times."""
     answer: Any = None
     error: BaseException | None = None
     while True:
@@ -574,7 +574,7 @@ def test_a_stream_that_lost_its_session_cannot_begin_again(kind: Kind) -> None:
 
 
 def _interrupted(steps: Steps[T], after: int, interrupt: Callable[[], None]) -> Steps[T]:
-    """The same steps; `interrupt` is called just before step `after` is taken."""
+    """Take the same steps; call `interrupt` just before step `after`."""
     answer: Any = None
     error: BaseException | None = None
     for number in range(1_000_000):
@@ -647,12 +647,12 @@ def test_an_operation_cancelled_at_any_step_leaves_nothing_behind(trio_kind: Kin
 
 
 def kind_is_local(kind: Kind) -> bool:
-    """Whether descriptors of segments are in play."""
+    """Return whether clients of this kind get descriptors of segments."""
     return kind.name in ("embedded", "unix")
 
 
 async def _settled(lake: Driven) -> None:
-    """The engine has noticed what became of cancelled requests: nothing is held any more."""
+    """Wait until the engine has noticed what became of cancelled requests; then nothing is held any more."""
     store = lake.engine.store
     assert store is not None
     with trio.fail_after(30):

@@ -1,4 +1,4 @@
-"""Who makes a bucket: whoever asks for it, with any kind of client, and nobody by a slip in a name."""
+"""Creation of buckets, on every kind of client: on request only, never because of a slip in a name."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_bucket_with_another_name_that_exists_is_used_as_any_other(kind: Kind)
 
 
 def makings(steps: LakeSteps) -> list[Callable[[str], Steps[object]]]:
-    """Operations that make a name in a bucket, and the bucket where that is missing."""
+    """Return operations that make a name in a bucket, and the bucket too if it is missing."""
     return [
         lambda name: steps.put(name, b"x", create_bucket=True),
         lambda name: steps.put(name, MANY, create_bucket=True),

@@ -29,7 +29,7 @@ def filled(memory: SharedMemory, content: bytes) -> Slot:
 
 
 def sent_by_memory(lake: Driven) -> bool:
-    """Whether no data chunk has gone along with a request since the last look; some was stored."""
+    """Return whether no data chunk was sent in a body since the last call.  Something must have been stored."""
     asked = list(lake.asked)
     lake.asked.clear()
     bodies = [

@@ -1,4 +1,4 @@
-"""Loading chunks and objects into a pool, whichever driver and connection: what arrives, and what when it does not."""
+"""Loading chunks and objects into a pool, on every driver and connection: what arrives, and what a failure leaves."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ POOL = 32 * MIB
 
 @asynccontextmanager
 async def pool_of(lake: Driven, size_bytes: int = POOL, descriptor: int | None = None) -> AsyncIterator[Pool]:
-    """A pool by whichever method the lake has."""
+    """Make a pool with the method that the lake has for that."""
     if not isinstance(lake.lake, Lake):
         async with lake.lake.pool(size_bytes=size_bytes, descriptor=descriptor) as found:
             yield found

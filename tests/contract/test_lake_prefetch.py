@@ -1,4 +1,4 @@
-"""What a client has brought in before its reader comes there, of objects opened over each kind of connection."""
+"""Prefetch: the places that a client has brought in ahead of its reader, on each kind of connection."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Place = tuple[SegmentId, int, int]
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[Place]:
-    """Places that were to be brought in; none is."""
+    """Collect the places that the client wants brought in; none of them is."""
     places: list[Place] = []
 
     def want(ahead: ReadAhead, segment: SegmentId, offset: int, length: int) -> bool:
@@ -39,7 +39,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Place]:
 
 
 def is_told(told: Sequence[Place], opened: Opened, offset: int) -> bool:
-    """Whether the byte of the object was to be brought in."""
+    """Return whether this byte of the object was wanted."""
     [piece] = opened.overlapping(offset, 1)
     grant = opened.grants.get(ChunkId(piece.chunk))
     if grant is None:
@@ -49,7 +49,7 @@ def is_told(told: Sequence[Place], opened: Opened, offset: int) -> bool:
 
 
 def model() -> tuple[bytes, list[tuple[str, int]]]:
-    """A file whose tensors lie in another order than their names; names in order, and where they begin."""
+    """Make a file whose tensors lie in another order than their names; return it, and the tensors' offsets by name."""
     names = [f"layer.{number:02}" for number in range(TENSORS)]
     random.Random(3).shuffle(names)
     content = safetensors(dict.fromkeys(names, MIB), random.Random(4))
@@ -58,7 +58,7 @@ def model() -> tuple[bytes, list[tuple[str, int]]]:
 
 
 async def load(lake: Driven, opened: Opened, tensors: Sequence[tuple[str, int]], told: list[Place]) -> list[bool]:
-    """Read the header, then tensor by tensor; of each whether it was to be brought in before."""
+    """Read the header, then tensor by tensor; return for each whether it was wanted before it was read."""
     header = await lake.run(lake.steps.read(opened, 0, 8))
     await lake.run(lake.steps.read(opened, 8, int.from_bytes(header, "little")))
     before: list[bool] = []

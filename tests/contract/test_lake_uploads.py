@@ -1,4 +1,4 @@
-"""What a lake does about multipart uploads, whichever driver and connection."""
+"""Multipart uploads through a lake, on every driver and connection."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_a_part_or_completion_whose_session_is_lost_begins_again(kind: Kind, los
 def _failing_once(
     steps: Any, request: type[m.UploadPut] | type[m.UploadComplete], error: type[Exception]
 ) -> Steps[Any]:
-    """The same steps; the first request of that type is not sent, and fails."""
+    """Take the same steps, but fail the first request of that type instead of sending it."""
     answer: Any = None
     failure: BaseException | None = None
     failed = False

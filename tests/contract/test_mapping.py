@@ -174,7 +174,7 @@ def test_what_outlives_its_block_is_told_and_stays_mapped(kind: Kind) -> None:
 
 
 class LikeTorch:
-    """Reads on at the address of a buffer whose lock it gave back, and holds on to the object, as torch does."""
+    """A reader like torch: it gives the buffer's lock back, reads on at its address, and keeps the object alive."""
 
     def __init__(self, view: memoryview) -> None:
         self._view = view

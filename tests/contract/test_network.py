@@ -1,4 +1,4 @@
-"""What every `Network` does: order, partial sends, ends, refusals; and descriptors where they can be carried."""
+"""The contract of `Network`: order, partial sends, ends, refusals, and descriptors where they can be carried."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole content that is read without a lease: whatever gc frees meanwhile, the reader gets one version, whole."""
+"""Reads of whole content without a lease: whatever gc frees during the read, the reader gets one whole version."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _get_many_into(steps: LakeSteps, names: list[str]) -> Steps[list[bytes]]:
 
 
 def _overtaken(reading: Steps[T], meanwhile: Callable[[], Steps[None]]) -> Steps[T]:
-    """The same steps; when they have opened something for the first time, `meanwhile` is done before they know."""
+    """Take the same steps; after they have first opened something, run `meanwhile` before they get the answer."""
     is_open = False
 
     def see(_: Step, answer: object) -> Steps[None] | None:

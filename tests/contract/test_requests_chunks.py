@@ -29,7 +29,7 @@ async def refused(
     body: Sequence[bytes] = (),
     descriptors: Sequence[int] = (),
 ) -> LakeError:
-    """The error that a request is answered with; it says something."""
+    """Send a request that must fail; return its error, which must have a message."""
     with pytest.raises(error) as raised:
         await client.call(request, body, descriptors)
     assert raised.value.message

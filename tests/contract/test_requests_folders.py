@@ -1,4 +1,4 @@
-"""Requests about folders that stay or go, changes that are answered when visible, and what watchers are told.
+"""Requests about folders that stay or are removed, changes that are answered when visible, and events for watchers.
 
 On every kind of client.
 """

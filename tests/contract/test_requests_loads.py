@@ -239,7 +239,7 @@ def test_memory_that_shrinks_and_grows_under_load_harms_nobody(kind: Kind) -> No
 
 
 def before_reads(monkeypatch: pytest.MonkeyPatch, *steps: object) -> None:
-    """Have something happen between the look at the records and each of the first reads."""
+    """Run one of the steps between the look at the records and each of the first reads."""
     waiting = list(steps)
     original = SlotReader.read
 

@@ -1,4 +1,4 @@
-"""Requests that lend memory to the engine: what is taken, how much of it, and when it ends; on every kind of client."""
+"""Requests that lend memory to the engine: which memory it takes, how much, and when that ends; on every client."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def lent(client: EngineClient, descriptor: int, *, size_bytes: int = BYTES
 
 
 def on_a_socket(kind: Kind, body: Body) -> None:
-    """Run it on kinds that can hand descriptors over; the others are refused by their clients."""
+    """Run the body on kinds that can hand over descriptors; the clients of other kinds refuse."""
 
     async def checked(engine: Engine) -> None:
         if engine.client.carries_descriptors:

@@ -32,7 +32,7 @@ ABSENT = m.Condition(absent=True)
 
 
 def kinds_of(results: m.NameResults) -> list[type[LakeError] | None]:
-    """For each result the class of its failure, None where there is none."""
+    """Return, for each result, the class of its failure, or None."""
     return [
         None if result.failure is None else type(from_wire(result.failure.wire_code, "")) for result in results.results
     ]

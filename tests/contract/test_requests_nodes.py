@@ -47,24 +47,24 @@ async def keep(
 
 
 async def one(client: EngineClient, request: m.Request) -> m.ObjectStat:
-    """The stat that a request about one name is answered with."""
+    """Send a request about one name; return the stat of its answer."""
     (found,) = good(await ask(client, request, m.NameResults))
     return found
 
 
 async def clock_moves_on(kind: Kind) -> None:
-    """Simulated time only passes while somebody sleeps."""
+    """Let the clock move on: simulated time only passes while somebody sleeps."""
     if kind.simulated:
         await trio.sleep(1)
 
 
 async def folders_of(client: EngineClient) -> list[str]:
-    """All keys, folders that nobody made too."""
+    """Return all keys, also of folders that nobody made."""
     return await keys_of(client, m.ListNames("bkt", folders=True))
 
 
 async def failure_of(client: EngineClient, request: m.Request) -> LakeError:
-    """What a request is refused with."""
+    """Send a request that must be refused; return the error."""
     with pytest.raises(LakeError) as caught:
         await client.call(request)
     return caught.value

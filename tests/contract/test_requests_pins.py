@@ -1,4 +1,4 @@
-"""Requests that pin chunks, on every kind of client: who may, and what they are told."""
+"""Requests that pin chunks, on every kind of client: which clients may, and what they get."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ async def open_them(client: EngineClient, request: m.OpenObjects) -> Read:
 
 
 async def put_blob(client: EngineClient, key: str, payloads: list[bytes], repeat: int = 1) -> bytes:
-    """An object of several chunks; its blob."""
+    """Store an object of several chunks; return its blob."""
     session = await session_of(client)
     chunks = await store_chunks(client, session, payloads)
     pieces = [(ChunkId(c), len(payload)) for c, payload in zip(chunks, payloads, strict=True)] * repeat

@@ -1,4 +1,4 @@
-"""The shared index, asked for in every way: local clients read places in it by themselves, others are told to ask."""
+"""The shared index on every kind of client: local ones read places in it by themselves, others have to ask."""
 
 from __future__ import annotations
 
@@ -92,5 +92,5 @@ def test_what_is_located_is_the_same_whether_it_was_packed_or_looked_up(
 
 
 def _place(grant: m.Grant) -> m.Grant:
-    """All but the epoch, which is a hint."""
+    """Return the grant without its epoch, which is only a hint."""
     return msgspec.structs.replace(grant, epoch=0)

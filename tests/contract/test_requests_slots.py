@@ -24,7 +24,7 @@ BYTES = sum(LENGTHS)
 
 
 def on_a_socket(kind: Kind, body: Body) -> None:
-    """Run it on kinds that can lend memory."""
+    """Run the body on kinds that can lend memory."""
 
     async def checked(engine: Engine) -> None:
         if engine.client.carries_descriptors:

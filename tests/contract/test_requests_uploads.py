@@ -89,7 +89,7 @@ async def parts(client: EngineClient, upload: m.UploadStat, after: int = 0, limi
 async def completion(
     client: EngineClient, upload: m.UploadStat, payloads: dict[int, bytes], condition: m.Condition = m.NO_CONDITION
 ) -> m.UploadComplete:
-    """The request that completes an upload from these parts, in the order of the dictionary."""
+    """Return the request that completes an upload from these parts, in the order of the dictionary."""
     session = await session_of(client)
     blob = await blob_of(client, session, *payloads.values())
     return m.UploadComplete(

@@ -24,7 +24,7 @@ NULL = "null"
 
 
 async def keep_versions(client: EngineClient, versioning: str = "enabled") -> None:
-    """Of the bucket `bkt`, which is made when it is not there."""
+    """Set the versioning of the bucket `bkt`; create the bucket when it is missing."""
     buckets = await ask(client, m.BucketList(), m.Buckets)
     if not buckets.buckets:
         await ask(client, m.BucketCreate("bkt"), m.Buckets)
@@ -36,7 +36,7 @@ async def version_put(client: EngineClient, key: str, payload: bytes) -> str:
 
 
 async def get(client: EngineClient, key: str, version: str = "") -> bytes:
-    """The inline content of a small object."""
+    """Return the inline content of a small object."""
     reply = await client.call(m.OpenObjects([("bkt", key)], lease=False, versions=[version]))
     payload = reply.body.joined()
     reply.body.release()
@@ -61,7 +61,7 @@ async def remove(client: EngineClient, key: str, version: str = "") -> m.NameRes
 
 
 async def versions(client: EngineClient, *, prefix: str = "") -> list[tuple[str, str, bool, bool]]:
-    """Key, id, whether it is the latest, whether it is a marker."""
+    """Return of each version: key, id, whether it is the latest, whether it is a delete marker."""
     listed = await ask(client, m.ListVersions("bkt", prefix), m.ListedVersions)
     return [(e.key, e.version, e.is_latest, e.is_marker) for e in listed.entries]
 

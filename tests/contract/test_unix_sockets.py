@@ -1,4 +1,4 @@
-"""What only real sockets do: descriptors, files with modes, credentials of peers."""
+"""Real Unix sockets, beyond the contract of `Network`: descriptors, modes of files, credentials of peers."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_a_folder_that_does_not_exist_is_said_so(tmp_path: Path) -> None:
 
 
 def first_answer(address: str) -> LakeError:
-    """How the engine's end of a raw connection refuses us."""
+    """Connect a raw socket; return the error with which the engine's end refuses it."""
     with socket.socket(socket.AF_UNIX) as raw:
         raw.connect(address.removeprefix("unix:"))
         client = ClientConnection()
@@ -177,7 +177,7 @@ def first_answer(address: str) -> LakeError:
 
 
 async def refused(listener: Listener, address: str) -> LakeError:
-    """Accept while a stranger connects."""
+    """Accept while a stranger connects; return the error."""
     answer: list[LakeError] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(listener.accept)
@@ -190,7 +190,7 @@ def test_a_user_who_is_neither_owner_nor_root_nor_in_the_group_is_refused(
     unix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Credentials:
-        """The kernel's answer about somebody else."""
+        """The kernel's answer, but about somebody else."""
 
         size = net_module._PEER_CREDENTIALS.size
 
