@@ -1,7 +1,7 @@
-"""Who else is there while writers write: a reader who knows what may be read, one who collects, one who scrubs.
+"""Clients beside the writers: one reads and checks what it read, one collects garbage, one scrubs.
 
-Every content that a writer ever gives a name stands in its journal before the request is sent.  So whoever reads a
-name and then looks into the journal finds what was read there, or the bytes are wrong.
+A writer notes each content in its journal before it sends the request that binds it to a name.  So a reader that reads
+a name and then looks into the journal must find there what it has read; otherwise the bytes are wrong.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Known:
         self._digests: set[bytes] = set()
 
     def allows(self, content: bytes) -> bool:
-        """Whether somebody ever meant these bytes for a name of this writer."""
+        """Return whether this writer's journal has these bytes as content of any name."""
         with self._journal.open("rb") as journal:
             journal.seek(self._read_bytes)
             new = journal.read()
@@ -49,7 +49,7 @@ class Known:
 
 
 def read_all_the_time(address: str, signer: Signer | None, folder: Path, writers: tuple[str, ...], seed: str) -> None:
-    """Read names of all writers, through either face, until the engine is gone; wrong bytes are an error."""
+    """Read names of all writers, through either face, until the engine is gone; fail on wrong bytes."""
     generator = random.Random(f"reader {seed}")
     known = {writer: Known(folder / f"{writer}.journal") for writer in writers}
     try:
@@ -66,7 +66,7 @@ def read_all_the_time(address: str, signer: Signer | None, folder: Path, writers
 
 
 def collect_all_the_time(address: str) -> None:
-    """One cycle of gc after the other until the engine is gone, the first and every other compacts to the last page."""
+    """Run gc cycles until the engine is gone; the first and every other one compact to the last page."""
     try:
         with connect(address) as lake:
             for turn in count():
@@ -76,7 +76,7 @@ def collect_all_the_time(address: str) -> None:
 
 
 def scrub_all_the_time(address: str) -> None:
-    """One pass of scrub after the other until the engine is gone; nothing is ever found damaged."""
+    """Run scrub passes until the engine is gone; none may find damage."""
     try:
         with connect(address) as lake:
             while True:

@@ -1,18 +1,19 @@
-"""The order of a process's system calls, and what durability wants of it.
+"""The order of a process's system calls, and what durability requires of it.
 
-`traced` runs a command under strace; `read_calls` makes its output a list of calls, each with the moment at which it
-began and ended; `complaints` says where a sync of a file or folder is missing.  A write is durable when a sync of its
-file began behind its end; a name (a new file, a rename, an unlink, a new folder) when an fsync of its folder did.
+`traced` runs a command under strace; `read_calls` turns its output into a list of calls, each with the moments at which
+it began and ended; `complaints` says where a sync of a file or folder is missing.  A write is durable when a sync of
+its file began after the write ended; a name (a new file, a rename, an unlink, a new folder) when an fsync of its folder
+did.
 
-Wanted, in a store at `root`:
+Required, in a store at `root`:
 
-- what was written under a temporary name is synced before the rename, the folder behind it before the file is
-  written to, before anything that it supersedes is unlinked, and at all; of the token before anybody is answered
-- a segment's header and name are durable before payload is written behind it
-- payload is durable before the journal's group that follows it is written; payload and group before the answer,
-  when one client asks for one thing at a time
+- a file written under a temporary name is synced before its rename, and its folder after the rename: before the file is
+  written to, before anything that it supersedes is unlinked, and in any case; for the token, before any answer
+- a segment's header and name are durable before payload is written behind the header
+- payload is durable before the journal's group that follows it is written; payload and group before the answer, when
+  one client asks for one thing at a time
 - a new folder's name is durable before the superblock
-- what was unlinked stays so when the process has ended
+- an unlink is durable when the process has ended
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _OFFSETS: Final = {
 }
 _PAGE: Final = 4096
 _WAKE_BYTES: Final = 1
-"""What threads send to wake the loop, on a socket of the process with itself."""
+"""Length of the message by which a thread wakes the loop, on a socket of the process with itself."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,12 @@ class Call:
     began: int
     ended: int
     path: str
-    """Of the descriptor, or the first path."""
+    """The descriptor's path, or the first path argument."""
     target: str = ""
-    """Of a rename."""
+    """The new path, for a rename."""
     offset: int = 0
     size: int = 0
-    """What the call returned."""
+    """The call's return value."""
     creates: bool = False
 
     @property
@@ -128,10 +129,10 @@ class Order:
             if call.name in ("fsync", "fdatasync"):
                 self._syncs.setdefault(call.path, []).append(call)
         self.checked = 0
-        """How many orders were looked at: a trace in which nothing happens proves nothing."""
+        """Number of orders that were checked: a trace in which nothing happens proves nothing."""
 
     def complaints(self) -> list[str]:
-        """Where a sync is missing."""
+        """List the places where a sync is missing."""
         return [
             *self._renames(),
             *self._new_segments(),
@@ -146,7 +147,7 @@ class Order:
         return [call.target or call.path for call in self._calls if call.name == "rename" or call.creates]
 
     def _synced(self, path: str, after: int, before: int) -> bool:
-        """Whether a sync of the path began and ended between the two moments."""
+        """Return whether a sync of the path began and ended between the two moments."""
         self.checked += 1
         return any(sync.began > after and sync.ended < before for sync in self._syncs.get(path, ()))
 
@@ -169,7 +170,7 @@ class Order:
                 yield f"{rename.folder} is not synced behind the rename to {rename.target}"
 
     def _first_use(self, rename: Call) -> int:
-        """When somebody first relies on the new name."""
+        """Return the moment at which somebody first relies on the new name."""
         uses = [call.began for call in self._writes() if call.path == rename.target and call.began > rename.ended]
         if "/checkpoints/" in rename.target:
             uses += [call.began for call in self._named("unlink") if call.began > rename.ended]
@@ -188,14 +189,14 @@ class Order:
                     yield f"{path} is not synced before payload is written to {made.path}"
 
     def _groups(self) -> Iterator[str]:
-        """Payload before the group: of small segments always, of large ones where the trace has one client."""
+        """Check payload before each group: of small segments always, of large ones where the trace has one client."""
         for group in self._named("pwritev2", "pwritev", below="journal/"):
             for write in self._last_writes("segments/", group.began):
                 if not self._synced(write.path, write.ended, group.began) and not self._is_fill(write):
                     yield f"{write.path} is not synced before the journal's group at {group.offset}"
 
     def _is_fill(self, write: Call) -> bool:
-        """Whether these are zeros written ahead, for the payload that follows them."""
+        """Return whether the call writes zeros ahead of the payload that follows them."""
         return write.name == "pwrite64" and write.path.endswith(".small") and write.offset >= _PAGE
 
     def _answers(self) -> Iterator[str]:

@@ -1,10 +1,10 @@
-"""Cycles of load, SIGKILL and check on one store: what `test_kill_cycles` runs a few of and `make torture` a thousand.
+"""Cycles of load, SIGKILL and check on one store: `test_kill_cycles` runs a few of them, `make torture` a thousand.
 
 One cycle: the engine is started, more than half of the time with a step armed at which it dies
-(`engine.host.failpoints`); writers write through the native protocol and through S3, one of them versions; a reader
-reads through both, somebody collects garbage and compacts, somebody scrubs.  The engine is killed, at its step or
-after a number of acknowledgements; it is started again and all is held against the writers' journals.  After some
-cycles the store is looked at without an engine: what gc leaves and fsck finds, twice.
+(`engine.host.failpoints`).  Writers write through the native protocol and through S3, one of them versions; a reader
+reads through both; one client collects garbage and compacts, one scrubs.  The engine is killed, at its step or after a
+number of acknowledgements.  It is started again, and everything is compared with the writers' journals.  After some
+cycles the store is examined without an engine: what gc leaves and fsck finds, twice.
 
     python -m tests.crash.cycles --cycles 1000 --seed 7
 """
@@ -48,7 +48,7 @@ WRITERS: Final = NATIVE + S3
 _ARMED_CHANGES: Final = 100
 """Acknowledged changes after which an armed step counts as missed."""
 _ARMED_CHANGES_OF_UPKEEP: Final = 400
-"""The same of a step of upkeep: compaction finds something to move when a cycle of gc or two have ended."""
+"""The same for a step of upkeep: compaction finds something to move only after a cycle of gc or two."""
 _LEAVES_A_FILE: Final = ("journal-file.renamed", "journal-file.durable")
 _LMDB_HEADERS_BYTES: Final = 8192
 _FORK: Final = multiprocessing.get_context("fork")
@@ -57,7 +57,7 @@ _Process = Any  # multiprocessing's class of the chosen context
 
 @dataclass
 class Tally:
-    """What the cycles came to."""
+    """The results of the cycles."""
 
     began: float = field(default_factory=time.monotonic)
     cycles: int = 0
@@ -107,7 +107,7 @@ class Cycles:
         self.engine.close()
 
     def run(self, count: int, *, look_every: int, said: Callable[[str], None] = lambda _: None) -> None:
-        """So many cycles; an AssertionError says how to repeat the one that failed."""
+        """Run so many cycles; an AssertionError says how to repeat the one that failed."""
         for number in range(count):
             try:
                 self._cycle(number)
@@ -154,7 +154,7 @@ class Cycles:
         self._last_step = point
 
     def _first_start(self, failpoint: str) -> None:
-        """A store of its own whose first start dies, and the next one serves."""
+        """Start on a new store, which must die at the step; the next start must serve."""
         with TemporaryDirectory(prefix="lake-first-") as name:
             first = self.engine.another(Path(name), "--native", "127.0.0.1:0")
             assert not first.try_start(failpoint), f"{failpoint} was not reached"
@@ -171,7 +171,10 @@ class Cycles:
             first.kill()
 
     def _start_and_check(self, failpoint: str) -> bool:
-        """Whether the engine lives still; where it died at its step on the way, one without has served the check."""
+        """Start the engine and check the store; return whether that engine still lives.
+
+        If it died at its step on the way, another one, with no step armed, has served the check.
+        """
         try:
             if self.engine.try_start(failpoint):
                 self._check()
@@ -193,7 +196,7 @@ class Cycles:
         )
 
     def _load(self, seed: str, failpoint: str) -> bool:
-        """Clients work until the engine has died at its step, true, or is killed after some acknowledgements."""
+        """Let clients work until the engine dies at its step (return True) or is killed after some acknowledgements."""
         reading, writing = os.pipe()
         writers, others = self._clients(seed, writing)
         os.close(writing)
@@ -258,7 +261,7 @@ class Cycles:
         return Signer(self._key["access_key"], self._key["secret_key"], (parts.hostname, parts.port))
 
     def _look(self) -> None:
-        """The store without an engine: nothing is damaged or leaked, and a second look finds what the first left."""
+        """Examine the store without an engine: no damage, no leak, and a second look finds what the first left."""
         first, second = inspect(self.engine.data), inspect(self.engine.data)
         for found in (first, second):
             assert found.fsck["damage"] == 0, found.fsck
@@ -273,7 +276,7 @@ def _write_s3(signer: Signer, writer: str, seed: str, journal: Path, told: int) 
 
 
 def _without(told: int, target: Callable[..., None], *arguments: object) -> None:
-    """Run it without the writers' pipe, whose end says that no writer is left."""
+    """Run `target` without the writers' pipe, whose end means that no writer is left."""
     os.close(told)
     target(*arguments)
 

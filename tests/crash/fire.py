@@ -1,9 +1,9 @@
 """Garbage collection and compaction under fire: `test_gc_under_fire` runs a little of it, `make torture` more.
 
-A real engine with small segments.  Clients of their own put, remove and put again the same contents in tight loops,
-under names of their own and under shared ones, and leave uploads behind; others hold what they were granted
-(`grant_holders`), and are stopped by SIGSTOP for whole cycles.  All the while one cycle of gc follows the other, every
-other one with compaction of all that is worth anything.  Afterwards nothing is damaged and nothing is leaked.
+A real engine with small segments.  Writers put, remove and put again the same contents in tight loops, under names of
+their own and under shared ones, and leave uploads behind.  Holders keep what they were granted (`grant_holders`), and
+are stopped by SIGSTOP for whole cycles.  During all of this one cycle of gc follows the other, and every other one
+compacts all that is worth anything.  Afterwards nothing is damaged and nothing is leaked.
 
     python -m tests.crash.fire --cycles 500 --seed 7
     python -m tests.crash.fire --cycles 60 --minutes 60     with all of them stopped between the cycles, for an hour
@@ -40,7 +40,7 @@ from tests.sim.__main__ import say
 WRITERS: Final = ("ann", "bob", "cem")
 HOLDERS: Final = ("hal", "ivy")
 STEPS_BETWEEN: Final = 8
-"""Steps that the collector takes as a writer between two cycles: the others get as far meanwhile."""
+"""Steps that the collector takes as a writer between two cycles, so that the others get as far."""
 STOPPED_CYCLES: Final = 4
 """Cycles of gc that a stopped holder sleeps through."""
 _SLOTS: Final = 8
@@ -51,7 +51,7 @@ Role = Callable[[str, str, int], dict[str, int]]
 
 @dataclass
 class Writer:
-    """Puts, removes and puts again; nobody else touches its own names."""
+    """A client that puts, removes and puts again; nobody else touches its own names."""
 
     lake: Lake
     name: str
@@ -98,7 +98,7 @@ class Writer:
             assert not self.lake.exists(name), f"{name} is still there"
 
     def _again(self) -> None:
-        """The same content, removed and put a few times without a pause."""
+        """Remove and put the same content a few times without a pause."""
         name = f"{BUCKET}/{self.name}-{self.chance.choice(POOL)}"
         for _ in range(4):
             self.lake.put(name, content_of_name(name))
@@ -106,7 +106,7 @@ class Writer:
             self.lake.remove(name)
 
     def _shared(self) -> None:
-        """A name that others put and remove, too: it has its content, or is not there."""
+        """Use a name that others put and remove, too: it has its content, or is not there."""
         label = self.chance.choice(POOL)
         name = f"{BUCKET}/shared-{label}"
         if self.chance.random() < 0.5:
@@ -117,7 +117,7 @@ class Writer:
             assert self.lake.get(name) == content_of(label), f"{name} has other bytes"
 
     def _upload(self) -> None:
-        """An upload that nobody completes."""
+        """Begin an upload that nobody completes."""
         upload = self.lake.create_upload(f"{BUCKET}/{self.name}-upload")
         self.uploads.append(upload)
         self.lake.put_part(upload, 1, content_of(self.chance.choice(POOL)))
@@ -128,7 +128,7 @@ class Writer:
         assert self.lake.get(name) == content_of_name(name), f"{name} has other bytes"
 
     def end(self) -> None:
-        """All of its names are there with their bytes; its uploads go."""
+        """Check that all of its names are there with their bytes, and abort its uploads."""
         for name in sorted(self.mine):
             self._check(name)
         for upload in self.uploads:
@@ -176,7 +176,7 @@ class Fire:
             self.engine.kill()
 
     def run(self, cycles: int, minutes: float = 0.0) -> None:
-        """So many cycles of gc under fire, and a look at what is left.  AssertionError.
+        """Run so many cycles of gc under fire, and look at what is left.  Raises AssertionError.
 
         For `minutes` at least: clients are stopped between the cycles, with all that they hold.
         """
@@ -204,7 +204,7 @@ class Fire:
         return self._folder / f"{name}.json"
 
     def _collect(self, cycles: int, rest_s: float) -> None:
-        """gc, one cycle after the other; now and then a holder is stopped for some of them."""
+        """Run gc, one cycle after the other; stop a holder now and then for some of them."""
         stopped = ""
         with connect(self.engine.server) as lake:
             own = Writer(lake, "col", self._chance)
@@ -236,7 +236,7 @@ class Fire:
             os.kill(self._running[stopped].pid, signal.SIGCONT)
 
     def _rest(self, seconds: float, stopped: str) -> None:
-        """All clients stopped for so long, wherever they are; then all but `stopped` go on."""
+        """Stop all clients for so long, wherever they are; then let all but `stopped` go on."""
         pids = [process.pid for name, process in self._running.items() if name != stopped]
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
@@ -255,7 +255,7 @@ class Fire:
         return path.read_text() if path.exists() else "it said nothing"
 
     def _look(self) -> None:
-        """Nothing is damaged, and what nobody refers to is gone."""
+        """Check that nothing is damaged, and that what nobody refers to is gone."""
         with connect(self.engine.server) as lake:
             assert lake.fsck(full=True)["damage"] == 0
             for _ in range(2):
@@ -271,7 +271,7 @@ class Fire:
 
 
 def _play(role: Role, server: str, seed: str, ended: int, end: int, result: Path) -> None:
-    """A role in a process of its own; its figures, or its traceback, in a file."""
+    """Play a role in a process of its own; write its figures, or its traceback, to a file."""
     os.close(end)
     try:
         told = json.dumps(role(server, seed, ended))
@@ -289,7 +289,7 @@ def _is_closed(pipe: int) -> bool:
 
 
 def main() -> int:
-    """Run, and print what it came to."""
+    """Run, and print the figures."""
     parser = argparse.ArgumentParser(prog="python -m tests.crash.fire")
     parser.add_argument("--cycles", type=int, default=500)
     parser.add_argument("--minutes", type=float, default=0.0, help="at least; the clients rest between cycles")

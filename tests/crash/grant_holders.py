@@ -1,10 +1,10 @@
-"""Readers that keep what they were given: descriptors of segments, places in them, a mapping, for as long as they like.
+"""Readers that keep what they were given, as long as they like: descriptors of segments, places in them, a mapping.
 
-A descriptor cannot be taken back.  So whatever the engine does behind a holder's back (free, compact, remove, write
-new content), the place that a chunk was granted at shows, page by page, that chunk's bytes or zeros, for ever: nobody
-else's.  Whoever copies from a mapping may be stopped within a page that is freed then: of such a one the rest is zeros.
-What a holder reads through the checks of `lakefs.grants.grant_reads` is the chunk's content, or an error that can be
-tried again. What it has a lease on is readable.
+A descriptor cannot be taken back.  So whatever the engine does behind a holder's back (free, compact, remove, write new
+content), the place that a chunk was granted at must show, page by page, that chunk's bytes or zeros, for ever, and
+nobody else's bytes.  A process that copies from a mapping may be stopped within a page that is freed at that time: the
+rest of that page is zeros.  What a holder reads through the checks of `lakefs.grants.grant_reads` is the chunk's
+content, or an error that can be tried again.  What it has a lease on is readable.
 
 A holder has a child, forked with the descriptors, that looks at the same places after every round, and once more when
 the holder has closed its connection.
@@ -53,7 +53,7 @@ class HeldPlace:
     content: bytes
 
     def look(self) -> bool:
-        """Whether something was freed there; an AssertionError when somebody else's bytes are."""
+        """Return whether something was freed there; raise AssertionError when the place shows somebody else's bytes."""
         begin, end = self.grant.offset, self.grant.offset + self.piece.length
         through_file = os.pread(self.descriptor, self.piece.length, begin)
         freed = self._is_freed(through_file, "through its descriptor", _is_kept_or_freed)
@@ -78,7 +78,7 @@ def _is_kept_or_freed(page: bytes, own: bytes) -> bool:
 
 
 def _is_kept_or_freed_meanwhile(page: bytes, own: bytes) -> bool:
-    """Also of a copy that a process makes itself: SIGSTOP in the midst of 1.5 MB tore one in four of five stops."""
+    """Accept zeros within a page too: SIGSTOP in the midst of a copy of 1.5 MB tore one page in four of five stops."""
     return _is_kept_or_freed(page, own) or all(byte in (0, kept) for byte, kept in zip(page, own, strict=True))
 
 
@@ -93,17 +93,17 @@ def _pages(offset: int, length: int) -> Iterator[tuple[int, int]]:
 
 @dataclass
 class Child:
-    """A process that was forked with the places of the holder; it looks at them when it is told to."""
+    """A process forked with the places of the holder; it looks at them at each byte on `bell`."""
 
     pid: int
     bell: int
 
     def look(self) -> None:
-        """Have it look."""
+        """Make it look."""
         os.write(self.bell, b".")
 
     def end(self) -> None:
-        """A last look; it must have seen nobody else's bytes."""
+        """Make it look a last time; it must have seen nobody else's bytes."""
         os.close(self.bell)
         _, status = os.waitpid(self.pid, 0)
         assert status == 0, "a forked child saw bytes of somebody else through a descriptor that it inherited"
@@ -141,7 +141,7 @@ class Holder:
     figures: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("looks", "stale", "good", "retried"), 0))
 
     def round(self) -> None:
-        """Take some more, let some go, look at all."""
+        """Take some more places, give some back, look at all."""
         self._take()
         for place in self.places:
             self.figures["looks"] += 1
@@ -168,7 +168,7 @@ class Holder:
             reader.close()
 
     def _granted(self, name: str) -> list[HeldPlace]:
-        """The places of an object's chunks, without a lease."""
+        """Return the places of an object's chunks, without a lease."""
         lake, access = self.lake, driver_of(self.lake).steps.access(None)
         driver = driver_of(lake)
         opened = driver.run(open_object(access, parse_object_name(name), lease=False, inline_bytes=0))
@@ -186,7 +186,7 @@ class Holder:
         return places
 
     def _read_checked(self, place: HeldPlace) -> None:
-        """What passes a check is the content."""
+        """Check that bytes which pass a check are the content."""
         access, length = driver_of(self.lake).steps.access(None), place.piece.length
         target = memoryview(bytearray(length))
         check = self.chance.choice((Check.BLAKE3, Check.CRC32C))
@@ -202,7 +202,7 @@ class Holder:
         self.figures["good"] += 1
 
     def _read_leased(self, name: str, reader: io.BufferedReader) -> None:
-        """What is held by a lease is readable, whatever became of the name."""
+        """Check that a leased object is readable, whatever became of its name."""
         content = content_of_name(name)
         begin = self.chance.randrange(len(content))
         for _ in range(ATTEMPTS):
@@ -218,7 +218,7 @@ class Holder:
 
 
 def hold(server: str, seed: str, ended: int) -> dict[str, int]:
-    """Hold until `ended` (a pipe) is closed by the others; figures."""
+    """Hold places until all others have closed `ended` (a pipe); return figures."""
     child: Child | None = None
     with connect(server) as lake:
         holder = Holder(lake, random.Random(f"holder {seed}"))
@@ -236,7 +236,7 @@ def hold(server: str, seed: str, ended: int) -> dict[str, int]:
 
 
 def _is_closed(pipe: int) -> bool:
-    """Whether the other end of a pipe that nobody writes to was closed."""
+    """Return whether the other end of a pipe that nobody writes to was closed."""
     try:
         return os.read(pipe, 1) == b""
     except BlockingIOError:

@@ -1,7 +1,8 @@
-"""Cycles of SIGKILL under programs on a mount: of the engine, of the mount, of both; then all is held against the
-programs' journals (`tests.crash.mount_writer`), through the mount and through the engine.
+"""Cycles of SIGKILL under programs on a mount: of the engine, of the mount, or of both.
 
-A killed engine is started again while the mount and the programs on it go on; a killed mount is mounted again.
+After each, everything is compared with the programs' journals (`tests.crash.mount_writer`), through the mount and
+through the engine.  A killed engine is started again while the mount and the programs on it go on; a killed mount is
+mounted again.
 
     python -m tests.crash.mount_cycles --count 200 --seed 7
 """
@@ -41,7 +42,7 @@ _SEEN_S: Final = 60.0
 
 @dataclass
 class MountTally:
-    """What the cycles came to."""
+    """The results of the cycles."""
 
     began: float = field(default_factory=time.monotonic)
     losses: Counter[str] = field(default_factory=Counter)
@@ -51,7 +52,7 @@ class MountTally:
 
     @property
     def cycles(self) -> int:
-        """How many."""
+        """Number of cycles."""
         return sum(self.losses.values())
 
     def __str__(self) -> str:
@@ -68,7 +69,7 @@ class MountCycles:
     """One store and one mount of it.  `close` ends what runs."""
 
     def __init__(self, folder: Path, seed: str, *, bug: str = "") -> None:
-        """`bug`: of `tests.crash.planted_lake`, in every mount."""
+        """`bug`: one of `tests.crash.planted_lake`, for every mount."""
         self._folder = folder
         self._seed = seed
         self._generator = random.Random(seed)
@@ -97,7 +98,7 @@ class MountCycles:
         self.engine.close()
 
     def run(self, count: int, said: Callable[[str], None] = lambda _: None) -> None:
-        """So many cycles; an AssertionError says how to repeat the one that failed."""
+        """Run so many cycles; an AssertionError says how to repeat the one that failed."""
         for number in range(count):
             try:
                 self._cycle(f"{self._seed} {number}")
@@ -149,7 +150,7 @@ class MountCycles:
     # --- what is lost ------------------------------------------------------------------------------
 
     def _wait(self, told: int, wanted: int) -> bool:
-        """Until so many changes returned, or no writer is left; whether the engine died at its step meanwhile."""
+        """Wait until so many changes returned, or no writer is left; return whether the engine died at its step."""
         assert self.engine.process is not None
         while wanted > 0:
             if self.engine.process.poll() is not None:
@@ -169,7 +170,7 @@ class MountCycles:
         self.engine.start()
 
     def _arm(self) -> None:
-        """Half of the time: an engine that will die at a step of its own, in the place of this one."""
+        """Half of the time, replace the engine by one that will die at a step of its own."""
         if self._generator.random() < 0.5:
             return
         self.engine.stop()
@@ -223,7 +224,7 @@ class MountCycles:
             resolve(journal, found)
 
     def _settle(self) -> None:
-        """Have all that is visible be durable; the mount may have to say first that an engine took something along."""
+        """Make all that is visible durable.  Sync twice: the first may report that an engine took something along."""
         for folder, _, files in os.walk(self.place / _BUCKET):
             for name in ("", *files):
                 with suppress(OSError):
@@ -231,7 +232,7 @@ class MountCycles:
                 sync_path(Path(folder, name))
 
     def _seen(self, writer: str) -> State:
-        """What the mount shows, once that is what the engine has: within a second, says its page."""
+        """Return what the mount shows, once the engine has the same: within a second, as docs/mount.md promises."""
         until = time.monotonic() + _SEEN_S
         while (shown := state_below(self.place / _BUCKET / writer)) != (stored := self._stored(writer)):
             assert time.monotonic() < until, f"{writer}: the mount shows {shown}, the engine has {stored}"

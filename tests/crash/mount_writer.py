@@ -1,12 +1,12 @@
-"""A program on a mount that keeps a journal of its own: what it was about to do, what returned, what must be durable.
+"""A program on a mount that keeps a journal: what it was about to do, what returned, what must be durable.
 
 Each writer has a folder of its own and does one thing at a time.  A value of a name is the digest of a file's content,
-FOLDER, or None where nothing is.  What the mount promises (docs/mount.md) is held against the journal by `Known`:
+FOLDER, or None where nothing is.  `Known` compares what the mount promises (docs/mount.md) with the journal:
 
-- what returned is there as long as the engine lives, whatever happens to the mount
-- what a sync covered outlives the engine as well: `fsync` of a file its content, `fsync` of a folder all before it, and
-  on a mount with `--sync` each change its own return
-- of the rest a suffix is lost with the engine, never a hole; and a file is old or new, whole
+- a change that returned is there as long as the engine lives, whatever happens to the mount
+- a synced change outlives the engine as well: `fsync` of a file covers its content, `fsync` of a folder all before it,
+  and on a mount with `--sync` each change is synced when it returns
+- of the other changes the engine's death loses the last ones, never one in between; and a file is old or new, whole
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ State = dict[str, str | None]
 
 
 def digest_of(content: bytes | bytearray) -> str:
-    """The value of a file."""
+    """Return the value of a file."""
     return hashlib.blake2b(content, digest_size=12).hexdigest()
 
 
 def state_below(folder: Path) -> State:
-    """What a mount shows there."""
+    """Return what a mount shows below the folder."""
     found: State = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -49,24 +49,24 @@ def state_below(folder: Path) -> State:
 
 @dataclass
 class Known:
-    """What a journal says."""
+    """The contents of a journal."""
 
     states: list[State] = field(default_factory=lambda: [{}])
-    """As of the last change that must be durable, and behind each that returned since."""
+    """The state after the last change that must be durable, and after each that returned since."""
     may: dict[str, set[str | None]] = field(default_factory=dict)
     """Values of names that are not known to be durable, and the one before them."""
     doubt: State | None = None
     error: str = ""
-    """What the change in doubt failed with."""
+    """The error of the change in doubt."""
     returned: int = 0
 
     @property
     def last(self) -> State:
-        """All that returned."""
+        """The state after all that returned."""
         return self.states[-1]
 
     def complaint(self, found: State, lost: str) -> str:
-        """What is wrong with what was found after the loss of "mount", "engine" or "both"; empty when nothing is."""
+        """Say what is wrong after the loss of "mount", "engine" or "both"; empty when nothing is."""
         after_doubt = [_with(self.last, self.doubt)] if self.doubt else []
         if lost == "engine":
             return self._complaint_by_name(found)
@@ -90,7 +90,7 @@ class Known:
         return ""
 
     def _values(self, change: State, name: str) -> set[str | None]:
-        """What a change makes of a name: a rename moves what its source has, which may be what it had."""
+        """Return the values that a change may give a name: a rename moves its source's, which may be an older one."""
         value = change[name]
         sources = [
             source
@@ -100,7 +100,7 @@ class Known:
         return {value}.union(*(self.may.get(source, ()) for source in sources))
 
     def returns(self, change: State, durable: bool | list[str]) -> None:
-        """A change came back without an error."""
+        """Note that a change returned without an error."""
         before = self.last
         state = _with(before, change)
         values = {name: self._values(change, name) for name in change}
@@ -141,7 +141,7 @@ def read_known(journal: Path) -> Known:
 
 
 def resolve(journal: Path, found: State) -> None:
-    """After a check: what was found is durable, and the journal goes on from there."""
+    """Write to the journal, after a check, that what was found is durable; it goes on from there."""
     journal.write_text(json.dumps({"found": found}) + "\n")
 
 
@@ -157,7 +157,7 @@ class FileWriter:
         self._known = read_known(journal)
 
     def run(self, stop: Event) -> None:
-        """Work until told to stop, or until something fails: the error is in the journal."""
+        """Work until told to stop, or until something fails; then the error is in the journal."""
         with self._journal.open("ab", buffering=0) as journal:
             while not stop.is_set():
                 action = self._generator.choices(list(_ACTIONS), list(_ACTIONS.values()))[0]
@@ -230,7 +230,7 @@ class FileWriter:
         return [({source: None, target: self._known.last[source]}, self._renaming(source, target), [])]
 
     def _turn(self) -> Steps:
-        """A folder gets another name, with all that is in it."""
+        """Rename a folder, with all that is in it."""
         there = [name for name in FOLDERS if self._known.last.get(name)]
         free = [name for name in FOLDERS if name not in there]
         if not there or not free:
@@ -266,7 +266,7 @@ class FileWriter:
         return [({empty[0]: None}, lambda: (self._folder / empty[0]).rmdir(), [])]
 
     def _settle(self) -> Steps:
-        """All before is durable: every folder is synced."""
+        """Sync every folder: all before is durable then."""
         folders = [self._folder, *(self._folder / name for name in FOLDERS if self._known.last.get(name))]
 
         def sync() -> None:
@@ -284,7 +284,7 @@ class FileWriter:
         return files
 
     def _place(self) -> str:
-        """A name in a folder that is there."""
+        """Return the name of a file in a folder that exists."""
         return self._generator.choice(
             [name for name in _FILES if "/" not in name or self._known.last.get(name.partition("/")[0])]
         )
@@ -297,7 +297,7 @@ Steps = list[tuple[State, Callable[[], object], bool | list[str]]]
 
 
 def sync_path(path: Path) -> None:
-    """fsync of a folder, or of a file that nobody changes."""
+    """Call fsync on a folder, or on a file that nobody changes."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -306,6 +306,6 @@ def sync_path(path: Path) -> None:
 
 
 def _write_all(descriptor: int, content: bytes) -> None:
-    """Several writes, so that a file is half written for a while."""
+    """Write in several calls, so that a file is half written for a while."""
     for at in range(0, len(content), 40_000):
         os.write(descriptor, content[at : at + 40_000])

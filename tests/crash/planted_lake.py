@@ -20,7 +20,7 @@ def _no_folder_sync() -> None:
 
 
 def _no_token_sync() -> None:
-    """The data folder's, behind the rename of a file in it."""
+    """Leave out the sync of the data folder, after the rename of a file in it."""
     from engine.host.local_disk import LocalDisk
 
     sync_folder = LocalDisk.sync_folder
@@ -39,7 +39,7 @@ def _no_data_sync() -> None:
 
 
 def _no_journal_sync() -> None:
-    """Only the groups'; a new journal file is synced."""
+    """Leave out the sync of groups; a new journal file is still synced."""
     from engine.journal.writer import Journal
 
     append = Journal._append
@@ -64,7 +64,7 @@ def _answer_before_the_journal() -> None:
 
 
 def _reuse_freed_room() -> None:
-    """Large payloads go to room that was freed, where there is enough of it."""
+    """Write large payloads to room that was freed, where there is enough of it."""
     from engine.format.extents import Extent, Place, large_extent_bytes, page_up
     from engine.format.layouts import SegmentKind
     from engine.segments.files import segment_path
@@ -107,14 +107,14 @@ def _reuse_freed_room() -> None:
 
 
 def _forget_leases() -> None:
-    """gc frees what is open for reading."""
+    """Let gc free what is open for reading."""
     from engine.sessions.references import References
 
     References.leased_blobs = lambda _: iter(())  # type: ignore[method-assign,assignment]
 
 
 def _free_before_move() -> None:
-    """Compaction frees the old places when the copies are written, before a record names them."""
+    """Let compaction free the old places when the copies are written, before a record names them."""
     from engine.upkeep.compaction import Compactor
 
     record = Compactor._record
@@ -130,7 +130,7 @@ def _free_before_move() -> None:
 
 
 def _rename_before_it_is_durable() -> None:
-    """Of a mount with the option `sync`: changes of names are answered when they are visible."""
+    """Answer changes of names when they are visible, on a mount with the option `sync`."""
     from fuse.state.mount import Change, Mount, stat_or_error
     from lakefs.errors import LakeError
     from lakefs.wire.messages import NameResults, ObjectStat
@@ -146,7 +146,7 @@ def _rename_before_it_is_durable() -> None:
 
 
 def _sync_forgets_engines() -> None:
-    """Of a mount: fsync of a folder takes the word of an engine that knows nothing of what the last one had."""
+    """Let fsync of a folder, on a mount, trust an engine that knows nothing of what the last one had."""
     from fuse.state.inodes import Inode
     from fuse.state.mount import Mount
     from lakefs.wire.messages import Done, Sync
@@ -164,7 +164,7 @@ class _Unsynced:
         self.file = file
 
     def sync_data(self) -> None:
-        """Says that it did."""
+        """Do nothing."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.file, name)

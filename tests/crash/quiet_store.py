@@ -1,4 +1,4 @@
-"""A store opened in this process, without an engine, to look at what is left: garbage, damage, leaked room."""
+"""A store opened in this process, without an engine, to see what is left: garbage, damage, leaked room."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGE = 4096
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a garbage collection and a full check found, and the room that segments take after them."""
+    """The findings of a gc cycle and of a full check, and the room that segments take after them."""
 
     gc: GcReport
     fsck: dict[str, Any]

@@ -1,7 +1,7 @@
 """A writer's hand on the S3 face: puts, uploads in parts, copies, deletes, deletes of many, on one connection.
 
-Whatever leaves it open whether the request was carried out (a lost connection, a 5xx) is EngineUnreachable; a refusal
-that is nobody's fault but the server's fails the writer.
+An error that leaves it open whether the request was carried out (a lost connection, a 5xx) is raised as
+EngineUnreachable.  A refusal for which only the server can be blamed fails the writer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class S3Hand:
         self._connection = http.client.HTTPConnection(*signer.address, timeout=_WAIT_S)
         self._etag = ""
         self.version = ""
-        """What the last answer said of the object's version."""
+        """The object's version in the last answer."""
 
     def do(self, action: str, source: str, target: str, contents: dict[str, bytes]) -> None:
         """See `tests.crash.writer.Hand`."""
@@ -54,14 +54,14 @@ class S3Hand:
         self._connection.close()
 
     def get(self, name: str) -> bytes | None:
-        """The bytes of an object; None when there is none."""
+        """Return the bytes of an object; None when there is none."""
         status, body = self._send("GET", _path(name))
         if status == http.HTTPStatus.NOT_FOUND:
             return None
         return self._good(status, body)
 
     def put_in_parts(self, name: str, content: bytes) -> None:
-        """One upload, begun, filled and completed."""
+        """Begin, fill and complete one upload."""
         begun = self.ask("POST", f"{_path(name)}?uploads=")
         found = re.search(rb"<UploadId>([^<]*)</UploadId>", begun)
         assert found, begun
@@ -83,11 +83,11 @@ class S3Hand:
             self.ask("DELETE", f"{_path(f'{bucket}/{key.decode()}')}?uploadId={upload.decode()}")
 
     def ask(self, method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None) -> bytes:
-        """The body of the answer to a signed request; EngineUnreachable when it is not known what happened."""
+        """Send a signed request; return the answer's body.  Raises EngineUnreachable when the outcome is not known."""
         return self._good(*self._send(method, target, body, headers))
 
     def _as_it_is(self, name: str) -> dict[str, str]:
-        """The condition that nobody has changed the name since."""
+        """Return the condition that nobody has changed the name since."""
         status, body = self._send("HEAD", _path(name))
         if status == http.HTTPStatus.NOT_FOUND:
             return {"if-none-match": "*"}

@@ -1,4 +1,4 @@
-"""An engine with small files that may be told at which step to die: see `engine.host.failpoints`."""
+"""An engine with small files that can be made to die at a given step: see `engine.host.failpoints`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _RARE: Final = ("segment.header-synced", "segment.durable", "segment.full", "jou
 
 
 class SmallEngine(Served):
-    """As `Served`, with small files and S3; `start` is not the only thing that may fail."""
+    """Like `Served`, with small files and S3, and with a start that may fail, `try_start`."""
 
     def __init__(self, folder: Path, *options: str, started: bool = True) -> None:
         self.failpoint = ""
         self.program = SMALL_LAKE
         self.wrapped: Callable[[list[str]], list[str]] = list
-        """What the command becomes: under another program."""
+        """Wraps the command, to run it under another program."""
         super().__init__(folder, *options, started=started)
 
     def start(self) -> None:
@@ -36,7 +36,7 @@ class SmallEngine(Served):
         assert self.try_start(), f"the engine ended with {self.wait()}: {self.printed}"
 
     def try_start(self, failpoint: str = "") -> bool:
-        """Start with that step armed, "" for none; whether the engine serves, or has died there."""
+        """Start with that step armed, "" for none; return whether the engine serves, or died there."""
         self.failpoint = failpoint
         arguments = ["serve", "--data", str(self.data), "--socket", str(self.socket), "--admin", "off"]
         armed = {VARIABLE: failpoint} if failpoint else {}
@@ -60,7 +60,7 @@ class SmallEngine(Served):
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
 
     def wait(self) -> int:
-        """Its exit code, once it has ended."""
+        """Return its exit code, once it has ended."""
         assert self.process is not None
         assert self.process.stdout is not None
         self.process.stdout.read()
@@ -69,14 +69,14 @@ class SmallEngine(Served):
 
 
 class WarmEngine(SmallEngine):
-    """As `SmallEngine`, forked from a process that has most of it imported, unless it has a program of its own."""
+    """Like `SmallEngine`, but forked from a process that has most of it imported, unless it has its own program."""
 
     def __init__(self, folder: Path, *options: str, started: bool = True, warm: WarmLake | None = None) -> None:
         self.warm = WarmLake() if warm is None else warm
         super().__init__(folder, *options, started=started)
 
     def another(self, folder: Path, *options: str) -> WarmEngine:
-        """One that is not started, forked from the same process, which this one closes."""
+        """Return one that is not started, forked from the same process, which this one closes."""
         other = WarmEngine(folder, *options, started=False, warm=self.warm)
         other.program = self.program
         return other
@@ -94,7 +94,7 @@ class WarmEngine(SmallEngine):
 
 
 def some_failpoint(generator: random.Random, tries: Counter[str]) -> str:
-    """One of the steps that were armed least, and how often it is passed before: as a cycle of load comes to it."""
+    """Choose one of the steps armed least, and at which pass it kills: a number that a cycle of load reaches."""
     least = min(tries[point] for point in POINTS)
     point = generator.choice([point for point in POINTS if tries[point] == least])
     tries[point] += 1

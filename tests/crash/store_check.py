@@ -1,4 +1,4 @@
-"""What a store holds, held against the journals of those who wrote to it."""
+"""Compares what a store holds with the journals of those who wrote to it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.crash.writer import State, content_of, names_of, read_journal, resolv
 
 
 def check_writer(server: str, journal: Path, writer: str, where: str) -> int:
-    """All names of a writer are as its journal says; the number of changes that were acknowledged since the last."""
+    """Check a writer's names against its journal; return the number of changes acknowledged since the last check."""
     if not journal.exists():
         return 0
     known = read_journal(journal)
@@ -31,7 +31,7 @@ def check_writer(server: str, journal: Path, writer: str, where: str) -> int:
 
 
 def check_store(server: str, writers: tuple[str, ...], where: str) -> None:
-    """Nothing but the writers' names is there, and nothing is damaged."""
+    """Check that only the writers' names are there, and that nothing is damaged."""
     with connect(server) as client:
         listed = {f"crash/{entry.key}" for entry in client.ls("crash/")} if client.exists("crash/") else set()
         assert listed <= {name for writer in writers for name in names_of(writer)}, where

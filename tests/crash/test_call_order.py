@@ -1,4 +1,4 @@
-"""The order in which an engine's system calls reach the kernel: what must be synced before what, folders too.
+"""The order in which an engine's system calls reach the kernel: which sync comes before what, of folders too.
 
 A kill leaves the page cache as it was, so no number of kills shows a sync that is missing; the trace of the calls does.
 """
@@ -29,20 +29,20 @@ class TracedEngine(SmallEngine):
         super().__init__(folder / "new", "--native", "127.0.0.1:0", "--scrub-interval", "0")
 
     def try_start(self, failpoint: str = "") -> bool:
-        """Start it there, with its bug."""
+        """Start it with its bug, under strace."""
         self.program = [*PLANTED_LAKE, self.bug] if self.bug else SMALL_LAKE
         self.wrapped = lambda command: traced(command, self.trace)
         return super().try_start(failpoint)
 
     def order(self) -> Order:
-        """Stop the engine, and what it did."""
+        """Stop the engine; return what it did."""
         assert self.process is not None
         assert self.stop() == 0
         return Order(read_calls(read_ended(self.trace, self.process.pid)), self.data)
 
 
 def use(engine: TracedEngine, *, much: bool) -> None:
-    """One client, one thing at a time: puts of all sizes, overwrites, deletes, gc; new files of every kind."""
+    """Do one thing at a time with one client: puts of all sizes, overwrites, deletes, gc; new files of every kind."""
     chance = random.Random(5)
     with connect(engine.server) as client:
         for number in range(14 if much else 3):

@@ -1,4 +1,4 @@
-"""Whatever is freed, moved and written while others read: nobody gets another chunk's bytes as good."""
+"""gc, compaction and writes while others read: nobody gets another chunk's bytes as good."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Fifty cycles of load and SIGKILL on one store: nothing acknowledged is lost, nothing is torn, damaged or leaked.
 
-`LAKE_CRASH_SEED` is what they do; a failure prints how to repeat it.  `make torture` runs a thousand.
+`LAKE_CRASH_SEED` seeds them; a failure prints how to repeat it.  `make torture` runs a thousand.
 """
 
 from __future__ import annotations

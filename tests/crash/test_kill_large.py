@@ -41,7 +41,7 @@ def source() -> Iterator[Path]:
 
 
 def wait_written(engine: Served, size_bytes: int, put: subprocess.Popen[bytes]) -> None:
-    """Until the engine has that much of a put on its disk, by its own counters of the kernel."""
+    """Wait until the engine has written that many bytes of a put, by the kernel's counters."""
     assert engine.process is not None
     while put.poll() is None:
         counters = Path(f"/proc/{engine.process.pid}/io").read_text().splitlines()
@@ -85,7 +85,7 @@ def test_a_large_put_that_is_killed_leaves_no_name_no_damage_and_no_leak(
 
 
 def test_a_put_outlives_an_engine_that_is_killed_and_started_again(engine: Served) -> None:
-    """Or it is told that it failed; the name is there with all its bytes, or not at all."""
+    """The put may fail with an error instead; the name then has all its bytes, or does not exist."""
     content = random.Random(2).randbytes(96 * MIB)
     with connect(engine.server) as client, connect(engine.server) as watcher:
         outcome: list[LakeError | None] = []

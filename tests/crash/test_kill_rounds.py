@@ -52,7 +52,7 @@ def test_no_acknowledged_change_is_lost_whoever_is_killed() -> None:
 
 
 def kill_in_the_middle(engine: Served, folder: Path, generator: random.Random, seed: str) -> None:
-    """Let writers write until a number of acknowledgements has come; then end the engine, after some of them."""
+    """Let writers write until a number of acknowledgements has arrived; then end the engine, after some of them."""
     fork = multiprocessing.get_context("fork")
     reading, writing = os.pipe()
     writers = [

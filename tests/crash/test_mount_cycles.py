@@ -1,4 +1,4 @@
-"""Ten cycles of SIGKILL under programs on a mount, and that they can fail.  `make torture` runs two hundred."""
+"""Ten cycles of SIGKILL under programs on a mount, and a check that they can fail.  `make torture` runs two hundred."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a kill at one instant leaves, made by hand: cycles of kills come to it too rarely to hold it."""
+"""The leftovers of a kill at one exact instant, made by hand: cycles of kills meet it too rarely to test it."""
 
 from __future__ import annotations
 

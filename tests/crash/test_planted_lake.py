@@ -1,4 +1,4 @@
-"""That the cycles can fail: an engine with a bug in it does not get through them."""
+"""Checks that the cycles can fail: an engine with a bug does not get through them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_an_engine_that_answers_before_its_journal_is_caught(bug: str) -> None:
 
 @pytest.mark.slow
 def test_a_gc_that_forgets_large_segments_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the gc of the look that has the bug, on what kills have left."""
+    """The bug is in the gc of the look at what kills have left."""
     punch, punch_gaps, remove = SegmentRoom.punch, SegmentRoom.punch_gaps, SegmentRoom.remove
 
     def is_forgotten(room: SegmentRoom, segment: SegmentId) -> bool:

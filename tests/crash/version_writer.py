@@ -1,7 +1,7 @@
 """A writer of versions: puts, delete markers and removals of single versions in a bucket that keeps them all.
 
-Its journal has one line before each request and one behind its answer, with the version's id.  Afterwards all versions
-must be there that were acknowledged, in their order and with their bytes, and none but the one in doubt.
+Its journal has one line before each request and one after its answer, with the version's id.  Afterwards all versions
+that were acknowledged must be there, in their order and with their bytes, and no other but the one in doubt.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ Versions = list[tuple[str, str | None]]
 
 @dataclass
 class KnownVersions:
-    """What the journal says."""
+    """The contents of the journal."""
 
     state: dict[str, Versions] = field(default_factory=lambda: {key: [] for key in KEYS})
     doubt: dict[str, str | None] | None = None
     acknowledged_since: int = 0
 
     def expected(self, key: str, found: Versions) -> list[Versions]:
-        """What may be there, of which one must be."""
+        """Return the versions that the key may have; one of these lists must be found."""
         sure = self.state[key]
         if self.doubt is None or self.doubt["key"] != key:
             return [sure]
@@ -119,7 +119,7 @@ def _do(hand: S3Hand, entry: dict[str, str | None]) -> str:
 
 
 def check_versions(signer: Signer, journal: Path, where: str) -> int:
-    """All is as the journal says; the number of changes that were acknowledged since the last check."""
+    """Compare all with the journal; return the number of changes acknowledged since the last check."""
     known = read_versions(journal)
     with closing(S3Hand(signer)) as hand:
         _check_all(hand, known, where)
@@ -130,7 +130,7 @@ def check_versions(signer: Signer, journal: Path, where: str) -> int:
 
 
 def _check_all(hand: S3Hand, known: KnownVersions, where: str) -> None:
-    """Raise, or have `known` say what was found."""
+    """Compare all versions with `known`, and note in it what was found."""
     listed: dict[str, list[tuple[str, bool]]] = {key: [] for key in KEYS}
     for match in _LISTED.finditer(hand.ask("GET", f"/{BUCKET}?versions=")):
         kind, key, version = (part for part in match.groups() if part is not None)
@@ -151,7 +151,7 @@ def _check_all(hand: S3Hand, known: KnownVersions, where: str) -> None:
 
 
 def _alike(found: Versions, expected: Versions) -> bool:
-    """The same ids in the same order, with the same bytes: labels may share those that are empty."""
+    """Return whether ids, order and bytes are the same; labels may differ if both contents are empty."""
     return [version for version, _ in found] == [version for version, _ in expected] and all(
         one == other or (bool(one and other) and content_of(one or "") == content_of(other or ""))
         for (_, one), (_, other) in zip(found, expected, strict=True)

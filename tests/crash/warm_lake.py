@@ -1,7 +1,8 @@
-"""Engines forked from a process that has most of `lake` imported: half a second less for each start.
+"""Engines forked from a process that has most of `lake` imported: each start takes half a second less.
 
-What is forked is a whole `lake serve` of its own, child of who asked for it: own pid, own arguments and environment;
-the `engine` package, with its failpoints, is imported behind the fork.  The bounds are those of `small_lake`.
+A forked engine is a whole `lake serve`, child of the process that asked for it, with a pid, arguments and environment
+of its own.  The `engine` package, with its failpoints, is imported after the fork.  The bounds are those of
+`small_lake`.
 
 The process that is forked from holds no store and no state; it ends when its socket is closed.
 
@@ -34,7 +35,7 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class ForkedProcess:
-    """A child that this process did not start itself: what tests use of `subprocess.Popen`."""
+    """A child that this process did not start itself: has what tests use of `subprocess.Popen`."""
 
     def __init__(self, pid: int, stdout: IO[str]) -> None:
         self.pid = pid
@@ -42,7 +43,7 @@ class ForkedProcess:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Its exit code, minus the signal's number when one ended it; None while it runs."""
+        """Return its exit code, minus the signal's number when one ended it; None while it runs."""
         if self.returncode is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -50,7 +51,7 @@ class ForkedProcess:
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, once it has ended."""
+        """Return its exit code, once it has ended."""
         until = time.monotonic() + (timeout if timeout is not None else float("inf"))
         while (code := self.poll()) is None:
             if time.monotonic() > until:
@@ -59,12 +60,12 @@ class ForkedProcess:
         return code
 
     def send_signal(self, number: int) -> None:
-        """Unless it has ended."""
+        """Send a signal, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
 
@@ -81,7 +82,7 @@ class WarmLake:
             )
 
     def start(self, arguments: Sequence[str], environment: dict[str, str]) -> ForkedProcess:
-        """`lake ARGUMENTS` in a new child of the caller's."""
+        """Run `lake ARGUMENTS` in a new child of the caller's."""
         reading, writing = os.pipe()
         assert _LIBC.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
         try:
@@ -102,7 +103,7 @@ class WarmLake:
 
 
 def _import_all_but_the_engine() -> None:
-    """What `lake serve` comes to import, as far as it does not read the environment or the engine's state."""
+    """Import the modules that `lake serve` needs, but none that reads the environment or the engine's state."""
     for package in map(importlib.import_module, ("lakefs", "gateway")):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
@@ -114,7 +115,7 @@ def _import_all_but_the_engine() -> None:
 
 
 def _serve(asked: socket.socket) -> None:
-    """Fork for each request until nobody is left who asks."""
+    """Fork for each request, until nobody is left to send one."""
     while True:
         request, descriptors, _, _ = socket.recv_fds(asked, _REQUEST_BYTES, 1)
         if not request:
@@ -131,7 +132,7 @@ _TOLD: Final = os.pipe()
 
 
 def _fork_an_orphan(asked: socket.socket, request: bytes, stdout: int) -> None:
-    """Fork the engine and end, so that it becomes the child of who asked."""
+    """Fork the engine and end, so that it becomes the child of the process that asked."""
     pid = os.fork()
     if pid:
         os.write(_TOLD[1], str(pid).encode())

@@ -1,7 +1,7 @@
-"""A writer that keeps a journal of its own: what it was about to do, and what was acknowledged.
+"""A writer that keeps a journal: what it was about to do, and what was acknowledged.
 
-Each writer has keys of its own and does one thing at a time, so at most one change of each is in doubt when the
-engine, or the writer, is killed.  Contents are made anew from their names, so the journal holds only those.
+Each writer has keys of its own and does one thing at a time, so at most one of its changes is in doubt when the engine,
+or the writer, is killed.  Contents can be made again from their names, so the journal holds only the names.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ SIZES = (0, 100, 5_000, 30_000, 65_536, 200_000, 1_500_000, 4 << 20, 9_000_000)
 SMALL, SMALL_COUNT = "small", 6
 WEIGHTS = (2, 20, 20, 20, 4, 10, 4, 1, 2)
 State = dict[str, str | None]
-"""Name -> the name of its content; None: the name is absent."""
+"""Each name with the name of its content; None: the name is absent."""
 
 
 def content_of(label: str) -> bytes:
-    """The bytes that a label stands for."""
+    """Return the bytes that a label stands for."""
     generator = random.Random(label)
     count = SMALL_COUNT if label.startswith(SMALL) else len(SIZES)
     (size,) = generator.choices(SIZES[:count], WEIGHTS[:count])
@@ -35,15 +35,15 @@ def content_of(label: str) -> bytes:
 
 
 def _alike(one: str | None, other: str | None) -> bool:
-    """Whether two labels stand for the same bytes: those without any do."""
+    """Return whether two labels stand for the same bytes: different labels can stand for no bytes."""
     return one == other or (bool(one and other) and content_of(one or "") == content_of(other or ""))
 
 
 @dataclass
 class Change:
-    """What one operation makes of some names, and how much of it may be there when it was not acknowledged.
+    """The effect of one operation on some names, and how much of it may be there when it was not acknowledged.
 
-    `together`: all of it or nothing; else each name by itself.
+    `together`: all of it or nothing; otherwise each name by itself.
     """
 
     after: State
@@ -52,7 +52,7 @@ class Change:
 
 @dataclass
 class Known:
-    """What a writer's journal says: the state acknowledged, and the change in doubt."""
+    """The contents of a writer's journal: the state acknowledged, and the change in doubt."""
 
     state: State = field(default_factory=dict)
     doubt: Change | None = None
@@ -60,7 +60,7 @@ class Known:
     """Changes acknowledged since the last check resolved what was in doubt."""
 
     def allows(self, found: State) -> list[str]:
-        """Complaints about what was found for all of the writer's names."""
+        """Return complaints about what was found for all of the writer's names."""
         doubt = self.doubt.after if self.doubt else {}
         wrong = [
             f"{name}: {found[name]} instead of {self.state.get(name)}"
@@ -92,34 +92,37 @@ def read_journal(path: Path) -> Known:
 
 
 def resolve(path: Path, found: State) -> None:
-    """After a check: what was in doubt is what was found; the journal goes on from there."""
+    """Write to the journal, after a check, that what was found of a change in doubt is what happened."""
     with path.open("a") as journal:
         journal.write("\n" if path.stat().st_size and not path.read_bytes().endswith(b"\n") else "")
         journal.write(json.dumps({"after": found, "together": True}) + "\n" + json.dumps({"resolved": True}) + "\n")
 
 
 def names_of(writer: str) -> list[str]:
-    """All names that a writer ever uses."""
+    """Return all names that a writer ever uses."""
     return [f"crash/{writer}/{number}" for number in range(KEYS)] + [
         f"crash/{writer}/folder/{number}" for number in range(BATCH)
     ]
 
 
 class Hand(Protocol):
-    """How a writer changes names: one connection, one thing at a time.  OperationalError: not known what happened."""
+    """A way to change names: one connection, one thing at a time.
+
+    Raises OperationalError when it is not known whether a change happened.
+    """
 
     @property
     def actions(self) -> tuple[str, ...]:
-        """What it can do; what is there twice is done twice as often."""
+        """The actions that it can do; one that is listed twice is done twice as often."""
         ...
 
     def do(self, action: str, source: str, target: str, contents: dict[str, bytes]) -> None:
-        """Do it; `contents` are the bytes of the names that it makes."""
+        """Do an action; `contents` are the bytes of the names that it makes."""
         ...
 
 
 class NativeHand:
-    """Through the native protocol."""
+    """A hand on the native protocol."""
 
     actions = ("put", "put", "put", "swap", "stream", "batch", "remove", "move", "copy")
 
@@ -157,7 +160,7 @@ def write(address: str, writer: str, seed: str, journal_path: Path, told: int) -
 
 
 def write_with(hand: Hand, writer: str, seed: str, journal_path: Path, told: int) -> None:
-    """As `write`, with any hand."""
+    """Like `write`, with any hand."""
     generator = random.Random(f"{writer} {seed}")
     state = dict(read_journal(journal_path).state) if journal_path.exists() else {}
     with journal_path.open("ab", buffering=0) as journal:
@@ -170,7 +173,7 @@ def write_with(hand: Hand, writer: str, seed: str, journal_path: Path, told: int
 
 
 def _change(hand: Hand, generator: random.Random, writer: str, label: str, state: State, journal: int) -> None:
-    """One operation, between its two lines of the journal."""
+    """Do one operation, between its two lines of the journal."""
     names = names_of(writer)[:KEYS]
     present = [name for name in names if state.get(name)]
     action = generator.choice(hand.actions)
@@ -198,7 +201,7 @@ def _change(hand: Hand, generator: random.Random, writer: str, label: str, state
 
 
 def _put_file(lake: Lake, name: str, content: bytes) -> None:
-    """By descriptor: the engine reads the file itself."""
+    """Put by descriptor: the engine reads the file itself."""
     descriptor = os.memfd_create("content")
     try:
         os.write(descriptor, content)
