@@ -11,7 +11,7 @@ from tests.sim.__main__ import say
 
 
 def main() -> int:
-    """0 when nothing wrong was served and every live flip was reported."""
+    """Flip bits; return 0 when nothing wrong was served and every live flip was reported."""
     parser = argparse.ArgumentParser(prog="python -m tests.flips")
     parser.add_argument("--flips", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=int(time.time()))

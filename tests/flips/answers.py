@@ -1,7 +1,7 @@
 """Everything that a store answers: asked of a whole one, and again of one with a flipped bit.
 
-An answer is a run of texts; `problem_of` says what is wrong with one, by the rules of `docs/durability.md`: an error
-is no wrong answer, "not found" of what is there is one.
+An answer is a run of texts.  `problem_of` says what is wrong with one, by the rules of `docs/durability.md`: an error
+is not a wrong answer; "not found" for something that exists is one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Lines = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Answer:
-    """What was answered: lines, or the error's class; `missing` when that says that there is nothing."""
+    """An answer: its lines, or the error's class.  `missing`: that error says that there is nothing."""
 
     lines: Lines = ()
     error: str = ""
@@ -43,7 +43,7 @@ Answers = dict[str, Answer]
 
 
 async def ask_everything(engine: EmbeddedEngine, lake: TrioLake, names: list[str]) -> Answers:
-    """All lists, all stats, all contents; `names` are the objects that there are."""
+    """Ask for all lists, all stats, all contents; `names` are the objects that exist."""
     answers: Answers = {}
 
     async def ask(question: str, asked: Callable[[], Awaitable[Lines]]) -> None:
@@ -68,7 +68,7 @@ async def ask_everything(engine: EmbeddedEngine, lake: TrioLake, names: list[str
 
 
 async def _ask_names(engine: EmbeddedEngine, names: list[str], answers: Answers) -> None:
-    """What every name is bound to, and the content of the small ones; many in a request."""
+    """Ask for every name's stat, and for the content of small ones, many in a request."""
     split = [(bucket, key) for bucket, _, key in (name.partition("/") for name in names)]
     for what, request in (
         ("stat", m.StatNames(split)),
@@ -89,7 +89,7 @@ async def _ask_names(engine: EmbeddedEngine, names: list[str], answers: Answers)
 
 
 def _told(result: m.NameResult | m.OpenResult, body: bytes) -> Lines:
-    """A stat, and of small objects the bytes."""
+    """Return a stat as lines, with the bytes of a small object."""
     if isinstance(result, m.NameResult):
         return (repr(result.stat),)
     assert result.opened is not None
@@ -106,12 +106,12 @@ def _failed(error: LakeError) -> Answer:
 
 
 async def names_of(lake: TrioLake) -> list[str]:
-    """All objects and symlinks that there are."""
+    """Return all objects and symlinks that exist."""
     return [f"{b}/{entry.key}" for b in BUCKETS async for entry in lake.ls(f"{b}/") if entry.kind != _FOLDER]
 
 
 def but_for_writing(answer: Answer) -> Answer:
-    """Without what writing names and taking them away again may change, or leave where an error came between."""
+    """Leave out what writing and removing names may change, or may leave behind when an error interrupted it."""
     lines = [
         _TIMES.sub("", line) if f"kind={_FOLDER}," in line else line
         for line in answer.lines
@@ -121,7 +121,7 @@ def but_for_writing(answer: Answer) -> Answer:
 
 
 def problem_of(expected: Answer, answer: Answer, *, mended: bool = False) -> str:
-    """What is wrong with an answer; empty when nothing is.  `mended`: an error is wrong, too."""
+    """Say what is wrong with an answer; empty when nothing is.  `mended`: an error is wrong, too."""
     if answer == expected:
         return ""
     if mended and answer.error:
@@ -147,7 +147,7 @@ async def _listed(lake: TrioLake, bucket: str, prefix: str) -> Lines:
 
 
 async def _versions(engine: EmbeddedEngine) -> Lines:
-    """All versions; of the bucket that keeps them their contents too, which are small."""
+    """Return all versions; for the bucket that keeps them also their contents, which are small."""
     lines: list[str] = []
     for bucket in BUCKETS:
         reply = await engine.call(m.ListVersions(bucket))
@@ -168,7 +168,7 @@ async def _versions(engine: EmbeddedEngine) -> Lines:
 
 
 async def _uploads(lake: TrioLake) -> Lines:
-    """What is under way, and the parts that are there of it."""
+    """Return the uploads under way, and the parts stored for them."""
     lines: list[str] = []
     for bucket in BUCKETS:
         async for entry in lake.uploads(f"{bucket}/"):
@@ -178,7 +178,7 @@ async def _uploads(lake: TrioLake) -> Lines:
 
 
 async def _parts_of(engine: EmbeddedEngine, lake: TrioLake) -> Lines:
-    """Where the parts begin of an object that came in parts."""
+    """Return where the parts begin of an object that was uploaded in parts."""
     stat = await lake.stat("plain/large")
     reply = await engine.call(m.UploadedParts(stat.upload))
     assert isinstance(reply.message, m.ObjectParts)

@@ -1,11 +1,11 @@
-"""Single bits turned over anywhere in a small store, which is then opened and asked everything.
+"""Single bits flipped anywhere in a small store, which is then opened and asked everything.
 
-Each flip has a copy of the store, in memory.  It is opened as `lake serve` would, asked everything at once and again
-when the walk behind start-up has ended, scrubbed, checked by fsck, written to a little, opened again, and asked and
-checked once more.  That is done in a child, because LMDB trusts its pages: one that a signal ends is started again on
-the same copy, as a service manager would.  A child that lives goes on with the next flip.
+Each flip has a copy of the store, in memory.  It is opened as `lake serve` would open it, asked everything at once and
+again when the walk after start-up has ended, scrubbed, checked by fsck, written to a little, opened again, and asked
+and checked once more.  All this happens in a child, because LMDB trusts its pages: a child that a signal ends is
+started again on the same copy, as a service manager would do.  A child that lives goes on with the next flip.
 
-- Wrong bytes or metadata are never served; an error is fine.  "Not found" of what is there is wrong.
+- Wrong bytes or metadata are never served; an error is fine.  "Not found" for something that exists is wrong.
 - A flip in a live byte is reported: by a refused start, a rebuilt index, scrub or fsck.
 """
 
@@ -60,7 +60,7 @@ CODES: Final = {
 """The findings that a flip there may cause."""
 _WALK_S: Final = 20.0
 _FOLDERS_STEP: Final = 5
-"""Of how many folders one is written into before the walk has ended."""
+"""One in so many folders is written into before the walk has ended."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,13 @@ class Flip:
 
     @property
     def is_mended(self) -> bool:
-        """Whether it is in what is made anew from the rest, so that behind the walk nothing but the truth is right."""
+        """True when the flip is in what is rebuilt from the rest: after the walk every answer must be right."""
         return self.path.startswith(("index/", SUPERBLOCK_PATH)) or self.place.startswith("unused")
 
 
 @dataclass
 class Outcome:
-    """What came of one flip.  `wrong` is empty when nothing wrong was served."""
+    """The result of one flip.  `wrong` is empty when nothing wrong was served."""
 
     flip: Flip
     reported: str = ""
@@ -105,7 +105,7 @@ class Outcome:
 
     @property
     def failed(self) -> str:
-        """Which promise was broken; empty: none."""
+        """The broken promise; empty when none was broken."""
         if self.wrong:
             return self.wrong
         return "not reported" if self.flip.live and not self.reported else ""
@@ -146,7 +146,7 @@ class Tally:
             yield f"{place:<34}{columns[0]:>8}{columns[1]:>10}{columns[2]:>7}{silent:>20}"
 
     def figures(self, seed: int) -> str:
-        """All in a line."""
+        """Return all figures in one line."""
         live = sum(self.flips[place] for place in self.live)
         return (
             f"{self.flips.total()} flips, seed {seed}: {self.wrong.total()} made the store serve something wrong; "
@@ -155,9 +155,9 @@ class Tally:
 
 
 def run_campaign(count: int, seed: int, jobs: int, only: str = "") -> Tally:
-    """Flip `count` bits, in `jobs` processes; places are chosen evenly, so that small ones are met as often.
+    """Flip `count` bits, in `jobs` processes; places are chosen evenly, so that small ones are hit as often.
 
-    `only`: in places whose name begins so.
+    `only`: flip only in places whose name begins so.
     """
     tally = Tally()
     with samples_made() as (samples, folder), multiprocessing.get_context("fork").Pool(jobs) as pool:
@@ -176,7 +176,7 @@ def samples_made() -> Iterator[tuple[Samples, Path]]:
     memory = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
     with tempfile.TemporaryDirectory(dir=memory, prefix="lake-flips-") as name:
         folder = Path(name)
-        with multiprocessing.get_context("fork").Pool(1) as pool:  # which may be told to be quiet
+        with multiprocessing.get_context("fork").Pool(1) as pool:  # a process of its own, which may be made quiet
             yield {sample: pool.apply(_make_sample, (sample, folder)) for sample in SAMPLES}, folder
 
 
@@ -235,7 +235,7 @@ def _try_batch(task: tuple[Samples, list[Flip], Path]) -> list[Outcome]:
 
 
 def try_flips(samples: Samples, flips: list[Flip], folder: Path) -> list[Outcome]:
-    """Try flips, as many in a child as it survives; what fails behind others is tried again alone."""
+    """Try flips, as many in a child as it survives; one that fails after others is tried again alone."""
     outcomes: list[Outcome] = []
     while len(outcomes) < len(flips):
         rest = [Outcome(flip) for flip in flips[len(outcomes) :]]
@@ -248,7 +248,7 @@ def try_flips(samples: Samples, flips: list[Flip], folder: Path) -> list[Outcome
 
 
 def _again_alone(samples: Samples, outcome: Outcome, folder: Path) -> Outcome:
-    """The outcome, when it is a failure that of a process of its own."""
+    """Try a failed flip again in a process of its own, and return that outcome."""
     if not outcome.failed:
         return outcome
     [alone] = try_flips(samples, [outcome.flip], folder)
@@ -257,7 +257,7 @@ def _again_alone(samples: Samples, outcome: Outcome, folder: Path) -> Outcome:
 
 
 def _begun_again(samples: Samples, outcome: Outcome, data: Path) -> Outcome:
-    """A flip whose first start was ended by a signal."""
+    """Start again on a flip whose first start was ended by a signal."""
     outcome.reported = outcome.reported or "the process was ended by a signal"
     for outcome.starts in range(2, STARTS_MAX + 1):
         if _in_child(samples, [outcome], [data]):
@@ -268,7 +268,7 @@ def _begun_again(samples: Samples, outcome: Outcome, data: Path) -> Outcome:
 
 
 def _in_child(samples: Samples, outcomes: list[Outcome], folders: list[Path]) -> int:
-    """Fill in the outcomes, in order, until a signal ends the child; how many were."""
+    """Fill in the outcomes, in order, until a signal ends the child; return how many were filled in."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -317,7 +317,7 @@ def _flipped_copy(sample: Sample, flip: Flip, data: Path) -> None:
 
 
 def _live(sample: Sample, data: Path, outcome: Outcome) -> None:
-    """Two lives of the store in this process."""
+    """Run two lives of the store in this process."""
     said: list[str] = []
     _be_quiet(said)
     try:
@@ -351,7 +351,7 @@ async def _first_life(sample: Sample, data: Path, outcome: Outcome) -> None:
 
 @contextmanager
 def _walk_held() -> Iterator[trio.Event]:
-    """The walk through the index begins when the event is set: in a small store it has ended before anybody asks."""
+    """Hold the walk through the index until the event is set: in a small store it would end before anybody asks."""
     may_walk = trio.Event()
     walk = Metadata.verify_index
 
@@ -376,7 +376,7 @@ async def _use_free_pages(store: Store, client: EmbeddedEngine, lake: TrioLake) 
 
 
 async def _write_among(sample: Sample, store: Store, lake: TrioLake, outcome: Outcome) -> None:
-    """Write names into folders that are there, and take them away again."""
+    """Write names into folders that exist, and remove them again."""
     folders = sorted({name.rpartition("/")[0] for name in sample.names if name.startswith("plain/")})
     for folder in folders[outcome.flip.offset % _FOLDERS_STEP :: _FOLDERS_STEP]:
         with _reported(outcome):
@@ -395,7 +395,7 @@ def _reported(outcome: Outcome) -> Iterator[None]:
 
 
 async def _second_life(sample: Sample, data: Path, outcome: Outcome) -> None:
-    """What was written over the flip has harmed nothing."""
+    """Open the store again, and check that what was written over the flip has harmed nothing."""
     async with opened(data) as (store, client, lake):
         await _wait_walked(store)
         await _compare(sample, client, lake, outcome, walk_ended=True)
@@ -432,7 +432,7 @@ async def _compare(
 
 
 def _be_quiet(said: list[str]) -> None:
-    """Keep what the engine logs as a warning or worse; and walk without pauses."""
+    """Keep what the engine logs as a warning or worse, and let the walk run without pauses."""
     engine.tables.index_check._WALK_PAUSE_S = 0.0  # type: ignore[misc]
 
     def keep(_: Any, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -1,7 +1,7 @@
-"""Where the bits of a store lie, and which of them somebody relies on.
+"""Places: where the bits of a store lie, and which of them somebody relies on.
 
-A place is a span of a file with a name.  `live` spans hold what a read, a start or a rebuild needs: a flip in one
-must be reported.  The others (headers that payloads do not need, the tree of LMDB's pages, room that nobody reads)
+A place is a span of a file with a name.  `live` spans hold what a read, a start or a rebuild needs: a flip in one must
+be reported.  A flip in any other (headers that payloads do not need, the tree of LMDB's pages, room that nobody reads)
 must be harmless or reported.
 """
 
@@ -25,7 +25,7 @@ _DB_BYTES = 48
 
 @dataclass(frozen=True)
 class Span:
-    """Bytes of a file, and what they are."""
+    """Bytes of a file, and their place."""
 
     place: str
     path: str
@@ -98,7 +98,7 @@ def _in_journal(content: bytes, name: str, checkpoint_sequence: int) -> Iterator
 
 
 class _LmdbFile:
-    """Which bytes of LMDB's file are keys and values, pages of its trees, its free list, its two headers."""
+    """LMDB's file: which bytes are keys and values, pages of its trees, its free list, its two headers."""
 
     def __init__(self, content: bytes, name: str) -> None:
         self._content = content

@@ -1,6 +1,6 @@
-"""Checks left out on purpose, to see that the campaign notices: wrong answers, or live bytes that nobody reports.
+"""Checks left out on purpose, to see that the campaign notices: wrong answers, or flips of live bytes not reported.
 
-`python -m tests.flips.planted` prints how many flips each took; the flips are pointed at the place that it concerns.
+`python -m tests.flips.planted` prints how many flips each took; the flips are made where the check matters.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ BUGS: Final = (
 
 
 def flips_to_notice(bug: Bug, samples: Samples, folder: Path, seed: int = 1) -> tuple[int, str]:
-    """The number of the flip that made the bug show, and how; 0 when none of `bug.flips` did."""
+    """Return the number of the flip that made the bug show, and how; 0 when none of `bug.flips` did."""
     chosen = [choose(samples, random.Random(f"{seed}/{number}"), bug.place) for number in range(bug.flips)]
     with bug.plant():
         for begin in range(0, len(chosen), BATCH):

@@ -33,18 +33,18 @@ SIZES = StoreSizes(
     part_bytes_min=1,
 )
 KEPT = "kept"
-"""Keeps versions."""
+"""A bucket that keeps versions."""
 BUCKETS = ("plain", KEPT)
 _OBJECT_BYTES = (0, 1, 700, 5000, 40_000, 64 * KIB, 200 * KIB)
 _PART_BYTES = (90_000, 66_000, 10_000)
 _LONG_NAMES = 80
 _LONG_NAME_HEX = 220
-"""Bytes, twice as long in text: a page holds eight such names, and the pages above as many keys."""
+"""Bytes of random name, twice as long in text: a page holds eight such names, and the pages above as many keys."""
 
 
 @asynccontextmanager
 async def opened(data: Path) -> AsyncIterator[tuple[Store, EmbeddedEngine, TrioLake]]:
-    """The store as `lake serve` opens it but for its sizes and threads: what is handed to threads runs inline."""
+    """Open the store as `lake serve` does but for sizes and threads: what is handed to threads runs inline."""
     disk = LocalDisk(data)
     offload = InlineOffload()
     async with open_store(
@@ -61,7 +61,7 @@ async def opened(data: Path) -> AsyncIterator[tuple[Store, EmbeddedEngine, TrioL
 
 
 def make_stopped(data: Path) -> None:
-    """A store after three lives and a clean stop."""
+    """Make a store with three lives and a clean stop."""
     generator = random.Random(11)
     trio.run(_first_life, data, generator)
     trio.run(_second_life, data, generator)
@@ -69,7 +69,7 @@ def make_stopped(data: Path) -> None:
 
 
 def make_killed(data: Path) -> None:
-    """A store that was killed behind acknowledged writes that its index has not."""
+    """Make a store that was killed after acknowledged writes that its index has not."""
     make_stopped(data)
     if not (child := os.fork()):
         trio.run(_last_life, data, random.Random(12))
@@ -108,7 +108,7 @@ def _long(generator: random.Random) -> str:
 
 
 async def _second_life(data: Path, generator: random.Random) -> None:
-    """Changes, so that the index has older copies of its pages, and room that was given up."""
+    """Make changes, so that the index has older copies of its pages, and room that was given up."""
     async with opened(data) as (store, _, lake):
         for turn in range(6):
             await lake.put("kept/again and again", generator.randbytes(3000 + turn))
