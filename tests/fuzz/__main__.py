@@ -1,8 +1,8 @@
 """`python -m tests.fuzz`: a number of inputs for each reader of bytes, or for one of them.
 
-The first tenth is guided: an input that reaches what none has reached before is changed further, by all that follow,
-and with `--keep` it goes into the corpus.  Prints for each how many were read and refused, the slowest, and the memory
-that all took; ends with 1 when one was read wrong, and says which seed has it.
+The first tenth is guided: an input that reaches what none has reached before is kept, and changed further; with
+`--keep` it is added to the corpus.  Prints for each reader how many inputs were read and refused, the slowest, and the
+memory that all took.  Exits with 1 when one was read wrong, and prints the seed that shows it.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from tests.fuzz.targets import TARGETS
 from tests.sim.__main__ import say
 
 SLOW_S = 1.0
-"""Of CPU; the median takes some 20 us."""
+"""Seconds of CPU after which an input is too slow; the median takes some 20 us."""
 HANG_S = 20.0
-"""Of CPU, tracing included: then it is given up."""
+"""Seconds of CPU, tracing included, after which an input is given up."""
 GUIDED_MAX = 30_000
-"""Some ten times as slow as the others."""
+"""The most inputs that are guided: they are some ten times as slow as the others."""
 KEPT_BYTES_MAX = 2048
 MEMORY_BYTES_MAX = 64 << 20
-"""That all inputs of a run together may add to what the process holds at most."""
+"""The most memory that all inputs of a run together may add to the process."""
 
 
 @dataclass
 class Run:
-    """What the inputs of one reader came to."""
+    """The results of one reader's inputs."""
 
     name: str
     inputs: int = 0
@@ -43,7 +43,7 @@ class Run:
     slowest_s: float = 0.0
     slowest: bytes = b""
     grown_bytes: int = 0
-    """What the process holds more since."""
+    """Memory that the process holds more than before."""
     steps: int = 0
     found: list[bytes] = field(default_factory=list)
     """Inputs that reached what none before them did."""
@@ -59,7 +59,7 @@ class Run:
 
 
 def run(target: Target, count: int, seed: int) -> Run:
-    """So many inputs of one reader, the good and the kept ones first; the first tenth guided."""
+    """Run so many inputs of one reader, the good and the kept ones first; the first tenth is guided."""
     done = Run(target.name)
     inputs = Inputs(target.bases, target.tokens, seed)
     first = target.bases
@@ -94,7 +94,7 @@ def _hangs(*_: object) -> NoReturn:
 
 
 def run_one(task: tuple[str, int, int]) -> Run:
-    """So many inputs of the reader of that name; too much memory is a failure.  For a process of its own."""
+    """Run so many inputs of the reader of that name; too much memory is a failure.  For a process of its own."""
     name, count, seed = task
     [target] = [target for target in TARGETS if target.name == name]
     signal.signal(signal.SIGVTALRM, _hangs)
@@ -107,9 +107,9 @@ def run_one(task: tuple[str, int, int]) -> Run:
 
 
 def run_all(count: int, seed: int, names: list[str], jobs: int, *, keep: bool = False) -> bool:
-    """Whether all inputs of these readers (none: of all) were read or refused, in bounded time and memory.
+    """Run inputs of these readers (none: of all); return whether each was read or refused, within time and memory.
 
-    `keep`: those that reached something new go into the corpus.
+    `keep`: add the inputs that reached something new to the corpus.
     """
     tasks = [(target.name, count, seed) for target in TARGETS if not names or target.name in names]
     results: list[Run] = []

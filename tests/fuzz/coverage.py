@@ -1,8 +1,9 @@
-"""What inputs reach in the product's code: each step from one line to another, as the interpreter traces it.
+"""The steps that inputs take in the product's code, from one line to another, as the interpreter traces them.
 
 An input that takes a step which none took before is worth changing further: so the search follows the readers into
-their corners.  Tracing makes them some ten times slower, so a part of the inputs is traced, and all gain by what that
-part found.  What C libraries do with an input is not seen, only with what they refused it.
+their corners.  Tracing makes them some ten times slower, so only a part of the inputs is traced, and all others gain
+from what that part found.  The inside of C libraries is not traced; only the error that they refuse an input with is
+seen.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Coverage:
         """Number of each function, 0 for those that are not ours."""
 
     def is_new(self, read: Callable[[bytes], object], data: bytes) -> bool:
-        """Whether reading this takes a step, or has an outcome, that nothing had before.  What `read` raises passes."""
+        """Return whether reading this takes a step, or has an outcome, that is new.  An error of `read` is raised."""
         before = len(self.steps) + len(self._outcomes)
         sys.settrace(self._enter)
         try:

@@ -1,4 +1,4 @@
-"""What each reader is held to in `make test`; more inputs: `python -m tests.fuzz`."""
+"""The checks of each reader in `make test`; more inputs: `python -m tests.fuzz`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ INPUTS: Final = 20_000
 
 
 def reads_what_is_good(target: Target) -> None:
-    """Good inputs are read."""
+    """Check that good inputs are read."""
     for data in target.good:
         target.read(data)
 
 
 def survives_changed_inputs(target: Target) -> None:
-    """Kept inputs, and so many changed ones, are read or refused."""
+    """Check that kept inputs, and so many changed ones, are read or refused."""
     for data in target.bases:
         target.survives(data)
     inputs = Inputs(target.bases, target.tokens, seed=1)

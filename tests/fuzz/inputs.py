@@ -1,6 +1,6 @@
-"""Inputs from good ones: cut, joined, repeated and spoilt, the same for the same seed.
+"""Inputs made from good ones: cut, joined, repeated and spoilt, the same for the same seed.
 
-Where a good input is half of the work (a signature, a chunk with its size), bytes at random get nowhere; so each input
+Where a good input is half of the work (a signature, a chunk with its size), bytes at random get nowhere.  So each input
 is a good one with a few changes, and the pieces that are put in are those that the readers look for.
 """
 
@@ -14,7 +14,7 @@ from typing import Final
 
 CORPUS: Final = Path(__file__).parent / "corpus"
 INPUT_BYTES_MAX: Final = 48 << 10
-"""Over the limit of a head; an input may be one token many times."""
+"""Longer than the limit of a head; an input may be one token many times."""
 _CHANGES_MAX: Final = 6
 _REPEATS_MAX: Final = 3000
 _ODD_BYTES: Final = b"\x00\x01\t\n\x0b\r \"#%&'+,-./0:;=?@AZ[]_az|~\x7f\x80\xa0\xc0\xed\xff"
@@ -42,11 +42,11 @@ class Inputs:
         )
 
     def keep(self, data: bytes) -> None:
-        """Change this one, too, from now on."""
+        """Use this input as a base, too, from now on."""
         self._bases.append(data)
 
     def next(self) -> bytes:
-        """One more input."""
+        """Make one more input."""
         chosen = self._random
         found = bytearray(chosen.choice(self._bases))
         for _ in range(chosen.randint(1, _CHANGES_MAX)):
@@ -99,7 +99,7 @@ class Inputs:
 
 
 def kept_inputs(name: str) -> list[bytes]:
-    """Inputs for a reader that are kept because something new in it was once reached by them."""
+    """Return the inputs kept for a reader: each of them once reached something new in it."""
     return [b64decode(line) for line in (CORPUS / f"{name}.base64").read_text().splitlines()]
 
 

@@ -41,7 +41,7 @@ class OddRequests:
         self._learnt: dict[type, list[Any]] = {int: [], str: [], bytes: []}
 
     def next(self) -> tuple[m.Request, list[bytes]]:
-        """One more request, and the body that comes with it."""
+        """Make one more request, and the body that is sent with it."""
         shape = self._random.choice(_SENT)
         if shape in _WHOLE_STORE and self._random.random() < 0.9:
             shape = m.StatNames
@@ -54,7 +54,7 @@ class OddRequests:
         return request, [body]
 
     def learn(self, value: object) -> None:
-        """Use what an answer had, from now on."""
+        """Use the values of an answer from now on."""
         if isinstance(value, msgspec.Struct):
             value = list(msgspec.structs.astuple(value))
         if isinstance(value, list | tuple):
@@ -95,7 +95,7 @@ class OddRequests:
 
 
 def _as_sent(request: m.Request) -> m.Request | None:
-    """The request as it comes out of the wire; None when it cannot be sent."""
+    """Return the request as it is after the wire; None when it cannot be sent."""
     try:
         sent: m.Request = msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=type(request))
     except (msgspec.MsgspecError, OverflowError, UnicodeEncodeError):
@@ -104,7 +104,7 @@ def _as_sent(request: m.Request) -> m.Request | None:
 
 
 async def survive(seed: int, count: int) -> tuple[int, int]:
-    """Send so many; how many were done, and refused.  Whatever else is raised is a bug."""
+    """Send so many requests; return how many were done, and how many refused.  Any other error is a bug."""
     odd = OddRequests(seed)
     done = refused = 0
     async with simulated_store() as store:

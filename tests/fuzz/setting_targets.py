@@ -21,11 +21,11 @@ from lakefs.transport.address import parse_address
 from tests.fuzz.target import Target
 
 _FILE: Final = Path(f"/proc/self/fd/{os.memfd_create('lake-fuzz')}")
-"""In memory: a million inputs are a million files otherwise, and the disk's journal decides how long that takes."""
+"""A file in memory: on disk, a million inputs would be a million files, and the journal would set the pace."""
 
 
 def read_config(data: bytes) -> None:
-    """A configuration file: what was understood is shown as it can be given again."""
+    """Read a configuration file; what was understood is shown in a form that can be given again."""
     _FILE.write_bytes(data)
     found = config.load(file=_FILE, environ={"HOME": "/home/a"})
     shown = found.as_text()
@@ -34,7 +34,7 @@ def read_config(data: bytes) -> None:
 
 
 def read_setting(data: bytes) -> None:
-    """A setting's value as a flag or a variable, by the first byte."""
+    """Read a setting's value as a flag or a variable, by the first byte."""
     if not data:
         return
     name = config.SETTING_NAMES[data[0] % len(config.SETTING_NAMES)]
@@ -48,7 +48,7 @@ def read_setting(data: bytes) -> None:
 
 
 def read_argument(data: bytes) -> None:
-    """An argument of a command: a name, an address, a size, options of the mount, a version's id."""
+    """Read an argument of a command: a name, an address, a size, options of the mount, a version's id."""
     text = data.decode(errors="surrogateescape")
     refused = 0
     last: LakeError | None = None

@@ -1,4 +1,4 @@
-"""Good requests, signed once for ever: heads, and aws-chunked bodies of each kind."""
+"""Good requests, signed once and for all: heads, and aws-chunked bodies of each kind."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _head(method: str, path: str, query: str, headers: Mapping[str, str], payloa
 
 
 def _presigned(method: str, path: str, moved: Mapping[str, str] = {}) -> bytes:
-    """`moved`: headers that are in the query; they sort behind the signature's own."""
+    """Return a presigned request.  `moved`: headers that are in the query; they sort after the signature's own."""
     parameters = {
         "X-Amz-Algorithm": "AWS4-HMAC-SHA256",
         "X-Amz-Credential": f"{KEY.access_key}/{_SCOPE}",

@@ -1,9 +1,9 @@
 """The readers of the store's files, of manifests and of the heads of safetensors files.
 
-What the store reads is sealed first: it gets the checksums that its bytes need, because a wrong checksum is found
-before a field is used and nothing behind it would be reached.  So these inputs are what no rot can make, only a
-mistake of ours, a later release, or somebody who may write the store's files.  An input whose first byte is even is
-left as it is.
+Inputs for the store are sealed first: they get the checksums that their bytes need.  Without that the wrong checksum
+would be found before a field is used, and nothing after it would be reached.  So these inputs are what no rot can make,
+only a mistake of ours, a later release, or somebody who may write the store's files.  An input whose first byte is even
+is left as it is.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class _File:
 
 
 class _Folder:
-    """As much of a disk as a reader of one file needs."""
+    """The part of a disk that a reader of one file needs."""
 
     def __init__(self, path: str, content: bytes) -> None:
         self._path, self._content = path, content
@@ -101,7 +101,7 @@ class _Folder:
 
 
 def _sealed_at(found: bytearray, start: int, size: int) -> None:
-    """Put the checksum of a header of `size` bytes, its last four, behind what it covers."""
+    """Put the checksum of a header of `size` bytes into its last four."""
     if len(found) >= start + size:
         found[start + size - 4 : start + size] = crc32c(bytes(found[start : start + size - 4])).to_bytes(4, "little")
 
@@ -114,7 +114,7 @@ def _is_sealed(data: bytes) -> bool:
 
 
 def read_superblock(data: bytes) -> None:
-    """A superblock: what is understood is written again as it was, but for what is reserved."""
+    """Read a superblock; what is understood is written again as it was, but for what is reserved."""
     page = bytearray(data[1:])
     if _is_sealed(data):
         _sealed_at(page, 0, SUPERBLOCK.size)
@@ -128,7 +128,7 @@ def read_superblock(data: bytes) -> None:
 
 
 def read_segment_header(data: bytes) -> None:
-    """A segment's header: it is this segment's, it is not to be trusted, or it is refused."""
+    """Read a segment's header: it is this segment's, it is not to be trusted, or it is refused."""
     page = bytearray(data[1:])
     if _is_sealed(data):
         _sealed_at(page, 0, SEGMENT_HEADER.size)
@@ -139,7 +139,7 @@ def read_segment_header(data: bytes) -> None:
 
 
 def read_journal(data: bytes) -> None:
-    """A journal file: its groups are consecutive and hold what their records say, up to the end that was found."""
+    """Read a journal file: its groups are consecutive and hold what their records say, up to the end that was found."""
     content = _sealed_journal(data[1:]) if _is_sealed(data) else _unpacked(data[1:])
     disk = cast(Disk, _Folder(journal_path(_FIRST), content))
     files = list_journal(disk, _STORE)
@@ -156,7 +156,7 @@ def read_journal(data: bytes) -> None:
 
 
 def _unpacked(packed: bytes) -> bytes:
-    """The file of an input: its pieces, which two bytes of length precede, each on pages of its own."""
+    """Return the file of an input: its pieces, each with two bytes of length before it, on pages of their own."""
     found = b""
     while len(packed) >= 2 and len(found) < 64 * PAGE:
         length = int.from_bytes(packed[:2], "little") % (4 * PAGE)
@@ -181,7 +181,7 @@ def _sealed_journal(packed: bytes) -> bytes:
 
 
 def read_checkpoint_file(data: bytes) -> None:
-    """A checkpoint: as many records as it says.  A sealed input is header, trailer, and the stream's content."""
+    """Read a checkpoint: as many records as it says.  A sealed input is header, trailer, and the stream's content."""
     content = _sealed_checkpoint(data[1:]) if _is_sealed(data) else data[1:]
     path = checkpoint_path(_FIRST)
     reader = read_checkpoint(cast(Disk, _Folder(path, content)), path, _STORE)
@@ -203,7 +203,7 @@ def _sealed_checkpoint(plain: bytes) -> bytes:
 
 
 def read_record(data: bytes) -> None:
-    """A value of a table, by the first byte: it is read, or refused as not known; what is packed is the same again."""
+    """Read a value of a table, chosen by the first byte, or refuse it as unknown; packed again it is the same."""
     if data:
         unpack, pack = _RECORDS[data[0] % len(_RECORDS)]
         found = unpack(data[1:])
@@ -238,7 +238,7 @@ _RECORDS: Final[tuple[tuple[Callable[[bytes], object], Callable[[object], bytes]
 
 
 def read_manifest(data: bytes) -> None:
-    """A manifest: what is understood is encoded to the same bytes, and its entries are as long as it says."""
+    """Read a manifest; what is understood is encoded to the same bytes, and its entries are as long as it says."""
     found = manifest.parse(data)
     assert manifest.encode(found) == data
     assert sum(entry.size_bytes for entry in found.entries) == found.size_bytes, "a manifest does not add up"
@@ -252,7 +252,7 @@ def read_manifest(data: bytes) -> None:
 
 
 def read_safetensors(data: bytes) -> None:
-    """A file that may be a safetensors file: its tensors tile it, or it is no such file; never an error.
+    """Read a file that may be a safetensors file: its tensors tile it, or it is no such file; never an error.
 
     Where the header tells of more than the input holds, the file is taken to be as long as that.
     """

@@ -1,4 +1,4 @@
-"""One reader of bytes, what it is given, and what its refusals have to be.
+"""One reader of bytes, the inputs that it is given, and the errors that it may refuse them with.
 
 A target takes an input and returns, or raises what its face refuses with; anything else that it raises is a bug.
 """
@@ -20,7 +20,7 @@ Refusal = HttpRefusal | S3Error | LakeError
 
 @dataclass(frozen=True)
 class Target:
-    """One reader: what it is given, good inputs, and what it looks for."""
+    """One reader: its function, good inputs, and the tokens that it looks for."""
 
     name: str
     read: Callable[[bytes], None]
@@ -34,7 +34,7 @@ class Target:
         return [*self.good, *kept_inputs(self.name)]
 
     def survives(self, data: bytes) -> Refusal | None:
-        """Read an input; whatever is raised here is a bug.  What it is refused with."""
+        """Read an input; return the error that refused it, or None.  Whatever is raised here is a bug."""
         refusal = self.refusal(data)
         if refusal is None:
             return None
@@ -49,7 +49,7 @@ class Target:
         return refusal
 
     def refusal(self, data: bytes) -> Refusal | None:
-        """What an input is refused with; None when it is read."""
+        """Return the error that an input is refused with; None when it is read."""
         try:
             self.read(data)
         except self.refusals as refusal:

@@ -1,4 +1,4 @@
-"""Everything that reads bytes of strangers, each with what must hold whatever the bytes are; here the gateway's.
+"""All readers of strangers' bytes, each with what must hold whatever the bytes are; in this module the gateway's.
 
 A reader of the gateway takes an input and returns, or raises HttpRefusal or S3Error; anything else is a bug.
 """
@@ -42,7 +42,7 @@ def _head(data: bytes) -> RequestHead | None:
 
 
 def read_head(data: bytes) -> None:
-    """A head: what was understood of it has the form that its readers rely on, and in pieces it is the same."""
+    """Read a head: what is understood has the form that its readers rely on, and in pieces it is the same."""
     length = head_length(data)
     _watched(data[: length - 1] if length else data)
     head = _head(data)
@@ -60,7 +60,7 @@ def read_head(data: bytes) -> None:
 
 
 def _watched(data: bytes) -> None:
-    """What is refused while it comes is refused as a whole too, and however it is cut."""
+    """Check that a head that is refused while it arrives is refused as a whole too, and however it is cut."""
     refused = _refused_in_pieces(data, len(data) or 1)
     assert refused == _refused_in_pieces(data, max(1, len(data) // 64))
     if not refused:
@@ -83,7 +83,7 @@ def _refused_in_pieces(data: bytes, step: int) -> bool:
 
 
 def read_chunked(data: bytes) -> None:
-    """A chunked body: byte by byte and whole it is the same, and no more than came."""
+    """Read a chunked body: byte by byte and whole it is the same, and no more than arrived."""
     whole = _decoded(data, len(data) or 1)
     assert whole == _decoded(data, 1 if len(data) < 2000 else 977)
     assert whole is None or len(whole) <= len(data)
@@ -108,7 +108,7 @@ def _decoded(data: bytes, step: int) -> bytes | None:
 
 
 def read_aws_chunked(data: bytes) -> None:
-    """An aws-chunked body behind a byte that says its kind: a signed one is the payload that was signed, or refused."""
+    """Read an aws-chunked body; the first byte is its kind.  A signed one is what was signed, or refused."""
     kind = PAYLOADS[data[0] % len(PAYLOADS)] if data else Payload.STREAMING_SIGNED
     headers = {b"x-amz-decoded-content-length": b"%d" % len(PAYLOAD)}
     if kind is not Payload.STREAMING_SIGNED:
@@ -134,7 +134,7 @@ def _payload(signature: Signature, headers: dict[bytes, bytes], data: bytes, ste
 
 
 def read_signed(data: bytes) -> None:
-    """A signed head: it is refused, or says what one of those that were signed says."""
+    """Read a signed head: it is refused, or says what one of those that were signed says."""
     head = _head(data)
     if head is None:
         return
@@ -148,7 +148,7 @@ _KEYS: Final = {KEY.access_key: KEY}
 
 
 def _meaning(head: RequestHead) -> tuple[object, ...] | None:
-    """What a request asks for, and what S3 signs of it, apart from how it is spelled; None: nothing that there is."""
+    """Return what a request asks for, and what S3 signs of it, however it is spelled; None when it asks for nothing."""
     try:
         target = parse_target(head)
     except S3Error:
@@ -161,7 +161,7 @@ _HEADER: Final = re.compile(rb"x-amz-[^\x00-\x20:\x7f-\xff]*:[^\x00-\x08\x0a-\x1
 
 
 def read_target(data: bytes) -> None:
-    """A head as what it asks for: a bucket and a key that the store may have."""
+    """Read a head as what it asks for: a bucket and a key that the store may have."""
     head = _head(data)
     if head is None:
         return
@@ -189,7 +189,7 @@ def _check_key(key: str) -> None:
 
 
 def read_xml(data: bytes) -> None:
-    """XML for each of its readers."""
+    """Read XML with each of its readers."""
     for read in _XML_READERS:
         try:
             read(data)
@@ -207,7 +207,7 @@ _XML_READERS: Final[tuple[Callable[[bytes], object], ...]] = (
 
 
 def read_range(data: bytes) -> None:
-    """Range, conditions and dates: a range lies in the object."""
+    """Read Range, conditions and dates: a range lies in the object."""
     selected = select_range(data, _OBJECT_BYTES)
     if isinstance(selected, ByteRange):
         assert 0 <= selected.first < selected.stop <= _OBJECT_BYTES
@@ -219,7 +219,7 @@ def read_range(data: bytes) -> None:
 
 
 def read_tags(data: bytes) -> None:
-    """Tags of a header: few and short."""
+    """Read tags of a header: few and short."""
     tags = tags_of_header({b"x-amz-tagging": data})
     assert len(tags) <= 10
     assert all(0 < len(key) <= 128 and len(value) <= 256 for key, value in tags.items())

@@ -58,7 +58,7 @@ _MESSAGES: Final[tuple[type[Message], ...]] = (
 
 
 def sealed(data: bytes) -> bytes:
-    """The input with right checksums in all frames that are whole, as far as one follows another."""
+    """Return the input with right checksums in all frames that are whole, as far as one follows another."""
     found = bytearray(data)
     start = 0
     while start + HEADER_BYTES <= len(found) and found[start : start + 4] == FRAME_MAGIC:
@@ -78,7 +78,7 @@ def _stream(data: bytes) -> bytes:
 
 
 def _fed(reader: FrameReader, data: bytes, step: int) -> Iterator[None]:
-    """Bytes come in, `step` at a time or as many as there is space for; what is whole is taken before more comes."""
+    """Feed bytes, `step` at a time or as many as there is space for; what is whole is taken before more arrives."""
     at = 0
     while at < len(data):
         at += _put(reader, data[at : at + step])
@@ -86,7 +86,7 @@ def _fed(reader: FrameReader, data: bytes, step: int) -> Iterator[None]:
 
 
 def _put(reader: FrameReader, piece: bytes) -> int:
-    """Bytes came in: not more than there is space for; how many."""
+    """Feed bytes, but not more than there is space for; return how many."""
     space = reader.space()
     count = min(len(space), len(piece))
     assert count, "the driver was given no space"
@@ -97,7 +97,7 @@ def _put(reader: FrameReader, piece: bytes) -> int:
 
 
 def read_frames(data: bytes) -> None:
-    """Frames: whole and byte by byte the same; each is packed again to the bytes that it came in."""
+    """Read frames: whole and byte by byte the same; each is packed again to the bytes that it was read from."""
     stream = _stream(data)
     whole = _frames(stream, 4096)
     assert whole == _frames(stream, 1 if len(stream) < 600 else 977)
@@ -143,7 +143,7 @@ def _frames(stream: bytes, step: int) -> list[FrameStart | str]:
 
 
 def read_message(data: bytes) -> None:
-    """A control part as the message of each type: what is understood is sent again as it was understood."""
+    """Read a control part as the message of each type: what is understood is sent again as it was understood."""
     if len(data) < 1:
         return
     shape = _MESSAGES[data[0] % len(_MESSAGES)]
@@ -178,7 +178,7 @@ def _only_frame(frame: bytes) -> FrameStart:
 
 
 def read_server(data: bytes) -> None:
-    """What a client sends: whole and in pieces the same; each request gets one final frame; Hello is the first."""
+    """Read what a client sends: whole and in pieces the same; Hello is first; each request gets one final frame."""
     stream = _stream(data)
     whole = _served(stream, 4096)
     assert whole == _served(stream, 1 if len(stream) < 600 else 977)
@@ -227,7 +227,7 @@ def _serve(wire: ServerConnection, event: object, open_streams: list[int]) -> No
 
 
 def _answer(wire: ServerConnection, event: RequestReceived, open_streams: list[int]) -> None:
-    """Some are answered, some fail, and some stay open for a cancel to come."""
+    """Answer some requests, fail some, and leave some open for a cancel."""
     stream_id = event.stream_id
     if stream_id % 3 == 0:
         open_streams.append(stream_id)
@@ -246,7 +246,7 @@ def _answer(wire: ServerConnection, event: RequestReceived, open_streams: list[i
 
 
 def read_client(data: bytes) -> None:
-    """What a server sends to a client that waits for one answer of each kind: one final event for each, no more."""
+    """Read what a server sends to a client that waits for an answer of each kind: each gets just one final event."""
     stream = _stream(data)
     whole = _asked(stream, 4096)
     assert whole == _asked(stream, 1 if len(stream) < 600 else 977)
@@ -288,12 +288,12 @@ def _is_final(wire: ClientConnection, event: object) -> bool:
 
 @cache
 def _samples() -> tuple[Request, ...]:
-    """A request of each kind, with the least that its fields hold."""
+    """Return a request of each kind, with the least that its fields hold."""
     return tuple(cast(Request, sample_of(shape)) for shape in REQUESTS.values())
 
 
 def sample_of(shape: type[Message]) -> Message:
-    """A message of that type, with a small value in each field that has no default."""
+    """Return a message of that type, with a small value in each field that has no default."""
     fields = msgspec.structs.fields(shape)
     return shape(*(_value(found.type) for found in fields if found.required))
 
