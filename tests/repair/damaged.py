@@ -1,4 +1,4 @@
-"""Small real stores, ways to damage each kind of their files, and what a user sees of one."""
+"""Small real stores, ways to damage each kind of their files, and everything that a user sees of a store."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _SIZES = (0, 700, 40_000, 200_000)
 
 
 def make_stopped(data: Path, seed: int = 1) -> None:
-    """A store after a clean stop, with everything that a store can hold."""
+    """Make a store after a clean stop, with everything that a store can hold."""
     trio.run(_life, data, _fill, seed)
     trio.run(_life, data, _change, seed)
 
 
 def make_killed(data: Path, seed: int = 1) -> None:
-    """A store whose process was killed behind acknowledged writes that only its last journal file has."""
+    """Make a store that was killed after acknowledged writes that only its last journal file has."""
     _killed_in(data, _change_more, seed)
 
 
 def make_indexed(data: Path, seed: int = 1) -> None:
-    """As `make_killed`, but the index has those writes, too."""
+    """Make a store like that of `make_killed`, but its index has those writes, too."""
     _killed_in(data, _change_and_wait, seed)
 
 
@@ -55,7 +55,7 @@ def _killed_in(data: Path, live: Life, seed: int) -> None:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a store has: names, everything that it answers of them, and the places of its payloads."""
+    """The contents of a store: names, everything that it answers about them, and the places of its payloads."""
 
     names: list[str]
     answers: Answers
@@ -63,7 +63,7 @@ class Seen:
 
 
 def seen_in(data: Path, names: list[str] | None = None) -> Seen:
-    """All that a store answers, of `names` or of those that it lists."""
+    """Return all that a store answers about `names`, or about those that it lists."""
     found: list[Seen] = []
 
     async def look() -> None:
@@ -83,7 +83,7 @@ def copy_store(source: Path, target: Path) -> None:
 
 
 def file_of(data: Path, kind: str) -> Path:
-    """The file of a kind; of several the one that matters most."""
+    """Return the file of a kind; of several, the one that matters most."""
     match kind:
         case "journal":
             return max((data / "journal").glob("*.journal"))
@@ -118,7 +118,7 @@ def harm(data: Path, kind: str, how: str, other: Path, payloads: list[ChunkRecor
 
 
 def _truncated_size(path: Path, kind: str, payloads: list[ChunkRecord]) -> int:
-    """Into what is written, not into the zeros behind."""
+    """Return a size that cuts into what is written, not into the zeros after it."""
     if kind == "journal":
         content = path.read_bytes()
         return max(at for at in range(_PAGE, len(content), _PAGE) if content[at : at + 4] == b"LGRP") + 60
@@ -137,7 +137,7 @@ def _flip(path: Path, offset: int) -> None:
 
 
 def _live_offset(data: Path, path: Path, payloads: list[ChunkRecord]) -> int:
-    """A byte of a file that somebody relies on; of LMDB's file one of a value."""
+    """Return the offset of a byte that somebody relies on; in LMDB's file, one of a value."""
     name = str(path.relative_to(data))
     found = [
         (span.begin + span.end) // 2 + 20

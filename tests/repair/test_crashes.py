@@ -23,12 +23,12 @@ _OPERATIONS_MAX = 200
 
 
 async def _stopped(disk: SimDisk) -> State:
-    """A checkpoint in the middle of its history, then a clean stop, which writes another."""
+    """Write a checkpoint in the middle of the history, then stop cleanly, which writes another."""
     return await filled_store(disk)
 
 
 async def _killed(disk: SimDisk) -> State:
-    """A checkpoint, groups that the index has, and groups that only the journal has."""
+    """Leave a checkpoint, groups that the index has, and groups that only the journal has."""
     async with opened(disk, clean=False) as metadata:
         await fill(metadata, 10)
         await wait_applied(metadata)
@@ -84,7 +84,7 @@ def _spoil_group_body(disk: SimDisk) -> None:
 
 
 def _spoil_group(disk: SimDisk, at: int) -> None:
-    """Group 15 of 21, which the index has, and the checkpoint has not."""
+    """Spoil group 15 of 21, which the index has and the checkpoint has not."""
     (file,) = list_journal(disk, read_superblock(disk).store_id)
     disk.flip_bit(file.path, group_offset(disk, file.path, 15) + at, 2)
 
@@ -95,7 +95,7 @@ def _leave_temporaries(disk: SimDisk) -> None:
 
 
 HARMS = [
-    # without a code nothing is to be done: the journal has everything
+    # a harm without a finding needs no repair: the journal has everything
     (_stopped, _lose_superblock, Finding.SUPERBLOCK_MISSING),
     (_stopped, _spoil_superblock, Finding.SUPERBLOCK_DAMAGED),
     (_stopped, _spoil_copy, Finding.SUPERBLOCK_DAMAGED),
@@ -133,7 +133,7 @@ def _is_whole_after_crash_at(
     *,
     loses_power: bool,
 ) -> bool:
-    """Repair up to that operation, then again; whether the first one came to its end."""
+    """Repair up to that operation, then again; return whether the first repair finished."""
     finished = True
 
     async def scenario() -> None:
@@ -165,7 +165,7 @@ def _is_whole_after_crash_at(
 
 
 def _after_power_loss(disk: SimDisk) -> SimDisk:
-    """What the medium holds; LMDB's file as it is: losing that as well would be a second damage."""
+    """Return the disk after a power loss, but keep LMDB's file: to lose that as well would be a second damage."""
     path = Path(disk.local_path("index"))
     kept = (path / "data.mdb").read_bytes() if (path / "data.mdb").exists() else None
     heir = disk.crash()

@@ -22,19 +22,19 @@ samples = table.samples
 
 
 def crashes_notice() -> None:
-    """Repairs of stores that were killed, losing power at any of their first operations."""
+    """Repair stores that were killed, and lose power at each of the first operations."""
     for make, harm, finding in HARMS[8:]:
         for operation in range(1, 26):
             crashes._is_whole_after_crash_at(operation, make, harm, finding, loses_power=True)
 
 
 def forget_the_tail(patch: pytest.MonkeyPatch) -> None:
-    """What only the journal has is not looked for."""
+    """Do not look for what only the journal has."""
     patch.setattr(repair, "_behind", lambda _disk, _sources, told, _problem: (told, ()))
 
 
 def save_nothing(patch: pytest.MonkeyPatch) -> None:
-    """The journal begins anew without a checkpoint of what was before."""
+    """Begin the journal anew without a checkpoint of what was before."""
 
     def unwritten(disk: SimDisk, identity: object, source: Any) -> Checkpoint:
         return Checkpoint(checkpoint_path(source.applied), source.applied, 0)
@@ -43,7 +43,7 @@ def save_nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 def begin_too_late(patch: pytest.MonkeyPatch) -> None:
-    """Bad journal files are set aside before there is a new one."""
+    """Set bad journal files aside before there is a new one."""
     original = repair._Repairing._set_aside_superseded
     waiting: dict[int, Callable[[], Journal]] = {}
 

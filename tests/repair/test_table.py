@@ -1,4 +1,4 @@
-"""Each kind of file of a store, damaged in each way: what fsck says, what --repair does, and what is there then."""
+"""Each kind of file of a store, damaged in each way: what fsck finds, what --repair does, and the result."""
 
 from __future__ import annotations
 
@@ -28,9 +28,15 @@ from tests.repair.damaged import (
 
 pytestmark = pytest.mark.usefixtures("quiet")
 QUIET, REPAIRED, NOTED, LEFT, FULL, SET_ASIDE, TORN = ["-", "repaired", "noted", "left", "full", "aside", "torn"]
-"""Nothing is said.  Said and made whole.  The same, said as a note.  Said and left: objects by name, or the store is
-not opened.  Said by --full only, and left.  Said, set aside, and left.  Taken for a write that a crash cut short, which
-it cannot be told from."""
+"""Outcomes.  QUIET: nothing is reported.
+
+- REPAIRED: reported and made whole.
+- NOTED: the same, reported as a note.
+- LEFT: reported and left: the objects are named, or the store is not opened.
+- FULL: reported by --full only, and left.
+- SET_ASIDE: reported, set aside, and left.
+- TORN: taken for a write that a crash cut short; nothing tells the two apart.
+"""
 
 TABLE = {
     # missing, truncated, one flipped bit, zeros, another store's
@@ -103,7 +109,7 @@ def samples() -> Iterator[Samples]:
 
 
 def fsck(data: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[str, Any]]:
-    """Exit code and document of a command."""
+    """Run the command; return its exit code and document."""
     capsys.readouterr()
     code = run(["fsck", "--data", str(data), "--json", *options])
     printed = capsys.readouterr()
@@ -162,7 +168,7 @@ def test_what_fsck_says_and_does(
 
 
 def check_answers(data: Path, seen: Seen, report: dict[str, Any], said: str) -> None:
-    """Everything is answered as before, or what is not is in the report, by name; nothing is not there any more."""
+    """Check that everything is answered as before, or reported by name; and that nothing is missing unreported."""
     told = {finding["object"] for finding in report["findings"] if finding["severity"] == "damage"}
     try:
         now = seen_in(data, seen.names).answers
