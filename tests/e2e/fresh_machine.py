@@ -1,4 +1,4 @@
-"""A machine on which lake was never started: /run, /var/lib and the network are its own.  As root only.
+"""A machine on which lake was never started, with a /run, a /var/lib and a network of its own.  As root only.
 
 Commands run in its namespaces, as root or as a user without rights, with a home folder each.
 """
@@ -38,7 +38,7 @@ class FreshMachine:
         self.folder = folder
 
     def path(self, place: str) -> Path:
-        """A file of the machine, as this process sees it."""
+        """The path of one of the machine's files, as this process sees it."""
         return Path(f"/proc/{self._holder.pid}/root{place}")
 
     def home(self, uid: int) -> Path:
@@ -46,13 +46,13 @@ class FreshMachine:
         return self.folder / f"home-{uid}"
 
     def command(self, *command: str | Path, uid: int = 0, gid: int | None = None) -> list[str]:
-        """What runs a command there as a user; `gid`: else the group of the same number."""
+        """Return the command line that runs a command there as a user; `gid`: else the group of the same number."""
         group = uid if gid is None else gid
         user = ("setpriv", f"--reuid={uid}", f"--regid={group}", "--clear-groups") if uid else ()
         return [*self._inside, *user, *map(str, command)]
 
     def environment(self, uid: int = 0) -> dict[str, str]:
-        """A user's, without settings."""
+        """Return a user's environment, without settings."""
         kept = environment()
         kept.pop("XDG_RUNTIME_DIR", None)
         return kept | {"HOME": str(self.home(uid))}
@@ -60,7 +60,7 @@ class FreshMachine:
     def run(
         self, *command: str | Path, uid: int = 0, gid: int | None = None, settings: dict[str, str] | None = None
     ) -> Finished:
-        """A command to its end."""
+        """Run a command to its end."""
         done = subprocess.run(
             self.command(*command, uid=uid, gid=gid),
             env=self.environment(uid) | (settings or {}),
@@ -73,12 +73,12 @@ class FreshMachine:
     def lake(
         self, *args: str | Path, uid: int = 0, gid: int | None = None, settings: dict[str, str] | None = None
     ) -> Finished:
-        """A command of lake to its end."""
+        """Run a command of lake to its end."""
         return self.run(*LAKE, *args, uid=uid, gid=gid, settings=settings)
 
     @contextmanager
     def begun(self, *args: str | Path, uid: int = 0) -> Iterator[list[str]]:
-        """A command of lake that has printed `ready`, for the block: what it printed.  It ends with 0 on SIGTERM."""
+        """Run a command of lake for the block; yield what it printed up to `ready`.  SIGTERM must end it with 0."""
         command = self.command(*LAKE, *args, uid=uid)
         with subprocess.Popen(command, env=self.environment(uid), stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
@@ -99,10 +99,10 @@ class FreshMachine:
 
 @contextmanager
 def fresh_machine() -> Iterator[FreshMachine]:
-    """One, for the block."""
+    """Make a machine for the block."""
     if os.geteuid() or not all(map(shutil.which, ("unshare", "nsenter", "setpriv", "ip"))):
         pytest.skip("a machine of its own needs root, util-linux and iproute2")
-    # Not pytest's folder: a socket's path must be short, and the other user must get there.
+    # Not pytest's folder: a socket's path must be short, and the other user must be able to reach it.
     with TemporaryDirectory(prefix="lake-") as folder:
         place = Path(folder)
         place.chmod(0o755)
@@ -123,5 +123,5 @@ def fresh_machine() -> Iterator[FreshMachine]:
 
 
 def python(code: str) -> tuple[str, str, str]:
-    """A program of Python."""
+    """Return the command line of a Python program."""
     return (sys.executable, "-c", code)

@@ -46,17 +46,17 @@ class Gateway:
         raise AssertionError(f"the gateway ended with {self.process.wait()}: {self.printed}")
 
     def printed_value(self, name: str) -> str:
-        """What was printed behind a name: a URL."""
+        """Return the URL that was printed after a name."""
         [line] = [line for line in self.printed if line.split()[0] == name]
         return line.split()[1]
 
     @property
     def url(self) -> str:
-        """Where S3 clients connect."""
+        """The URL for S3 clients."""
         return self.printed_value("s3")
 
     def admin(self, path: str) -> tuple[int, str]:
-        """Status and text of one request to the admin port."""
+        """Send one request to the admin port; return status and text."""
         try:
             with urllib.request.urlopen(self.printed_value("admin") + path, timeout=WAIT_S) as answer:
                 return answer.status, answer.read().decode()
@@ -69,12 +69,12 @@ class Gateway:
         return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
 
     def stop(self) -> int:
-        """SIGTERM; the exit code."""
+        """Send SIGTERM; return the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.ended()
 
     def ended(self) -> int:
-        """Wait for its end; the exit code."""
+        """Wait until it has ended; return the exit code."""
         assert self.process.stdout is not None
         self.process.stdout.read()
         self.process.stdout.close()
@@ -94,13 +94,13 @@ def gateway(engine: str, *options: str, token: str = "", stderr: Path | None = N
 
 
 def new_key(served: Served) -> tuple[str, str]:
-    """An access key and its secret, made before the gateway starts, so that it knows it."""
+    """Make an access key and its secret, before the gateway starts, so that it knows the key."""
     key = json.loads(served.good("key", "create", "--json").text)
     return key["access_key"], key["secret_key"]
 
 
 def s3_client(url: str, key: tuple[str, str], *, attempts: int = 1, verify: Any = None) -> Any:
-    """A boto3 client; `attempts` in all, its own default is 5."""
+    """Make a boto3 client; `attempts` is the number of all tries, boto3's own default is 5."""
     return boto3.client(
         "s3",
         endpoint_url=url,
@@ -118,7 +118,7 @@ def s3_client(url: str, key: tuple[str, str], *, attempts: int = 1, verify: Any 
 
 
 class SlowDownload:
-    """A GET whose answer is taken only as far as the test says."""
+    """A GET whose answer is read only as far as the test wants."""
 
     def __init__(self, client: Any, bucket: str, key: str) -> None:
         url = urlsplit(client.generate_presigned_url("get_object", Params={"Bucket": bucket, "Key": key}))
@@ -135,7 +135,7 @@ class SlowDownload:
                 self.length = int(value)
 
     def rest(self) -> str:
-        """SHA-256 of the whole body, taken now."""
+        """Read the rest of the body; return the SHA-256 of all of it."""
         digest = hashlib.sha256()
         left = self.length
         while left and (piece := self._file.read(min(left, 1 << 20))):

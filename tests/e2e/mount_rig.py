@@ -1,4 +1,4 @@
-"""A mount point of a test's own, and the commands and processes around it; whatever happens nothing stays mounted."""
+"""A mount point of a test's own, and the commands and processes around it; nothing stays mounted, whatever happens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SERVES = "unix:/tiny/serves"
 
 
 class MountProcess:
-    """A process in the foreground that serves a mount, and says a line when it does."""
+    """A process in the foreground that serves a mount, and prints a line when it does."""
 
     def __init__(self, command: list[str], env: dict[str, str], log: Path) -> None:
         self._log = log
@@ -40,7 +40,7 @@ class MountProcess:
         assert self.line(), self.log
 
     def line(self) -> str:
-        """The next line that it says; empty at its end."""
+        """Return the next line that it prints; empty at its end."""
         return self.stdout.readline().rstrip("\n")
 
     def signal(self, number: int) -> Self:
@@ -49,12 +49,12 @@ class MountProcess:
         return self
 
     def end(self) -> int:
-        """Wait for its end; its exit code."""
+        """Wait until it has ended; return its exit code."""
         return self.process.wait(WAIT_S)
 
     @property
     def log(self) -> str:
-        """What it wrote to stderr."""
+        """Return the text that it wrote to stderr."""
         return self._log.read_text()
 
 
@@ -77,11 +77,11 @@ class MountRig:
         return str(config)
 
     def lake(self, *args: str | Path, server: str = "", before: tuple[str, ...] = ()) -> Finished:
-        """A command to its end; `before` is what runs it."""
+        """Run a command of lake to its end; `before` is the command line that runs it."""
         return self.run(*before, *self.command, *args, server=server)
 
     def run(self, *command: str | Path, server: str = "") -> Finished:
-        """Any command to its end."""
+        """Run any command to its end."""
         done = subprocess.run(
             list(map(str, command)),
             cwd=ROOT,
@@ -93,14 +93,14 @@ class MountRig:
         return Finished(done.returncode, done.stdout, done.stderr.decode(errors="backslashreplace"))
 
     def mount(self, *args: str | Path, server: str = "") -> Finished:
-        """`lake mount` at the place; it must serve."""
+        """Run `lake mount` at the place; it must serve."""
         done = self.lake("mount", *args, self.place, server=server)
         assert done.code == 0, done
         assert self.is_mounted
         return done
 
     def refused(self, *args: str | Path, before: tuple[str, ...] = ()) -> tuple[int, str]:
-        """The exit code and the one line of a mount that must not come about."""
+        """Run a mount that must fail; return its exit code and its one line."""
         was_mounted = self.is_mounted
         done = self.lake("mount", *args, before=before)
         assert done.code != 0, done
@@ -110,11 +110,11 @@ class MountRig:
         return done.code, line
 
     def tiny(self, *options: str) -> MountProcess:
-        """`tiny_fs` at the place, without the command line around it."""
+        """Start `tiny_fs` at the place, without the command line around it."""
         return self._start([*TINY_FS, str(self.place), *options])
 
     def foreground(self, *args: str, env: dict[str, str] | None = None) -> MountProcess:
-        """`lake mount --foreground` at the place."""
+        """Start `lake mount --foreground` at the place."""
         return self._start([*self.command, "mount", "--foreground", *args, str(self.place)], env)
 
     def _start(self, command: list[str], env: dict[str, str] | None = None) -> MountProcess:
@@ -123,11 +123,11 @@ class MountRig:
         return started
 
     def begin(self, *args: str | Path) -> subprocess.Popen[bytes]:
-        """A command that the test waits for itself."""
+        """Start a command that the test waits for itself."""
         return subprocess.Popen([*self.command, *map(str, args)], cwd=ROOT, env=self.env)
 
     def wait_for_child(self, process: subprocess.Popen[bytes]) -> int:
-        """Until the command has started the process that will be behind the mount; its number."""
+        """Wait until the command has started the process that will be behind the mount; return its number."""
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         found: list[int] = []
 
@@ -140,7 +140,7 @@ class MountRig:
         return found[0]
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Until something holds that nobody tells of."""
+        """Wait until a condition holds, by looking at it again and again."""
         end = time.monotonic() + WAIT_S
         while not condition():
             assert time.monotonic() < end, "it never came to be"
@@ -148,13 +148,13 @@ class MountRig:
 
     @property
     def lock(self) -> Path:
-        """The lock of the mount point, once there was a mount."""
+        """The lock of the mount point; exists once there was a mount."""
         [lock] = self.state.glob("*/lock")
         return lock
 
     @property
     def is_mounted(self) -> bool:
-        """Whether anything is mounted at the place."""
+        """True when anything is mounted at the place."""
         return mount_at(self.place) is not None
 
     @property
@@ -169,7 +169,7 @@ class MountRig:
         return int(self.lock.read_text())
 
     def wait_gone(self, pid: int) -> None:
-        """Until no process has that id, or what has it is another."""
+        """Wait until no process has that id, or another one has it."""
         try:
             descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -181,7 +181,7 @@ class MountRig:
             os.close(descriptor)
 
     def clean(self) -> None:
-        """End everything, without asking it."""
+        """End everything, without asking the mount."""
         for started in self._started:
             if started.process.poll() is None:
                 started.process.kill()
@@ -212,7 +212,7 @@ def _is_ours(pid: int) -> bool:
 
 @contextmanager
 def mount_rig(command: list[str] = TINY_LAKE, server: str = SERVES) -> Iterator[MountRig]:
-    """A rig; what it started has ended, and nothing is mounted, at the end of the block."""
+    """A rig for the block; at the end all that it started has ended, and nothing is mounted."""
     with TemporaryDirectory(prefix="lake-mount-") as folder:
         os.chmod(folder, 0o755)
         rig = MountRig(Path(os.path.realpath(folder)), command, server)
@@ -223,14 +223,14 @@ def mount_rig(command: list[str] = TINY_LAKE, server: str = SERVES) -> Iterator[
 
 
 def private_mounts(script: str) -> tuple[str, ...]:
-    """What runs a command in a mount namespace of its own, after `script` (of sh) has arranged it; as root only."""
+    """Return the command that runs another in a mount namespace of its own, prepared by `script` (of sh); root only."""
     if os.geteuid() or not shutil.which("unshare"):
         pytest.skip("only root can arrange mounts that nobody else sees")
     return ("unshare", "--mount", "sh", "-ec", f'{script}\nexec "$@"', "sh")
 
 
 def as_nobody() -> tuple[str, ...]:
-    """What runs a command as a user without rights."""
+    """Return the command that runs another as a user without rights."""
     if os.geteuid() or not shutil.which("setpriv"):
         pytest.skip("another user can be tried only as root, with setpriv (package util-linux)")
     return ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")

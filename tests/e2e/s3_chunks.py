@@ -26,26 +26,26 @@ class Chunked:
     pieces: tuple[bytes, ...]
 
     def send(self, *, end: bool = False) -> Answer:
-        """The answer to it, with a Content-Length that is right."""
+        """Send it with a Content-Length that is right; return the answer."""
         body = b"".join(self.pieces)
         headers = {**self.request.headers, "content-length": str(len(body))}
         return replace(self.request, headers=headers, body=body).send(end=end)
 
     def changed(self, index: int, old: bytes, new: bytes) -> Chunked:
-        """With other bytes in one of its pieces, which has the old ones."""
+        """Return a copy with other bytes in one of its pieces, which must have the old ones."""
         assert old in self.pieces[index]
         pieces = list(self.pieces)
         pieces[index] = pieces[index].replace(old, new, 1)
         return Chunked(self.request, tuple(pieces))
 
     def without(self, index: int) -> Chunked:
-        """Without one of its pieces."""
+        """Return a copy without one of its pieces."""
         pieces = list(self.pieces)
         del pieces[index]
         return Chunked(self.request, tuple(pieces))
 
     def with_piece(self, index: int, piece: bytes) -> Chunked:
-        """With one more piece before that one."""
+        """Return a copy with one more piece, before that one."""
         pieces = list(self.pieces)
         pieces.insert(index, piece)
         return Chunked(self.request, tuple(pieces))
@@ -60,7 +60,7 @@ def chunked_put(
     *,
     trailers: Mapping[str, str] | None = None,
 ) -> Chunked:
-    """A PUT in these chunks, whose trailers are a CRC32 unless others are given.
+    """Make a PUT in these chunks, whose trailers are a CRC32 unless others are given.
 
     Pieces: a line and a payload for each chunk, the last line, then for the kinds with trailers one line for each, its
     signature where there is one, and the empty line at the end.
@@ -93,7 +93,7 @@ def chunked_put(
 
 
 def crc32_text(content: bytes) -> str:
-    """A CRC32 as S3's headers have it."""
+    """Return a CRC32 as S3's headers have it."""
     return b64encode(crc32(content).to_bytes(4, "big")).decode()
 
 

@@ -1,4 +1,4 @@
-"""boto3 clients of an engine's S3 face, and what they are refused."""
+"""boto3 clients of an engine's S3 face, and a check that a call is refused."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ KEYS_ARE_FRESH_S = 1.1
 
 
 def url_of(served: Served) -> str:
-    """Where the engine serves S3."""
+    """Return the URL where the engine serves S3."""
     [line] = [line for line in served.printed if line.startswith("s3 ")]
     return line.split()[1]
 
 
 def client_of(served: Served, *flags: str) -> Any:
-    """A boto3 client with its defaults, and an access key of its own, made with these flags of `lake key create`."""
+    """Make a boto3 client with its defaults, and an access key made with these flags of `lake key create`."""
     key = json.loads(served.good("key", "create", *flags, "--json").text)
     time.sleep(KEYS_ARE_FRESH_S)
     return boto3.client(
@@ -39,7 +39,7 @@ def client_of(served: Served, *flags: str) -> Any:
 
 
 def refused(call: Callable[..., Any], **arguments: Any) -> tuple[int, str]:
-    """Status and code of a refusal."""
+    """Make a call that must be refused; return status and code."""
     with pytest.raises(ClientError) as caught:
         call(**arguments)
     response = caught.value.response

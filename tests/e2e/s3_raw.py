@@ -1,6 +1,6 @@
 """S3 requests over a socket of our own, signed here, so that every byte of them can be wrong.
 
-`Signer` signs as S3 has it; a test changes what it likes before `send`.  Nothing here is taken from the gateway.
+`Signer` signs as S3 requires; a test changes what it likes before `send`.  Nothing here is taken from the gateway.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WAIT_S: Final = 30.0
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back.  `closed`: the server ended the connection behind it."""
+    """An answer.  `closed`: the server ended the connection after it."""
 
     status: int
     headers: dict[str, str]
@@ -37,12 +37,12 @@ class Answer:
 
     @property
     def code(self) -> str:
-        """S3's code of an error, "" for none."""
+        """The code of an S3 error; "" when it is none."""
         found = re.search(rb"<Code>([^<]*)</Code>", self.body)
         return found[1].decode() if found else ""
 
     def field(self, name: str) -> str:
-        """The text of the first element of that name, "" without one."""
+        """Return the text of the first element of that name; "" when there is none."""
         found = re.search(rb"<%b>([^<]*)</%b>" % (name.encode(), name.encode()), self.body)
         return found[1].decode() if found else ""
 
@@ -57,7 +57,7 @@ class Signer:
     region: str = REGION
     service: str = "s3"
     offset_s: int = 0
-    """Of the signer's clock."""
+    """Seconds by which the signer's clock is off."""
 
     @property
     def host(self) -> str:
@@ -65,22 +65,22 @@ class Signer:
         return f"{self.address[0]}:{self.address[1]}"
 
     def key(self, date: str) -> bytes:
-        """The signing key of a day."""
+        """Return the signing key of a day."""
         key = b"AWS4" + self.secret_key.encode()
         for part in (date, self.region, self.service, "aws4_request"):
             key = hmac.digest(key, part.encode(), "sha256")
         return key
 
     def stamp(self) -> str:
-        """The time that is signed, as x-amz-date has it."""
+        """Return the time that is signed, as x-amz-date has it."""
         return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(time.time() + self.offset_s))
 
     def scope(self, stamp: str) -> str:
-        """Day, region and service of a signature."""
+        """Return day, region and service of a signature."""
         return f"{stamp[:8]}/{self.region}/{self.service}/aws4_request"
 
     def sign(self, stamp: str, canonical: str) -> str:
-        """The signature of a canonical request."""
+        """Return the signature of a canonical request."""
         digest = hashlib.sha256(canonical.encode("latin-1")).hexdigest()
         text = f"AWS4-HMAC-SHA256\n{stamp}\n{self.scope(stamp)}\n{digest}"
         return hmac.new(self.key(stamp[:8]), text.encode(), "sha256").hexdigest()
@@ -94,7 +94,7 @@ class Signer:
         *,
         payload: str | None = None,
     ) -> Signed:
-        """A request whose target is already encoded.  `payload` None: the body's SHA-256."""
+        """Make a request whose target is already encoded.  `payload` None: the body's SHA-256."""
         stamp = self.stamp()
         sent = {
             "host": self.host,
@@ -126,11 +126,11 @@ class Signer:
         *,
         payload: str | None = None,
     ) -> Answer:
-        """The answer to such a request, on a connection of its own."""
+        """Send such a request on a connection of its own; return the answer."""
         return self.request(method, target, body, headers, payload=payload).send()
 
     def presigned(self, method: str, path: str, expires_s: int = 60, *, more: Mapping[str, str] | None = None) -> str:
-        """The target of a request that is signed in its query, which has `more` parameters."""
+        """Return the target of a request that is signed in its query, which also has the parameters `more`."""
         stamp = self.stamp()
         parameters = {
             "X-Amz-Algorithm": "AWS4-HMAC-SHA256",
@@ -145,7 +145,7 @@ class Signer:
         return f"{path}?{query}&X-Amz-Signature={self.sign(stamp, canonical)}"
 
     def send(self, raw: bytes, *, end: bool = False) -> Answer:
-        """Send these bytes and read one answer; with `end` nothing more is sent, and the server is told."""
+        """Send these bytes and read one answer; with `end` the sending side of the connection is closed first."""
         with socket.create_connection(self.address, timeout=_WAIT_S) as connection:
             _send(connection, raw)
             if end:
@@ -165,7 +165,7 @@ class Signer:
 
 @dataclass(frozen=True)
 class Signed:
-    """A signed request, before it is sent: change what should be wrong with it."""
+    """A signed request that was not sent yet: a test can change any part of it."""
 
     signer: Signer
     method: str
@@ -175,27 +175,27 @@ class Signed:
     signature: str
     stamp: str
     extra: Sequence[bytes] = field(default=())
-    """Lines behind the headers, as they are."""
+    """Lines after the headers, as they are."""
 
     def raw(self) -> bytes:
-        """The bytes of it."""
+        """Return the request's bytes."""
         lines = [f"{self.method} {self.target} HTTP/1.1".encode("latin-1")]
         lines += [f"{name}: {value}".encode("latin-1") for name, value in self.headers.items()]
         return b"\r\n".join([*lines, *self.extra, b"", b""]) + self.body
 
     def send(self, *, end: bool = False) -> Answer:
-        """The answer to it."""
+        """Send it; return the answer."""
         return self.signer.send(self.raw(), end=end)
 
 
 def canonical_query(query: str) -> str:
-    """A query as it is signed; its names and values are encoded already."""
+    """Return a query as it is signed; its names and values are encoded already."""
     pairs = [pair.partition("=") for pair in query.split("&") if pair]
     return "&".join(f"{name}={value}" for name, _, value in sorted(pairs))
 
 
 def signer_of(served: Served, *flags: str) -> Signer:
-    """A new access key of an engine, made with these flags of `lake key create`."""
+    """Make a new access key of an engine, with these flags of `lake key create`."""
     key = json.loads(served.good("key", "create", *flags, "--json").text)
     time.sleep(KEYS_ARE_FRESH_S)
     parts = urlsplit(url_of(served))
@@ -205,12 +205,12 @@ def signer_of(served: Served, *flags: str) -> Signer:
 
 
 def encoded(key: str) -> str:
-    """A key as a path has it."""
+    """Return a key as a path has it."""
     return quote(key.encode(), safe="/~")
 
 
 def nothing_else_is_left(served: Served, kept: Mapping[str, bytes]) -> None:
-    """Nothing but these objects of `bucket`, each of one chunk of its own, is in the store, after gc."""
+    """Check that after gc the store has only these objects of `bucket`, each of one chunk of its own."""
     assert sorted(served.good("ls", "-r", "bucket").text.splitlines()) == sorted(kept)
     for key, content in kept.items():
         assert served.good("cat", f"bucket/{key}").out == content
@@ -224,14 +224,14 @@ def nothing_else_is_left(served: Served, kept: Mapping[str, bytes]) -> None:
 
 
 class _Received:
-    """What comes from the server, answer by answer."""
+    """The server's bytes, read answer by answer."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._left = b""
 
     def answer(self, *, head_only: bool = False) -> Answer:
-        """The next answer, and whether the connection ended behind it."""
+        """Read the next answer, and whether the connection ended after it."""
         while b"\r\n\r\n" not in self._left:
             self._more()
         head, _, self._left = self._left.partition(b"\r\n\r\n")
@@ -253,6 +253,6 @@ class _Received:
 
 
 def _send(connection: socket.socket, raw: bytes) -> None:
-    """Send; a server that has answered already need not read on."""
+    """Send; ignore an error when the server has answered already and does not read on."""
     with suppress(BrokenPipeError, ConnectionResetError):
         connection.sendall(raw)

@@ -19,7 +19,7 @@ WAIT_S = 60.0
 
 @dataclass(frozen=True)
 class Finished:
-    """What a command left: its exit code and both outputs."""
+    """The result of a command: its exit code and both outputs."""
 
     code: int
     out: bytes
@@ -37,7 +37,7 @@ class Finished:
 
 
 def environment(server: str | None = None) -> dict[str, str]:
-    """The environment of a command: no settings of the developer's, the checkout importable."""
+    """Return the environment of a command: without the developer's settings, with the checkout importable."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("LAKE_")}
     kept["PYTHONPATH"] = str(ROOT)
     return kept | ({"LAKE_SERVER": server} if server else {})
@@ -52,7 +52,7 @@ def lake(*args: str | Path, server: str | None = None, stdin: bytes = b"", cwd: 
 
 
 class Process(Protocol):
-    """What the tests use of `subprocess.Popen`."""
+    """The part of `subprocess.Popen` that the tests use."""
 
     @property
     def pid(self) -> int: ...
@@ -84,7 +84,7 @@ class Served:
             [*command, "--admin", "off", "--s3", "off", *self._options],
             stdout=subprocess.PIPE,
             text=True,
-            # An engine must not take a client's address for its own.
+            # An engine must not use a client's address as its own.
             env=environment("unix:/nowhere/lake.sock"),
         )
         assert self.process.stdout is not None
@@ -96,15 +96,15 @@ class Served:
         raise AssertionError(f"the engine ended with {self.process.wait()}: {self.printed}")
 
     def stop(self) -> int:
-        """SIGTERM; the exit code."""
+        """Send SIGTERM; return the exit code."""
         return self._end(signal.SIGTERM)
 
     def interrupt(self) -> int:
-        """SIGINT; the exit code."""
+        """Send SIGINT; return the exit code."""
         return self._end(signal.SIGINT)
 
     def kill(self) -> int:
-        """SIGKILL."""
+        """Send SIGKILL; return the exit code."""
         return self._end(signal.SIGKILL)
 
     def _end(self, number: int) -> int:
@@ -120,7 +120,7 @@ class Served:
         return lake(*args, server=self.server, stdin=stdin, cwd=cwd)
 
     def good(self, *args: str | Path, stdin: bytes = b"") -> Finished:
-        """As a call, and it must succeed."""
+        """Run a command against this engine; it must succeed."""
         done = self(*args, stdin=stdin)
         assert done.code == 0, done
         return done
@@ -136,7 +136,7 @@ class Served:
 
 @contextmanager
 def serving(folder: Path, *options: str) -> Iterator[Served]:
-    """An engine for the block; it must stop cleanly at the end unless the test stopped it."""
+    """Run an engine for the block; it must stop cleanly at the end unless the test stopped it."""
     served = Served(folder, *options)
     try:
         yield served

@@ -1,4 +1,4 @@
-"""Small file systems of a test's own: a loop device with ext4, a tmpfs.  They need root; tests are skipped without."""
+"""Small file systems of a test's own: a loop device with ext4, a tmpfs.  Without root the tests are skipped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 @contextmanager
 def ext4(folder: Path, size_bytes: int, *options: str) -> Iterator[Path]:
-    """An ext4 file system on a loop device, without room kept for root, mounted for the block."""
+    """Mount an ext4 file system on a loop device for the block, without room kept for root."""
     if not shutil.which("mkfs.ext4"):
         pytest.skip("mkfs.ext4 is not installed (package e2fsprogs)")
     image = folder / "image"
@@ -29,18 +29,18 @@ def ext4(folder: Path, size_bytes: int, *options: str) -> Iterator[Path]:
 
 @contextmanager
 def tmpfs(folder: Path, size_bytes: int) -> Iterator[Path]:
-    """A tmpfs, mounted for the block."""
+    """Mount a tmpfs for the block."""
     with _mounted(folder / "tmpfs", ["-t", "tmpfs", "-o", f"size={size_bytes}", "none"]) as disk:
         yield disk
 
 
 def remount(disk: Path, option: str) -> None:
-    """Change a mounted file system: `ro`, `rw`."""
+    """Remount a file system with an option: `ro`, `rw`."""
     subprocess.run(["mount", "-o", f"remount,{option}", str(disk)], check=True, capture_output=True)
 
 
 def fill(path: Path) -> None:
-    """Take all the room there is, as another program would."""
+    """Fill all the room there is, as another program would."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     try:
         for step in (MIB, 4096):

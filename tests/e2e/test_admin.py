@@ -34,13 +34,13 @@ class Port:
         return await trio.open_tcp_stream("127.0.0.1", self.number)
 
     async def raw(self, request: bytes) -> bytes:
-        """Everything that the port sends for these bytes, until it closes."""
+        """Send these bytes; return all that the port sends until it closes."""
         async with await self.connect() as stream:
             await stream.send_all(request)
             return await _rest(stream)
 
     async def get(self, path: str, method: str = "GET") -> tuple[int, bytes]:
-        """Status and body of one request."""
+        """Send one request; return status and body."""
         answered = await self.raw(f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
         head, _, body = answered.partition(b"\r\n\r\n")
         return int(head.split()[1]), body
@@ -282,7 +282,7 @@ def test_a_thousand_connections_opened_and_dropped_leave_it_serving() -> None:
 
 @pytest.fixture
 def log_lines() -> Iterator[list[structlog.typing.EventDict]]:
-    """What was logged during a test."""
+    """Collect the log events of a test."""
     with structlog.testing.capture_logs() as lines:
         yield lines
 

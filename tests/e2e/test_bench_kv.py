@@ -1,4 +1,4 @@
-"""The key-value bench: who works is measured, who does not is a row with the reason, and no answer is believed."""
+"""The key-value bench: a side that works is measured, one that does not is a row with the reason, bytes are checked."""
 
 from __future__ import annotations
 

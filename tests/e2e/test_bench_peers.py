@@ -69,7 +69,7 @@ def test_a_row_is_measured_or_says_why_not_and_leaves_nothing(name: str, tmp_pat
 
 @contextmanager
 def running(values: Sequence[float], ended: list[str], name: str) -> Iterator[Run]:
-    """A side that gives these values in turn, and then cannot go on."""
+    """A side that returns these values in turn, and then cannot go on."""
     left = iter(values)
 
     def run() -> float:
@@ -82,7 +82,7 @@ def running(values: Sequence[float], ended: list[str], name: str) -> Iterator[Ru
 
 
 def contest(sides: dict[str, Sequence[float]], ended: list[str]) -> Contest:
-    """`ours`, and others by name; the tool is the name's first word."""
+    """Make a contest of `ours` and others by name; the tool is the name's first word."""
 
     def contender(name: str) -> Contender:
         return Contender(name, name.split()[0], lambda: running(sides[name], ended, name))

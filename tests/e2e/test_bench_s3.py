@@ -1,4 +1,4 @@
-"""The S3 bench, on little: every row is measured or says why not, and the tables are printed."""
+"""The S3 bench, on little data: every row is measured or says why not, and the tables are printed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRIED = ("s3-put-1m-signed", "s3-rate-get-4k", "s3-crowd", "s3-memory")
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
-    """What a quick run printed, and what it wrote."""
+    """Run the bench quickly; return what it printed, and what it wrote."""
     folder = tmp_path_factory.mktemp("bench")
     command = [sys.executable, "-m", "bench.run", *TRIED, "--quick", "--rounds", "1", "--dir", str(folder)]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The blocking client: tickets in any order, from any thread, over engines that come and go."""
+"""The blocking client: tickets in any order, from any thread, while engines end and others start."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_an_idle_blocking_client_notices_a_restart_before_it_asks(unix: str, mon
 
 
 def connect_blocking_to_first(unix: str) -> BlockingEngine:
-    """A client whose engine has gone since."""
+    """Return a client whose engine has ended since it connected."""
     engine = InThread(unix)
     engine.start()
     client = connect_blocking(unix)
@@ -224,7 +224,7 @@ def test_an_interruption_breaks_the_connection_and_not_the_order_of_bytes(
 
 
 class InterruptedLock:
-    """A link's lock; who leaves it to receive is interrupted once."""
+    """A link's lock that interrupts, once, the thread that leaves it to receive."""
 
     def __init__(self, link: Link) -> None:
         self._link = link

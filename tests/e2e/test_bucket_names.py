@@ -1,4 +1,4 @@
-"""Names of buckets at every door: a new one is a name that S3 takes; a bucket with another one stays usable."""
+"""Names of buckets: a new bucket needs a name that S3 takes; an old one with another name stays usable."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ FUSE = Path("/dev/fuse")
 
 
 def engines_below(folder: Path) -> set[int]:
-    """Processes of engines whose store is there."""
+    """Return the processes of engines whose store is in the folder."""
     found: set[int] = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -76,7 +76,7 @@ def test_a_bench_that_is_ended_takes_its_engine_and_store_along(tmp_path: Path) 
 
 
 def ended_when(begun: Callable[[], bool], folder: Path, *scenarios: str) -> None:
-    """SIGTERM once it has begun; nothing is left in the folder, where it keeps all that it makes."""
+    """Send SIGTERM once it has begun; nothing may be left in the folder, where it keeps all that it makes."""
     command = [*LAKE, "bench", "--seconds", "60", *scenarios, "--dir", str(folder)]
     process = subprocess.Popen(
         command, env=environment() | {"TMPDIR": str(folder)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE

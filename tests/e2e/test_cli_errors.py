@@ -1,4 +1,4 @@
-"""What the command line does when things go wrong: exit codes, messages, and which engine it asks."""
+"""Errors of the command line: exit codes, messages, and the engine that it asks."""
 
 from __future__ import annotations
 

@@ -308,11 +308,11 @@ def test_a_killed_get_goes_on_from_what_its_part_holds(served: Served, tmp_path:
 
 
 LONG = 1 << 30
-"""All holes: quick to put, and long enough to get that a signal always finds the get at work."""
+"""All holes: quick to put, and long enough that a signal always finds the get at work."""
 
 
 def _long_get(served: Served, folder: Path, size: int = LONG) -> subprocess.Popen[bytes]:
-    """A get into `out` that has begun to write its part."""
+    """Start a get into `out`; it has begun to write its part on return."""
     with (folder / "in").open("wb") as file:
         file.truncate(size)
     served.good("put", folder / "in", "long/x")

@@ -36,7 +36,7 @@ def make_tree(root: Path) -> None:
 
 
 def listing(root: Path) -> dict[str, tuple[int, int, bytes]]:
-    """Path -> mode, time, content of all below; folders with neither."""
+    """Return mode, time and content of each path below; folders have neither time nor content."""
     found: dict[str, tuple[int, int, bytes]] = {}
     for path in root.rglob("*"):
         name = str(path.relative_to(root))
@@ -75,7 +75,7 @@ def test_a_tree_comes_back_over_tcp_and_from_a_closed_store(tmp_path: Path) -> N
 def test_what_is_there_already_is_left_alone_both_ways(served: Served, tmp_path: Path) -> None:
     make_tree(tmp_path / "in")
     served.good("put", "-r", tmp_path / "in", "again/k")
-    # Times decide nothing: neither a newer time of the same content, nor the old time on another content.
+    # Times decide nothing: neither a newer time with the same content, nor the old time with another content.
     os.utime(tmp_path / "in" / "big")
     status = (tmp_path / "in" / "sub" / "f100").stat()
     (tmp_path / "in" / "sub" / "f100").write_bytes(os.urandom(status.st_size))

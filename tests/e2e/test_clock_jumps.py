@@ -21,7 +21,7 @@ FORBIDDEN = 403
 
 
 class ShiftedEngine(SmallEngine):
-    """An engine whose date is set."""
+    """An engine whose date can be set."""
 
     def __init__(self, folder: Path) -> None:
         self._clock = folder / "clock"
@@ -32,7 +32,7 @@ class ShiftedEngine(SmallEngine):
         self.start()
 
     def set_date(self, off_s: int) -> None:
-        """By so much off from now on."""
+        """Put the clock off by that much, from now on."""
         new = self._clock.with_suffix(".new")
         new.write_text(str(off_s))
         new.rename(self._clock)
@@ -40,7 +40,7 @@ class ShiftedEngine(SmallEngine):
 
 
 def use(engine: ShiftedEngine, signer: Signer, stored: dict[str, bytes]) -> None:
-    """Everything works: through both faces, gc included; who signs with another date is told."""
+    """Check that everything works, through both faces, gc included; a request signed with another date is refused."""
     name = f"bkt/at{engine.off_s}"
     right = replace(signer, offset_s=engine.off_s)
     with connect(engine.server) as client:

@@ -56,7 +56,7 @@ def drop_pages(folder: Path) -> None:
 
 @asynccontextmanager
 async def cold(folder: Path, way: str) -> AsyncIterator[tuple[Store, EmbeddedEngine]]:
-    """The store, nothing of its segments in memory."""
+    """Open the store with nothing of its segments in memory."""
     wanted = way == "io_uring"
     if wanted:
         ring = opened_ring()
@@ -171,7 +171,7 @@ def test_what_rotted_in_the_page_cache_only_is_read_past_it(
             checks: list[int] = []
 
             def wrong(payload: Buffer) -> int:
-                """Of what the queue read."""
+                """Stand in for the checksum of what the queue read; it is never right."""
                 checks.append(len(payload))
                 return -1
 

@@ -1,6 +1,6 @@
-"""Damage to a store's files, done on purpose: reads that touch it fail by name, the rest is served, nothing lies.
+"""Damage to a store's files, done on purpose: reads that touch it fail by name, all else is served, no bytes are wrong.
 
-Each test stops an engine, changes bytes on disk, and looks at what a user sees from then on.
+Each test stops an engine, changes bytes on disk, and checks what a user sees from then on.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def tcp_of(engine: Served) -> str:
 
 
 def store_some(engine: Served) -> Contents:
-    """Objects of every kind of place: packed, of one granule, with a vector, with a manifest."""
+    """Store objects of every kind of place: packed, of one granule, with a vector, with a manifest."""
     sizes = {"packed": 1000, "packed too": 30_000, "granule": 64 * KIB, "vector": 300 * KIB, "large": 9 * MIB}
     generator = random.Random(7)
     stored = {f"bkt/folder/{name}": generator.randbytes(size) for name, size in sizes.items()}
@@ -49,7 +49,7 @@ def store_some(engine: Served) -> Contents:
 
 
 def place_of(data: Path, content: bytes) -> tuple[Path, int]:
-    """Segment file and offset of some stored bytes."""
+    """Return segment file and offset of some stored bytes."""
     for path in sorted((data / "segments").iterdir()):
         offset = path.read_bytes().find(content)
         if offset >= 0:
@@ -58,7 +58,7 @@ def place_of(data: Path, content: bytes) -> tuple[Path, int]:
 
 
 def flip(path: Path, offset: int, bit: int = 0) -> None:
-    """Turn one bit over."""
+    """Flip one bit."""
     with path.open("r+b") as file:
         file.seek(offset)
         byte = file.read(1)[0]
@@ -67,7 +67,7 @@ def flip(path: Path, offset: int, bit: int = 0) -> None:
 
 
 def reading_fails(client: Lake, name: str, content: bytes) -> bool:
-    """Whether reading a name fails, as it should: naming it.  Else it must give the right bytes."""
+    """Return whether a read fails with an error that has the name.  Otherwise it must return the right bytes."""
     try:
         found = client.get(name)
     except ChunkDamaged as error:
@@ -77,7 +77,7 @@ def reading_fails(client: Lake, name: str, content: bytes) -> bool:
 
 
 def damaged_names(engine: Served, stored: Contents) -> set[str]:
-    """Names whose reading fails; all others give the right bytes.  The same over the socket and over TCP."""
+    """Return the names whose reads fail, over the socket and over TCP alike; all others must give the right bytes."""
     found: list[set[str]] = []
     token = (engine.data / "native.token").read_text().strip()
     for address in (engine.server, tcp_of(engine)):
@@ -158,7 +158,7 @@ def test_damaged_checksums_fail_whoever_relies_on_them_and_nobody_else(engine: S
     assert codes_in(report) == {"chunk-quarantined", "content-chunk-damaged"}
     engine.good("put", "-", "bkt/folder/vector", stdin=content)
     assert damaged_names(engine, stored) == set()
-    # The old place is garbage now, and gives its room back without harm to the new one.
+    # The old place is garbage now, and is given back without harm to the new one.
     engine.good("gc")
     assert damaged_names(engine, stored) == set()
     assert fsck(engine)["damage"] == 0
@@ -251,7 +251,7 @@ def spoil_index(index: Path, how: str) -> None:
 
 
 def start_at_last(engine: Served) -> int:
-    """Start until it serves and answers, as a service manager would; the number of starts."""
+    """Start until it serves and answers, as a service manager would; return the number of starts."""
     for attempt in range(1, 5):
         if engine.process is not None and engine.process.poll() is None:
             engine.kill()
@@ -259,7 +259,7 @@ def start_at_last(engine: Served) -> int:
             engine.start()
         except AssertionError:
             continue  # LMDB ended the process, which left its note
-        # The damage may be met now, and be made good behind start-up; or it ends the process.
+        # The damage may be noticed now, and repaired after start-up; or it ends the process.
         for _ in range(2):
             try:
                 if not fsck(engine)["damage"]:
@@ -309,7 +309,7 @@ def journal_files(engine: Served) -> list[Path]:
 
 
 def wait_indexed(engine: Served) -> None:
-    """Until the index has all that the journal has: it then knows what the journal must not lack."""
+    """Wait until the index has all that the journal has: it then knows what the journal must not lack."""
     with connect(engine.server) as client:
         while client.status()["metadata"]["overlay_entries"]:
             pass

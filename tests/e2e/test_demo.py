@@ -1,4 +1,4 @@
-"""The demonstration and the measurements run to their end, on little."""
+"""The demonstration and the measurements run to their end, on little data."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def make_model(folder: Path, tensor_bytes: int = 1 << 20, count: int = 12) -> None:
-    """A folder as models have it: weights, and small files beside them."""
+    """Make a folder like those of models: weights, and small files beside them."""
     (folder / "1_Pooling").mkdir(parents=True)
     (folder / "1_Pooling" / "config.json").write_text("{}\n")
     (folder / "config.json").write_text('{"layers": 12}\n')

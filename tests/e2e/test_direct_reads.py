@@ -1,4 +1,4 @@
-"""Chunks by their ids from a real engine: its shared index says where they are, and no request is made."""
+"""Chunks of a real engine, read by their ids: its shared index has the places, and no request is made."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.e2e.served import WAIT_S, Served, serving
 
 
 def until_hot(lake: lakefs.Lake, chunk: bytes) -> None:
-    """Read it until the index has it, and its segment's descriptor is here."""
+    """Read the chunk until the index has it, and its segment's descriptor is here."""
     until = time.monotonic() + WAIT_S
     while True:
         lake.chunks.get(chunk)
@@ -34,7 +34,7 @@ def until_hot(lake: lakefs.Lake, chunk: bytes) -> None:
 
 
 def until_lost(lake: lakefs.Lake) -> None:
-    """Look until the end of the connection is seen: the kernel closed it before the process was gone."""
+    """Wait until the end of the connection is seen: the kernel closes it before the process is gone."""
     until = time.monotonic() + WAIT_S
     while driver_of(lake).is_connected():
         assert time.monotonic() < until
@@ -97,7 +97,7 @@ def test_what_is_read_without_the_engine_is_told_to_it_and_then_read_from_its_me
 
 
 def test_chunks_are_read_after_the_engine_was_replaced(folder: Path) -> None:
-    """From segments: what the DRAM tier had goes with a clean stop."""
+    """The reads are from segments: what the DRAM tier had is gone after a clean stop."""
     content = os.urandom(65_536)
     chunk = data_chunk_id(content)
     with serving(folder, "--dram-tier-bytes", "0") as served, lakefs.connect(served.server) as lake:
@@ -115,7 +115,7 @@ def test_chunks_are_read_after_the_engine_was_replaced(folder: Path) -> None:
 
 
 def until_loaded_alone(served: Served, lake: lakefs.Lake, chunks: list[bytes], pool: Pool, offsets: list[int]) -> None:
-    """Load them until that takes no request: the index and the page cache know them, the descriptors are here."""
+    """Load the chunks until that takes no request: index and page cache have them, the descriptors are here."""
     until = time.monotonic() + WAIT_S
     while True:
         for path in (served.data / "segments").iterdir():

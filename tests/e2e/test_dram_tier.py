@@ -27,7 +27,7 @@ def _tier(engine: Served) -> dict[str, int]:
 
 
 def _wait_until_in(address: str, contents: list[bytes]) -> None:
-    """Until the engine would tell places in memory of all of them."""
+    """Wait until the engine would answer with places in memory for all of them."""
     chunks = [bytes(data_chunk_id(content)) for content in contents]
     until = time.monotonic() + WAIT_S
     with connect_blocking(address) as client:

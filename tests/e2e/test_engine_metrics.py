@@ -1,4 +1,4 @@
-"""What the admin port of a real engine says of its upkeep."""
+"""The figures about upkeep on the admin port of a real engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 def figures(engine: Served) -> dict[str, float]:
-    """Each figure without labels, by name."""
+    """Return each figure without labels, by name."""
     [address] = [line.split()[-1] for line in engine.printed if line.startswith("admin")]
     with urllib.request.urlopen(f"{address}/metrics", timeout=WAIT_S) as answer:
         lines = answer.read().decode().splitlines()

@@ -1,4 +1,4 @@
-"""Whichever way an object is put, and whichever way it is read: the bytes are the same."""
+"""Every way to put an object, read in every way: the bytes are the same."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def contents_of(bucket: str, seed: int) -> Contents:
 
 
 def drop_pages(data: Path) -> None:
-    """Have the page cache forget all segments: what is read next comes from the disk."""
+    """Make the page cache forget all segments: the next reads are from the disk."""
     for path in (data / "segments").iterdir():
         descriptor = os.open(path, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

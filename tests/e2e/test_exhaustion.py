@@ -1,5 +1,6 @@
-"""An engine that runs out of descriptors, memory or room: it says so, keeps what it acknowledged, and goes on without
-a restart when there is enough again.
+"""An engine that runs out of descriptors, memory or room.
+
+It says so, keeps what it acknowledged, and goes on without a restart when there is enough again.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def folder() -> Iterator[Path]:
 
 
 def check_serves(engine: SmallEngine, stored: Contents) -> None:
-    """All is there, the store takes more, and it was never restarted."""
+    """Check that all is there, that the store takes more, and that it was never restarted."""
     with connect(engine.server) as client:
         client.gc()  # what a killed engine had taken and not used
         client.put("bkt/afterwards", b"there is enough again", create_bucket=True)
@@ -48,7 +49,7 @@ def check_serves(engine: SmallEngine, stored: Contents) -> None:
 
 
 def check_serves_soon(engine: SmallEngine, stored: Contents) -> None:
-    """As `check_serves`, once the engine has seen that the others are gone."""
+    """Like `check_serves`, once the engine has seen that the others are gone."""
     for _ in range(1000):
         with suppress(EngineBusy):
             check_serves(engine, stored)
@@ -57,7 +58,7 @@ def check_serves_soon(engine: SmallEngine, stored: Contents) -> None:
 
 
 def held_connections(stack: ExitStack, engine: SmallEngine, count: int) -> list[socket.socket]:
-    """Connections that nothing is said on, as many as the engine's queue takes."""
+    """Open as many connections as the engine's queue takes, and send nothing on them."""
     held: list[socket.socket] = []
     for _ in range(count):
         sock = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -112,7 +113,7 @@ def test_more_connections_than_the_descriptors_allow_are_refused_with_the_reason
 
 
 def test_a_store_without_memory_refuses_what_it_cannot_hold_and_goes_on(folder: Path) -> None:
-    """Its address space is what it has and 2 MiB.  It may die of that; then it is started, and has what it said."""
+    """The engine gets 2 MiB of address space more.  It may die; then it starts again with all that it acknowledged."""
     engine = SmallEngine(folder)
     assert engine.process is not None
     stored: Contents = {"bkt/before": os.urandom(300_000)}
@@ -140,7 +141,7 @@ def test_a_store_without_memory_refuses_what_it_cannot_hold_and_goes_on(folder: 
 
 
 def put_large(engine: SmallEngine, number: int, stored: Contents, refused: list[LakeError]) -> None:
-    """Puts of several chunks; what was acknowledged, and how the others failed."""
+    """Put objects of several chunks; note what was acknowledged, and how the others failed."""
     chance = random.Random(number)
     try:
         with connect(engine.server) as client:
@@ -156,7 +157,7 @@ def put_large(engine: SmallEngine, number: int, stored: Contents, refused: list[
 
 
 def test_a_disk_that_fills_at_any_step_of_a_write_keeps_all_and_goes_on(folder: Path) -> None:
-    """The engine is stopped at the step, the disk filled by another, and the engine let go.  `LAKE_TORTURE`: at all."""
+    """The engine stops at a step, others fill the disk, the engine goes on.  `LAKE_TORTURE`: at every step."""
     reached: list[str] = []
     with tmpfs(folder, 96 * MIB) as disk:
         engine = SmallEngine(disk)

@@ -1,4 +1,4 @@
-"""What each face shows to whom: the sentences of docs/security.md that no other test holds."""
+"""The sentences of docs/security.md that no other test checks: which client can see what, on each face."""
 
 from __future__ import annotations
 

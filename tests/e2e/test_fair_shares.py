@@ -1,4 +1,4 @@
-"""One client takes all that one may have, and everybody else goes on as if nothing were."""
+"""One client takes all that one may have, and all others go on undisturbed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.e2e.served import Served, serving
 from tests.raw_client import RawClient, raw_client
 
 CONTENT = os.urandom(CHUNK_BYTES + 1)
-"""More than what is put without a session."""
+"""Longer than an object that is put without a session."""
 AT_ONCE = 64
 
 
@@ -91,7 +91,7 @@ def puts_go_on(served: Served, name: str) -> None:
 
 @contextmanager
 def silent_strangers(address: TcpAddress) -> Iterator[None]:
-    """Connections that say nothing, almost a thousand a second; the last thousand stay."""
+    """Open connections that send nothing, almost a thousand a second; the last thousand stay open."""
     ended = threading.Event()
 
     def come() -> None:

@@ -45,7 +45,7 @@ def dial(served: Served, way: str) -> socket.socket:
 
 
 def check_serves(served: Served) -> None:
-    """Others are served, and all that strangers held is given back."""
+    """Check that others are served, and that all that strangers held was given back."""
     with connect(served.server) as client:
         assert client.get("bkt/x") == CONTENT
         while (status := client.status()["clients"])["connections"] > 1:
@@ -54,7 +54,7 @@ def check_serves(served: Served) -> None:
 
 
 def process_counts(served: Served) -> tuple[int, int]:
-    """Open descriptors and resident KiB of the engine."""
+    """Return the engine's open descriptors and resident KiB."""
     assert served.process is not None
     process = Path(f"/proc/{served.process.pid}")
     lines = (process / "status").read_text().splitlines()
@@ -63,7 +63,7 @@ def process_counts(served: Served) -> tuple[int, int]:
 
 
 def counts_when_closed(served: Served, descriptors: int) -> tuple[int, int]:
-    """The same, once no more are open: connections that said no Hello are not in the engine's own count."""
+    """Return the same, once no more are open: the engine's own count lacks connections that sent no Hello."""
     until = time.monotonic() + WAIT_S
     while (counts := process_counts(served))[0] > descriptors:
         assert time.monotonic() < until, f"{counts[0]} descriptors are open; {descriptors} should be"
@@ -95,7 +95,7 @@ def test_ten_thousand_connections_come_and_go(served: Served) -> None:
 
 
 def nonsense() -> dict[str, bytes]:
-    """What a client may send behind its Hello."""
+    """Return bytes that a client may send after its Hello."""
     chance = random.Random(2)
     good = pack_frame(Kind.REQUEST, StatNames.OP, 7, StatNames([("bkt", "x")]))
     flipped = bytearray(good)
@@ -123,7 +123,7 @@ def nonsense() -> dict[str, bytes]:
 
 
 def oversized(frame: bytes, *, control: int = 0, body: int = 0) -> bytes:
-    """A header that claims more than any frame has; its checksum says nothing for it either."""
+    """Return a header that claims more than any frame has; its checksum does not fit either."""
     header = bytearray(frame[:32])
     header[12:16] = (control or 10).to_bytes(4, "little")
     header[16:20] = body.to_bytes(4, "little")

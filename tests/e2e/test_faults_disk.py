@@ -1,7 +1,7 @@
-"""A disk that fails to sync or to read, and a clock that goes back, under a real store in this process.
+"""A disk that fails to sync or to read, and a clock that is set back, under a real store in this process.
 
-A failed sync is never tried again: from then on nothing is acknowledged, reads are served, and what was acknowledged
-is there when the store is opened anew.
+A failed sync is never tried again: from then on nothing is acknowledged, reads are served, and what was acknowledged is
+there when the store is opened anew.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class FailingFile(LocalFile):
 
 
 class FailingDisk(LocalDisk):
-    """A local disk; `fail` names what fails from now on: an operation and the end or beginning of paths."""
+    """A local disk; `fail` names what fails from now on: an operation, and the end or beginning of paths."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -179,7 +179,7 @@ def test_a_segment_that_cannot_be_read_fails_its_objects_and_is_healed_by_puttin
 
 
 class WanderingClock:
-    """A wall clock that somebody sets back between any two looks; time itself goes on."""
+    """A wall clock that is set back between any two looks at it; time itself goes on."""
 
     def __init__(self) -> None:
         self._clock = SystemClock()

@@ -1,4 +1,4 @@
-"""Files that are not what they seem, and places that cannot take one: told by name, nothing half-done, nothing lost."""
+"""Odd files, and places that cannot take a file: the error has the name, nothing is half done, nothing is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that do not exist, and names that cannot: refused by name, through every client."""
+"""Names that do not exist, and names that cannot exist: refused, with the name, through every client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.e2e.served import LAKE, ROOT, Finished, Served, environment
 
 
 def raw(served: Served, *args: bytes, stdin: bytes = b"") -> Finished:
-    """A command with arguments that need not be text."""
+    """Run a command with arguments that need not be text."""
     done = subprocess.run([*LAKE, *args], env=environment(served.server), cwd=ROOT, input=stdin, capture_output=True)
     return Finished(done.returncode, done.stdout, done.stderr.decode(errors="backslashreplace"))
 
@@ -89,7 +89,7 @@ def test_bucket_names_that_cannot_be_are_refused(served: Served, bucket: str) ->
 
 
 def test_text_that_is_no_text_on_the_wire_ends_that_request_alone(served: Served) -> None:
-    """A client that sends a key of bytes that are not UTF-8 in a msgpack string."""
+    """A client sends a key of bytes that are not UTF-8 in a msgpack string."""
     packed = msgspec.msgpack.encode([[["wire", "key"]]])
     spoilt = packed.replace(b"key", b"\xff\xfe\xfd")
 

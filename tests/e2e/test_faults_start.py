@@ -1,4 +1,4 @@
-"""What keeps an engine from starting, or a client from reaching it: each is told, and nothing is lost by it."""
+"""Causes that keep an engine from starting, or a client from reaching it: each has its message, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NO_PORTS = ("--admin", "off", "--s3", "off")
 
 
 def serve(data: Path, sock: Path, *options: str) -> Finished:
-    """An engine that is expected to end by itself."""
+    """Run an engine that must end by itself."""
     return lake("serve", "--data", data, "--socket", sock, *NO_PORTS, *options)
 
 
@@ -53,7 +53,7 @@ def test_a_taken_socket_or_port_is_told_and_what_listens_there_is_left_alone(ser
 
 
 def test_a_limit_of_address_space_is_told_with_what_is_needed_and_what_to_do(folder: Path) -> None:
-    """`ulimit -v` and LimitAS=: the index is mapped into terabytes, and takes memory only for what is in it."""
+    """With `ulimit -v` or LimitAS=: the index is mapped into terabytes, but uses memory only for what is in it."""
     data = folder / "store"
     assert lake("put", "-", "kept/x", "--data", data, stdin=b"x").code == 0
     for limit_kib, command in (
@@ -102,7 +102,7 @@ def test_an_engine_of_another_protocol_version_is_told_apart(served: Served) -> 
     assert isinstance(told.error, UnsupportedVersion)
     assert "protocol 0" in told.error.message
     assert "update the client" in told.error.message
-    # A newer client is told what this engine speaks, and decides.
+    # A newer client gets the versions that this engine speaks, and decides.
     answered = greeted_with(served, 99)
     assert isinstance(answered, ReplyReceived)
     assert isinstance(answered.message, HelloReply)
@@ -111,7 +111,7 @@ def test_an_engine_of_another_protocol_version_is_told_apart(served: Served) -> 
 
 
 def greeted_with(served: Served, protocol: int) -> ClientEvent:
-    """What the engine answers to a client of that version."""
+    """Return the engine's answer to a client of that version."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(str(served.socket))
         wire = ClientConnection()
@@ -313,7 +313,7 @@ def test_a_disk_that_turns_read_only_under_an_engine_still_serves_reads(folder: 
 
 
 def trigger_of(disk: Path) -> Path:
-    """Writing to it makes the kernel take an error of the file system for granted."""
+    """Return a file: a write to it makes the kernel act as if the file system had an error."""
     source = subprocess.run(["findmnt", "-no", "SOURCE", str(disk)], capture_output=True, text=True).stdout
     trigger = Path("/sys/fs/ext4") / Path(source.strip()).name / "trigger_fs_error"
     if not trigger.exists():

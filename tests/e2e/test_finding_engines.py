@@ -1,4 +1,4 @@
-"""Which engine a client takes that nobody gave an address, and which store an engine makes beside the system's."""
+"""The engine that a client without an address finds, and the store that an engine beside the system's makes."""
 
 from __future__ import annotations
 

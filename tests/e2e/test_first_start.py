@@ -20,7 +20,7 @@ NO_PORTS = ("--s3", "off", "--admin", "off")
 
 @pytest.fixture(scope="module")
 def machine() -> Iterator[FreshMachine]:
-    """One for the module: each test leaves it without an engine."""
+    """One machine for the module: each test leaves it without an engine."""
     with fresh_machine() as made:
         yield made
 

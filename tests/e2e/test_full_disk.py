@@ -29,7 +29,7 @@ MakeDisk = Callable[[Path, int], AbstractContextManager[Path]]
 
 @contextmanager
 def engine_on(disk: Path) -> Iterator[Served]:
-    """An engine whose store is on the small disk, and its socket too."""
+    """Run an engine whose store is on the small disk, and its socket too."""
     engine = Served(disk)
     try:
         yield engine
@@ -40,7 +40,7 @@ def engine_on(disk: Path) -> Iterator[Served]:
 
 
 def put_until_full(engine: Served, prefix: str, size_bytes: int) -> Contents:
-    """Objects put until one is refused; those that were acknowledged."""
+    """Put objects until one is refused; return those that were acknowledged."""
     generator = random.Random(prefix)
     stored: Contents = {}
     with connect(engine.server) as client:
@@ -54,7 +54,7 @@ def put_until_full(engine: Served, prefix: str, size_bytes: int) -> Contents:
 
 
 def check_all(engine: Served, stored: Contents) -> None:
-    """Exactly these names are there, with their bytes, and nothing is damaged."""
+    """Check that exactly these names are there, with their bytes, and that nothing is damaged."""
     with connect(engine.server) as client:
         assert sorted(f"bkt/{entry.key}" for entry in client.ls("bkt/")) == sorted(stored)
         for name, content in stored.items():
@@ -148,7 +148,7 @@ def test_names_without_content_are_refused_on_a_full_disk_and_removing_goes_on(f
 
 
 def until_there_is_room(engine: Served) -> None:
-    """A put, tried again until the index has taken in what was removed."""
+    """Put again and again until the index has taken in what was removed."""
     for _ in range(60):
         done = engine("put", "-", "bkt/later", stdin=b"there is room again")
         if done.code == 0:
@@ -189,7 +189,7 @@ def test_a_reserve_that_is_used_up_makes_the_store_read_only_until_there_is_room
 
 
 def rename_until_refused(engine: Served) -> Finished:
-    """Renames, never refused for want of room, until the reserve is used up: each is a group of the journal."""
+    """Rename until the reserve is used up: a full disk refuses no renames, and each is a group of the journal."""
     with connect(engine.server) as client:
         for number in range(100_000):
             try:
@@ -213,7 +213,7 @@ def test_a_first_start_on_a_full_disk_says_so_and_succeeds_later(folder: Path) -
 
 @pytest.mark.fuse
 def test_a_file_system_that_does_not_say_how_large_it_is_is_refused_in_words() -> None:
-    """As many that a process serves: statfs(2) of them says 0 blocks, which is not the same as a full disk."""
+    """Some that a process serves are like this: their statfs(2) says 0 blocks, which is not the same as a full disk."""
     with mount_rig() as rig:
         rig.tiny()
         options = ("--socket", rig.folder / "s", "--admin", "off", "--s3", "off")

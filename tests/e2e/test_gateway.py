@@ -1,4 +1,4 @@
-"""`lake gateway` as one operates it: in front of an engine that goes and comes back, several at once, and its end."""
+"""`lake gateway` in operation: in front of an engine that ends and starts again, several at once, and its end."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from tests.e2e.gateways import Gateway, SlowDownload, gateway, new_key, s3_clien
 from tests.e2e.served import WAIT_S, Served, lake, serving
 
 BIG = 40 << 20
-"""More than the buffers between a gateway and its client hold."""
+"""More bytes than the buffers between a gateway and its client hold."""
 
 
 @pytest.fixture
 def engine(folder: Path) -> Iterator[Served]:
-    """An engine without an S3 face of its own."""
+    """Run an engine without an S3 face of its own."""
     with serving(folder) as started:
         yield started
 
 
 def until(is_so: Callable[[], bool]) -> None:
-    """Wait for what has to come."""
+    """Wait for a condition that must come true."""
     for _ in range(int(WAIT_S / 0.05)):
         if is_so():
             return
@@ -39,7 +39,7 @@ def until(is_so: Callable[[], bool]) -> None:
 
 
 def stored(client: Any, bucket: str = "models", size: int = BIG) -> tuple[str, bytes]:
-    """A bucket with an object `big`; its SHA-256 and content."""
+    """Make a bucket with an object `big`; return its SHA-256 and content."""
     content = os.urandom(size)
     client.create_bucket(Bucket=bucket)
     client.put_object(Bucket=bucket, Key="big", Body=content)
@@ -160,7 +160,7 @@ def test_a_port_is_shared_only_by_gateways_that_are_told_to(engine: Served) -> N
 
 
 def _served_by(*gateways: Gateway) -> Gateway:
-    """Which of the gateways at one address a new connection reaches: the one that holds its other end."""
+    """Return the gateway that holds the other end of a new connection, of several at one address."""
     host, _, port = gateways[0].url.removeprefix("http://").rpartition(":")
     with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -171,7 +171,7 @@ def _served_by(*gateways: Gateway) -> Gateway:
 
 
 def _inode_of(local_port: int, remote_port: int) -> str:
-    """Inode of the server's end of a connection (proc(5), /proc/net/tcp)."""
+    """Return the inode of the server's end of a connection (proc(5), /proc/net/tcp)."""
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
         if fields[1].endswith(f":{local_port:04X}") and fields[2].endswith(f":{remote_port:04X}"):

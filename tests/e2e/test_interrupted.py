@@ -26,7 +26,7 @@ MIB = 1 << 20
 LARGE_BYTES = 192 * MIB
 LINES_TRIED = 300 if os.environ.get("LAKE_TORTURE") else 25
 INTERRUPTED = (130, -signal.SIGINT)
-"""The second before the command has begun: Python's own start takes its time."""
+"""Exit codes; the second is that of a command which has not begun: Python's own start takes its time."""
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def tree() -> Iterator[Path]:
 
 
 def interrupt_when(command: subprocess.Popen[bytes], reached: Callable[[], bool]) -> tuple[int, bytes]:
-    """SIGINT when something has come about; exit code and what was said."""
+    """Send SIGINT when the condition holds; return exit code and stderr."""
     while command.poll() is None and not reached():
         pass
     command.send_signal(signal.SIGINT)
@@ -68,14 +68,14 @@ def begin(engine: Served, *args: str | Path) -> subprocess.Popen[bytes]:
 
 
 def written_by(engine: Served) -> int:
-    """Bytes that the engine's process has written, by the kernel's count."""
+    """Return the bytes that the engine's process has written, by the kernel's count."""
     assert engine.process is not None
     lines = Path(f"/proc/{engine.process.pid}/io").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("wchar:"))
 
 
 def check_nothing_leaked(engine: Served, names: dict[str, bytes]) -> None:
-    """The names there are whole; after gc nothing else takes room."""
+    """Check that the names are whole, and that after gc nothing else takes room."""
     with connect(engine.server) as client:
         for name, content in names.items():
             assert not client.exists(name) or client.get(name) == content
@@ -177,7 +177,7 @@ def test_an_interrupted_engine_finishes_what_it_has_begun_and_exits_with_0(engin
         pass
     assert engine.interrupt() == 0
     _, said = command.communicate(timeout=WAIT_S)
-    # The put was not done when its engine went; it says so, or it was in time.
+    # Either the put was not done when its engine ended, and says so; or it was done in time.
     assert command.returncode in (0, 69, 75), said
     assert b"Traceback" not in said
     assert not engine.socket.exists()
@@ -192,8 +192,8 @@ def test_an_interrupted_engine_finishes_what_it_has_begun_and_exits_with_0(engin
 class Interrupter:
     """Raises KeyboardInterrupt at the n-th line of `lakefs` that the main thread runs, as the handler would.
 
-    Or at the next one when that is the line of a `with`: a trace also comes between the end of its block and its
-    exit, where Python takes no signal.
+    Or at the next one when that is the line of a `with`: a trace event also happens between the end of its block and
+    its exit, where Python takes no signal.
     """
 
     def __init__(self, at: int) -> None:
@@ -215,7 +215,7 @@ class Interrupter:
 
 
 def interrupted(operation: Callable[[], object], at: int) -> Interrupter:
-    """Run an operation and interrupt it at a line; anything but KeyboardInterrupt out of it is a failure."""
+    """Run an operation and interrupt it at a line; only KeyboardInterrupt may leave it."""
     tracer = Interrupter(at)
     before = sys.gettrace()
     sys.settrace(tracer)
@@ -230,7 +230,7 @@ def interrupted(operation: Callable[[], object], at: int) -> Interrupter:
     return tracer
 
 
-# An interrupt between opening a socket and keeping it leaves the closing to the collector of Python.
+# An interrupt between opening a socket and keeping it leaves the closing to Python's garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("what", ["put a buffer", "put a file", "put a stream", "get", "get a file"])
@@ -264,7 +264,7 @@ def test_an_interrupt_at_any_line_of_the_client_is_only_an_interrupt(engine: Ser
             assert not watcher.exists("bkt/x") or watcher.get("bkt/x") == content, where
             assert not (tmp_path / "out").exists() or (tmp_path / "out").read_bytes() == content, where
             assert [entry.name for entry in tmp_path.iterdir() if "part" in entry.name] == [], where
-            # The same client goes on, with a new connection where the old one was in doubt.
+            # The same client goes on, with a new connection if the old one was in doubt.
             try:
                 assert lake.get("bkt/there") == content, where
             except LakeError as error:

@@ -1,4 +1,4 @@
-"""What a lake holds of its engine ends with the connection: no bytes are taken for good then."""
+"""The end of a connection ends all that a lake holds of its engine: grants, lent memory, loads under way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lake in the workers of a data loader: forked, each has its own connection; spawned, it is pickled and connects."""
+"""A lake in the workers of a data loader: a fork has its own connection; a spawned one is pickled and connects."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def content(name: str, size: int) -> bytes:
 
 
 def in_child(work: Callable[[], object], fork: Callable[[], int] = os.fork, *, limit_s: int = 30) -> int:
-    """Do it in a child; the child's id."""
+    """Do the work in a child; return the child's id."""
     child = fork()
     if child:
         return child
@@ -75,7 +75,7 @@ def ended_well(child: int) -> bool:
 
 
 def read_all_ways(lake: lakefs.Lake) -> None:
-    """What is there, by name, by chunk and into a pool, and something put."""
+    """Read by name, by chunk and into a pool, and put something."""
     chunk = content("chunk", ONE_CHUNK)
     identifier = bytes(data_chunk_id(chunk))
     assert lake.get("bkt/small") == content("small", 100)
@@ -90,13 +90,13 @@ def read_all_ways(lake: lakefs.Lake) -> None:
 
 
 def open_segments(served: Served) -> int:
-    """Descriptors of this store's segments; tests before may have left some of theirs."""
+    """Count the descriptors of this store's segments; earlier tests may have left some of theirs."""
     folder = f":{served.data.resolve()}/segments/"
     return sum(folder in descriptor for descriptor in open_descriptors())
 
 
 def alone(lake: lakefs.Lake) -> dict[str, int]:
-    """What the engine has of clients, once it has noticed that no other is there."""
+    """Return the engine's figures of clients, once it has noticed that no other is left."""
     until = time.monotonic() + WAIT_S
     while (found := lake.status()["clients"])["connections"] > 1:
         assert time.monotonic() < until, found
@@ -137,7 +137,7 @@ def test_a_forked_child_has_a_lake_of_its_own_and_the_parents_goes_on(served: Se
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_children_of_a_lake_that_other_threads_are_at_wait_for_none_of_them(served: Served) -> None:
-    """Not for one that imports what it uses for the first time, either."""
+    """They do not wait for a thread that imports a module for the first time, either."""
 
     def parent() -> None:
         for name in ("blocking_chunks", "blocking_loads"):

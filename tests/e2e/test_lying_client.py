@@ -57,7 +57,7 @@ def store(engine: BlockingEngine, session: bytes, *payloads: bytes, kind: int = 
 
 
 def bind(engine: BlockingEngine, session: bytes, key: str, blob: bytes) -> m.ObjectStat:
-    """Commit one name; raises the failure of it."""
+    """Commit one name; raise its failure."""
     change = m.NameChange("lies", key, blob, PLAIN, create_bucket=True)
     reply = engine.call(m.Commit(session, [change])).message
     assert isinstance(reply, m.NameResults)
@@ -156,7 +156,7 @@ def test_a_kind_byte_that_lies_names_another_chunk(served: Served, engine: Block
 
 
 def tree_of(engine: BlockingEngine, session: bytes, entries: list[tuple[ChunkId, int]]) -> ChunkId:
-    """A stored level-1 manifest over full level-0 ones."""
+    """Store a level-1 manifest over full level-0 ones."""
     (top,) = store(engine, session, manifest_of(entries, level=1), kind=2)
     return top
 
@@ -179,7 +179,7 @@ def test_children_that_are_not_what_their_parent_says_are_refused(served: Served
 
 
 def test_a_child_named_many_times_is_one_child_with_one_content(served: Served, engine: BlockingEngine) -> None:
-    """As in a large file of zeros: its manifests are all the same."""
+    """A large file of zeros is like this: its manifests are all the same."""
     session = open_session(engine)
     (byte,) = store(engine, session, b"x")
     tree = build(CutKind.FIXED, ((byte, 1) for _ in range(3 * 8192)))
@@ -201,7 +201,7 @@ def test_nothing_is_bound_through_a_session_that_is_not_there(served: Served, en
 
 @contextmanager
 def changing_file(path: Path, size: int) -> Iterator[None]:
-    """A file whose bytes change all the time, through a mapping, without its times changing."""
+    """Change a file's bytes all the time, through a mapping, without a change of its times."""
     path.write_bytes(bytes(size))
     stop = threading.Event()
 
@@ -243,7 +243,7 @@ def test_what_is_stored_from_a_changing_file_is_what_its_id_says(
 @pytest.mark.parametrize("way", ["socket", "tcp"])
 @pytest.mark.parametrize("how", ["shrinks", "changes"])
 def test_a_source_that_shrinks_or_changes_is_not_stored(tmp_path: Path, served: Served, way: str, how: str) -> None:
-    """The put itself notices, whoever reads the file: the engine by its descriptor, or the client."""
+    """The put itself notices, whether the engine reads the file by its descriptor, or the client does."""
     path = tmp_path / "source"
     path.write_bytes(os.urandom(40 * MIB))
     address = served.server
@@ -347,7 +347,7 @@ def test_a_sleeping_holder_of_descriptors_sees_its_own_bytes_or_zeros(served: Se
 
 
 def test_a_reader_that_finds_zeros_never_takes_them_for_content(served: Served) -> None:
-    """The holder of an old grant looks again, and learns that the object is gone."""
+    """The holder of an old grant asks again, and gets an error that the object is gone."""
     content = os.urandom(300 * KIB)
     with connect(served.server) as reader, connect(served.server) as other:
         other.put("sleep/gone", content, create_bucket=True)

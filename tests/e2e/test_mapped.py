@@ -1,4 +1,4 @@
-"""Mapped objects of a real engine: pinned by the connection, and what is left when the engine goes."""
+"""Mapped objects of a real engine: the connection pins them, and they are readable when the engine has ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a mount begins, lives and ends: with a tiny file system behind it, since no store matters here."""
+"""The beginning, life and end of a mount, with a tiny file system behind it, since no store matters here."""
 
 from __future__ import annotations
 
@@ -318,7 +318,7 @@ def test_a_mount_whose_command_was_killed_ends_when_it_would_serve(rig: MountRig
         child = rig.wait_for_child(waiting)
         waiting.kill()
         waiting.wait(WAIT_S)
-    # It has noticed at once, or when it had mounted and nobody was there to be told.
+    # It ends at once, or when it has mounted and finds that nobody waits for its message.
     rig.wait_for(lambda: not Path(f"/proc/{child}").exists())
     with MountLock(rig.lock) as free:
         free.wait_free(rig.place)

@@ -29,7 +29,7 @@ def rig() -> Iterator[MountRig]:
 
 
 def own_dev(folder: Path, fuse_mode: int | None) -> str:
-    """A script that puts a /dev of its own in place, with or without the fuse device."""
+    """Return a script that puts a /dev of its own in place, with or without the fuse device."""
     dev = folder / "dev"
     lines = [f"mkdir {dev}", f"mount -t tmpfs -o mode=755 none {dev}"]
     lines += [f"cp -a /dev/{name} {dev}" for name in ("null", "urandom")]
@@ -39,7 +39,7 @@ def own_dev(folder: Path, fuse_mode: int | None) -> str:
 
 
 def nobodys(rig: MountRig) -> None:
-    """Let the user without rights have the mount point and its state folder."""
+    """Give the mount point and its state folder to the user without rights."""
     rig.state.mkdir()
     for path in (rig.place, rig.state):
         os.chown(path, NOBODY, NOBODY)
@@ -108,7 +108,7 @@ def test_the_kernel_reads_ahead_as_far_as_told(rig: MountRig) -> None:
 
 
 def installed(rig: MountRig, tool: str, module: str, folder: str) -> str:
-    """A script that puts a tool into a system folder, seen only in a mount namespace of its own."""
+    """Return a script that puts a tool into a system folder, seen only in a mount namespace of its own."""
     layer = rig.folder / f"layer-{tool}"
     layer.mkdir()
     script = rig.folder / tool
@@ -149,7 +149,7 @@ def test_mount_8_without_our_helper_finds_lake_through_mount_fuse(rig: MountRig)
         mount -t fuse 'lake#' {place}; cat {place}/hello; umount {place}
         ! mount -t fuse.lake nonsense {place}
     """
-    # mount(8) hands no PATH on: the shell's own one counts.
+    # mount(8) passes no PATH on: the shell's own one counts.
     arranged = private_mounts(installed(rig, "lake", "tests.e2e.tiny_lake", "/usr/local/bin"))
     done = rig.run(*arranged, "sh", "-exc", script)
     assert done.code == 0, done.err

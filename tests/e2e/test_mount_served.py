@@ -1,4 +1,4 @@
-"""A mount of a real store: its life from the first command to the last, with what was written and not stored."""
+"""A mount of a real store, from the first command to the last, and what was written to it and not stored."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rig(served: Served) -> Iterator[MountRig]:
 
 
 def written(path: Path) -> int:
-    """A new file that stays open."""
+    """Open a new file, write to it, and leave it open."""
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR)
     os.write(descriptor, UNSTORED)
     return descriptor
@@ -114,7 +114,7 @@ def test_a_mount_ends_in_order_without_its_engine(rig: MountRig, served: Served)
 
 @contextmanager
 def stopped(served: Served) -> Iterator[None]:
-    """The engine does nothing in the block, and says nothing."""
+    """Stop the engine's process for the block: it does nothing and sends nothing."""
     assert served.process is not None
     served.process.send_signal(signal.SIGSTOP)
     try:

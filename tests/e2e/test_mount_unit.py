@@ -1,4 +1,4 @@
-"""The unit of a mount as systemd judges it, and that it can be seen by others."""
+"""The unit of a mount: systemd accepts it, and others see the mount that it makes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OWN_NAMESPACE = (
 
 
 def directives(section: str) -> dict[str, str]:
-    """One section of the unit."""
+    """Return one section of the unit."""
     parser = configparser.ConfigParser(strict=False, interpolation=None)
     parser.optionxform = str  # type: ignore[assignment, method-assign]
     parser.read(UNIT)
@@ -32,7 +32,7 @@ def directives(section: str) -> dict[str, str]:
 
 
 def verified(folder: Path, text: str) -> str:
-    """What systemd says of an instance of the unit; empty when nothing is wrong."""
+    """Return systemd's complaints about an instance of the unit; empty when nothing is wrong."""
     copy = folder / "lake-mount@mnt-a\\x2db.service"
     copy.write_text(text.replace("/opt/lake/bin/lake", "/bin/true").replace("/usr/bin/fusermount3", "/bin/true"))
     done = subprocess.run(

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 def _run(*command: str | Path, cwd: Path) -> str:
-    """Standard output; what the command said when it fails."""
+    """Run a command; return its stdout.  A failure shows what the command printed."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LAKE_"))}
     done = subprocess.run(
         [str(part) for part in command], cwd=cwd, env=plain, capture_output=True, text=True, check=False
@@ -48,7 +48,7 @@ def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _clean_venv(folder: Path) -> Path:
-    """A virtual environment's interpreter; nothing of the developer's own one is in it."""
+    """Make a virtual environment without anything of the developer's own; return its interpreter."""
     _run(sys.executable, "-m", "venv", folder, cwd=folder.parent)
     return folder / "bin" / "python"
 
@@ -74,7 +74,7 @@ def test_pip_installs_the_tree_into_a_clean_environment(checkout: Path, tmp_path
 
 def test_the_wheel_made_from_the_sdist_works(wheel: Path, tmp_path: Path) -> None:
     python = _clean_venv(tmp_path / "venv")
-    # The dependencies were resolved by the test above; here the files that the wheel brings are what matters.
+    # The test above resolved the dependencies; here only the files of the wheel matter.
     site = _run(python, "-c", "import site; print(site.getsitepackages()[0])", cwd=tmp_path).strip()
     own = Path(_run(sys.executable, "-c", "import site; print(site.getsitepackages()[0])", cwd=tmp_path).strip())
     _run(python, "-m", "pip", "install", "--quiet", "--no-deps", wheel, cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""README's commands do what README says, as they are printed, on a machine on which lake was never started."""
+"""README's commands, run as printed on a machine on which lake was never started, do what README says."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BLOCK = re.compile(r"(?:^ {4}.*\n|^\n(?= {4}))+", re.MULTILINE)
 
 
 def blocks() -> list[str]:
-    """What stands indented between `Use` and the next heading."""
+    """Return the indented blocks between `Use` and the next heading."""
     text = (ROOT / "README.md").read_text()
     section = text.split("\n## Use\n")[1].split("\n## ")[0]
     return [re.sub(r"^ {4}", "", found[0], flags=re.MULTILINE) for found in _BLOCK.finditer(section)]

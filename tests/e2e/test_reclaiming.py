@@ -1,4 +1,4 @@
-"""What one cycle gives back, by the blocks that the files of a store take, and on disks that are full."""
+"""Room that one gc cycle gives back: blocks of the store's files, also on disks that are full."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Choice = Callable[[random.Random, int], bool]
 
 
 def segment_blocks(engine: Served) -> int:
-    """Bytes of disk that payload takes."""
+    """Return the bytes of disk that payload takes."""
     return sum(path.stat().st_blocks * 512 for path in (engine.data / "segments").iterdir())
 
 
@@ -55,7 +55,7 @@ def remove_all(client: Lake, names: list[str]) -> None:
 
 
 def mixed(generator: random.Random) -> Contents:
-    """Objects of about 4 KiB, about 60 KiB, 1 MiB and 64 MiB, in an order that mixes them."""
+    """Make objects of about 4 KiB, about 60 KiB, 1 MiB and 64 MiB, in an order that mixes them."""
     counts = {4 * KIB: 1500, 60 * KIB: 200, MIB: 20, 64 * MIB: 1}
     lengths = [
         generator.randrange(length // 2, length) if length < MIB else length

@@ -1,4 +1,4 @@
-"""An engine that goes and comes back: what may be asked again is, and nothing else."""
+"""An engine that ends and starts again: requests that may be sent again are, and no others."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_a_request_that_ends_the_engine_each_time_is_given_up() -> None:
 
 
 def test_a_trio_lake_outlives_its_engine_and_takes_nothing_over_from_it(folder: Path) -> None:
-    """The engine that comes back has another store, with segments of the same numbers."""
+    """The engine that starts has another store, with segments of the same numbers."""
     content = os.urandom(300_000)
     other = os.urandom(300_000)
     served = Served(folder)

@@ -1,7 +1,6 @@
 """x-amz-* headers that ask for something: honoured, checked, or refused before anything is touched.
 
-The walk takes its headers from botocore's model of S3: every one that an operation has there, for every operation that
-is offered here.
+One test goes through all headers that botocore's model of S3 has, for every operation that is offered here.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def address_of(served: Served) -> tuple[str, int]:
 
 
 def begun(s3: Any, key: str, *sizes: int, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """An upload with parts of these sizes: the arguments that name it, and the list of its parts."""
+    """Begin an upload with parts of these sizes; return the arguments that name it, and the list of its parts."""
     upload = {
         "Bucket": "bucket",
         "Key": key,
@@ -181,7 +180,7 @@ def test_the_checksum_that_a_completion_states_is_compared_or_refused(s3: Any) -
     assert refused(s3.complete_multipart_upload, **complete, ChecksumSHA256=other) == (400, "InvalidRequest")
     assert refused(s3.head_object, Bucket="bucket", Key="summed")[0] == 404
     s3.complete_multipart_upload(**complete, ChecksumCRC32=crc32(whole), ChecksumType="FULL_OBJECT")
-    # Of an upload that was begun without an algorithm.
+    # For an upload that was begun without an algorithm.
     upload, parts = begun(s3, "unsummed", 5 * MIB, 7)
     complete = {**upload, "MultipartUpload": parts, "ChecksumType": "FULL_OBJECT"}
     assert refused(s3.complete_multipart_upload, **complete, ChecksumCRC32=crc32(b"other")) == (400, "BadDigest")
@@ -216,7 +215,7 @@ def test_a_copy_gets_the_checksum_that_it_is_to_have_or_is_not_made(s3: Any) -> 
 
 
 def presigned(signer: Signer, method: str, path: str, body: bytes = b"", **more: str) -> Answer:
-    """The answer to a URL that somebody else signed, with these headers moved into it."""
+    """Send a request to a presigned URL, with these headers moved into it; return the answer."""
     target = signer.presigned(method, path, more={name.replace("_", "-"): value for name, value in more.items()})
     lines = [f"{method} {target} HTTP/1.1", f"host: {signer.host}", f"content-length: {len(body)}", "", ""]
     return signer.send("\r\n".join(lines).encode() + body)
@@ -248,7 +247,7 @@ def test_what_a_presigned_url_says_of_an_object_is_kept_and_compared(s3: Any, si
         {"Key": "a", "Value": "1"},
         {"Key": "b", "Value": "2"},
     ]
-    # The AWS SDK for JavaScript signs the checksum of no bytes, unless it is told not to.
+    # The AWS SDK for JavaScript signs the checksum of no bytes, unless it is configured not to.
     answer = presigned(signer, "PUT", "/bucket/kept", b"other", x_amz_checksum_crc32="AAAAAA==")
     assert (answer.status, answer.code) == (400, "BadDigest")
     answer = presigned(signer, "PUT", "/bucket/moved", x_amz_copy_source="/bucket/kept")
@@ -302,7 +301,7 @@ COPY = (("x-amz-copy-source", "/bucket/other"),)
 
 @dataclass(frozen=True)
 class Asked:
-    """A request that would be done if it had no header more; `UPLOAD` in its target is an upload of `kept`."""
+    """A request that is good without more headers; `UPLOAD` in its target is an upload of `kept`."""
 
     method: str
     target: str
@@ -352,7 +351,7 @@ CHECKED: Final = {
     "x-amz-checksum-sha1": 400,
     "x-amz-checksum-sha256": 400,
 }
-"""What is answered when the header's value is `odd`; every other header is refused with 501."""
+"""The status when the header's value is `odd`; every other header is refused with 501."""
 UNDERSTOOD: Final = {
     "x-amz-bypass-governance-retention",
     "x-amz-checksum-mode",
@@ -373,11 +372,11 @@ UNDERSTOOD: Final = {
     "x-amz-tagging",
     "x-amz-tagging-directive",
 }
-"""Honoured, or nothing is asked by it; other tests say how."""
+"""Honoured, or they ask for nothing; other tests cover how."""
 
 
 def asked_headers() -> Iterator[tuple[str, str]]:
-    """Operations that are offered, each x-amz-* header that botocore's model has for them, and two that nobody has."""
+    """Yield each operation that is offered, with each x-amz-* header of botocore's model and two that do not exist."""
     model = get_session().get_service_model("s3")
     for operation in ASKED:
         yield operation, "x-amz-some-day"

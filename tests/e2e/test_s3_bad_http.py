@@ -23,7 +23,7 @@ SMUGGLED: Final = b"DELETE /bucket/kept HTTP/1.1\r\nHost: h\r\n\r\n"
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    """An engine with S3 on a port of its own; anybody may read its bucket.  Nothing may be left of what was refused."""
+    """An engine with S3 on its own port and a public bucket.  At the end nothing of refused requests may be left."""
     with TemporaryDirectory(prefix="lake-") as path, serving(Path(path), "--s3", "127.0.0.1:0") as engine:
         yield engine
         nothing_else_is_left(engine, {"kept": CONTENT})
@@ -284,7 +284,7 @@ SUB_RESOURCES: Final = (
     "torrent",
     "website",
 )
-"""All that S3 has and this store has not."""
+"""Everything that S3 has and this store has not."""
 UNKNOWN: Final = ("tiering", "x", "Tagging", "ACL", "uploadid", "partnumber", "%61%63%6C", "acl%20")
 
 

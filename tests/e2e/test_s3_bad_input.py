@@ -21,12 +21,12 @@ CONTENT: Final = b"what is stored already"
 NEW: Final = "/bucket/new"
 BODY: Final = b"what must not be stored"
 LARGE: Final = bytes(range(256)) * 20_000
-"""Over a chunk: stored while it comes."""
+"""Longer than a chunk: stored while it arrives."""
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    """An engine with S3 on a port of its own.  When all is done, nothing may be left of what was refused."""
+    """An engine with S3 on a port of its own.  At the end nothing may be left of refused requests."""
     with TemporaryDirectory(prefix="lake-") as path, serving(Path(path), "--s3", "127.0.0.1:0") as engine:
         yield engine
         nothing_else_is_left(engine, {"kept": CONTENT})
@@ -42,7 +42,7 @@ def s3(served: Served) -> Signer:
 
 
 def check_refused(s3: Signer, answer: Answer, *expected: tuple[int, str]) -> None:
-    """One of the refusals was answered, and nothing was stored."""
+    """Check that the answer is one of these refusals, and that nothing was stored."""
     assert (answer.status, answer.code) in expected, answer
     assert answer.field("RequestId") == answer.headers["x-amz-request-id"]
     assert s3.secret_key.encode() not in answer.body

@@ -43,19 +43,19 @@ def s3(served: Served) -> Any:
 
 @pytest.fixture(scope="module")
 def signer(served: Served) -> Signer:
-    """A key whose requests can be anything."""
+    """A key, for requests of any form."""
     return signer_of(served)
 
 
 def put(s3: Any, bucket: str, key: str) -> tuple[str, datetime]:
-    """ETag and time of a new object."""
+    """Put a new object; return its ETag and time."""
     s3.put_object(Bucket=bucket, Key=key, Body=CONTENT)
     head = s3.head_object(Bucket=bucket, Key=key)
     return head["ETag"], head["LastModified"]
 
 
 def keys_of(s3: Any, bucket: str, prefix: str = "") -> list[str]:
-    """The keys that are there."""
+    """Return the keys of a bucket."""
     return [found["Key"] for found in s3.list_objects_v2(Bucket=bucket, Prefix=prefix).get("Contents", [])]
 
 

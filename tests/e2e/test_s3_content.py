@@ -1,4 +1,4 @@
-"""What GET sends: the bytes, from memory, from the disk, to slow clients, in ranges; and never wrong ones."""
+"""GET: the right bytes, from memory, from the disk, to slow clients, in ranges; and never wrong ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIB: Final = 1 << 20
 SIZE: Final = 9 * MIB + 12_345
 CONTENT: Final = random.Random(11).randbytes(SIZE)
 OPTIONS: Final = ("--s3", "127.0.0.1:0", "--dram-tier-bytes", "0")
-"""What lies in the DRAM tier would be served in spite of damage on the disk."""
+"""No DRAM tier: it would serve chunks in spite of damage on the disk."""
 SMALL: Final = random.Random(12).randbytes(5000)
 
 
@@ -44,7 +44,7 @@ def segments(served: Served) -> list[Path]:
 
 
 def drop_pages(served: Served) -> None:
-    """What is stored is in memory no more."""
+    """Make the page cache forget what is stored."""
     for path in segments(served):
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -52,7 +52,7 @@ def drop_pages(served: Served) -> None:
 
 
 def place_of(served: Served, content: bytes) -> tuple[Path, int]:
-    """Segment file and offset of some stored bytes."""
+    """Return segment file and offset of some stored bytes."""
     for path in segments(served):
         offset = path.read_bytes().find(content)
         if offset >= 0:
@@ -61,7 +61,7 @@ def place_of(served: Served, content: bytes) -> tuple[Path, int]:
 
 
 def flip(path: Path, offset: int) -> None:
-    """Turn one bit over; a second time turns it back."""
+    """Flip one bit; a second time flips it back."""
     with path.open("r+b") as file:
         file.seek(offset)
         byte = file.read(1)[0]

@@ -1,4 +1,4 @@
-"""What a first start with S3 prints, and what it does when its port is taken."""
+"""A first start with S3: what it prints, and what it does when its port is taken."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_KEY = "s3 key  none yet; make one with: lake key create"
 
 
 def _key_of(served: Served) -> list[str]:
-    """Access key and secret of the file that was printed; empty when none was."""
+    """Return access key and secret of the file that was printed; empty when none was."""
     [*paths] = [line.removeprefix("secret key  in ") for line in served.printed if "secret key" in line]
     if not paths:
         return []

@@ -1,7 +1,7 @@
-"""An upload of 10,000 parts, as many as S3 has: completed, read, listed; and what is one too many.
+"""An upload of 10,000 parts, the most that S3 allows: completed, read, listed; and one part too many.
 
-The parts are put in through the native protocol, many at a time and all of the same content: nobody waits for
-10,000 requests to S3 here, nor for 49 GiB.
+The parts are put in through the native protocol, many at a time and all of the same content: the test does not wait for
+10,000 requests to S3, nor for 49 GiB.
 """
 
 from __future__ import annotations

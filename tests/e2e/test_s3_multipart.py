@@ -36,7 +36,7 @@ def s3(served: Served) -> Any:
 
 
 def upload_parts(s3: Any, upload: str, contents: dict[int, bytes]) -> list[dict[str, Any]]:
-    """Upload parts, the last number first; what complete wants to hear of them."""
+    """Upload parts, the last number first; return the list for the completion."""
     told = []
     for number in sorted(contents, reverse=True):
         etag = s3.upload_part(**NAME, UploadId=upload, PartNumber=number, Body=contents[number])["ETag"]

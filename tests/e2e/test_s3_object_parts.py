@@ -48,7 +48,7 @@ def raw(served: Served, s3: Any) -> Signer:
 
 
 def upload(client: Any, name: dict[str, str], **options: Any) -> dict[int, dict[str, Any]]:
-    """Put PARTS together at a name; what each was answered with."""
+    """Put PARTS together at a name; return the answer to each."""
     identifier = client.create_multipart_upload(**name, **options)["UploadId"]
     answers = {}
     for number, part in enumerate(PARTS, 1):

@@ -1,4 +1,4 @@
-"""Keys that S3 allows and nobody expects: each is an ordinary name, over S3 and, where a path can say it, the mount."""
+"""Odd keys that S3 allows: each is an ordinary name, over S3 and, where a path can have it, through the mount."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ def s3(served: Served) -> Signer:
 
 
 def listed(s3: Signer, bucket: str, query: str = "") -> list[str]:
-    """All keys, in pages, in the order of the answers."""
+    """Return all keys, read in pages, in the order of the answers."""
     found: list[str] = []
     token = ""
     while True:
-        # The signer sorts what it signs, not what is sent.
+        # The signer sorts the parameters that it signs, not those that it sends.
         target = f"/{bucket}?encoding-type=url&list-type=2&max-keys=100{query}{token}"
         body = s3.ask("GET", target).body.decode()
         found += [unquote(key) for key in re.findall(r"<Contents><Key>([^<]*)</Key>", body)]
@@ -118,7 +118,7 @@ def test_every_key_is_put_got_copied_and_deleted_under_its_own_name(s3: Signer) 
 
 
 def xml(key: str) -> str:
-    """A key in XML, which would take a carriage return for the end of a line."""
+    """Return a key as XML, where a bare carriage return would be a line's end."""
     return key.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\r", "&#13;")
 
 

@@ -1,4 +1,4 @@
-"""What an operator sees of S3: the access log, and the figures of the admin port."""
+"""S3 for an operator: the access log, and the figures of the admin port."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.e2e.served import WAIT_S, lake, serving
 
 
 def logged(path: Path, count: int) -> list[dict[str, Any]]:
-    """The first lines of a log, once it has so many."""
+    """Wait until a log has so many lines; return the first ones."""
     for _ in range(int(WAIT_S / 0.05)):
         lines = path.read_text().splitlines() if path.exists() else []
         if len(lines) >= count:
@@ -29,7 +29,7 @@ def logged(path: Path, count: int) -> list[dict[str, Any]]:
 
 
 def figure(text: str, name: str) -> float:
-    """One figure of the metrics; 0 for one that is not there."""
+    """Return one figure of the metrics; 0 when it is missing."""
     found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
     return float(found[1]) if found else 0.0
 

@@ -1,4 +1,4 @@
-"""What the settings of the S3 face change, for boto3."""
+"""The settings of the S3 face, and their effect on boto3."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def engine() -> Iterator[Served]:
 
 @pytest.fixture
 def _names_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every name under the domain is this machine, as its name server would have it."""
+    """Make every name under the domain resolve to this machine, as its name server would."""
     real = socket.getaddrinfo
 
     def resolved(host: Any, *arguments: Any, **named: Any) -> Any:

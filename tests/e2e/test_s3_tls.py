@@ -19,7 +19,7 @@ from tests.e2e.served import WAIT_S, lake, serving
 
 
 def subject(url: str, authority: Authority) -> str:
-    """The name in the certificate that a new connection is shown."""
+    """Open a connection; return the name in the server's certificate."""
     context = ssl.create_default_context(cafile=str(authority.path))
     port = int(url.rpartition(":")[2])
     with socket.create_connection((HOST, port), timeout=WAIT_S) as raw:
@@ -114,7 +114,7 @@ def test_who_does_not_trust_the_authority_is_not_served_and_plain_http_is_told(f
 
 
 def half_closed(url: str, authority: Authority) -> None:
-    """A client that ends its own side behind its request still gets its answer."""
+    """Check that a client which closes its sending side after its request still gets its answer."""
     context = ssl.create_default_context(cafile=str(authority.path))
     ours, theirs = ssl.MemoryBIO(), ssl.MemoryBIO()
     tls = context.wrap_bio(theirs, ours, server_hostname=HOST)

@@ -52,7 +52,7 @@ def put(s3: Any, bucket: str, key: str, body: bytes) -> str:
 
 
 def versions(s3: Any, bucket: str, **arguments: Any) -> list[tuple[str, str, bool, bool]]:
-    """Key, id, whether it is the latest, whether it is a delete marker: in the order of keys, newest first."""
+    """Return of each version: key, id, whether it is the latest, whether a delete marker.  By key, newest first."""
     found = s3.list_object_versions(Bucket=bucket, **arguments)
     lines = [(v["Key"], v["VersionId"], v["IsLatest"], False) for v in found.get("Versions", [])]
     lines += [(v["Key"], v["VersionId"], v["IsLatest"], True) for v in found.get("DeleteMarkers", [])]
@@ -60,7 +60,7 @@ def versions(s3: Any, bucket: str, **arguments: Any) -> list[tuple[str, str, boo
 
 
 def headers_of(call: Any, **arguments: Any) -> dict[str, str]:
-    """The headers of a refusal."""
+    """Return the headers of a refusal."""
     with pytest.raises(ClientError) as caught:
         call(**arguments)
     headers: dict[str, str] = caught.value.response["ResponseMetadata"]["HTTPHeaders"]

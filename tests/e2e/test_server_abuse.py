@@ -1,4 +1,4 @@
-"""A server among clients that are broken, slow, hostile, or of another time: it answers, drops, and goes on."""
+"""A server among clients that are broken, slow, hostile, or newer than it: it answers, disconnects, and goes on."""
 
 from __future__ import annotations
 

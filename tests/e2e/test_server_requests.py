@@ -1,4 +1,4 @@
-"""How a server treats requests of one connection: order, cancel, deadline, descriptors, watches, shutdown."""
+"""The requests of one connection at a server: order, cancel, deadline, descriptors, watches, shutdown."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Machine:
         return log.read_text().splitlines() if log.exists() else []
 
     def setup(self) -> subprocess.CompletedProcess[str]:
-        """Run the script; it ends behind the packages, since this checkout has no project to install."""
+        """Run the script; it ends after the packages, since this checkout has no project to install."""
         return subprocess.run(
             [str(self.checkout / "scripts" / "setup.sh")],
             env={"PATH": f"{self.tools}:{os.environ['PATH']}", "HOME": "/"},
@@ -43,7 +43,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
-    """Nothing is installed but gcc; apt-get and sudo note their calls and fail."""
+    """A machine where only gcc is installed; apt-get and sudo note their calls and fail."""
     checkout, tools = tmp_path / "checkout", tmp_path / "tools"
     (checkout / "scripts").mkdir(parents=True)
     tools.mkdir()

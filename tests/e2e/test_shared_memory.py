@@ -36,7 +36,7 @@ while True:
 
 
 def lent(pid: int) -> int:
-    """Descriptors and mappings of shared memory that a process has."""
+    """Count the descriptors and mappings of shared memory that a process has."""
     count = Path(f"/proc/{pid}/maps").read_text().count("lake-memory")
     for descriptor in os.listdir(f"/proc/{pid}/fd"):
         try:
@@ -100,7 +100,7 @@ def test_memory_is_lent_anew_to_an_engine_that_came_back(folder: Path) -> None:
             lake.put("bkt/whole", whole, create_bucket=True)
             served.kill()
             served.start()
-            # A look first: what changes names is not asked twice, whatever has become of the connection.
+            # A read first: a request that changes names is not sent twice, whatever happened to the connection.
             assert lake.get("bkt/whole") == content
             lake.put("bkt/again", whole)
             assert lake.put("bkt/part", part).size_bytes == 1000

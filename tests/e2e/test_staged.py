@@ -1,4 +1,4 @@
-"""`lake staged`: what a killed mount had not stored is listed, and comes back byte for byte."""
+"""`lake staged`: changes that a killed mount had not stored are listed, and restored byte for byte."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rig(served: Served) -> Iterator[MountRig]:
 
 @contextmanager
 def dirty(rig: MountRig) -> Iterator[MountProcess]:
-    """A mount that is killed at the end of the block, before what is open in it is closed."""
+    """Run a mount that is killed at the end of the block, before what is open in it is closed."""
     process = rig.foreground()
     opened: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -54,12 +54,12 @@ def _noted(opened: list[int], descriptor: int) -> int:
 
 
 def new(path: Path, content: bytes, flags: int = os.O_CREAT | os.O_WRONLY) -> None:
-    """A file that is written and stays open."""
+    """Write a file, and leave it open."""
     os.write(os.open(path, flags), content)
 
 
 def edited(path: Path) -> bytes:
-    """A stored file that is changed in the middle, lengthened, and stays open; what it holds then."""
+    """Change a stored file in the middle, lengthen it, and leave it open; return what it holds then."""
     descriptor = os.open(path, os.O_RDWR)
     content = bytearray(BASE)
     for offset, piece in ((5 * MIB, b"middle"), (len(BASE) + 100, b"behind the end")):
@@ -71,7 +71,7 @@ def edited(path: Path) -> bytes:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """A file that another process has open: a fork of this one would close, and so store, what it has open."""
+    """Have another process keep a file open: a fork of this one would close, and so store, what this one has open."""
     script = "import sys; f = open(sys.argv[1], 'wb', 0); f.write(b'mine'); print(flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", script, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -82,7 +82,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def listed(rig: MountRig, *options: str | Path) -> dict[str, dict[str, Any]]:
-    """What is staged, by name."""
+    """Return the staged files, by name."""
     done = rig.lake("staged", "ls", "--json", *options)
     assert done.code == 0, done
     return {each["name"]: each for each in json.loads(done.text)["staged"]}

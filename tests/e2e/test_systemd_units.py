@@ -1,4 +1,4 @@
-"""The units of the engine and the gateway as systemd judges them."""
+"""The units of the engine and the gateway: systemd accepts them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _directives(section: str, unit: Path = UNIT) -> dict[str, str]:
 
 @pytest.fixture(params=[UNIT, GATEWAY], ids=lambda path: path.name)
 def unit(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A unit with a command that exists here."""
+    """A unit whose command exists here."""
     original: Path = request.param
     copy = tmp_path / original.name
     copy.write_text(original.read_text().replace("/opt/lake/bin/lake", sys.executable))

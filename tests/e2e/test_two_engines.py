@@ -1,4 +1,4 @@
-"""One store, one engine, whatever becomes of the lock file, the folder and the journal under it."""
+"""One store, one engine, even when the lock file, the folder or the journal are changed under it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("quiet")
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Served]:
-    """One engine for all tests; each leaves it with a whole store at its place."""
+    """One engine for all tests; each test leaves a whole store in its place."""
     with TemporaryDirectory(prefix="lake-") as folder, serving(Path(folder)) as served:
         yield served
 
@@ -37,13 +37,13 @@ def here(engine: Served, capsys: pytest.CaptureFixture[str]) -> Here:
 
 @dataclass
 class Here:
-    """Commands that run in this process, beside the engine's."""
+    """Runs commands in this process, beside the engine's."""
 
     capsys: pytest.CaptureFixture[str]
     server: str
 
     def __call__(self, *arguments: str | Path) -> tuple[int, str]:
-        """Exit code, and both outputs."""
+        """Run a command; return exit code and both outputs."""
         self.capsys.readouterr()
         where = [] if "--data" in arguments else ["--server", self.server]
         code = run([*map(str, arguments), *where])
@@ -51,7 +51,7 @@ class Here:
 
 
 def begin_as_another_engine_would(data: Path) -> None:
-    """Begin a journal file without the lock, as an engine does that has found this one killed."""
+    """Begin a journal file without the lock, like an engine that believes this one was killed."""
     disk = LocalDisk(data)
     found = read_superblock(disk)
     other = replace(found, boot_id=BootId(new_id16()), boot_before=found.boot_id).identity

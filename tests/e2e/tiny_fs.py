@@ -1,7 +1,7 @@
 """A small file system in memory, mounted by `fuse.kernel.attach` in its own process: a mount without a store.
 
-`python -m tests.e2e.tiny_fs DIR [OPTION...]` says `ready`, then serves until it is unmounted or told to stop.  Files:
-`hello` holds `hello\n`; reading `slow` waits until the process was told to stop; reading `broken` lets an error
+`python -m tests.e2e.tiny_fs DIR [OPTION...]` says `ready`, then serves until it is unmounted or gets a signal.  Files:
+`hello` holds `hello\n`; reading `slow` waits until that signal; reading `broken` lets an error
 escape; reading `forever` never returns.  The option `hurry` waits 0.2 s for such at the end, not 20 s.
 """
 
@@ -30,7 +30,7 @@ FILES: Final = ("hello", "slow", "broken", "forever")
 
 
 def say(word: str) -> None:
-    """One word to the test, at once."""
+    """Print one word for the test, at once."""
     sys.stdout.write(word + "\n")
     sys.stdout.flush()
 

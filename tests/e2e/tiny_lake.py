@@ -1,7 +1,7 @@
 """The command line with `tiny_fs` behind `lake mount` instead of a store: `python -m tests.e2e.tiny_lake ARGS`.
 
-The address chooses what the mount process does: `unix:.../refuse` cannot reach an engine, `unix:.../crash` meets a
-bug, `unix:.../killed` is killed before it serves; anything else serves.
+The address chooses what the mount process does: `unix:.../refuse` cannot reach an engine, `unix:.../crash` raises an
+unexpected error, `unix:.../killed` is killed before it serves; anything else serves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.e2e.tiny_fs import TinyFs
 
 
 async def serve_mount(address: str, token: str, options: MountOptions, ready: Callable[[str], None]) -> None:
-    """In place of that of `fuse.service`."""
+    """Stand in for the function of `fuse.service`."""
     match address.rpartition("/")[2]:
         case "refuse":
             raise EngineUnreachable(f"nobody serves at {address}", subject=address)
