@@ -27,7 +27,7 @@ from tests.mount.steps import sequence
 
 
 def main() -> int:
-    """The command."""
+    """Parse the command line, and run."""
     options = _parse()
     seeds = range(options.seed, options.seed + options.sequences)
     with tempfile.TemporaryDirectory(prefix="lake-") as name, _ground(options, Path(name)) as ground:
@@ -70,7 +70,7 @@ def _ground(options: argparse.Namespace, folder: Path) -> Iterator[Ground]:
 
 
 def _parallel(seeds: range, ground: Ground, jobs: int, stop_after: int) -> int:
-    """Every job takes each so-manieth seed; how many differences there were in all."""
+    """Deal the seeds out to jobs and run them; return how many differences there were in all."""
     if jobs == 1:
         return _hunt(seeds, ground, "s", stop_after)
     children: list[int] = []

@@ -23,14 +23,14 @@ def short_folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def mounts(short_folder: Path) -> Iterator[LakeMounts]:
-    """A store, its engine, and two mounts of it."""
+    """Run a store's engine and two mounts of the store."""
     with lake(short_folder, mounts=2) as mounted:
         yield mounted
 
 
 @pytest.fixture
 def here(mounts: LakeMounts, request: pytest.FixtureRequest) -> Path:
-    """A new folder on the first mount, of this test alone."""
+    """A new folder on the first mount, for this test alone."""
     folder = mounts.folders[0] / f"{next(_numbers)} {str(request.node.name)[:60]}"
     folder.mkdir()
     return folder
@@ -38,5 +38,5 @@ def here(mounts: LakeMounts, request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture
 def there(mounts: LakeMounts, here: Path) -> Path:
-    """The same folder, as the second mount shows it."""
+    """The same folder, on the second mount."""
     return mounts.folders[1] / here.name

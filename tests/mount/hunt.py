@@ -1,7 +1,8 @@
-"""Looks for sequences that differ, each in a process of its own making, and shortens those it finds.
+"""Looks for sequences that differ, each in a forked process, and shortens those that it finds.
 
-A mount under test may kill who touches it (a mapping that answers with SIGBUS) or never answer: sequences run in
-a forked child that is watched from outside, and a child that dies or hangs is a finding like any other.
+A mount under test may kill a process that touches it (a mapping that answers with SIGBUS) or never answer.  So
+sequences run in a forked child that is watched from outside, and a child that dies or hangs is a finding like any
+other.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tests.mount.model import Difference, Ground, run
 from tests.mount.steps import CHECK, SWITCH, Step, sequence
 
 HANG_S: Final = 120.0
-"""A sequence takes less than a second; one that waits for two mounts to agree may take a minute."""
+"""Most seconds for a sequence: it takes less than one, or a minute when it waits for two mounts to agree."""
 SHORTENING_RUNS: Final = 500
 SHORTENING_S: Final = 120.0
 RACE_TRIES: Final = 15
@@ -31,7 +32,7 @@ RACE_TRIES: Final = 15
 
 @dataclass(frozen=True)
 class Finding:
-    """A sequence that was not as on the local disk, and where."""
+    """A sequence whose results differ from those on the local disk, and the first step that differs."""
 
     seed: int
     steps: tuple[Step, ...]
@@ -39,7 +40,7 @@ class Finding:
     position: int
 
     def script(self) -> str:
-        """A program that repeats it in a folder given to it, printing what each step gave."""
+        """Return a program that repeats it in a folder given to it, and prints the result of each step."""
         lines = [
             "import os, sys",
             "from tests.mount.place import Place, outcome",
@@ -57,7 +58,7 @@ class Finding:
 
 
 def hunt(seeds: Iterable[int], ground: Ground, label: str) -> Iterator[Finding | None]:
-    """Run the sequence of each seed; gives None for a good one, and a shortened finding for a bad one."""
+    """Run the sequence of each seed; yield None for a good one, and a shortened finding for a bad one."""
     pending = list(seeds)
     for number in itertools.count():
         if not pending:
@@ -82,18 +83,18 @@ def hunt(seeds: Iterable[int], ground: Ground, label: str) -> Iterator[Finding |
 
 
 class _Child:
-    """A forked process that runs the sequences of seeds and tells of each."""
+    """A forked process that runs the sequences of seeds and reports each result."""
 
     def __init__(self, seeds: Sequence[int], ground: Ground, label: str) -> None:
         mounts = len(ground.mounts)
         self._reader = _forked((sequence(seed, mounts=mounts), ground, f"{label}-{seed}") for seed in seeds)
 
     def next(self) -> Difference | None:
-        """What came of the next sequence."""
+        """Wait for the result of the next sequence."""
         return self._reader.next()
 
     def end(self) -> None:
-        """The child is gone afterwards."""
+        """End the child."""
         self._reader.end()
 
 
@@ -122,7 +123,7 @@ class _Reader:
         return Difference(1 << 30, f"the process was killed by {_cause(status)}")
 
     def _exactly(self, size: int) -> bytes | None:
-        """That many bytes; empty when the child has ended, None when it hangs."""
+        """Return that many bytes; empty when the child has ended, None when it hangs."""
         content = b""
         while len(content) < size:
             ready, _, _ = select.select([self._descriptor], [], [], HANG_S)
@@ -135,7 +136,7 @@ class _Reader:
         return content
 
     def end(self) -> int:
-        """Kill what is left of it; its wait status."""
+        """Kill what is left of the child; return its wait status."""
         if self._ended:
             return 0
         self._ended = True
@@ -176,7 +177,7 @@ def _forked(work: Iterable[Work]) -> _Reader:
 
 
 def shorten(finding: Finding, ground: Ground, label: str) -> Finding:
-    """The shortest sequence found that still differs, however it does.
+    """Return the shortest sequence found that still differs, in whatever way.
 
     One that does not differ every time, a race, is tried more often, and its length counts less.
     """
@@ -211,7 +212,7 @@ Fails = Callable[[Sequence[Step]], Finding | None]
 
 
 def _fewer_steps(best: Finding, fails: Fails) -> Finding:
-    """Leave out parts, large ones first, until none can go."""
+    """Leave out parts, large ones first, until none can be left out."""
     size = max(1, len(best.steps) // 2)
     while True:
         shrunk = False
@@ -229,7 +230,7 @@ def _fewer_steps(best: Finding, fails: Fails) -> Finding:
 
 
 def _smaller_numbers(best: Finding, fails: Fails) -> Finding:
-    """Put small numbers in the place of large ones where it still differs."""
+    """Replace large numbers by small ones where the sequence still differs."""
     for index in range(len(best.steps)):
         for place, argument in enumerate(best.steps[index].arguments):
             if isinstance(argument, bool) or not isinstance(argument, int) or _is_code(best.steps[index], place):
@@ -247,5 +248,5 @@ def _smaller_numbers(best: Finding, fails: Fails) -> Finding:
 
 
 def _is_code(step: Step, place: int) -> bool:
-    """Whether an argument is no quantity: a slot, flags, a mode."""
+    """Return whether an argument is no quantity but a slot, flags, or a mode."""
     return place == 0 or step.call in ("open", "chmod", "chown", "mkdir", "fchmod", "dup", "lseek")

@@ -1,14 +1,14 @@
-"""References a mounted folder against a plain one: the same steps on both, the same results.
+"""Compares a mounted folder with a plain one: the same steps on both, the same results.
 
-One process does each system call of a sequence in a folder of the local disk and in one of the mount, and compares
-what they gave, errno included; now and then, and at the end, it compares the whole trees.  When a second mount of
-the same store is given, a sequence may close all and go on there, and at its end both mounts must show the tree:
-what was closed on one is seen whole on the other.  Nothing says when; it is waited for, up to `SETTLE_S`.
+One process does each system call of a sequence in a folder of the local disk and in one of the mount, and compares the
+results, errno included; now and then, and at the end, it compares the whole trees.  When a second mount of the same
+store is given, a sequence may close all and go on there, and at its end both mounts must show the tree: what was closed
+on one is seen whole on the other.  No event says when that is so; the test waits for it, up to `SETTLE_S`.
 
-Left out, because a mount differs from a local disk on purpose or may: hard links, device nodes, FIFOs, atime and
-ctime, times of folders, of files changed through a mapping and of files truncated to the size that they have,
-st_blocks and SEEK_HOLE, locks, fallocate, RENAME_EXCHANGE, set-id bits, times before 1970, names that are not UTF-8
-or longer than a local disk allows, touching a mapping behind the file's end, the mount's root itself.
+Left out, because a mount differs from a local disk on purpose or may: hard links, device nodes, FIFOs, atime and ctime,
+times of folders, of files changed through a mapping and of files truncated to the size that they have, st_blocks and
+SEEK_HOLE, locks, fallocate, RENAME_EXCHANGE, set-id bits, times before 1970, names that are not UTF-8 or longer than a
+local disk allows, touching a mapping after the file's end, the mount's root itself.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from tests.mount.snapshot import Tree, difference, tree
 from tests.mount.steps import ANY, CHECK, SWITCH, Step
 
 SETTLE_S: Final = 15.0
-"""The promise is a second; a slow machine must not fail a test."""
+"""The mount promises a second; a slow machine must not fail a test."""
 POLL_S: Final = 0.02
 INNER: Final = "in"
 
 
 @dataclass(frozen=True)
 class Ground:
-    """Where sequences run: a plain folder, and one folder or two that must behave like it and show the same."""
+    """The folders of a run: a plain one, and one or two on mounts that must behave like it."""
 
     plain: Path
     mounts: tuple[Path, ...]
@@ -41,14 +41,14 @@ class Ground:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first thing that was not as on the local disk."""
+    """The first result that differs from the local disk's."""
 
     position: int
     what: str
 
 
 def run(steps: Sequence[Step], ground: Ground, name: str) -> Difference | None:
-    """Run a sequence in new folders called `name`; None when nothing differed.  The folders are gone afterwards."""
+    """Run a sequence in new folders called `name`, which are removed at the end; None when nothing differs."""
     pair = _Pair(ground, name)
     found: Difference | None = None
     for position, step in enumerate(steps):
@@ -62,10 +62,10 @@ def run(steps: Sequence[Step], ground: Ground, name: str) -> Difference | None:
 
 
 class _Pair:
-    """One sequence under way."""
+    """One sequence being run."""
 
     def __init__(self, ground: Ground, name: str) -> None:
-        # One folder around the place: a symlink to `../a` leads to where others do not work.
+        # One more folder around the place: a symlink to `../a` must not lead to where others work.
         self._plain = Place(ground.plain / name / INNER)
         self._mounts = [Place(folder / name / INNER) for folder in ground.mounts]
         self._here = 0
@@ -78,7 +78,7 @@ class _Pair:
         return self._mounts[self._here]
 
     def do(self, step: Step) -> str:
-        """Do it on both sides; empty when they agree."""
+        """Do a step on both sides; return the difference, empty when they agree."""
         if step.call == CHECK:
             return self._check()
         if step.call == SWITCH:
@@ -114,7 +114,7 @@ class _Pair:
         return _wait(lambda: _shown(expected, names, place, self._mtimes))
 
     def finish(self) -> str:
-        """Close all; every mount must show the tree."""
+        """Close all; then every mount must show the tree."""
         if what := self._end() or self._check():
             return what
         for place in self._mounts:
@@ -123,7 +123,7 @@ class _Pair:
         return ""
 
     def clean_up(self) -> str:
-        """Remove what the sequence made; on all mounts it must be gone."""
+        """Remove what the sequence made; then it must be gone on all mounts."""
         for place in (self._plain, self._mount):
             _outcome(place, Step("end"))
             try:
@@ -141,7 +141,7 @@ def _outer(place: Place) -> str:
 
 
 def _shown(expected: Tree, names: set[str], place: Place, mtimes: bool) -> str:
-    """What a mount does not show as it should; names that it still remembers though no folder lists them too."""
+    """Return how a mount's tree is wrong; also names that can still be opened though no folder lists them."""
     try:
         what = difference(expected, tree(_outer(place), mtimes=mtimes))
         stale = [name for name in ANY if name not in names and os.path.lexists(f"{place.folder}/{name}")]
@@ -155,7 +155,7 @@ def _gone(folder: str) -> str:
 
 
 def _wait(check: Callable[[], str]) -> str:
-    """Until nothing is wrong, or the time is over."""
+    """Wait until nothing is wrong, or the time is over; return what is wrong."""
     until = time.monotonic() + SETTLE_S
     while (what := check()) and time.monotonic() < until:
         time.sleep(POLL_S)

@@ -1,8 +1,8 @@
 """Mounts for a test's time: a process in the foreground, its mount point, and an end whatever happens.
 
-`lake` starts an engine and one mount of its store or two; `passthrough` mounts a folder, once or twice, so that the
-tests themselves can be tried on a file system that is right, or, with a planted bug, on one that is not.  Nothing
-waits without a limit, and nothing stays mounted: what does not end on SIGTERM is unmounted lazily and killed.
+`lake` starts an engine and one mount of its store or two.  `passthrough` mounts a folder, once or twice, so that the
+tests themselves can be tried on a file system that is right, or, with a planted bug, on one that is not.  Nothing waits
+without a limit, and nothing stays mounted: a mount that does not end on SIGTERM is unmounted lazily and killed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ BUCKET: Final = "bucket"
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """As any command's, and the mount keeps its lock below the test's folder."""
+    """Return the environment of a command, with the mount's lock below the test's folder."""
     return environment() | {"STATE_DIRECTORY": str(folder / "state")}
 
 
 @contextmanager
 def passthrough(folder: Path, *, mounts: int = 1, bug: str = "") -> Iterator[list[MountProcess]]:
-    """Mounts of one folder by the file system that passes through, with a bug planted in it when one is named."""
+    """Mount one folder by the file system that passes through, with a bug planted in it when one is named."""
     source = folder / "source"
     source.mkdir()
     with ExitStack() as stack:
@@ -50,20 +50,20 @@ def _passing(point: Path, source: Path, bug: str) -> list[str]:
 
 @dataclass
 class LakeMounts:
-    """An engine, its mounts, and a folder in each that a bucket stands behind."""
+    """An engine, its mounts, and the folder of a bucket on each."""
 
     served: Served
     mounts: list[MountProcess]
 
     @property
     def folders(self) -> list[Path]:
-        """The bucket on each mount."""
+        """The bucket's folder on each mount."""
         return [mount.folder / BUCKET for mount in self.mounts]
 
 
 @contextmanager
 def lake(folder: Path, *options: str, mounts: int = 1) -> Iterator[LakeMounts]:
-    """A new store, its engine, and mounts of it, with a bucket."""
+    """Start an engine on a new store with a bucket, and mounts of it."""
     with serving(folder) as served, ExitStack() as stack:
         processes = [
             stack.enter_context(
@@ -82,7 +82,7 @@ def lake(folder: Path, *options: str, mounts: int = 1) -> Iterator[LakeMounts]:
 
 
 def lake_mount_command(server: str, point: Path, staging: Path, *options: str) -> list[str]:
-    """`lake mount` in the foreground."""
+    """Return the command of `lake mount` in the foreground."""
     return [
         *LAKE, "--server", server, "mount", "--foreground", "--staging", str(staging), *options, str(point),
     ]  # fmt: skip

@@ -1,8 +1,8 @@
-"""What each operation of a file system answers on a mount: the table of docs/mount.md, found out by doing them.
+"""Writes the table of docs/mount.md: the answer of each file system operation on a mount, found by doing it.
 
     python -m tests.mount.operations        write the table into docs/mount.md
 
-Each probe does one thing in an empty folder of a real mount and says what came of it: "works", or the errno.
+Each probe does one thing in an empty folder of a real mount and returns "works", or the errno.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def table() -> str:
-    """The table, from a mount of a new store."""
+    """Return the table, from a mount of a new store."""
     with TemporaryDirectory(prefix="lake-") as folder, lake(Path(folder)) as mounts:
         return "".join(_rows(mounts.folders[0]))
 
 
 def documented() -> str:
-    """The table as it is in the document."""
+    """Return the table that the document has."""
     return DOCUMENT.read_text().split(BEGIN)[1].split(END)[0]
 
 

@@ -1,9 +1,8 @@
 """The system calls of the model-based test, done in one folder.
 
-A place is a folder, some slots for open files and mappings, and one method for each kind of call.  The same steps
-on two places must give the same results.  A method gives what the call gave, as plain values that can be compared
-and printed, or raises what the call raised; a slot that holds nothing gives `None`, so that any part of a sequence
-is a sequence.
+A place is a folder, some slots for open files and mappings, and one method for each kind of call.  The same steps on
+two places must give the same results.  A method returns the call's result, as plain values that can be compared and
+printed, or raises its error.  A slot that holds nothing gives `None`, so that any part of a sequence is a sequence.
 
 Nothing here knows which kind of file system it works on.
 """
@@ -31,7 +30,7 @@ Result = bytes | int | str | tuple[object, ...] | None
 
 
 def pattern(key: int, size: int) -> bytes:
-    """`size` bytes that belong to `key`, without zeros, and not periodic in pages."""
+    """Return `size` bytes that belong to `key`, without zeros, and not periodic in pages."""
     if key not in _PATTERNS:
         raw = random.Random(key).randbytes(4099)
         _PATTERNS[key] = raw.replace(b"\0", b"\1")
@@ -41,7 +40,7 @@ def pattern(key: int, size: int) -> bytes:
 
 @dataclass
 class Mapping:
-    """A shared mapping of a file's beginning, and a descriptor that tells how far it may be touched."""
+    """A shared mapping of a file's beginning, and a descriptor that shows how far it may be touched."""
 
     memory: mmap.mmap
     descriptor: int
@@ -69,7 +68,7 @@ class Place:
         return "opened"
 
     def dup(self, slot: int, source: int) -> Result:
-        """A second descriptor of the same open file."""
+        """Make a second descriptor of the same open file."""
         if source not in self._files or source == slot:
             return None
         self.close(slot)
@@ -77,7 +76,7 @@ class Place:
         return "opened"
 
     def close(self, slot: int) -> Result:
-        """Close; the error of close is the result that matters."""
+        """Close a slot; the error of close is the result that matters."""
         descriptor = self._files.pop(slot, None)
         if descriptor is None:
             return None
@@ -89,23 +88,23 @@ class Place:
         return None if descriptor is None else call(descriptor)
 
     def read(self, slot: int, size: int) -> Result:
-        """At the file's position."""
+        """Read at the file's position."""
         return self._with(slot, lambda file: os.read(file, size))
 
     def pread(self, slot: int, offset: int, size: int) -> Result:
-        """At an offset."""
+        """Read at an offset."""
         return self._with(slot, lambda file: os.pread(file, size, offset))
 
     def write(self, slot: int, key: int, size: int) -> Result:
-        """At the file's position, or its end with O_APPEND."""
+        """Write at the file's position, or at its end with O_APPEND."""
         return self._with(slot, lambda file: os.write(file, pattern(key, size)))
 
     def pwrite(self, slot: int, offset: int, key: int, size: int) -> Result:
-        """At an offset, possibly far behind the end."""
+        """Write at an offset, possibly far after the end."""
         return self._with(slot, lambda file: os.pwrite(file, pattern(key, size), offset))
 
     def lseek(self, slot: int, offset: int, whence: int) -> Result:
-        """Where the position is afterwards; of a file only: positions in a folder mean nothing."""
+        """Move a file's position; return it.  Folders are left out: their positions mean nothing."""
 
         def seek(file: int) -> Result:
             plain = stat.S_ISREG(os.fstat(file).st_mode)
@@ -114,37 +113,37 @@ class Place:
         return self._with(slot, seek)
 
     def ftruncate(self, slot: int, size: int) -> Result:
-        """By handle."""
+        """Set the length, by handle."""
         return self._with(slot, lambda file: self._cut(file, size))
 
     def fsync(self, slot: int) -> Result:
-        """Content and attributes to the store."""
+        """Store content and attributes."""
         return self._with(slot, os.fsync)
 
     def fdatasync(self, slot: int) -> Result:
-        """Content to the store."""
+        """Store content."""
         return self._with(slot, os.fdatasync)
 
     def fstat(self, slot: int) -> Result:
-        """Kind, size, mode and number of names, of a file that may have none."""
+        """Return kind, size, mode and number of names, of a file that may have none."""
         return self._with(slot, lambda file: _status(os.fstat(file)))
 
     def fchmod(self, slot: int, mode: int) -> Result:
-        """By handle."""
+        """Set the mode, by handle."""
         return self._with(slot, lambda file: os.fchmod(file, mode))
 
     def futime(self, slot: int, mtime_ns: int) -> Result:
-        """By handle, in nanoseconds."""
+        """Set the time of modification in nanoseconds, by handle."""
         return self._with(slot, lambda file: os.utime(file, ns=(mtime_ns, mtime_ns)))
 
     def copy_range(self, source: int, target: int, size: int) -> Result:
-        """copy_file_range from one open file's position to another's."""
+        """Call copy_file_range from one open file's position to another's."""
         if source not in self._files or target not in self._files:
             return None
         return os.copy_file_range(self._files[source], self._files[target], size)
 
     def read_direct(self, path: str, pages: int, count: int) -> Result:
-        """Whole pages past the page cache, through a handle of its own; of a file only."""
+        """Read whole pages past the page cache, through a handle of its own; files only."""
         if not stat.S_ISREG(os.stat(self._at(path)).st_mode):
             return None
         descriptor = os.open(self._at(path), os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
@@ -172,7 +171,7 @@ class Place:
         return "mapped"
 
     def _within(self, slot: int, offset: int, size: int) -> memoryview | None:
-        """A part of a mapping, cut at the file's end: a touch behind that would be SIGBUS."""
+        """Return a part of a mapping, cut at the file's end: to touch more would be SIGBUS."""
         found = self._maps.get(slot)
         if found is None:
             return None
@@ -180,7 +179,7 @@ class Place:
         return memoryview(found.memory)[offset:end] if offset < end else None
 
     def map_read(self, slot: int, offset: int, size: int) -> Result:
-        """Bytes of a mapping."""
+        """Read bytes of a mapping."""
         view = self._within(slot, offset, size)
         return None if view is None else bytes(view)
 
@@ -193,7 +192,7 @@ class Place:
         return len(view)
 
     def msync(self, slot: int) -> Result:
-        """Changed pages to the file."""
+        """Write changed pages to the file."""
         found = self._maps.get(slot)
         if found is None:
             return None
@@ -201,7 +200,7 @@ class Place:
         return "synced"
 
     def unmap(self, slot: int) -> Result:
-        """End a mapping; its pages go to the file without being told to."""
+        """End a mapping; its pages are written to the file without a call for that."""
         found = self._maps.pop(slot, None)
         if found is None:
             return None
@@ -212,7 +211,7 @@ class Place:
     # Files and folders by name.
 
     def truncate(self, path: str, size: int) -> None:
-        """By name."""
+        """Set the length, by name."""
         self._cut(self._at(path), size)
 
     def _cut(self, file: int | str, size: int) -> None:
@@ -253,11 +252,11 @@ class Place:
         return os.readlink(self._at(path))
 
     def stat(self, path: str) -> Result:
-        """Of what a name leads to."""
+        """Return the status of what a name leads to."""
         return _status(os.stat(self._at(path)))
 
     def lstat(self, path: str) -> Result:
-        """Of a name itself."""
+        """Return the status of a name itself."""
         return _status(os.lstat(self._at(path)))
 
     def chmod(self, path: str, mode: int) -> None:
@@ -273,36 +272,36 @@ class Place:
         os.utime(self._at(path), ns=(mtime_ns, mtime_ns), follow_symlinks=follow)
 
     def setxattr(self, path: str, name: str, key: int, size: int, flags: int) -> None:
-        """Set an attribute of the user's."""
+        """Set an extended attribute."""
         os.setxattr(self._at(path), f"user.{name}", pattern(key, size), flags)
 
     def getxattr(self, path: str, name: str) -> Result:
-        """An attribute's value."""
+        """Return an extended attribute's value."""
         return os.getxattr(self._at(path), f"user.{name}")
 
     def listxattr(self, path: str) -> Result:
-        """Names of attributes."""
+        """Return the names of extended attributes."""
         return tuple(sorted(os.listxattr(self._at(path))))
 
     def removexattr(self, path: str, name: str) -> None:
-        """Remove an attribute."""
+        """Remove an extended attribute."""
         os.removexattr(self._at(path), f"user.{name}")
 
     def listdir(self, path: str) -> Result:
-        """Names and kinds, sorted."""
+        """Return names and kinds, sorted."""
         with os.scandir(self._at(path)) as entries:
             return tuple(sorted((found.name, _kind_of_entry(found)) for found in entries))
 
     def read_file(self, path: str) -> Result:
-        """A file's whole content."""
+        """Return a file's whole content."""
         return Path(self._at(path)).read_bytes()
 
     def write_file(self, path: str, key: int, size: int) -> Result:
-        """A file written whole and closed."""
+        """Write a whole file and close it."""
         return Path(self._at(path)).write_bytes(pattern(key, size))
 
     def end(self) -> Result:
-        """Close all that is open; the first error is raised when all is closed."""
+        """Close all that is open; then raise the first error."""
         errors: list[OSError] = []
         for close, slots in ((self.unmap, sorted(self._maps)), (self.close, sorted(self._files))):
             for slot in slots:
@@ -316,7 +315,7 @@ class Place:
 
 
 def outcome(call: Callable[[], object]) -> object:
-    """What a call gave: a value, or OSError and the name of its errno."""
+    """Return the result of a call: its value, or OSError and the name of its errno."""
     try:
         return call()
     except OSError as error:
@@ -330,7 +329,7 @@ def _kind_of_entry(entry: os.DirEntry[str]) -> str:
 
 
 def _status(found: os.stat_result) -> Result:
-    """What must be equal: type and mode, and for a file its size and number of names."""
+    """Return what must be equal: type and mode, and for a file its size and number of names."""
     kind = found.st_mode >> 12
     plain = kind == 0o10
     return (oct(found.st_mode), found.st_size if kind != 0o4 else 0, found.st_nlink if plain else 1)

@@ -1,4 +1,4 @@
-"""The file system that passes through, with one bug planted: the model-based test has to find each of them.
+"""The file system that passes through, with one planted bug: the model-based test has to find each of them.
 
 python -m tests.mount.planted BUG MOUNT_POINT --source FOLDER
 """
@@ -145,7 +145,7 @@ BUGS: Final[dict[str, type[Passthrough]]] = {
 
 
 def main() -> int:
-    """The command."""
+    """Parse the command line, and serve."""
     parser = argparse.ArgumentParser(prog="python -m tests.mount.planted")
     parser.add_argument("bug", choices=BUGS)
     parser.add_argument("mount_point", type=Path)

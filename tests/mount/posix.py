@@ -1,12 +1,12 @@
-"""The same system calls on a mount and on a local folder: every difference is one of the known ones, or a bug.
+"""The same system calls on a mount and on a local folder: every difference is a known one, or a bug.
 
 A case is a list of calls, each by some user, in a folder of its own.  After each call both sides are compared: the
 result or the errno, and of everything in the folder its type, mode, owner, size and number of names, and *whether* its
 times changed, the access time only where a call sets it.  The first difference ends a case: what follows it cannot be
 compared.
 
-`KNOWN` in `tests.mount.posix_known` lists the differences that are decided, each with its reason.
-Not here: what a mount does beside others, or after a crash.
+`KNOWN` in `tests.mount.posix_known` lists the differences that are decided, each with its reason. Not tested here: a
+mount beside other mounts, or after a crash.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ USERS: Final = (ROOT, ALICE, BOB)
 GROUP: Final = 41010
 """A group that alice is in, beside her own."""
 _COARSE_CLOCK: Final = 5
-"""CLOCK_REALTIME_COARSE, which file systems take times from."""
+"""CLOCK_REALTIME_COARSE, the source of a file system's times."""
 _SETTING_ACCESS_TIME: Final = ("utimens", "futimens", "utimens_now")
 
 
@@ -69,7 +69,7 @@ root, alice, bob = By(ROOT), By(ALICE), By(BOB)
 
 @dataclass(frozen=True)
 class Case:
-    """Calls that are made one after the other in an empty folder, which everybody may write into."""
+    """Calls made one after the other in an empty folder that everybody may write into."""
 
     name: str
     calls: tuple[Call, ...]
@@ -77,13 +77,13 @@ class Case:
 
 
 def case(name: str, *calls: Call, with_times: bool = True) -> Case:
-    """A case."""
+    """Make a case."""
     return Case(name, calls, with_times)
 
 
 @dataclass(frozen=True)
 class Thing:
-    """What `stat` shows of one name."""
+    """The result of `stat` for one name."""
 
     status: tuple[object, ...]
     mode: int
@@ -111,7 +111,7 @@ class Side:
             self._processes.append(process)
 
     def call(self, call: Call) -> Outcome:
-        """Do it, and say what came of it."""
+        """Make a call; return its outcome."""
         pipe = self._pipes[call.user]
         pipe.send((call.name, call.arguments))
         assert pipe.poll(30), f"no answer to {call} in {self.folder}"
@@ -119,7 +119,7 @@ class Side:
         return outcome
 
     def begin(self, name: str) -> Path:
-        """A new folder for a case; every caller is in it."""
+        """Make a new folder for a case, and have every caller enter it."""
         place = self.folder / name
         place.mkdir()
         place.chmod(0o777)
@@ -128,12 +128,12 @@ class Side:
         return place
 
     def end_case(self) -> None:
-        """Everything that is open is closed."""
+        """Close everything that is open."""
         for user in USERS:
             self.call(Call(user, "end", ()))
 
     def end(self) -> None:
-        """No process is left."""
+        """End all processes."""
         for pipe in self._pipes.values():
             pipe.send(("stop", ()))
             pipe.close()
@@ -153,7 +153,7 @@ class Posix:
         self.seen: set[Known] = set()
 
     def differences(self, cases: Iterable[Case]) -> list[str]:
-        """What differs and is not known, one line for each case."""
+        """Return the differences that are not known, one line for each case."""
         return [line for found in cases for line in self._differences(found)]
 
     def _differences(self, found: Case) -> Iterator[str]:
@@ -198,7 +198,7 @@ class Posix:
 
 
 def tree(place: Path) -> Tree:
-    """All names below a folder, and the folder as `.`."""
+    """Return all names below a folder, and the folder as `.`."""
     found = {".": _thing(str(place))}
     for folder, folders, files in os.walk(place):
         for name in (*folders, *files):
@@ -213,7 +213,7 @@ def _thing(path: str) -> Thing:
 
 
 def _changed(before: Tree, name: str, now: Thing, atime: bool) -> str:
-    """Which times changed; of what is new nothing is said."""
+    """Say which times changed; for a new or replaced name only that it is one."""
     was = next((thing for thing in before.values() if thing.inode == now.inode), None)
     if was is None:
         return f"{'replaced' if name in before else 'new'}"
@@ -227,7 +227,7 @@ def _changed(before: Tree, name: str, now: Thing, atime: bool) -> str:
 
 
 def _has_fine_times(folder: Path) -> bool:
-    """Whether two changes with a look between them always have different times."""
+    """Return whether two changes with a look between them always have different times."""
     times: list[int] = []
     for mode in (0o700, 0o777) * 10:
         folder.chmod(mode)
@@ -236,7 +236,7 @@ def _has_fine_times(folder: Path) -> bool:
 
 
 def _wait_for_another_time() -> None:
-    """Until the clock has gone on that local file systems take times from."""
+    """Wait until the clock that gives local file systems their times has gone on."""
     begin = time.clock_gettime_ns(_COARSE_CLOCK)
     while time.clock_gettime_ns(_COARSE_CLOCK) == begin:
         time.sleep(0.0005)
@@ -244,7 +244,7 @@ def _wait_for_another_time() -> None:
 
 @contextmanager
 def comparing(mount: Path, local: Path) -> Iterator[Posix]:
-    """Both sides, for the block."""
+    """Yield both sides, for the block."""
     sides: list[Side] = []
     try:
         for folder in (mount, local):

@@ -64,7 +64,7 @@ def owners() -> Iterator[Case]:
 
 
 def set_id_bits() -> Iterator[Case]:
-    """What a change of content does to set-id bits."""
+    """Changes of content, and their effect on set-id bits."""
     for mode in _SET_ID:
         for who in (alice, bob, root):
             name = "root" if who is root else "owner" if who is alice else "other"

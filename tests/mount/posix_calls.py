@@ -1,7 +1,7 @@
-"""System calls by name, done by a process of its own as some user: the far side of `tests.mount.posix`.
+"""System calls by name, made by a process of its own as some user: the far side of `tests.mount.posix`.
 
-A caller process has a current folder and numbered slots for what it has open.  It answers each call with
-("ok", value) or ("error", name of the errno), and lives until it is told to stop.
+A caller process has a current folder and numbered slots for what it has open.  It answers each call with ("ok", value)
+or ("error", name of the errno), and lives until it is told to stop.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _D_NAME: Final = 19
 
 
 class User(NamedTuple):
-    """Whom a caller process runs as."""
+    """The user of a caller process."""
 
     name: str
     uid: int
@@ -46,7 +46,7 @@ class User(NamedTuple):
 
 
 def answer_calls(user: User, calls: Connection) -> None:
-    """Become the user, and do what is asked until told to stop."""
+    """Become the user, and make the calls that are sent, until told to stop."""
     if user.uid:
         os.setgroups(user.groups)
         os.setresgid(user.gid, user.gid, user.gid)
@@ -76,7 +76,7 @@ def _plain(value: object) -> object:
 
 
 def status(found: os.stat_result) -> tuple[object, ...]:
-    """Type and mode, owner, size and number of names; of a folder neither size nor number of names."""
+    """Return type and mode, owner, size and number of names; for a folder neither size nor number of names."""
     is_folder = stat.S_ISDIR(found.st_mode)
     names, size = (None, None) if is_folder else (found.st_nlink, found.st_size)
     return (oct(found.st_mode), found.st_uid, found.st_gid, names, size)
@@ -98,7 +98,7 @@ def _timespecs(atime_ns: int, mtime_ns: int) -> ctypes.Array[ctypes.c_long]:
 
 
 class Caller:
-    """The calls that `os` has not, or not in a shape that can be sent."""
+    """The calls that `os` lacks, or has in a shape that cannot be sent."""
 
     def __init__(self) -> None:
         self._files: dict[str, int] = {}
@@ -107,7 +107,7 @@ class Caller:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def end(self) -> None:
-        """Nothing stays open, and the caller stands outside."""
+        """Close everything, and leave the case's folder."""
         for mapped in self._maps.values():
             mapped.close()
         for descriptor in self._files.values():
@@ -139,7 +139,7 @@ class Caller:
         os.close(self._files.pop(slot))
 
     def make(self, path: str, content: bytes = b"", mode: int = 0o644) -> None:
-        """A new file with content."""
+        """Make a new file with content."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
             if content:
@@ -148,7 +148,7 @@ class Caller:
             os.close(descriptor)
 
     def content(self, path: str) -> bytes:
-        """All bytes of a file."""
+        """Return all bytes of a file."""
         descriptor = os.open(path, os.O_RDONLY)
         try:
             return os.read(descriptor, 1 << 20)
@@ -156,59 +156,59 @@ class Caller:
             os.close(descriptor)
 
     def copy_in(self, path: str, source: str) -> None:
-        """A program from elsewhere."""
+        """Copy a program into the folder."""
         shutil.copy(source, path)
 
     def fstat(self, slot: str) -> os.stat_result:
-        """Of a slot."""
+        """Return the status of a slot's file."""
         return os.fstat(self._files[slot])
 
     def read(self, slot: str, size: int) -> bytes:
-        """At the position."""
+        """Read at the position."""
         return os.read(self._files[slot], size)
 
     def write(self, slot: str, content: bytes) -> int:
-        """At the position."""
+        """Write at the position."""
         return os.write(self._files[slot], content)
 
     def pread(self, slot: str, size: int, offset: int) -> bytes:
-        """Anywhere."""
+        """Read at an offset."""
         return os.pread(self._files[slot], size, offset)
 
     def pwrite(self, slot: str, content: bytes, offset: int) -> int:
-        """Anywhere."""
+        """Write at an offset."""
         return os.pwrite(self._files[slot], content, offset)
 
     def readv(self, slot: str, *sizes: int) -> list[bytes]:
-        """Into several buffers."""
+        """Read into several buffers."""
         buffers = [bytearray(size) for size in sizes]
         got = os.readv(self._files[slot], buffers)
         return [str(got).encode(), *(bytes(buffer) for buffer in buffers)]
 
     def writev(self, slot: str, *parts: bytes) -> int:
-        """From several buffers."""
+        """Write from several buffers."""
         return os.writev(self._files[slot], parts)
 
     def lseek(self, slot: str, offset: int, whence: int) -> int:
-        """The new position."""
+        """Move the position; return it."""
         return os.lseek(self._files[slot], offset, whence)
 
     def ftruncate(self, slot: str, size: int) -> None:
-        """Another length."""
+        """Set the length."""
         os.ftruncate(self._files[slot], size)
 
     def fallocate(self, slot: str, mode: int, offset: int, size: int) -> None:
-        """The system call itself."""
+        """Make the system call itself."""
         _checked(
             _libc.fallocate(self._files[slot], mode, ctypes.c_long(offset), ctypes.c_long(size))
         )  # fmt: skip
 
     def fsync(self, slot: str) -> None:
-        """Store it."""
+        """Store the file."""
         os.fsync(self._files[slot])
 
     def fdatasync(self, slot: str) -> None:
-        """Store its content."""
+        """Store the file's content."""
         os.fdatasync(self._files[slot])
 
     def syncfs(self, slot: str) -> None:
@@ -216,7 +216,7 @@ class Caller:
         _checked(_libc.syncfs(self._files[slot]))
 
     def copy_range(self, source: str, target: str, size: int, *offsets: int) -> int:
-        """copy_file_range."""
+        """Call copy_file_range."""
         return os.copy_file_range(self._files[source], self._files[target], size, *offsets)
 
     def flock(self, slot: str, operation: int) -> None:
@@ -224,11 +224,11 @@ class Caller:
         fcntl.flock(self._files[slot], operation)
 
     def set_lock(self, slot: str, kind: int, start: int, length: int) -> None:
-        """fcntl(F_SETLK)."""
+        """Call fcntl(F_SETLK)."""
         fcntl.fcntl(self._files[slot], fcntl.F_SETLK, struct.pack("hhqqi4x", kind, 0, start, length, 0))
 
     def get_lock(self, slot: str, kind: int, start: int, length: int) -> tuple[int, ...]:
-        """fcntl(F_GETLK), without the process's number."""
+        """Call fcntl(F_GETLK); return its answer without the process's number."""
         packed = struct.pack("hhqqi4x", kind, 0, start, length, 0)
         found = struct.unpack("hhqqi4x", fcntl.fcntl(self._files[slot], fcntl.F_GETLK, packed))
         return tuple(found[:4])
@@ -242,7 +242,7 @@ class Caller:
         self._maps[slot] = mmap.mmap(self._files[slot], size, flags, protection)
 
     def map_read(self, slot: str, begin: int, end: int) -> bytes:
-        """Bytes of a mapping."""
+        """Read bytes of a mapping."""
         return self._maps[slot][begin:end]
 
     def map_write(self, slot: str, begin: int, content: bytes) -> None:
@@ -250,88 +250,88 @@ class Caller:
         self._maps[slot][begin : begin + len(content)] = content
 
     def map_sync(self, slot: str) -> None:
-        """msync."""
+        """Call msync."""
         self._maps[slot].flush()
 
     def map_end(self, slot: str) -> None:
-        """munmap."""
+        """Call munmap."""
         self._maps.pop(slot).close()
 
     # --- names ---------------------------------------------------------------------------------------
 
     def rename2(self, old: str, new: str, flags: int) -> None:
-        """renameat2 with flags."""
+        """Call renameat2 with flags."""
         _checked(_libc.renameat2(AT_FDCWD, os.fsencode(old), AT_FDCWD, os.fsencode(new), flags))
 
     def linkat(self, old: str, new: str, flags: int) -> None:
-        """A hard link."""
+        """Make a hard link."""
         _checked(_libc.linkat(AT_FDCWD, os.fsencode(old), AT_FDCWD, os.fsencode(new), flags))
 
     def listdir(self, path: str) -> list[str]:
-        """Names, sorted."""
+        """Return names, sorted."""
         return sorted(os.listdir(path))
 
     def bind(self, path: str) -> None:
-        """A Unix socket's name."""
+        """Bind a Unix socket to a name."""
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path)
 
     def name_max(self, path: str) -> tuple[int, int]:
-        """What statvfs and pathconf say of the length of names and paths."""
+        """Return the longest name that statvfs and pathconf report."""
         return (os.statvfs(path).f_namemax, os.pathconf(path, "PC_NAME_MAX"))
 
     # --- attributes ----------------------------------------------------------------------------------
 
     def fchmod(self, slot: str, mode: int) -> None:
-        """By handle."""
+        """Set the mode, by handle."""
         os.fchmod(self._files[slot], mode)
 
     def fchown(self, slot: str, uid: int, gid: int) -> None:
-        """By handle."""
+        """Set owner and group, by handle."""
         os.fchown(self._files[slot], uid, gid)
 
     def utimens(self, path: str, atime_ns: int, mtime_ns: int, flags: int = 0) -> None:
-        """utimensat."""
+        """Call utimensat."""
         times = _timespecs(atime_ns, mtime_ns)
         _checked(_libc.utimensat(AT_FDCWD, os.fsencode(path), times, flags))
 
     def utimens_now(self, path: str) -> None:
-        """utimensat without times."""
+        """Call utimensat without times."""
         _checked(_libc.utimensat(AT_FDCWD, os.fsencode(path), None, 0))
 
     def futimens(self, slot: str, atime_ns: int, mtime_ns: int) -> None:
-        """By handle."""
+        """Set the times, by handle."""
         _checked(_libc.futimens(self._files[slot], _timespecs(atime_ns, mtime_ns)))
 
     def times(self, path: str) -> tuple[int, int]:
-        """Access and modification time, which a call has just set."""
+        """Return access and modification time, which a call has just set."""
         found = os.lstat(path)
         return (found.st_atime_ns, found.st_mtime_ns)
 
     def access(self, path: str, mode: int) -> None:
-        """access, with its errno."""
+        """Call access; raise its errno."""
         _checked(_libc.access(os.fsencode(path), mode))
 
     def eaccess(self, path: str, mode: int, flags: int = AT_EACCESS) -> None:
-        """faccessat."""
+        """Call faccessat."""
         _checked(_libc.faccessat(AT_FDCWD, os.fsencode(path), mode, flags))
 
     def getxattr(self, path: str, name: str, size: int = 65536) -> tuple[int, bytes]:
-        """Length, and the value."""
+        """Return the length, and the value."""
         buffer = ctypes.create_string_buffer(size or 1)
         got = _checked(_libc.getxattr(os.fsencode(path), name.encode(), buffer, size))
         return got, buffer.raw[:got] if size else b""
 
     def setxattr(self, path: str, name: str, value: bytes, flags: int = 0) -> None:
-        """The system call itself."""
+        """Make the system call itself."""
         _checked(_libc.setxattr(os.fsencode(path), name.encode(), value, len(value), flags))
 
     def listxattr(self, path: str) -> list[str]:
-        """Names, sorted."""
+        """Return names, sorted."""
         return sorted(os.listxattr(path))
 
     def listxattr_into(self, path: str, size: int) -> int:
-        """The system call itself."""
+        """Make the system call itself."""
         buffer = ctypes.create_string_buffer(size or 1)
         return _checked(_libc.listxattr(os.fsencode(path), buffer, size))
 
@@ -344,7 +344,7 @@ class Caller:
         self._folders[slot] = (found, [])
 
     def next_names(self, slot: str, count: int) -> list[str]:
-        """The next entries, sorted, without `.` and `..`, which are not counted; fewer at the end."""
+        """Return the next entries, sorted, without `.` and `..`, which are not counted; fewer at the end."""
         folder, _ = self._folders[slot]
         names: list[str] = []
         while len(names) < count:
@@ -356,7 +356,7 @@ class Caller:
         return sorted(names)
 
     def count_names(self, slot: str, count: int) -> int:
-        """How many entries come, of `count` asked for."""
+        """Return how many of the next `count` entries exist."""
         return len(self.next_names(slot, count))
 
     def telldir(self, slot: str) -> None:
@@ -370,16 +370,16 @@ class Caller:
         _libc.seekdir(ctypes.c_void_p(folder), ctypes.c_long(positions[index]))
 
     def rewinddir(self, slot: str) -> None:
-        """Begin anew."""
+        """Begin again at the first entry."""
         _libc.rewinddir(ctypes.c_void_p(self._folders[slot][0]))
 
     def make_many(self, folder: str, count: int) -> None:
-        """Files 0000, 0001, ..."""
+        """Make the files 0000, 0001, ..."""
         for number in range(count):
             self.make(f"{folder}/{number:04}")
 
     def remove_while_reading(self, folder: str) -> int:
-        """Read a folder once, and remove each name as it comes; how many names were met."""
+        """Read a folder once, and remove each name when it is read; return how many names were read."""
         self.opendir("removing", folder)
         count = 0
         while names := self.next_names("removing", 1):
@@ -394,7 +394,7 @@ class Caller:
         self._processes[slot] = subprocess.Popen([path, *arguments], stdin=subprocess.DEVNULL)
 
     def run(self, path: str, *arguments: str) -> int:
-        """Run a program to its end; its exit code."""
+        """Run a program to its end; return its exit code."""
         return subprocess.run([path, *arguments], check=False, timeout=20).returncode
 
     def watch(self, slot: str, path: str, mask: int = 0xFFF) -> None:
@@ -404,7 +404,7 @@ class Caller:
         _checked(_libc.inotify_add_watch(self._files[slot], os.fsencode(path), mask))
 
     def notices(self, slot: str) -> list[tuple[str, str]]:
-        """What inotify has told since: event bits and name, in order."""
+        """Return the inotify events since the last call: event bits and name, in order."""
         found: list[tuple[str, str]] = []
         while select.select([self._files[slot]], [], [], 0)[0]:
             data = os.read(self._files[slot], 65536)

@@ -1,6 +1,6 @@
-"""Where a mount is not like a local file system, and means it: each decision, with what shows it.
+"""Decided differences of a mount from a local file system, each with the comparisons that show it.
 
-`docs/mount.md` has the same reasons; a test holds the two together.
+`docs/mount.md` has the same reasons; a test compares the two.
 """
 
 from __future__ import annotations

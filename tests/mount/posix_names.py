@@ -29,7 +29,7 @@ _OPENS: Final = (
 
 
 def made(kind: str, name: str) -> tuple[Call, ...]:
-    """What makes one of the kinds under a name."""
+    """Return the calls that make a thing of that kind under a name."""
     return {
         "nothing": (),
         "file": (root.make(name, b"content of " + name.encode()),),

@@ -1,6 +1,6 @@
-"""What a folder holds, as values that can be compared: names, kinds, contents, sizes, modes, owners, attributes.
+"""The contents of a folder as values to compare: names, kinds, contents, sizes, modes, owners, attributes.
 
-Contents are read after the page cache was asked to forget them, so that a mount has to answer itself.  Times of
+The page cache is asked to forget contents before they are read, so that a mount has to answer itself.  Times of
 modification count when they lie in the past, where only an explicit setting puts them: everything else is `now`.
 """
 
@@ -31,13 +31,13 @@ class Entry:
     mtime: int | str
 
     def differences(self, other: Entry) -> str:
-        """The fields that are not equal, both values."""
+        """Return the fields that are not equal, with both values."""
         pairs = [(name, getattr(self, name), getattr(other, name)) for name in self.__dataclass_fields__]
         return ", ".join(f"{name} {mine!r} became {theirs!r}" for name, mine, theirs in pairs if mine != theirs)
 
 
 def tree(folder: str, *, mtimes: bool = True) -> Tree:
-    """All names below a folder, by path."""
+    """Return all names below a folder, by path."""
     found: Tree = {}
     pending = [""]
     while pending:
@@ -52,7 +52,7 @@ def tree(folder: str, *, mtimes: bool = True) -> Tree:
 
 
 def difference(expected: Tree, got: Tree) -> str:
-    """Empty when they are equal, else what is wrong with each name, one a line."""
+    """Return what is wrong with each name, one a line; empty when the trees are equal."""
     lines: list[str] = []
     for path in sorted({*expected, *got}):
         if path not in got:
@@ -84,7 +84,7 @@ def _entry(path: str, mtimes: bool) -> Entry:
 
 
 def _content(path: str) -> str:
-    """Length and digest of what a reader gets."""
+    """Return length and digest of what a reader gets."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

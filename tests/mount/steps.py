@@ -1,8 +1,8 @@
-"""Random sequences of steps, each a value that prints as the line of Python that does it.
+"""Random sequences of steps; each step is a value that prints as the line of Python that does it.
 
-A seed gives a sequence, always the same.  Every part of a sequence is one too, so a failing one can be shortened.
-A few names, slots and sizes are used again and again, so that steps meet: the interesting things happen when a
-file is open twice, renamed, written behind its end and unlinked.
+A seed gives a sequence, always the same.  Every part of a sequence is one too, so a failing one can be shortened. A few
+names, slots and sizes are used again and again, so that steps meet: the interesting things happen when a file is open
+twice, renamed, written after its end and unlinked.
 """
 
 from __future__ import annotations
@@ -68,35 +68,35 @@ class Chooser:
         self.there: set[str] = set()
 
     def slot(self) -> int:
-        """A slot, mostly one that holds an open file."""
+        """Choose a slot, mostly one that holds an open file."""
         if self.opened and self.random.random() < 0.9:
             return self.random.choice(sorted(self.opened))
         return self.random.randrange(SLOTS)
 
     def new_slot(self) -> int:
-        """Any slot."""
+        """Choose any slot."""
         return self.random.randrange(SLOTS)
 
     def mapping(self) -> int:
-        """A slot, mostly one that holds a mapping."""
+        """Choose a slot, mostly one that holds a mapping."""
         if self.mapped and self.random.random() < 0.9:
             return self.random.choice(sorted(self.mapped))
         return self.random.randrange(SLOTS)
 
     def file(self) -> str:
-        """A name that is mostly a file, and mostly there."""
+        """Choose a name that is mostly a file, and mostly exists."""
         return self._name(FILES)
 
     def new_file(self) -> str:
-        """A name, there or not; a few of them more often, so that handles meet on one file."""
+        """Choose a name, existing or not; a few of them more often, so that handles meet on one file."""
         return self.random.choice(FILES[:2]) if self.random.random() < 0.6 else self.random.choice(ANY)
 
     def folder(self) -> str:
-        """A name that is mostly a folder."""
+        """Choose a name that is mostly a folder."""
         return self.random.choice(FOLDERS)
 
     def any(self) -> str:
-        """A name, mostly one that is there."""
+        """Choose a name, mostly one that exists."""
         return self._name(ANY)
 
     def _name(self, names: tuple[str, ...]) -> str:
@@ -130,22 +130,22 @@ class Chooser:
             self.mapped.clear()
 
     def key(self) -> int:
-        """Which bytes to write."""
+        """Choose which bytes to write."""
         return self.random.randrange(1, 60)
 
     def size(self) -> int:
-        """How many bytes."""
+        """Choose a number of bytes."""
         return self.random.choice(LARGE if self.large and self.random.random() < 0.4 else SIZES)
 
     def offset(self) -> int:
-        """Where: near the beginning, at the edges of pages, chunks and granules, far behind the end."""
+        """Choose an offset: near the beginning, at the edges of pages, chunks and granules, far after the end."""
         edge = self.random.choice((0, 0, 1, 100, 4096, 8192, 65_536, 131_072, 262_144))
         if self.large:
             edge = self.random.choice((edge, 1 << 20, 4 << 20, 8 << 20, (10 << 20) + 7))
         return max(0, edge + self.random.choice((0, 0, 0, -1, 1, 17)))
 
     def flags(self) -> int:
-        """For open."""
+        """Choose flags for open."""
         flags = self.random.choice((os.O_RDONLY, os.O_WRONLY, os.O_RDWR, os.O_RDWR, os.O_RDWR))
         extras = (
             (os.O_CREAT, 0.8), (os.O_EXCL, 0.1), (os.O_TRUNC, 0.2), (os.O_APPEND, 0.2),
@@ -229,7 +229,7 @@ MIXES: Final = (
 
 
 def sequence(seed: int, *, mounts: int = 1) -> list[Step]:
-    """The steps of a seed; with two mounts some of them go on at the other one."""
+    """Return the steps of a seed; with two mounts some of them go on at the other one."""
     chooser = Chooser(seed)
     menu = [
         (weight, name, maker) for family in chooser.random.choice(MIXES) for name, (weight, maker) in family.items()

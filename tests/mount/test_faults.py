@@ -1,4 +1,4 @@
-"""What goes wrong under a mount: the errno that a program sees, and what is left as it was."""
+"""Faults under a mount: the errno that a program sees, and what is left as it was."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_readers_go_on_while_garbage_is_collected(short: Path) -> None:
 
 
 def _write_until_a_close_fails(here: Path) -> tuple[dict[str, bytes], int | None]:
-    """The files that were closed well, and the errno of the close that was not."""
+    """Return the files that were closed well, and the errno of the close that failed."""
     stored: dict[str, bytes] = {}
     while True:
         name, content = f"f{len(stored)}", os.urandom(8 * MIB)
@@ -184,7 +184,7 @@ def test_a_staging_disk_that_takes_no_more_fails_writes_and_the_mount_goes_on(sh
 
 
 def _open_until_one_fails(here: Path) -> int | None:
-    """Files that are written at once: what is staged already goes on, a new staging file cannot be made."""
+    """Write new files until one fails; return its errno.  A new staging file cannot be made, the others still work."""
     opened: list[int] = []
     try:
         for number in range(100):
@@ -200,7 +200,7 @@ def _open_until_one_fails(here: Path) -> int | None:
 
 
 def _shut_down(disk: Path) -> None:
-    """The disk is gone, for its file system: EXT4_IOC_SHUTDOWN, without writing its log."""
+    """Shut the disk down under its file system: EXT4_IOC_SHUTDOWN, without writing its log."""
     descriptor = os.open(disk, os.O_RDONLY)
     try:
         fcntl.ioctl(descriptor, EXT4_IOC_SHUTDOWN, struct.pack("I", 2))

@@ -1,4 +1,4 @@
-"""Open handles by the thousand on one mount, readers and writers, and what happens when there can be no more."""
+"""Thousands of open handles on one mount, readers and writers, and the error when there can be no more."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.fuse
 READERS = 8000
 WRITERS = 2000
 LARGE_EVERY = 100
-"""Of so many readers one has an object that holds a lease."""
+"""One in so many readers has an object that holds a lease."""
 LARGE = 70_000
 
 
@@ -32,7 +32,7 @@ def short() -> Iterator[Path]:
 
 @pytest.fixture
 def many_descriptors() -> Iterator[None]:
-    """This process may hold as many open files as it may."""
+    """Let this process have as many open files as the hard limit allows."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     if before[1] < READERS + WRITERS + 1000:
         pytest.skip(f"no process may hold more than {before[1]} open files here")
@@ -42,7 +42,7 @@ def many_descriptors() -> Iterator[None]:
 
 
 def content(number: int) -> bytes:
-    """What the reader's file holds."""
+    """Return the content of the reader's file."""
     return b"%08d" % number * (LARGE // 8 if number % LARGE_EVERY == 0 else 1)
 
 

@@ -1,4 +1,4 @@
-"""Folders that are read again: what is listed is what is there, whoever changed it, and whether it was read before."""
+"""Folders that are listed again: a listing has what exists, whoever changed it, and whether it was listed before."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tests.mount.test_two_mounts import eventually
 pytestmark = [pytest.mark.slow, pytest.mark.fuse]
 
 MANY = 4000
-"""Names of 245 bytes, as which a reading has more than the 1 MiB that one request takes."""
+"""Names of 245 bytes each: together more than the 1 MiB that one request can list."""
 
 
 @pytest.fixture
 def elsewhere(mounts: LakeMounts) -> Iterator[lakefs.Lake]:
-    """A client that makes and removes names as no mount does: folders come and go with what is in them."""
+    """A client that makes and removes names as no mount does: folders are made and removed with what is in them."""
     with lakefs.connect(mounts.served.server) as lake:
         yield lake
 
 
 def twice(folder: Path) -> list[str]:
-    """The names of a folder that was just read whole."""
+    """List a folder twice; return the names of the second time."""
     os.listdir(folder)
     return sorted(os.listdir(folder))
 
@@ -115,7 +115,7 @@ def test_a_reading_goes_on_when_others_change_the_folder(here: Path, elsewhere: 
 
 
 def make_many(here: Path, elsewhere: lakefs.Lake) -> set[str]:
-    """Files that this mount did not make; their names, which need several requests of the kernel's to be listed."""
+    """Make files, not through this mount, that take the kernel several requests to list; return their names."""
     names = {f"{number:04} {'x' * 240}" for number in range(MANY)}
     elsewhere.put_many([(f"{BUCKET}/{here.name}/{name}", b"1") for name in sorted(names)])
     return names

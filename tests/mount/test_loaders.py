@@ -1,4 +1,4 @@
-"""What loads models and data sets through a mount: mappings of files, by Python, numpy, safetensors, torch, arrow."""
+"""Loaders of models and data sets on a mount: mappings of files, by Python, numpy, safetensors, torch, arrow."""
 
 from __future__ import annotations
 

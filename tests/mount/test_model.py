@@ -1,7 +1,7 @@
 """The model-based test: some sequences on every run, thousands with `python -m tests.mount --sequences 20000`.
 
-The harness is tried first: on two plain folders and on a file system that passes through it finds nothing, and each
-bug planted there is found.  MOUNT_SEQUENCES sets how many sequences the mount gets here.
+The harness is tested first: on two plain folders, and on a file system that passes through, it finds nothing, and it
+finds each bug that is planted there.  MOUNT_SEQUENCES sets how many sequences the mount gets here.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PLANTED_SEQUENCES: Final = 400
 
 
 def _findings(seeds: range, ground: Ground) -> str:
-    """Scripts of what was found; empty when nothing was."""
+    """Return the scripts of all findings; empty when there are none."""
     found = [finding for finding in hunt(seeds, ground, "t") if finding is not None]
     return "\n\n".join(f"seed {finding.seed}:\n{finding.script()}" for finding in found)
 

@@ -1,4 +1,4 @@
-"""The document's table of operations is what a mount does."""
+"""The document's table of operations has the answers that a mount gives."""
 
 from __future__ import annotations
 

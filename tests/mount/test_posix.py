@@ -33,7 +33,7 @@ FAMILIES: Final[tuple[Family, ...]] = (
     content.writing, content.lengths, content.mappings, content.locks, content.folder_reading, content.notices,
 )  # fmt: skip
 EACH: Final = 6
-"""Of so many cases one is looked at on another mount."""
+"""One in so many cases is checked on another mount, too."""
 _compared: list[Family] = []
 
 

@@ -1,4 +1,4 @@
-"""What programs do in quick succession on one mount, and what several do at once."""
+"""Programs that do things in quick succession on one mount, and several programs at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.fuse]
 
 
 def _save(lock: Path, target: Path, text: bytes) -> None:
-    """As git does: a new lock file, written in pieces, renamed over the file."""
+    """Save like git: a new lock file, written in pieces, renamed over the file."""
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
     for start in range(0, len(text), 400):
         os.write(descriptor, text[start : start + 400])
@@ -122,7 +122,7 @@ def test_hundreds_of_handles_are_open_at_once(here: Path, there: Path) -> None:
 
 
 def test_what_a_handle_that_only_writes_has_written_is_read_and_mapped_at_once(here: Path) -> None:
-    """The writer leaves the kernel's pages alone; readers of the same bytes have them fetched all the time."""
+    """The writer does not fill the kernel's pages; readers of the same bytes have them fetched all the time."""
     path = here / "counter"
     path.write_bytes(bytes(8))
     writer, reader = os.open(path, os.O_WRONLY), os.open(path, os.O_RDONLY)

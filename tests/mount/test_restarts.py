@@ -1,5 +1,7 @@
-"""An engine that goes and comes back under a mount: the programs on it notice nothing but a pause, and an `fsync` that
-fails where a killed one took something along."""
+"""An engine that ends and starts again under a mount.
+
+Programs on the mount notice only a pause, and an `fsync` that fails where a killed engine took something along.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ class Keeper:
         self.pid = 0
 
     def start(self) -> None:
-        """Start an engine, and return when it serves."""
+        """Start an engine; return when it serves."""
         assert self._shell.stdin is not None
         assert self._shell.stdout is not None
         self._shell.stdin.write("start\n")
@@ -55,7 +57,7 @@ class Keeper:
         raise AssertionError("the engine did not start")
 
     def end(self, number: int) -> None:
-        """End the engine, and return when it has gone."""
+        """End the engine with a signal; return when it has ended."""
         os.kill(self.pid, number)
         while Path(f"/proc/{self.pid}").exists():
             threading.Event().wait(0.01)
@@ -72,7 +74,7 @@ class Keeper:
 
 @contextmanager
 def kept(served: Served) -> Iterator[Keeper]:
-    """The engine of the mount, in a keeper's hands."""
+    """Put the engine of the mount into a keeper's hands."""
     keeper = Keeper(served)
     assert served.stop() == 0
     keeper.start()
@@ -157,7 +159,7 @@ def test_a_long_file_being_written_outlives_a_killed_engine(short: Path) -> None
 
 
 def _one_round(here: Path, *, synced: bool) -> None:
-    """What programs do to a file of their own; each step synced where a killed engine may lose what is only closed."""
+    """Do what programs do to a file; `synced`: sync each step that a killed engine could lose."""
 
     def step(path: Path) -> None:
         if synced:

@@ -1,4 +1,4 @@
-"""Real tools on the mount: they must run clean, and what they leave must be what they leave on a local disk.
+"""Real tools on the mount: they must run without errors, and leave what they leave on a local disk.
 
 What was written on one mount is read back through the other, which has only what the store holds.
 """

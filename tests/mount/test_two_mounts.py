@@ -1,7 +1,7 @@
-"""More than one mount of a store: what a handle sees while another mount changes the name, and what is seen when.
+"""Several mounts of a store: what a handle sees while another mount changes its name, and when changes are seen.
 
-Close-to-open: what was closed on one mount is what an open on another finds, at once; names and attributes that a
-mount's kernel remembers follow within a second, which is waited for and not timed.
+Close-to-open: what was closed on one mount is what an open on another finds, at once.  Names and attributes that a
+mount's kernel remembers follow within a second; the tests wait for that and do not time it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.fuse]
 
 
 def eventually(check: Callable[[], bool], what: str) -> None:
-    """Wait until it holds."""
+    """Wait until the condition holds."""
     until = time.monotonic() + SETTLE_S
     while not check():
         assert time.monotonic() < until, what

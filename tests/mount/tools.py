@@ -1,4 +1,4 @@
-"""Tools as people run them: a command, its time limit, and a test that is skipped when the tool is not there."""
+"""Tools as people run them: a command with a time limit; a test is skipped when its tool is missing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def need(*tools: str) -> None:
 
 
 def run(*command: str | Path, cwd: Path | None = None, code: int = 0, stdin: bytes = b"") -> str:
-    """Run to the end; its stdout.  Any other exit code fails the test with what the tool said."""
+    """Run to the end; return stdout.  Any other exit code fails the test with what the tool printed."""
     done = subprocess.run(
         list(map(str, command)), cwd=cwd, input=stdin, capture_output=True, timeout=LIMIT_S, env=_environment()
     )
@@ -43,12 +43,12 @@ def _environment() -> dict[str, str]:
 
 
 def content(size: int, seed: int = 1) -> bytes:
-    """Random bytes, always the same."""
+    """Return random bytes, always the same."""
     return random.Random(seed).randbytes(size)
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Of every file below a folder; of a symlink its target."""
+    """Return the digest of every file below a folder; for a symlink its target."""
     found: dict[str, str] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -62,7 +62,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def make_tree(folder: Path) -> None:
-    """A few dozen files: empty, small, over a page, over a chunk; folders, symlinks, modes, old times."""
+    """Make a few dozen files: empty, small, over a page, over a chunk; folders, symlinks, modes, old times."""
     folder.mkdir()
     for index in range(24):
         place = folder / f"d{index % 3}" / ("deep" if index % 2 else ".")
@@ -78,7 +78,7 @@ def make_tree(folder: Path) -> None:
 
 
 def attributes(folder: Path) -> dict[str, tuple[str, int, int]]:
-    """Mode, size and time of modification of every file, as tools that keep them must leave them."""
+    """Return mode, size and time of modification of every file, which tools that copy them must keep."""
     found: dict[str, tuple[str, int, int]] = {}
     for path in sorted(folder.rglob("*")):
         status = path.lstat()
@@ -97,7 +97,7 @@ def catch_up(here: Path, there: Path) -> None:
 
 
 def _behind(expected: Tree, there: Path) -> str:
-    """What a mount does not show as it is; a name may go between its listing and a look at it."""
+    """Return how a mount's tree differs; a name may be removed between its listing and a look at it."""
     try:
         return difference(expected, tree(str(there)))
     except FileNotFoundError as error:
