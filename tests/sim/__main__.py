@@ -1,4 +1,4 @@
-"""Run seeds of the simulator: `python -m tests.sim 7`, `--seeds 0 300`, or `7 --shrink` for one that fails."""
+"""Runs seeds of the simulator: `python -m tests.sim 7`, `--seeds 0 300`, or `7 --shrink` for one that fails."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.sim.workloads.lives import Result
 from tests.sim.world.world import ROUNDS, World, causes_of
 
 STUCK_S = 300
-"""A seed takes a second; one that takes this long is shown where it hangs."""
+"""Most seconds for a seed: it takes one.  After this time the process prints where it hangs."""
 
 
 def main() -> int:
-    """0 when every seed kept the promises, 1 otherwise."""
+    """Run seeds; return 0 when every one kept the promises, 1 otherwise."""
     parser = argparse.ArgumentParser(prog="python -m tests.sim")
     parser.add_argument("seed", type=int, nargs="?", help="run this one, and show where it fails")
     parser.add_argument("--seeds", type=int, nargs=2, metavar=("FIRST", "END"), default=(0, 50))
@@ -75,7 +75,7 @@ def _shrink(seed: int, rounds: int, seconds: float) -> int:
 
 
 def try_seed(task: tuple[int, int]) -> Result | str:
-    """The run of a seed with so many rounds, or what went wrong, with the line that repeats it."""
+    """Run a seed with so many rounds; return the result, or the failure with the line that repeats it."""
     seed, rounds = task
     try:
         return World(seed, rounds).run()

@@ -20,7 +20,7 @@ BATCH_PER_JOB = 20
 
 @dataclass
 class Tally:
-    """What all seeds came to."""
+    """The sums over all seeds."""
 
     began: float = field(default_factory=time.monotonic)
     seeds: int = 0
@@ -33,7 +33,7 @@ class Tally:
     failed: int = 0
 
     def add(self, outcome: Result | str) -> None:
-        """Count one seed; one that failed is said at once."""
+        """Count one seed; print a failure at once."""
         self.seeds += 1
         if isinstance(outcome, str):
             self.failed += 1
@@ -57,7 +57,7 @@ class Tally:
 
 
 def run_campaign(first: int, crashes: int, operations: int, rounds: int, jobs: int) -> Tally:
-    """Batches of seeds, one after the other, with what they came to so far after each."""
+    """Run batches of seeds, one after the other; print the sums after each."""
     tally = Tally()
     with multiprocessing.get_context("fork").Pool(jobs, _be_quiet) as pool:
         while tally.crashes < crashes or tally.operations < operations:
@@ -74,7 +74,7 @@ def _be_quiet() -> None:
 
 
 def main() -> int:
-    """0 when every seed kept the promises, 1 otherwise."""
+    """Run a campaign; return 0 when every seed kept the promises, 1 otherwise."""
     parser = argparse.ArgumentParser(prog="python -m tests.sim.campaign")
     parser.add_argument("--crashes", type=int, default=100_000, help="at least so many")
     parser.add_argument("--operations", type=int, default=1_000_000, help="at least so many")

@@ -50,7 +50,7 @@ Plant = Callable[[], AbstractContextManager[Any]]
 class Bug:
     """A bug, and the number of seeds within which it must be noticed.
 
-    `rots`: it shows on disks that lie or rot only, so every seed ends with one.
+    `rots`: it shows only on disks that lie or rot, so every seed ends with one.
     """
 
     what: str
@@ -87,7 +87,7 @@ def _skip_journal_folder_sync() -> AbstractContextManager[Any]:
 
 @contextmanager
 def _skip_payload_checksums() -> Iterator[None]:
-    """Neither by the engine that reads nor by the client that is answered: one of them would be enough."""
+    """Skip the checks of the engine that reads, and of the client that gets the answer: one of them would be enough."""
     with (
         mock.patch("engine.segments.reader.check_payload", return_value=True),
         mock.patch("lakefs.get.objects.matches_id", return_value=True),
@@ -119,7 +119,7 @@ def _believe_what_a_blob_is() -> AbstractContextManager[Any]:
 
 
 def _name_chunks_as_told() -> AbstractContextManager[Any]:
-    """The id of a chunk is what the client's word would be, and that is wrong now and then."""
+    """Give a chunk, now and then, the id of another, as if the engine trusted a client's ids."""
     original = ingest._hash_all
 
     def hash_as_told(payloads: Any) -> Any:
@@ -157,7 +157,7 @@ def _folder_sync_without(folder: str) -> AbstractContextManager[Any]:
 
 
 def _acknowledge_before_durable() -> AbstractContextManager[Any]:
-    """Sync still waits: what it finds is a bug of its own."""
+    """Do not wait for durability; Sync still does: without that it would be another bug."""
 
     async def wait_durable(self: Metadata, sequence: Sequence) -> None:
         await trio.lowlevel.checkpoint()
@@ -166,7 +166,7 @@ def _acknowledge_before_durable() -> AbstractContextManager[Any]:
 
 
 def _reuse_an_offset() -> AbstractContextManager[Any]:
-    """The second payload in a page of its own begins where the first did."""
+    """Now and then, let the next small payload begin in the middle of the last one."""
     original = OpenSegment.take
 
     def take(self: OpenSegment, length: int) -> Place:
@@ -265,7 +265,7 @@ BUGS = [
 
 
 def seeds_to_notice(bug: Bug, *, first: int = 0) -> tuple[int, str] | None:
-    """How many seeds it takes, and what the last one said; None when the bug passes all of them.
+    """Return how many seeds it takes to notice the bug, and the last one's failure; None when no seed notices it.
 
     `first` is tried before all others: the one that noticed it when the table was written.
     """
@@ -285,7 +285,7 @@ HEADER: Final = "| bug | noticed by seed | bound |"
 
 
 def rows() -> list[tuple[str, int, int]]:
-    """The document's table: bug, number of seeds, bound."""
+    """Return the document's table: bug, number of seeds, bound."""
     lines = PAGE.read_text().splitlines()
     first = lines.index(HEADER) + 2
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[first:] if line.startswith("|")]
@@ -293,7 +293,7 @@ def rows() -> list[tuple[str, int, int]]:
 
 
 def main() -> int:
-    """Run every bug until it is noticed and write the table; 1 when one was not."""
+    """Run every bug until it is noticed and write the table; return 1 when one was not noticed."""
     parser = argparse.ArgumentParser(prog="python -m tests.sim.planted")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     arguments = parser.parse_args()

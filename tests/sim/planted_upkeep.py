@@ -1,4 +1,4 @@
-"""Bugs for `tests.sim.planted` that are put into gc, compaction, scrub, and what goes by the clock."""
+"""Bugs for `tests.sim.planted` in gc, compaction, scrub, and in what depends on clocks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lakefs.ids import Birth, Sequence
 
 
 def punch_a_live_extent() -> AbstractContextManager[Any]:
-    """gc forgets every fifth live extent."""
+    """Let gc forget every fifth live extent."""
     original = _Cycle.note_live
 
     def note_live(self: _Cycle, record: ChunkRecord) -> None:
@@ -35,7 +35,7 @@ def punch_a_live_extent() -> AbstractContextManager[Any]:
 
 
 def punch_too_much() -> AbstractContextManager[Any]:
-    """A freed extent takes the page behind it along."""
+    """Punch the page after a freed extent, too."""
     original = SegmentRoom.punch
 
     async def punch(self: SegmentRoom, extents: Iterable[Extent]) -> None:
@@ -59,7 +59,7 @@ def drop_the_barrier() -> AbstractContextManager[Any]:
 
 
 def forget_sessions_that_ended() -> AbstractContextManager[Any]:
-    """gc does not mark what sessions hold: it asks those that are left when it is about to free something."""
+    """Let gc mark nothing that sessions hold; it asks only the sessions left when it is about to free something."""
     original = Collector._free
 
     async def nothing(self: Collector, cycle: _Cycle) -> None:
@@ -109,7 +109,7 @@ def free_the_old_place_at_once() -> AbstractContextManager[Any]:
 
 
 def remove_a_segment_with_what_stayed() -> AbstractContextManager[Any]:
-    """What was not moved is forgotten, as when a chunk cannot be read."""
+    """Forget what was not moved, as when a chunk cannot be read."""
     original = Compactor._move
 
     async def move(self: Compactor, batch: Any, report: Any) -> int:
@@ -120,7 +120,7 @@ def remove_a_segment_with_what_stayed() -> AbstractContextManager[Any]:
 
 
 def name_the_copy_before_it_is_written() -> AbstractContextManager[Any]:
-    """The copies of large chunks are not synced when their records are changed."""
+    """Change the records of large chunks before their copies are synced."""
     original = Compactor._record
 
     async def record(self: Compactor, copies: Any, report: Any) -> int:
@@ -151,7 +151,7 @@ def scrub_believes_one_failed_read() -> AbstractContextManager[Any]:
 
 
 def scrub_releases_what_is_damaged() -> AbstractContextManager[Any]:
-    """Every chunk that was read is let out of quarantine, good or not."""
+    """Let every chunk that was read out of quarantine, good or not."""
     original = Scrubber._check_batch
 
     async def check_batch(self: Scrubber, batch: Any, area: memoryview, rate: int) -> int:
@@ -164,7 +164,7 @@ def scrub_releases_what_is_damaged() -> AbstractContextManager[Any]:
 
 
 def sessions_go_by_the_wall_clock() -> AbstractContextManager[Any]:
-    """A session that is in use ends when the clock is set forward."""
+    """End sessions that are in use when the clock is set forward."""
     original = References.expire
 
     def expire(self: References) -> int:
@@ -180,7 +180,7 @@ def sessions_go_by_the_wall_clock() -> AbstractContextManager[Any]:
 
 
 def expire_uploads_too_early() -> AbstractContextManager[Any]:
-    """The age of an upload has no sign: a clock that is set back makes it old."""
+    """Take the age of an upload without its sign: a clock that is set back makes it old."""
     original = UploadExpiry._is_over
 
     def is_over(self: UploadExpiry, view: Any, key: bytes, value: bytes) -> bool:

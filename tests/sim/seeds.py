@@ -1,4 +1,4 @@
-"""How the seeds of the simulator are dealt out to tests."""
+"""Deals the seeds of the simulator out to tests."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def groups(first: int, end: int) -> list[range]:
 
 
 def run_group(seeds: range) -> None:
-    """Run them; the first that fails says how to run it again."""
+    """Run seeds; the first that fails prints how to run it again."""
     for seed in seeds:
         result_of(seed)
 
 
 @cache
 def result_of(seed: int) -> Result:
-    """The run of a seed, once a process."""
+    """Return the result of a seed, which is run once a process."""
     return run_seed(seed)

@@ -1,9 +1,9 @@
-"""Cut a failing seed down: the fewest rounds, operations of workloads and faults with which it fails in the same way.
+"""Cuts a failing seed down to the fewest rounds, operations of workloads, and faults with which it fails the same way.
 
-Rounds go first, whole, then operations, in halves, quarters and so on, then what goes wrong on purpose in the rounds
-that are left; and again, until nothing more can go or the time is over.  Every round draws from a source of its own, so
-what is left out does not change what the others do, but it shifts the operations of the disk, and with them the moment
-of a crash: not every seed gets short.
+It first leaves out whole rounds, then operations, in halves, quarters and so on, then the faults in the rounds that are
+left; and begins again, until nothing more can be left out or the time is over.  Every round draws from a source of its
+own, so what is left out does not change what the others do.  But it shifts the operations of the disk, and with them
+the moment of a crash: not every seed gets short.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Shrunk:
-    """What is left of a failing seed."""
+    """The smallest failing part of a seed."""
 
     seed: int
     rounds: int
     operations: list[str]
     without: list[str]
     of: int
-    """How many operations the whole run came to."""
+    """Number of operations of the whole run."""
     failure: str
 
     def command(self) -> str:
-        """The line that runs what is left."""
+        """The command line that runs what is left."""
         without = f" --without {','.join(self.without)}" if self.without else ""
         return (
             f"python -m tests.sim {self.seed} --rounds {self.rounds}{without} --only {','.join(self.operations) or '-'}"
@@ -41,7 +41,7 @@ class Shrunk:
 
 
 def shrink(seed: int, rounds: int, say: _Say, *, seconds: float = SECONDS) -> Shrunk | None:
-    """The smallest part of a run that was found to fail in the same way; None when the seed does not fail."""
+    """Return the smallest part of a run found to fail in the same way; None when the seed does not fail."""
     whole = _run(seed, rounds, None, ())
     if whole is None:
         return None
@@ -56,7 +56,7 @@ def shrink(seed: int, rounds: int, say: _Say, *, seconds: float = SECONDS) -> Sh
 
 
 def kind_of(failure: str) -> str:
-    """What went wrong, without what changes from run to run: numbers, names, contents, who met an error first."""
+    """Return the failure without what changes from run to run: numbers, names, contents, the first to meet an error."""
     met = _MET.match(failure)
     if met is not None:
         return met.group(1)
@@ -65,7 +65,7 @@ def kind_of(failure: str) -> str:
 
 @dataclass(frozen=True)
 class _Failing:
-    """A run that failed: how, and the operations and parts that it came to."""
+    """A run that failed: its failure, and the operations and parts that it reached."""
 
     failure: str
     operations: list[str]
@@ -81,16 +81,16 @@ class _Search:
     until: float
     without: set[str] = field(default_factory=set)
     goes_on: bool = True
-    """Whether something more was left out in this turn."""
+    """True when something more was left out in this turn."""
 
     def leave_out(self, parts: list[str]) -> None:
-        """Rounds or faults, one by one, as many as may go."""
+        """Leave out rounds or faults, one by one, as many as possible."""
         for part in dict.fromkeys(parts):
             if part not in self.without and self._try(self.failing.operations, {*self.without, part}):
                 self.without.add(part)
 
     def leave_out_operations(self) -> None:
-        """Half of what is left, a quarter, and so on."""
+        """Leave out half of the operations, a quarter, and so on."""
         step = max(1, len(self.failing.operations) // 2)
         while True:
             before = len(self.failing.operations)
@@ -106,7 +106,7 @@ class _Search:
                 return
 
     def _try(self, operations: list[str], without: Collection[str]) -> bool:
-        """Whether that much fails in the same way; then it is what is left."""
+        """Return whether that part fails in the same way; if so, it is what is left from now on."""
         if time.monotonic() > self.until:
             return False
         found = _run(self.seed, self.rounds, operations, without)
@@ -121,7 +121,7 @@ class _Search:
 
 
 def _run(seed: int, rounds: int, only: Collection[str] | None, without: Collection[str]) -> _Failing | None:
-    """A part of a run; None when it does not fail."""
+    """Run a part of a run; None when it does not fail."""
     world = World(seed, rounds, None if only is None else frozenset(only), without)
     try:
         world.run()

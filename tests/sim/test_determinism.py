@@ -1,4 +1,4 @@
-"""A seed is one exact run: of every operation of the disk, in any process."""
+"""A seed is one exact run: the same operations of the disk, in any process."""
 
 from __future__ import annotations
 

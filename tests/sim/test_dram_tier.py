@@ -1,4 +1,4 @@
-"""Seeded runs of an engine with a DRAM tier: what it answers is what was stored, and what is freed is not in it.
+"""Seeded runs of an engine with a DRAM tier: its answers are what was stored, and what is freed is not in the tier.
 
 Several workloads put, read, remove and collect at once over a simulated disk and threads, while the tier, two small
 slabs of plain memory, is filled, turned over, and forgets.  A planted bug shows that the check can fail.
@@ -39,7 +39,7 @@ SEEDS = range(6)
 
 
 class PlainMemory:
-    """Memory that is nobody else's to map."""
+    """Memory that nobody else can map."""
 
     descriptor = -1
     on_huge_pages = False
@@ -52,7 +52,7 @@ class PlainMemory:
 
 
 class World:
-    """One run: its contents, and what is known of what must be found."""
+    """One run: its contents, and the places that were granted for them."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -117,7 +117,7 @@ class World:
             return  # removed by another workload
 
     def _look(self, store: Store) -> None:
-        """What a reader by mapping would see now, what is in the tier, and what the shared index tells of it."""
+        """Check what a reader by mapping would see now, what is in the tier, and what the shared index says of it."""
         self.looks += 1
         if not self.looks % LOOKS_BETWEEN_CHECKS:
             check_shared_index(store)

@@ -1,4 +1,4 @@
-"""What a failing disk must not lead to, found by the simulator and kept as small stories."""
+"""Failures that the simulator found on a failing disk, kept as small tests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def opened(disk: SimDisk) -> AsyncIterator[tuple[Store, TrioLake]]:
 
 
 def test_gc_frees_no_room_that_a_gc_before_it_has_freed_only_in_memory() -> None:
-    """A cycle whose frees could not be made durable leaves them in the overlay, where the next one sees them."""
+    """A cycle whose frees were not made durable leaves them in the overlay, where the next cycle sees them."""
     disk = SimDisk(1, capacity_bytes=64 * MIB)
 
     async def fill() -> None:
@@ -63,7 +63,7 @@ def test_gc_frees_no_room_that_a_gc_before_it_has_freed_only_in_memory() -> None
 
 
 def test_a_superseded_journal_file_that_a_crash_brought_back_is_no_damage() -> None:
-    """Without a sync between their removals, a power loss may bring back any of them, not just the newest."""
+    """Without a sync between their removals, a power loss may bring back any of these files, not just the newest."""
     disk = SimDisk(3, capacity_bytes=64 * MIB)
     oldest: list[tuple[str, bytes]] = []
 

@@ -1,7 +1,7 @@
-"""The simulator bites: bugs put into the engine on purpose are noticed within a few seeds.
+"""Bugs put into the engine on purpose: the simulator notices each within a few seeds.
 
-The seed that noticed a bug when the document's table was written goes first; where a change of the engine has shifted
-the seeds, the others follow.
+The first seed is the one that noticed the bug when the document's table was written; if a change of the engine has
+shifted the seeds, the others follow.
 """
 
 from __future__ import annotations

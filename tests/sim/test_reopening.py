@@ -1,4 +1,4 @@
-"""An opening that the disk failed leaves nothing open, and can be tried again in the same process."""
+"""An opening that fails because of the disk leaves nothing open, and can be tried again in the same process."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ SIZES = SegmentSizes(
 
 
 async def _writer(world: World, rng: random.Random) -> None:
-    """Stores, gives up, frees, and is cancelled now and then; a full or failed disk ends nothing."""
+    """Store, give up, free, and be cancelled now and then; a full or failed disk ends nothing."""
     for _ in range(STEPS):
         choice = rng.randrange(10)
         try:
@@ -68,7 +68,7 @@ def _plant_faults(disk: SimDisk, rng: random.Random) -> None:
 
 
 async def _boot(world: World, rng: random.Random) -> None:
-    """One life of the process; ends by a clean stop, or by SimCrashed."""
+    """Run one life of the process; it ends by a clean stop, or by SimCrashed."""
     await world.check()
     async with trio.open_nursery() as nursery:
         for _ in range(WRITERS):

@@ -1,4 +1,4 @@
-"""A failing seed is cut down to a few operations that fail in the same way, and told in one line."""
+"""A failing seed is cut down to a few operations that fail in the same way, and printed as one command line."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SECONDS = 20.0
 
 
 def failing() -> Iterator[int]:
-    """Seeds that notice the bug; in a life over a wire the failure takes some operations more."""
+    """Yield seeds that notice the bug; in a life over a wire the failure takes some operations more."""
     return (seed for seed in range(BUG.seeds) if isinstance(try_seed((seed, ROUNDS)), str))
 
 
 def run_again(command: str) -> str:
-    """What the printed line comes to."""
+    """Run the printed line; return its failure."""
     words = shlex.split(command)
     assert words[:3] == ["python", "-m", "tests.sim"]
     options = dict(zip(words[4::2], words[5::2], strict=True))

@@ -1,4 +1,4 @@
-"""The simulated disk forgets what was not synced, keeps what was, and fails as told."""
+"""The simulated disk forgets what was not synced, keeps what was, and fails when a test plants a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulator's time and scheduler: what waits is woken in its turn, and nothing goes by addresses in memory."""
+"""The simulator's time and scheduler: tasks wait and are woken in turn, and nothing depends on addresses in memory."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Models and observers that hold every answer of a simulated store against what was promised."""
+"""Models and observers that compare every answer of a simulated store with what was promised."""

@@ -1,6 +1,6 @@
-"""Disks that lie or rot: what they do, and what must hold afterwards: damage is found, wrong bytes never come out.
+"""Disks that lie or rot, and the promises about them: damage is found, and wrong bytes are never read.
 
-LMDB's file is not among what rots here: a bit of it can end the process, and with it the simulator.
+LMDB's file does not rot here: one of its bits can end the process, and with it the simulator.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FOLDERS = ("segments", "segments", "journal", "checkpoints")
 
 
 def live_places(store: Store) -> list[Place]:
-    """A byte in the middle of each payload that the store has."""
+    """Return a place in the middle of each payload that the store has."""
     places: list[Place] = []
     with store.metadata.view() as view:
         for _, value in view.scan(Table.CHUNKS, b"", b"\xff"):
@@ -38,7 +38,7 @@ def live_places(store: Store) -> list[Place]:
 
 
 def flip_anywhere(disk: SimDisk, rng: random.Random) -> str:
-    """Turn one bit over of a file of segments, journal or checkpoints, or of the superblock; which file."""
+    """Flip one bit of a file of segments, journal or checkpoints, or of the superblock; return the file."""
     folder = rng.choice(_FOLDERS)
     names = [name for name in disk.list_folder(folder) if disk.file_bytes(f"{folder}/{name}")]
     path = f"{folder}/{rng.choice(names)}" if names else "superblock"
@@ -48,14 +48,14 @@ def flip_anywhere(disk: SimDisk, rng: random.Random) -> str:
 
 
 async def check_honest(store: Store, state: State, contents: Contents, *, sure: bool, first: str) -> int:
-    """Every name gives its bytes or an error that says that they are damaged, and fsck has said so before.
+    """Check that every name gives its bytes, or an error about damage that fsck finds, too.
 
-    `first` of all come the workloads' reads, scrub or fsck: what one of them finds, the others are told of.
-    `sure`: fsck, and scrub where that goes first, must have found damage.  Returns how many names cannot be read.
+    `first`: which of the workloads' reads, scrub or fsck runs first; what it finds, the others know.  `sure`: fsck, and
+    scrub where that runs first, must find damage.  Returns how many names cannot be read.
     """
     damaged = await _unreadable(store, state, contents) if first == "reads" else 0
     if first == "scrub":
-        # From the beginning: a pass that an earlier life left under way may be past the damage.
+        # From the beginning: a pass that an earlier life has not ended may be past the damage.
         is_over = await store.scrubber.advance(60.0, restart=True)
         while not is_over:
             is_over = await store.scrubber.advance(60.0)
@@ -74,7 +74,7 @@ async def check_honest(store: Store, state: State, contents: Contents, *, sure: 
 
 
 async def _unreadable(store: Store, state: State, contents: Contents) -> int:
-    """How many names cannot be read; SimFailure for wrong bytes."""
+    """Count the names that cannot be read; raise SimFailure on wrong bytes."""
     lake = TrioLake(EmbeddedEngine(Service(store), descriptors=False), store.offload)
     damaged = 0
     for bucket in sorted(state.keys() - NO_BUCKETS):
@@ -87,7 +87,7 @@ async def _unreadable(store: Store, state: State, contents: Contents) -> int:
 
 
 async def _reads_right(lake: TrioLake, disk: Disk, name: str, content: bytes) -> bool:
-    """Whether the whole and all but a byte at each end can be read; SimFailure for wrong bytes."""
+    """Return whether the whole, and all but a byte at each end, can be read; raise SimFailure on wrong bytes."""
     readable = True
     for is_range in (False, True):
         try:

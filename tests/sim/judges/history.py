@@ -1,8 +1,9 @@
-"""What a simulated store was told and has told: states of its names in the order of decisions, and what must survive.
+"""The history of a simulated store: the states of its names in the order of decisions, and which must survive.
 
-A *point* is the state after one decision, with the sequence of its journal group.  The *floor* is the highest
-sequence that somebody was told of: by an acknowledgement, by a value read, or by a refusal.  After a crash the store
-must be as at the end of some group that is not below the floor: a crash loses a suffix, never a hole.
+A *point* is the state after one decision, with the sequence of its journal group.  The *floor* is the highest sequence
+that any client knows of: from an acknowledgement, from a value that it read, or from a refusal.  After a crash the
+store must be as at the end of some group that is not below the floor: a crash loses the last groups, never one in
+between.
 """
 
 from __future__ import annotations
@@ -29,34 +30,34 @@ class Point:
 
 
 class History:
-    """The decisions of one store, from the last state that is certain on."""
+    """The decisions of one store, since the last state that is certain."""
 
     def __init__(self) -> None:
         self.points: list[Point] = [Point(Sequence(0), EMPTY)]
         self.floor = Sequence(0)
         self.broken: Exception | None = None
-        """The first failure inside of the service."""
+        """The first failure inside the service."""
         self.begun_ns: dict[bytes, int] = {}
-        """When each upload was begun, by the wall clock of that moment."""
+        """The time at which each upload was begun, by the wall clock of that moment."""
 
     @property
     def here(self) -> int:
-        """Where the history is now; the start or end of a window."""
+        """The history's newest point; the start or end of a window."""
         return len(self.points) - 1
 
     @property
     def state(self) -> State:
-        """The names now."""
+        """The names as they are now."""
         return self.points[-1].state
 
     def decided(self, sequence: Sequence, state: State) -> None:
-        """A decision gave this state and joined group `sequence`."""
+        """Note that a decision gave this state and joined group `sequence`."""
         if sequence < self.points[-1].sequence:
             raise SimFailure(f"a decision joined group {sequence} after {self.points[-1].sequence}")
         self.points.append(Point(sequence, state))
 
     def expired(self, upload: bytes, sequence: Sequence, now_ns: int) -> None:
-        """gc removed an upload that nobody had ended."""
+        """Note that gc removed an upload that no client had ended."""
         name = find_upload(self.state, upload)
         if name is None:
             return  # its bucket was removed before
@@ -66,18 +67,18 @@ class History:
         self.decided(sequence, without_upload(self.state, name))
 
     def is_over(self, upload: bytes, now_ns: int) -> bool:
-        """Whether an upload is so old that gc has to remove it."""
+        """Return whether an upload is so old that gc has to remove it."""
         return now_ns - self.begun_ns[upload] >= UPLOAD_EXPIRY_S * 1e9
 
     def acknowledged(self, sequence: Sequence) -> None:
-        """Somebody was told that this group is durable."""
+        """Note that a client knows this group to be durable."""
         self.floor = max(self.floor, sequence)
 
     def observed(self, since: int, fits: Callable[[State], bool], what: str, *, durable: bool = True) -> Sequence:
-        """Somebody was told something that `fits` says of a state; it must be one since the asking.
+        """Note that a client got an answer that `fits` a state; it must fit one since the request.
 
-        What was told must survive: the oldest group that could have brought it about, which is returned, is durable.
-        Not so for who asked for no more than what is visible, or is told later.
+        The answer must survive: the oldest group that could have caused it, which is returned, is durable.  Exception:
+        clients that ask only for what is visible, or get their answer later.
         """
         for index in range(since, len(self.points)):
             if fits(self.points[index].state):
@@ -92,11 +93,11 @@ class History:
         )
 
     def was(self, since: int, fits: Callable[[State], bool]) -> bool:
-        """Whether `fits` holds for a state since then."""
+        """Return whether `fits` holds for a state since then."""
         return any(fits(point.state) for point in self.points[since:])
 
     def reopened(self, found: State) -> None:
-        """After a restart the store has these names."""
+        """Note that the store has these names after a restart."""
         last = len(self.points) - 1
         for index, point in enumerate(self.points):
             ends_group = index == last or self.points[index + 1].sequence > point.sequence
@@ -111,7 +112,7 @@ class History:
 
 
 def describe(state: State) -> str:
-    """A state in a line."""
+    """Return a state in one line."""
     return (
         "{"
         + ", ".join(f"{bucket}/{key[:20]}={_short(bound)}" for bucket in state for key, bound in state[bucket].items())
@@ -120,7 +121,7 @@ def describe(state: State) -> str:
 
 
 def _difference(expected: State, found: State) -> str:
-    """How a state differs from the newest one."""
+    """Say how a state differs from the newest one."""
     lines: list[str] = []
     for bucket in sorted({*expected, *found}):
         before, after = expected.get(bucket), found.get(bucket)

@@ -1,4 +1,4 @@
-"""Looking at a simulated store when nobody works at it: its names, its wholeness, the room that it takes."""
+"""Looks at a simulated store when nobody works at it: its names, whether it is whole, the room that it takes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.sim.world.disk import SimDisk
 
 
 async def names_of(store: Store) -> State:
-    """All names of the store and what they are bound to."""
+    """Return all names of the store and what they are bound to."""
     lake = TrioLake(EmbeddedEngine(Service(store), descriptors=False), store.offload)
     state: dict[str, dict[str, Bound]] = {}
     driver = driver_of(lake)
@@ -46,7 +46,7 @@ async def names_of(store: Store) -> State:
 
 
 def _with_versions(store: Store, names: State) -> State:
-    """The names with what they are as versions, the old versions, and the buckets' settings."""
+    """Return the names with their versions, the old versions, and the buckets' settings."""
     state = names
     with store.metadata.view() as view:
         for bucket in list_buckets(view):
@@ -68,7 +68,7 @@ def _with_versions(store: Store, names: State) -> State:
 
 
 def _all_versions(view: View, bucket: BucketRef) -> list[tuple[str, NodeId]]:
-    """Key and node of all versions but folders, newest first, page by page."""
+    """Return key and node of all versions but folders, newest first, read page by page."""
     found: list[tuple[str, NodeId]] = []
     after, after_version = "", ""
     while True:
@@ -93,7 +93,7 @@ async def _note_uploads(lake: TrioLake, bucket: str, state: dict[str, dict[str, 
 
 
 async def check_whole(store: Store) -> dict[str, object]:
-    """fsck of every byte finds no damage; its report."""
+    """Check that fsck of every byte finds no damage; return its report."""
     try:
         report = await store.check(full=True)
     except LakeError as error:
@@ -106,7 +106,7 @@ async def check_whole(store: Store) -> dict[str, object]:
 
 
 async def check_tidy(store: Store) -> None:
-    """After gc nothing is left that no name needs.
+    """Check that after gc nothing is left that no name needs.
 
     Sealed segments take the pages that live extents touch, their headers, and at most a page at their ends.
     """

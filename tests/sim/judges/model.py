@@ -1,11 +1,11 @@
 """The names of a store as S3 understands them: buckets of keys, and folders that follow from the keys.
 
-A flat map from key to what it is bound to is the whole state.  A folder exists when a key begins with it; one that was
-made has a key of its own that ends in `/`.  Everything that the engine keeps as a tree (parents that come and vanish,
-a folder's rename as one record) must look like this from outside.  Nodes have no numbers here: whether `keep_node` is
-the present one, the witness says by its sign.
+The whole state is a flat map from key to what it is bound to.  A folder exists when a key begins with it; a folder that
+was made has a key of its own that ends in `/`.  Everything that the engine keeps as a tree (parents that are made and
+vanish, a folder's rename as one record) must look like this from outside.  Nodes have no numbers here: the sign of
+`keep_node`, set by the witness, says whether it is the present one.
 
-`apply` takes a request of the protocol and gives the next state and the answer that the engine must give.
+`apply` takes a request of the protocol and returns the next state and the answer that the engine must give.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ EtagOf = Callable[[BlobId], str]
 
 
 NO_BUCKETS: Final = frozenset((UPLOADS, VERSIONS, SETTINGS))
-"""Names in a state that are none of buckets."""
+"""Names in a state that are not buckets."""
 _UPLOADING: Final = (m.UploadCreate, m.UploadPut, m.UploadComplete, m.UploadAbort)
 
 
 class Model:
-    """How requests change names.  `etag_of` gives the ETag of a blob."""
+    """Applies requests to names.  `etag_of` gives the ETag of a blob."""
 
     def __init__(self, etag_of: EtagOf) -> None:
         self._etag_of = etag_of
@@ -73,9 +73,9 @@ class Model:
     def apply(
         self, state: State, request: m.Request, blobs: Sequence[BlobId]
     ) -> tuple[State, list[Answer]] | type[LakeError]:
-        """The next state and each item's answer; or the error of a request that fails as a whole.
+        """Return the next state and each item's answer; or the error of a request that fails as a whole.
 
-        `blobs` are those of PutObjects, in order; of UploadCreate the id that the upload was given.
+        `blobs` are those of PutObjects, in order; for UploadCreate the id of the new upload.
         """
         outcome = self._apply(state, request, blobs)
         if isinstance(outcome, type):
@@ -218,7 +218,7 @@ def _may_keep(change: m.NameChange, present: Bound | None) -> bool:
 
 
 def _kept(left: Keys, gone: str, keep_folder: bool) -> Keys:
-    """The keys when `gone` has left them; the folder that it was in stays when that is asked for."""
+    """Return the keys without `gone`; its folder stays when that is asked for."""
     folder = gone.removesuffix("/").rpartition("/")[0] + "/"
     if not keep_folder or "/" not in gone.removesuffix("/") or exists(left, folder):
         return left
@@ -315,17 +315,17 @@ def _set_attributes(state: State, request: m.SetAttributes) -> tuple[State, list
 
 
 def exists(keys: Keys, key: str) -> bool:
-    """Whether the name is there: the key itself or, for a folder, anything below it."""
+    """Return whether the name exists: the key itself or, for a folder, anything below it."""
     return key in keys or (key.endswith("/") and has_children(keys, key))
 
 
 def has_children(keys: Keys, folder: str) -> bool:
-    """Whether a key lies below the folder."""
+    """Return whether a key lies below the folder."""
     return any(key.startswith(folder) and key != folder for key in keys)
 
 
 def look_up(state: State, bucket: str, key: str) -> Answer:
-    """What StatNames answers for a name: what it is bound to, None for a folder that nobody made, or the error."""
+    """Return StatNames' answer for a name: what it is bound to, None for a folder that nobody made, or the error."""
     keys = state.get(bucket)
     if keys is None:
         return BucketNotFound
@@ -336,7 +336,7 @@ def look_up(state: State, bucket: str, key: str) -> Answer:
 
 
 def look_up_version(state: State, bucket: str, key: str, version: str) -> Answer:
-    """What StatNames answers for a version: None for a delete marker."""
+    """Return StatNames' answer for a version: None for a delete marker."""
     if bucket not in state:
         return BucketNotFound
     found = find(state, bucket, key, version)
@@ -346,12 +346,12 @@ def look_up_version(state: State, bucket: str, key: str, version: str) -> Answer
 
 
 def not_there(state: State, bucket: str, key: str) -> type[LakeError]:
-    """Why a key is not there."""
+    """Return the error that says why a key does not exist."""
     return KeyDeleted if is_deleted(state, bucket, key) else KeyNotFound
 
 
 def look_open(state: State, bucket: str, key: str) -> Answer:
-    """What OpenObjects answers for a name."""
+    """Return OpenObjects' answer for a name."""
     found = look_up(state, bucket, key)
     if isinstance(found, Bound) and found.target:
         return InvalidArgument
@@ -359,7 +359,7 @@ def look_open(state: State, bucket: str, key: str) -> Answer:
 
 
 def page_of(state: State, request: m.ListNames) -> list[tuple[str, BlobId | None]] | type[LakeError]:
-    """The elements of a page: (key, blob), none for a symlink, or (prefix, None) where keys are rolled up."""
+    """Return the elements of a page: (key, blob), no blob for a symlink, or (prefix, None) for keys rolled up."""
     keys = state.get(request.bucket)
     if keys is None:
         return BucketNotFound

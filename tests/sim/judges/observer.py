@@ -1,4 +1,4 @@
-"""Somebody who watches a bucket: all that changes there is told, in order, and not before it is durable."""
+"""A watcher of a bucket: it must get an event for each change there, in order, and not before the change is durable."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Observer:
         self._events: list[WatchEvent] = []
 
     async def run(self) -> None:
-        """Take events as they come; until cancelled."""
+        """Collect events until cancelled."""
         with self._watch as events:
             async for event in events:
                 if self._events and event.sequence < self._events[-1].sequence:
@@ -30,7 +30,7 @@ class Observer:
                 self._events.append(event)
 
     def compare(self) -> None:
-        """At a moment when nothing is under way: every name that is other than it was has been told of."""
+        """Check, while no request is under way, that each name that has changed has had an event."""
         after = self._keys()
         changed = [key for key in {*self._before, *after} if self._before.get(key) != after.get(key)]
         for key in sorted(changed):
@@ -41,10 +41,10 @@ class Observer:
         return self._history.state.get(self._bucket, {})
 
     def _tells(self, event: WatchEvent, key: str) -> bool:
-        """Whether an event is about the key, or about a folder above it that was moved."""
+        """Return whether an event is about the key, or about a folder above it that was moved."""
         if event.kind == "resync":
             return True
         named = [event.key] if event.bucket == self._bucket else []
         named += [event.to_key] if event.to_bucket == self._bucket else []
-        below = event.kind == "rename"  # of a folder that comes or goes with its names, each name is told, too
+        below = event.kind == "rename"  # a folder that is made or removed with its names: each name has an event, too
         return any(key == name or (below and name.endswith("/") and key.startswith(name)) for name in named)

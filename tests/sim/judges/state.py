@@ -1,4 +1,4 @@
-"""What the model keeps: the names of a store at one moment, and what they are bound to."""
+"""The state of the model: the names of a store at one moment, and what they are bound to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MARK: Final = "user.mark"
 
 
 class Bound(NamedTuple):
-    """What a key is bound to: a blob or the target of a symlink, its mark, its ETag where that is not the blob's.
+    """The value of a key: a blob or the target of a symlink, its mark, and its ETag if that is not the blob's.
 
     As a version: whether it is `null`, and its order, 0 where that is not known.
     """
@@ -27,14 +27,14 @@ class Bound(NamedTuple):
     order: int = 0
 
     def plain(self) -> Bound:
-        """Without what it is as a version."""
+        """Return the value without the fields of a version."""
         return self._replace(is_null=True, order=0)
 
 
 Keys = Mapping[str, Bound]
 State = Mapping[str, Keys]
-"""Bucket to key to what it is bound to.  Never changed in place."""
+"""Bucket to key to value.  Never changed in place."""
 EMPTY: State = {}
 
 Answer = Bound | None | type[LakeError]
-"""What an item gives: what the name is bound to now (None: nothing, or it was not there), or the error."""
+"""An item's answer: what the name is bound to now (None: nothing, or it did not exist), or the error."""

@@ -1,9 +1,9 @@
-"""Multipart uploads as the model has them: names of a bucket that no client can make, beside the real ones.
+"""Multipart uploads in the model: names of a bucket that no client can make, beside the real ones.
 
     bucket, key, upload id             an upload
     bucket, key, upload id, number     a part of it: its blob, marked with its ETag
 
-So what holds for names over crashes (a suffix is lost, what was acknowledged is there) is held for uploads, too.
+So the promises about names over crashes (only the last changes are lost, acknowledged ones survive) hold for uploads.
 """
 
 from __future__ import annotations
@@ -28,43 +28,43 @@ NO_PART: Final = Bound(NO_BLOB)
 
 
 def upload_name(bucket: str, key: str, upload: bytes) -> str:
-    """The name of an upload in the model."""
+    """Return the name of an upload in the model."""
     return f"{bucket}\0{key}\0{upload.hex()}"
 
 
 def part_name(bucket: str, key: str, upload: bytes, number: int) -> str:
-    """The name of a part in the model."""
+    """Return the name of a part in the model."""
     return f"{upload_name(bucket, key, upload)}\0{number:05}"
 
 
 def part_bound(blob: bytes, etag: bytes) -> Bound:
-    """What the name of a part is bound to."""
+    """Return the value of a part's name."""
     return Bound(BlobId(blob), mark=etag)
 
 
 def without_uploads(state: State, bucket: str) -> State:
-    """The state when a bucket's uploads have gone with it."""
+    """Return the state without a bucket's uploads."""
     return _with(state, {name: b for name, b in _uploads(state).items() if not name.startswith(bucket + "\0")})
 
 
 def find_upload(state: State, upload: bytes) -> str | None:
-    """The name of an unfinished upload, by its id."""
+    """Return the name of an unfinished upload, by its id."""
     ending = "\0" + upload.hex()
     return next((name for name in _uploads(state) if name.endswith(ending)), None)
 
 
 def without_upload(state: State, name: str) -> State:
-    """The state when an upload and its parts are gone."""
+    """Return the state without an upload and its parts."""
     return _with(state, {other: b for other, b in _uploads(state).items() if not other.startswith(name)})
 
 
 def unfinished(state: State) -> list[bytes]:
-    """The ids of all uploads."""
+    """Return the ids of all uploads."""
     return [bytes.fromhex(name.split("\0")[2]) for name in _uploads(state) if name.count("\0") == 2]
 
 
 def removed_uploads(transaction: Transaction) -> list[bytes]:
-    """The ids of the uploads that a transaction removes."""
+    """Return the ids of the uploads that a transaction removes."""
     assert isinstance(transaction, TableTransaction)
     return [
         upload_of(key)
@@ -74,7 +74,7 @@ def removed_uploads(transaction: Transaction) -> list[bytes]:
 
 
 def parts_of(state: State, request: m.UploadParts) -> dict[int, tuple[bytes, bytes]] | type[LakeError]:
-    """What UploadParts answers, when all parts are asked for: blob and ETag by number."""
+    """Return UploadParts' answer when all parts are asked for: blob and ETag by number."""
     if request.bucket not in state:
         return BucketNotFound
     name = upload_name(request.bucket, request.key, request.upload)
@@ -86,7 +86,7 @@ def parts_of(state: State, request: m.UploadParts) -> dict[int, tuple[bytes, byt
 def apply_upload(
     state: State, request: Request, blobs: Sequence[BlobId], bind: Bind
 ) -> tuple[State, list[Answer]] | type[LakeError]:
-    """The next state and the answer; `blobs` holds the id of an upload that was begun."""
+    """Return the next state and the answer; `blobs` holds the id of an upload that was begun."""
     if request.bucket not in state:
         return BucketNotFound
     uploads = _uploads(state)

@@ -1,9 +1,9 @@
-"""Old versions as the model has them: names of a bucket that no client can make, beside the real ones.
+"""Old versions in the model: names of a bucket that no client can make, beside the real ones.
 
     bucket, key, position     an old version of a key, from the oldest; a delete marker has neither blob nor target
 
-and in another such bucket, under a bucket's name, its setting.  Orders are the engine's: what is bound or marked by a
-request has none (0) until the witness has seen which one it got (`fill`).
+Another such bucket has, under a bucket's name, its setting.  Orders are the engine's: what a request binds or marks has
+none (0) until the witness has seen which one it got (`fill`).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ NULL: Final = "null"
 
 
 def setting(state: State, bucket: str) -> str:
-    """Whether a bucket keeps versions: "", "enabled", "suspended"."""
+    """Return a bucket's versioning: "", "enabled", "suspended"."""
     found = state.get(SETTINGS, {}).get(bucket)
     return "" if found is None else found.mark.decode()
 
 
 def with_setting(state: State, bucket: str, versioning: str) -> State:
-    """The state with the setting; "" when the bucket is gone."""
+    """Return the state with the setting; "" when the bucket is removed."""
     settings = {name: bound for name, bound in state.get(SETTINGS, {}).items() if name != bucket}
     if versioning:
         settings[bucket] = Bound(NO_BLOB, mark=versioning.encode())
@@ -34,19 +34,19 @@ def with_setting(state: State, bucket: str, versioning: str) -> State:
 
 
 def keeps(state: State, bucket: str, key: str) -> bool:
-    """Whether the versions of a key are kept."""
+    """Return whether the versions of a key are kept."""
     return bool(setting(state, bucket)) and not key.endswith("/")
 
 
 def old_of(state: State, bucket: str, key: str) -> list[Bound]:
-    """The versions of a key that it is not bound to, newest first."""
+    """Return the versions of a key that it is not bound to, newest first."""
     begin = f"{bucket}\0{key}\0"
     names = [name for name in state.get(VERSIONS, {}) if name.startswith(begin)]
     return [state[VERSIONS][name] for name in sorted(names, reverse=True)]
 
 
 def with_old(state: State, bucket: str, key: str, old: Sequence[Bound]) -> State:
-    """The state with these versions of a key."""
+    """Return the state with these versions of a key."""
     begin = f"{bucket}\0{key}\0"
     others = {name: b for name, b in state.get(VERSIONS, {}).items() if not name.startswith(begin)}
     others |= {f"{begin}{position:05}": bound for position, bound in enumerate(reversed(old))}
@@ -54,17 +54,17 @@ def with_old(state: State, bucket: str, key: str, old: Sequence[Bound]) -> State
 
 
 def has_old(state: State, bucket: str) -> bool:
-    """Whether a bucket has old versions."""
+    """Return whether a bucket has old versions."""
     return any(name.startswith(bucket + "\0") for name in state.get(VERSIONS, {}))
 
 
 def is_marker(bound: Bound) -> bool:
-    """Whether an old version is a delete marker."""
+    """Return whether an old version is a delete marker."""
     return not bound.blob and not bound.target
 
 
 def is_deleted(state: State, bucket: str, key: str) -> bool:
-    """Whether a key that is not there has a delete marker on top."""
+    """Return whether a key that does not exist has a delete marker on top."""
     old = old_of(state, bucket, key) if keeps(state, bucket, key) else []
     return bool(old) and is_marker(old[0])
 
@@ -90,13 +90,13 @@ def mark_deleted(state: State, bucket: str, key: str) -> State:
 
 
 def mark_moved(state: State, bucket: str, key: str) -> State:
-    """After what a key was bound to went elsewhere: a delete marker, where other versions are left."""
+    """Put a delete marker on top after the key's value was moved away, if other versions are left."""
     old = old_of(state, bucket, key) if keeps(state, bucket, key) else []
     return with_old(state, bucket, key, [Bound(NO_BLOB, is_null=False), *old]) if old else state
 
 
 def find(state: State, bucket: str, key: str, version: str) -> Bound | type[LakeError]:
-    """The version of an id."""
+    """Return the version of an id."""
     bound = state[bucket].get(key)
     if not keeps(state, bucket, key):
         return bound if bound is not None and version == NULL else VersionNotFound
@@ -106,7 +106,7 @@ def find(state: State, bucket: str, key: str, version: str) -> Bound | type[Lake
 
 
 def delete_version(state: State, bucket: str, key: str, version: str) -> tuple[State, Bound | None]:
-    """Without the version of an id, and what that was; in a bucket that keeps versions."""
+    """Return the state without the version of an id, and what that was; in a bucket that keeps versions."""
     bound, old = state[bucket].get(key), old_of(state, bucket, key)
     if bound is not None and is_version(bound, version):
         return _with_newest_bound(_unbound(state, bucket, key), bucket, key), bound
@@ -121,17 +121,17 @@ def delete_version(state: State, bucket: str, key: str, version: str) -> tuple[S
 
 
 def id_of(bound: Bound, *, beside_null: bool = False) -> str:
-    """The id of a version; one that is `null` beside what the key is bound to and is `null`, too, has its order."""
+    """Return the id of a version; a `null` one beside a bound one that is `null`, too, has its order as id."""
     return NULL if bound.is_null and not beside_null else f"{bound.order:016x}"
 
 
 def is_version(bound: Bound, version: str) -> bool:
-    """Whether a version has that id; one that is `null` is known by its order, too."""
+    """Return whether a version has that id; one that is `null` is known by its order, too."""
     return version in (id_of(bound), id_of(bound, beside_null=True))
 
 
 def fill(state: State, bucket: str, key: str, seen: Sequence[tuple[int, bool]]) -> State | None:
-    """The state with the orders that a key's versions have, what it is bound to first; None when they do not fit."""
+    """Return the state with the orders of a key's versions, the bound one first; None when they do not fit."""
     bound = state.get(bucket, {}).get(key)
     versions = ([] if bound is None else [bound]) + old_of(state, bucket, key)
     if len(versions) != len(seen):
@@ -147,7 +147,7 @@ def fill(state: State, bucket: str, key: str, seen: Sequence[tuple[int, bool]]) 
 
 
 def listed(state: State, bucket: str) -> list[tuple[str, str, bool]]:
-    """Key, id, and whether it is a delete marker, of all versions of a bucket."""
+    """Return key, id, and whether it is a delete marker, of all versions of a bucket."""
     begin = bucket + "\0"
     keys = {name.split("\0")[1] for name in state.get(VERSIONS, {}) if name.startswith(begin)}
     found: list[tuple[str, str, bool]] = []
@@ -173,7 +173,7 @@ def _make_room(state: State, bucket: str, key: str) -> State:
 
 
 def _kept(old: Sequence[Bound], bound: Bound) -> list[Bound]:
-    """The old versions with one more: on top when its order is not known yet."""
+    """Return the old versions with one more: on top when its order is not known yet."""
     old = _without_null(old) if bound.is_null else list(old)
     place = 0
     if bound.order:
@@ -182,7 +182,7 @@ def _kept(old: Sequence[Bound], bound: Bound) -> list[Bound]:
 
 
 def _without_null(old: Sequence[Bound]) -> list[Bound]:
-    """A version `null` gives up its id for another."""
+    """Return the old versions, with an ordinary id for one that was `null`."""
     return [one._replace(is_null=False) for one in old]
 
 

@@ -1,7 +1,7 @@
-"""The witness: sits between a server and the engine's service and holds every answer against the model.
+"""The witness: sits between a server and the engine's service and compares every answer with the model.
 
-Decisions are seen in the step in which they happen (`metadata.commit` returns in the step in which it decided), so
-their order is known and the model is asked the same question at the same moment.  What only reads is compared with
+A decision is seen in the step in which it happens (`metadata.commit` returns in the step in which it decided), so the
+order of decisions is known, and the model gets the same request at the same moment.  Answers to reads are compared with
 every state that was current between request and answer.  What has been answered must survive every crash.
 """
 
@@ -64,17 +64,17 @@ class _Serving:
 
     asked: m.Request
     request: m.Request
-    """The same as the model understands it."""
+    """The request as the model understands it."""
     since: int
     blobs: list[BlobId] = field(default_factory=list)
     sequences: list[GroupSequence] = field(default_factory=list)
     decided: bool = False
     versions: list[tuple[str, str, list[tuple[int, bool]]]] = field(default_factory=list)
-    """Bucket and key of what was changed, and its versions then: order, whether it is `null`."""
+    """Bucket and key of what was changed, and its versions at that time: order, whether it is `null`."""
 
     @property
     def durable(self) -> bool:
-        """Whether the client is answered when all that the answer rests on is durable."""
+        """True when the client gets its answer only after all that the answer rests on is durable."""
         return bool(getattr(self.request, "durable", True))
 
 
@@ -96,7 +96,7 @@ class Witness:
     async def commit(
         self, decide: Callable[[Transaction], T], *, durable: bool = True, grows: bool = False
     ) -> tuple[T, GroupSequence]:
-        """`Metadata.commit`, seen."""
+        """Call `Metadata.commit`, and note the decision."""
         serving = _serving.get()
         expired: list[bytes] = []
 
@@ -143,7 +143,7 @@ class Witness:
             serving.sequences.append(found_in)
 
     def _is_lie(self, request: m.Commit, outcome: object) -> bool:
-        """Whether the request names what nobody stored; then it must have changed nothing."""
+        """Return whether the request names a blob that nobody stored; such a request must have changed nothing."""
         if all(BlobId(change.blob) in self._contents.by_blob for change in request.changes):
             return False
         for answer in _answers(outcome):
@@ -152,7 +152,7 @@ class Witness:
         return True
 
     def _with_orders(self, serving: _Serving, state: State) -> State:
-        """The state with the orders of the versions that the engine made."""
+        """Return the state with the orders of the versions that the engine made."""
         for bucket, key, versions in serving.versions:
             filled = fill(state, bucket, key, versions)
             if filled is None:
@@ -162,7 +162,7 @@ class Witness:
         return state
 
     def _gives(self, serving: _Serving, answers: list[Answer]) -> Callable[[State], bool]:
-        """Whether the request would change nothing in a state and get these answers."""
+        """Return a check for a state: the request would change nothing there and get these answers."""
 
         def fits(state: State) -> bool:
             outcome = self._model.apply(state, serving.request, serving.blobs)
@@ -171,7 +171,7 @@ class Witness:
         return fits
 
     def _completed_before(self, serving: _Serving, *, durable: bool) -> GroupSequence:
-        """An upload that is over was answered as when it was completed: the name has what that gave it."""
+        """Note a second completion of an upload: it gets the same answer, and the name has its content."""
         request = serving.request
         assert isinstance(request, m.UploadComplete)
         etag = whole_etag(request.etags).decode()
@@ -186,7 +186,7 @@ class Witness:
     # --- answers -----------------------------------------------------------------------------------
 
     def answered(self, serving: _Serving, reply: Reply) -> None:
-        """The reply is about to leave."""
+        """Check a reply that is about to be sent."""
         request, message = serving.request, reply.message
         if isinstance(request, _CHANGES):
             if not serving.decided and isinstance(request, m.UploadComplete):
@@ -216,7 +216,7 @@ class Witness:
             self._listed(serving, message)
 
     def _listed(self, serving: _Serving, message: m.Message) -> None:
-        """The answer is a list."""
+        """Check an answer that is a list."""
         request = serving.request
         if isinstance(request, m.ListNames):
             assert isinstance(message, m.Listed)
@@ -242,7 +242,7 @@ class Witness:
             self._history.observed(serving.since, lambda state: parts_of(state, request) == parts, f"{request}")
 
     def refused(self, serving: _Serving, error: UserError) -> None:
-        """The request has failed as a whole, for a reason that lies in the names."""
+        """Check a request that failed as a whole because of the names."""
         request = serving.request
         if isinstance(request, _CHANGES):
             self._history.observed(
@@ -265,7 +265,7 @@ class Witness:
         self._history.observed(serving.since, lambda state: look(state, *name) == answer, what)
 
     def _check_facts(self, stat: m.ObjectStat | None) -> None:
-        """Size and ETag follow from the blob."""
+        """Check that size and ETag follow from the blob."""
         if stat is not None and stat.kind == NodeKind.SYMLINK and stat.size_bytes != len(stat.symlink_target):
             raise SimFailure(f"{stat}: the size of a symlink is its target's")
         if stat is None or not stat.blob:
@@ -278,12 +278,12 @@ class Witness:
             raise SimFailure(f"{stat}: its content has size and ETag {expected}")
 
     def broken(self, error: Exception) -> None:
-        """A bug, of which a client behind a wire would hear no more than that it is one."""
+        """Keep a bug's exception: a client on a wire would only get an internal error."""
         if not isinstance(error, LakeError):
             self._history.broken = self._history.broken or error
 
     def serving(self, request: m.Request, body: Body) -> _Serving:
-        """A request arrives; its body is whole."""
+        """Note a request that arrives; its body is whole."""
         serving = _Serving(request, request, self._history.here)
         if isinstance(request, m.PutObjects):
             serving.blobs = [BlobId(data_chunk_id(part)) for part in body.parts]
@@ -291,7 +291,7 @@ class Witness:
 
 
 class WitnessedService:
-    """An `EngineService` whose every answer the witness has seen."""
+    """An `EngineService` whose every answer goes through the witness."""
 
     def __init__(self, inner: EngineService, witness: Witness) -> None:
         self._inner = inner
@@ -327,7 +327,7 @@ class WitnessedService:
 
 
 def _looking(version: str, look: Callable[[State, str, str], Answer]) -> Callable[[State, str, str], Answer]:
-    """How a name, or a version of it, is looked up; one that cannot be opened is for the workload to say."""
+    """Return how a name, or a version of it, is looked up; the workload judges one that cannot be opened."""
     if not version:
         return look
     return lambda state, bucket, key: _as_opened(look_up_version(state, bucket, key, version), look)
@@ -342,7 +342,7 @@ def _as_opened(found: Answer, look: Callable[[State, str, str], Answer]) -> Answ
 
 
 def _changed(request: m.Request) -> list[tuple[str, str]]:
-    """The names whose versions a request may change; the keys of folders have none."""
+    """Return the names whose versions a request may change; the keys of folders have none."""
     names: list[tuple[str, str]] = []
     if isinstance(request, (m.PutObjects, m.Commit)):
         names = [(change.bucket, change.key) for change in request.changes]
@@ -358,7 +358,7 @@ def _changed(request: m.Request) -> list[tuple[str, str]]:
 
 
 def _versions_of(view: View, bucket: str, key: str) -> list[tuple[int, bool]]:
-    """Order and whether it is `null`, of what a key is bound to and of its old versions."""
+    """Return order and whether it is `null`, of the bound version and of the old ones."""
     try:
         ref = find_bucket(view, bucket)
     except UserError:
@@ -370,13 +370,13 @@ def _versions_of(view: View, bucket: str, key: str) -> list[tuple[int, bool]]:
 
 
 def version_of(found: Resolved) -> tuple[int, bool]:
-    """Order and whether it is `null`, of a version."""
+    """Return order and whether it is `null`, of a version."""
     number = found.node.attributes.version
     return abs(number) or found.node_id, number <= 0
 
 
 def _with_known_nodes(view: View, request: m.Request) -> m.Request:
-    """The request as the model understands it: `keep_node` is 1 where it is the present node's id, else -1."""
+    """Return the request as the model understands it: `keep_node` is 1 for the present node's id, else -1."""
     if not isinstance(request, (m.PutObjects, m.Commit)) or not any(c.keep_node for c in request.changes):
         return request
     return msgspec.structs.replace(request, changes=[_with_known_node(view, c) for c in request.changes])
@@ -394,7 +394,7 @@ def _with_known_node(view: View, change: m.NameChange) -> m.NameChange:
 
 
 def bound_of(stat: m.ObjectStat) -> Bound | None:
-    """What a name is bound to; None for a folder that nobody made."""
+    """Return what a name is bound to; None for a folder that nobody made."""
     if not stat.blob and stat.kind != NodeKind.SYMLINK:
         return None
     blob = BlobId(stat.blob)

@@ -1,4 +1,4 @@
-"""What lives of a store are like, drawn from a seed, and what came of them."""
+"""Lives of a store, drawn from a seed, and the result of a run of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lakefs.limits import KIB, MIB
 
 @dataclass(frozen=True)
 class Life:
-    """What one life of the store is like."""
+    """One life of the store, before it begins."""
 
     ending: str
     """stop, kill or crash"""
@@ -21,16 +21,16 @@ class Life:
     wire: str
     """embedded, remote or reconnecting"""
     crash_at: int | None
-    """Operation of the disk at which the process or the power goes"""
+    """Operation of the disk at which the process or the power fails"""
     patience_s: float
-    """When the workloads are sent away, whatever they are doing"""
+    """Seconds after which the workloads are cancelled, whatever they are doing"""
     workloads: int
     operations: int
     slowest_s: float
     grace_s: float
     sets_clock: bool = False
     ends_in: str = ""
-    """The kind of upkeep in whose midst it ends"""
+    """The kind of upkeep during which it ends"""
 
 
 TROUBLES = ("none", "full", "sync", "write", "read", "room")
@@ -41,14 +41,14 @@ LESS: dict[str, dict[str, object]] = {
     "patience": {"patience_s": 1e6},
     "end": {"ends_in": ""},
 }
-"""What can be left out of a life."""
+"""Parts that can be left out of a life."""
 UPKEEP = ("compact", "compact", "collect", "checkpoint", "rebuild")
 QUIET = Life("stop", "none", "embedded", None, 1.0, 0, 0, 0.001, 0.0)
 
 
 @dataclass
 class Result:
-    """What a run was: its trace, and counts for people.  `met`: things that happened, and how often."""
+    """The result of a run: its trace, and counts for people.  `met`: things that happened, and how often."""
 
     trace: str = ""
     lives: int = 0
@@ -56,14 +56,14 @@ class Result:
     operations: int = 0
     """Requests of workloads."""
     faults: int = 0
-    """What went wrong on purpose, the crashes apart: failures of the disk, lies, flipped bits, cuts, cancellations."""
+    """Faults made on purpose, without crashes: failures of the disk, lies, flipped bits, cuts, cancellations."""
     disk_operations: int = 0
     decisions: int = 0
     met: Counter[str] = field(default_factory=Counter)
 
 
 def draw_life(rng: random.Random) -> Life:
-    """A life."""
+    """Draw a life."""
     ending = rng.choices(("stop", "kill", "crash"), (3, 1, 6))[0]
     crash_at = None
     if ending != "stop":
@@ -85,14 +85,14 @@ def draw_life(rng: random.Random) -> Life:
 
 
 def draw_relapse(rng: random.Random) -> Life:
-    """A life that ends soon: while it opens, or at its first operations."""
+    """Draw a life that ends soon: while it opens, or at its first operations."""
     ending = rng.choices(("kill", "crash"), (1, 4))[0]
     life = replace(draw_life(rng), ending=ending, trouble="none", wire="embedded", ends_in="")
     return replace(life, crash_at=rng.randint(1, 50), workloads=1, operations=rng.randint(2, 10))
 
 
 def draw_sizes(rng: random.Random, *, huge: bool) -> StoreSizes:
-    """Bounds so small that a life meets them; `huge`: with room for the greatest chunk."""
+    """Draw bounds so small that a life meets them; `huge`: with room for the greatest chunk."""
     return StoreSizes(
         metadata=MetadataSizes(
             group_bytes=rng.choice((16 * KIB, 64 * KIB)),

@@ -1,6 +1,6 @@
-"""What workloads of a simulated lake do to names: moving, copying, removing, folders, symlinks, attributes.
+"""The part of a simulated workload that changes names: moving, copying, removing, folders, symlinks, attributes.
 
-Half of the changes ask for no more than to be visible, half of the removals for the folder to stay.
+Half of the changes ask only to be visible, half of the removals ask for the folder to stay.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class NameWorkload:
         await self._ask(MakeSymlink(*name, target, attributes, durable=self._coin()))
 
     async def set_attributes(self) -> None:
-        """The mark of an object or symlink; of a folder something that the model does not know."""
+        """Set the mark of an object or symlink; for a folder something that the model does not know."""
         bucket, key = parse_object_name(self._name() if self._rng.random() < 0.8 else self._folder())
         mark = self._rng.choice((b"a", b"b", b"c" * 300))
         if key.endswith("/"):
@@ -99,7 +99,7 @@ class NameWorkload:
     # --- below --------------------------------------------------------------------------------------
 
     async def _ask(self, request: Request, *body: bytes) -> list[ObjectStat]:
-        """A request about names: stats of those that are there; the first failure of an item is raised."""
+        """Send a request about names; return the stats of those that exist; raise the first failure of an item."""
         reply = await driver_of(self._lake).run(send(request, body=body))
         assert isinstance(reply.message, NameResults)
         for result in reply.message.results:

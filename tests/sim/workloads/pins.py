@@ -1,4 +1,4 @@
-"""What workloads of a simulated lake do with pins: the places that they were told keep their bytes."""
+"""The part of a simulated workload that pins: while chunks are pinned, their places keep their bytes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PinWorkload:
         raise NotImplementedError
 
     async def pin(self) -> None:
-        """Pin an object, let its name go, have room given back, and look at the places each time."""
+        """Pin an object, remove its name, have room given back, and look at the places each time."""
         name = self._name()
         async with await self._lake.open(name) as opened:
             content = self._contents.by_blob[BlobId(opened.stat.blob)]
@@ -64,7 +64,7 @@ class PinWorkload:
             await self._unpin(chunks)
 
     def _look(self, expected: list[tuple[Grant, bytes]], name: str) -> None:
-        """What mappings of the places show, as long as nothing but the engine could have changed it."""
+        """Check what mappings of the places show, as long as nothing but the engine could have changed it."""
         weather = self._weather
         if weather.damaged or weather.disk_failing or weather.cuts or weather.disk.is_dead:
             return

@@ -1,4 +1,4 @@
-"""What workloads of a simulated lake do in put sessions: offer, store, commit, leave, and lie."""
+"""The part of a simulated workload that uses put sessions: offer, store, commit, leave, and lie."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class SessionWorkload:
         raise NotImplementedError
 
     async def compose(self) -> None:
-        """A blob of many small chunks, each offered first, some of them in use elsewhere."""
+        """Store a blob of many small chunks, each offered first, some of them in use elsewhere."""
         parts, tree = self._contents.compose()
         session = await self._open_session()
         try:
@@ -73,12 +73,12 @@ class SessionWorkload:
             await self._end_session(session)
 
     async def abandon(self) -> None:
-        """A session that stores, and is left alone."""
+        """Begin a session that stores, and leave it alone."""
         session = await self._open_session()
         await self._bring(session, [(ChunkKind.DATA, self._contents.take_small()) for _ in range(3)])
 
     async def lie(self) -> None:
-        """Name a blob that nothing was stored as, or a manifest of chunks that are not there."""
+        """Name a blob that nobody stored, or a manifest of chunks that do not exist."""
         missing = [self._rng.randbytes(40) for _ in range(2)]
         tree = build(CutKind.PARTS, [(data_chunk_id(content), 40) for content in missing])
         session = await self._open_session()
@@ -93,7 +93,7 @@ class SessionWorkload:
         self._expect(reply.message.results[0].failure is not None, f"{name} is bound to what nobody stored")
 
     async def _bring(self, session: bytes, payloads: list[tuple[ChunkKind, bytes]]) -> None:
-        """Offer chunks (or not), and store those that are not there."""
+        """Offer chunks (or not), and store those that are missing."""
         kinds = [int(kind) for kind, _ in payloads]
         missing = list(range(len(payloads)))
         driver = driver_of(self._lake)

@@ -1,7 +1,7 @@
-"""What workloads of a simulated lake do with multipart uploads: begin, store and replace parts, complete, abort, leave.
+"""The part of a simulated workload that makes multipart uploads: begin, put and replace parts, complete, abort, leave.
 
-What one life leaves unfinished, another finds and ends.  Parts are one chunk each; whole contents are registered before
-they are asked for.
+Another life finds and ends what one life leaves unfinished.  Parts are one chunk each; whole contents are registered
+before they are asked for.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.sim.world.contents import Contents
 
 
 def etag_of_part(payload: bytes) -> bytes:
-    """A part's ETag: its MD5."""
+    """Return a part's ETag: its MD5."""
     return hashlib.md5(payload, usedforsecurity=False).digest()
 
 
@@ -42,7 +42,7 @@ class UploadWorkload:
         raise NotImplementedError
 
     async def upload(self) -> None:
-        """A whole upload, or some of one."""
+        """Make a whole upload, or a part of one."""
         upload = await self._lake.create_upload(self._name())
         payloads = dict(enumerate(self._contents.some_parts(), self._rng.randint(1, 3)))
         order = list(payloads)
@@ -58,7 +58,7 @@ class UploadWorkload:
             await self._complete(upload, payloads)
 
     async def finish_upload(self) -> None:
-        """End an upload that somebody left: from the parts that it has, or by aborting it."""
+        """End an upload that somebody left: complete it from the parts that it has, or abort it."""
         bucket = self._bucket()
         found = [entry async for entry in self._lake.uploads(f"{bucket}/")]
         if not found:

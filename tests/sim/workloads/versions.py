@@ -1,4 +1,4 @@
-"""What workloads of a simulated lake do with versions: keep them or not, list them, read, copy and remove one."""
+"""The part of a simulated workload that uses versions: keep them or not, list them, read, copy and remove one."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class VersionWorkload:
         await self._lake.set_bucket(self._bucket(), versioning=versioning)
 
     async def remove_version(self) -> None:
-        """One of any key; at times the key itself with it."""
+        """Remove one version of any key; at times the key itself with it."""
         bucket = self._bucket()
         chosen = await self._some_version(bucket)
         if chosen is None:

@@ -1,7 +1,7 @@
 """Workloads of a simulated lake: tasks that put, get, rename, copy, hold sessions and handles, and check what they get.
 
-Whether the answers are right in order and time is the witness's business.  A workload checks what only it can: the
-bytes, and which failures it may meet (`Weather`).  A put that fails is one whose fate is unknown.
+The witness judges whether the answers are right in order and time.  A workload checks what only it can: the bytes, and
+which failures are allowed now (`Weather`).  A put that fails may or may not have happened.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ Connect = Callable[[], AbstractAsyncContextManager[TrioLake]]
 
 @dataclass
 class Weather:
-    """Which failures of the service a workload must put up with now."""
+    """The failures of the service that are allowed now."""
 
     disk: SimDisk
     met: Counter[str]
-    """What workloads came across."""
+    """Events that workloads saw, with their numbers."""
     disk_full: bool = False
-    """Nothing new may fit; removing, renaming and collecting must work."""
+    """New content may not fit; removing, renaming and collecting must work."""
     reserve_lost: bool = False
-    """Others have taken the room of the reserve, too, while no engine held it: nothing need work."""
+    """Others have taken the room of the reserve, too, while no engine held it: nothing has to work."""
     disk_failing: bool = False
     cuts: bool = False
     damaged: bool = False
     """The disk has lied or rotted: errors that say so are right, wrong bytes are not."""
     leases_end: bool = False
-    """A connection that is made again has lost its leases: what was open for reading may be gone."""
+    """A connection that is made again has lost its leases: objects that were open for reading may be gone."""
 
     def excuses(self, error: LakeError, *, storing: bool) -> bool:
-        """Whether the error is one that has a cause outside the engine."""
+        """Return whether the error has a cause outside the engine."""
         if self.disk.is_dead:
             return True
         if isinstance(error, UserError):
@@ -99,7 +99,7 @@ class Workload(NameWorkload, SessionWorkload, PinWorkload, UploadWorkload, Versi
         slowest_s: float,
         is_wanted: Callable[[int], bool],
     ) -> None:
-        """`is_wanted` says of each operation, by its number, whether it is done: what a shrinker leaves of a run."""
+        """`is_wanted`: whether the operation of that number is done; a shrinker leaves some out."""
         super().__init__(rng)
         self._is_wanted = is_wanted
         self._number = 0
@@ -112,7 +112,7 @@ class Workload(NameWorkload, SessionWorkload, PinWorkload, UploadWorkload, Versi
         self._storing = self._storing_kinds()
 
     def _weighted(self) -> list[tuple[int, Callable[[], Awaitable[None]]]]:
-        """What it does, and how often."""
+        """The kinds of operations, each with its weight."""
         return [
             (24, self.put),
             (6, self.put_many),
@@ -152,7 +152,7 @@ class Workload(NameWorkload, SessionWorkload, PinWorkload, UploadWorkload, Versi
         ]
 
     def _storing_kinds(self) -> tuple[Callable[[], Awaitable[None]], ...]:
-        """Of these, what needs room."""
+        """The kinds that need room."""
         return (
             self.put,
             self.put_many,
@@ -187,7 +187,7 @@ class Workload(NameWorkload, SessionWorkload, PinWorkload, UploadWorkload, Versi
             try:
                 async with self._connect() as self._lake:
                     for kind in chosen:
-                        # A source of its own, so that one that is left out does not disturb the others.
+                        # A source of its own: an operation that is left out does not disturb the others.
                         self._rng = random.Random(plan.getrandbits(64))
                         self._number += 1
                         if self._is_wanted(self._number - 1):
@@ -196,7 +196,7 @@ class Workload(NameWorkload, SessionWorkload, PinWorkload, UploadWorkload, Versi
                 self._judge(error, "connect", storing=False)
 
     async def _do(self, kind: Callable[[], Awaitable[None]]) -> None:
-        """One operation, which may be given up on the way."""
+        """Do one operation, which may be cancelled on the way."""
         patience_s = self._rng.uniform(0.0, 3 * self._slowest_s) if self._rng.random() < 0.1 else math.inf
         with trio.move_on_after(patience_s) as scope:
             try:
@@ -252,7 +252,7 @@ class Workload(NameWorkload, SessionWorkload, PinWorkload, UploadWorkload, Versi
             await self.sync()
 
     async def put_keeping_the_node(self) -> None:
-        """Put over the node that was seen, as a file is written through its handle, time and again."""
+        """Put over the node that was seen, as a file is written through its handle, again and again."""
         name = self._name()
         stat = await self._lake.stat(name)
         for _ in range(self._rng.choice((1, 2))):
@@ -333,7 +333,7 @@ class Workload(NameWorkload, SessionWorkload, PinWorkload, UploadWorkload, Versi
         await self._lake.gc()
 
     async def put_again_beside_gc(self) -> None:
-        """Contents that nothing refers to any more come back while gc is about to free them."""
+        """Put contents again that nothing refers to any more, while gc is about to free them."""
         contents = [self._contents.take_small() for _ in range(3)]
         for content in contents:
             self._contents.register_chunk(content)
@@ -349,7 +349,7 @@ class Workload(NameWorkload, SessionWorkload, PinWorkload, UploadWorkload, Versi
         await self._beside_gc(put_again)
 
     async def commit_beside_gc(self) -> None:
-        """A session commits and ends while gc runs."""
+        """Commit a session and end it while gc runs."""
         parts, tree = self._contents.compose()
         session = await self._open_session()
         try:

@@ -7,7 +7,7 @@ from typing import Final
 import trio
 
 SIM_EPOCH_NS: Final = 1_800_000_000 * 1_000_000_000
-"""Where the simulated wall clock begins: early 2027, so that no run depends on the day."""
+"""The time at which the simulated wall clock begins: early 2027, so that no run depends on the day."""
 
 
 class SimClock:
@@ -15,7 +15,7 @@ class SimClock:
 
     def __init__(self, wall_ns: int = SIM_EPOCH_NS) -> None:
         self._wall_ns = self.last_ns = wall_ns
-        """`last_ns`: what was told last."""
+        """`last_ns`: the wall clock's last answer."""
 
     def monotonic(self) -> float:
         """Seconds of trio's clock."""
@@ -27,6 +27,6 @@ class SimClock:
         return self.last_ns
 
     def jump_wall(self, ns: int) -> None:
-        """Somebody sets the wall clock, forward or back."""
+        """Set the wall clock, forward or back, as somebody else would."""
         self._wall_ns += ns
         self.wall_ns()

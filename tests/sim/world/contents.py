@@ -1,7 +1,7 @@
-"""Payload for a simulated run: bytes from the seed, and what each blob id stands for.
+"""Payload for a simulated run: bytes from the seed, and the content of each blob id.
 
-Sizes lie where the engine changes its ways: nothing, packed payloads, the last packed and the first paged one, more
-than one granule, contents cut in several chunks.  A part of the contents is used again, so that chunks are shared.
+Sizes lie where the engine does something else: nothing, packed payloads, the last packed and the first paged one, more
+than one granule, contents cut in several chunks.  Some of the contents are used again, so that chunks are shared.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Contents:
     """Makes contents, and remembers every one by its blob id."""
 
     def __init__(self, rng: random.Random, *, huge: bool) -> None:
-        """`huge`: contents of about a chunk's greatest length come too."""
+        """`huge`: make contents of about a chunk's greatest length, too."""
         self._rng = rng
         self._huge = huge
         self._recent: list[bytes] = []
@@ -34,17 +34,17 @@ class Contents:
         self.multipart_etags: set[tuple[BlobId, str]] = set()
 
     def take(self) -> bytes:
-        """A content to put: new, or one of the recent ones."""
+        """Return a content to put: new, or one of the recent ones."""
         if self._recent and self._rng.random() < 0.3:
             return self._rng.choice(self._recent)
         return self._keep(self._new())
 
     def take_small(self) -> bytes:
-        """A new content that is packed."""
+        """Return a new content that is packed."""
         return self._keep(self._rng.randbytes(self._rng.choice((1, 7, 200, 3000))))
 
     def blob_of(self, content: bytes) -> BlobId:
-        """The blob id that a put of this content must give."""
+        """Return the blob id that a put of this content must give."""
         plan = plan_file(lambda offset, length: content[offset : offset + length], len(content))
         chunks = [
             (data_chunk_id(content[offset : offset + length]), length)
@@ -53,18 +53,18 @@ class Contents:
         return self._register(build(plan.cut_kind, chunks), content)
 
     def compose(self) -> tuple[list[bytes], ManifestTree]:
-        """Several small contents to be stored as the chunks of one blob, and its manifest."""
+        """Return several small contents to be stored as the chunks of one blob, and its manifest."""
         parts = [self._keep(self._part()) for _ in range(self._rng.randint(2, 5))]
         tree = build(CutKind.PARTS, [(data_chunk_id(part), len(part)) for part in parts])
         self._register(tree, b"".join(parts))
         return parts, tree
 
     def some_parts(self) -> list[bytes]:
-        """Contents to be stored as the parts of an upload, of one chunk each."""
+        """Return contents to be stored as the parts of an upload, of one chunk each."""
         return [self._keep(self._part()) for _ in range(self._rng.randint(1, 4))]
 
     def register_parts(self, parts: list[bytes]) -> tuple[BlobId, str]:
-        """The whole of parts of one chunk each: its blob, and its ETag."""
+        """Register the whole of parts of one chunk each; return its blob and its ETag."""
         tree = build(CutKind.PARTS, [(data_chunk_id(part), len(part)) for part in parts])
         blob = self._register(tree, b"".join(parts))
         digests = b"".join(hashlib.md5(part, usedforsecurity=False).digest() for part in parts)
@@ -73,11 +73,11 @@ class Contents:
         return blob, etag
 
     def etag_of(self, blob: BlobId) -> str:
-        """The ETag that a name bound to the blob has."""
+        """Return the ETag that a name bound to the blob has."""
         return derived_etag(blob, self._chunk_counts[blob])
 
     def register_chunk(self, payload: bytes) -> ChunkId:
-        """A chunk put as an object of its own."""
+        """Register a chunk put as an object of its own."""
         chunk = data_chunk_id(payload)
         self.by_blob[BlobId(chunk)] = payload
         self._chunk_counts[BlobId(chunk)] = 1
@@ -121,7 +121,7 @@ class Contents:
 
 
 def _safetensors(tensor: bytes) -> bytes:
-    """A file of two chunks and a manifest: the header, and one tensor."""
+    """Return a file of two chunks and a manifest: the header, and one tensor."""
     entry = {"dtype": "U8", "shape": [len(tensor)], "data_offsets": [0, len(tensor)]}
     header = json.dumps({"weights": entry}).encode()
     return len(header).to_bytes(8, "little") + header + tensor

@@ -1,8 +1,8 @@
-"""Making a run a function of its seed: trio's scheduler takes its turns from a seeded source.
+"""Makes a run a function of its seed: trio's scheduler chooses the next task by a seeded source.
 
-Trio runs ready tasks in random order on purpose; under this switch (trio's own, meant for property tests) the
-order is drawn from `_r`, on tasks sorted by age.  What trio orders by address is ordered by age here: deadlines that
-come together, and the tasks of a scope that is cancelled.  No threads may take part.
+Trio runs ready tasks in random order on purpose; under this switch (trio's own, meant for property tests) the order is
+drawn from `_r`, on tasks sorted by age.  What trio orders by address is ordered by age here: deadlines at the same
+time, and the tasks of a scope that is cancelled.  No threads may take part.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NO_EVENTS: Final[list[tuple[int, int]]] = []
 
 
 def run_seeded(main: Callable[[], Awaitable[T]], seed: int, *, clock: trio.abc.Clock | None = None) -> T:
-    """`trio.run`, the order of tasks drawn from `seed`.  Under `SimTime` nothing outside may wake a task."""
+    """Run `trio.run` with the order of tasks drawn from `seed`.  Under `SimTime` nothing outside may wake a task."""
     with _in_order_of_age(), ExitStack() as stack:
         if isinstance(clock, SimTime):
             stack.enter_context(mock.patch.object(EpollIOManager, "get_events", _get_no_events))
@@ -42,7 +42,7 @@ def run_seeded(main: Callable[[], Awaitable[T]], seed: int, *, clock: trio.abc.C
 
 @contextmanager
 def _in_order_of_age() -> Iterator[None]:
-    """Trio keeps children and tasks of scopes in sets and breaks ties of deadlines by `id`: neither is the seed's."""
+    """Order by age what trio does not order by the seed: sets of children and tasks, and equal deadlines (by `id`)."""
     ages = itertools.count()
     prepare = trio_run.CancelStatus.__attrs_post_init__
 
@@ -62,7 +62,7 @@ def _in_order_of_age() -> Iterator[None]:
 
 
 class _Ordered(dict[Hashable, None]):
-    """A set that remembers the order in which its members came."""
+    """A set that remembers the order in which its members were added."""
 
     __slots__ = ()
 
@@ -76,7 +76,7 @@ class _Ordered(dict[Hashable, None]):
 
 
 def _get_no_events(manager: Any, timeout: float) -> list[tuple[int, int]]:
-    """Nothing outside of the run ever happens: the machine is not asked, and who would wait for it, jumps."""
+    """Report no events, since nothing outside of the run ever happens; instead of a wait, jump to the next deadline."""
     runner = trio_run.GLOBAL_RUN_CONTEXT.runner
     if runner.entry_queue.queue or runner.entry_queue.idempotent_queue:  # a generator was dropped, or Ctrl-C
         return manager._epoll.poll(0, 1)  # type: ignore[no-any-return]

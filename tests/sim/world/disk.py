@@ -1,16 +1,16 @@
-"""A disk in memory that forgets what was not synced, and fails when told to (`lakefs.ports.Disk`).
+"""A disk in memory that forgets what was not synced, and fails when asked to (`lakefs.ports.Disk`).
 
 The fault model, by what a store may rely on after a power loss:
 
-- bytes and length of a file: as of its last `sync_data`; each later write is there, absent, or torn at sectors
-  or pages, whatever became of the others (reordering is the same thing here: nobody writes bytes twice);
-- names: as of the folder's last `sync_folder`; each later creation, renaming and removal happened or not; a
-  renaming happened whole or not at all; content and name are durable independently of each other;
-- the folder `index` is real, for LMDB: it comes back as at one of its last commits, or not at all.
+- bytes and length of a file: as of its last `sync_data`; each later write is there, absent, or torn at sectors or
+  pages, independently of the others (reordering is the same thing here: nobody writes bytes twice);
+- names: as of the folder's last `sync_folder`; each later creation, renaming and removal happened or not; a renaming
+  happened whole or not at all; content and name are durable independently of each other;
+- the folder `index` is real, for LMDB: it is as at one of its last commits, or lost.
 
-After `crash` or at the operation named by `crash_at` every use raises `SimCrashed`, which no handler of the
-product may catch; the disk that `crash` returns continues.  The only source of chance is the `random.Random`
-given, so a seed is a run.
+After `crash`, or at the operation named by `crash_at`, every use raises `SimCrashed`, which no handler of the product
+may catch; the disk that `crash` returns continues.  The only source of chance is the `random.Random` given, so a seed
+is a run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.sim.world.medium import Inode, Names, folder_of
 
 
 class SimCrashed(BaseException):
-    """The power is gone.  Not an Exception, so that no handler takes it for an error of the disk."""
+    """The power has failed.  Not an Exception, so that no handler takes it for an error of the disk."""
 
 
 class SimDisk:
@@ -50,13 +50,13 @@ class SimDisk:
         self.capacity_bytes = capacity_bytes
         self.supports_direct = supports_direct
         self.crash_at = crash_at
-        """Number of the operation (from 1) that is cut short by the power loss."""
+        """Number of the operation (from 1) that the power loss cuts short."""
         self.lying_sync = 0.0
-        """Share of syncs that report success and do nothing: what a drive without power-loss protection may do."""
+        """Share of syncs that report success and do nothing, like those of a drive without power-loss protection."""
         self.lies = 0
         self.operation_count = 0
         self.trace = hashlib.blake2b(digest_size=16)
-        """Over every operation that changes something, from the first view of this disk on."""
+        """Hash of every operation that changes something, from the first view of this disk on."""
         self.met: Counter[str] = Counter()  # what power losses did, likewise
         self._dead, self._faults = False, PlantedFaults()
         self._names = Names()
@@ -80,21 +80,21 @@ class SimDisk:
         self._faults.plant(operation, path, error, skip)
 
     def forget_failures(self) -> None:
-        """What was told to fail and has not yet does not."""
+        """Forget the planted failures that have not happened yet."""
         self._faults = PlantedFaults()
 
     @property
     def is_dead(self) -> bool:
-        """Whether the power is gone."""
+        """True when the power is gone."""
         return self._dead
 
     @property
     def faults_to_come(self) -> int:
-        """Failures asked for that have not happened yet."""
+        """Number of planted failures that have not happened yet."""
         return len(self._faults)
 
     def flip_bit(self, path: str, offset: int, bit: int) -> None:
-        """Turn one bit of a file over, on the medium and for every reader."""
+        """Flip one bit of a file, on the medium and for every reader."""
         self._names.seen[path].flip_bit(offset, bit)
 
     def file_bytes(self, path: str) -> int:
@@ -102,31 +102,31 @@ class SimDisk:
         return self._names.seen[path].seen.size
 
     def random_offset(self, path: str, rng: random.Random) -> int:
-        """The place of a byte of a file that was written."""
+        """Return the offset of a byte of a file that was written."""
         return self._names.seen[path].seen.written_offset(rng)
 
     def crash(self) -> SimDisk:
-        """The power fails: this view is dead; the returned one has what the medium holds."""
+        """Fail the power: this view is dead; the returned one has what the medium holds."""
         for inode in self._names.inodes():
             inode.power_loss(self.rng, self.met)
         self._names.power_loss(self.rng, self.met)
         return self._successor(self._index.after_power_loss(self.rng, self.met))
 
     def kill(self) -> SimDisk:
-        """The process is killed: nothing written is lost, nothing more is durable."""
+        """Kill the process: nothing written is lost, nothing more is durable."""
         for inode in self._names.inodes():
             inode.process_lost()
         return self._successor(self._index.read())
 
     def syncs(self) -> bool:
-        """Whether a sync that reports success has done anything."""
+        """Return whether the next sync works; a lying one only reports success."""
         if self.rng.random() >= self.lying_sync:
             return True
         self.lies += 1
         return False
 
     def note_index_sync(self) -> None:
-        """The index has committed: its file is put aside as one of the states a power loss may leave."""
+        """Note that the index has committed: its file is kept as one of the states that a power loss may leave."""
         with self.changing("note_index_sync", INDEX) as completes:
             if self.syncs() and (completes or self.rng.randrange(2)):
                 self._index.note_commit()
@@ -141,21 +141,21 @@ class SimDisk:
         return heir
 
     def check_alive(self) -> None:
-        """SimCrashed when the power is gone."""
+        """Raise SimCrashed when the power is gone."""
         if self._dead:
             raise SimCrashed
 
     def raise_fault(self, operation: str, path: str) -> None:
-        """The error that this operation was told to fail with."""
+        """Raise the error that was planted for this operation, if any."""
         self.check_alive()
         self._faults.meet(operation, path)
 
     @contextmanager
     def changing(self, operation: str, path: str, detail: str = "") -> Iterator[bool]:
-        """Around every operation that changes something.
+        """Wraps every operation that changes something.
 
-        Yields whether it completes: at `crash_at` a change is recorded as unsynced, a sync does not happen, and
-        then the power is gone.
+        Yields whether it completes: at `crash_at` a change is recorded as unsynced, a sync does not happen, and then
+        the power is gone.
         """
         self.raise_fault(operation, path)
         self.operation_count += 1
@@ -167,12 +167,12 @@ class SimDisk:
             raise SimCrashed
 
     def opened(self, inode: Inode) -> None:
-        """A handle begins: the inode keeps its room while it is open."""
+        """Note a new handle: the inode keeps its room while it is open."""
         inode.open_count += 1
         self._open[inode.number] = inode
 
     def closed(self, inode: Inode, path: str) -> None:
-        """A handle ends; those of a dead view have ended already."""
+        """Note the end of a handle; those of a dead view have ended already."""
         if self._dead:
             return
         inode.open_count -= 1
@@ -193,7 +193,7 @@ class SimDisk:
         return SimFile(self, inode, path, direct=direct and self.supports_direct, read_only=read_only)
 
     def list_folder(self, path: str) -> list[str]:
-        """Names in a folder, sorted; empty when it does not exist."""
+        """Return the names in a folder, sorted; empty when it does not exist."""
         self.raise_fault("list_folder", path)
         folder = "" if path == "." else path
         if self._is_index(folder):
@@ -216,7 +216,7 @@ class SimDisk:
             self._change_names("make_folder", path, {path: self._new_inode(folder=True)})
 
     def exists(self, path: str) -> bool:
-        """Whether anything has that name."""
+        """Return whether anything has that name."""
         self.check_alive()
         if self._is_index(path):
             return self._index.path(path).exists()
@@ -241,30 +241,30 @@ class SimDisk:
         self._change_names("unlink", path, {path: None})
 
     def sync_folder(self, path: str) -> None:
-        """Names of the folder are durable."""
+        """Make the names of the folder durable."""
         folder = "" if path == "." else path
         with self.changing("sync_folder", folder) as completes:
             if completes and self.syncs():
                 self._names.sync(folder)
 
     def stat(self, path: str) -> FileStat:
-        """The file; its number is the same over crashes."""
+        """Return the file's status; its number is the same over crashes."""
         self.check_alive()
         inode = self._file(path)
         return FileStat(inode.number, inode.seen.size, inode.seen.allocated_bytes)
 
     def free_bytes(self) -> int:
-        """Capacity less what files take, open ones without a name included."""
+        """Return the capacity less what files take, open ones without a name included."""
         self.check_alive()
         inodes = {inode.number: inode for inode in self._names.seen.values()} | self._open
         return max(0, self.capacity_bytes - sum(inode.seen.allocated_bytes for inode in inodes.values()))
 
     def total_bytes(self) -> int:
-        """The capacity."""
+        """Return the capacity."""
         return self.capacity_bytes
 
     def lock(self, path: str) -> SimFile:
-        """The exclusive lock, held until the file is closed or the process is gone, whatever its name leads to."""
+        """Take the exclusive lock: held until the file is closed or the process dies, whatever its name leads to."""
         self.check_alive()
         if path in self._locks:
             raise StoreLocked(f"the simulated store is open: {path} is locked", subject=path)
@@ -273,13 +273,13 @@ class SimDisk:
         return SimFile(self, inode, path)
 
     def check_lock(self) -> None:
-        """StoreReadOnly when the name of a locked file leads elsewhere."""
+        """Raise StoreReadOnly when the name of a locked file leads elsewhere."""
         for path, inode in self._locks.items():
             if self._names.seen.get(path) is not inode:
                 raise StoreReadOnly(f"the simulated {path} was removed or replaced", subject=path)
 
     def local_path(self, path: str) -> str:
-        """A real path, for LMDB; only the folder `index` has one."""
+        """Return a real path, for LMDB; only the folder `index` has one."""
         assert self._is_index(path), f"{path} is simulated"
         return str(self._index.path(path))
 

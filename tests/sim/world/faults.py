@@ -1,4 +1,4 @@
-"""Errors that a simulated disk was told to meet."""
+"""Errors that are planted in a simulated disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class _Fault:
 
 
 class PlantedFaults:
-    """Each planted fault is met once, in the order of planting."""
+    """Planted faults: each happens once, in the order of planting."""
 
     def __init__(self) -> None:
         self._waiting: list[_Fault] = []
@@ -23,7 +23,7 @@ class PlantedFaults:
         return len(self._waiting)
 
     def plant(self, operation: str, path: str, error: Exception, skip: int) -> None:
-        """The operation of that name on a path containing `path` fails, after `skip` good ones."""
+        """Make the operation of that name on a path containing `path` fail, after `skip` good ones."""
         self._waiting.append(_Fault(operation, path, error, skip))
 
     def meet(self, operation: str, path: str) -> None:

@@ -1,4 +1,4 @@
-"""An open file of the simulated disk: aligned where O_DIRECT wants it, failing where it was told to."""
+"""An open file of the simulated disk: aligned where O_DIRECT wants it, failing where a failure is planted."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class SimFile:
 
     @property
     def direct(self) -> bool:
-        """Whether the rules of O_DIRECT are enforced."""
+        """True when the rules of O_DIRECT are enforced."""
         return self._direct
 
     @property
     def in_memory(self) -> bool:
-        """Never."""
+        """False: it is never in memory."""
         return False
 
     def pread_into(self, buffer: memoryview, offset: int) -> int:
@@ -51,11 +51,11 @@ class SimFile:
         return len(payload)
 
     def pread_cached_into(self, buffer: memoryview, offset: int) -> bool:
-        """As `pread_into`, every other time; else as if nothing of it were cached."""
+        """Like `pread_into`, every other time; otherwise as if nothing of it were cached."""
         return self.preadv_cached_into([buffer], offset)
 
     def preadv_cached_into(self, buffers: Sequence[memoryview], offset: int) -> bool:
-        """As `pread_cached_into`, one buffer behind the other."""
+        """Like `pread_cached_into`, one buffer after the other."""
         self._was_cached = not self._was_cached
         if self._direct or not self._was_cached:
             return False
@@ -81,7 +81,7 @@ class SimFile:
         self._write(b"".join(payloads), offset)
 
     def sync_data(self) -> None:
-        """Content and length are durable."""
+        """Make content and length durable."""
         self._check_writable("sync_data")
         try:
             with self._disk.changing("sync_data", self._path) as completes:
@@ -121,7 +121,7 @@ class SimFile:
         return self._inode.seen.allocated_bytes
 
     def fileno(self) -> int:
-        """There is none."""
+        """Raise: there is no descriptor."""
         raise DiskFailed(f"{self._path} is simulated and has no descriptor", subject=self._path)
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class SimFile:
             raise StoreFull(f"no room for {lacking} bytes of {self._path}", subject=self._path)
 
     def _check_aligned(self, payload: Buffer, offset: int) -> None:
-        """EINVAL of O_DIRECT, which needs offset, length and memory at page boundaries."""
+        """Raise EINVAL like O_DIRECT, which needs offset, length and memory at page boundaries."""
         view = memoryview(payload)
         address = ctypes.addressof(ctypes.c_char.from_buffer(view)) if not view.readonly else 0
         if (offset | len(view) | address) % PAGE or (view.readonly and isinstance(payload, bytes)):

@@ -1,4 +1,4 @@
-"""How workloads of a simulated store reach it: in the same process, or over the simulated network."""
+"""The way from workloads to a simulated store: in the same process, or over the simulated network."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Gate:
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[TrioLake]:
-        """A connection.  When it ends, leases end with it and sessions linger."""
+        """Connect.  When the connection ends, leases end with it and sessions linger."""
         if self._wire == "remote":
             async with connect_engine(_ADDRESS, network=self._network) as remote:
                 yield TrioLake(remote, self._offload, network=True)

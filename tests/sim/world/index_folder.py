@@ -1,9 +1,9 @@
 """The real folder that LMDB works in beside a simulated disk, and the states a power loss may leave it in.
 
-LMDB writes the pages of a commit, syncs them, writes the meta page (less than a sector) and syncs that.  So between
-two commits a power loss leaves the older meta page with any sectors of the newer one's pages, which nothing refers to,
-or all of them and the newer meta page.  The file is put aside at every commit; two of them, one commit apart, give
-every state between.
+LMDB writes the pages of a commit, syncs them, writes the meta page (less than a sector) and syncs that.  So between two
+commits a power loss leaves the older meta page with any sectors of the newer one's pages, which nothing refers to, or
+all of them and the newer meta page.  The file is copied at every commit; two copies, one commit apart, give every state
+between.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MEMORY_FOLDER: Final = "/dev/shm"  # LMDB's syncs are free there
 _META_PAGES: Final = 2
 _TXNID: Final = struct.Struct("<Q")
 _TXNID_OFFSET: Final = 144
-"""In a meta page: its header of 16 bytes, 24 of magic, version, address and size, two trees of 48, the last page."""
+"""Offset in a meta page: after 16 bytes of header, 24 of magic to size, two trees of 48, and the last page's number."""
 
 
 _PREFIX: Final = "lake-sim-"
@@ -35,7 +35,7 @@ _PREFIX: Final = "lake-sim-"
 
 @cache
 def _remove_orphans(parent: Path) -> None:
-    """Remove the folders of processes that were killed, or ended as a pool's do, without cleaning up."""
+    """Remove the folders of processes that ended without cleaning up: killed, or as those of a pool do."""
     for folder in parent.glob(f"{_PREFIX}*-*"):
         pid = folder.name.removeprefix(_PREFIX).split("-")[0]
         if pid.isdecimal() and not os.path.exists(f"/proc/{pid}"):
@@ -62,11 +62,11 @@ class RealIndex:
 
     @property
     def exists(self) -> bool:
-        """Whether there is an index."""
+        """True when there is an index."""
         return self._folder is not None and self.path(INDEX).exists()
 
     def read(self) -> bytes | None:
-        """The file as it is now, which is what a killed process leaves."""
+        """Return the file as it is now, which is what a killed process leaves."""
         try:
             return self.path(f"{INDEX}/data.mdb").read_bytes()
         except FileNotFoundError:
@@ -81,21 +81,21 @@ class RealIndex:
             self._copies.append(content)
 
     def note_commit(self) -> None:
-        """LMDB has committed: its file is one of the states a power loss may leave."""
+        """Note that LMDB has committed: its file is one of the states that a power loss may leave."""
         content = self.read()
         if content is not None:
             self._note_file()
             self._copies.append(content)
 
     def _note_file(self) -> None:
-        """An index that was built anew is another file: its commits are not the next ones of the old file."""
+        """Forget the copies when the index was built anew: the new file's commits do not continue the old one's."""
         number = self.path(f"{INDEX}/data.mdb").stat().st_ino
         if number != self._file_number:
             self._copies.clear()
         self._file_number = number
 
     def after_power_loss(self, rng: random.Random, met: Counter[str]) -> bytes | None:
-        """The last commit, the one before it, one that was under way, or nothing; `met` counts which."""
+        """Return the last commit, the one before it, one that was under way, or nothing; `met` counts which."""
         if not self.exists:
             return None
         left, state = self._left(rng)
@@ -103,7 +103,7 @@ class RealIndex:
         return state
 
     def _left(self, rng: random.Random) -> tuple[str, bytes | None]:
-        """What is left, in words and bytes."""
+        """Return the state that is left, in words and bytes."""
         choice = rng.randrange(6)
         current = self.read()
         if current is not None:
@@ -121,14 +121,14 @@ class RealIndex:
 
 
 def _commits(content: bytes) -> int:
-    """Number of the newest commit in LMDB's file; -1 in one without meta pages."""
+    """Return the number of the newest commit in LMDB's file; -1 when it has no meta pages."""
     if len(content) < _META_PAGES * PAGE:
         return -1
     return max(int(_TXNID.unpack_from(content, page * PAGE + _TXNID_OFFSET)[0]) for page in range(_META_PAGES))
 
 
 def _half_written(rng: random.Random, before: bytes, after: bytes) -> tuple[str, bytes]:
-    """Pages of the later commit kept, dropped or torn; its meta page is there only when all are.  In words, too."""
+    """Keep, drop or tear pages of the later commit; its meta page is only there when all are.  Returns words, too."""
     kept = rng.choice((0.0, 0.5, 0.9, 1.0))
     if kept == 1.0 and rng.randrange(2):
         return "with a commit that was not answered", after

@@ -1,8 +1,8 @@
-"""What a simulated disk holds: contents of files, changes not yet synced, and what a power loss leaves of them.
+"""The contents of a simulated disk: files, changes not yet synced, and what a power loss leaves of them.
 
-A file has two contents: what readers see, and what is on the medium.  Changes apply to the first at once and
-to the second at a sync.  A power loss leaves, of every change since, all, nothing or any sectors, whatever
-became of the changes before and after it.
+A file has two contents: what readers see, and what is on the medium.  Changes apply to the first at once and to the
+second at a sync.  Of every change since the last sync a power loss leaves all, nothing or any sectors, independently of
+the changes before and after it.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Content:
         return self._pages.count(1) * PAGE
 
     def lacking_bytes(self, offset: int, length: int) -> int:
-        """Room that a write there would newly take."""
+        """Return the room that a write there would newly take."""
         first, end = offset // PAGE, -(-(offset + length) // PAGE)
         return (end - first - self._pages.count(1, first, end)) * PAGE
 
     def read(self, offset: int, length: int) -> bytes:
-        """Bytes from `offset`, short at the end."""
+        """Return bytes from `offset`, short at the end."""
         length = max(0, min(length, self.size - offset))
         return bytes(self._stored[offset : offset + length]).ljust(length, b"\0")
 
@@ -83,11 +83,11 @@ class Content:
         self.size = size
 
     def written_offset(self, rng: random.Random) -> int:
-        """Any offset that was written, or 0."""
+        """Return any offset that was written, or 0."""
         return rng.randrange(max(1, min(self.size, len(self._stored))))
 
     def flip_bit(self, offset: int, bit: int) -> None:
-        """Rot: one bit turns over."""
+        """Flip one bit."""
         assert offset < self.size
         self.write(offset, bytes([self.read(offset, 1)[0] ^ (1 << bit)]))
 
@@ -100,7 +100,7 @@ class Change(Protocol):
         ...
 
     def remains(self, rng: random.Random) -> Sequence[Change]:
-        """What a power loss leaves of it, when it was not synced."""
+        """Return what a power loss leaves of the change, when it was not synced."""
         ...
 
 
@@ -172,7 +172,7 @@ class Allocate(_AllOrNothing):
 
 @dataclass(frozen=True)
 class Truncate(_AllOrNothing):
-    """The size set."""
+    """The size is set."""
 
     size: int
 
@@ -213,23 +213,23 @@ class Inode:
         self._doomed: list[Change] = []
 
     def change(self, change: Change) -> None:
-        """Do it for readers; the medium has it after the next sync."""
+        """Apply a change for readers; the medium has it after the next sync."""
         change.apply(self.seen)
         self._pending.append(change)
 
     def sync(self) -> None:
-        """All changes are on the medium, except those that a failed sync gave up."""
+        """Put all changes on the medium, except those that a failed sync gave up."""
         for change in self._pending:
             change.apply(self._durable)
         self._pending.clear()
 
     def sync_failed(self) -> None:
-        """The kernel gave the changes up: readers see them, a later sync does not write them."""
+        """Note a failed sync: the kernel gave the changes up.  Readers see them, a later sync does not write them."""
         self._doomed += self._pending
         self._pending.clear()
 
     def power_loss(self, rng: random.Random, met: Counter[str]) -> None:
-        """Only the medium's content remains, with what had got there by itself.  `met` counts what that was."""
+        """Keep only the medium's content, with the changes that got there by themselves.  `met` counts those."""
         is_later_kept = is_lost = False
         for change in [*self._doomed, *self._pending]:
             left = change.remains(rng)
@@ -246,11 +246,11 @@ class Inode:
         self.seen = self._durable.copy()
 
     def process_lost(self) -> None:
-        """The process died and the machine did not: what was written stays written."""
+        """Note that the process died and the machine did not: what was written stays written."""
         self.open_count = 0
 
     def flip_bit(self, offset: int, bit: int) -> None:
-        """Rot on the medium, which readers see."""
+        """Flip one bit on the medium, which readers see."""
         self.seen.flip_bit(offset, bit)
         if offset < self._durable.size:
             self._durable.flip_bit(offset, bit)
@@ -268,12 +268,12 @@ class Names:
         self._pending: list[dict[str, Inode | None]] = []
 
     def change(self, change: dict[str, Inode | None]) -> None:
-        """Do it for everybody; durable after `sync`."""
+        """Apply a change for everybody; it is durable after `sync`."""
         _apply(self.seen, change)
         self._pending.append(change)
 
     def sync(self, folder: str) -> None:
-        """Changes of the folder's names are durable, with those that they rest on."""
+        """Make changes of the folder's names durable, with those that they rest on."""
         needed: set[str] = set()
         kept: list[dict[str, Inode | None]] = []
         durable: list[dict[str, Inode | None]] = []
@@ -288,7 +288,7 @@ class Names:
         self._pending = kept[::-1]
 
     def power_loss(self, rng: random.Random, met: Counter[str]) -> None:
-        """Every change since its folder's sync may be lost; one that rests on a lost one is lost too."""
+        """Lose any change since its folder's sync; one that rests on a lost one is lost too."""
         lost: set[str] = set()
         for change in self._pending:
             if lost.intersection(change) or rng.randrange(2):
@@ -304,7 +304,7 @@ class Names:
         self.seen = dict(self._durable)
 
     def inodes(self) -> list[Inode]:
-        """All inodes that have or may get back a name, in the order of their numbers."""
+        """Return all inodes that have or may get back a name, in the order of their numbers."""
         found = {inode.number: inode for inode in [*self.seen.values(), *self._durable.values()]}
         for change in self._pending:
             found.update({inode.number: inode for inode in change.values() if inode is not None})
@@ -312,7 +312,7 @@ class Names:
 
 
 def folder_of(path: str) -> str:
-    """The folder part of a path; "" is the root."""
+    """Return the folder part of a path; "" is the root."""
     return path.rpartition("/")[0]
 
 

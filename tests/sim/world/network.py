@@ -154,7 +154,7 @@ class SimulatedListener:
         self._notify()
 
     def offer(self, stream: SimulatedStream) -> None:
-        """A client has connected."""
+        """Note that a client has connected."""
         self._waiting.append(stream)
         self._notify()
 
@@ -216,5 +216,5 @@ class SimulatedNetwork:
             await pause(self._rng.uniform(0.0, self._latency_s))
 
     def piece(self, count: int) -> int:
-        """A random part of `count` bytes, at least one; often all of it."""
+        """Return a random part of `count` bytes, at least one; often all of it."""
         return count if count <= 1 or self._rng.random() < 0.5 else self._rng.randint(1, count)

@@ -1,4 +1,4 @@
-"""Threads as the simulator has them: a call runs inline, at once or some simulated time later.
+"""Simulated threads: a call runs inline, at once or some simulated time later.
 
 So calls of different tasks overlap in every order that a pool of threads could bring about, one at a time.
 """
@@ -24,7 +24,7 @@ class SimOffload:
         self._slowest_s = slowest_s
 
     async def run(self, call: Callable[..., T], *args: object) -> T:
-        """The call's result or exception; Cancelled only before it begins."""
+        """Run a call; return its result or raise its exception.  Raises Cancelled only before it begins."""
         await trio.lowlevel.checkpoint_if_cancelled()
         await self._pause()
         try:

@@ -58,24 +58,24 @@ class World:
         return Segments(self.disk, self.offload, identity, self.allocate, self.sizes)
 
     async def allocate(self) -> SegmentId:
-        """The next segment id; a checkpoint, as a commit is."""
+        """Return the next segment id; a checkpoint, as a commit is."""
         self.last_segment += 1
         segment = SegmentId(self.last_segment)
         await trio.lowlevel.checkpoint()
         return segment
 
     async def reopen(self, disk: Disk | None = None) -> None:
-        """The next boot, after a stop or on the disk that a crash left."""
+        """Start again, after a stop or on the disk that a crash left."""
         self.disk = disk or self.disk
         self.segments = self._new_segments()
         await self.segments.open()
 
     def payload(self, length: int, tag: int = 0) -> bytes:
-        """Bytes that no other payload has; the first four are the tag."""
+        """Return bytes that no other payload has; the first four are the tag."""
         return (tag.to_bytes(4, "big") + self.rng.randbytes(length))[:length]
 
     def record(self, place: Place, length: int, crc: int) -> ChunkRecord:
-        """The chunk record that an index would hold."""
+        """Return the chunk record that an index would hold."""
         self.last_birth += 1
         return ChunkRecord(Birth(self.last_birth), place.segment, place.offset, length, length, crc)
 
@@ -107,7 +107,7 @@ class World:
         return record
 
     async def write_large(self, payload: bytes, is_last: IsLast = not_last) -> tuple[Place, int]:
-        """Only write: not settled, and durable only as the last write of a caller may be."""
+        """Only write: the payload is not settled, and durable only as the last write of a caller may be."""
         buffer = await self.pool.acquire()
         try:
             buffer.view[: len(payload)] = payload
@@ -118,11 +118,11 @@ class World:
             buffer.release()
 
     def live(self, segment: SegmentId) -> list[tuple[int, int]]:
-        """Extents of recorded payloads in a segment, ascending."""
+        """Return the extents of recorded payloads in a segment, ascending."""
         return sorted((r.offset, r.extent_bytes) for r in self.stored if r.segment == segment)
 
     async def collect(self) -> None:
-        """What gc does when nothing is being freed: gaps punched, empty segments removed."""
+        """Do what gc does when nothing is being freed: punch gaps, remove empty segments."""
         for segment in self.segments.room.sealed():
             if self.segments.in_flight.count(segment):
                 continue
@@ -133,7 +133,7 @@ class World:
                 await self.segments.room.remove(segment)
 
     async def check(self) -> None:
-        """Every payload stored is there; no two extents overlap; each lies where its kind of segment allows."""
+        """Check that every stored payload is there, and that extents do not overlap and lie where they may."""
         for record, payload in self.stored.items():
             found = await self.segments.reader.read_chunk(record)
             assert found == payload, f"{record} reads as other bytes"
@@ -147,7 +147,7 @@ class World:
 
 
 def drive(body: Callable[[World], Awaitable[None]], *, seed: int = 0, sizes: SegmentSizes = SMALL_SIZES) -> SimDisk:
-    """Run `body` on a simulated disk, inline; the disk as it is then."""
+    """Run `body` on a simulated disk, inline; return the disk as it is then."""
     disk = SimDisk(seed)
     disk.make_folder("segments")
     disk.sync_folder("")

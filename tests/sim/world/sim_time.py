@@ -1,7 +1,8 @@
-"""Trio's time in a simulated run: it stands still while anybody can go on, and then jumps to the next deadline.
+"""Trio's time in a simulated run: it stands still while any task can go on, and then jumps to the next deadline.
 
-As `trio.testing.MockClock` with `autojump_threshold=0`, and several times cheaper: nobody asks the machine's clock, and
-who only waits (`pause`) is woken by the clock itself, without a cancel scope.  It jumps under `run_seeded` only.
+Like `trio.testing.MockClock` with `autojump_threshold=0`, but several times cheaper: nobody asks the machine's clock,
+and a task that only waits (`pause`) is woken by the clock itself, without a cancel scope.  It jumps under `run_seeded`
+only.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ class SimTime(trio.abc.Clock):
         self._wait_count = 0
 
     def start_clock(self) -> None:
-        """The run begins."""
+        """Do nothing: the run begins."""
 
     def current_time(self) -> float:
         """Seconds since the run began."""
         return self._now
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        """0 when the deadline has come; else more, however far off it is."""
+        """Return 0 when the deadline has passed; else more, however far off it is."""
         return 0.0 if deadline <= self._now else math.inf
 
     def jump(self) -> None:
-        """Nobody can go on: the next deadline or end of a pause has come."""
+        """Jump to the next deadline or end of a pause: no task can go on."""
         waits = self._waits
         while waits and not waits[0][2]:  # given up
             heapq.heappop(waits)
@@ -48,7 +49,7 @@ class SimTime(trio.abc.Clock):
                 trio.lowlevel.reschedule(task)
 
     async def wait(self, seconds: float, *, shielded: bool) -> None:
-        """As `trio.sleep`; `shielded`: whoever is cancelled meanwhile waits to the end all the same."""
+        """Like `trio.sleep`; `shielded`: a task that is cancelled during the wait still waits to the end."""
         waiting = [trio.lowlevel.current_task()]
         self._wait_count += 1
         heapq.heappush(self._waits, (self._now + seconds, self._wait_count, waiting))

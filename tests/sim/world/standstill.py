@@ -1,4 +1,4 @@
-"""Noticing that a simulated run will never end: hours of its time pass, and tasks wait for what does not come."""
+"""Notices a simulated run that will never end: hours of its time pass, and tasks wait for what never happens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATIENCE_S = 1800.0
 
 
 async def watch_for_standstill() -> None:
-    """Raise when the run has lasted too long, telling where each task waits."""
+    """Raise when the run has lasted too long, with the place where each task waits."""
     await trio.sleep(PATIENCE_S)
     root = trio.lowlevel.current_root_task()
     assert root is not None
@@ -31,7 +31,7 @@ def _tasks(task: trio.lowlevel.Task) -> Iterator[trio.lowlevel.Task]:
 
 
 def _place(coroutine: Any) -> str:
-    """The functions of ours on a task's stack, outermost first."""
+    """Return the functions of ours on a task's stack, outermost first."""
     names: list[str] = []
     while coroutine is not None:
         frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "ag_frame", None)

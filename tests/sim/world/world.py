@@ -1,8 +1,8 @@
 """One seed, one world: a disk, and lives of a store on it until the seed's rounds are over.
 
-A life opens the store with the real engine, compares what it finds with the history, lets workloads work, and ends by
-a clean stop, by the death of the process or by a power loss at some operation of the disk: also while it opens or
-stops.  The last lives are quiet: everything must be whole, garbage must go, and a clean stop must need no recovery.
+A life opens the store with the real engine, compares what it finds with the history, lets workloads work, and ends by a
+clean stop, by the death of the process or by a power loss at some operation of the disk: also while it opens or stops.
+The last lives are quiet: everything must be whole, gc must remove all garbage, and a clean stop must need no recovery.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ from tests.sim.world.standstill import watch_for_standstill
 ROUNDS = 4
 CAPACITY_BYTES = 256 * MIB
 RELAPSES = 0.4
-"""Share of crashes that another one follows at once."""
+"""Share of crashes that are followed by another one at once."""
 ORDEALS = 0.3
 """Share of seeds that end with a disk that lies or rots."""
 HOT_INDEX_ENTRIES = 800
-"""Of odd seeds, which run with a shared index: more than there are chunks."""
+"""Entries of the shared index, which odd seeds run with: more than there are chunks."""
 FAILING: dict[str, tuple[str, type[OperationalError]]] = {
     "sync": ("sync_data", DiskFailed),
     "write": ("pwrite", DiskFailed),
     "read": ("pread_into", DiskFailed),
     "room": ("pwrite", StoreFull),
 }
-"""What fails once in a life with such a trouble, and how."""
+"""The operation that fails once in a life with such a trouble, and its error."""
 FAULTS = ("cancelled", "cut", "fill_up", "flipped", *(f"{trouble} failed" for trouble in FAILING))
 
 
@@ -73,16 +73,17 @@ class World:
     ) -> None:
         """`only`: the operations of workloads that are done (life.workload.number); None: all.
 
-        `without`: rounds that are left out, or parts of one (`3.trouble`; see `LESS`), `ordeal` what comes at the end.
+        `without`: rounds that are left out, or parts of one (`3.trouble`; see `LESS`); `ordeal`: what happens at the
+        end.
         """
         self.seed = seed
         self.rounds = rounds
         self.only = only
         self.without = frozenset(without)
         self.done: list[str] = []
-        """Operations that workloads came to."""
+        """Operations that workloads reached."""
         self.parts: list[str] = []
-        """What was there to be left out by `without`."""
+        """Parts of the run that `without` could leave out."""
         self.rng = random.Random(seed)
         huge = self.rng.random() < 0.04
         self.sizes = draw_sizes(self.rng, huge=huge)
@@ -103,15 +104,15 @@ class World:
         self._live_places: list[Place] = []
 
     def _random(self) -> random.Random:
-        """A source of its own for a part of the world, so that the parts do not disturb each other."""
+        """Make a source for a part of the world, so that the parts do not disturb each other."""
         return random.Random(self.rng.getrandbits(64))
 
     def run(self) -> Result:
-        """Live all lives; SimFailure when the engine broke a promise."""
+        """Live all lives; raise SimFailure when the engine broke a promise."""
         for number in range(self.rounds):
             self._round = str(number)
             if self._has(self._round):
-                # A source of its own, so that a round that is left out does not disturb the others.
+                # A source of its own: a round that is left out does not disturb the others.
                 self.rng = random.Random(f"{self.seed} {number}")
                 self._live_on()
         self.rng, self._round, self._relapses = random.Random(f"{self.seed} end"), "end", 0
@@ -127,7 +128,7 @@ class World:
         return self.result
 
     def _live_on(self) -> None:
-        """A life, and those that end soon behind its crash."""
+        """Live a life, and those that end soon after its crash."""
         self._relapses = 0
         self._live(self._lessened(draw_life(self.rng)))
         while self._crashed and self.rng.random() < RELAPSES and self._has(f"{self._round}.relapse"):
@@ -135,7 +136,7 @@ class World:
             self._live(self._lessened(draw_relapse(self.rng)))
 
     def _lessened(self, life: Life) -> Life:
-        """The life without what is left out of it."""
+        """Return the life without its parts that are left out."""
         for what, fields in LESS.items():
             less = replace(life, **fields)  # type: ignore[arg-type]  # the table names fields of the class
             if less != life and not self._has(f"{self._round}.{what}"):
@@ -143,12 +144,12 @@ class World:
         return life
 
     def _has(self, part: str) -> bool:
-        """Whether a part of the run is there."""
+        """Return whether a part of the run takes place, and note the part."""
         self.parts.append(part)
         return part not in self.without
 
     def _suffer(self) -> None:
-        """The disk lies or rots; from then on errors that say so are right, and wrong bytes are not."""
+        """Let the disk lie or rot; from then on errors that say so are right, and wrong bytes are not."""
         self._damaged = True
         if self.rng.random() < 0.5:
             self.disk.lying_sync = self.rng.choice((1.0, 0.5, 0.1))
@@ -163,7 +164,7 @@ class World:
             self._live(life)
 
     def _rot(self) -> None:
-        """After a clean stop bits turn over: of a payload, or of any file."""
+        """Flip bits after a clean stop: of a payload, or of any file."""
         if self._live_places and self.rng.random() < 0.5:
             path, offset = self.rng.choice(self._live_places)
             self.disk.flip_bit(path, offset, self.rng.randrange(8))
@@ -197,7 +198,7 @@ class World:
             self.disk = self.disk.kill() if life.ending == "kill" else self.disk.crash()
 
     def _plant(self, life: Life) -> None:
-        """One failure of the disk, somewhere in this life; of a read or for want of room once it serves."""
+        """Plant one failure of the disk, somewhere in this life; of a read or for want of room only when it serves."""
         operation, failure = FAILING[life.trouble]
         while_serving = life.trouble in ("read", "room")
         if while_serving == (self._stage == "serving"):
@@ -206,7 +207,7 @@ class World:
             self.disk.fail_next(operation, error, path=folder, skip=self.rng.randint(0, 30))
 
     def _is_excused(self, life: Life, error: BaseException) -> bool:
-        """Whether a life may end like this: the disk has failed it, or has not a page of room left."""
+        """Return whether a life may end like this: the disk has failed it, or has not a page of room left."""
         if self._damaged and all(isinstance(cause, CorruptionError) for cause in causes_of(error)):
             self._refused = True
             self.result.met[f"refused while {self._stage}"] += 1
@@ -221,7 +222,7 @@ class World:
         return all(isinstance(cause, excused) for cause in causes_of(error))
 
     def _is_reserve_used_up(self) -> bool:
-        """Others took all room when some was released, or a power loss did, until nothing was left."""
+        """Return whether others, or a power loss, have used up all room while some of the reserve was released."""
         if self.disk.capacity_bytes == CAPACITY_BYTES or self.disk.free_bytes() > 64 * KIB:
             return False
         file = self.disk.open(RESERVE_PATH, read_only=True)
@@ -246,7 +247,7 @@ class World:
 
     @contextmanager
     def _determined(self) -> Iterator[None]:
-        """Ids and times of the product's own making come from the seed."""
+        """Take ids and times of the product's own making from the seed."""
         self.clock = SimClock(self._wall_ns + self._moved_clock_ns())
         with (
             mock.patch("engine.superblock.superblock.new_id16", self._new_id16),
@@ -257,7 +258,7 @@ class World:
             yield
 
     def _moved_clock_ns(self) -> int:
-        """Between two lives the wall clock goes on, or is found to be elsewhere."""
+        """Return how far the wall clock has moved between two lives, apart from going on."""
         if self.rng.random() < 0.8 or not self._has(f"{self._round}.clock"):
             return 0
         self.result.met["clock elsewhere"] += 1
@@ -305,7 +306,7 @@ class World:
         self._stage = "stopped"
 
     async def _compare(self, store: Store) -> None:
-        """After opening: the names are those of a group that may be the last, and nothing is damaged."""
+        """Check, after opening, that the names are those of a group that may be the last, and nothing is damaged."""
         rebuilt = store.metadata.rebuilt_because
         if rebuilt:
             self.result.met["index rebuilt"] += 1
@@ -322,7 +323,7 @@ class World:
         self.result.met["damage met"] += lost > 0
 
     def _check_expired(self) -> None:
-        """gc has run: no upload is left that is too old."""
+        """Check, after gc, that no upload is left that is too old."""
         now_ns = self.clock.wall_ns()
         for upload in unfinished(self.history.state):
             if self.history.is_over(upload, now_ns):
@@ -389,13 +390,13 @@ class World:
         self.result.decisions += len(self.history.points) - 1
 
     def _is_wanted(self, place: str, number: int) -> bool:
-        """Whether the shrinker has left this operation in the run."""
+        """Return whether the shrinker has left this operation in the run."""
         where = f"{place}{number}"
         self.done.append(where)
         return self.only is None or where in self.only
 
     def _note_state(self, store: Store) -> None:
-        """What this life has come across, so that a test can tell that lives come across everything."""
+        """Note what this life has met, so that a test can check that lives meet everything."""
         met = self.result.met
         met["journal files"] += len(self.disk.list_folder("journal")) > 1
         met["segments"] += len(self.disk.list_folder("segments")) > 2
@@ -405,7 +406,7 @@ class World:
 
 
 def _knocked_on(error: BaseException) -> tuple[bool, BaseException | None]:
-    """Whether the power failed, and what cannot be explained by that."""
+    """Return whether the power failed, and the error that this does not explain."""
     if not isinstance(error, BaseExceptionGroup):
         return False, error
     crash, others = error.split(SimCrashed)
@@ -415,14 +416,14 @@ def _knocked_on(error: BaseException) -> tuple[bool, BaseException | None]:
 
 
 def causes_of(error: BaseException) -> list[BaseException]:
-    """What is inside of groups of exceptions."""
+    """Return the exceptions inside of groups of exceptions."""
     if isinstance(error, BaseExceptionGroup):
         return [cause for inner in error.exceptions for cause in causes_of(inner)]
     return [error]
 
 
 def run_seed(seed: int, rounds: int = ROUNDS) -> Result:
-    """The run of a seed; a failure names the command that repeats it, on one line."""
+    """Run a seed; a failure has the command that repeats it, on one line."""
     try:
         return World(seed, rounds).run()
     except Exception as error:
