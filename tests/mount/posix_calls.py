@@ -1,7 +1,7 @@
 """System calls by name, made by a process of its own as some user: the far side of `tests.mount.posix`.
 
 A caller process has a current folder and numbered slots for what it has open.  It answers each call with ("ok", value)
-or ("error", name of the errno), and lives until it is told to stop.
+or ("error", name of the errno), and lives until the call `stop`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class User(NamedTuple):
 
 
 def answer_calls(user: User, calls: Connection) -> None:
-    """Become the user, and make the calls that are sent, until told to stop."""
+    """Become the user, and make the calls that are sent, until the call `stop`."""
     if user.uid:
         os.setgroups(user.groups)
         os.setresgid(user.gid, user.gid, user.gid)
