@@ -55,7 +55,7 @@ def long_lines(text: str) -> list[str]:
 
 
 def told_phrases(text: str) -> list[str]:
-    """Return the places of `is told` and its forms, over line breaks too."""
+    """Return the forbidden phrases of a document, over line breaks too."""
     return _TOLD.findall(text)
 
 

@@ -1,4 +1,4 @@
-"""Samples become flames: frames by name, a box as wide as its samples, and what all begin with left out."""
+"""Flames made of samples: frames by name, a box as wide as its samples, without the frames that all begin with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The S3 bench counts what was answered rightly, waits for what it says, and never sends the same content twice."""
+"""The S3 bench counts only right answers, measures the waits that it claims, and never sends the same content twice."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read_request(sock: socket.socket) -> bool:
 
 @contextmanager
 def server(serve: Callable[[socket.socket], None]) -> Iterator[Endpoint]:
-    """Each connection is served by `serve` in a thread of its own."""
+    """Serve each connection with `serve`, in a thread of its own."""
     threads: list[threading.Thread] = []
 
     def one(sock: socket.socket) -> None:
@@ -63,7 +63,7 @@ def server(serve: Callable[[socket.socket], None]) -> Iterator[Endpoint]:
 
 
 def answering(*pieces: bytes) -> Callable[[socket.socket], None]:
-    """Always the same answer, in these pieces."""
+    """Return a server that always sends the same answer, in these pieces."""
 
     def serve(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -227,7 +227,7 @@ def test_in_an_open_loop_a_stall_is_charged_to_all_that_were_due_meanwhile() -> 
     with server(serve) as endpoint, Load(endpoint, 1) as load:
         outcome = load.run(repeat(ASK), for_s=0.1, rate_per_s=100)
     assert outcome.count == 10
-    # One connection: all ten waited for the first answer, the last of them from its own time on.
+    # One connection: all ten waited for the first answer, the last of them since its own time.
     assert max(outcome.latencies_s) >= 0.15
     assert min(outcome.latencies_s) >= 0.05
 

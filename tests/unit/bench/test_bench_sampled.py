@@ -1,4 +1,4 @@
-"""A sampled scenario: the warm-up does not count, who fails is out and says why, figures are what was measured."""
+"""A sampled scenario: the warm-up does not count, a side that fails is out and says why, figures are measured ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ THREE = Scale(quick=False, rounds=3)
 
 
 def scenario(sides: dict[str, Sequence[float]], *targets: Target, generator: str = "words") -> Sampled:
-    """Sides that take these seconds for 10 operations in turn, the first for the warm-up; and then cannot go on."""
+    """Sides that take these seconds for 10 operations in turn, first for the warm-up, and then cannot go on."""
 
     @contextmanager
     def entered(seconds: Sequence[float]) -> Iterator[Side]:

@@ -1,4 +1,4 @@
-"""A trend has what was recorded, compares like with like, and tells what costs more than a tenth."""
+"""A trend has what was recorded, compares like with like, and reports what costs over a tenth more."""
 
 from __future__ import annotations
 

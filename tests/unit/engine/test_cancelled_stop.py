@@ -1,4 +1,4 @@
-"""A clean stop that is cancelled: it ends as a crash does, at whatever it was."""
+"""A clean stop that is cancelled at any step ends as a crash does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When gc gives room back: in stretches behind the sweep, and at once where the disk has little of it."""
+"""The moments at which gc gives room back: in stretches after the sweep, and at once where the disk is nearly full."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REMOVED: Final = 18
 
 
 def punches_of_a_cycle(monkeypatch: pytest.MonkeyPatch) -> tuple[list[int], int]:
-    """Lengths of what one cycle punches when most of what a sealed segment holds was removed; and its freed bytes."""
+    """Run a cycle after most of a sealed segment was removed; return the lengths punched, and the bytes given back."""
     punched: list[int] = []
     punch = SimFile.punch
 

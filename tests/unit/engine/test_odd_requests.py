@@ -1,4 +1,4 @@
-"""Requests that are well-formed and make no sense are done or refused, and leave the store whole."""
+"""Well-formed requests without sense are done or refused, and leave the store whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small payloads that wait for room in memory: all of them are answered, whatever becomes of the batch."""
+"""Small payloads that wait for room in memory: all of them get an answer, whatever happens to the batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Stalling(InlineOffload):
-    """No group is appended while `stalled` is not set."""
+    """Appends no group while `stalled` is not set."""
 
     def __init__(self) -> None:
         self.stalled = trio.Event()

@@ -35,7 +35,7 @@ def test_an_error_that_is_not_of_the_tree_is_an_input_output_error(error: BaseEx
 
 def test_a_more_special_error_has_the_errno_of_its_class() -> None:
     class ShardNotFound(KeyNotFound):
-        """A leaf that is younger than the table."""
+        """A leaf that is newer than the table."""
 
     assert errno_of(ShardNotFound("gone")) == errno.ENOENT
 

@@ -1,4 +1,4 @@
-"""Names of buckets: which ones a store can hold, and which ones a new bucket may have."""
+"""Names of buckets: those that a store can hold, and those that a new bucket may have."""
 
 from __future__ import annotations
 

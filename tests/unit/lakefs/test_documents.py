@@ -1,4 +1,4 @@
-"""The documents hold what the code holds: fixed layouts, tables of the index, requests of the protocol."""
+"""The documents have what the code has: fixed layouts, tables of the index, requests of the protocol."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _cells(line: str) -> list[str]:
 
 
 def _tables(page: str, header: list[str]) -> Iterator[tuple[str, list[list[str]]]]:
-    """(nearest heading, rows) of every table whose header row begins with those names."""
+    """Yield (nearest heading, rows) of every table whose header row begins with those names."""
     heading, rows, inside = "", list[list[str]](), False
     for line in [*_lines(page), ""]:
         if line.startswith("#"):

@@ -14,7 +14,7 @@ def _leaves(error: type[LakeError]) -> list[type[LakeError]]:
 
 
 LEAVES: list[type[LakeError]] = [*_leaves(LakeError), errors.KeyNotFound]
-"""What is raised: the leaves, and that a key is not there, which may have a closer reason."""
+"""Errors that are raised: the leaves, and KeyNotFound, which may have a more exact leaf below it."""
 
 
 def test_every_error_that_is_raised_has_exactly_one_row() -> None:

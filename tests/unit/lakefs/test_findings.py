@@ -83,7 +83,7 @@ def _keys_of_literals(source: str) -> set[object]:
 
 @dataclass
 class World:
-    """A store's records of interest, for a test to change."""
+    """A store's records, for a test to change."""
 
     txn: Transaction
     bucket: NodeId
@@ -174,7 +174,7 @@ HARM: Final[dict[Finding, Callable[[World], object]]] = {
 
 
 async def fill(store: Store) -> Callable[[Transaction], World]:
-    """One of everything; what makes a world of a transaction."""
+    """Store one of everything; return what makes a `World` of a transaction."""
     client = client_of(store)
     lake = TrioLake(client, InlineOffload())
     await lake.create_bucket("bkt")
@@ -196,7 +196,7 @@ async def fill(store: Store) -> Callable[[Transaction], World]:
 
 
 def codes_of(found: list[dict[str, Any]]) -> dict[str, str]:
-    """Severity by code."""
+    """Return the severity by code."""
     return {finding["code"]: finding["severity"] for finding in found}
 
 

@@ -1,4 +1,4 @@
-"""A histogram counts every duration, tells percentiles to 0.8%, and never grows."""
+"""A histogram counts every duration, gives percentiles to 0.8%, and never grows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ids: what a name says, and that no bytes of a user can take a manifest's name."""
+"""Ids: each follows from the bytes that it names, and no bytes of a user can have a manifest's id."""
 
 from __future__ import annotations
 

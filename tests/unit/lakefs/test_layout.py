@@ -10,7 +10,7 @@ from lakefs.layout import Layout
 
 @pytest.fixture(autouse=True)
 def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layouts declared here must not be looked for in the documents."""
+    """Keep layouts that are declared here out of the registry: the documents must have all that are in it."""
     monkeypatch.setattr(layout, "_REGISTRY", {})
 
 

@@ -1,4 +1,4 @@
-"""Any bytes at all are read or refused in S3's words by everything in the gateway that reads bytes.
+"""Fuzz tests of all readers of bytes in the gateway: any bytes are read, or refused with an error of S3.
 
 The other readers are in `test_fuzz_native`.
 """

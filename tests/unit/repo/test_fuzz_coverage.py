@@ -1,4 +1,4 @@
-"""The search for inputs follows what they reach, and keeps what it found."""
+"""The guided search for fuzz inputs: it follows what they reach, and keeps what it found."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ INPUTS = 30_000
 
 
 def reader() -> dict[str, object]:
-    """A reader that traces as one of the product's."""
+    """A reader that is traced like one of the product's."""
     scope: dict[str, object] = {}
     product = Path(inputs_module.__file__).resolve().parents[2] / "lakefs" / "planted.py"
     exec(compile(READER, str(product), "exec"), scope)

@@ -1,4 +1,4 @@
-"""The heap is given back behind a cycle of gc."""
+"""The heap is given back after a cycle of gc."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a document says which test holds a sentence, that test is there."""
+"""The tests that documents name for their sentences exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads for tests that need none."""
+"""An `Offload` without threads, for tests that need none."""
 
 from __future__ import annotations
 

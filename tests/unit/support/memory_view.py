@@ -1,8 +1,8 @@
-"""An in-memory store of tables for tests of what works on `engine.tables.views`: real order, real atomicity, no disk.
+"""An in-memory store of tables, for tests of code on `engine.tables.views`: real order, real atomicity, no disk.
 
-Transactions change the tables in place and undo when they raise; each step is checked against its promise
-(insert of the absent, delete of the present), and reads are counted: a scan steps over what was deleted too, as it
-does in the overlay until the index has taken the deletions.
+Transactions change the tables in place and undo when they raise; each step is checked against its promise (insert of
+the absent, delete of the present).  Reads are counted: a scan also steps over what was deleted, as it does in the
+overlay until the index has taken the deletions.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class MemoryStore:
         return MemoryView(self)
 
     def run(self, decide: Callable[[MemoryTransaction], T]) -> T:
-        """Run one transaction, as a group of its own; when it raises nothing has happened."""
+        """Run one transaction, as a group of its own; when it raises, nothing has changed."""
         transaction = MemoryTransaction(self)
         try:
             result = decide(transaction)
@@ -147,5 +147,5 @@ class MemoryTransaction(MemoryView):
 
 
 def _conforms(store: MemoryStore) -> tuple[View, Transaction]:
-    """mypy holds the classes to the protocols."""
+    """Never called: mypy checks the classes against the protocols here."""
     return MemoryView(store), MemoryTransaction(store)

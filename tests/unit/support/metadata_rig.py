@@ -1,4 +1,4 @@
-"""Opening the metadata of a simulated or real store the way the engine does, for tests."""
+"""Opens the metadata of a simulated or real store the way the engine does, for tests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SMALL = MetadataSizes(
     overlay_entries_max=24,
     checkpoint_journal=96 << 10,
 )
-"""Bounds that a few commits reach: groups fill up, files rotate, the index is written while groups are open."""
+"""Bounds that a few commits reach: groups are full, files rotate, the index is written while groups are open."""
 Change = tuple[Table, bytes, bytes | None]
 """Table, key, and the new value; None removes."""
 
@@ -46,7 +46,7 @@ async def opened(
     sizes: MetadataSizes = DEFAULT_SIZES,
     headroom_bytes: int = 0,
 ) -> AsyncIterator[Metadata]:
-    """The metadata of the store on `disk`, created when there is none; closed cleanly unless told otherwise."""
+    """Open the metadata of the store on `disk`, created when there is none; closed cleanly by default."""
     clock = SimClock() if isinstance(disk, SimDisk) else SystemClock()
     store = open_store(disk, clock, create=True)
     try:
@@ -81,7 +81,7 @@ async def put(metadata: Metadata, *changes: Change) -> Sequence:
 
 
 def apply_changes(txn: Transaction, changes: tuple[Change, ...]) -> int:
-    """Insert, replace or remove each, as the tables are; how many mutations that took."""
+    """Insert, replace or remove each, as the tables require; return the number of mutations."""
     count = 0
     for table, key, value in changes:
         there = txn.get(table, key) is not None
@@ -94,18 +94,18 @@ def apply_changes(txn: Transaction, changes: tuple[Change, ...]) -> int:
 
 
 def everything(view: View) -> dict[tuple[Table, bytes], bytes]:
-    """All records of the tables that tests write, by scanning."""
+    """Return all records of the tables that tests write, by scanning."""
     return {(table, key): value for table in TABLES for key, value in view.scan(table, b"", END)}
 
 
 def contents(metadata: Metadata) -> dict[tuple[Table, bytes], bytes]:
-    """All records now."""
+    """Return all records."""
     with metadata.view() as view:
         return everything(view)
 
 
 async def wait_applied(metadata: Metadata) -> None:
-    """Return when the index has everything durable; the simulated clock jumps to the applier's next round."""
+    """Wait until the index has everything durable; the simulated clock jumps to the applier's next round."""
     while True:
         if metadata.applied_sequence >= metadata.durable_sequence:
             return

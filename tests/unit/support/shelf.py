@@ -25,12 +25,12 @@ PLAIN = ObjectAttributes()
 
 
 def blob(text: str) -> BlobId:
-    """The blob of a text, as one chunk."""
+    """Return the blob of a text, as one chunk."""
     return blob_of(data_chunk_id(text.encode()))
 
 
 def an_object(text: str = "x") -> Node:
-    """The record of an object that holds the text."""
+    """Return the record of an object that holds the text."""
     return new_object(blob(text), len(text), 1, PLAIN, NOW_NS)
 
 
@@ -83,7 +83,7 @@ class Shelf:
         return resolve(self.store.view(), self.bucket, key)
 
     def all_keys(self) -> list[str]:
-        """All keys of all buckets, with the bucket in front when there are several; checks the tree."""
+        """Return all keys of all buckets, with the bucket in front when there are several; checks the tree."""
         found = [key.decode() for key in check_tree(self.store.view())]
         bare = [key for key in found if key.partition("/")[2]]
         return bare if len(self.buckets) > 1 else [key.partition("/")[2] for key in bare]
@@ -93,7 +93,7 @@ class Shelf:
         return [(n.kind, n.key, n.to_key) if n.to_key else (n.kind, n.key) for n in notes if isinstance(n, NameEvent)]
 
     def refuses(self, error: type[Exception], change: Callable[..., object], *args: object) -> str:
-        """The message of the refusal, which must have begun no change, as its transaction may go on."""
+        """Make a change that must be refused before it changes anything; return the message of the refusal."""
         before, notes = self.store.dump(), len(self.store.notes)
         run = self.store.run
 

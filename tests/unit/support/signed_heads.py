@@ -37,7 +37,7 @@ def signed_head(
     payload: str = "UNSIGNED-PAYLOAD",
     body: bytes = b"",
 ) -> RequestHead:
-    """`url` is percent-encoded.  `payload` "" lets botocore hash the body."""
+    """Return a signed head.  `url` is percent-encoded.  `payload` "" lets botocore hash the body."""
     request = AWSRequest(method, url, headers=dict(headers or {}), data=body)
     signer = _BodySays(payload) if payload else S3SigV4Auth(Credentials(KEY.access_key, KEY.secret_key), "s3", REGION)
     signer.add_auth(request)
@@ -45,7 +45,7 @@ def signed_head(
 
 
 def head_without_hash(url: str, *, method: str = "GET", body: bytes = b"") -> RequestHead:
-    """Signed as for other services: no header says what the body's hash is."""
+    """Return a head signed as for other services: no header has the body's hash."""
     request = AWSRequest(method, url, data=body)
     SigV4Auth(Credentials(KEY.access_key, KEY.secret_key), "s3", REGION).add_auth(request)
     return head_of(request)
@@ -54,14 +54,14 @@ def head_without_hash(url: str, *, method: str = "GET", body: bytes = b"") -> Re
 def presigned_head(
     url: str, *, method: str = "GET", headers: Mapping[str, str] | None = None, expires_s: int = 3600
 ) -> RequestHead:
-    """The same, signed in the query."""
+    """Return the same, signed in the query."""
     request = AWSRequest(method, url, headers=dict(headers or {}))
     S3SigV4QueryAuth(Credentials(KEY.access_key, KEY.secret_key), "s3", REGION, expires_s).add_auth(request)
     return head_of(request)
 
 
 def head_of(request: AWSRequest) -> RequestHead:
-    """What our server reads of a request of botocore's."""
+    """Return what our server reads from a request of botocore's."""
     prepared = request.prepare()
     parts = urlsplit(prepared.url)
     target = parts.path + (f"?{parts.query}" if parts.query else "")
@@ -72,6 +72,6 @@ def head_of(request: AWSRequest) -> RequestHead:
 
 
 def signed_at(head: RequestHead) -> float:
-    """When botocore says to have signed."""
+    """Return the time that botocore has signed."""
     text = head.headers.get(b"x-amz-date") or head.query.partition(b"X-Amz-Date=")[2][:16]
     return datetime.strptime(text.decode(), "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()

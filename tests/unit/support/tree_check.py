@@ -13,9 +13,9 @@ _END = b"\xff" * 9
 
 
 def check_tree(view: View) -> list[bytes]:
-    """All keys of objects and of folders with a blob, as `bucket/key`, in the order of the table, depth first.
+    """Return all keys of objects and of folders with a blob, as `bucket/key`, in the table's order, depth first.
 
-    AssertionError when a rule of `engine.namespace.tree` does not hold.
+    Raises AssertionError when a rule of `engine.namespace.tree` does not hold.
     """
     nodes = {int.from_bytes(key, "big"): unpack_node(value) for key, value in view.scan(Table.NODES, b"\0", _END)}
     named: dict[int, bytes] = {ROOT_NODE: b""}
@@ -59,7 +59,7 @@ def check_tree(view: View) -> list[bytes]:
 
 
 def _check_versions(view: View, nodes: dict[int, Node]) -> set[int]:
-    """The nodes that are old versions; AssertionError when a rule of `engine.namespace.versions` does not hold."""
+    """Return the nodes that are old versions; raise AssertionError if a rule of `engine.namespace.versions` fails."""
     old: set[int] = set()
     for key, value in view.scan(Table.VERSIONS, b"\0", _END):
         record = unpack_version(value)

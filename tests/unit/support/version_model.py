@@ -1,8 +1,8 @@
-"""Versions as S3 has them, in memory: what each key of a bucket is bound to, and what it was.
+"""A model of S3's versions, in memory: what each key of a bucket is bound to, and its old versions.
 
-A version is bound, or old; old ones stand from the newest.  Ids are those that the store gave, as far as it said so;
-others are learned from its list ("?").  An old version `null` of a key that is bound to another one, which only the
-rename of a folder brings about, is known by its order (`by_order`) for as long as that lasts.
+A version is bound, or old; old ones are listed newest first.  Ids are those that the store returned; ids that it did
+not return are learned from its list ("?").  An old `null` version of a key that is bound to another `null` one, which
+only the rename of a folder causes, is known by its order (`by_order`) for as long as that lasts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ UNKNOWN = "?"
 
 @dataclass(frozen=True)
 class Version:
-    """`text` is the content, None of a delete marker."""
+    """A version.  `text` is the content, None for a delete marker."""
 
     id: str
     text: str | None
@@ -32,14 +32,14 @@ class Key:
 
     @property
     def all(self) -> list[Version]:
-        """From the newest, with the ids that they are known by now."""
+        """All versions, newest first, with the ids that they are known by now."""
         if self.bound is None or self.bound.id != NULL:
             return [*([self.bound] if self.bound else []), *self.old]
         return [self.bound, *_without_null(self.old)]
 
     @property
     def is_deleted(self) -> bool:
-        """Whether a delete marker is on top."""
+        """True when a delete marker is on top."""
         return self.bound is None and bool(self.old) and self.old[0].text is None
 
 
@@ -52,11 +52,11 @@ class VersionModel:
         self._orders = 0
 
     def of(self, key: str) -> Key:
-        """A key, also one that was never there."""
+        """Return a key, also one that never existed."""
         return self.keys.setdefault(key, Key())
 
     def put(self, key: str, text: str, version: str) -> None:
-        """What the key is bound to now got this id."""
+        """Bind the key to a new version with this id."""
         if key.endswith("/"):
             self.keys[key] = Key(self._new(NULL, text))
             return
@@ -64,7 +64,7 @@ class VersionModel:
         self.of(key).bound = self._new(version, text)
 
     def delete(self, key: str, marker: str) -> None:
-        """Without a version; the delete marker got this id."""
+        """Delete without a version; the delete marker has this id."""
         if key.endswith("/") or not self.versioning:
             self.keys.pop(key, None)
             return
@@ -73,7 +73,7 @@ class VersionModel:
         self._keep(key, self._new(marker, None))
 
     def delete_version(self, key: str, version: str) -> None:
-        """For good."""
+        """Remove a version for good."""
         found = self.of(key)
         was_deleted = found.is_deleted
         if found.bound is not None and found.bound.id == version:
@@ -87,7 +87,7 @@ class VersionModel:
             self._bind_newest(found)
 
     def move(self, key: str, to_key: str, version: str) -> None:
-        """An object, which got this id."""
+        """Move an object, which gets this id."""
         if key == to_key:
             return
         moved = self.of(key).bound
@@ -99,7 +99,7 @@ class VersionModel:
             self._keep(key, self._new(UNKNOWN, None))
 
     def move_folder(self, key: str, to_key: str) -> None:
-        """What the names in it are bound to."""
+        """Move what the names in a folder are bound to."""
         for name in [name for name in self.keys if name.startswith(key)]:
             moved = self.keys[name].bound
             if moved is not None:
@@ -137,5 +137,5 @@ class VersionModel:
 
 
 def _without_null(old: list[Version]) -> list[Version]:
-    """A version `null` is known by its order beside another one."""
+    """Return the versions, with the order as the id of a `null` one beside another one."""
     return [replace(one, id=one.by_order) if one.id == NULL else one for one in old]

@@ -1,4 +1,4 @@
-"""A process for the time of a bench: ended whatever ends the bench, a signal while it is begun included."""
+"""A process for the time of a bench: it ends however the bench ends, also by a signal while the process starts."""
 
 from __future__ import annotations
 

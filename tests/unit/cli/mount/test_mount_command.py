@@ -1,4 +1,4 @@
-"""What `lake mount` makes of its options, of calls by mount(8), and of paths."""
+"""`lake mount` on the command line: its options, calls by mount(8), and paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lake doctor` looks for all that a release needs, and says what is done without."""
+"""`lake doctor` looks for all that a release needs, and says what lake does without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What processes of a gateway tell their leader."""
+"""The reports of a gateway's processes to their leader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `lake serve` checks before its first start makes anything; `lake doctor` shows the same checks."""
+"""The checks of `lake serve` before its first start makes anything; `lake doctor` shows the same checks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GOOD = {"s3": "off", "admin": "off"}
 
 
 def checked(place: Path, **flags: str) -> None:
-    """The checks for a new store in a folder."""
+    """Run the checks for a new store in a folder."""
     places = {"data": f"{place}/new/store", "socket": f"{place}/run/s"}
     trio.run(check_first_start, load(file="/dev/null", environ={}, flags=places | GOOD | flags))
 

@@ -18,7 +18,7 @@ from cli.terminal.systemd_watchdog import keep_watchdog
 
 @pytest.fixture
 def manager() -> Iterator[socket.socket]:
-    """A datagram socket of the service manager."""
+    """Bind a datagram socket, as the service manager does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
         channel.settimeout(10)
         yield channel

@@ -1,4 +1,4 @@
-"""A serving process has one heap, however many threads take memory; and its collections of garbage are short."""
+"""A serving process has one heap, however many threads allocate; and its garbage collections are short."""
 
 from __future__ import annotations
 

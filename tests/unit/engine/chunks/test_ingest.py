@@ -1,4 +1,4 @@
-"""Ingest: what is written beside its hash is as safe as what is written behind it, and costs no room it needs not."""
+"""Ingest: a payload written while it is hashed is as safe as one written afterwards, and takes no more room."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def payloads(count: int, length: int = 70_000) -> list[bytes]:
 
 @pytest.fixture
 def writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many payloads each write to a large segment was of."""
+    """Count the payloads of each write to a large segment."""
     counts: list[int] = []
     original = LargeWriter.write
 

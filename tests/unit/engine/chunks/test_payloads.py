@@ -1,4 +1,4 @@
-"""Memory for the payloads of requests: bounded, shared, and never waited for by who holds a part of it."""
+"""Memory for the payloads of requests: bounded, shared, and no request waits for more while it holds some."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORST = [CHUNK_BYTES, 70_000, CHUNK_BYTES, 70_000, CHUNK_BYTES, 70_000, CHUNK_BY
 
 
 def take(pool: BufferPool, lengths: list[int]) -> ReceivedBody:
-    """Memory for one request; a pool that would be waited for fails."""
+    """Take memory for one request; fail if the pool makes it wait."""
 
     async def main() -> ReceivedBody:
         body: list[ReceivedBody] = []

@@ -1,4 +1,4 @@
-"""CRC32C of granules: the native calls and their twins say the same, of memory and of what is read into it."""
+"""CRC32C of granules: the native calls and their twins give the same, of memory and of what is read into it."""
 
 from __future__ import annotations
 

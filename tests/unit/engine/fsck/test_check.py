@@ -1,4 +1,4 @@
-"""fsck of an open store: what changes while it looks is looked at again, and what it finds can be mended."""
+"""fsck of an open store: records that change during the check are checked again, and what it finds can be repaired."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEAD = b"dead" * 9000
 
 
 def codes_of(report: dict[str, Any]) -> dict[str, str]:
-    """Code by object."""
+    """Return each finding's code, by object."""
     return {finding["object"]: finding["code"] for finding in report["findings"]}
 
 

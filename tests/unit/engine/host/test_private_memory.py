@@ -1,4 +1,4 @@
-"""What upkeep takes of the engine's private memory for a moment: the heap keeps what was once torn out of it."""
+"""Private memory that upkeep takes for a moment: it must be small, since the heap keeps what it once grew by."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RECORDS = 30_000
 
 
 class Records:
-    """A table whose records are made as they are asked for."""
+    """A table that makes its records when they are asked for."""
 
     applied = Sequence(7)
 
@@ -32,7 +32,7 @@ class Records:
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
-    """The most that Python's objects took at once while it ran."""
+    """Return the most memory that Python's objects took at once during a call."""
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()

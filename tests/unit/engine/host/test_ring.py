@@ -1,4 +1,4 @@
-"""The ring itself, and what happens where the kernel refuses it."""
+"""The native ring of io_uring, and what happens where the kernel refuses it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def batch_of(*operations: tuple[int, int, Any, int]) -> Any:
 
 
 class _Place:
-    """A file as the ring asks for it."""
+    """A file object, of which the ring only calls `fileno`."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -63,7 +63,7 @@ class _Place:
 
 
 def ended(ring: Any, batch: Any) -> list[int]:
-    """Results of a batch that is submitted and waited for."""
+    """Submit a batch, wait for it, and return its results."""
     assert ring.submit(batch) == batch.count
     ring.wait(batch.count)
     assert ring.reap() == [batch]
@@ -290,7 +290,7 @@ def test_when_the_kernel_refuses_under_way_the_other_queue_reads_the_rest(ring: 
 
 
 class _Unheard:
-    """A ring whose completions come a second late, and without an event."""
+    """A ring whose completions arrive a second late, and without an event."""
 
     def __init__(self, ring: Any) -> None:
         self._ring = ring

@@ -1,4 +1,4 @@
-"""A bound that users share: one user has a quarter, and the engine's own has what nobody else takes."""
+"""A bound that users share: one user gets a quarter, and the engine's own user what nobody else takes."""
 
 from __future__ import annotations
 

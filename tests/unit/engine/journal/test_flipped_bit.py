@@ -1,4 +1,4 @@
-"""A flipped bit is told from a torn write."""
+"""The journal's reader does not confuse a flipped bit and a torn write."""
 
 from __future__ import annotations
 

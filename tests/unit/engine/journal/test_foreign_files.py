@@ -1,4 +1,4 @@
-"""Files of a store that are gone as a whole, or another store's: noticed, never taken for what they are not."""
+"""Files of a store that are lost, or another store's: noticed, never taken for what they are not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.support.metadata_rig import contents, opened, put, run
 
 
 async def killed_with_two_files(disk: SimDisk) -> None:
-    """A clean stop, and acknowledged groups behind it that only the last journal file has."""
+    """Stop cleanly, then leave acknowledged groups that only the last journal file has."""
     await filled_store(disk)
     async with opened(disk, clean=False) as metadata:
         await put(metadata, (Table.NAMES, b"acknowledged", b"1"))

@@ -1,4 +1,4 @@
-"""The journal: what is appended is read back, and a torn write is told from damage."""
+"""The journal: what is appended is read back, and a torn write is not confused with damage."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_one_flipped_bit_of_the_last_group_is_damage_and_no_torn_write(at: int) 
 
 
 def _with_one_byte_in_its_last_sector(last: bytes) -> tuple[SimDisk, str, int]:
-    """A journal whose last group is a sector long, and a byte: that one; the file, and where the group is."""
+    """Make a journal whose last group is a sector long, and this byte; return its file and the group's offset, too."""
     disk = new_disk()
     journal, _ = start(disk)
     append(journal, 1, 3)
@@ -323,7 +323,7 @@ def test_a_full_disk_is_met_by_the_reserve() -> None:
         sizes=SMALL_FILES,
     )
     for operation in ("allocate", "pwrite"):
-        # Neither a whole step of zeros nor the group alone finds room; then the reserve makes some.
+        # Neither a whole step of zeros nor the group alone has room; then the reserve makes some.
         disk.fail_next(operation, StoreFull("no room"), path="journal")
         disk.fail_next(operation, StoreFull("no room"), path="journal")
         append(files, len(released) * 10 + 1, len(released) * 10 + 10)

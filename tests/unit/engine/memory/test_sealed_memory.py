@@ -1,4 +1,4 @@
-"""Sealed memory: what a client holds of it can be read, and nothing else, whatever way it is opened again."""
+"""Sealed memory: a client can only read what it holds of it, in whatever way it opens it again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def memory() -> Iterator[SealedMemory]:
 
 
 def _attacks(descriptor: int) -> list[str]:
-    """What a process with the descriptor got done that it should not."""
+    """Return the forbidden changes that a process with the descriptor was able to make."""
     done: list[str] = []
     tries: dict[str, Callable[[int], object]] = {
         "write": lambda fd: os.pwrite(fd, b"x", 0),

@@ -1,4 +1,4 @@
-"""What a client hands over is not asked anything that its file system would have to answer."""
+"""Descriptors from clients: the engine makes no call on them that their file system would have to answer."""
 
 from __future__ import annotations
 

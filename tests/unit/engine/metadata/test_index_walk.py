@@ -1,4 +1,4 @@
-"""What waits for the walk through the index behind start-up: whatever frees what the index does not show."""
+"""The walk through the index after start-up: nothing that frees room begins before it has ended."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_read_that_meets_damage_says_what_the_engine_does_and_has_it_done(monk
 
 
 async def walked(store: Store) -> None:
-    """Until the upkeep has come round."""
+    """Wait until the upkeep has come round."""
     await trio.sleep(1)
     await store.index_looked_at.wait()
 

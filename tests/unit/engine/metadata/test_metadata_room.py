@@ -1,4 +1,4 @@
-"""Room for the metadata: what grows is refused while there is room for what removes, and for the next checkpoint."""
+"""Room for the metadata: growth is refused while there is still room for removals and for the next checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECORD_BYTES = 300
 
 
 async def grow(metadata: Metadata, number: int) -> None:
-    """One record more, as a request for a name makes it."""
+    """Add one record, as a request for a name does."""
     key = number.to_bytes(8, "big")
     _, sequence = await metadata.commit(lambda txn: txn.insert(Table.NAMES, key, key * (RECORD_BYTES // 8)), grows=True)
     await metadata.wait_durable(sequence)

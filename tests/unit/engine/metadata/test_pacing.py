@@ -1,4 +1,4 @@
-"""Upkeep steps aside for those who write."""
+"""Upkeep rests after its steps while clients write, and only then."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.store_rig import client_of, put, run, simulated_store
 
 
 def rested_s(worked_s: float, since_change_s: float) -> float:
-    """How long the rest is behind a step of that length, when names were changed so long before its end."""
+    """Return the rest after a step of that length, when names were changed so long before its end."""
 
     async def main() -> float:
         async with simulated_store() as store:

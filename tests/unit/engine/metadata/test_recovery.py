@@ -1,4 +1,4 @@
-"""Recovery: what a store holds after stops, crashes and losses of every kind."""
+"""Recovery: the contents of a store after stops, crashes and losses of every kind."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_many_starts_without_a_commit_keep_the_journal_short() -> None:
 
 
 class History:
-    """Commits of random changes, each its own state; which of them were acknowledged."""
+    """Commits of random changes, each its own state, and which of them were acknowledged."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -103,7 +103,7 @@ class History:
         return tuple(changes)
 
     def check(self, found: State) -> None:
-        """The state found is one after some prefix of the commits, not shorter than what was acknowledged."""
+        """Check that the state found is one after some prefix of the commits, with all that was acknowledged."""
         matches = [i for i, state in enumerate(self.states) if state == found]
         assert matches, "no prefix of the commits gives what was found"
         assert matches[-1] >= self.acknowledged, f"acknowledged {self.acknowledged}, found {matches}"
@@ -112,7 +112,7 @@ class History:
 
 
 async def commit_until_crash(disk: SimDisk, history: History, limit: int) -> None:
-    """Random commits by several tasks, checkpoints in between, until the disk's power is gone."""
+    """Commit random changes in several tasks, with checkpoints in between, until the disk's power fails."""
 
     async def one(metadata: Metadata) -> None:
         decided = 0
@@ -144,7 +144,7 @@ async def commit_until_crash(disk: SimDisk, history: History, limit: int) -> Non
 
 
 def crash_again_and_again(seed: int, rounds: int) -> None:
-    """Open, commit, lose power at a random operation; check; the same disk over and over."""
+    """Open, commit, lose power at a random operation, check; the same disk over and over."""
     history = History(seed)
     disk = SimDisk(seed)
     for _ in range(rounds):
@@ -172,7 +172,7 @@ def test_a_crash_at_any_operation_loses_only_a_suffix_of_what_was_not_acknowledg
 
 
 async def filled_store(disk: SimDisk, *, clean: bool = True) -> State:
-    """A store with a checkpoint in the middle of its history; what it holds."""
+    """Make a store with a checkpoint in the middle of its history; return what it holds."""
     async with opened(disk, clean=clean) as metadata:
         await fill(metadata, 30)
         await wait_applied(metadata)
@@ -307,7 +307,7 @@ def test_a_missing_journal_file_in_the_middle_is_damage() -> None:
 
 
 def group_offset(disk: SimDisk, path: str, sequence: int) -> int:
-    """Where the group of that sequence begins in a file."""
+    """Return the offset of a group in a file, by its sequence."""
     file = disk.open(path, read_only=True)
     page = bytearray(4096)
     for offset in range(4096, file.size(), 4096):

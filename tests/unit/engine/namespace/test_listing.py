@@ -1,4 +1,4 @@
-"""LIST: S3's definition by example, and what a page costs.  The model-based test is in `test_names_model`."""
+"""LIST: S3's definition by example, and the cost of a page.  The model-based test is in `test_names_model`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def shelf_of(*keys: str) -> Shelf:
 def listed(
     shelf: Shelf, prefix: str = "", after: str = "", delimiter: str = "", limit: int = 1000, folders: bool = False
 ) -> tuple[list[str], str]:
-    """Keys of a page and where to continue; reads nothing twice."""
+    """Return the keys of a page, and where to continue."""
     entries, following = list_names(shelf.store.view(), shelf.bucket, prefix, after, delimiter, limit, folders)
     return [entry.key for entry in entries], following
 
@@ -167,7 +167,7 @@ def test_keys_with_a_thousand_parts_are_listed() -> None:
 
 @pytest.fixture(scope="module")
 def large_shelf() -> Shelf:
-    """100,000 objects: 50 folders of 1,000, a folder of 49,000 below `mid/`, and 1,000 at the top."""
+    """Make 100,000 objects: 50 folders of 1,000, a folder of 49,000 below `mid/`, and 1,000 at the top."""
     shelf = Shelf()
     shelf.put_all(f"d{i // 1000:02}/{i % 1000:04}" for i in range(50_000))
     shelf.put_all(f"mid/{i:05}" for i in range(49_000))

@@ -23,7 +23,7 @@ from tests.unit.support.nasty_keys import keys
 
 
 def table_order(path: bytes) -> tuple[bytes, ...]:
-    """The names that a depth-first walk passes on its way to a key; a folder's own blob comes before its children."""
+    """Return the names on a depth-first walk's way to a key; a folder's own blob precedes its children."""
     steps, name = split_key(path)
     return (*steps, name)
 

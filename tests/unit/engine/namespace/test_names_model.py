@@ -1,4 +1,4 @@
-"""Names against a model: a bucket is a plain dictionary of full keys, and the tree must not be told from it."""
+"""Names against a model: the tree must give the same answers as a plain dictionary of full keys for each bucket."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class NamesAgainstADictionary(RuleBasedStateMachine):
 
     @initialize(pool=st.lists(keys(), min_size=4, max_size=10, unique=True))
     def choose(self, pool: list[str]) -> None:
-        """Few keys and their prefixes, so that they meet."""
+        """Choose keys from the pool, and their prefixes: few, so that they meet."""
         cuts = [k[: i + 1] for k in pool for i, c in enumerate(k) if c == "/"]
         self.pool = pool + cuts
 
@@ -114,7 +114,7 @@ class NamesAgainstADictionary(RuleBasedStateMachine):
             model[key] = BlobId(target)
 
     def stays(self, which: int, gone: str, keep: bool) -> None:
-        """The folder that `gone` was in stays when it was asked to and is there no more by itself."""
+        """Keep the folder of `gone` in the model, if that was asked for and nothing else keeps it."""
         folder = gone.removesuffix("/").rpartition("/")[0] + "/"
         if keep and "/" in gone.removesuffix("/") and not self.below(which, folder):
             self.model[which].setdefault(folder, EMPTY_BLOB)
@@ -259,14 +259,14 @@ class NamesAgainstADictionary(RuleBasedStateMachine):
 
 
 def content_of(found: Resolved | None) -> BlobId | None:
-    """The blob of a node, or the target of a symlink in its place."""
+    """Return the blob of a node, or the target of a symlink instead."""
     if found is None or found.kind is not NodeKind.SYMLINK:
         return found.node.blob if found else None
     return BlobId(found.node.attributes.symlink_target)
 
 
 def modelled_listing(model: dict[str, BlobId], prefix: str, delimiter: str, folders: bool) -> list[str]:
-    """Elements of a listing, from the definition."""
+    """Return the elements of a listing, from the definition."""
     present = set(model)
     if folders:
         present |= {k[: i + 1] for k in model for i, c in enumerate(k) if c == "/"}

@@ -1,4 +1,4 @@
-"""Decisions about nodes: what is kept, what is changed in place, and what is told of it."""
+"""Decisions about nodes: which are kept, what is changed in place, and the events about that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of names: their size, their ETags, what is told of them, and the walk over all of them."""
+"""Records of names: their size, their ETags, their stats, and the walk over all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Versions beside gc, over crashes and lost indexes; and what fsck says of damaged ones."""
+"""Versions beside gc, over crashes and lost indexes, and fsck's findings about damaged ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONG = "n" * 1000
 
 
 async def findings(client: EmbeddedEngine) -> dict[str, str]:
-    """Damage by the object's name."""
+    """Return damage by the object's name."""
     report = await fsck(client)
     return {f["object"]: f["message"] for f in report["findings"] if f["severity"] == "damage"}
 

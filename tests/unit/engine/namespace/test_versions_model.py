@@ -1,4 +1,4 @@
-"""Versions against a model of S3's: whatever is put, deleted, moved and listed, the store must not be told from it."""
+"""Versions against a model of S3's: puts, deletes, moves and lists must give the same answers in both."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ POOLS = (
     (_LONG + "y", _LONG + "yz", _LONG + "ya", _LONG + "y/b", _LONG + "y/b/c", _LONG + "y/"),
     ("f/x", "f/y", "g/x", "f/", "g/", "h", "\U0001f642/é", "n" * 1000),
 )
-"""Few keys each, so that they meet; some agree in as many bytes as the table keeps of a key."""
+"""A few keys each, so that they meet; some agree in as many bytes as the table keeps of a key."""
 WEIGHTS = {
     "set_versioning": 5,
     "put": 20,
@@ -49,7 +49,7 @@ WEIGHTS = {
 
 
 class VersionsAgainstAModel:
-    """One bucket, whose versioning changes as S3 lets it change."""
+    """One bucket, whose versioning changes as S3 allows."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -60,7 +60,7 @@ class VersionsAgainstAModel:
         self.gone: list[tuple[str, str]] = []
 
     def step(self) -> None:
-        """One change or look, and what must hold at any time."""
+        """Make one change or read, and check what must hold at any time."""
         rng = self.rng
         (kind,) = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))
         if kind == "set_versioning":
@@ -249,7 +249,7 @@ class VersionsAgainstAModel:
         return elements
 
     def listed(self, request: ListVersions) -> list[VersionEntry]:
-        """All pages of a list."""
+        """Return all pages of a list."""
         found: list[VersionEntry] = []
         view, bucket = self.shelf.store.view(), self.bucket()
         after, version = request.after, ""

@@ -34,7 +34,7 @@ def put(key: str, bucket: str = "b") -> NameEvent:
 
 
 def feed(watchers: Watchers, shelf: Shelf) -> None:
-    """What the committer does when groups are durable."""
+    """Publish events, as the committer does when groups are durable."""
     for sequence, note in shelf.store.notes:
         watchers.publish(sequence, [note])
 

@@ -1,4 +1,4 @@
-"""The folders that an engine makes: their modes, and what becomes of them."""
+"""The folders that an engine makes: their modes, and what happens to them later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of an engine's places counts as open: modes, owners, groups, and a sticky folder."""
+"""The check of an engine's places for being open to others: modes, owners, groups, and a sticky folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to
 
 @pytest.fixture
 def places(tmp_path: Path) -> tuple[Path, Path]:
-    """A data folder with its secrets, and a socket's path in a folder of its own, as an engine makes them."""
+    """Make a data folder with its secrets, and a socket's path in a folder of its own, as an engine makes them."""
     data, run = tmp_path / "store", tmp_path / "run"
     for folder in (data, run):
         folder.mkdir(mode=0o700)

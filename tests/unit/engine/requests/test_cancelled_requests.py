@@ -1,4 +1,4 @@
-"""A request that is cancelled, wherever it is, or that fails, leaves nothing held: memory, extents, leases, claims."""
+"""A request that is cancelled, at any point, or that fails, leaves nothing held: memory, extents, leases, claims."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SMALL, LARGE, NEW = b"small", b"large" * 20_000, b"new content" * 10_000
 
 
 async def prepared(client: EmbeddedEngine) -> bytes:
-    """Objects of every kind; a session that holds two chunks and their manifest, to be committed."""
+    """Put objects of every kind; return a session that holds two chunks and their manifest, to be committed."""
     await put(client, "small", SMALL)
     await put(client, "large", LARGE)
     session = await session_of(client)
@@ -224,7 +224,7 @@ def test_a_payload_that_fails_takes_its_request_along_and_nothing_else() -> None
 
 
 def test_a_record_that_cannot_be_read_keeps_nobody_waiting_for_its_request() -> None:
-    """The first chunk of the request is claimed, the second meets damage in the index."""
+    """The first chunk of the request is claimed, the second is not read because of damage in the index."""
 
     async def main() -> None:
         async with simulated_store() as store:

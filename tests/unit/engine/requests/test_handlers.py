@@ -1,4 +1,4 @@
-"""Handlers of requests: each says what it answers, and none is missing, doubled or odd."""
+"""Handlers of requests: each declares its answer, and none is missing, doubled or odd."""
 
 from __future__ import annotations
 

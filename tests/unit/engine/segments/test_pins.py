@@ -1,4 +1,4 @@
-"""Pins: what is pinned stays where it is, byte for byte, and its room comes back with the next cycle after it."""
+"""Pins: pinned chunks stay where they are, byte for byte; their room is given back by the next cycle afterwards."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LENGTHS: Final = (3000, 5000, 60_000, 65_536, 150_000)
 
 @asynccontextmanager
 async def filled(count: int = 40) -> AsyncIterator[tuple[Store, dict[str, bytes]]]:
-    """A store whose segments are sealed, with objects of small and large segments."""
+    """Make a store whose segments are sealed, with objects of small and large segments."""
     disk = SimDisk()
     contents = {f"k{number}": payload(number, LENGTHS[number % len(LENGTHS)]) for number in range(count)}
     async with simulated_store(disk, sizes=EAGER) as store:
@@ -48,7 +48,7 @@ async def pinned(client: EmbeddedEngine, contents: Sequence[bytes]) -> list[m.Gr
 
 
 async def lies_there(store: Store, grant: m.Grant) -> bytes:
-    """What a mapping of the place shows."""
+    """Return the bytes that a mapping of the place shows."""
     return await store.segments.reader.read(SegmentId(grant.segment), grant.offset, grant.stored_bytes)
 
 
@@ -199,7 +199,7 @@ def _spans(places: set[int]) -> list[Span]:
 
 
 def _runs(places: set[int]) -> list[Span]:
-    """The same places, neighbours as one span."""
+    """Return the same places, neighbours as one span."""
     runs: list[Span] = []
     for place in sorted(places):
         if runs and sum(runs[-1]) == place:
@@ -222,7 +222,7 @@ _PLACES = st.lists(st.tuples(st.integers(0, 3 * PAGE_BYTES), st.integers(1, 3 * 
 
 
 def _laid_out(places: list[tuple[int, int]], kind: SegmentKind) -> list[Span]:
-    """Places of a segment of that kind, one behind the other."""
+    """Return places of a segment of that kind, one after the other."""
     laid: list[Span] = []
     end = PAGE_BYTES
     for room, length in places:

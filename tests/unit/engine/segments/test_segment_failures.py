@@ -274,7 +274,7 @@ def test_a_flipped_bit_anywhere_in_payload_or_vector_is_found() -> None:
 
 
 def test_sound_bytes_of_another_chunk_are_not_taken_for_this_one() -> None:
-    """As when a record was mixed up: payload and vector agree with each other, not with the record."""
+    """This is like a record mixed up: payload and vector agree with each other, not with the record."""
 
     async def body(world: World) -> None:
         records = [await world.store_large(world.payload(3 * GRANULE_BYTES, tag)) for tag in range(2)]

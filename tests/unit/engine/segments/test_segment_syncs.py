@@ -1,4 +1,4 @@
-"""Syncs of segments: shared by those who wrote before, made by who writes alone, and never counted for more."""
+"""Syncs of segments: shared by all who wrote before, made by a single writer alone, and never counted for more."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_writers_of_large_payloads_share_syncs_that_began_after_their_writes() -
 
 
 class HeldOffload(InlineOffload):
-    """Runs calls inline, but returns from syncs only when let go."""
+    """Runs calls inline, but returns from syncs only when the test lets them go."""
 
     def __init__(self) -> None:
         self.go_on = trio.Event()
@@ -107,7 +107,7 @@ class HeldWriteOffload(InlineOffload):
 
 
 async def syncs_of(world: World, place: Place) -> int:
-    """How many syncs it takes until what was written to the place's segment is durable."""
+    """Return how many syncs it takes until what was written to the place's segment is durable."""
     assert isinstance(world.disk, SimDisk)
     before = world.disk.operation_count
     await world.segments.large.sync({place.segment})

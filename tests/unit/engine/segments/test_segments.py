@@ -1,4 +1,4 @@
-"""Segments: what is stored is read back, and survives power loss; cancellation."""
+"""Segments: what is stored is read back and survives power loss; cancelled calls leave nothing behind."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_chunk_can_be_read_into_memory_of_the_caller() -> None:
 
 
 async def _script(world: World) -> None:
-    """Work that meets new segments, extensions, fills, shared groups, removal and a clean stop."""
+    """Do work that meets new segments, extensions, fills, shared groups, removal and a clean stop."""
 
     async def writer(tag: int) -> None:
         for step in range(3):
@@ -135,7 +135,7 @@ async def _script(world: World) -> None:
 
 
 def _crash_and_continue(seed: int, crash_at: int) -> bool:
-    """Run the script until the power fails; whether it did.  Then the next boot checks, collects and writes."""
+    """Run the script until the power fails; return whether it did.  Then start again, check, collect and write."""
     disk = SimDisk(seed)
     disk.make_folder("segments")
     disk.sync_folder("")

@@ -1,4 +1,4 @@
-"""Sessions and gc: what a put in progress needs is never freed, however the two interleave."""
+"""Sessions and gc: chunks that a put in progress needs are never freed, however the two interleave."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.store_rig import SMALL_SIZES, client_of, delete, gc, put, records, ru
 
 
 class HandClock:
-    """A clock that is moved by hand."""
+    """A clock that a test moves."""
 
     def __init__(self) -> None:
         self.now = 0.0

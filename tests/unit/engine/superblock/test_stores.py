@@ -1,4 +1,4 @@
-"""Stores that releases of the past wrote hold what they held; features of the future are refused by name.
+"""Stores that past releases wrote hold what they held; features of the future are refused by name.
 
 A store of each format version is committed in `tests/stores`, as a clean stop and as a kill left it.  When the format
 gets another version, `python -m tests.stores` writes its store, once.
@@ -47,7 +47,7 @@ def listed(name: str) -> dict[str, Any]:
 
 
 def known(found: Any, expected: Any) -> Any:
-    """What was found, without the fields of maps that a later release appended."""
+    """Return what was found, without the fields of maps that a later release appended."""
     if isinstance(found, dict) and isinstance(expected, dict):
         return {name: known(found[name], value) for name, value in expected.items() if name in found}
     if isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):

@@ -1,4 +1,4 @@
-"""The superblock: created once, replaced whole, refused by name when it cannot be understood."""
+"""The superblock: created once, replaced as a whole, and refused by name when it is not understood."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The index: what is written is read back checked, and damage is found before it is believed."""
+"""The index: what is written is read back with checks, and damage is found before it is believed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def verify(index: Index, step: int = 64) -> int:
 
 
 def flip_value(path: Path, value: bytes) -> None:
-    """Turn one bit of a record's value over in LMDB's file."""
+    """Flip one bit of a record's value in LMDB's file."""
     file = path / "data.mdb"
     content = bytearray(file.read_bytes())
     places = [at for at in range(len(content)) if content.startswith(value, at)]
@@ -164,7 +164,7 @@ def test_what_is_absent_is_told_at_both_ends_and_in_between(tmp_path: Path) -> N
 
 
 def page_keys(content: bytes, kind: int = 1) -> list[int]:
-    """Where the bytes of the keys in LMDB's branch pages lie, or in its leaves (`kind` 2)."""
+    """Return the offsets of key bytes in LMDB's branch pages, or in its leaves (`kind` 2)."""
     places: list[int] = []
     for page in range(0, len(content), 4096):
         flags, lower = struct.unpack_from("<HH", content, page + 10)

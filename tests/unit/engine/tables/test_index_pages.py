@@ -1,4 +1,4 @@
-"""Pages of LMDB's file: a number or head a bit off is noticed where LMDB would not; a whole file is left alone."""
+"""Pages of LMDB's file: a page number or head off by a bit is noticed where LMDB would not; a whole file passes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OVERFLOW = 4
 
 
 def grown(path: Path, rounds: int = 30) -> Path:
-    """An index that was changed often: its file, which has older copies of many pages."""
+    """Make an index that was changed often; return its file, which has older copies of many pages."""
     rng = random.Random(3)
     index = Index(path)
     for number in range(1, rounds + 1):
@@ -42,7 +42,7 @@ def grown(path: Path, rounds: int = 30) -> Path:
 
 
 def page_numbers(content: bytes) -> Iterator[int]:
-    """Where the low 32 bits of page numbers stand in the branch pages of the newest trees, and of the roots."""
+    """Yield the offsets of page numbers (low 32 bits) in the branch pages of the newest trees, and of the roots."""
     newest = max((0, PAGE), key=lambda head: int.from_bytes(content[head + 144 : head + 152], "little"))
     roots = [newest + 40 + 40, newest + 88 + 40]
     while roots:
@@ -64,7 +64,7 @@ def page_numbers(content: bytes) -> Iterator[int]:
 
 
 def tree_pages(content: bytes) -> list[int]:
-    """Where the pages of the tables' trees begin, leaves too."""
+    """Return the offsets of the pages of the tables' trees, leaves too."""
     found: set[int] = set()
     for at in page_numbers(content):
         page = int.from_bytes(content[at : at + 8], "little") & (1 << 48) - 1
@@ -104,7 +104,7 @@ def test_a_record_that_is_passed_over_or_of_another_kind_is_noticed(tmp_path: Pa
 
 
 def is_noticed(path: Path, content: bytes, at: int, value: int) -> bool:
-    """Whether one byte that has another value is."""
+    """Return whether one byte with another value is noticed."""
     path.write_bytes(content[:at] + bytes([value]) + content[at + 1 :])
     try:
         check_pages(path)

@@ -1,4 +1,4 @@
-"""What an opening looks at of an index whose pages lead elsewhere."""
+"""The probe of an index that is opened: one whose records do not fit, or that cannot be read, stays closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Overlay and index together are one sorted map: checked against a model under random operations."""
+"""Overlay and index together are one sorted map: compared with a model under random operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Admission: what is read once stays out, what is read often gets in, and long scans turn nothing over."""
+"""Admission to the DRAM tier: chunks read once stay out, those read often get in, and long scans displace nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Readers by the index beside an engine that admits, demotes, frees, recuts and ends: never another chunk's bytes.
 
-A model of readers that hold on to what they found, and to what they have mapped, for as long as they like, and under
-whose copy anything may happen.  They check nothing but the generation.
+The model is a reader that keeps what it found, and what it has mapped, for as long as it likes; during its copies
+anything may happen.  It checks nothing but the generation.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ class Engine:
         self._joined.__enter__()
 
     def put(self, payload: bytes, turn: int) -> None:
-        """A record is durable, or was moved."""
+        """Make a record durable, or move it."""
         chunk = data_chunk_id(payload)
         self.places[chunk] = place = _segment_place(payload, turn)
         self.index._tell(chunk, place)
 
     def read(self, payload: bytes, times: int) -> None:
-        """Somebody reads it, so that it comes in when that is worth it."""
+        """Read a chunk, so that the tier takes it when that is worth it."""
         chunk, extent = data_chunk_id(payload), len(payload) + vector_bytes(len(payload))
         worth_it = [self.tier.note_read(chunk, len(payload)) for _ in range(times)]
         if not any(worth_it):
@@ -87,19 +87,19 @@ class Engine:
             self.tier.publish(cell, len(payload), crc32c(payload))
 
     def free(self, chunk: ChunkId) -> None:
-        """The record goes, and is durably gone."""
+        """Remove a record, durably."""
         self.tier.forget(chunk)
         self.places.pop(chunk, None)
         self.index.remove(chunk)
 
     def map_all(self, slabs: Slabs) -> None:
-        """What OpenSlabs answers."""
+        """Map the descriptors that OpenSlabs answers with."""
         arena = self.tier.arena
         held = [os.dup(slab.memory.descriptor) for slab in arena.slabs.values()]
         slabs.add(list(arena.slabs), [*held, os.dup(arena.generations_descriptor)], SLAB)
 
     def end(self) -> None:
-        """It stops; what readers have mapped stays."""
+        """Stop; what readers have mapped stays."""
         self._joined.__exit__(None, None, None)
         self.tier.close()
 
@@ -234,7 +234,7 @@ TestReaders.settings = settings(max_examples=60, stateful_step_count=60, deadlin
 
 
 def test_a_reader_that_looks_at_no_generation_takes_another_chunks_bytes() -> None:
-    """So the model can fail."""
+    """This shows that the model can fail."""
 
     def careless(self: Slabs, place: int, offset: int, target: memoryview, behind: memoryview) -> bool:
         arena = self._arena

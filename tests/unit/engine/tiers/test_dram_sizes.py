@@ -1,4 +1,4 @@
-"""How much memory the DRAM tier takes: a bounded share by itself, never more than there is, and what else is said."""
+"""The size of the DRAM tier: a bounded share by default, never more than the machine has, and otherwise the setting."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ NEW = b"new content"
 
 
 class HeldJournal(InlineOffload):
-    """Threads in which the journal's appends wait until they are let go."""
+    """Threads in which the journal's appends wait until the test lets them go."""
 
     def __init__(self) -> None:
         self.close_later = trio.Event()

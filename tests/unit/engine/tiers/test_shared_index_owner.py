@@ -1,4 +1,4 @@
-"""The shared index's owner: filled behind start-up, true after every durable group, kept over clean stops only."""
+"""The shared index's owner: filled after start-up, right after every durable group, kept only over clean stops."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.store_rig import ask, client_of, delete, gc, put, records, run, simul
 async def indexed_store(
     disk: SimDisk | None = None, setting: str = "memory", entries: int = 800
 ) -> AsyncIterator[tuple[Store, SharedIndex, EmbeddedEngine]]:
-    """A store with a shared index whose filling has begun."""
+    """Start a store with a shared index whose filling has begun."""
     async with simulated_store(disk) as store, trio.open_nursery() as nursery:
         await nursery.start(run_shared_index, store, setting, entries)
         assert store.shared_index is not None
@@ -238,7 +238,7 @@ def test_memory_that_allows_no_larger_table_leaves_it_full(monkeypatch: pytest.M
 
 
 def _kept(path: Path, change: Callable[[], None] = lambda: None) -> bool:
-    """Put three chunks into a store whose index is kept, stop it cleanly, start it again: whether that is used."""
+    """Put three chunks, stop cleanly, call `change`, start again; return whether the kept index is used."""
     told: list[bool] = []
 
     async def main() -> None:
@@ -306,7 +306,7 @@ def test_the_file_says_that_it_is_in_use_so_that_a_crash_is_seen(tmp_path: Path)
         async with indexed_store(disk, str(path)) as (_, index, _):
             assert not index.was_kept
             await _filled(index)
-        # An old copy that somebody puts back is of another clean stop.
+        # An old copy that somebody puts back is that of another clean stop.
         path.write_bytes(kept)
         async with indexed_store(disk, str(path)) as (store, index, _):
             assert not index.was_kept
@@ -383,7 +383,7 @@ def test_two_engines_do_not_share_a_file_and_what_is_no_file_is_refused(tmp_path
 
 
 def test_a_device_is_refused_without_opening_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To open one may do something by itself, and msync(2) of a DAX device fails."""
+    """The open itself may do something, and msync(2) of a DAX device fails."""
     link = tmp_path / "hot-index"
     link.symlink_to("/dev/zero")
     monkeypatch.setattr("engine.memory.backing.os.open", None)
@@ -394,7 +394,7 @@ def test_a_device_is_refused_without_opening_it(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_file_that_takes_no_writes_is_refused_at_the_start_and_not_noticed_at_the_stop() -> None:
-    """As those on hugetlbfs: they are mapped only."""
+    """Files on hugetlbfs are like this: they can only be mapped."""
     descriptor = os.memfd_create("huge", os.MFD_HUGETLB | os.MFD_HUGE_2MB)
     path = f"/proc/self/fd/{descriptor}"
     with pytest.raises(ConfigError, match=f"hot_index: {path}: Invalid argument"):

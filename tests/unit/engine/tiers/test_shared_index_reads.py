@@ -1,4 +1,4 @@
-"""Chunks that are streamed from where the shared index says they are; what it says wrongly harms nobody."""
+"""Chunks that are streamed from where the shared index says they are; a wrong entry harms nobody."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from tests.store_rig import client_of, delete, gc, put, records, run, simulated_
 PAYLOADS: Final = [bytes([number]) * size for number, size in enumerate((1, 4 * KIB, 60_000, 65_536, 200_000))]
 CHUNKS: Final = [data_chunk_id(payload) for payload in PAYLOADS]
 SHORT: Final = 4
-"""So many of them have no vector of checksums."""
+"""This many of them have no vector of checksums."""
 Body = Callable[[Store, EmbeddedEngine], Awaitable[None]]
 
 
 @asynccontextmanager
 async def indexed_store(tier: DramTier | None = None) -> AsyncIterator[tuple[Store, EmbeddedEngine]]:
-    """A store with the payloads, all of which its shared index knows."""
+    """Start a store with the payloads, all of which its shared index knows."""
     async with simulated_store(tier=tier) as store, trio.open_nursery() as nursery:
         await nursery.start(run_shared_index, store, "memory", 500)
         client = client_of(store)
@@ -56,7 +56,7 @@ def drive(body: Body, tier: DramTier | None = None) -> None:
 async def streamed(
     client: EmbeddedEngine, count: int = len(CHUNKS), offset: int = 0, length: int = 0
 ) -> list[bytes | LakeError]:
-    """The first so many chunks in one request: the bytes of each, or why they did not come."""
+    """Read the first chunks in one request; return the bytes of each, or the error."""
     reply = await client.call(m.ReadChunks([*CHUNKS[:count]], [offset] * count, [length] * count))
     assert isinstance(reply.message, m.ReadChunksReply)
     content = reply.body.joined()

@@ -1,4 +1,4 @@
-"""Compaction: room that dead neighbours keep is given back, and nobody who reads, writes or holds is harmed by it."""
+"""Compaction: room that dead neighbours keep is given back, and no reader, writer or holder is harmed."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ STEPWISE: Final = replace(EAGER, gc_batch=1)
 
 
 def payload(number: int, length: int = 3000) -> bytes:
-    """Bytes of their own for each number and length."""
+    """Return bytes that no other number and length have."""
     return random.Random(f"{number} {length}").randbytes(length)
 
 
 async def sparse(disk: SimDisk, *, count: int = 40, kept: int = 8) -> dict[str, bytes]:
-    """A sealed small segment of which every `kept`th chunk has a name; what they hold."""
+    """Make a sealed small segment of which every `kept`th chunk has a name; return what they hold."""
     contents = {f"k{number}": payload(number) for number in range(count)}
     async with simulated_store(disk, sizes=EAGER) as store:
         client = client_of(store)
@@ -64,7 +64,7 @@ async def sparse(disk: SimDisk, *, count: int = 40, kept: int = 8) -> dict[str, 
 
 
 async def check(store: Store, contents: dict[str, bytes]) -> None:
-    """Everything reads as it was put, and nothing is damaged or under way."""
+    """Check that everything reads as it was put, and that nothing is damaged or under way."""
     client = client_of(store)
     for content in contents.values():
         assert await read(client, data_chunk_id(content)) == content
@@ -73,7 +73,7 @@ async def check(store: Store, contents: dict[str, bytes]) -> None:
 
 
 async def collected(store: Store) -> CompactionReport:
-    """gc, then compaction of all that is worth anything."""
+    """Run gc, then compaction of all that is worth anything."""
     return (await store.collect(COMPACT_SHARE_MOST)).compaction
 
 
@@ -125,7 +125,7 @@ def test_chunks_keep_their_births_and_get_places_in_segments_of_new_ids() -> Non
 
 
 def replace_place(record: Any, place_of: Any) -> Any:
-    """The record at the place of another."""
+    """Return the record, at the place of another."""
     return type(record)(
         record.birth, place_of.segment, place_of.offset, record.stored_bytes, record.logical_bytes, record.crc
     )
@@ -336,7 +336,7 @@ Act = Callable[[Store, dict[str, bytes]], Awaitable[None]]
 
 
 def at_every_step(act: Act, *, stride: int = 3) -> None:
-    """Compaction, `act` beginning at its checkpoints in turn; then gc twice, and nothing is damaged."""
+    """Compact, with `act` beginning at each checkpoint in turn; after two gc cycles nothing may be damaged."""
     delay = 0
     beside = True
 
@@ -429,7 +429,7 @@ def test_cancelled_at_any_step_it_leaves_nothing_but_garbage_for_gc() -> None:
 
 
 async def store_again_between_copy_and_decision() -> None:
-    """What is copied is freed, and stored again by a session, before the records are changed."""
+    """Free the chunks that are copied, and store them again in a session, before the records are changed."""
     disk = SimDisk()
     contents = await sparse(disk)
     chunks: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Garbage collection: what is referred to stays, whatever happens beside the walk; what is not goes, with its room."""
+"""Garbage collection: what is referred to stays, whatever happens beside the walk; all else is freed, with its room."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ STEPWISE: Final = replace(SMALL_SIZES, gc_batch=1)
 LARGE: Final = next(
     content for number in range(10_000) if data_chunk_id(content := b"%04d" % number * 20_000)[1] > 0xFB
 )
-"""80,000 bytes that the sweep comes to late."""
+"""80,000 bytes that the sweep reaches late."""
 SMALL: Final = b"small payload"
 
 
 async def put_chunks(client: EmbeddedEngine, key: str, payloads: list[bytes]) -> bytes:
-    """An object of several chunks; its blob."""
+    """Put an object of several chunks; return its blob."""
     session = await session_of(client)
     chunks = await store_chunks(client, session, payloads)
     tree = build(CutKind.FIXED, [(ChunkId(c), len(payload)) for c, payload in zip(chunks, payloads, strict=True)])
@@ -65,7 +65,8 @@ Action = Callable[[Store, EmbeddedEngine], Awaitable[None]]
 
 
 def race(prepare: Action, act: Action, check: Action, *, stride: int = 3) -> None:
-    """One cycle of gc, `act` beginning at its checkpoints in turn; afterwards nothing is damaged, also after a second.
+    """Run one cycle of gc, with `act` beginning at each checkpoint in turn; nothing is damaged, also after a second
+    cycle.
 
     With a negative delay the cycle begins at a checkpoint of `act`.
     """
@@ -283,7 +284,7 @@ def test_nothing_is_freed_in_the_first_seconds_after_a_start() -> None:
 
 
 async def a_name_among_others(store: Store, client: EmbeddedEngine) -> None:
-    """`f/` early and `x` late in the order of nodes, so that much happens between their turns."""
+    """Put `f/` early and `x` late in the order of nodes, so that much happens between their turns."""
     keys = ["f/child", *(f"filler-{number}" for number in range(20))]
     payloads = [key.encode() for key in keys]
     request = m.PutObjects([len(payload) for payload in payloads], [change(key) for key in keys])

@@ -1,4 +1,4 @@
-"""Scrub: what it reads, what it finds, where it goes on, and what quarantine does with it."""
+"""Scrub: what it reads, what it finds, where it continues, and what quarantine does with that."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ SIZES = (1, 1000, 30_000, 64 * KIB - 1, 64 * KIB, 300 * KIB, 2 * MIB)
 
 
 async def fill(store: Store) -> dict[str, ChunkId]:
-    """Objects of one chunk each, of every kind of place."""
+    """Put objects of one chunk each, of every kind of place."""
     client = client_of(store)
     generator = random.Random(5)
     return {f"o{size}": ChunkId((await put(client, f"o{size}", generator.randbytes(size))).blob) for size in SIZES}
 
 
 def content_of(size: int) -> bytes:
-    """What `fill` stored as `o{size}`."""
+    """Return the content that `fill` stored as `o{size}`."""
     generator = random.Random(5)
     return {each: generator.randbytes(each) for each in SIZES}[size]
 
 
 async def spoil(store: Store, chunk: ChunkId, at: int = 0) -> None:
-    """Turn one bit of a chunk over on the medium."""
+    """Flip one bit of a chunk on the medium."""
     record = records(store)[chunk]
     path = f"segments/{record.segment:016x}." + store.segments.register.kind(record.segment).name.lower()
     file = store.disk.open(path)

@@ -1,4 +1,4 @@
-"""Multipart uploads and access keys beside gc, over crashes, lost indexes, and time; and what fsck says of them."""
+"""Multipart uploads and access keys beside gc, over crashes, lost indexes and time, and fsck's findings about them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def md5(payload: bytes) -> bytes:
 
 @asynccontextmanager
 async def crashing_store(disk: SimDisk) -> AsyncIterator[Store]:
-    """A store that is left as it is at the end of the block; `disk.crash` is what a power loss makes of that."""
+    """Leave the store as it is at the end of the block, for `disk.crash` to make a power loss of that."""
     with suppress(SimCrashed):
         async with simulated_store(disk, sizes=SHORT_PARTS) as store:
             yield store
@@ -154,7 +154,7 @@ def test_a_release_that_does_not_know_uploads_does_not_write_to_a_store_that_has
 
 
 async def names_and_uploads(store: Store, client: EmbeddedEngine) -> None:
-    """Enough of both that much happens between their turns."""
+    """Make enough of both that much happens between their turns."""
     for number in range(8):
         await put(client, f"filler-{number}", b"filler %d" % number)
     await put(client, "source", PAYLOAD)
@@ -366,7 +366,7 @@ def test_parts_of_an_upload_that_ended_are_garbage() -> None:
 
 
 async def fill_upload(store: Store, upload: UploadName, numbers: list[int]) -> None:
-    """Parts of four bytes with these numbers; the odd ones have a checksum."""
+    """Put parts of four bytes with these numbers; the odd ones have a checksum."""
     client = client_of(store)
     session = await session_of(client)
     (chunk,) = await store_chunks(client, session, [b"part"])

@@ -1,4 +1,4 @@
-"""Reads of one object for the mount: any range of it, through memory that is used again, checked each time."""
+"""Reads of one object for the mount: any range of it, through memory that is used again, with a check each time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CONTENT = os.urandom(sum(LENGTHS))
 
 
 class Shelf:
-    """A segment file with the chunks of one object, and a reader of it; falling back is noted and gives zeros."""
+    """A segment file with the chunks of one object, and a reader of it; a fallback is counted and returns zeros."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -60,30 +60,30 @@ class Shelf:
 
     @property
     def steps(self) -> Shelf:
-        """Stands for the lake's steps."""
+        """Stand in for the lake's steps."""
         return self
 
     def access(self, progress: None) -> Access:
-        """As `LakeSteps.access`."""
+        """Stand in for `LakeSteps.access`."""
         return Access(self.descriptors, can_use_descriptors=True)
 
     async def run(self, steps: object) -> bytes:
-        """As `TrioLake.run`: whoever comes here has given up its own reads."""
+        """Stand in for `TrioLake.run`: the reader has given up its own reads."""
         self.fell_back += 1
         return b""
 
     def cool(self) -> None:
-        """Nothing of the segment is in memory any more."""
+        """Drop the segment from memory."""
         with self.path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def read(self, offset: int, length: int) -> bytes:
-        """As the mount reads: at once when that can be, else with a wait."""
+        """Read like the mount: at once if possible, else with a wait."""
         found = self.reader.read_nowait(offset, length)
         return bytes(found) if found is not None else self.read_waiting(offset, length)
 
     def read_waiting(self, offset: int, length: int) -> bytes:
-        """The read that may wait."""
+        """Make the read that may wait."""
 
         async def read() -> bytes:
             return bytes(await self.reader.read(offset, length))
@@ -91,7 +91,7 @@ class Shelf:
         return trio.run(read)
 
     def chunk(self, index: int) -> ChunkId:
-        """Of the piece of that number."""
+        """Return the chunk of the piece of that number."""
         return self.opened.pieces[index].chunk
 
 

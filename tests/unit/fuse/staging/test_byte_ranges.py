@@ -1,4 +1,4 @@
-"""A set of ranges is a set of bytes."""
+"""A set of ranges behaves like a set of bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHANGES = st.lists(
 
 
 def runs(places: set[int]) -> list[tuple[int, int]]:
-    """The ranges of a set of places."""
+    """Return the ranges of a set of places."""
     begins = sorted(place for place in places if place - 1 not in places)
     ends = sorted(place + 1 for place in places if place + 1 not in places)
     return list(zip(begins, ends, strict=True))

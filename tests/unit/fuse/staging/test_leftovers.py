@@ -1,4 +1,4 @@
-"""What a mount that ended, one way or another, leaves in its staging folder, and what its user gets out of that."""
+"""The leftovers in the staging folder of a mount that ended, in any way, and what its user gets out of them."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_a_process_that_is_killed_leaves_every_byte_that_it_wrote(tmp_path: Path
     restore(leftover, tmp_path / "found", lambda offset, length: b"\xff" * length)
     found = (tmp_path / "found").read_bytes()
     folder.close()
-    # One change may have been done and not been told.
+    # One change may have been made without its line.
     assert found == done(lines) or differs_by_one_change(found, done(lines), leftover)
 
 
@@ -155,7 +155,7 @@ def done(lines: list[str]) -> bytes:
 
 
 def differs_by_one_change(found: bytes, expected: bytes, leftover: Leftover) -> bool:
-    """Whether one more write, of one value, or one truncation makes `found` of `expected`."""
+    """Return whether one more write, of one value, or one truncation makes `found` of `expected`."""
     shorter = min(len(found), len(expected))
     places = [at for at in range(shorter) if found[at] != expected[at]]
     values = {found[at] for at in places}

@@ -1,4 +1,4 @@
-"""What becomes of a leftover in the store: as it was written, over what it was written over, or not at all."""
+"""Restoring a leftover to the store: as it was written, over what it was written over, or not at all."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NAME = Name("bkt", "file")
 
 @pytest.fixture
 def lake(tmp_path: Path) -> Iterator[Lake]:
-    """A store with a bucket, opened here."""
+    """Open a store with a bucket."""
     (tmp_path / "store").mkdir(mode=0o700)
     with open_lake(tmp_path / "store") as opened:
         opened.create_bucket("bkt")
@@ -39,7 +39,7 @@ def lake(tmp_path: Path) -> Iterator[Lake]:
 
 
 def left(folder: Path, base: ObjectStat | None, *pieces: tuple[int, bytes], name: str = str(NAME)) -> Leftover:
-    """What a mount leaves that has written these pieces over stored content."""
+    """Return the leftover of a mount that has written these pieces over stored content."""
     staging = StagingFolder(folder / "staging", LIMIT)
     file = staging.new(name, None if base is None else Base(base.size_bytes, base.node, base.blob))
     for offset, piece in pieces:
@@ -107,7 +107,7 @@ def test_a_name_that_changes_at_the_last_moment_is_left_alone(lake: Lake, tmp_pa
     driver = driver_of(lake)
 
     def meanwhile(steps: Steps[ObjectStat]) -> Steps[ObjectStat]:
-        """The steps, and another client's put behind the first answer."""
+        """Take the same steps, with another client's put after the first answer."""
         answer: object = None
         first = True
         while True:

@@ -1,4 +1,4 @@
-"""Which chunks of an edited file are kept, and how the rest is cut."""
+"""The plan of an edited file: which chunks are kept, and how the rest is cut."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_plan_covers_the_content_and_keeps_what_no_change_touches(
     if size <= small_payload:
         assert len(cuts) <= max(1, len(kept))
         return
-    # What no change touches is kept, but for the shorter chunks before a new end.
+    # Chunks that no change touches are kept, but for the shorter ones before a new end.
     untouched = [
         piece
         for piece in pieces

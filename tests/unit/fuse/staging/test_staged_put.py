@@ -1,4 +1,4 @@
-"""What is stored of an edited file: all of it, once, and no more than the edit; however the engine is asked."""
+"""Storing an edited file: all of it, once, and no more bytes than the edit, on every kind of connection."""
 
 from __future__ import annotations
 

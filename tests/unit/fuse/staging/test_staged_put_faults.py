@@ -1,4 +1,4 @@
-"""An edited file is stored whole or not at all: lost sessions, changes meanwhile, folders that cannot be read."""
+"""An edited file is stored whole or not at all: lost sessions, concurrent changes, folders that cannot be read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 def before_each(
     request_type: type[m.Request], times: int, steps: Steps[T], act: Callable[[Any], Steps[Any] | None]
 ) -> Steps[T]:
-    """The same steps; before so many requests of a type `act(request)` is done, and the steps that it gives."""
+    """Take the same steps, but before each of the first requests of a type call `act(request)` and take its steps."""
     answer: Any = None
     error: BaseException | None = None
     while True:
@@ -87,7 +87,7 @@ def test_a_source_of_a_lost_connection_is_opened_again(kind: Kind) -> None:
 
 
 def denying(steps: Steps[T]) -> Steps[T]:
-    """The same steps; whatever is offered, the engine says that it has none of it."""
+    """Take the same steps, but answer every offer as if the engine had none of it."""
     answer: Any = None
     offers: list[object] = []
     while True:

@@ -1,4 +1,4 @@
-"""A staged file is a plain file to whoever uses it, after every change, at every kill, and on a full disk."""
+"""A staged file behaves like a plain file, after every change, at every kill, and on a full disk."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fresh_folder() -> Iterator[Path]:
 
 
 def content_of(file: StagedFile, base: bytes) -> bytes:
-    """The content as a reader puts it together; spans are checked on the way."""
+    """Return the content as a reader puts it together, and check the spans."""
     parts: list[bytes] = []
     at = 0
     for kind, offset, length in file.spans(0, file.size + 10):
@@ -70,7 +70,7 @@ OPERATIONS = st.lists(
 
 
 class Disk:
-    """The folder's disk: finds itself full once, `calls` writes later, having written `short` bytes of the last one.
+    """The folder's disk: it is full once, after `calls` more writes, with `short` bytes of the last one written.
 
     After every call that changes something, `looked` gets what a mount would find if the process were killed then.
     """
@@ -131,7 +131,7 @@ class Modelled:
         getattr(self, operation[0])(*operation[1:])
         self.check()
         if self.file._sidecar_is_stale:
-            return  # what is in the store by now may be told as new; the next change tells anew, first
+            return  # what is in the store by now may be taken as new; the next change corrects the sidecar first
         after, size_after = staged_by(self.file), self.file.size
         self.disk.look()
         assert bytes_of(self.disk.looked[-1].ranges) == after
@@ -218,7 +218,7 @@ class Modelled:
 
 
 def staged_by(file: StagedFile) -> set[int]:
-    """Places of staged bytes."""
+    """Return the places of staged bytes."""
     spans = [span for span in file.spans(0, file.size) if span.kind is Kind.STAGED]
     return {at for _, offset, length in spans for at in range(offset, offset + length)}
 
@@ -228,7 +228,7 @@ def bytes_of(ranges: RangeSet) -> set[int]:
 
 
 def leftovers_if_killed_now(folder: Path) -> tuple[StagingFolder, list[Leftover]]:
-    """What the next mount finds in a copy of the folder as it is."""
+    """Return what the next mount finds in a copy of the folder as it is."""
     copy = folder.with_name("copy")
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(folder, copy)
@@ -237,7 +237,7 @@ def leftovers_if_killed_now(folder: Path) -> tuple[StagingFolder, list[Leftover]
 
 
 def check_recovery(modelled: Modelled, folder: Path) -> None:
-    """Everything that was written is there, and told from what was not."""
+    """Check that everything that was written is there, and nothing else is taken as written."""
     file, base = modelled.file, modelled.base
     if file._sidecar_is_stale:
         file.sync()  # a full disk had no room for what must not fail

@@ -1,4 +1,4 @@
-"""What is stored of a long file while it is still written: the same chunks, once, however it goes on."""
+"""Storing a long file while it is still written: the same chunks, once, however the writing goes on."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def run_behind(edited: Edited) -> None:
 
 
 async def whole(edited: Edited) -> m.ObjectStat:
-    """The same content, put in one go."""
+    """Put the same content in one go."""
     return (await edited.lake.run(edited.lake.steps.put("bkt/whole", bytes(edited.content)))).stat
 
 
@@ -150,7 +150,7 @@ def test_a_chunk_that_the_store_has_lost_meanwhile_is_stored_again(kind: Kind) -
         assert edited.behind is not None
         content = random.Random(5).randbytes(3 * CHUNK_BYTES)
         edited.write(0, content)
-        # As after a restart of the engine: the id is right, and nothing has it.
+        # Like after a restart of the engine: the id is right, and nothing has it.
         edited.behind._stored.append(Piece(data_chunk_id(content[:CHUNK_BYTES]), 0, CHUNK_BYTES))
         await edited.store()
         assert edited.sent_bytes == 3 * CHUNK_BYTES

@@ -13,7 +13,7 @@ from lakefs.names import Name
 
 
 class WrittenFile(OpenFile):
-    """A file that is open, of which only the state counts."""
+    """An open file, of which only the state counts."""
 
     def __init__(self, *, is_dirty: bool) -> None:
         self.is_dirty = is_dirty

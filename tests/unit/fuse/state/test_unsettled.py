@@ -1,4 +1,4 @@
-"""Changes that a mount does not know to be durable, and what makes them so."""
+"""Changes that a mount does not know to be durable, and the syncs that make them so."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FOLDER, FILE = 7, 8
 
 
 def settle_for(unsettled: Unsettled, boots: list[bytes], seconds: float, *, failing: bool = False) -> int:
-    """Let it settle for so long; how often it synced.  `boots`: the engine that runs, before and behind each sync."""
+    """Let it settle for so long; return the number of syncs.  `boots`: the engines before and after each sync."""
     syncs = 0
 
     async def sync() -> None:

@@ -1,4 +1,4 @@
-"""Bytes that begin no request, on a connection of the HTTP server."""
+"""Bytes that begin no request, sent to the HTTP server."""
 
 from __future__ import annotations
 

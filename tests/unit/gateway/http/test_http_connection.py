@@ -1,4 +1,4 @@
-"""Connections of the HTTP server: one answer for each request, in order, and nobody can hold the others up."""
+"""Connections of the HTTP server: one answer for each request, in order, and no connection blocks the others."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def read_body(request: Request) -> bytes:
 
 
 async def echo(request: Request) -> Response:
-    """Answers with what it was sent."""
+    """Answer with the request's body."""
     return Response(200, [(b"X-Method", request.head.method.encode())], [await read_body(request)])
 
 
@@ -95,7 +95,7 @@ def run(body: Callable[[], Awaitable[None]]) -> None:
 
 
 async def received(stream: Stream) -> bytes:
-    """All until the server ends the connection."""
+    """Read all until the server ends the connection."""
     found = bytearray()
     piece = bytearray(4096)
     try:
@@ -107,7 +107,7 @@ async def received(stream: Stream) -> bytes:
 
 
 async def answer(stream: Stream) -> tuple[bytes, bytes]:
-    """Head and body of the next answer with a Content-Length."""
+    """Read head and body of the next answer with a Content-Length."""
     found = bytearray()
     while b"\r\n\r\n" not in found:
         found += await _some(stream, 1)

@@ -1,4 +1,4 @@
-"""Bodies: how long they are, and chunks cut anywhere."""
+"""Bodies of requests: their length, and chunks cut anywhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def head_with(headers: dict[bytes, bytes], version: tuple[int, int] = (1, 1)) ->
 
 
 def decode(*pieces: bytes) -> tuple[bytes, dict[bytes, bytes], bytes]:
-    """Payload, trailers and what is left of the last piece."""
+    """Return payload, trailers and what is left of the last piece."""
     decoder = ChunkedDecoder()
     payload = b""
     taken = 0

@@ -1,4 +1,4 @@
-"""Heads of requests: what is read, and the shapes that smuggle."""
+"""Heads of requests: what is read from them, and the shapes that smuggle requests."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def test_any_bytes_are_a_head_that_can_be_written_again_or_a_refusal(tail: bytes
         head = parse_head(raw)
     except HttpRefusal:
         return
-    # Whoever reads it line by line reads the same.
+    # A reader that goes line by line reads the same.
     first, *lines = raw[:-4].split(b"\r\n")
     method, target, _ = first.split(b" ")
     assert (method.decode(), target) == (head.method, head.target)

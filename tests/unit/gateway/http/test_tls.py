@@ -1,4 +1,4 @@
-"""TLS streams beyond what every stream does: handshakes, goodbyes, sealed bytes that wait; and certificates anew."""
+"""TLS streams beyond the contract of streams: handshakes, goodbyes, sealed bytes that wait, certificates read anew."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.stream_pairs import receive_exactly
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Contexts of a server and a client that trusts it."""
+    """Make the contexts of a server and of a client that trusts it."""
     folder = tmp_path_factory.mktemp("tls")
     Authority(folder).issue("unit", folder / "c", folder / "k")
     return (load_pair(folder / "c", folder / "k"), ssl.create_default_context(cafile=str(folder / CA_FILE)))

@@ -17,14 +17,14 @@ SECTION = "## Headers that ask for something"
 
 
 def refusal(operation: Operation, **headers: bytes) -> tuple[int, str]:
-    """Status and code for a request with these headers."""
+    """Return status and code for a request with these headers."""
     with pytest.raises(S3Error) as caught:
         check_headers(operation, {name.replace("_", "-").encode(): value for name, value in headers.items()})
     return caught.value.status, caught.value.code
 
 
 def rows_of_the_page() -> list[tuple[list[str], list[str], str]]:
-    """Headers, operations and the rest of each row of the table."""
+    """Return headers, operations and the rest of each row of the table."""
     section = PAGE.read_text().split(SECTION)[1].split("\n## ")[0]
     rows = re.findall(r"^\| (`x-amz-.*?) \| (.*?) \| (.*?) \|$", section, re.MULTILINE)
     return [(re.findall(r"`([^`]+)`", headers), operations.split(", "), said) for headers, operations, said in rows]

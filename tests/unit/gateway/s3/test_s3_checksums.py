@@ -25,7 +25,7 @@ def digest(algorithm: Algorithm, *pieces: bytes | memoryview) -> bytes:
 
 
 def bit_by_bit(algorithm: Algorithm, content: bytes) -> bytes:
-    """A reflected CRC with all ones in and out, from its definition."""
+    """Return a reflected CRC with all ones in and out, from its definition."""
     ones = (1 << 8 * checksums.DIGEST_BYTES[algorithm]) - 1
     value = ones
     for byte in content:

@@ -1,4 +1,4 @@
-"""XML that is written and XML that is read."""
+"""XML that the gateway writes, and XML that it reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of several sockets a client takes, and the sentence for none."""
+"""The choice of a client between several sockets, and its message when there is none."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def listener(path: Path) -> socket.socket:
-    """Something that listens."""
+    """Bind a socket that listens."""
     made = socket.socket(socket.AF_UNIX)
     made.bind(str(path))
     made.listen(1)

@@ -1,4 +1,4 @@
-"""The public clients: what they offer, and that a user sees the real options of each method."""
+"""The public clients: their methods, and that a user sees the real options of each."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ONLY_BLOCKING = {"address", "close", "get_file"}
 ONLY_TRIO = {"aclose", "watch"}
 METHODS = sorted(SHARED - {"chunks"})
 BY_HAND = {"load_many", "map", "open", "pool", "shared_memory"}
-"""Methods that the two clients cannot both make from steps; `load_many` is awaited from steps."""
+"""Methods that cannot be made from steps in both clients; `load_many` is awaited from steps."""
 
 
 def public(place: object) -> set[str]:
@@ -138,7 +138,7 @@ class PagedEngine:
         return self._answer(request)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
     def _answer(self, request: m.Request) -> Reply:
         self.asked.append(request)
@@ -211,7 +211,7 @@ def test_the_blocking_client_loads_no_trio() -> None:
 
 
 def checked_by_mypy(lake: Lake, awaited: TrioLake) -> None:
-    """Never called: `mypy` reads it, and says where an option or a type is not seen."""
+    """Never called: `mypy` reads it, and reports an option or a type that is not seen."""
     assert_type(lake.put("bkt/k", b"x", create_bucket=True), PutResult)
     assert_type(lake.put(name="bkt/k", data=Path("x"), user_metadata={"a": "b"}, if_match="x"), PutResult)
     lake.put("bkt/k", b"x", create_buckets=True)  # type: ignore[call-arg]
@@ -236,7 +236,7 @@ def checked_by_mypy(lake: Lake, awaited: TrioLake) -> None:
 
 
 async def checked_by_mypy_in_trio(lake: TrioLake) -> None:
-    """Never called, as `checked_by_mypy`."""
+    """Never called, like `checked_by_mypy`."""
     assert_type(await lake.put("bkt/k", b"x", create_bucket=True), PutResult)
     await lake.put("bkt/k", b"x", create_buckets=True)  # type: ignore[call-arg]
     await lake.put("bkt/k", b"x", create_bucket="yes")  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from lakefs.errors import ConfigError, InvalidArgument
 
 @pytest.fixture
 def no_system_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine's own configuration reaches no test."""
+    """Keep the machine's own configuration from the tests."""
     monkeypatch.setattr(config, "DEFAULT_FILE", tmp_path / "absent.toml")
 
 

@@ -1,4 +1,4 @@
-"""Cuts: every byte in one chunk, tensors at their own starts, the same file always alike."""
+"""Cuts: every byte in one chunk, tensors at their own starts, the same file always cut alike."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ tensor_lists = st.lists(st.one_of(small_lengths, large_lengths), max_size=60)
 
 
 def tensor_plan(lengths: list[int], header_length: int = 1000) -> CutPlan:
-    """The plan of a file with these tensors."""
+    """Return the plan of a file with these tensors."""
     header = SafetensorsHeader(header_length, array("Q", lengths))
     return CutPlan(header_length + sum(lengths), header)
 
 
 def tensor_cuts(lengths: list[int], header_length: int = 1000) -> list[int]:
-    """Lengths of the chunks behind the header."""
+    """Return the lengths of the chunks after the header."""
     cuts = list(tensor_plan(lengths, header_length).lengths())
     return cuts[len(list(fixed_cuts(header_length))) :]
 
 
 def starts(cuts: list[int]) -> set[int]:
-    """Offsets at which chunks begin."""
+    """Return the offsets at which chunks begin."""
     return {offset for offset, _ in iter_extents(cuts)}
 
 
 def safetensors_prefix(lengths: list[int]) -> tuple[bytes, int]:
-    """A real header for tensors of these lengths, with its length prefix, and the file's length."""
+    """Return a real header for tensors of these lengths, with its length prefix, and the file's length."""
     members = {}
     for index, (offset, length) in enumerate(iter_extents(lengths)):
         members[f"t{index}"] = {"dtype": "U8", "shape": [length], "data_offsets": [offset, offset + length]}

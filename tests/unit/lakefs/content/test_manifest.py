@@ -1,4 +1,4 @@
-"""Manifests: one encoding for one layout, frozen bytes, and distrust of whatever else."""
+"""Manifests: one encoding for one layout, frozen bytes, and every other encoding is refused."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Chunks = list[tuple[ChunkId, int]]
 
 @contextmanager
 def small_fanout() -> Iterator[None]:
-    """Trees of many levels from few chunks."""
+    """Make trees of many levels from few chunks."""
     with patch.object(manifest_module, "MANIFEST_FANOUT", SMALL_FANOUT):
         yield
 
@@ -64,7 +64,7 @@ cut_kinds = st.sampled_from(CutKind)
 
 
 def tree_by_grouping(cut_kind: CutKind, chunks: Chunks) -> tuple[BlobId, set[ChunkId]]:
-    """Blob and manifests of the canonical tree, the plain way: group whole levels until one entry is left."""
+    """Return blob and manifests of the canonical tree, the plain way: group whole levels until one entry is left."""
     entries = [Entry(*chunk) for chunk in chunks]
     manifests: set[ChunkId] = set()
     level = 0
@@ -81,7 +81,7 @@ def tree_by_grouping(cut_kind: CutKind, chunks: Chunks) -> tuple[BlobId, set[Chu
 
 
 def chunks_below(chunk: ChunkId, size_bytes: int, payloads: dict[ChunkId, bytes]) -> Chunks:
-    """The layout as a reader walks it, each manifest checked against its parent."""
+    """Return the layout as a reader walks it, with each manifest checked against its parent."""
     if kind_of(chunk) is ChunkKind.DATA:
         return [(chunk, size_bytes)]
     parent = parse(payloads[chunk])
@@ -94,7 +94,7 @@ def chunks_below(chunk: ChunkId, size_bytes: int, payloads: dict[ChunkId, bytes]
 
 
 def right_side(tree: ManifestTree) -> list[Manifest]:
-    """The top manifest and the last children below it."""
+    """Return the top manifest and the last children below it."""
     payloads = dict(tree.manifests)
     spine = [parse(payloads[chunk_of(tree.blob)])]
     while spine[-1].level:
@@ -103,7 +103,7 @@ def right_side(tree: ManifestTree) -> list[Manifest]:
 
 
 def header(**changes: object) -> bytes:
-    """A header of a sound manifest of two entries, with some fields changed."""
+    """Return a header of a sound manifest of two entries, with some fields changed."""
     fields: dict[str, object] = {
         "magic": b"LMAN",
         "version": 1,
@@ -118,7 +118,7 @@ def header(**changes: object) -> bytes:
 
 
 def rows(*sizes: int) -> bytes:
-    """Entries of these lengths."""
+    """Return entries of these lengths."""
     return b"".join(MANIFEST_ENTRY.pack(A[1:], size) for size in sizes)
 
 

@@ -1,4 +1,4 @@
-"""The safetensors header: read exactly as JSON reads it, and nothing else of it believed."""
+"""The safetensors header: read exactly as JSON reads it, and trusted for nothing else."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SOUND = b'{"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"b":{"dtype":"F32
 
 
 def framed(text: bytes) -> bytes:
-    """A header with its length prefix."""
+    """Return a header with its length prefix."""
     return len(text).to_bytes(8, "little") + text
 
 
 def lengths_of(text: bytes, data_bytes: int) -> list[int] | None:
-    """Tensor lengths of a file with that header and so many bytes behind it; None for fixed cuts."""
+    """Return the tensor lengths of a file with that header and so many bytes after it; None for fixed cuts."""
     prefix = framed(text)
     header = parse_header(prefix, len(prefix) + data_bytes)
     if header is None:
@@ -35,7 +35,7 @@ def lengths_of(text: bytes, data_bytes: int) -> list[int] | None:
 
 
 def tensor(begin: object, end: object, dtype: object = "U8", shape: object = None) -> dict[str, object]:
-    """The value of one tensor; a vector of bytes unless told."""
+    """Return the value of one tensor; a vector of bytes by default."""
     if shape is None and isinstance(begin, int) and isinstance(end, int):
         shape = [end - begin]
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
@@ -312,11 +312,11 @@ def test_a_header_costs_at_most_a_few_times_its_own_length_in_memory(text: bytes
 
 
 class Unsound(Exception):
-    """The plain reading refuses."""
+    """Raised when the plain reading refuses."""
 
 
 def plain_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """An object without duplicate names, all of them text."""
+    """Return an object without duplicate names, all of them text."""
     members = dict(pairs)
     if len(members) != len(pairs):
         raise Unsound
@@ -326,7 +326,7 @@ def plain_object(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def plain_reading(text: bytes, data_bytes: int) -> list[int] | None:
-    """What the format's description says, by Python's own JSON decoder."""
+    """Read as the format's description says, with Python's own JSON decoder."""
     if text[:1] != b"{":
         return None
     try:
@@ -344,7 +344,7 @@ def plain_reading(text: bytes, data_bytes: int) -> list[int] | None:
 
 
 def plain_extent(value: object) -> tuple[int, int]:
-    """Begin and end of one tensor."""
+    """Return begin and end of one tensor."""
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
         raise Unsound
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]

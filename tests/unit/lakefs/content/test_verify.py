@@ -1,4 +1,4 @@
-"""Whether bytes are a chunk's: the right ones pass in each way, and one bit or one byte off is refused in each way."""
+"""Checks of a chunk's bytes: the right ones pass in each way, and one bit or one byte off is refused in each way."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BORDERS = (1, 2, G - 1, G, G + 1, 2 * G, 3 * G + 5)
 lengths = st.one_of(st.sampled_from(BORDERS), st.integers(1, 3 * G))
 kinds = st.sampled_from(ChunkKind)
 positions = st.integers(0, 1 << 40)
-"""Taken modulo what there is."""
+"""A position, taken modulo the number of bits."""
 FEW = settings(max_examples=60, deadline=None)
 
 
@@ -59,7 +59,7 @@ class Stored:
         return matches(self.chunk, memoryview(self.payload), Check.CRC32C, self.crc, memoryview(self.vector))
 
     def by_crcs(self) -> bool:
-        """As one who has a range: the vector first, then granules."""
+        """Check like a reader of a range: the vector first, then granules."""
         try:
             crcs = crcs_of(self.chunk, self.vector, self.crc)
         except StaleGrant:
@@ -67,7 +67,7 @@ class Stored:
         return granule_crcs(self.payload) == crcs
 
     def by_record(self) -> bool:
-        """As the engine."""
+        """Check like the engine."""
         return check_payload(self.record, self.payload, self.vector)
 
 
@@ -75,7 +75,7 @@ WAYS: tuple[Callable[[Stored], bool], ...] = (Stored.by_id, Stored.by_crc, Store
 
 
 def _turn(content: bytearray, position: int) -> None:
-    """One bit."""
+    """Flip one bit."""
     at, bit = divmod(position % (8 * len(content)), 8)
     content[at] ^= 1 << bit
 
@@ -123,7 +123,7 @@ def test_a_bit_of_the_checksum_or_of_the_id_is_refused(length: int, kind: ChunkK
 @example(G, 1, True)
 @example(1, 1, False)
 def test_another_length_is_refused_in_each_way(length: int, change: int, longer: bool) -> None:
-    """Also when what is too much are zeros, and when what is left is nothing or a granule."""
+    """This holds when the surplus is zeros, and when what is left is nothing or a granule."""
     stored = Stored(length)
     if longer:
         stored.payload += bytes(change)

@@ -1,4 +1,4 @@
-"""Notes of reads: a sample of bounded size, in which every read has its chance, whatever the order."""
+"""Notes of reads: a sample of bounded size, in which every read has the same chance, in any order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one reader is going to read: on from where it was, or by a table that is asked for when it may help, once."""
+"""Guesses about a reader's next reads: on from where it was, or by a table that is asked for once, when it may help."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TENSOR = 8 * MIB
 
 
 def table() -> RangeTable:
-    """Ranges of 8 MiB behind a first MiB, and their order backwards."""
+    """Return ranges of 8 MiB after a first MiB, and their order backwards."""
     extents = [(MIB + number * TENSOR, TENSOR) for number in range(TENSORS)]
     return RangeTable(extents, [list(reversed(range(TENSORS)))])
 

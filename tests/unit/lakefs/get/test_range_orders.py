@@ -1,4 +1,4 @@
-"""Orders of a file's ranges: who follows one is preceded on it, who does not is not; and all of it is bounded."""
+"""Orders of a file's ranges: prefetch for a reader that follows one, none for others; and all of it is bounded."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from lakefs.limits import GRANULE_BYTES, KIB, MIB, READ_AHEAD_WINDOW_BYTES_MAX, 
 
 HEADER = 10 * KIB
 FIRST = MIB
-"""Where the first range begins: the reader of the header does not come there by reading on."""
+"""Offset of the first range: the reader of the header does not get there by reading on."""
 
 
 def table_of(lengths: Sequence[int], *sequences: Sequence[int], gap: int = 0) -> RangeTable:
-    """Ranges of these lengths behind a header, in the order of the file, so far apart."""
+    """Return ranges of these lengths after a header, in the order of the file, so far apart."""
     begins = accumulate((length + gap for length in lengths[:-1]), initial=FIRST)
     return RangeTable(list(zip(begins, lengths, strict=True)), sequences)
 
 
 def holds(extents: Sequence[Extent], offset: int) -> bool:
-    """Whether one of them has that byte."""
+    """Return whether one of the extents has that byte."""
     return any(begin <= offset < begin + length for begin, length in extents)
 
 
 def read(follower: OrderFollower, begin: int, end: int, block: int, told: list[Extent]) -> list[Extent]:
-    """Read a stretch in blocks; what was told meanwhile."""
+    """Read a stretch in blocks; return the extents announced during that."""
     new: list[Extent] = []
     for offset in range(begin, end, block):
         new += follower.after(offset, min(block, end - offset)) or []
@@ -37,7 +37,7 @@ def read(follower: OrderFollower, begin: int, end: int, block: int, told: list[E
 
 
 def shuffled(count: int, seed: int = 1) -> list[int]:
-    """A permutation that is not the file's order."""
+    """Return a permutation that is not the file's order."""
     sequence = list(range(count))
     random.Random(seed).shuffle(sequence)
     return sequence

@@ -1,4 +1,4 @@
-"""The table of a safetensors file: the orders in which loaders take tensors; nothing of what is no such file."""
+"""The table of a safetensors file: the orders in which loaders take tensors; empty for any other file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LENGTH = 100
 
 
 def head(members: dict[str, tuple[int, int]]) -> bytes:
-    """A header of 8-bit tensors."""
+    """Return a header of 8-bit tensors."""
     text = json.dumps(
         {
             name: {"dtype": "U8", "shape": [end - begin], "data_offsets": [begin, end]}
@@ -27,7 +27,7 @@ def head(members: dict[str, tuple[int, int]]) -> bytes:
 
 
 def at(*places: int) -> list[tuple[int, int]]:
-    """Tensors of one length at such places of a file."""
+    """Return tensors of one length at such places of a file."""
     return [(LENGTH * place, LENGTH * (place + 1)) for place in places]
 
 

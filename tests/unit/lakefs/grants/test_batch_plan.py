@@ -1,4 +1,4 @@
-"""Plans of reads: native and twin say and read the same, whatever the places are."""
+"""Plans of reads: the native one and its twin plan and read the same, whatever the places are."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def side_by_side(lengths: list[int], segment: int = 7) -> list[Place]:
 
 
 def read_all(kind: type[Plan], places: list[Place], descriptor: int) -> tuple[object, ...]:
-    """What a plan says, what it read, and what lies where that went to."""
+    """Read by a plan; return its properties, what it read, and the bytes in the targets."""
     targets = [bytearray(length + number % 2) for number, (_, _, length, _, _) in enumerate(places)]
     views = [memoryview(target) for target in targets]
     plan = kind([DATA] * len(places), views, packed(places), 1 << 30)
@@ -68,7 +68,7 @@ LENGTHS: Final = st.sampled_from([0, 1, 700, 4096, GRANULE_BYTES, GRANULE_BYTES 
 
 @st.composite
 def placed(draw: st.DrawFn) -> list[Place]:
-    """Places of which many lie behind the one before."""
+    """Draw places, many of them right after the one before."""
     places: list[Place] = []
     end = 0
     for _ in range(draw(st.integers(0, 40))):

@@ -1,4 +1,4 @@
-"""Reading ahead: who reads on is preceded, who reads here and there is not, and all of it is bounded."""
+"""Reading ahead: pages are fetched for a reader that reads on, not for one that jumps; and all of it is bounded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FAR = 64 * MIB
 
 
 class ColdFile:
-    """A file whose pages were dropped; how often its descriptor was used; uses may be made to wait."""
+    """A file whose pages were dropped."""
 
     def __init__(self, path: Path, size: int) -> None:
         path.write_bytes(bytes(size))
@@ -36,18 +36,18 @@ class ColdFile:
             pytest.skip("this file system keeps its pages")
 
     def drop(self) -> None:
-        """Nothing of it is in memory."""
+        """Drop the file from memory."""
         os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     @contextmanager
     def use(self, segment: SegmentId) -> Iterator[int]:
-        """As `SegmentDescriptors.use`."""
+        """Stand in for `SegmentDescriptors.use`."""
         if segment != SEGMENT:
             raise StaleGrant("not held")
         yield self.descriptor
 
     def has(self, offset: int, length: int) -> bool:
-        """Whether the page cache does."""
+        """Return whether the page cache has these bytes."""
         return is_cached(self.descriptor, offset, length) is True
 
 
@@ -121,7 +121,7 @@ def test_no_more_than_the_limit_waits(file: ColdFile) -> None:
 
 
 def read_in_order(window: ReadAheadWindow, count: int, size: int = SIZE) -> list[tuple[int, int]]:
-    """What is wanted by `count` reads of 1 MiB, one behind the other."""
+    """Return what `count` reads of 1 MiB, one after the other, want fetched."""
     return [window.after(number * MIB, MIB, size) for number in range(count)]
 
 

@@ -1,4 +1,4 @@
-"""Descriptors of segments: what is closed is closed once."""
+"""Descriptors of segments: each is closed just once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slabs as a client reads them: copies between two looks at the generation, and nothing mapped that is not sealed."""
+"""Slabs as a client reads them: copies between two looks at the generation, and only sealed memory is mapped."""
 
 from __future__ import annotations
 

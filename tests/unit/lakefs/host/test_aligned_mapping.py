@@ -27,7 +27,7 @@ def file() -> Iterator[int]:
 
 
 def addresses(name: str) -> list[tuple[int, int]]:
-    """Begin and end of each mapping of a memfd in this process."""
+    """Return begin and end of each mapping of a memfd in this process."""
     found = re.findall(rf"(?m)^(\w+)-(\w+) .*memfd:{name}", Path("/proc/self/maps").read_text())
     return [(int(begin, 16), int(end, 16)) for begin, end in found]
 
@@ -54,7 +54,7 @@ def test_of_reserved_huge_pages_whole_ones_are_mapped_and_nothing_else_is_replac
         pytest.skip(f"this kernel has no huge pages to reserve: {error}")
     try:
         os.ftruncate(descriptor, 4 * HUGE_BYTES)
-        # None need be set aside for a mapping without a reservation whose pages nobody touches.
+        # No huge page has to be set aside for a mapping without a reservation whose pages nobody touches.
         memory, begin = map_aligned(descriptor, length, mmap.MAP_SHARED | _MAP_NORESERVE)
         [(first, end)] = addresses("reserved")
         assert first % HUGE_BYTES == 0

@@ -1,4 +1,4 @@
-"""Descriptors of strangers are closed without a wait for whoever serves their file systems."""
+"""Descriptors from strangers are closed without a wait for the server of their file system."""
 
 from __future__ import annotations
 

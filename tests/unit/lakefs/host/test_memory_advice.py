@@ -1,4 +1,4 @@
-"""Filling in: what was asked for is in the page cache afterwards, and nothing that a file does is a signal."""
+"""Filling in pages: what was asked for is in the page cache afterwards, and no file can cause a signal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 
 def cold_file(path: Path, size: int) -> int:
-    """A descriptor of a file whose pages were dropped; skips where they cannot be."""
+    """Return a descriptor of a file whose pages were dropped; skip where they cannot be."""
     path.write_bytes(bytes(size))
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     os.fsync(descriptor)

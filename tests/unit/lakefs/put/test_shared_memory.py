@@ -1,4 +1,4 @@
-"""Shared memory: its room is given out once, its length is fixed, and views outlive it."""
+"""Shared memory: its room is handed out once, its length is fixed, and views outlive it."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _NOBODY: Final = 65534
 
 @pytest.fixture
 def shared() -> Iterator[tuple[int, SharedTable]]:
-    """A memfd as the engine makes it, its writer's mapping made before the seals."""
+    """Make a memfd as the engine does, with its writer's mapping made before the seals."""
     descriptor = os.memfd_create("hot-index", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, table_bytes(CAPACITY))
     memory = mmap.mmap(descriptor, table_bytes(CAPACITY))
@@ -116,7 +116,7 @@ def test_a_client_cannot_make_its_descriptor_or_mapping_writable_not_even_reopen
     done = subprocess.run([sys.executable, "-c", code, str(lent)], pass_fds=[lent], capture_output=True, text=True)
     os.close(lent)
     assert done.stderr == ""
-    # Whoever may open it again gets a descriptor to which nothing can be done, either.
+    # A user who may open it again gets a descriptor that allows nothing, either.
     assert done.stdout.split()[-1] == "0", done.stdout
     assert SharedIndexReader(shared[0]).find(CHUNK) == PLACE
 
@@ -133,7 +133,7 @@ def test_a_scribbling_reader_does_not_get_a_mapping_to_scribble_on(shared: tuple
 
 
 def _address_of(memory: memoryview, descriptor: int) -> int:
-    """Where the only read-only mapping of the descriptor's file is."""
+    """Return the address of the only read-only mapping of the descriptor's file."""
     inode = str(os.fstat(descriptor).st_ino)
     maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
     [line] = [fields[0] for fields in maps if fields[4] == inode and fields[1] == "r--s"]
@@ -179,7 +179,7 @@ def test_what_is_no_whole_table_is_refused(content: bytes) -> None:
 
 
 def _opened(steps: Generator[Any, Any, Any], *answers: Reply | Exception) -> tuple[SharedIndexReader | None, int]:
-    """What came of asking an engine that answers so, and how many requests were made."""
+    """Take the steps with these answers; return the reader, and the number of requests made."""
     asked = 0
     step = next(steps)
     left = list(answers)
@@ -215,7 +215,7 @@ def test_a_table_that_was_replaced_on_its_way_is_asked_for_once_more(shared: tup
 
 
 class _Reconnecting:
-    """A driver whose connection is another one behind the first request for the index."""
+    """A driver whose connection changes during the first request for the index."""
 
     steps = SimpleNamespace(carries_descriptors=True, descriptors=None, check=Check.BLAKE3, get_chunks=lambda _: None)
 

@@ -51,7 +51,7 @@ def _new(kind: type[Table], capacity: int = SMALL) -> tuple[Table, bytearray]:
 
 
 def _chunk(home: int, number: int, capacity: int = SMALL) -> bytes:
-    """A chunk whose home is that slot."""
+    """Return a chunk whose home is that slot."""
     head = (home << (65 - capacity.bit_length())) | number
     return bytes([1 + number % 2]) + head.to_bytes(8, "little") + number.to_bytes(24, "little")
 
@@ -296,7 +296,7 @@ def test_the_size_of_a_table_follows_from_what_it_is_to_hold() -> None:
 
 @contextmanager
 def _churning(kind: type[Table]) -> Iterator[mmap.mmap]:
-    """A table in shared memory that another process changes all the time; read-only here."""
+    """Map a table, read-only, that another process changes all the time."""
     descriptor = os.memfd_create("churned")
     os.ftruncate(descriptor, table_bytes(CAPACITY))
     command = [sys.executable, "-m", "tests.shared_index_churn", str(descriptor), kind.__name__]

@@ -1,4 +1,4 @@
-"""Part files: known by their mark alone, on file systems of every kind, whenever a get is killed."""
+"""Part files: recognised by their mark alone, on file systems of every kind, whenever a get is killed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.part_files import left_part, opened_part, piece_of
 
 @dataclass(frozen=True)
 class Attributes:
-    """What a file takes over."""
+    """The attributes that a file takes over."""
 
     mode: int = 0o640
     mtime_ns: int = 1_500_000_000_000_000_000
@@ -56,7 +56,7 @@ KINDS: dict[str, list[Callable[[pytest.MonkeyPatch], None]]] = {
 
 @pytest.fixture(params=KINDS)
 def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of a file system of each kind."""
+    """A folder on a file system of each kind."""
     for lacks in KINDS[request.param]:
         lacks(monkeypatch)
     return tmp_path
@@ -164,7 +164,7 @@ def test_a_part_that_an_object_of_its_name_replaced_is_written_anew(
 
 
 def test_a_link_among_the_folders_is_noticed_when_the_file_is_written(tmp_path: Path) -> None:
-    """Not only when the folders are looked at: somebody may exchange one in between."""
+    """The folders are checked again then: somebody may have exchanged one since the first look."""
     (tmp_path / "out").mkdir()
     (tmp_path / "elsewhere").mkdir()
     target = LocalTarget(str(tmp_path / "out"), ("a",), "x")

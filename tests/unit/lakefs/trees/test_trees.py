@@ -39,7 +39,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Attributes:
-    """What a file takes over."""
+    """The attributes that a file takes over."""
 
     mode: int = 0o640
     mtime_ns: int = 1_500_000_000_000_000_000
@@ -206,7 +206,7 @@ def test_a_part_that_was_given_up_before_it_was_open_is_not_there(tmp_path: Path
 def test_a_write_that_comes_after_the_end_reaches_no_other_file(tmp_path: Path) -> None:
     part = opened_part(tmp_path / "x")
     part.discard()
-    # Its descriptor's number is free now and goes to the next file that is opened.
+    # Its descriptor's number is free now and will be that of the next file that is opened.
     with (tmp_path / "other").open("wb") as other:
         part.deliver(piece_of(b"late"), memoryview(b"late"))
         assert other.tell() == 0
@@ -309,7 +309,7 @@ def test_a_bucket_that_may_not_be_made_ends_the_put(lake: Lake, tmp_path: Path) 
 
 
 def interrupted(lake: Lake, target: Path, error: BaseException) -> None:
-    """A get of `b/x` into the target, ended by an error after its first chunk."""
+    """Get `b/x` into the target, and end that by an error after its first chunk."""
 
     def progress(moved: int, present: int) -> None:
         raise error

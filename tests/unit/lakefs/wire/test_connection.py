@@ -63,7 +63,7 @@ TOKEN = "secret"
 
 
 class Extended(Message, frozen=True):
-    """A Hello of the future: with one more field."""
+    """A Hello of the future, with one more field."""
 
     protocol: int = 1
     client: str = "future"

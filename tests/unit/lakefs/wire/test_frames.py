@@ -1,4 +1,4 @@
-"""Frames: what was packed comes out, however the bytes arrive; anything else is refused before it costs memory."""
+"""Frames: what was packed is read back, however the bytes arrive; anything else is refused before it costs memory."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ ONE = Frame(Kind.REQUEST, 30, 7, "models", b"payload", b"\x80", 1500, 2)
 
 
 def feed(reader: FrameReader, piece: bytes) -> None:
-    """Give a reader all of a piece; the caller has taken every frame before."""
+    """Feed a reader all of a piece; the caller has taken every frame before."""
     space = reader.space()
     count = min(len(space), len(piece))
     space[:count] = piece[:count]
@@ -81,7 +81,7 @@ def feed(reader: FrameReader, piece: bytes) -> None:
 
 
 def read_all(reader: FrameReader, pieces: Iterable[bytes]) -> list[tuple[FrameStart, bytes]]:
-    """What a driver gets that receives these pieces, never more at once than it may."""
+    """Feed these pieces like a driver, never more at once than the reader takes; return the frames."""
     found: list[tuple[FrameStart, bytes]] = []
     memory = bytearray()
     missing: list[memoryview] = []
@@ -113,7 +113,7 @@ def read_all(reader: FrameReader, pieces: Iterable[bytes]) -> list[tuple[FrameSt
 
 
 def split(view: memoryview) -> list[memoryview]:
-    """Two parts, so that bodies across parts are tested always."""
+    """Return two parts, so that bodies across parts are always tested."""
     return [view[: len(view) // 2], view[len(view) // 2 :]]
 
 
@@ -194,7 +194,7 @@ def test_garbage_is_refused_as_soon_as_a_header_is_there(garbage: bytes) -> None
 
 
 def header(**changes: int) -> bytes:
-    """A header that announces sizes nobody sent."""
+    """Return a header that announces sizes nobody sent."""
     values: dict[str, int | bytes] = dict.fromkeys((field.name for field in FRAME_HEADER.fields), 0)
     values |= {"magic": b"LAK1", "kind": 1, "op": 2, "stream_id": 1, **changes}
     return FRAME_HEADER.pack(*values.values())

@@ -1,6 +1,7 @@
-"""Any bytes at all are read, or refused with an error of the tree, by all that reads bytes beside the gateway:
+"""Fuzz tests of all readers of bytes beside the gateway: any bytes are read, or refused with an error of the tree.
 
-the native protocol from either end, the store's files, manifests, heads of safetensors files, settings and arguments.
+The readers: the native protocol from either end, the store's files, manifests, heads of safetensors files, settings and
+arguments.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def test_changed_inputs_are_read_or_refused(target: Target) -> None:
 
 
 class _Agreeable(int):
-    """A checksum that is never found to differ."""
+    """A checksum that equals any other."""
 
     def __ne__(self, other: object) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""`docs/protocol.md` holds the fields of every message, the errors, and what may be repeated, as the code has them."""
+"""`docs/protocol.md` has the fields of every message, the errors, and what may be repeated, as the code has them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TYPE_NAMES: Final[dict[object, str]] = {int: "int", str: "str", bytes: "bin", bo
 
 
 def rows(header: str) -> list[list[str]]:
-    """Cells of the table with that header row."""
+    """Return the cells of the table with that header row."""
     lines = PAGE.read_text().splitlines()
     begin = lines.index(header) + 2
     found: list[list[str]] = []

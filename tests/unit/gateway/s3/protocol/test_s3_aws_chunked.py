@@ -48,7 +48,7 @@ def decode(
 
 
 def encode(kind: Payload, chunks: list[bytes], trailers: dict[str, str], seed: str = "0" * 64) -> bytes:
-    """The sender's side, written from the reference alone."""
+    """Encode as a sender does, written from the reference alone."""
     key, previous, body = raw_signing_key(), seed, b""
     empty = sha256(b"").hexdigest()
 

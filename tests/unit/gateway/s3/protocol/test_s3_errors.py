@@ -1,4 +1,4 @@
-"""Errors in S3's words."""
+"""Errors of the product as S3's errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_damage_and_bugs_say_nothing_of_the_inside() -> None:
 
 def test_a_new_error_is_what_its_parent_is() -> None:
     class Novel(lake.KeyNotFound):
-        """Not in the table."""
+        """An error that the table does not have."""
 
     assert from_lake(Novel("gone")).code == "NoSuchKey"
 

@@ -135,7 +135,7 @@ def changed(text: bytes, at: int, to: int) -> bytes:
 
 
 def meaning(query: bytes) -> list[tuple[bytes, bytes]]:
-    """What a query says, however it is encoded."""
+    """Return a query's names and values, however they are encoded."""
     pairs = (pair.replace(b"+", b" ").partition(b"=") for pair in query.split(b"&") if pair)
     return sorted((unquote_to_bytes(name), unquote_to_bytes(value)) for name, _, value in pairs)
 
@@ -209,7 +209,7 @@ def test_one_byte_of_a_presigned_url_changed_is_refused(data: st.DataObject) -> 
         found = authenticate(other, region=REGION, now_s=signed_at(head), find_key={KEY.access_key: KEY}.get)
     except S3Error:
         return
-    # A parameter by another name leaves a request that says nothing of a signature.
+    # A parameter by another name leaves a request without any signature.
     assert found is None
 
 

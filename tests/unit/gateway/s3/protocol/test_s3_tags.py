@@ -1,4 +1,4 @@
-"""Tags as S3 limits them, from lists and from headers."""
+"""Tags within S3's limits, from lists and from headers."""
 
 from __future__ import annotations
 

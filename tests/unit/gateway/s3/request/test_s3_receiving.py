@@ -1,4 +1,4 @@
-"""Memory for payloads on their way in: bounded, given back, and not kept from others by a client that stalls."""
+"""Memory for arriving payloads: bounded, given back, and not kept from others by a client that stalls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lakefs.limits import CHUNK_BYTES
 
 
 class FakeBody:
-    """A client that sends, or does not."""
+    """The body of a client that sends, or stalls."""
 
     def __init__(self, waits_since: float = math.inf) -> None:
         self.length = CHUNK_BYTES

@@ -1,4 +1,4 @@
-"""Counts of S3 traffic: what is added where, and how processes are added up."""
+"""Counts of S3 traffic: what is counted where, and the sums over processes."""
 
 from __future__ import annotations
 

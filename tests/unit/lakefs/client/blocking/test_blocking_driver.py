@@ -1,4 +1,4 @@
-"""The blocking client's driver: what happens to an operation that an error meets from outside."""
+"""The blocking client's driver: an operation that an error from outside interrupts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client whose engine may be away: at the start, and later."""
+"""A client whose engine may be absent: at the start, and later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trio driver of operations: what becomes of one that is cancelled."""
+"""The trio driver of operations: what happens when one is cancelled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lakefs.wire.engine_port import Reply
 
 
 class StuckEngine:
-    """Answers until it is asked for `stuck`, which it never answers; then `after` happens to what is asked."""
+    """Answers until it gets the request `stuck`, which it never answers; `after` says what happens to later ones."""
 
     epoch = 0
     carries_descriptors = False
