@@ -26,7 +26,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "lake")
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Remove the mounts of a run that was killed: pytest cannot remove their folders, and would fail for it."""
-    if hasattr(session.config, "workerinput"):  # a worker of pytest-xdist: the one that began it did this
+    if hasattr(session.config, "workerinput"):  # a worker of pytest-xdist: its controller has done this
         return
     earlier = Path(tempfile.gettempdir()).resolve()
     for entry in all_mounts():

@@ -26,7 +26,7 @@ def open_descriptors() -> set[str]:
         try:
             found.add(f"{number}:{os.readlink(f'/proc/self/fd/{number}')}")
         except FileNotFoundError:
-            continue  # the listing's own
+            continue  # the descriptor of this listing
     return found
 
 

@@ -92,7 +92,7 @@ class Edited:
         return stored.stat
 
     async def store(self) -> m.ObjectStat:
-        """Store, compare with what others read, and go on over the new content."""
+        """Store, compare with what others read, and continue on top of the new content."""
         self.lake.asked.clear()
         stat = await self.lake.run(self.storing())
         assert (stat.size_bytes, stat.mode, stat.mtime_ns) == (len(self.content), 0o600, 17)

@@ -109,7 +109,7 @@ def test_what_the_index_knows_and_the_page_cache_has_is_read_without_a_request(k
             return
         object.__setattr__(lake.steps, "check", check)
         await stored(lake)
-        assert await read_all(lake) == CONTENTS  # descriptors have come
+        assert await read_all(lake) == CONTENTS  # now the client has the descriptors
         await index_of(lake)
         with without_requests(lake):
             for chunk, content in zip(CHUNKS[:3], CONTENTS, strict=False):
@@ -166,13 +166,13 @@ def test_what_was_moved_meanwhile_is_asked_for_where_nothing_is_checked(kind: Ki
         target = memoryview(bytearray(found[3]))
         assert shared.read_found(chunk, found, target) == found[3]
         assert _batch_of_two(shared, chunk) == [found[3]] * 2
-        with mock.patch.object(shared.index, "is_current", False):  # nobody would remove it there
+        with mock.patch.object(shared.index, "is_current", False):  # a stale index: removed chunks would stay in it
             assert shared.read_found(chunk, found, target) == NOT_READ
             assert _batch_of_two(shared, chunk) == [NOT_READ] * 2
-        with mock.patch.object(type(lake.driver), "is_connected", return_value=False):  # nor of an engine that has gone
+        with mock.patch.object(type(lake.driver), "is_connected", return_value=False):  # the engine has ended
             assert shared.read_found(chunk, found, target) == NOT_READ
             assert _batch_of_two(shared, chunk) == [NOT_READ] * 2
-        with mock.patch.object(type(lake.driver), "epoch", lake.driver.epoch + 1):  # of its successor neither
+        with mock.patch.object(type(lake.driver), "epoch", lake.driver.epoch + 1):  # another engine has started
             assert lake.driver.is_connected()
             assert shared.read_found(chunk, found, target) == NOT_READ
             assert _batch_of_two(shared, chunk) == [NOT_READ] * 2

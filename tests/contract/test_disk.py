@@ -261,7 +261,7 @@ def test_the_lock_is_exclusive_until_it_is_closed(disk: Disk) -> None:
 
 
 def test_a_lock_whose_file_was_removed_is_held_still_and_nothing_new_is_begun_under_it(disk: Disk) -> None:
-    disk.check_lock()  # nobody holds one
+    disk.check_lock()  # nothing is locked yet
     write(disk, "before", b"x")
     held = disk.lock("lock")
     disk.check_lock()
@@ -316,7 +316,7 @@ def test_another_folder_or_lock_file_in_place_of_the_locked_one_is_left_alone(tm
         assert read(disk, "f") == b"mine"
     else:
         with pytest.raises(StoreReadOnly, match="moved"):
-            disk.open("f", read_only=True)  # it is not missing
+            disk.open("f", read_only=True)  # a missing file would be another error
         with pytest.raises(StoreLocked):
             LocalDisk(tmp_path / "moved").lock("lock")
     assert 0 < disk.free_bytes() <= disk.total_bytes()

@@ -1,4 +1,4 @@
-"""The DRAM tier in an engine: what is read again comes from it, the same bytes; what is freed or rots does not."""
+"""The DRAM tier in an engine: chunks read again are read from it, the same bytes; freed or rotten ones are not."""
 
 from __future__ import annotations
 

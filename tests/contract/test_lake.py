@@ -652,7 +652,7 @@ def kind_is_local(kind: Kind) -> bool:
 
 
 async def _settled(lake: Driven) -> None:
-    """Wait until the engine has noticed what became of cancelled requests; then nothing is held any more."""
+    """Wait until the engine has noticed that requests were cancelled; then nothing is held any more."""
     store = lake.engine.store
     assert store is not None
     with trio.fail_after(30):

@@ -45,7 +45,7 @@ def sent_by_memory(lake: Driven) -> bool:
 async def returned(lake: Driven, *memories: SharedMemory) -> None:
     for memory in memories:
         await lake.run(lake.steps.return_memory(memory))
-        gc.collect()  # errors that were raised look into the memory, and keep its mapping
+        gc.collect()  # the traceback of an expected error refers to the memory, and keeps its mapping
         memory.close()
     if lake.engine.store is not None:
         assert lake.engine.store.lent.statistics()["count"] == 0

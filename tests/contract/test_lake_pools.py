@@ -53,7 +53,7 @@ async def pool_of(lake: Driven, size_bytes: int = POOL, descriptor: int | None =
             yield found
         finally:
             await trio.to_thread.run_sync(blocking.__exit__, None, None, None)
-    gc.collect()  # errors that were expected look into the pool
+    gc.collect()  # the traceback of an expected error refers to the pool
 
 
 async def load(
@@ -167,7 +167,7 @@ def test_a_pool_that_shrank_is_an_error_and_the_engine_goes_on(kind: Kind) -> No
 def test_bytes_that_are_not_the_chunks_are_damage_and_not_content(kind: Kind) -> None:
     async def body(lake: Driven) -> None:
         if kind.simulated:
-            return  # the disk is not a folder
+            return  # a simulated disk has no folder
         names = await put(lake, content_of(64 * KIB), content_of(70_000))
         folder = Path(lake.engine.folder) / "store" / SEGMENTS_FOLDER
         for path in folder.glob("*.large"):

@@ -197,7 +197,7 @@ def test_what_holds_the_view_but_no_buffer_keeps_it_mapped_too(kind: Kind) -> No
         kept: list[LikeTorch] = []
         with pytest.raises(BufferError, match="must be gone"):
             await mapped(lake, lambda memory: kept.append(LikeTorch(memory.view)))
-        assert kept[0].tobytes() == ROW  # else this process dies here
+        assert kept[0].tobytes() == ROW  # otherwise this process dies here
         kept.clear()
         with pytest.raises(BufferError, match="must be gone"):
             await mapped(lake, lambda memory: kept.append(LikeTorch(memory.view[5:])))

@@ -95,7 +95,7 @@ def test_a_session_expires_a_minute_after_its_last_connection(kind: Kind) -> Non
 def test_a_session_that_holds_nothing_ends_with_its_connection(kind: Kind) -> None:
     async def body(engine: Engine) -> None:
         if engine.store is None:
-            return  # it has one connection
+            return  # this kind has only one connection
         async with engine.connect() as first:
             session = await session_of(first)
         with trio.fail_after(10):

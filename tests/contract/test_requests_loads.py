@@ -410,7 +410,7 @@ def test_without_a_descriptor_for_last_pages_the_engine_is_busy_and_goes_on(
             with monkeypatch.context() as patched:
                 patched.setattr(mmap, "mmap", none_left)
                 await refused(engine.client, EngineBusy, m.LoadSlots(pool.number, chunks, [0]))
-            gc_collect()  # the error that was expected looks into the pool
+            gc_collect()  # the traceback of the expected error refers to the pool
             assert (await pool.load(chunks, [4096])).lengths == [300_000]
             assert pool.at(4096, 300_000) == payload_of(300_000)
 

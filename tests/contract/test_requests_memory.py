@@ -79,7 +79,7 @@ def test_memory_is_lent_and_returned_and_told_of(kind: Kind) -> None:
 def test_lendings_end_with_their_connection(kind: Kind) -> None:
     async def body(engine: Engine) -> None:
         if engine.store is None:
-            return  # it has one connection
+            return  # this kind has only one connection
         async with engine.connect() as other:
             with memory_of() as descriptor:
                 await lent(other, descriptor, writable=True)
@@ -125,7 +125,7 @@ def test_memory_is_not_used_before_it_was_looked_at(kind: Kind, monkeypatch: pyt
 
     async def body(engine: Engine) -> None:
         if engine.store is None:
-            return  # it is another process
+            return  # this engine is another process
         with memory_of() as descriptor:
             number = await lent(engine.client, descriptor) + 1
             monkeypatch.setattr(LentMemory, "open", slowly)

@@ -34,6 +34,6 @@ def test_chunks_are_pinned_by_neighbours_only(kind: Kind) -> None:
                 await ask(other, m.PinChunks(chunks), m.Pinned)
             await ask(client, m.UnpinChunks(chunks), m.Done)
             while engine.store.segments.pins.statistics()["chunks"]:
-                await ask(client, m.Ping(), m.Done)  # the other connection's end is noticed
+                await ask(client, m.Ping(), m.Done)  # wait until the engine has noticed the other connection's end
 
     kind.run(body)

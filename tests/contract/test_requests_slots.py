@@ -114,7 +114,7 @@ def test_what_is_written_to_a_slot_meanwhile_changes_nothing_that_was_copied(
             for index in (4, 3):
                 request = m.PutSlots(memory, [OFFSETS[index]], [LENGTHS[index]], [change("object")])
                 (stat,) = good(await ask(client, request, m.NameResults))
-                if engine.store is not None:  # the one of the blocking client has its engine elsewhere
+                if engine.store is not None:  # a blocking client's engine is elsewhere
                     assert stat.blob == data_chunk_id(CONTENTS[index])
                 assert data_chunk_id(await read(client, stat.blob)) == stat.blob
             assert (await fsck(client))["damage"] == 0
@@ -155,7 +155,7 @@ def test_slots_that_cannot_be_are_refused(kind: Kind) -> None:
 def test_memory_is_lent_to_its_connection_only(kind: Kind) -> None:
     async def body(engine: Engine) -> None:
         if engine.store is None:
-            return  # it has one connection
+            return  # this kind has only one connection
         with memory_of(BYTES) as descriptor:
             memory = await lent(engine.client, descriptor, size_bytes=BYTES)
         async with engine.connect() as other:

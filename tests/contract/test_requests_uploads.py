@@ -1,6 +1,6 @@
 """Requests about multipart uploads; on every kind of client.
 
-Parts here have a few bytes: the least size of a part is tested by itself, in `test_lake_uploads`.
+Parts here have a few bytes: the least size of a part is tested in `test_lake_uploads`.
 """
 
 from __future__ import annotations

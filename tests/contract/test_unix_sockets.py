@@ -190,7 +190,7 @@ def test_a_user_who_is_neither_owner_nor_root_nor_in_the_group_is_refused(
     unix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Credentials:
-        """The kernel's answer, but about somebody else."""
+        """Credentials of another process, as the kernel returns them."""
 
         size = net_module._PEER_CREDENTIALS.size
 

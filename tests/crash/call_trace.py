@@ -162,7 +162,7 @@ class Order:
     def _renames(self) -> Iterator[str]:
         for rename in self._named("rename"):
             if "/index" in rename.path:
-                continue  # LMDB's folder: without it the next start makes it anew
+                continue  # LMDB's folder: when it is lost, the next start makes it again
             written = [call.ended for call in self._writes() if call.path == rename.path and call.ended < rename.began]
             if not self._synced(rename.path, max(written), rename.began):
                 yield f"{rename.path} is renamed before it is synced"

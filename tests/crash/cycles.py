@@ -141,7 +141,7 @@ class Cycles:
             self._died_at(point)
         self.tally.steps_missed += bool(failpoint) and not died
         if self.engine.process is not None and self.engine.process.poll() is None:
-            self.engine.kill()  # it died at a start, and the next one has served the check
+            self.engine.kill()  # the first one died at a start; this one was started for the check
 
     def _chosen_step(self) -> str:
         if self._last_step in _LEAVES_A_FILE:
@@ -216,7 +216,7 @@ class Cycles:
         else:
             self.engine.kill()
         for client in (*writers, *others):
-            client.join(0.05)  # one that found something wrong says so before it is ended
+            client.join(0.05)  # a client that found something wrong prints it before it is ended
             client.kill()
             client.join()
             assert client.exitcode in (0, -signal.SIGKILL), f"{client.name} failed: see its traceback"
@@ -282,7 +282,7 @@ def _without(told: int, target: Callable[..., None], *arguments: object) -> None
 
 
 def main() -> int:
-    """Run cycles and print what they came to."""
+    """Run cycles and print the results."""
     parser = argparse.ArgumentParser(prog="python -m tests.crash.cycles")
     parser.add_argument("--cycles", type=int, default=1000)
     parser.add_argument("--seed", default=str(int(time.time())))

@@ -152,7 +152,7 @@ class Fire:
         self._folder = folder
         self._seed = seed
         self._chance = random.Random(seed)
-        # Without a DRAM tier: what the holders are granted are places in segments.
+        # Without a DRAM tier: the holders get places in segments only.
         self.engine = SmallEngine(folder, "--log-level", "warning", "--dram-tier-bytes", "0")
         if program is not None:
             self.engine.stop()

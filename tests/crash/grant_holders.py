@@ -159,7 +159,7 @@ class Holder:
                 if self.chance.random() < 0.5 and len(content_of_name(name)) >= SMALL_PAYLOAD_BYTES:
                     self.leased.append((name, self.lake.open(name)))
             except (KeyNotFound, BucketNotFound):
-                continue  # removed meanwhile
+                continue  # removed by another client
             except OperationalError:
                 self.figures["retried"] += 1
         del self.places[HELD_MAX // 2 : -HELD_MAX // 2]  # the first ones stay to the end
@@ -202,7 +202,7 @@ class Holder:
         self.figures["good"] += 1
 
     def _read_leased(self, name: str, reader: io.BufferedReader) -> None:
-        """Check that a leased object is readable, whatever became of its name."""
+        """Check that a leased object is readable, even when its name is gone."""
         content = content_of_name(name)
         begin = self.chance.randrange(len(content))
         for _ in range(ATTEMPTS):

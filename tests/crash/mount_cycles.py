@@ -138,7 +138,7 @@ class MountCycles:
             assert process.exitcode == 0, "a writer failed: see its traceback"
         os.close(reading)
         if self.engine.process is not None and self.engine.process.poll() is not None:
-            self._restart_engine()  # at its step, behind the last change
+            self._restart_engine()  # it died at its step, after the last change
             loss = "both" if loss == "mount" else loss
         if self._mount is None:
             self._start_mount()
@@ -255,7 +255,7 @@ class MountCycles:
 
 
 def main() -> int:
-    """Run cycles and print what they came to."""
+    """Run cycles and print the results."""
     parser = argparse.ArgumentParser(prog="python -m tests.crash.mount_cycles")
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", default=str(int(time.time())))

@@ -157,7 +157,7 @@ class FileWriter:
         self._known = read_known(journal)
 
     def run(self, stop: Event) -> None:
-        """Work until told to stop, or until something fails; then the error is in the journal."""
+        """Work until `stop` is set, or until something fails; then the error is in the journal."""
         with self._journal.open("ab", buffering=0) as journal:
             while not stop.is_set():
                 action = self._generator.choices(list(_ACTIONS), list(_ACTIONS.values()))[0]
@@ -174,7 +174,7 @@ class FileWriter:
                     journal.write(json.dumps({"failed": f"{action}: {failed}"}).encode() + b"\n")
                     return
 
-    # Each gives its steps: what they make of names, the call, and what is durable when that returns.
+    # Each returns its steps: the changes of names, the call, and what is durable when the call returns.
 
     def _write(self, *, sync: bool = False, name: str = "") -> Steps:
         name = name or self._place()
@@ -206,7 +206,7 @@ class FileWriter:
         piece = self._generator.randbytes(self._generator.choice((1, 500, 100_000)))
         sync = self._generator.random() < 0.5
         content = bytearray((self._folder / name).read_bytes())
-        read = digest_of(content)  # what was not durable may be lost with an engine that is not ours to see
+        read = digest_of(content)  # an engine that died unseen may have lost what was not durable
         allowed = {self._known.last[name], *self._known.may.get(name, ())}
         assert read in allowed, f"{name} reads as {read}, not one of {allowed}"
         at = self._generator.choice((0, len(content) // 2, len(content)))

@@ -1,4 +1,4 @@
-"""Compares what a store holds with the journals of those who wrote to it."""
+"""Compares the names and contents of a store with the journals of its writers."""
 
 from __future__ import annotations
 

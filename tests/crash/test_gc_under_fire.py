@@ -16,7 +16,7 @@ from tests.e2e.served import LAKE
 
 pytestmark = pytest.mark.slow
 CYCLES = 2000 if os.environ.get("LAKE_TORTURE") else 25
-CYCLES_TO_NOTICE = 400  # far more than it takes: only a run that is to fail comes to them
+CYCLES_TO_NOTICE = 400  # far more than needed: only a test that is about to fail runs so many
 
 
 @contextmanager

@@ -72,7 +72,7 @@ def kill_in_the_middle(engine: Served, folder: Path, generator: random.Random, s
     else:
         engine.kill()
     for process in writers:
-        process.kill()  # whoever waits for the engine to come back need not
+        process.kill()  # a writer that waits for the engine need not wait any longer
         process.join()
         assert process.exitcode in (0, -signal.SIGKILL), f"a writer failed: {process.exitcode}"
     os.close(reading)

@@ -13,7 +13,7 @@ import pytest
 from tests.crash.mount_cycles import MountCycles
 
 CYCLES = 10
-PLANTED_CYCLES = 200  # far more than it takes: only a run that is to fail comes to them
+PLANTED_CYCLES = 200  # far more than needed: only a test that is about to fail runs so many
 SEED = os.environ.get("LAKE_CRASH_SEED", "") or str(random.SystemRandom().randrange(10**9))
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="there is no /dev/fuse")]
 

@@ -79,7 +79,7 @@ def _acknowledge(known: KnownVersions, version: str) -> None:
 
 
 def write_versions(signer: Signer, seed: str, journal_path: Path, told: int) -> None:
-    """Work until the engine is gone; a byte goes to `told` for each acknowledgement."""
+    """Work until the engine is gone; write a byte to `told` for each acknowledgement."""
     generator = random.Random(f"versions {seed}")
     known = read_versions(journal_path)
     hand = S3Hand(signer)

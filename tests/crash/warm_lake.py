@@ -91,7 +91,7 @@ class WarmLake:
             told = self._socket.recv(64)
         finally:
             os.close(writing)
-            # What it has adopted by now it keeps; the orphans of others are none of its business.
+            # From now on only: children that it has adopted stay its own, and it wants no other orphans.
             _LIBC.prctl(_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
         assert told, "the process to fork from has ended"
         return ForkedProcess(int(told), os.fdopen(reading))
@@ -142,7 +142,7 @@ def _fork_an_orphan(asked: socket.socket, request: bytes, stdout: int) -> None:
         os.close(descriptor)
     os.dup2(stdout, 1)
     os.close(stdout)
-    sys.stdout = os.fdopen(1, "w", closefd=False)  # the old one knows what descriptor 1 was
+    sys.stdout = os.fdopen(1, "w", closefd=False)  # the old object knows what descriptor 1 was before
     arguments, environment = json.loads(request)
     os.environ.clear()
     os.environ.update(environment)

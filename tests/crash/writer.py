@@ -150,11 +150,11 @@ class NativeHand:
 
 
 def write(address: str, writer: str, seed: str, journal_path: Path, told: int) -> None:
-    """Change names until the engine is gone; a byte goes to the pipe `told` for each acknowledgement."""
+    """Change names until the engine is gone; write a byte to the pipe `told` for each acknowledgement."""
     try:
         lake = connect(address)
     except EngineUnreachable:
-        return  # the engine was killed while this writer said hello
+        return  # the engine was killed while this writer connected
     with lake:
         write_with(NativeHand(lake), writer, seed, journal_path, told)
 

@@ -62,5 +62,5 @@ def _mounted(place: Path, arguments: list[str]) -> Iterator[Path]:
     try:
         yield place
     finally:
-        # Lazily: an engine that a failing test left behind must not keep the test from ending.
+        # Lazily: an engine that a failing test has left running must not keep the test from ending.
         subprocess.run(["umount", "-l", str(place)], check=True)

@@ -52,7 +52,7 @@ async def _rest(stream: trio.SocketStream) -> bytes:
         while piece := await stream.receive_some(65536):
             received += piece
     except trio.BrokenResourceError:
-        pass  # a reset ends a connection too
+        pass  # a reset ends a connection, too
     return bytes(received)
 
 
@@ -60,7 +60,7 @@ def _with_port(scenario: Callable[[Port], Awaitable[None]], port: Port | None = 
     served = port or Port()
 
     async def main() -> None:
-        with trio.fail_after(60):  # against a hang; nothing depends on how long it takes
+        with trio.fail_after(60):  # only against a hang: the result does not depend on the time
             async with trio.open_nursery() as nursery:
                 listeners = await nursery.start(_serve, served)
                 served.number = listeners[0].socket.getsockname()[1]
@@ -224,7 +224,7 @@ def test_a_head_that_trickles_in_runs_out_of_time(monkeypatch: pytest.MonkeyPatc
         async with await port.connect() as stream, trio.open_nursery() as nursery:
             await stream.send_all(b"GET /health HTTP/1.1\r\nHost: x\r\n")
             nursery.start_soon(trickle, stream)
-            assert await _rest(stream) == b""  # closed by the port, unanswered
+            assert await _rest(stream) == b""  # closed by the port, without an answer
             nursery.cancel_scope.cancel()
 
     _with_port(scenario)
@@ -261,7 +261,7 @@ def test_clients_that_only_connect_keep_no_monitor_out() -> None:
     async def scenario(port: Port) -> None:
         idle = [await port.connect() for _ in range(ADMIN_CONNECTIONS_MAX + 40)]
         assert await port.get("/health") == (200, b"ok\n")
-        assert await _rest(idle[0]) == b""  # the longest wait made room
+        assert await _rest(idle[0]) == b""  # the connection that waited longest was closed
         for stream in idle:
             await stream.aclose()
 

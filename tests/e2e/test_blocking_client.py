@@ -114,7 +114,7 @@ def test_a_blocking_client_waits_for_an_engine_that_restarts(unix: str) -> None:
         starting.start()
 
         def open_when_bound() -> None:
-            starting.join()  # it is bound then
+            starting.join()  # it has bound its socket then
             successor.open_gate()
 
         waiting = threading.Timer(0.6, open_when_bound)

@@ -135,7 +135,7 @@ def test_a_full_stdout_is_an_error(served: Served) -> None:
 
 def test_an_interrupted_put_leaves_no_name(served: Served, tmp_path: Path) -> None:
     with (tmp_path / "in").open("wb") as file:
-        file.truncate(1 << 35)  # read and hashed for many seconds, however long the looks at the status take
+        file.truncate(1 << 35)  # so large that hashing takes longer than all checks of the status
     putting = served.begin("put", tmp_path / "in", "halted/x")
     while not served("status", "--json").out or _sessions(served) == 0:
         assert putting.poll() is None

@@ -256,7 +256,7 @@ def test_a_terminal_gets_a_bar_and_the_same_last_line(served: Served, tmp_path: 
     )
     os.close(follower)
     shown = b""
-    with contextlib.suppress(OSError):  # how a terminal whose other side has gone ends
+    with contextlib.suppress(OSError):  # the signal of a terminal that was closed
         while piece := os.read(leader, 65536):
             shown += piece
     os.close(leader)

@@ -148,7 +148,7 @@ def test_damaged_checksums_fail_whoever_relies_on_them_and_nobody_else(engine: S
     path, offset = place_of(engine.data, content[:512])
     flip(path, offset + len(content) + 1)
     engine.start()
-    # The digest alone decides about a whole chunk that the client reads itself.
+    # For a whole chunk that the client reads itself, only the digest counts.
     assert engine.good("cat", "bkt/folder/vector").out == content
     part = engine("cat", "--offset", "5", "--length", "10", "bkt/folder/vector")
     assert part.code == 1
@@ -258,7 +258,7 @@ def start_at_last(engine: Served) -> int:
         try:
             engine.start()
         except AssertionError:
-            continue  # LMDB ended the process, which left its note
+            continue  # LMDB ended the process, and the engine has left a note of that
         # The damage may be noticed now, and repaired after start-up; or it ends the process.
         for _ in range(2):
             try:
@@ -363,7 +363,7 @@ def test_a_journal_file_that_is_gone_or_spoilt_is_told_by_its_name(engine: Serve
     assert refused.code == 1, refused
     assert "journal" in refused.err
     assert "group" in refused.err
-    assert (engine.data / "index").exists()  # what may still help is left alone
+    assert (engine.data / "index").exists()  # nothing that may still help is removed
 
 
 def test_a_torn_tail_of_the_journal_is_no_damage(engine: Served) -> None:

@@ -82,7 +82,7 @@ def test_what_is_read_without_the_engine_is_told_to_it_and_then_read_from_its_me
         while not lake.status()["dram"]["client_reads"]:
             for chunk in chunks:
                 lake.chunks.get(chunk)
-        assert [lake.chunks.get(chunk) for chunk in chunks] == contents  # the slabs have come
+        assert [lake.chunks.get(chunk) for chunk in chunks] == contents  # now the client has the slabs
         buffers = [bytearray(len(content)) for content in contents]
         with no_requests(), mock.patch("lakefs.direct.chunk_reads.os.preadv", side_effect=AssertionError("a segment")):
             assert [lake.chunks.get(chunk) for chunk in chunks] == contents
@@ -105,7 +105,7 @@ def test_chunks_are_read_after_the_engine_was_replaced(folder: Path) -> None:
         until_hot(lake, chunk)
         served.stop()
         with no_requests():
-            assert lake.chunks.get(chunk) == content  # the bytes say so themselves
+            assert lake.chunks.get(chunk) == content  # their checksum proves the bytes
         served.start()
         lake.put("hot/another", b"x")
         assert driver_of(lake).direct_chunks.direct_reads() is None
@@ -149,7 +149,7 @@ def test_cached_chunks_are_loaded_into_a_pool_without_a_request_and_the_rest_by_
                 assert not any(pool.buffer[offset + len(content) : offset + len(content) + 10])
 
         assert_loaded()
-        small, places = chunks[:22], offsets[:22]  # large ones were written past the page cache
+        small, places = chunks[:22], offsets[:22]  # large chunks are not in the page cache: they were written past it
         until_loaded_alone(served, lake, small, pool, places)
         with no_requests():
             pool.buffer[:] = bytes(32 << 20)
@@ -241,7 +241,7 @@ def test_unverified_reads_ask_the_engine_again_once_it_was_killed(served: Served
         until_lost(lake)
         hot = driver_of(lake).direct_chunks.direct_reads()
         assert hot is not None
-        assert hot.index.is_current  # nobody was there to say otherwise
+        assert hot.index.is_current  # the killed engine could not mark it as stale
         assert hot.read(ChunkId(chunk)) is None
         with no_requests(), pytest.raises(AssertionError, match="was asked"):
             lake.chunks.get_many_into([chunk] * 2, [bytearray(65_536) for _ in range(2)])

@@ -39,7 +39,7 @@ def folder() -> Iterator[Path]:
 def check_serves(engine: SmallEngine, stored: Contents) -> None:
     """Check that all is there, that the store takes more, and that it was never restarted."""
     with connect(engine.server) as client:
-        client.gc()  # what a killed engine had taken and not used
+        client.gc()  # frees room that a killed engine had taken and not used
         client.put("bkt/afterwards", b"there is enough again", create_bucket=True)
         client.put("bkt/large-afterwards", bytes(300_000))
         for name, content in stored.items():
@@ -65,7 +65,7 @@ def held_connections(stack: ExitStack, engine: SmallEngine, count: int) -> list[
         sock.settimeout(1.0)
         try:
             sock.connect(str(engine.socket))
-        except OSError:  # nobody accepts any more, and the queue is full
+        except OSError:  # the stopped engine accepts none, and its queue is full
             break
         held.append(sock)
     return held
@@ -194,7 +194,7 @@ def fill_at_the_step(engine: SmallEngine, disk: Path, stored: Contents) -> bool:
                         client.put(name, content, create_bucket=True)
                     except LakeError as error:
                         refusals.append(error)
-                        if client.exists(name):  # whole, and the new or the old one
+                        if client.exists(name):  # whole, and either the new or the old content
                             stored[name] = client.get(name)
                     else:
                         stored[name] = content

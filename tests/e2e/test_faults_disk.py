@@ -122,7 +122,7 @@ def test_a_failed_sync_is_final_and_loses_nothing_acknowledged(tmp_path: Path, w
             failures = disk.failures
             assert failures == 1
 
-            disk.fail = None  # the disk would work again: nobody relies on it
+            disk.fail = None  # the disk works again, but the engine does not rely on that
             for name, content in doubtful.items():
                 error = await refused(lake, partial(lake.put, name, content))
                 assert "restart" in error.message, error

@@ -47,7 +47,7 @@ def test_a_tree_of_odd_things_is_stored_but_for_those(served: Served, folder: Pa
         assert f"skipped {tree}/{name}: " in done.err, done.err
     followed = served("put", "-r", "--follow", tree, "odd/tree")
     assert "a folder above it" in followed.err
-    assert followed.code == 74, followed  # links that lead nowhere, asked for, are failures
+    assert followed.code == 74, followed  # with --follow, broken links are failures
     assert served.good("ls", "odd/tree/").lines == ["file", "sparse"]
     with connect(served.server) as client:
         assert client.get("odd/tree/sparse") == bytes(40 * MIB) + b"end"

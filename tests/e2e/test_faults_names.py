@@ -47,7 +47,7 @@ def test_keys_that_cannot_be_are_refused_and_store_nothing(served: Served, key: 
         assert "UTF-8" in done.err
     for command in (b"cat", b"rm"):
         done = raw(served, command, key)
-        assert done.code in (2, 66), done  # what cannot be there is not there
+        assert done.code in (2, 66), done  # 66: a name that cannot exist does not exist
     assert served.good("ls", "bad").lines == ["good"]
 
 

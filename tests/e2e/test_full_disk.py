@@ -177,7 +177,7 @@ def test_a_reserve_that_is_used_up_makes_the_store_read_only_until_there_is_room
         engine.stop()
         fill(disk / "others")
         stuck = lake("serve", "--data", engine.data, "--socket", engine.socket, "--admin", "off", "--s3", "off")
-        if stuck.code:  # the little that the stop gave back may have been enough
+        if stuck.code:  # it may start: the stop has given back a little room
             assert "make a few MiB of room" in stuck.err, stuck
         (disk / "others").unlink()
         engine.start()

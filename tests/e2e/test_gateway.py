@@ -112,7 +112,7 @@ def test_without_its_engine_a_gateway_says_so_and_goes_on_when_it_is_back(folder
         assert answer["Error"]["Code"] == "ServiceUnavailable"
         assert answer["ResponseMetadata"]["HTTPStatusCode"] == 503
         assert int(answer["ResponseMetadata"]["HTTPHeaders"]["retry-after"]) > 0
-        assert str(folder) not in str(answer)  # where the engine is is nobody's business
+        assert str(folder) not in str(answer)  # a client must not see where the engine is
         engine.start()
         until(lambda: found.admin("/ready")[0] == 200)
         assert s3_client(found.url, key).list_buckets()["Buckets"] == []

@@ -94,7 +94,7 @@ def test_an_interrupted_put_of_a_large_file_leaves_nothing(engine: Served, tree:
     assert b"Traceback" not in said
     with connect(engine.server) as client:
         assert not client.exists("bkt/large")
-        # The put's session has ended with it: what it stored is garbage at once.
+        # The put's session has ended with the put: what it stored is garbage at once.
         assert client.status()["clients"]["sessions"] == 0
         assert client.gc()["live_bytes"] == 0
     check_nothing_leaked(engine, {})
@@ -131,7 +131,7 @@ def test_a_small_put_is_whole_or_absent_whenever_it_is_interrupted(engine: Serve
     before = len(list(descriptors.iterdir()))
     moments: list[Callable[[], bool]] = [
         lambda: b"cli.main" in Path(f"/proc/{command.pid}/cmdline").read_bytes(),
-        lambda: len(list(descriptors.iterdir())) > before,  # it is connected
+        lambda: len(list(descriptors.iterdir())) > before,  # it is connected now
         lambda: written_by(engine) > 10_000,
     ]
     code, said = interrupt_when(command, moments[moment])

@@ -64,7 +64,7 @@ def test_a_load_that_was_interrupted_writes_nothing_more_to_its_pool(folder: Pat
                     timer.start()
                     lake.load_many(names, pool, [number * size for number in range(count)])
                     timer.join()
-                    time.sleep(1)  # it is pending
+                    time.sleep(1)  # the signal may still be pending
                 except KeyboardInterrupt:
                     pass
                 before = bytes(pool.buffer[::4096])

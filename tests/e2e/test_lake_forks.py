@@ -61,7 +61,7 @@ def in_child(work: Callable[[], object], fork: Callable[[], int] = os.fork, *, l
     child = fork()
     if child:
         return child
-    signal.alarm(limit_s)  # what waits for a lock that nobody has
+    signal.alarm(limit_s)  # ends a child that waits for a lock which no thread of its own holds
     try:
         work()
     except BaseException as error:  # noqa: BLE001 - nothing of the test's frames goes on in the child
@@ -80,7 +80,7 @@ def read_all_ways(lake: lakefs.Lake) -> None:
     identifier = bytes(data_chunk_id(chunk))
     assert lake.get("bkt/small") == content("small", 100)
     assert lake.get_many(["bkt/large", "bkt/chunk"]) == [content("large", LARGE), chunk]
-    for _ in range(2):  # asked of the engine, then read by the shared index
+    for _ in range(2):  # first by a request, then by the shared index
         assert lake.chunks.get(identifier) == chunk
     with lake.pool(size_bytes=ONE_CHUNK) as pool:
         for _ in range(2):
@@ -108,7 +108,7 @@ def alone(lake: lakefs.Lake) -> dict[str, int]:
 def test_a_forked_child_has_a_lake_of_its_own_and_the_parents_goes_on(served: Served, check: Check) -> None:
     with lakefs.connect(served.server, check=check) as lake:
         read_all_ways(lake)
-        lake.put("bkt/fresh", os.urandom(ONE_CHUNK), create_bucket=True)  # in no memory of the engine's yet
+        lake.put("bkt/fresh", os.urandom(ONE_CHUNK), create_bucket=True)  # not in the DRAM tier yet
         lake.get("bkt/fresh")
         assert open_segments(served)
         driver = driver_of(lake)
@@ -291,7 +291,7 @@ def test_workers_of_a_pool_are_given_a_lake(served: Served, method: str, monkeyp
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_lakes_that_nobody_closes_leave_nothing_behind(served: Served) -> None:
     with lakefs.connect(served.server) as lake:
-        for number in range(3):  # each is read once: the engine's memory gets none of them
+        for number in range(3):  # each is read only once, so the DRAM tier takes none
             lake.put(f"bkt/fresh-{number}", os.urandom(ONE_CHUNK), create_bucket=True)
         pickled, before = pickle.dumps(lake), alone(lake)
 

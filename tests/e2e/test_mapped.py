@@ -35,7 +35,7 @@ def test_a_mapping_outlives_its_engine_and_says_that_nothing_pins_it(served: Ser
             assert lake.status()["pins"]["chunks"] == len(mapped.chunks) == 3
             served.kill()
             until = time.monotonic() + WAIT_S
-            while mapped.is_pinned():  # till the end of the connection is seen
+            while mapped.is_pinned():  # until the client sees the end of the connection
                 assert time.monotonic() < until
             assert mapped.view == content
             served.start()

@@ -129,7 +129,7 @@ def test_the_answer_of_a_request_under_way_arrives(rig: MountRig) -> None:
         assert reading.result(WAIT_S) == b"hello\n"
         assert process.end() == 0, process.log
     with pytest.raises(OSError):
-        os.close(descriptor)  # what came behind it is not answered
+        os.close(descriptor)  # requests after the signal get no answer
 
 
 def test_a_request_that_never_ends_does_not_keep_the_process(rig: MountRig) -> None:
@@ -186,7 +186,7 @@ def test_a_busy_mount_is_not_unmounted_unless_lazily(rig: MountRig) -> None:
         assert file.read() == b"hello\n"
         assert rig.lake("unmount", "--lazy", rig.place).code == 0
         assert not rig.is_mounted
-        assert file.read() == b""  # who has it open keeps it
+        assert file.read() == b""  # an open file stays readable
     assert process.end() == 0
 
 
@@ -298,7 +298,7 @@ def test_an_interrupted_mount_command_leaves_no_mount(rig: MountRig) -> None:
     rig.mount()
     assert rig.lake("unmount", rig.place).code == 0
     with MountLock(rig.lock) as held:
-        held.take(rig.place)  # the command waits
+        held.take(rig.place)  # the command still waits
         waiting = rig.begin("mount", rig.place)
         rig.wait_for_child(waiting)
         waiting.send_signal(signal.SIGINT)

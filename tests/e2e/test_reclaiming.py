@@ -83,7 +83,7 @@ def test_one_cycle_gives_back_0_95_of_what_is_dead(folder: Path, choice: str) ->
     try:
         with connect(engine.server) as client:
             put_all(client, stored)
-        engine.stop()  # what is filled ahead of the next payload goes, here and at the end
+        engine.stop()  # a stop removes what is filled ahead of the next payload, here and at the end
         before = segment_blocks(engine)
         engine.start()
         gone = [name for number, name in enumerate(stored) if is_removed(generator, number)]
@@ -127,11 +127,11 @@ def test_rm_and_one_cycle_on_a_full_disk_give_the_room_back(
                 break
             stored |= batch
         gone = [name for name in stored if generator.random() < 0.5]
-        before = segment_blocks(engine)  # first: the engine's own cycle may come in between
+        before = segment_blocks(engine)  # before the removal: the engine's own gc cycle may run after it
         remove_all(client, gone)
         dead = sum(len(stored.pop(name)) for name in gone)
         report = engine.good("gc", "--compact")
-        ahead = SMALL_FILL_BYTES  # zeros in front of the next payload
+        ahead = SMALL_FILL_BYTES  # zeros written ahead of the next payload
         assert before - segment_blocks(engine) >= 0.95 * dead - ahead, report.text
         assert client.get_many(list(stored)) == list(stored.values())
         client.put("bkt/afterwards", generator.randbytes(dead // 2), create_bucket=True)

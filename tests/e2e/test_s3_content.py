@@ -105,7 +105,7 @@ def test_a_client_that_takes_its_bytes_slowly_gets_the_same(served: Served, s3: 
         while piece := connection.recv(sizes.choice([1, 1000, 50_000])):
             received += piece
             if len(received) % 7 == 0:
-                drop_pages(served)  # what is sent next was in memory when the answer began
+                drop_pages(served)  # what the gateway had read when it began to answer
     assert received.partition(b"\r\n\r\n")[2] == CONTENT
 
 
@@ -144,7 +144,7 @@ def test_damaged_content_is_cut_short_and_never_sent(served: Served, s3: Signer,
         assert len(body) <= place
         assert body == CONTENT[: len(body)]
         ahead = s3.ask("GET", "/bucket/large", headers={"range": "bytes=100-199"})
-        assert ahead.body == CONTENT[100:200]  # the rest of it is served
+        assert ahead.body == CONTENT[100:200]  # all else in it is served
     finally:
         flip(path, offset)
     assert s3.ask("GET", "/bucket/large").body == CONTENT

@@ -47,7 +47,7 @@ def test_boto3_over_tls_while_certificates_change_and_handshakes_stall(folder: P
         access = new_key(served)
         stalled = [socket.create_connection((HOST, int(url.rpartition(":")[2]))) for _ in range(20)]
         for connection in stalled[:10]:
-            connection.send(b"\x16\x03\x01\x02")  # a handshake that goes no further
+            connection.send(b"\x16\x03\x01\x02")  # a handshake that stops here
         client = s3_client(url, access, attempts=3, verify=str(authority.path))
         client.create_bucket(Bucket="sealed")
         content = os.urandom(9 << 20)
@@ -72,7 +72,7 @@ def test_boto3_over_tls_while_certificates_change_and_handshakes_stall(folder: P
             worker.start()
         assert subject(url, authority) == "first"
         authority.issue("second", certificate, key)
-        until_subject(url, authority, "second")  # noticed by itself
+        until_subject(url, authority, "second")  # the engine notices the new certificate itself
         key.write_text("no key")
         assert served.process is not None
         served.process.send_signal(signal.SIGHUP)
@@ -81,7 +81,7 @@ def test_boto3_over_tls_while_certificates_change_and_handshakes_stall(folder: P
             if len(counts) >= done + 4 or failures:
                 break
             threading.Event().wait(0.05)
-        assert subject(url, authority) == "second"  # the broken pair was not taken
+        assert subject(url, authority) == "second"  # the broken pair was not loaded
         authority.issue("third", certificate, key)
         served.process.send_signal(signal.SIGHUP)
         until_subject(url, authority, "third")
@@ -134,7 +134,7 @@ def half_closed(url: str, authority: Authority) -> None:
         answer = b""
         while piece := raw.recv(65536):
             theirs.write(piece)
-        with pytest.raises(ssl.SSLZeroReturnError):  # the server's goodbye, behind all of it
+        with pytest.raises(ssl.SSLZeroReturnError):  # the server's goodbye, after the whole answer
             while True:
                 answer += tls.read(65536)
         assert answer.startswith(b"HTTP/1.1 403")

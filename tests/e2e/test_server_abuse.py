@@ -290,7 +290,7 @@ def test_strangers_over_tcp_have_places_of_their_own_and_the_oldest_makes_room(u
             for client in [*local, known]:
                 assert await client.is_served()
             await known.stream.aclose()
-            while served.server.connection_count > STRANGERS_MAX + 2:  # one stranger was let in, and one refused
+            while served.server.connection_count > STRANGERS_MAX + 2:  # one stranger was accepted, and one refused
                 await trio.lowlevel.checkpoint()
             assert (await strangers[-1].hello(friend)).protocol == 1
             nursery.cancel_scope.cancel()

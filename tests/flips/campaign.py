@@ -336,10 +336,10 @@ async def _first_life(sample: Sample, data: Path, outcome: Outcome) -> None:
         async with opened(data) as (store, client, lake):
             await _compare(sample, client, lake, outcome, walk_ended=False)
             if outcome.flip.is_mended:
-                await _write_among(sample, store, lake, outcome)  # what is there must not look absent to it
+                await _write_among(sample, store, lake, outcome)  # they must not take existing names for absent
             may_walk.set()
             if outcome.flip.is_mended:
-                await lake.gc()  # it must not believe an index that was not looked at
+                await lake.gc()  # gc must not trust an index before the walk has checked it
             await _wait_walked(store)
             await _compare(sample, client, lake, outcome, walk_ended=True)
             await store.scrubber.advance(_WALK_S, rate_bytes_per_s=0, restart=True)

@@ -52,7 +52,7 @@ def _known(path: Path, name: str, records: list[ChunkRecord], checkpoint_sequenc
     if name == "superblock":
         yield Span("superblock", name, 0, SUPERBLOCK.size, live=True)
     elif name == COPY_PATH:
-        yield Span("copy of the superblock", name, 0, SUPERBLOCK.size)  # written anew at each opening
+        yield Span("copy of the superblock", name, 0, SUPERBLOCK.size)  # written again at each opening
     elif folder == "segments":
         yield from _in_segment(path, name, records)
     elif folder == "journal":

@@ -89,7 +89,7 @@ async def _first_life(data: Path, generator: random.Random) -> None:
                 (number, (await lake.put_part(upload, number, generator.randbytes(size))).etag)
                 for number, size in enumerate(_PART_BYTES, 1)
             ]
-            if name == "plain/large":  # the other stays under way
+            if name == "plain/large":  # the other upload stays unfinished
                 await lake.complete_upload(upload, parts)
         await lake.copy("plain/large", "plain/copy of large")
         names = [f"plain/many/{_long(generator)}{'/' * (n % 2)}{n:04}" for n in range(_LONG_NAMES)]

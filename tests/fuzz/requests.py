@@ -1,8 +1,8 @@
 """Requests with odd values in every field, against a real engine on a simulated disk: well-formed, and senseless.
 
-What the wire's readers let through is any value that a field's type can have.  Values that an answer had (ids, names,
-versions) are used again, so that many requests are about something that is there.  Each request is done, or refused
-with an error of the tree that is no bug's; afterwards the store is whole.
+The wire's readers accept any value that a field's type can have.  Values from answers (ids, names, versions) are used
+again, so that many requests are about something that exists.  Each request is done, or refused with an error of the
+tree that does not mean a bug; afterwards the store is whole.
 """
 
 from __future__ import annotations

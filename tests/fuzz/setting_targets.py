@@ -1,7 +1,7 @@
 """The readers of what people write: the configuration file, settings, addresses, names, options of the mount, ids.
 
-None of it comes over a network, but it comes from other tools, from templates and from typing: it is refused in words
-of ours, naming what is wrong, and never with a traceback.
+None of it arrives over a network, but from other tools, from templates and from typing.  It is refused in our own
+words, naming what is wrong, and never with a traceback.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def read_message(data: bytes) -> None:
     try:
         message = msgspec.msgpack.decode(data[1:], type=shape)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        return  # what lakefs.wire.connection takes for unreadable
+        return  # errors for which lakefs.wire.connection calls a message unreadable
     again = _encode(message)
     assert _encode(msgspec.msgpack.decode(again, type=shape)) == again  # not ==: a number may be NaN
     assert "secret" not in repr(message) or "secret_key=" not in repr(message)
@@ -264,7 +264,7 @@ def _asked(stream: bytes, step: int) -> list[str]:
             while (event := wire.next_event()) is not None:
                 told.append(repr(event))
                 finals += _is_final(wire, event)
-    except LakeError as error:  # what the server says on stream 0 is any error of the tree
+    except LakeError as error:  # the server may send any error of the tree on stream 0
         told.append(f"{type(error).__name__}: {error.message}")
     else:
         assert wire.open_count == before - finals

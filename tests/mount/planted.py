@@ -74,7 +74,7 @@ class RenameRefusesEmptyFolders(Passthrough):
 
 
 class LostLastByte(Passthrough):
-    """A write that ends one byte behind a page's edge loses that byte."""
+    """A write that ends one byte after a page's edge loses that byte."""
 
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
         if (off + len(buf)) % 4096 == 1 and len(buf) > 1:
@@ -94,7 +94,7 @@ class LooseModes(Passthrough):
 
 
 class FullFolderIsForbidden(Passthrough):
-    """rmdir of a folder that is not empty says EACCES."""
+    """rmdir of a folder that is not empty fails with EACCES."""
 
     async def rmdir(self, parent_inode: InodeT, name: FileNameT, ctx: pyfuse3.RequestContext) -> None:
         try:

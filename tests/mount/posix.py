@@ -217,7 +217,7 @@ def _changed(before: Tree, name: str, now: Thing, atime: bool) -> str:
     was = next((thing for thing in before.values() if thing.inode == now.inode), None)
     if was is None:
         return f"{'replaced' if name in before else 'new'}"
-    is_file = stat.S_ISREG(now.mode)  # looking at folders and symlinks changes theirs locally
+    is_file = stat.S_ISREG(now.mode)  # on a local disk, a look at a folder or symlink changes its access time
     kinds = [
         kind
         for kind, old, new in zip(("atime", "mtime", "ctime"), was.times, now.times, strict=True)

@@ -65,7 +65,7 @@ def _outcome(call: Callable[..., object], arguments: Sequence[object]) -> Outcom
         return "ok", _plain(call(*arguments))
     except OSError as error:
         return "error", errno.errorcode.get(error.errno or 0, str(error))
-    except (LookupError, OverflowError, ValueError) as error:  # nothing is open there; Python refuses
+    except (LookupError, OverflowError, ValueError) as error:  # an empty slot, or arguments that Python refuses
         return "error", type(error).__name__
 
 

@@ -86,7 +86,7 @@ def test_an_engine_that_stays_away_is_an_error_and_the_mount_waits_for_it(short:
         with (here / "file").open("wb", buffering=0) as file:
             file.write(b"before")
             file.flush()
-            os.fsync(file.fileno())  # a close alone may be lost with a killed engine
+            os.fsync(file.fileno())  # a close without fsync may be lost with a killed engine
         assert mounts.served.kill() == -signal.SIGKILL
         with pytest.raises(OSError, match="Input/output error"):
             (here / "other").write_bytes(b"lost")

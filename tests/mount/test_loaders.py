@@ -122,7 +122,7 @@ def test_torch_maps_a_checkpoint(here: Path, there: Path) -> None:
     loaded = torch.load(there / "model.pt", mmap=True, weights_only=True)
     assert loaded["step"] == 7
     assert all(torch.equal(loaded["model"][name], tensor) for name, tensor in state.items())
-    torch.save({"step": 8}, here / "model.pt")  # the mapping keeps what it was made of
+    torch.save({"step": 8}, here / "model.pt")  # the mapping keeps the content that it was made of
     assert torch.equal(loaded["model"]["layer3"], state["layer3"])
     catch_up(here, there)
     assert torch.load(there / "model.pt", mmap=True, weights_only=True) == {"step": 8}

@@ -116,7 +116,7 @@ def test_programs_and_open_files_outlive_the_engine(short: Path, number: signal.
                     except OSError as error:
                         if number != signal.SIGKILL or error.errno != errno.EIO:
                             raise
-                        told.append(error)  # killed behind a change, before its fsync
+                        told.append(error)  # killed after a change, before its fsync
             except (OSError, AssertionError) as error:
                 failures.append(error)
 

@@ -31,7 +31,7 @@ class TwinSketch:
         estimate = min(counts)
         if estimate < COUNT_MAX:
             for row, cell, count in zip(self._rows, cells, counts, strict=True):
-                if count == estimate:  # only the least ones grow: fewer are too high
+                if count == estimate:  # only the least counters grow, so that fewer estimates are too high
                     row[cell] = count + 1
             estimate += 1
         self._counted += 1

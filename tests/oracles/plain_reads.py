@@ -25,7 +25,7 @@ class _Run(NamedTuple):
 
 
 class TwinPlan:
-    """A plan to read `chunks` into `targets`, by `places`: a `PLACE` for each chunk, packed one behind the other.
+    """A plan to read `chunks` into `targets`, by `places`: a `PLACE` for each chunk, packed one after the other.
 
     Chunks longer than `longest` are left out.  The plan keeps the targets borrowed as long as it lives.  Raises
     ValueError when chunks, targets and places do not fit together, and BufferError when a target is not writable
@@ -154,7 +154,7 @@ class TwinPlan:
         try:
             return os.preadv(descriptor, into, run.offset, flags)
         except OSError:
-            return -1  # not in the page cache, or not to be had
+            return -1  # not in the page cache, or the read failed
 
 
 def twin_are_bytes(targets: list[Any]) -> TypeGuard[list[memoryview]]:

@@ -219,7 +219,7 @@ class TwinTable:
     # --- slots -------------------------------------------------------------------------------------
 
     def _search(self, chunk: bytes, home: int) -> tuple[int, bool]:
-        """Return the chunk's slot, or the one where it would go (`home` + PROBE_SLOTS: none), and whether it exists."""
+        """Return the chunk's slot, or the one where it would be (`home` + PROBE_SLOTS: none), and whether it exists."""
         for distance in range(PROBE_SLOTS):
             entry = self._entry(home + distance)
             if entry.kind == VACANT or entry.distance < distance:
@@ -229,7 +229,7 @@ class TwinTable:
         return home + PROBE_SLOTS, False
 
     def _run_end(self, slot: int) -> int | None:
-        """Return the empty slot behind a run; None when an entry would get too far from home or too many move."""
+        """Return the empty slot after a run; None when an entry would get too far from home or too many move."""
         for end in range(slot, slot + SHIFT_SLOTS):
             entry = self._entry(end)
             if entry.kind == VACANT:

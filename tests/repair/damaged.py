@@ -46,7 +46,7 @@ def make_indexed(data: Path, seed: int = 1) -> None:
 def _killed_in(data: Path, live: Life, seed: int) -> None:
     make_stopped(data, seed)
     if not (child := os.fork()):
-        if live is _change_more:  # a slow machine must not give the applier its time
+        if live is _change_more:  # on a slow machine the applier would have time to apply the change
             with mock.patch("engine.metadata.applier.OVERLAY_APPLY_INTERVAL_S", math.inf):
                 trio.run(_life, data, live, seed)
         trio.run(_life, data, live, seed)

@@ -1,4 +1,4 @@
-"""`lake fsck --rebuild` with LMDB gone: everything that a store holds comes back, not names and chunks alone."""
+"""`lake fsck --rebuild` with LMDB gone: everything that a store holds is restored, not only names and chunks."""
 
 from __future__ import annotations
 

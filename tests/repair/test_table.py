@@ -145,13 +145,13 @@ def test_what_fsck_says_and_does(
 
     code_of_it = "" if said in (QUIET, TORN) else CODES[kind].split()[HARMS.index(how)]
     if (sample, kind, how) == ("indexed", "journal", "missing"):
-        code_of_it = "journal-cut-short"  # the index says how far it went
+        code_of_it = "journal-cut-short"  # the index has the sequence up to which the journal went
     codes = {finding["code"] for finding in report["findings"]} - {"garbage"}
     assert code_of_it in codes if code_of_it else not codes
 
     code, report = fsck(data, capsys, "--repair", "--full")
     is_left = said in (LEFT, FULL, SET_ASIDE)
-    done = [repair for repair in report["repairs"] if repair["object"] != "store"]  # the store: its garbage
+    done = [repair for repair in report["repairs"] if repair["object"] != "store"]  # that is its garbage
     assert bool(done) == (said in (REPAIRED, NOTED, SET_ASIDE)), report
     assert code == (1 if is_left else 3 if report["repairs"] else 0), report
     # Of a journal that was cut short, repair names the group that it misses.

@@ -1,9 +1,9 @@
 """`python -m tests.stores VERSION`: write the store of a format version, and a list of what it holds, beside it.
 
-Run once for each format version, by the release that has it; what is committed is never written anew, because the
-tests are about stores that releases of the past have written.  VERSION names the files: `v1` for format version 1.
+Run this once for each format version, with the release that has it.  What is committed is never written again, because
+the tests are about stores that past releases have written.  VERSION names the files: `v1` for format version 1.
 
-Two archives: `VERSION-stopped` after a clean stop, with a checkpoint, `VERSION-killed` as a process that was killed
+Two archives: `VERSION-stopped` after a clean stop, with a checkpoint; `VERSION-killed` as a process that was killed
 leaves it, with the same contents.
 """
 

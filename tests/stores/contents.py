@@ -29,7 +29,7 @@ def contents_of(lake: Lake) -> dict[str, Any]:
 
 
 def _plain(value: object) -> object:
-    """Messages as maps, so that a field appended by a later release changes nothing about those that were there."""
+    """Return messages as maps, so that a field appended by a later release changes none of the older ones."""
     if isinstance(value, msgspec.Struct):
         return {field: _plain(getattr(value, field)) for field in value.__struct_fields__}
     if isinstance(value, dict):

@@ -1,8 +1,8 @@
 """Length of modules and functions, as a ratchet.
 
-Nothing is longer than the hard limit.  What is longer than the soft limit stands in `ratchet.json` with its
-length, and may only shrink; `python -m tests.style.test_sizes` writes that file anew from the tree, for a
-commit whose message says why.
+Nothing is longer than the hard limit.  What is longer than the soft limit is in `ratchet.json` with its length, and may
+only shrink; `python -m tests.style.test_sizes` writes that file again from the tree, for a commit whose message gives
+the reason.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def apply_upload(
     uploads = _uploads(state)
     if isinstance(request, m.UploadCreate):
         if not blobs:
-            return state, [None]  # refused before it had an id: for a bucket that was there, no reason is known
+            return state, [None]  # refused before it had an id: the model knows no reason if the bucket exists
         name = upload_name(request.bucket, request.key, bytes(blobs[0]))
         return _with(state, {**uploads, name: NO_PART}), [None]
     name = upload_name(request.bucket, request.key, request.upload)

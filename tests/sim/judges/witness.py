@@ -260,7 +260,7 @@ class Witness:
         self, serving: _Serving, name: tuple[str, str], answer: Answer, look: Callable[[State, str, str], Answer]
     ) -> None:
         if isinstance(answer, type) and not issubclass(answer, UserError):
-            return  # whether there is an excuse for it, the workload decides
+            return  # the workload decides whether such an error is allowed
         what = f"{type(serving.request).__name__} {name} gave {answer!r}"
         self._history.observed(serving.since, lambda state: look(state, *name) == answer, what)
 

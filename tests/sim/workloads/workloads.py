@@ -69,11 +69,11 @@ class Weather:
         if self.disk.is_dead:
             return True
         if isinstance(error, UserError):
-            return True  # the witness has seen to it
+            return True  # the witness judges these
         if self.damaged and isinstance(error, CorruptionError):
             return True
         if self.damaged and storing and isinstance(error, ChunkNotFound):
-            return True  # what is damaged counts as absent for who builds on it
+            return True  # a damaged chunk counts as absent when a put refers to it
         if self.disk_full and storing and isinstance(error, StoreFull):
             return True
         if self.disk_failing and isinstance(error, (DiskFailed, StoreReadOnly)):

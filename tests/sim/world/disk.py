@@ -57,7 +57,7 @@ class SimDisk:
         self.operation_count = 0
         self.trace = hashlib.blake2b(digest_size=16)
         """Hash of every operation that changes something, from the first view of this disk on."""
-        self.met: Counter[str] = Counter()  # what power losses did, likewise
+        self.met: Counter[str] = Counter()  # numbers of what power losses did, over all views
         self._dead, self._faults = False, PlantedFaults()
         self._names = Names()
         self._inode_count = 1

@@ -110,7 +110,7 @@ class RealIndex:
             self._note_file()
         states = list(self._copies)
         if current is not None and states and current != states[-1]:
-            states.append(current)  # a commit that the power loss came into
+            states.append(current)  # a commit during which the power failed
         if choice < 3 and len(states) > 1 and _commits(states[-2]) + 1 == _commits(states[-1]):
             return _half_written(rng, states[-2], states[-1])
         if choice == 5 or not self._copies:

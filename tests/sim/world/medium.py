@@ -120,7 +120,7 @@ class Write:
             return [self]
         if choice == 2:
             return []
-        if choice == 3:  # the length got there, the bytes did not
+        if choice == 3:  # the length is on the medium, the bytes are not
             return [Grow(self.offset + len(self.payload))]
         return self._torn(rng, SECTOR if choice < 7 else PAGE)
 

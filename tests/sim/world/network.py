@@ -25,7 +25,7 @@ class _Pipe:
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
         self.held = bytearray()
-        self.finished = False  # no more bytes will come
+        self.finished = False  # no more bytes will be sent
         self.cut = False
         self.changed = trio.Event()
 
@@ -102,7 +102,7 @@ class SimulatedStream:
             await self._outgoing.changed.wait()
 
     def is_at_end(self) -> bool:
-        return False  # a simulated peer that goes is seen by who reads
+        return False  # a reader notices the end by its read
 
     def send_end(self) -> None:
         self._outgoing.finished = True

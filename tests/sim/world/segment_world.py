@@ -49,7 +49,7 @@ class World:
         self.last_segment = 0
         self.last_birth = 0
         self.stored: dict[ChunkRecord, bytes] = {}
-        """Payloads whose storing has returned: they survive whatever comes."""
+        """Payloads whose storing has returned: they survive whatever happens."""
         self.segments = self._new_segments()
 
     def _new_segments(self) -> Segments:

@@ -319,7 +319,7 @@ class World:
         first = self.rng.choice(("reads", "scrub", "fsck"))
         lost = await check_honest(store, self.history.state, self.contents, sure=self._must_find, first=first)
         self.result.met["scrub met damage"] += store.scrubber.state.last_damaged > 0
-        self._must_find = False  # it is quarantined, and may be stored anew
+        self._must_find = False  # the damaged chunk is in quarantine now, and may be stored again
         self.result.met["damage met"] += lost > 0
 
     def _check_expired(self) -> None:
@@ -379,7 +379,7 @@ class World:
                             is_wanted=partial(self._is_wanted, place),
                         )
                         workloads.start_soon(workload.work, life.operations)
-            await trio.sleep(SETTLING_S)  # what was given up on the way, and what it decided, has ended
+            await trio.sleep(SETTLING_S)  # by then requests that were cancelled, and their decisions, have ended
             if not store.read_only_because:
                 for observer in observers:
                     observer.compare()

@@ -39,7 +39,7 @@ def server(serve: Callable[[socket.socket], None]) -> Iterator[Endpoint]:
     threads: list[threading.Thread] = []
 
     def one(sock: socket.socket) -> None:
-        with sock, suppress(ConnectionError):  # a load that is over drops what it has not read
+        with sock, suppress(ConnectionError):  # a load that ends closes without reading the rest
             serve(sock)
 
     def accept() -> None:

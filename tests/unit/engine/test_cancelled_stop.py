@@ -39,7 +39,7 @@ def test_a_clean_stop_may_be_cancelled_at_each_wait(monkeypatch: pytest.MonkeyPa
             assert len(contents(metadata)) == 4
 
     while not ended:
-        for seed in range(3):  # tasks take turns otherwise
+        for seed in range(3):  # each seed orders the tasks in another way
             run(scenario, seed)
         delay += 1
         assert delay < 500

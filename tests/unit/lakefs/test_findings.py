@@ -207,7 +207,7 @@ def test_fsck_calls_each_kind_of_harm_by_its_code(finding: Finding) -> None:
         async with simulated_store(disk, sizes=SHORT_PARTS) as store:
             world = await fill(store)
             assert (await store.check(full=True))["findings"] == []
-        async with simulated_store(disk, sizes=SHORT_PARTS) as store:  # which has nothing in memory
+        async with simulated_store(disk, sizes=SHORT_PARTS) as store:  # started again, so that nothing is in memory
             await tamper(store, lambda txn: HARM[finding](world(txn)))
             codes = codes_of((await store.check(full=True))["findings"])
             assert codes.get(finding.code) == finding.severity, codes

@@ -113,5 +113,5 @@ async def wait_applied(metadata: Metadata) -> None:
 
 
 def run(scenario: Callable[[], Awaitable[None]], seed: int = 0) -> None:
-    """Run a scenario on a clock that jumps, so that nothing waits for real; tasks take turns as `seed` says."""
+    """Run a scenario on a clock that jumps, so that nothing waits for real; `seed` orders the tasks."""
     run_seeded(scenario, seed, clock=MockClock(autojump_threshold=0))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from lakefs.limits import KEY_BYTES_MAX
 
 _ALPHABET = "ab!-.0é\U0001f642"
-"""`!`, `-`, `.` sort before `/`, `0` right behind it; two characters take several bytes."""
+"""`!`, `-`, `.` sort before `/`, `0` right after it; two characters take several bytes."""
 
 
 def components() -> st.SearchStrategy[str]:

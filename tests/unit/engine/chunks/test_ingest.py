@@ -95,11 +95,11 @@ def test_a_long_payload_that_comes_alone_is_on_its_way_before_its_id_is_known(wr
             client = client_of(store)
             await put(client, "first", LONG)
             assert writes == [1]
-            await put(client, "again", LONG)  # written in vain: its extent is given up
+            await put(client, "again", LONG)  # written for nothing: the chunk exists, and the new extent is given up
             assert writes == [1, 1]
             assert len(records(store)) == 1
             await settled(store)
-            await put(client, "yet again", LONG)  # so the next are hashed first
+            await put(client, "yet again", LONG)  # so the next ones are hashed before they are written
             assert writes == [1, 1]
             for number in range(8):
                 await put(client, f"new {number}", LONG + bytes([number]))

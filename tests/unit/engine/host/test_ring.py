@@ -136,7 +136,7 @@ def test_what_the_caller_drops_lives_until_its_completion_is_taken(ring: Any) ->
             gone.append(True)
 
     inlet, outlet = os.pipe()
-    batch = batch_of((_ring.READ, inlet, bytearray(1 << 20), 0))  # nothing comes yet
+    batch = batch_of((_ring.READ, inlet, bytearray(1 << 20), 0))  # a read that has to wait
     batch.task = Owner()
     ring.submit(batch)
     del batch

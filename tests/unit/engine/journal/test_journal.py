@@ -107,7 +107,7 @@ def test_a_journal_that_another_process_writes_to_takes_nothing_more(how: str) -
     path = journal_path(Sequence(1))
     if how == "no lock file":
         disk.unlink("lock")
-        append(journal, 4, 4)  # the folder is locked, and the file goes on
+        append(journal, 4, 4)  # the folder is locked still, and the file can be continued
         append_fails(journal, 5, "lock was removed", padding=SMALL_FILES.journal_file)
     elif how == "a later file":
         start_journal(disk, IDENTITY, FixedClock(), end_sequence=Sequence(3), carried=None, files=()).close()
@@ -164,7 +164,7 @@ def test_empty_files_behind_the_end_are_removed() -> None:
     disk = new_disk()
     journal, _ = start(disk)
     append(journal, 1, 2)
-    journal.begin_file(Sequence(3))  # rotated, and then the power went
+    journal.begin_file(Sequence(3))  # power lost right after a rotation
     journal, end = start(disk, unclean=True)
     assert end.last is not None
     assert end.last.sequence == 2
@@ -225,7 +225,7 @@ def _with_one_byte_in_its_last_sector(last: bytes) -> tuple[SimDisk, str, int]:
 
 def test_a_last_sector_with_a_single_bit_that_was_not_written_is_a_torn_write() -> None:
     disk, path, offset = _with_one_byte_in_its_last_sector(b"\x20")
-    disk.flip_bit(path, offset + 512, 5)  # as the zeros that were there before
+    disk.flip_bit(path, offset + 512, 5)  # like the zeros that were there before
     end = find_end(disk, list_journal(disk, STORE), Sequence(0))
     assert (end.sequence, end.torn) == (3, True)
 

@@ -135,7 +135,7 @@ def test_a_descriptor_that_cannot_be_had_is_told_as_memory_that_cannot(monkeypat
 def test_memory_is_given_back_when_it_is_closed() -> None:
     made = SealedMemory("test", 1 << 20)
     view = made.view[:10]
-    made.close()  # a view of it is left: it goes with that
+    made.close()  # a view is left: the memory lives until that is released
     view[:3] = b"abc"
     view.release()
     again = SealedMemory("test", 1 << 20)

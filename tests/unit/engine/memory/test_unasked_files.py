@@ -17,7 +17,7 @@ def test_a_file_system_that_may_not_answer_is_asked_nothing(
     check: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    descriptor = os.open("/proc/self/status", os.O_RDONLY)  # as good as one: on no local file system
+    descriptor = os.open("/proc/self/status", os.O_RDONLY)  # stands for such a file: it is on no local file system
     for module in ("engine.host.client_files", "engine.memory.lent_memory"):
         monkeypatch.setattr(f"{module}.file_system", asked.append)
     monkeypatch.setattr(os, "fstat", asked.append)

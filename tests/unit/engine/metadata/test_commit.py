@@ -39,7 +39,7 @@ def insert(key: bytes, value: bytes = b"v") -> Callable[[Transaction], None]:
 
 
 class HeldOffload:
-    """Runs calls inline, but holds back those of the journal until they are let go."""
+    """Runs calls inline, but holds back those of the journal until the test lets them go."""
 
     def __init__(self) -> None:
         self.gate = trio.Event()

@@ -121,7 +121,7 @@ def test_a_read_that_meets_damage_says_what_the_engine_does_and_has_it_done(monk
 
 
 async def walked(store: Store) -> None:
-    """Wait until the upkeep has come round."""
+    """Wait until the walk has ended and the upkeep has noticed."""
     await trio.sleep(1)
     await store.index_looked_at.wait()
 

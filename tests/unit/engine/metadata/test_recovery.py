@@ -122,7 +122,7 @@ async def commit_until_crash(disk: SimDisk, history: History, limit: int) -> Non
             if apply_changes(txn, history.next_changes()):
                 decided = len(history.states) - 1
             else:
-                history.states.pop()  # it changed nothing, so it vouches for no commit before it
+                history.states.pop()  # it changed nothing, so its answer proves no earlier commit durable
 
         _, sequence = await metadata.commit(decide)
         await metadata.wait_durable(sequence)
@@ -425,7 +425,7 @@ def test_a_damaged_file_that_the_checkpoint_supersedes_is_set_aside_without_loss
         kept = bytearray(file.size())
         file.pread_into(memoryview(kept), 0)
         before = await filled_store(disk)
-        file = disk.open(old.path, create=True)  # as if its removal had not become durable
+        file = disk.open(old.path, create=True)  # like a removal that was not durable
         file.pwrite(kept, 0)
         file.close()
         disk.flip_bit(old.path, 17, 1)

@@ -144,7 +144,7 @@ def test_sessions_of_one_connection_are_bounded_and_those_that_ended_do_not_coun
     monkeypatch.setattr("engine.sessions.references.SESSIONS_PER_CONNECTION_MAX", 3)
     references, client, _ = connected()
     other = references.connect("other", descriptors=False, trusted=True)
-    for _ in range(5):  # what another connection ends is no session of this one any more
+    for _ in range(5):  # a session that another connection ends is not counted any more
         references.end_session(other, references.begin_session(client).identifier)
     opened = [references.begin_session(client).identifier for _ in range(3)]
     with pytest.raises(EngineBusy, match="3 puts are in progress on this connection"):
@@ -168,7 +168,7 @@ def test_one_user_leaves_sessions_to_all_others(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(EngineBusy, match="4 puts in progress already, of user 4711"):
             references.begin_session(client)
         references.disconnect(client)
-    with pytest.raises(EngineBusy):  # those that linger are still its own
+    with pytest.raises(EngineBusy):  # lingering sessions still count
         references.begin_session(of_user(4711))
     for uid in (0, os.geteuid(), None, 4712):
         references.begin_session(of_user(uid))

@@ -92,7 +92,7 @@ def test_a_record_that_is_passed_over_or_of_another_kind_is_noticed(tmp_path: Pa
     for at in [page for page in tree_pages(content) if content[page + 10] == LEAF][::4]:
         lower = int.from_bytes(content[at + 12 : at + 14], "little")
         first, last = at + 16, at + lower - 2
-        if first != last:  # the last record's place says the first's: that record is hidden, and no key tells
+        if first != last:  # give the last slot the first record's place: this hides the last record, no key shows it
             twice = bytearray(content)
             twice[last : last + 2] = content[first : first + 2]
             path.write_bytes(twice)
@@ -128,7 +128,7 @@ def test_every_page_number_that_leads_to_a_page_of_another_time_or_tree_is_notic
                 check_pages(path)
             except IndexDamaged:
                 noticed += 1
-            else:  # a page of a long value: LMDB itself does not take it for a leaf
+            else:  # a page of a long value: LMDB itself knows that it is no leaf
                 led_to = int.from_bytes(changed[at : at + 4], "little") * PAGE
                 assert struct.unpack_from("<H", content, led_to + 10)[0] == OVERFLOW
     assert noticed > 32 * len(places) * 3 // 4

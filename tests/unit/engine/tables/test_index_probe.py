@@ -68,8 +68,8 @@ def test_an_index_that_cannot_be_read_now_is_left_closed_and_opens_when_it_can(m
             with pytest.raises(DiskFailed, match="Input/output error") as failed:
                 async with opened(disk):
                     pass
-        async with opened(disk) as metadata:  # LMDB refuses to open in one process what is open in it
+        async with opened(disk) as metadata:  # fails if the index is still open: LMDB opens it only once
             assert contents(metadata) == before
-        assert failed.value.subject == "index"  # until here the error keeps what its frames had
+        assert failed.value.subject == "index"  # used down here, so that the error keeps its frames alive until now
 
     run(scenario)

@@ -277,7 +277,7 @@ def test_a_pinned_chunk_outlives_its_being_freed_and_its_cell_is_used_again_afte
         assert tier.arena.classes[1].free_count == free
         tier.unpin(first)
         assert tier.arena.classes[1].free_count == free + 1
-        tier.unpin(first)  # one too many changes nothing
+        tier.unpin(first)  # one beyond the limit changes nothing
         assert tier.statistics()["pinned_bytes"] == 0
 
 

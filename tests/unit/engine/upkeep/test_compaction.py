@@ -265,7 +265,7 @@ def test_on_a_disk_without_room_gc_frees_and_nothing_is_moved() -> None:
             capacity = disk.capacity_bytes
             disk.capacity_bytes -= disk.free_bytes()
             assert (await store.collector.run()).freed_chunks == 35
-            disk.capacity_bytes -= disk.free_bytes()  # others take what was freed
+            disk.capacity_bytes -= disk.free_bytes()  # other programs take what was freed
             places = records(store)
             report = await collected(store)
             assert report.stopped
@@ -357,7 +357,7 @@ def at_every_step(act: Act, *, stride: int = 3) -> None:
                 await collected(store)
 
     while beside:
-        with mock.patch("engine.upkeep.compaction.COMPACT_BYTES_PER_S", math.inf):  # or others wait for its pauses
+        with mock.patch("engine.upkeep.compaction.COMPACT_BYTES_PER_S", math.inf):  # without pauses for others
             run_seeded(main, delay, clock=trio.testing.MockClock(autojump_threshold=0))
         delay += stride
     assert delay > 10, "the run is walked in steps"

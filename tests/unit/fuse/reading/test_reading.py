@@ -192,7 +192,7 @@ def test_a_chunk_in_the_engines_memory_is_read_from_there_for_as_long_as_it_is_t
         file.seek(grant.offset)
         extent = file.read(piece.length + 12)
         arena.memory(cell)[: len(extent)] = extent
-        file.truncate(0)  # nothing is to be had there
+        file.truncate(0)  # a read from the segment would fail
     place = (MEDIUM_DRAM, cell.slab, cell.offset, piece.length, piece.length, 0, grant.crc)
     shelf.opened.grants[piece.chunk] = Grant(*place, arena.end_change(cell))
     held = [os.dup(slab.memory.descriptor) for slab in arena.slabs.values()]
@@ -207,7 +207,7 @@ def test_a_chunk_in_the_engines_memory_is_read_from_there_for_as_long_as_it_is_t
     for number, length in enumerate((10, piece.length)):
         assert shelf.fell_back == number
         assert shelf.reader.read_nowait(piece.offset, length) is None
-        assert shelf.read_waiting(piece.offset, length) == b""  # what the engine is asked for
+        assert shelf.read_waiting(piece.offset, length) == b""  # the fallback, which asks the engine
     arena.close()
 
 

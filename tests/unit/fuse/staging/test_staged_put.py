@@ -145,7 +145,7 @@ def test_small_content_is_one_request(kind: Kind) -> None:
         edited.write(0, b"first")
         edited.write(SMALL_PAYLOAD_BYTES - 2, b"!")
         await edited.store()
-        edited.write(5, b"more")  # the rest of it came inline when it was opened
+        edited.write(5, b"more")  # the rest of the content was inline in the answer to the open
         for _ in range(2):
             edited.lake.asked.clear()
             await edited.lake.run(edited.storing())

@@ -54,7 +54,7 @@ def test_the_limit_counts_staged_bytes_of_all_files(tmp_path: Path) -> None:
     folder = StagingFolder(tmp_path, 100)
     first, second = folder.new("b/1", None), folder.new("b/2", Base(1000))
     first.write(0, bytes(60))
-    first.write(10, bytes(50))  # no more than before
+    first.write(10, bytes(50))  # only 60 bytes are staged still
     second.truncate(5000)
     second.write(4000, bytes(40))
     assert folder.used_bytes == 100
@@ -82,7 +82,7 @@ def test_the_number_of_ranges_is_bounded(folder: StagingFolder, monkeypatch: pyt
     with pytest.raises(StoreFull, match="places"):
         file.write(500, b"x")
     file.write(1, bytes(8))
-    file.write(9, b"x")  # joins two
+    file.write(9, b"x")  # joins two places
     file.write(500, b"x")
     file.discard()
 

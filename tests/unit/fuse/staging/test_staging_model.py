@@ -160,7 +160,7 @@ class Modelled:
             self.file.write(offset, data)
         except StoreFull:
             found = content_of(self.file, self.base)
-            for _, begin, length in staged:  # bytes that were staged before may be torn
+            for _, begin, length in staged:  # bytes that were already staged may be torn
                 for at in range(max(begin, offset), min(begin + length, offset + len(data))):
                     assert found[at] in (self.content[at], data[at - offset])
                     self.content[at] = found[at]
@@ -240,14 +240,14 @@ def check_recovery(modelled: Modelled, folder: Path) -> None:
     """Check that everything that was written is there, and nothing else is taken as written."""
     file, base = modelled.file, modelled.base
     if file._sidecar_is_stale:
-        file.sync()  # a full disk had no room for what must not fail
+        file.sync()  # the full disk had no room for a change that must not fail
     staging, found = leftovers_if_killed_now(folder)
     try:
         staged = [span for span in file.spans(0, file.size) if span.kind is Kind.STAGED]
         if not staged and not modelled.changed:
             assert found == []
             return
-        if not found:  # it was given another length, and then its old one
+        if not found:  # its length was changed, and changed back
             assert not staged
             assert len(base) == file.size
             return

@@ -97,7 +97,7 @@ def test_a_folder_that_is_found_in_itself_by_a_name_of_before_is_placed_in_no_ci
     parent = moved
     for number in range(depth):
         parent = folder(table, parent, f"{number}", 12 + number)
-    found = folder(table, parent, "f", 11)  # elsewhere: `d` got another name, and another `d` has it in it
+    found = folder(table, parent, "f", 11)  # elsewhere: `d` was renamed, and a new `d` has the node in it
     assert found is not moved
     assert parent.children["f"] is table.by_node(11) is found
     assert moved.parent is None
@@ -113,7 +113,7 @@ def test_a_folder_that_is_moved_below_what_was_in_it_before_is_placed_in_no_circ
     moved = folder(table, bucket, "d", 11)
     inner = folder(table, moved, "e", 12)
     deepest = folder(table, inner, "g", 13)
-    table.move(moved, deepest, "d")  # the store did it: `e` is elsewhere, which was not known here
+    table.move(moved, deepest, "d")  # the store allowed it: `e` is elsewhere by now, which this table did not know
     assert moved.parent is deepest
     assert inner.parent is None
     with pytest.raises(KeyNotFound):

@@ -83,7 +83,7 @@ def test_a_client_that_has_said_goodbye_is_still_answered(pair: Pair) -> None:
     async def body(server: TlsStream, client: TlsStream, raw: Stream) -> None:
         await shake_hands(server, client)
         await client.send([b"the last request"])
-        client._say_goodbye()  # half-closed: it still listens
+        client._say_goodbye()  # only half closed: the other end still reads
         buffer = memoryview(bytearray(100))
         assert await server.receive_into(buffer) == 16
         assert await server.receive_into(buffer) == 0
@@ -111,7 +111,7 @@ def test_closing_says_goodbye(pair: Pair) -> None:
         await shake_hands(server, client)
         await server.aclose()
         assert await client.receive_into(memoryview(bytearray(1))) == 0
-        client._tls.unwrap()  # nothing is missing: the goodbye of the server was there
+        client._tls.unwrap()  # the server has said goodbye, so nothing is missing
 
     between(pair, body)
 
@@ -184,7 +184,7 @@ def test_a_changed_pair_is_taken_a_broken_one_is_not_and_both_are_told(tmp_path:
         assert [line["event"] for line in logs] == ["certificate_not_reloaded"]
         assert str(certificate) in logs[0]["reason"]
         authority.issue("three", certificate, key)
-        assert certificates.current() is second  # looked at a moment ago
+        assert certificates.current() is second  # checked a moment ago
         await trio.sleep(1.1)
         assert certificates.current() is not second
 

@@ -142,7 +142,7 @@ def test_a_vector_of_another_length_is_refused(length: int, change: int, longer:
         del stored.vector[-change:]
     assert (stored.by_crc(), stored.by_record()) == (False, False)
     assert not matches(stored.chunk, stored.payload, Check.CRC32C, crc32c(stored.payload), NO_VECTOR)
-    stored.crc = crc32c(stored.vector)  # vouched for, and yet not that of the payload
+    stored.crc = crc32c(stored.vector)  # checked, but not the vector of this payload
     assert (stored.by_crc(), stored.by_crcs()) == (False, False)
 
 

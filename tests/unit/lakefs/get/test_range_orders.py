@@ -107,7 +107,7 @@ def test_guesses_that_miss_end() -> None:
     table = table_of([4 * MIB] * 200, sequence, gap=MIB)
     follower = OrderFollower(table)
     told: list[list[Extent]] = []
-    for rank in range(0, 200, 20):  # five ranges in the order, then a jump in it
+    for rank in range(0, 200, 20):  # follow the order for five ranges, then jump
         told.append([])
         for number in sequence[rank : rank + 5]:
             read(follower, table.begins[number], table.ends[number], MIB, told[-1])

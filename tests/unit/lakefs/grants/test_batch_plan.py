@@ -229,4 +229,4 @@ def test_slots_are_copied_while_their_generation_is_that_of_the_place(kind: type
     generations[generation_number(0, UNIT_BYTES, slab_bytes)] = 3
     assert plan.copy(1, 3, generations, slabs, slab_bytes) == [(2, 300, 2)]
     assert plan.copy(0, 99, generations[:1], slabs, slab_bytes) == [(0, 100, 0)]
-    assert kind([DATA], targets[:1], packed(places[:1]), 99).others == [0]  # too long: with sums behind it
+    assert kind([DATA], targets[:1], packed(places[:1]), 99).others == [0]  # too long together with its checksums

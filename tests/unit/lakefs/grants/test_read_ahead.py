@@ -81,7 +81,7 @@ def test_a_place_that_is_gone_when_its_turn_comes_is_left_out(file: ColdFile) ->
     @contextmanager
     def use(segment: SegmentId) -> Iterator[int]:
         uses.append(1)
-        if len(uses) == 2:  # when it was asked for it was there
+        if len(uses) == 2:  # it was still there when `want` asked
             raise StaleGrant("gone")
         with file.use(segment) as descriptor:
             yield descriptor
@@ -102,7 +102,7 @@ def test_no_more_than_the_limit_waits(file: ColdFile) -> None:
     @contextmanager
     def use(segment: SegmentId) -> Iterator[int]:
         asked.append(1)
-        if len(asked) == 2:  # of the thread, with the first place
+        if len(asked) == 2:  # the thread's use, for the first place
             hold.wait()
         yield file.descriptor
 

@@ -19,14 +19,14 @@ def test_an_interrupt_while_all_are_closed_closes_none_twice(monkeypatch: pytest
 
     def interrupted(descriptor: int) -> None:
         close(descriptor)
-        if descriptor in own:  # what the collector finalises meanwhile closes others
+        if descriptor in own:  # not one that Python's garbage collector closes at the same time
             monkeypatch.undo()
             raise KeyboardInterrupt
 
     monkeypatch.setattr("lakefs.grants.descriptors.os.close", interrupted)
     with pytest.raises(KeyboardInterrupt):
         descriptors.close()
-    somebodys = os.open(os.devnull, os.O_RDONLY)  # it has the number that was given back
+    somebodys = os.open(os.devnull, os.O_RDONLY)  # it gets the number that was closed
     descriptors.close()
     os.fstat(somebodys)
     os.close(somebodys)

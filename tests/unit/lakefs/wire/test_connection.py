@@ -279,7 +279,7 @@ def test_file_names_that_are_not_utf8_can_be_in_errors_and_not_in_requests() -> 
 @example(2, b"\xdc\x00\x01" + b"\x91" * 10_000)
 def test_no_message_bytes_end_a_connection_that_has_begun(op: int, message: bytes) -> None:
     frame = bytearray(pack_frame(Kind.REQUEST, op, 3, extension=message))
-    frame[24:26] = bytes(2)  # the message, not an extension
+    frame[24:26] = bytes(2)  # the bytes are the message, not an extension
     frame[28:32] = crc_of(frame)
     event = at_server(greeted(), bytes(frame))
     assert isinstance(event, RequestReceived | RequestRefused)

@@ -81,7 +81,7 @@ def test_who_finds_no_buffer_waits_until_one_is_given_back() -> None:
         async with trio.open_nursery() as nursery:
             second = FakeBody()
             nursery.start_soon(taken, memory, second)
-            await trio.sleep(3 * STALLED_S)  # the first holder's client sends: it is left alone
+            await trio.sleep(3 * STALLED_S)  # the first holder's client sends, so the holder is left alone
             assert second.held is None
             first.release()
         assert second.held is not None
