@@ -26,7 +26,7 @@ NAME = Name("bkt", "folder/file")
 
 @contextmanager
 def small_chunks(chunk_bytes: int, small_payload_bytes: int) -> Iterator[None]:
-    """Contents are cut into shorter chunks than users' are."""
+    """Cut contents into shorter chunks than those of users."""
     with (
         mock.patch("fuse.staging.commit.CHUNK_BYTES", chunk_bytes),
         mock.patch("lakefs.content.chunking.CHUNK_BYTES", chunk_bytes),

@@ -36,7 +36,7 @@ def in_simulated_time(main: Callable[[SimulatedNetwork], Awaitable[None]]) -> No
 async def engine_at(
     network: Network, address: str, service: FakeService, *, limits: ServerLimits | None = None
 ) -> AsyncIterator[Server]:
-    """An engine that is drained at the end of the block."""
+    """Run an engine that is drained at the end of the block."""
     server = Server(service, network, token="secret", limits=limits)
     async with trio.open_nursery() as nursery:
         await nursery.start(server.listen_and_serve, address)

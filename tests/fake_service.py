@@ -112,7 +112,7 @@ class FakeService:
         return self.body([memoryview(bytearray(length)) for length in request.lengths])
 
     def body(self, parts: Sequence[Buffer]) -> Body:
-        """A body that is counted until it is released."""
+        """Return a body that is counted until it is released."""
         self.bodies_out += 1
         released = False
 

@@ -11,19 +11,19 @@ from lakefs.trees.part_files import PartFile
 
 
 def opened_part(target: Path) -> PartFile:
-    """The part of a get that is at work."""
+    """Return the part of a get that is running."""
     part = PartFile(LocalTarget.at(str(target)))
     part.open()
     return part
 
 
 def piece_of(content: bytes, offset: int = 0) -> Piece:
-    """A piece of an object."""
+    """Return a piece of an object."""
     return Piece(data_chunk_id(content), offset, len(content))
 
 
 def left_part(target: Path, content: bytes) -> Path:
-    """The part of a get that was killed when it had written this."""
+    """Return the part of a get that was killed when it had written this content."""
     part = opened_part(target)
     part.set_length(len(content))
     part.deliver(piece_of(content), memoryview(content))

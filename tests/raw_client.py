@@ -106,13 +106,13 @@ class Running:
 
     @asynccontextmanager
     async def stranger(self) -> AsyncIterator[RawClient]:
-        """A connection that has not said Hello."""
+        """Connect without Hello."""
         async with raw_client(self.network, self.address) as client:
             yield client
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[RawClient]:
-        """A connection that has."""
+        """Connect, and say Hello."""
         async with self.stranger() as client:
             await client.hello()
             yield client

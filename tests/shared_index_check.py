@@ -33,8 +33,7 @@ def entries_of(store: Store) -> dict[bytes, Found]:
 
 
 def check_shared_index(store: Store) -> bool:
-    """Check that every entry names a live record with the same place, and once it is ready that it has every good
-    chunk.
+    """Check that every entry names a live record with the same place, and a ready index all good chunks.
 
     Returns False, without a look, while something is on its way to the journal: entries follow what is durable.
     """

@@ -24,7 +24,7 @@ _COMING_AND_GOING: Final = 420
 
 
 def key_at(number: int) -> bytes:
-    """Chunks in no order, a few more of them in one place of the table."""
+    """Return a chunk's id: in no order, but one in eight of them in one part of the table."""
     chooser = random.Random(number)
     head = chooser.randrange(1 << 64 if number % 8 else 1 << 61)
     return b"\x01" + head.to_bytes(8, "little") + chooser.randbytes(24)

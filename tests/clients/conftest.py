@@ -14,7 +14,7 @@ from tests.e2e.served import serving
 
 @pytest.fixture(scope="session")
 def engine_gateway() -> Iterator[Gateway]:
-    """The engine of this run, with S3 on a port of its own, and a domain for buckets named in the host."""
+    """Run the engine, with S3 on a port of its own, and a domain for buckets named in the host."""
     # Not pytest's folder: a socket's path must be short.
     with TemporaryDirectory(prefix="lake-") as path:
         options = ("--s3", "127.0.0.1:0", "--s3-domains", DOMAIN)
@@ -24,7 +24,7 @@ def engine_gateway() -> Iterator[Gateway]:
 
 @pytest.fixture(scope="module")
 def gateway(request: pytest.FixtureRequest, engine_gateway: Gateway) -> Gateway:
-    """The same, with the bucket of the module's client in place."""
+    """The same, with the bucket of the module's client."""
     bucket = bucket_of(request.module.CLIENT.name)
     engine_gateway.served.good("bucket", "create", bucket)
     return engine_gateway

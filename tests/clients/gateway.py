@@ -98,12 +98,12 @@ class Gateway:
 
 
 def bucket_of(client: str) -> str:
-    """The client's own bucket, in place of the page's `models`."""
+    """Return the client's own bucket, used instead of the page's `models`."""
     return f"of-{client.lower().replace(' ', '-').replace('.', '-')}"
 
 
 def gateway_of(served: Served, folder: Path) -> Gateway:
-    """The engine's S3 face, with a new key."""
+    """Return the engine's S3 face, with a new key."""
     key = json.loads(served.good("key", "create", "--json").text)
     time.sleep(KEYS_ARE_FRESH_S)
     address = url_of(served).removeprefix("http://")

@@ -13,7 +13,7 @@ END: Final = "<!-- end of what is written -->\n"
 
 
 def table() -> str:
-    """The matrix as Markdown."""
+    """Return the matrix as Markdown."""
     known = versions()
     lines = [
         f"| client | version | {' | '.join(OPERATIONS)} | also |",
@@ -32,7 +32,7 @@ def _line(row: Row, known: dict[str, str]) -> str:
 
 
 def with_table(page: str) -> str:
-    """The page with the matrix of today between its markers."""
+    """Return the page with the current matrix between its markers."""
     before, rest = page.split(BEGIN)
     _, after = rest.split(END)
     return f"{before}{BEGIN}{table()}{END}{after}"

@@ -19,13 +19,13 @@ _BLOCK: Final = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 @cache
 def sections() -> dict[str, str]:
-    """Text by heading."""
+    """Return the sections' texts by heading."""
     parts = re.split(r"^## (.+)$", PAGE.read_text(), flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def snippet(client: str, language: str, address: str, bucket: str) -> str:
-    """The client's blocks in this language, for this address and bucket.  It must have one."""
+    """Return the client's blocks in this language, for this address and bucket.  It must have one."""
     blocks = [body for tongue, body in _BLOCK.findall(sections()[client]) if tongue == language]
     assert blocks, f"docs/s3-clients.md has no {language} block for {client}"
     return re.sub(rf"\b{BUCKET}\b", bucket, "\n".join(blocks).replace(ADDRESS, address))

@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 def content_of(size: int) -> bytes:
-    """Bytes that do not repeat."""
+    """Return bytes that do not repeat."""
     return random.Random(size).randbytes(size)
 
 
@@ -209,7 +209,7 @@ def test_a_second_put_sends_nothing_that_is_there(kind: Kind) -> None:
 
 
 def safetensors(shapes: dict[str, int], rng: random.Random) -> bytes:
-    """A file of 8-bit tensors of these lengths."""
+    """Return a file of 8-bit tensors of these lengths."""
     header: dict[str, object] = {}
     offset = 0
     for name, length in shapes.items():

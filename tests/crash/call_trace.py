@@ -63,13 +63,13 @@ class Call:
 
 
 def traced(command: list[str], output: Path) -> list[str]:
-    """The command under strace, all of its threads, paths beside descriptors; its process is the command's own."""
+    """Return the command under strace: all threads, paths beside descriptors, in the command's own process."""
     tracer = ["strace", "-D", "-f", "-y", "-q", "--seccomp-bpf", "-s", "0"]
     return [*tracer, "-e", f"trace={TRACED}", "-e", "signal=none", "-o", str(output), *command]
 
 
 def read_calls(text: str) -> list[Call]:
-    """The calls that succeeded, in the order of their beginning."""
+    """Return the calls that succeeded, in the order of their beginning."""
     calls: list[Call] = []
     pending: dict[str, tuple[int, str]] = {}
     for number, line in enumerate(text.splitlines()):
@@ -92,7 +92,7 @@ def read_calls(text: str) -> list[Call]:
 
 
 def read_ended(output: Path, process: int) -> str:
-    """The whole trace of a process that has ended, once strace has written it."""
+    """Return the whole trace of a process that has ended, once strace has written it."""
     ends = re.compile(rf"^{process} +\+\+\+ ", re.MULTILINE)
     while not ends.search(output.read_text()):
         time.sleep(0.01)
@@ -143,7 +143,7 @@ class Order:
         ]
 
     def made(self) -> list[str]:
-        """Files that got their names: created, or renamed from a temporary one."""
+        """Return the files that got their names: created, or renamed from a temporary one."""
         return [call.target or call.path for call in self._calls if call.name == "rename" or call.creates]
 
     def _synced(self, path: str, after: int, before: int) -> bool:
@@ -212,7 +212,7 @@ class Order:
                 yield call
 
     def _last_writes(self, below: str, before: int) -> list[Call]:
-        """The last write to each file below that folder that began before a moment."""
+        """Return the last write, to each file below that folder, that began before a moment."""
         last = {call.path: call for call in self._writes(below) if call.began < before}
         return list(last.values())
 

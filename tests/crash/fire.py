@@ -61,7 +61,7 @@ class Writer:
     figures: Counter[str] = field(default_factory=Counter)
 
     def act(self) -> None:
-        """One step."""
+        """Do one step."""
         step = self.chance.choices(
             (self._put, self._put_many, self._remove, self._again, self._shared, self._upload), (5, 1, 6, 3, 2, 1)
         )[0]

@@ -17,12 +17,12 @@ _WEIGHTS: Final = (20, 20, 20, 20, 10, 30, 30, 4, 1)
 
 @lru_cache(64)
 def content_of(label: str) -> bytes:
-    """The bytes that a label stands for."""
+    """Return the bytes that a label stands for."""
     chance = random.Random(label)
     (size,) = chance.choices(_SIZES, _WEIGHTS)
     return chance.randbytes(size)
 
 
 def content_of_name(name: str) -> bytes:
-    """The bytes that a name has whenever it is there."""
+    """Return the bytes that a name has whenever it exists."""
     return content_of(name.rpartition("-")[2])

@@ -83,7 +83,7 @@ def _is_kept_or_freed_meanwhile(page: bytes, own: bytes) -> bool:
 
 
 def _pages(offset: int, length: int) -> Iterator[tuple[int, int]]:
-    """Parts of a place that lie in one page each, as offsets in the place."""
+    """Yield the parts of a place that lie in one page each, as offsets in the place."""
     start = 0
     while start < length:
         stop = min(length, start + PAGE_BYTES - (offset + start) % PAGE_BYTES)

@@ -35,7 +35,7 @@ def make_small() -> None:
 
 
 def be_lake() -> None:
-    """The command line, from the process's arguments."""
+    """Run the command line, with the process's arguments."""
     from cli.main import main as lake
 
     lake()

@@ -30,7 +30,7 @@ def test_an_engine_that_answers_before_its_journal_is_caught(bug: str) -> None:
 
 @pytest.mark.slow
 def test_a_gc_that_forgets_large_segments_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bug is in the gc of the look at what kills have left."""
+    """The bug is in the gc that runs when the store is examined after the kills."""
     punch, punch_gaps, remove = SegmentRoom.punch, SegmentRoom.punch_gaps, SegmentRoom.remove
 
     def is_forgotten(room: SegmentRoom, segment: SegmentId) -> bool:

@@ -38,11 +38,11 @@ class FreshMachine:
         self.folder = folder
 
     def path(self, place: str) -> Path:
-        """The path of one of the machine's files, as this process sees it."""
+        """Return the path of one of the machine's files, as this process sees it."""
         return Path(f"/proc/{self._holder.pid}/root{place}")
 
     def home(self, uid: int) -> Path:
-        """The home folder of a user."""
+        """Return the home folder of a user."""
         return self.folder / f"home-{uid}"
 
     def command(self, *command: str | Path, uid: int = 0, gid: int | None = None) -> list[str]:

@@ -64,7 +64,7 @@ class Gateway:
             return error.code, error.read().decode()
 
     def children(self) -> list[int]:
-        """Process ids of the members of a team."""
+        """Return the process ids of the members of a team."""
         threads = Path(f"/proc/{self.process.pid}/task").iterdir()
         return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
 
@@ -83,7 +83,7 @@ class Gateway:
 
 @contextmanager
 def gateway(engine: str, *options: str, token: str = "", stderr: Path | None = None) -> Iterator[Gateway]:
-    """A gateway for the block; it must stop cleanly at the end unless the test stopped it."""
+    """Run a gateway for the block; it must stop cleanly at the end unless the test stopped it."""
     started = Gateway(engine, *options, token=token, stderr=stderr)
     try:
         yield started

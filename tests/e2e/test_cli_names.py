@@ -13,7 +13,7 @@ from tests.e2e.served import LAKE, Served, environment
 
 
 def fill(served: Served, bucket: str, *keys: str) -> None:
-    """Objects whose content is their key."""
+    """Put objects whose content is their key."""
     with lakefs.connect(served.server) as client:
         client.put_many([(f"{bucket}/{key}", key.encode()) for key in keys], create_bucket=True)
 

@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 
 def make_tree(root: Path) -> None:
-    """Small and large files, nested and empty folders, a safetensors file, names of many kinds."""
+    """Make small and large files, nested and empty folders, a safetensors file, names of many kinds."""
     (root / "sub" / "deep").mkdir(parents=True)
     (root / "empty" / "inside").mkdir(parents=True)
     for index in range(300):

@@ -135,7 +135,7 @@ class Tally:
             self.failures.append(f"FAILED {outcome.flip}: {outcome.failed}")
 
     def lines(self) -> Iterator[str]:
-        """The tally, a line for each place."""
+        """Yield the tally, a line for each place."""
         yield f"{'place':<34}{'flips':>8}{'reported':>10}{'wrong':>7}{'live, not reported':>20}"
         for place in [*sorted(self.flips), "all"]:
             columns = [
@@ -172,7 +172,7 @@ def run_campaign(count: int, seed: int, jobs: int, only: str = "") -> Tally:
 
 @contextmanager
 def samples_made() -> Iterator[tuple[Samples, Path]]:
-    """The stores, and a folder for copies of them; in memory where there is such a folder."""
+    """Make the stores, and a folder for copies of them; in memory where there is such a folder."""
     memory = MEMORY_FOLDER if MEMORY_FOLDER.is_dir() else None
     with tempfile.TemporaryDirectory(dir=memory, prefix="lake-flips-") as name:
         folder = Path(name)
@@ -181,7 +181,7 @@ def samples_made() -> Iterator[tuple[Samples, Path]]:
 
 
 def choose(samples: Samples, rng: random.Random, only: str = "") -> Flip:
-    """A sample, a place in it, and any bit of that place."""
+    """Choose a sample, a place in it, and any bit of that place."""
     sample = samples[rng.choice(sorted(samples))]
     place = rng.choice(sorted(place for place in sample.places if place.startswith(only)))
     spans = sample.places[place]
@@ -222,7 +222,7 @@ def _make_sample(name: str, folder: Path) -> Sample:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """All files; the reserve, which holds nothing, is shared."""
+    """Copy all files; the reserve, which holds nothing, is shared."""
     for folder, _, names in os.walk(source):
         there = target / os.path.relpath(folder, source)
         there.mkdir()

@@ -35,7 +35,7 @@ class Span:
 
 
 def spans_of(data: Path, records: list[ChunkRecord], checkpoint_sequence: int) -> list[Span]:
-    """All bytes of all files of a closed store, but for empty ones."""
+    """Return all bytes of all files of a closed store, but for empty ones."""
     spans: list[Span] = []
     for path in sorted(data.rglob("*")):
         if not path.is_file() or not path.stat().st_size or path.name in ("reserve", "lock.mdb", "crash.last"):

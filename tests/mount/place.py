@@ -248,7 +248,7 @@ class Place:
         os.symlink(target, self._at(path))
 
     def readlink(self, path: str) -> Result:
-        """A symlink's target."""
+        """Return a symlink's target."""
         return os.readlink(self._at(path))
 
     def stat(self, path: str) -> Result:

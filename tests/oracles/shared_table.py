@@ -97,8 +97,7 @@ class TwinTable:
     def pack_grants(
         self, chunks: Sequence[bytes], instead: Sequence[Found | None] | None = None
     ) -> tuple[bytes, int] | None:
-        """Return the grants of chunks (`lakefs.wire.grants.Grant`) in msgpack, as an answer has them, and the least
-        length.
+        """Return the grants of chunks (`lakefs.wire.grants.Grant`) in msgpack, as in an answer, and the least length.
 
         Returns None unless all chunks are known to lie in segments or slabs.  The place that `instead` has for a chunk
         is used without a look into the table.

@@ -77,7 +77,7 @@ def seen_in(data: Path, names: list[str] | None = None) -> Seen:
 
 
 def copy_store(source: Path, target: Path) -> None:
-    """A copy without the reserve, which is room and nothing else."""
+    """Copy a store without the reserve, which is room and nothing else."""
     shutil.copytree(source, target, copy_function=shutil.copyfile, ignore=lambda *_: ["reserve"], dirs_exist_ok=True)
     (target / "reserve").write_bytes(bytes(_PAGE))
 

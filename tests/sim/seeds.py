@@ -11,7 +11,7 @@ GROUP = 10
 
 
 def groups(first: int, end: int) -> list[range]:
-    """Seeds in groups, one test each."""
+    """Return the seeds in groups, one test each."""
     return [range(start, min(start + GROUP, end)) for start in range(first, end, GROUP)]
 
 

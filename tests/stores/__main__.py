@@ -31,13 +31,13 @@ _KEPT_FOLDERS = ("folder/", "empty/")
 
 
 def content(label: str, length: int) -> bytes:
-    """Bytes that a label stands for: no two pages alike, and small when compressed."""
+    """Return bytes that a label stands for: no two pages alike, and small when compressed."""
     pages = (f"{label} {number:08d}\n".encode() * 100 for number in range(length // 900 + 1))
     return b"".join(pages)[:length]
 
 
 def safetensors(tensors: dict[str, int]) -> bytes:
-    """A safetensors file of tensors of so many bytes."""
+    """Return a safetensors file of tensors of so many bytes."""
     rows: dict[str, object] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, length in tensors.items():
@@ -49,7 +49,7 @@ def safetensors(tensors: dict[str, int]) -> bytes:
 
 
 def fill(lake: Lake) -> None:
-    """One of each kind of thing that a store of this release can hold, and traces of what it no longer does."""
+    """Store one of each kind of thing that this release can hold, and traces of what it holds no longer."""
     _objects(lake)
     _folders_and_links(lake)
     _versions(lake)
@@ -144,7 +144,7 @@ def _uploads(lake: Lake) -> None:
 
 
 def pack(store: Path, archive: Path) -> None:
-    """The files of a store as an archive; holes are zeros in it, which take next to no room."""
+    """Pack the files of a store into an archive; holes are zeros in it, which take next to no room."""
     with tarfile.open(archive, "w:xz", preset=9) as packed:
         for path in sorted(store.rglob("*")):
             if path.name != "reserve":

@@ -19,7 +19,7 @@ _OBJECT: Final = 2
 
 
 def contents_of(lake: Lake) -> dict[str, Any]:
-    """Everything in the store, as JSON has it (bytes in base64)."""
+    """Return everything in the store, as JSON has it (bytes in base64)."""
     found = {
         "buckets": {bucket.name: _bucket(lake, bucket) for bucket in lake.buckets()},
         "access_keys": [lake.find_access_key(key.access_key) for key in lake.access_keys()],

@@ -1,7 +1,7 @@
 """The checkout as the style tests see it: its files, modules and functions.
 
-What git would commit counts, committed or not; without git, everything but hidden and built folders does.
-Parsed modules are kept for the run, since every rule walks all of them.
+All files that git would commit count, committed or not; without git, all files but hidden and built folders. Parsed
+modules are kept for the run, since every rule walks all of them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Definition:
 
 @cache
 def tracked_files() -> tuple[Path, ...]:
-    """Every file of the project that exists, relative to the root, sorted."""
+    """Return every file of the project that exists, relative to the root, sorted."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -58,23 +58,23 @@ def _is_built(path: Path) -> bool:
 
 
 def python_files() -> list[Path]:
-    """Every Python file of the project, relative to the root."""
+    """Return every Python file of the project, relative to the root."""
     return [path for path in tracked_files() if path.suffix == ".py"]
 
 
 def product_files() -> list[Path]:
-    """The Python files that are installed."""
+    """Return the Python files that are installed."""
     return [path for path in python_files() if path.parts[0] in PRODUCT_PACKAGES]
 
 
 @cache
 def parsed(path: Path) -> ast.Module:
-    """The module's syntax tree; its path is relative to the root."""
+    """Return the module's syntax tree; its path is relative to the root."""
     return ast.parse((ROOT / path).read_bytes(), filename=str(path))
 
 
 def definitions(path: Path) -> Iterator[Definition]:
-    """Every function and class of a module, nested ones too, in order of appearance."""
+    """Yield every function and class of a module, nested ones too, in order of appearance."""
     yield from _definitions(parsed(path), prefix="", public=not _is_private(path.stem))
 
 

@@ -23,7 +23,7 @@ _FENCE: Final = "```"
 
 
 def missing_paths(text: str) -> list[str]:
-    """Paths of packages that the checkout does not have; output folders and `NAME` placeholders are no such paths."""
+    """Return paths of packages that the checkout lacks; output folders and `NAME` placeholders are no such paths."""
     return [
         path
         for path in _PATH.findall(text)
@@ -32,7 +32,7 @@ def missing_paths(text: str) -> list[str]:
 
 
 def missing_tests(text: str) -> list[str]:
-    """Test files that do not exist at the path given, or have no test of that name."""
+    """Return test files that do not exist at the path given, or have no test of that name."""
     return [
         f"{file}::{test}"
         for file, test in _TEST.findall(text)
@@ -42,7 +42,7 @@ def missing_tests(text: str) -> list[str]:
 
 
 def long_lines(text: str) -> list[str]:
-    """Lines that are too long and could be wrapped: no table rows, no code, no single word such as a link."""
+    """Return lines that are too long and could be wrapped: no table rows, no code, no single word such as a link."""
     found: list[str] = []
     fenced = False
     for line in text.splitlines():

@@ -20,7 +20,7 @@ DOCUMENTS = [path for path in tracked_files() if path.suffix == ".md" and path.p
 
 
 def _docstrings(source: str) -> list[tuple[int, str]]:
-    """Line and text of every string that stands for itself: docstrings of modules, definitions and fields."""
+    """Return line and text of every string that stands for itself: docstrings of modules, definitions and fields."""
     return [
         (node.lineno, node.value.value.strip())
         for node in ast.walk(ast.parse(source))
@@ -35,7 +35,7 @@ def _comments(source: str) -> list[tuple[int, str]]:
 
 
 def _not_plain(source: str) -> list[int]:
-    """Lines whose docstring begins with a wrong word, or whose docstring or comment has a wrong phrase."""
+    """Return lines whose docstring begins with a wrong word, or whose docstring or comment has a wrong phrase."""
     docstrings = _docstrings(source)
     begun = [line for line, text in docstrings if BEGINNING.match(text)]
     return begun + [line for line, text in docstrings + _comments(source) if PHRASE.search(text)]

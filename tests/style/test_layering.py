@@ -81,7 +81,7 @@ def test_a_new_room_without_a_floor_is_caught(copied: Path) -> None:
 
 
 def _imports(packages: tuple[str, ...]) -> dict[str, set[str]]:
-    """Module -> modules that it imports; those that only types need count, and a package's own import of itself not."""
+    """Return the imports of each module; those only for types count, a package's import of itself does not."""
     graph = grimp.build_graph(*packages, cache_dir=None)
     return {name: graph.find_modules_directly_imported_by(name) - set(packages) for name in graph.modules}
 

@@ -82,7 +82,7 @@ class UploadWorkload:
         await self._pause()
 
     async def _complete(self, upload: UploadName, payloads: dict[int, bytes]) -> None:
-        """Complete it, at times twice at once, or once more afterwards."""
+        """Complete an upload, at times twice at once, or once more afterwards."""
         listed = [ListedPart(number, etag_of_part(payload)) for number, payload in sorted(payloads.items())]
         blob, etag = self._contents.register_parts([payload for _, payload in sorted(payloads.items())])
         errors: list[LakeError] = []

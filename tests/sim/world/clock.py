@@ -18,11 +18,11 @@ class SimClock:
         """`last_ns`: the wall clock's last answer."""
 
     def monotonic(self) -> float:
-        """Seconds of trio's clock."""
+        """Return the seconds of trio's clock."""
         return trio.current_time()
 
     def wall_ns(self) -> int:
-        """The wall clock, moving with trio's clock."""
+        """Return the wall clock, which moves with trio's clock."""
         self.last_ns = self._wall_ns + int(trio.current_time() * 1e9)
         return self.last_ns
 

@@ -98,7 +98,7 @@ class SimDisk:
         self._names.seen[path].flip_bit(offset, bit)
 
     def file_bytes(self, path: str) -> int:
-        """Length of a file."""
+        """Return the length of a file."""
         return self._names.seen[path].seen.size
 
     def random_offset(self, path: str, rng: random.Random) -> int:

@@ -111,12 +111,12 @@ class SimFile:
             self._inode.change(Truncate(size))
 
     def size(self) -> int:
-        """Length in bytes."""
+        """Return the length in bytes."""
         self._check("size")
         return self._inode.seen.size
 
     def allocated_bytes(self) -> int:
-        """Room taken."""
+        """Return the room taken."""
         self._check("allocated_bytes")
         return self._inode.seen.allocated_bytes
 

@@ -51,7 +51,7 @@ class RealIndex:
         self._copies: deque[bytes] = deque(maxlen=_COPIES)
 
     def path(self, path: str) -> Path:
-        """The real path of a path of the simulated disk."""
+        """Return the real path of a path of the simulated disk."""
         if self._folder is None:
             parent = _MEMORY_FOLDER if os.path.isdir(_MEMORY_FOLDER) else None
             if parent is not None:

@@ -26,7 +26,7 @@ class Content:
         self._pages = bytearray()  # one byte for each page that takes room
 
     def copy(self) -> Content:
-        """An independent twin."""
+        """Return an independent twin."""
         twin = Content()
         twin.size = self.size
         twin._stored = bytearray(self._stored)

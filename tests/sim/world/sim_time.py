@@ -28,7 +28,7 @@ class SimTime(trio.abc.Clock):
         """Do nothing: the run begins."""
 
     def current_time(self) -> float:
-        """Seconds since the run began."""
+        """Return the seconds since the run began."""
         return self._now
 
     def deadline_to_sleep_time(self, deadline: float) -> float:

@@ -35,7 +35,7 @@ class MemoryStore:
     scan_steps: int = 0
 
     def view(self) -> MemoryView:
-        """A view of the present state; use it before the next transaction."""
+        """Return a view of the present state; use it before the next transaction."""
         return MemoryView(self)
 
     def run(self, decide: Callable[[MemoryTransaction], T]) -> T:
@@ -51,11 +51,11 @@ class MemoryStore:
         return result
 
     def reads(self) -> int:
-        """Gets and scan steps so far."""
+        """Return the number of gets and scan steps so far."""
         return self.gets + self.scan_steps
 
     def dump(self) -> dict[Table, dict[bytes, bytes]]:
-        """A copy of all tables, to compare states."""
+        """Return a copy of all tables, to compare states."""
         return {table: dict(entries) for table, entries in self.tables.items()}
 
 

@@ -383,7 +383,7 @@ def test_two_engines_do_not_share_a_file_and_what_is_no_file_is_refused(tmp_path
 
 
 def test_a_device_is_refused_without_opening_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The open itself may do something, and msync(2) of a DAX device fails."""
+    """To open a device may change it, and msync(2) of a DAX device fails."""
     link = tmp_path / "hot-index"
     link.symlink_to("/dev/zero")
     monkeypatch.setattr("engine.memory.backing.os.open", None)

@@ -65,8 +65,7 @@ Action = Callable[[Store, EmbeddedEngine], Awaitable[None]]
 
 
 def race(prepare: Action, act: Action, check: Action, *, stride: int = 3) -> None:
-    """Run one cycle of gc, with `act` beginning at each checkpoint in turn; nothing is damaged, also after a second
-    cycle.
+    """Run one cycle of gc, with `act` beginning at each checkpoint in turn; then, and after a second, check for damage.
 
     With a negative delay the cycle begins at a checkpoint of `act`.
     """
