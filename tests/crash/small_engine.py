@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from engine.host.failpoints import FIRST_START_POINTS, POINTS, REBUILD_POINTS, START_POINTS, UPKEEP_POINTS, VARIABLE
-from tests.crash.warm_lake import WarmLake
 from tests.e2e.served import WAIT_S, Process, Served, environment
+from tests.warm_lake import WarmLake
 
 SMALL_LAKE: Final = [sys.executable, "-m", "tests.crash.small_lake"]
 PLANTED_LAKE: Final = [sys.executable, "-m", "tests.crash.planted_lake"]
@@ -72,7 +72,7 @@ class WarmEngine(SmallEngine):
     """Like `SmallEngine`, but forked from a process that has most of it imported, unless it has its own program."""
 
     def __init__(self, folder: Path, *options: str, started: bool = True, warm: WarmLake | None = None) -> None:
-        self.warm = WarmLake() if warm is None else warm
+        self.warm = WarmLake(small=True) if warm is None else warm
         super().__init__(folder, *options, started=started)
 
     def another(self, folder: Path, *options: str) -> WarmEngine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import subprocess
@@ -9,8 +10,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import IO, Protocol
+
+from tests.warm_lake import WarmLake
 
 ROOT = Path(__file__).resolve().parents[2]
 LAKE = [sys.executable, "-m", "cli.main"]
@@ -43,12 +47,18 @@ def environment(server: str | None = None) -> dict[str, str]:
     return kept | ({"LAKE_SERVER": server} if server else {})
 
 
+@cache
+def _warm_lake() -> WarmLake:
+    """Return the process that this one's commands are forked from; it ends with this one."""
+    warm = WarmLake()
+    atexit.register(warm.close)
+    return warm
+
+
 def lake(*args: str | Path, server: str | None = None, stdin: bytes = b"", cwd: Path | None = None) -> Finished:
-    """Run one command to its end."""
-    done = subprocess.run(
-        [*LAKE, *map(str, args)], input=stdin, capture_output=True, env=environment(server), cwd=cwd, timeout=WAIT_S
-    )
-    return Finished(done.returncode, done.stdout, done.stderr.decode(errors="backslashreplace"))
+    """Run one command to its end, forked from a process that has `lake` imported."""
+    code, out, err = _warm_lake().run([*map(str, args)], environment(server), stdin=stdin, folder=cwd, timeout_s=WAIT_S)
+    return Finished(code, out, err.decode(errors="backslashreplace"))
 
 
 class Process(Protocol):
@@ -79,13 +89,10 @@ class Served:
 
     def start(self) -> None:
         """Start the engine and wait until it serves."""
-        command = [*LAKE, "serve", "--data", str(self.data), "--socket", str(self.socket)]
-        self.process = subprocess.Popen(
-            [*command, "--admin", "off", "--s3", "off", *self._options],
-            stdout=subprocess.PIPE,
-            text=True,
-            # An engine must not use a client's address as its own.
-            env=environment("unix:/nowhere/lake.sock"),
+        command = ["serve", "--data", str(self.data), "--socket", str(self.socket)]
+        # An engine must not use a client's address as its own.
+        self.process = _warm_lake().start(
+            [*command, "--admin", "off", "--s3", "off", *self._options], environment("unix:/nowhere/lake.sock")
         )
         assert self.process.stdout is not None
         self.printed = []
