@@ -228,7 +228,7 @@ class ReadFiles:
         if entry is None:
             return False
         try:
-            return entry.file.pread_cached_into(buffer, offset)
+            return entry.file.preadv_cached_into([buffer], offset)
         finally:
             self.leave(entry)
 
