@@ -17,7 +17,7 @@ from threading import Lock
 from typing import Final
 
 from engine.chunks.payload import Hashed, Payload
-from engine.format.checksums import seal_with, vector_of
+from engine.format.checksums import seal_payload, vector_of
 from engine.format.extents import large_extent_bytes
 from lakefs.ids import chunk_id_of
 from lakefs.limits import WRITE_RUN_BYTES
@@ -87,4 +87,4 @@ class Filling:
         return vector or vector_of(memory)
 
     def _seal(self, vectors: Sequence[bytes]) -> None:
-        self._crc = seal_with(self.extent, self._payload.length, b"".join(vectors))
+        self._crc = seal_payload(self.extent, self._payload.length, b"".join(vectors))

@@ -26,7 +26,7 @@ from crc32c import crc32c
 from engine.chunks.filling import Filling
 from engine.chunks.payload import Hashed, Payload, Written
 from engine.chunks.write_ahead import AheadRun, write_beside_hash
-from engine.format.checksums import seal_with, vector_of
+from engine.format.checksums import seal_payload, vector_of
 from engine.format.extents import large_extent_bytes
 from engine.host.tasks import run_all
 from engine.segments.large import IsLast, not_last
@@ -279,4 +279,4 @@ def _hash(payload: Payload) -> Hashed:
     chunk = chunk_id_of(payload.kind, memory)
     if payload.area is None:
         return Hashed(payload, chunk, crc32c(memory))
-    return Hashed(payload, chunk, seal_with(payload.area, payload.length, vector or vector_of(memory)))
+    return Hashed(payload, chunk, seal_payload(payload.area, payload.length, vector or vector_of(memory)))

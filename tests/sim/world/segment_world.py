@@ -13,7 +13,7 @@ from dataclasses import replace
 import trio
 from crc32c import crc32c
 
-from engine.format.checksums import seal_payload
+from engine.format.checksums import seal_payload, vector_of
 from engine.format.extents import Place
 from engine.format.layouts import ChunkRecord, SegmentKind, StoreIdentity
 from engine.format.sizes import SegmentSizes
@@ -111,7 +111,7 @@ class World:
         buffer = await self.pool.acquire()
         try:
             buffer.view[: len(payload)] = payload
-            crc = seal_payload(buffer.view, len(payload))
+            crc = seal_payload(buffer.view, len(payload), vector_of(payload))
             (place,) = await self.segments.large.write([(buffer.view, len(payload))], is_last=is_last)
             return place, crc
         finally:
