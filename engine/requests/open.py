@@ -23,7 +23,7 @@ import msgspec
 import structlog
 
 from engine.chunks.chunk_store import find_chunk
-from engine.chunks.held_blobs import checked_chunks
+from engine.chunks.manifests import checked_chunks
 from engine.format.extents import Place
 from engine.format.layouts import ChunkRecord, NodeKind
 from engine.namespace.buckets import BucketRef, find_bucket

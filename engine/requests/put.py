@@ -15,10 +15,9 @@ import os
 from collections.abc import Sequence
 
 from engine.chunks.chunk_store import find_chunk
-from engine.chunks.held_blobs import HeldBlob, HeldBlobs, checked_chunks
 from engine.chunks.ingest import Choose
-from engine.chunks.payload import Hashed, Payload, Written
-from engine.chunks.payload_memory import ReceivedBody, check_lengths
+from engine.chunks.manifests import HeldBlob, HeldBlobs, checked_chunks
+from engine.chunks.payload import Hashed, Payload, ReceivedBody, Written, check_lengths
 from engine.host.client_files import check_source, filler
 from engine.namespace.buckets import BucketRef, PlannedBuckets, find_bucket
 from engine.namespace.names import Binding, bind_many
@@ -50,7 +49,7 @@ class Puts:
         self._references = store.references
         self._chunks = store.chunks
         self._metadata = store.metadata
-        self._held = HeldBlobs(store.metadata, store.chunks, store.manifests, store.references)
+        self._held = HeldBlobs(store.chunks, store.manifests)
 
     async def receive(self, request: m.StoreChunks | m.PutObjects) -> ReceivedBody:
         """Allocate memory for the payloads of a request."""

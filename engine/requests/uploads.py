@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.chunks.held_blobs import HeldBlobs
+from engine.chunks.manifests import HeldBlobs
 from engine.format.layouts import ReadOnlyFeature
 from engine.format.records import PartRecord, UploadRecord
 from engine.namespace.buckets import find_bucket
@@ -53,7 +53,7 @@ class UploadRequests:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._references = store.references
-        self._held = HeldBlobs(store.metadata, store.chunks, store.manifests, store.references)
+        self._held = HeldBlobs(store.chunks, store.manifests)
         self._decisions = Decisions(store.metadata)
 
     @handles(m.UploadCreate)

@@ -18,7 +18,7 @@ import trio
 
 from engine.chunks.chunk_store import Chunks
 from engine.chunks.manifests import Manifests
-from engine.chunks.payload_memory import PayloadMemory
+from engine.chunks.payload import PayloadMemory
 from engine.chunks.quarantine import Quarantine
 from engine.format.layouts import ReadOnlyFeature
 from engine.format.sizes import StoreSizes

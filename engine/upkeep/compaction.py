@@ -38,8 +38,7 @@ import msgspec
 import trio
 
 from engine.chunks.chunk_store import Chunks, hash_wrong
-from engine.chunks.payload import Hashed, Payload, Written, is_small
-from engine.chunks.payload_memory import PayloadMemory
+from engine.chunks.payload import Hashed, Payload, PayloadMemory, Written, is_small
 from engine.format.extents import large_extent_bytes
 from engine.format.layouts import ChunkRecord, Table, chunk_id_of_key, unpack_chunk_record
 from engine.host.failpoints import reached

@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from engine.chunks.held_blobs import HeldBlob
+from engine.chunks.manifests import HeldBlob
 from engine.format.layouts import EtagKind, Node, Table, node_key, unpack_node
 from engine.format.records import PartRecord, UploadRecord, decode_record
 from engine.namespace.buckets import BucketRef

@@ -10,9 +10,8 @@ from dataclasses import replace
 import pytest
 import trio
 
-from engine.chunks.filling import PIECE_BYTES, Filling
 from engine.chunks.payload import Payload
-from engine.chunks.write_ahead import AheadRun
+from engine.chunks.write_ahead import PIECE_BYTES, AheadRun, Filling
 from engine.format.checksums import seal_payload, vector_of
 from engine.format.extents import large_extent_bytes
 from engine.format.sizes import StoreSizes
