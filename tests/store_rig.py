@@ -171,4 +171,4 @@ async def tamper(store: Store, alter: Callable[[Transaction], object]) -> None:
 
 def in_flight(store: Store) -> int:
     """Extents given out and not settled."""
-    return sum(store.segments.in_flight.count(segment) for segment in store.segments.register.ids())
+    return sum(store.segments.in_flight.count(segment) for segment in store.segments.register.kinds)

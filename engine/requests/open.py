@@ -347,7 +347,7 @@ class Reads:
             raise PermissionDenied("descriptors are given on the Unix socket only; ask for the bytes instead")
         if len(request.segments) > SEGMENTS_PER_REQUEST_MAX:
             raise RequestTooLarge(f"at most {SEGMENTS_PER_REQUEST_MAX} segments in one request")
-        known = set(self._segments.register.ids())
+        known = set(self._segments.register.kinds)
         found: list[int] = []
         descriptors: list[int] = []
         for segment in request.segments:

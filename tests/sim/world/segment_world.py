@@ -34,6 +34,14 @@ BIG_SIZES = replace(SMALL_SIZES, large_segment=16 * MIB, large_extend=8 * MIB)
 """Sizes that take the largest chunks."""
 
 
+def lies_at(segments: Segments, segment: SegmentId, offset: int, length: int) -> bytes:
+    """The bytes at a place of a segment's file, unchecked."""
+    found = bytearray(length)
+    with segments.files.using(segment) as file:
+        assert file.pread_into(memoryview(found), offset) == length
+    return bytes(found)
+
+
 class World:
     """Segments, and a record of every payload that was stored and not given up."""
 
@@ -137,9 +145,9 @@ class World:
         for record, payload in self.stored.items():
             found = await self.segments.reader.read_chunk(record)
             assert found == payload, f"{record} reads as other bytes"
-            if self.segments.register.kind(record.segment) is SegmentKind.LARGE:
+            if self.segments.register.kinds[record.segment] is SegmentKind.LARGE:
                 assert record.offset % 4096 == 0
-        for segment in self.segments.register.ids():
+        for segment in sorted(self.segments.register.kinds):
             end = 4096
             for offset, length in self.live(segment):
                 assert offset >= end, "two extents overlap, or one lies in the header"
