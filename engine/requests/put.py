@@ -73,7 +73,7 @@ class Puts:
 
     @handles(m.SessionEnd)
     async def session_end(self, client: Client, request: m.SessionEnd) -> Reply:
-        self._references.end_session(client, SessionId(request.session))
+        self._references.end_session(SessionId(request.session))
         return Reply(m.Done())
 
     @handles(m.Offer)
@@ -157,7 +157,7 @@ class Puts:
         if request.durable:
             await self._metadata.wait_durable(sequence)
         if request.end_session and all(result.failure is None for result in results):
-            self._references.end_session(client, session.identifier)
+            self._references.end_session(session.identifier)
         return Reply(m.NameResults(results))
 
     @handles(m.PutObjects)

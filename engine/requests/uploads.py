@@ -80,7 +80,7 @@ class UploadRequests:
 
         stat = await self._decisions.change(client, decide)
         if request.end_session:
-            self._references.end_session(client, session.identifier)
+            self._references.end_session(session.identifier)
         return Reply(stat)
 
     @handles(m.UploadList)
@@ -153,7 +153,7 @@ class UploadRequests:
 
         bound = await self._decisions.change(client, decide)
         if request.end_session:
-            self._references.end_session(client, session.identifier)
+            self._references.end_session(session.identifier)
         return one_name(request.bucket, request.key, bound)
 
     @handles(m.UploadAbort)
