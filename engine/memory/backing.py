@@ -113,11 +113,10 @@ def open_backing(setting: str, size_bytes: int) -> Backing:
     file = _opened(Path(setting))
     try:
         return _on_file(Path(setting), file, size_bytes)
-    except OSError as error:
+    except BaseException as error:
         os.close(file)
-        raise _unusable(setting, error) from error
-    except BaseException:
-        os.close(file)
+        if isinstance(error, OSError):
+            raise _unusable(setting, error) from error
         raise
 
 
