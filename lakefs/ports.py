@@ -45,15 +45,12 @@ class DiskFile(Protocol):
         """Fill `buffer` from `offset`; return the number of bytes read, short only at the file's end."""
         ...
 
-    def pread_cached_into(self, buffer: memoryview, offset: int) -> bool:
-        """Fill `buffer` from memory, without waiting for the medium; return True if all of it was in memory.
-
-        If it returns False, `buffer` may hold anything.
-        """
-        ...
-
     def preadv_cached_into(self, buffers: Sequence[memoryview], offset: int) -> bool:
-        """`pread_cached_into` for buffers that are filled one after the other, at most 1,024 of them."""
+        """Fill the buffers, one after the other and at most 1,024 of them, from memory, without waiting for the medium;
+        return True if all of it was in memory.
+
+        If it returns False, the buffers may hold anything.
+        """
         ...
 
     def pwrite(self, payload: Buffer, offset: int) -> None:

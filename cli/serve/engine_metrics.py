@@ -27,7 +27,7 @@ def readings(engine: RunningEngine) -> list[Reading]:
             lambda: {k: float(v) for k, v in store.references.statistics().items()},
             "kind",
         ),
-        Reading("lake_segments", "Segment files", lambda: float(len(store.segments.register.ids()))),
+        Reading("lake_segments", "Segment files", lambda: float(len(store.segments.register.kinds))),
         Reading(
             "lake_healed_reads_total",
             "Reads that matched their checksums only past the page cache",

@@ -109,9 +109,9 @@ class Chunks:
         """Return True if the caller must write the chunk; else it is held, or will be waited for."""
         if chunk == EMPTY_CHUNK or chunk in claims.claimed:
             return False
-        present = self._hold_present(session, chunk)
-        if present is not None:
-            claims.seen = max(claims.seen, present)
+        held = self.hold(session, chunk)
+        if held is not None:
+            claims.seen = max(claims.seen, held[1])
         elif chunk in self._under_way:
             claims.waited.add(chunk)
         else:
@@ -170,24 +170,24 @@ class Chunks:
         finally:
             self.ingest.settle(written)
 
-    def _hold_present(self, session: Session, chunk: ChunkId) -> Sequence | None:
-        """Hold the chunk if it has a good record; returns the sequence that makes the record durable, else None."""
+    def hold(self, session: Session, chunk: ChunkId) -> tuple[ChunkRecord, Sequence] | None:
+        """Hold the chunk if it has a good record; returns that, and the sequence that makes it durable, else None."""
         with self._metadata.view() as view:
             record = self.find_good(view, chunk)
             sequence = view.sequence
         if record is None:
             return None
         self._references.hold(session, record.birth)
-        return sequence
+        return record, sequence
 
     async def _await_other(self, session: Session, item: Hashed) -> bool:
         """Wait for another request that stores the chunk; if that failed, store it here and return True."""
         chunk = item.chunk
         while (event := self._under_way.get(chunk)) is not None:
             await event.wait()
-        present = self._hold_present(session, chunk)
-        if present is not None:
-            await self._metadata.wait_durable(present)
+        held = self.hold(session, chunk)
+        if held is not None:
+            await self._metadata.wait_durable(held[1])
             return False
         assert chunk not in self._under_way, "one request at a time writes a chunk"
         self._under_way[chunk] = trio.Event()

@@ -23,10 +23,9 @@ from typing import Final, TypeVar
 
 from crc32c import crc32c
 
-from engine.chunks.filling import Filling
 from engine.chunks.payload import Hashed, Payload, Written
-from engine.chunks.write_ahead import AheadRun, write_beside_hash
-from engine.format.checksums import seal_with, vector_of
+from engine.chunks.write_ahead import AheadRun, Filling, write_beside_hash
+from engine.format.checksums import seal_payload, vector_of
 from engine.format.extents import large_extent_bytes
 from engine.host.tasks import run_all
 from engine.segments.large import IsLast, not_last
@@ -83,7 +82,8 @@ class Ingest:
         else:
             await self._hash_and_write(job)
         if is_long:
-            self._learn(is_new=len(job.written) == len(job.large))
+            all_new = len(job.written) == len(job.large)
+            self._new_still_wanted = max(0, self._new_still_wanted - 1) if all_new else _NEW_BEFORE_AHEAD
 
     async def hash(self, payloads: Seq[Payload]) -> list[Hashed]:
         """Return ids and record checksums of payloads, in order; nothing is written."""
@@ -101,13 +101,9 @@ class Ingest:
         written: list[Written] = []
         small = [item for item in items if item.payload.area is None]
         large = [item for item in items if item.payload.area is not None]
-
-        async def write_run(run: Seq[Hashed]) -> None:
-            await self._write_run(run, written)
-
         with self._giving_up(written):
             await self._place_small(small, written, into_headroom=into_headroom)
-            await run_all(write_run, self._runs(large, _payload_of))
+            await run_all(lambda run: self._write_run(run, written), self._runs(large, _length_of))
             await self._sync(written)
         return written
 
@@ -134,24 +130,25 @@ class Ingest:
 
     async def _hash_and_write(self, job: _Job) -> None:
         """Hash each run, then write its chosen payloads, a few runs at once."""
-        left = deque(self._runs(job.large, job.payloads.__getitem__))
-        job.runs_left = len(left)
+        left = deque(self._runs(job.large, job.length_of))
+        unwritten = len(left)
+
+        def is_last() -> bool:
+            return unwritten == 1
 
         async def work(_: int) -> None:
+            nonlocal unwritten
             while left:
-                await self._hash_and_write_run(job, left)
+                run = left.popleft()
+                try:
+                    hashed = await self._offload.run(_hash_all, [job.payloads[index] for index in run])
+                    await self._write_run(job.note(run, hashed), job.written, is_last)
+                    unwritten -= 1
+                except BaseException:
+                    left.clear()  # the request has failed: the other tasks begin no more runs
+                    raise
 
         await run_all(work, range(min(WRITE_RUNS_AT_ONCE, len(left))))
-
-    async def _hash_and_write_run(self, job: _Job, runs: deque[list[int]]) -> None:
-        run = runs.popleft()
-        try:
-            hashed = await self._offload.run(_hash_all, [job.payloads[index] for index in run])
-            await self._write_run(job.note(run, hashed), job.written, job.is_last_run)
-            job.runs_left -= 1
-        except BaseException:
-            runs.clear()  # the request has failed: the other tasks begin no more runs
-            raise
 
     async def _write_run(self, run: Seq[Hashed], written: list[Written], is_last: IsLast = not_last) -> None:
         areas = [(item.payload.area, item.payload.length) for item in run if item.payload.area is not None]
@@ -159,15 +156,13 @@ class Ingest:
             places = await self._segments.large.write(areas, is_last=is_last)
             written.extend(Written(item, place) for item, place in zip(run, places, strict=True))
 
-    def _runs(
-        self, items: Iterable[T], payload_of: Callable[[T], Payload], most: int = WRITE_RUN_BYTES
-    ) -> list[list[T]]:
+    def _runs(self, items: Iterable[T], length_of: Callable[[T], int], most: int = WRITE_RUN_BYTES) -> list[list[T]]:
         """Split items, in order, into runs of large payloads that `LargeWriter.write` takes."""
         most = min(most, self._segments.large.run_bytes_max)
         runs: list[list[T]] = []
         room = 0
         for item in items:
-            extent = large_extent_bytes(payload_of(item).length)
+            extent = large_extent_bytes(length_of(item))
             if extent > room:
                 runs.append([])
                 room = most
@@ -195,30 +190,26 @@ class Ingest:
 
     # --- ahead of the hashes -----------------------------------------------------------------------
 
-    def _learn(self, *, is_new: bool) -> None:
-        """Note whether all large payloads of a request were new."""
-        self._new_still_wanted = max(0, self._new_still_wanted - 1) if is_new else _NEW_BEFORE_AHEAD
-
     async def _write_ahead(self, job: _Job) -> None:
         """Write runs while they are hashed; give up payloads that are in the store already.
 
         A failed write, as for lack of room, fails the request only if a chunk of that run is wanted.  After StoreFull,
         if some chunks are not wanted, there may be room for those that are: they are written again.
         """
-        runs = self._runs(job.large, job.payloads.__getitem__, WRITE_AHEAD_RUN_BYTES)
+        runs = self._runs(job.large, job.length_of, WRITE_AHEAD_RUN_BYTES)
         ahead = [AheadRun(run, [Filling(job.payloads[index]) for index in run]) for run in runs]
         try:
             await write_beside_hash(ahead, self._segments, self._offload, job.note)
             all_wanted = sum(len(run.chosen) for run in ahead) == len(job.large)
             for run in ahead:
                 if isinstance(run.error, StoreFull) and not all_wanted:
-                    for some in self._runs(run.chosen, _payload_of):
+                    for some in self._runs(run.chosen, _length_of):
                         await self._write_run(some, job.written)
                 else:
                     job.written.extend(run.take_chosen())
         finally:
             for run in ahead:
-                for place in run.take_places():
+                for place in run.places:
                     self._segments.in_flight.settle(place)
             self._note_failure()
 
@@ -233,8 +224,6 @@ class _Job:
         self.written: list[Written] = []
         """Payloads in flight, to be returned to the caller or given up."""
         self.large_bytes = sum(payloads[index].length for index in self.large)
-        self.runs_left = 0
-        """Runs not written yet, when they are hashed first."""
         self._choose = choose
         self._hashed: list[Hashed | None] = [None] * len(payloads)
 
@@ -244,9 +233,9 @@ class _Job:
             self._hashed[index] = item
         return self._choose(hashed)
 
-    def is_last_run(self) -> bool:
-        """Return True if the run being written is the last."""
-        return self.runs_left == 1
+    def length_of(self, index: int) -> int:
+        """Return the length of a payload."""
+        return self.payloads[index].length
 
     def in_order(self) -> list[Hashed]:
         """Return all payloads, hashed."""
@@ -263,8 +252,8 @@ def _kept(payloads: Seq[memoryview]) -> Seq[memoryview]:
     return [memoryview(bytes(payload)) for payload in payloads]
 
 
-def _payload_of(item: Hashed) -> Payload:
-    return item.payload
+def _length_of(item: Hashed) -> int:
+    return item.payload.length
 
 
 def _hash_all(payloads: Seq[Payload]) -> list[Hashed]:
@@ -279,4 +268,4 @@ def _hash(payload: Payload) -> Hashed:
     chunk = chunk_id_of(payload.kind, memory)
     if payload.area is None:
         return Hashed(payload, chunk, crc32c(memory))
-    return Hashed(payload, chunk, seal_with(payload.area, payload.length, vector or vector_of(memory)))
+    return Hashed(payload, chunk, seal_payload(payload.area, payload.length, vector or vector_of(memory)))

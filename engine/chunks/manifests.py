@@ -1,23 +1,34 @@
-"""Reads manifests: checks and parses them, and caches the last few.
+"""Manifests: reads them, and holds the blobs that they describe for sessions.
 
-The cache is bounded by the number of entries it may hold; a chunk's bytes never change, so no entry becomes stale.
+Rules kept here:
+- Manifests are checked, parsed, and the last few cached.  The cache is bounded by the number of entries it may hold; a
+  chunk's bytes never change, so no entry becomes stale.
+- Before a client binds a name or part to a blob, every chunk of it is seen to be stored, and held for the session.
+- A manifest is walked and its sizes compared with the chunks' own; the client's figures are not trusted.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, cast
 
 import trio
 
 from engine.chunks.chunk_store import Chunks, find_chunk
+from engine.format.layouts import ChunkRecord
 from engine.metadata.metadata_store import Metadata
-from lakefs.content.manifest import Manifest, check_child, parse
-from lakefs.errors import ChunkDamaged, ChunkNotFound, InvalidArgument, StaleGrant
-from lakefs.ids import ChunkId, id_text
+from engine.sessions.references import Session
+from lakefs.content.manifest import Manifest, check_child, check_top, parse
+from lakefs.errors import ChunkDamaged, ChunkNotFound, InvalidArgument, RequestTooLarge, StaleGrant
+from lakefs.ids import EMPTY_BLOB, EMPTY_CHUNK, BlobId, ChunkId, ChunkKind, id_text, is_well_formed, kind_of
+from lakefs.limits import BATCH_MAX
 
 CACHE_ENTRIES: Final = 65_536
 """Most entries of all cached manifests, about 200 bytes each: 13 MiB."""
+CHECK_BATCH: Final = 1024
+"""Most chunks of a manifest looked up between two checkpoints: about 4 ms."""
 
 
 class Manifests:
@@ -85,3 +96,82 @@ class Manifests:
             _, dropped = self._cache.popitem(last=False)
             self._cached_entries -= len(dropped.entries)
             assert self._cached_entries >= 0
+
+
+@dataclass(frozen=True)
+class HeldBlob:
+    """A blob whose chunks a session holds."""
+
+    blob: BlobId
+    size_bytes: int
+    chunk_count: int
+
+
+class HeldBlobs:
+    """Holds blobs for sessions."""
+
+    def __init__(self, chunks: Chunks, manifests: Manifests) -> None:
+        self._chunks = chunks
+        self._manifests = manifests
+
+    async def hold(self, session: Session, blob: bytes) -> HeldBlob:
+        """Hold all chunks of a blob; returns its size and chunk count.  ChunkNotFound, InvalidArgument."""
+        (top,) = checked_chunks([blob])
+        if top == EMPTY_CHUNK:
+            return HeldBlob(EMPTY_BLOB, 0, 1)
+        if kind_of(top) is ChunkKind.DATA:
+            return HeldBlob(BlobId(top), self._hold_chunk(session, top).logical_bytes, 1)
+        self._hold_chunk(session, top)
+        root = await self._manifest(top)
+        check_top(root)
+        return HeldBlob(BlobId(top), root.size_bytes, await self._hold_below(session, root, {}))
+
+    async def _hold_below(self, session: Session, manifest: Manifest, counted: dict[ChunkId, int]) -> int:
+        """Hold all chunks below a manifest; returns the number of its data chunks.
+
+        A child that is named again, as in a large file of zeros, is walked once: the work is bounded by what the
+        client has stored, however often manifests refer to it.
+        """
+        if manifest.level == 0:
+            await self._hold_data(session, manifest)
+            return len(manifest.entries)
+        chunk_count = 0
+        for entry in manifest.entries:
+            self._hold_chunk(session, entry.chunk)
+            child = await self._manifest(entry.chunk)
+            check_child(entry, manifest, child)
+            if entry.chunk not in counted:
+                counted[entry.chunk] = await self._hold_below(session, child, counted)
+            chunk_count += counted[entry.chunk]
+        return chunk_count
+
+    async def _manifest(self, chunk: ChunkId) -> Manifest:
+        """Read a manifest.  InvalidArgument if its bytes are not one: the client stored them so."""
+        try:
+            return await self._manifests.read(chunk)
+        except ChunkDamaged as error:
+            if isinstance(error.__cause__, InvalidArgument):
+                raise error.__cause__ from None
+            raise
+
+    async def _hold_data(self, session: Session, manifest: Manifest) -> None:
+        for start in range(0, len(manifest.entries), CHECK_BATCH):
+            for entry in manifest.entries[start : start + CHECK_BATCH]:
+                if self._hold_chunk(session, entry.chunk).logical_bytes != entry.size_bytes:
+                    raise InvalidArgument(f"a manifest gives chunk {id_text(entry.chunk)} a length it does not have")
+            await trio.lowlevel.checkpoint()
+
+    def _hold_chunk(self, session: Session, chunk: ChunkId) -> ChunkRecord:
+        held = self._chunks.hold(session, chunk)
+        if held is None:
+            raise ChunkNotFound(f"chunk {id_text(chunk)} is not in the store; offer it again", subject=id_text(chunk))
+        return held[0]
+
+
+def checked_chunks(identifiers: Sequence[bytes]) -> list[ChunkId]:
+    """Check ids that a client sent.  InvalidArgument, RequestTooLarge."""
+    if len(identifiers) > BATCH_MAX:
+        raise RequestTooLarge(f"{len(identifiers)} chunks in one request; the limit is {BATCH_MAX}")
+    if not all(map(is_well_formed, identifiers)):
+        raise InvalidArgument("an id has 33 bytes and a known kind")
+    return cast(list[ChunkId], list(identifiers))

@@ -13,6 +13,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -88,45 +89,41 @@ class Quarantine:
             return
         value = _encoder.encode(_Note(error.message, self._clock.wall_ns(), error.finding.code))
 
-        def decide(txn: Transaction) -> bool:
-            key = chunk_key(chunk)
-            present = txn.get(Table.CHUNKS, key)
-            if present is None or unpack_chunk_record(present) != record:
-                return False  # freed, moved or stored anew since
-            txn.put(Table.QUARANTINE, key, value)
+        def put(txn: Transaction) -> None:
+            txn.put(Table.QUARANTINE, chunk_key(chunk), value)
             txn.note(ChunkQuarantined(chunk))
-            return True
 
-        try:
-            noted, sequence = await self._metadata.commit(decide)
-            await self._metadata.wait_durable(sequence)
-        except LakeError as failure:
-            _log.error("damage_not_noted", chunk=id_text(chunk), reason=failure.message)
-            return
-        if noted:
+        if await self._change(chunk, record, put, "damage_not_noted"):
             _log.error("chunk_damaged", chunk=id_text(chunk), code=error.finding.code, reason=error.message)
 
     async def release(self, chunk: ChunkId, record: ChunkRecord) -> bool:
         """Drop the note, as the bytes at this place proved good.  Durable on return; True if a note was dropped."""
         if chunk not in self._chunks:
             return False
+        released = await self._change(chunk, record, lambda txn: self.drop_in(txn, chunk), "quarantine_not_ended")
+        if released:
+            _log.warning("chunk_is_good_again", chunk=id_text(chunk))
+        return released
+
+    async def _change(
+        self, chunk: ChunkId, record: ChunkRecord, change: Callable[[Transaction], None], failed: str
+    ) -> bool:
+        """Make a change durable if the chunk still has this record; True if it was made.  Logs an error as `failed`."""
 
         def decide(txn: Transaction) -> bool:
             present = txn.get(Table.CHUNKS, chunk_key(chunk))
             if present is None or unpack_chunk_record(present) != record:
-                return False
-            self.drop_in(txn, chunk)
+                return False  # freed, moved or stored anew since
+            change(txn)
             return True
 
         try:
-            released, sequence = await self._metadata.commit(decide)
+            changed, sequence = await self._metadata.commit(decide)
             await self._metadata.wait_durable(sequence)
         except LakeError as failure:
-            _log.error("quarantine_not_ended", chunk=id_text(chunk), reason=failure.message)
+            _log.error(failed, chunk=id_text(chunk), reason=failure.message)
             return False
-        if released:
-            _log.warning("chunk_is_good_again", chunk=id_text(chunk))
-        return released
+        return changed
 
     def noted(self, limit: int) -> list[Quarantined]:
         """Return the first `limit` chunks of the table, with reason and time."""

@@ -18,10 +18,11 @@ from typing import Final
 
 import msgspec
 from crc32c import crc32c
+from msgspec.structs import astuple
 
 from lakefs.content.verify import vector_bytes
 from lakefs.errors import IndexDamaged, StoreUnusable
-from lakefs.ids import Birth, BlobId, BootId, ChunkId, DomainIndex, NodeId, SegmentId, Sequence
+from lakefs.ids import Birth, BlobId, BootId, ChunkId, DomainIndex, NodeId, SegmentId
 from lakefs.layout import Layout
 
 FORMAT_VERSION: Final = 1
@@ -43,13 +44,12 @@ class Feature(IntEnum):
 class ReadOnlyFeature(IntEnum):
     """Features with which a release that does not know them may only read; set when a store first uses them."""
 
-    UPLOADS = 1 << 0  # the table `uploads` refers to chunks: gc of a release that does not know it would free them
-    VERSIONS = (
-        1 << 1
-    )  # nodes without a name are old versions: a release that does not know them would lose the newest by a put
+    # The table `uploads` refers to chunks: gc of a release that does not know it would free them.
+    UPLOADS = 1 << 0
+    # Nodes without a name are old versions: a release that does not know them would lose the newest by a put.
+    VERSIONS = 1 << 1
 
 
-KNOWN_COMPAT: Final = 0
 KNOWN_READ_ONLY: Final = int(ReadOnlyFeature.UPLOADS | ReadOnlyFeature.VERSIONS)
 KNOWN_INCOMPAT: Final = 0
 
@@ -284,7 +284,10 @@ def chunk_id_of_key(key: bytes) -> ChunkId:
 
 
 class ChunkRecord(msgspec.Struct, frozen=True, gc=False):
-    """A chunk's place and checksum; `crc` is the payload's, or its vector's when it has one."""
+    """A chunk's place and checksum; `crc` is the payload's, or its vector's when it has one.
+
+    The fields are in the order of the layout.
+    """
 
     birth: Birth
     segment: SegmentId
@@ -295,19 +298,7 @@ class ChunkRecord(msgspec.Struct, frozen=True, gc=False):
 
     def pack(self) -> bytes:
         """Pack the record's 44 bytes."""
-        return CHUNK_RECORD.pack(
-            1,
-            0,
-            0,
-            CHECKSUM_CRC32C_GRANULE,
-            0,
-            self.birth,
-            self.segment,
-            self.offset,
-            self.stored_bytes,
-            self.logical_bytes,
-            self.crc,
-        )
+        return CHUNK_RECORD.pack(1, 0, 0, CHECKSUM_CRC32C_GRANULE, 0, *astuple(self))
 
     @property
     def vector_bytes(self) -> int:
@@ -330,26 +321,8 @@ def unpack_chunk_record(value: bytes) -> ChunkRecord:
     return ChunkRecord(Birth(birth), SegmentId(segment), offset, stored, logical, crc)
 
 
-class Attributes(
-    msgspec.Struct,
-    frozen=True,
-    omit_defaults=True,
-    rename={
-        "etag": "e",
-        "content_type": "t",
-        "user_metadata": "m",
-        "headers": "h",
-        "checksums": "k",
-        "xattrs": "x",
-        "symlink_target": "l",
-        "chunk_count": "c",
-        "atime_ns": "a",
-        "upload": "u",
-        "tags": "g",
-        "version": "v",
-    },
-):
-    """Fields of a node beyond its head; absent from the record when all are defaults.
+class Attributes(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Fields of a node beyond its head, with their names in the record; absent from it when all are defaults.
 
     `chunk_count` is the number of data chunks of a blob with a manifest; 0 for a blob of one chunk.  `atime_ns` is the
     access time that somebody set, None when nobody did, or when it is the modification time.
@@ -359,18 +332,18 @@ class Attributes(
     where no versions were kept.
     """
 
-    etag: bytes = b""
-    content_type: str = ""
-    user_metadata: dict[str, str] = {}
-    headers: dict[str, str] = {}
-    checksums: dict[str, bytes] = {}
-    xattrs: dict[str, bytes] = {}
-    symlink_target: bytes = b""
-    chunk_count: int = 0
-    atime_ns: int | None = None
-    upload: bytes = b""
-    tags: dict[str, str] = {}
-    version: int = 0
+    etag: bytes = msgspec.field(default=b"", name="e")
+    content_type: str = msgspec.field(default="", name="t")
+    user_metadata: dict[str, str] = msgspec.field(default_factory=dict, name="m")
+    headers: dict[str, str] = msgspec.field(default_factory=dict, name="h")
+    checksums: dict[str, bytes] = msgspec.field(default_factory=dict, name="k")
+    xattrs: dict[str, bytes] = msgspec.field(default_factory=dict, name="x")
+    symlink_target: bytes = msgspec.field(default=b"", name="l")
+    chunk_count: int = msgspec.field(default=0, name="c")
+    atime_ns: int | None = msgspec.field(default=None, name="a")
+    upload: bytes = msgspec.field(default=b"", name="u")
+    tags: dict[str, str] = msgspec.field(default_factory=dict, name="g")
+    version: int = msgspec.field(default=0, name="v")
 
 
 NO_ATTRIBUTES: Final = Attributes()
@@ -501,5 +474,3 @@ class StoreIdentity:
 
 Mutation = tuple[Op, Table, bytes, bytes]
 """One journal record: op, table, key, value (without its index checksum; empty for DELETE)."""
-
-FIRST_SEQUENCE: Final = Sequence(1)

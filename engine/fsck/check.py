@@ -293,7 +293,7 @@ class _Check:
     async def places(self) -> None:
         """Check that every chunk lies inside its segment and overlaps no other; note chunks that nothing refers to."""
         sizes: dict[SegmentId, int] = {}
-        for segment in self._segments.register.ids():
+        for segment in sorted(self._segments.register.kinds):
             await self._note_size(segment, sizes)
         extents: dict[SegmentId, array[int]] = {}
         garbage_count = garbage_bytes = 0

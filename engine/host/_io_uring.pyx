@@ -14,7 +14,7 @@ Rules kept here:
 - Without SQPOLL the kernel looks at submissions only inside `io_uring_enter`: those that it did not take are taken back.
 - One thread at a time.  The interpreter's lock is released inside the system calls only.
 
-What the kernel or a filter of system calls refuses is OSError from the constructor; `engine.host.io_uring` decides what then.
+What the kernel or a filter of system calls refuses is OSError from the constructor; `engine.host.io_queue` decides what then.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from lakefs.errors import ConfigError
@@ -132,10 +132,5 @@ def armed(setting: str) -> Callable[[str], None]:
     return reached
 
 
-def _chosen(environ: Mapping[str, str]) -> Callable[[str], None]:
-    setting = environ.get(VARIABLE)
-    return _nothing if setting is None else armed(setting)
-
-
-reached: Final[Callable[[str], None]] = _chosen(os.environ)
+reached: Final[Callable[[str], None]] = armed(os.environ[VARIABLE]) if VARIABLE in os.environ else _nothing
 """Called when the process reaches the step of that name."""

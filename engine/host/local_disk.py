@@ -20,20 +20,20 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
-import mmap
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
 from engine.host.client_files import MEMORY_FILE_SYSTEMS, file_system
-from engine.host.folder_lock import FolderLock
-from engine.host.spare_descriptors import NO_DESCRIPTOR, SpareDescriptors
+from engine.host.folder_lock import NO_DESCRIPTOR, FolderLock, SpareDescriptors
+from engine.host.zeros import zeros
 from lakefs.errors import DiskFailed, EngineBusy, LakeError, SourceChanged, StoreFull, StoreReadOnly
 from lakefs.host.descriptors import after
 from lakefs.ids import Buffer
-from lakefs.limits import MIB, PAGE_BYTES
+from lakefs.limits import PAGE_BYTES
 from lakefs.ports import FileStat
 
 _FALLOC_KEEP_SIZE: Final = 0x01  # linux/falloc.h
@@ -49,9 +49,6 @@ _ROOT_NAMES: Final = frozenset({"", "."})
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _libc.fallocate.restype = ctypes.c_int
-
-# Page-aligned, so that a file opened with O_DIRECT takes it too.
-_ZEROS: Final = memoryview(mmap.mmap(-1, MIB)).toreadonly()
 
 
 def _translated(error: OSError, doing: str, name: str) -> LakeError:
@@ -90,10 +87,6 @@ class _Translating:
             raise _translated(error, self._doing, self._name) from error
 
 
-def _no_more() -> OSError:
-    return OSError(errno.EIO, "the device takes no more bytes")
-
-
 def _fallocate(descriptor: int, mode: int, offset: int, length: int) -> bool:
     """Call fallocate(2); False if the file system has none.  glibc's posix_fallocate would write every block."""
     while _libc.fallocate(descriptor, mode, offset, length) != 0:
@@ -108,19 +101,15 @@ def _fallocate(descriptor: int, mode: int, offset: int, length: int) -> bool:
 class LocalFile:
     """An open file (`lakefs.ports.DiskFile`).  Reads and writes may come from several threads at once."""
 
-    __slots__ = ("_cached_flags", "_descriptor", "_direct", "_name")
+    __slots__ = ("_cached_flags", "_descriptor", "_name", "direct")
 
     def __init__(self, descriptor: int, name: str, direct: bool) -> None:
         self._descriptor = descriptor
         self._name = name
-        self._direct = direct
+        self.direct = direct
+        """True if reads and writes bypass the page cache."""
         self._cached_flags = None if direct else os.RWF_NOWAIT
         """Flags for reading only cached pages; None when the file system supports no such read."""
-
-    @property
-    def direct(self) -> bool:
-        """True if reads and writes bypass the page cache."""
-        return self._direct
 
     @property
     def in_memory(self) -> bool:
@@ -132,16 +121,12 @@ class LocalFile:
         with _Translating("read", self._name):
             done = os.preadv(self._descriptor, [buffer], offset)
             # A read past the cache that ends inside a page has met the file's end.
-            while 0 < done < len(buffer) and not (self._direct and done % PAGE_BYTES):
+            while 0 < done < len(buffer) and not (self.direct and done % PAGE_BYTES):
                 count = os.preadv(self._descriptor, [buffer[done:]], offset + done)
                 if count == 0:
                     break
                 done += count
         return done
-
-    def pread_cached_into(self, buffer: memoryview, offset: int) -> bool:
-        """Fill `buffer` from the page cache; returns True if all of it was cached."""
-        return self.preadv_cached_into([buffer], offset)
 
     def preadv_cached_into(self, buffers: Sequence[memoryview], offset: int) -> bool:
         """Fill the buffers from the page cache; returns True if all of it was cached."""
@@ -162,8 +147,7 @@ class LocalFile:
 
     def pwrite(self, payload: Buffer, offset: int) -> None:
         """Write all of `payload` at `offset`."""
-        with _Translating("write", self._name):
-            self._write_all(payload, offset)
+        self.pwritev([payload], offset)
 
     def pwritev(self, payloads: Sequence[Buffer], offset: int) -> None:
         """Write the payloads one behind the other, up to 1,024 in one system call."""
@@ -172,17 +156,9 @@ class LocalFile:
             while missing:
                 count = os.pwritev(self._descriptor, missing[:_VECTORS_MAX], offset)
                 if count == 0:
-                    raise _no_more()
+                    raise OSError(errno.EIO, "the device takes no more bytes")
                 offset += count
                 missing = after(missing, count)
-
-    def _write_all(self, payload: Buffer, offset: int) -> None:
-        done = os.pwrite(self._descriptor, payload, offset)
-        while done < len(payload):
-            count = os.pwrite(self._descriptor, memoryview(payload)[done:], offset + done)
-            if count == 0:
-                raise _no_more()
-            done += count
 
     def sync_data(self) -> None:
         """Call fdatasync.  After a failure the kernel may have dropped the pages: the caller must not retry."""
@@ -202,9 +178,7 @@ class LocalFile:
         with _Translating("free a part of", self._name):
             if _fallocate(self._descriptor, _FALLOC_PUNCH_HOLE | _FALLOC_KEEP_SIZE, offset, length):
                 return
-            end = min(offset + length, self.size())
-            for position in range(offset, end, len(_ZEROS)):
-                self._write_all(_ZEROS[: min(len(_ZEROS), end - position)], position)
+            self.pwritev(zeros(max(0, min(length, self.size() - offset))), offset)
 
     def truncate(self, size: int) -> None:
         """Set the length; a longer file reads as zero there."""
@@ -252,8 +226,9 @@ class LocalDisk:
         with _Translating("open", path):
             if create:
                 self.check_lock()
+            opening = os.open if read_only else partial(self._spares.use, os.open)
             try:
-                descriptor = self._open(path, flags, spare=not read_only)
+                descriptor = opening(self.local_path(path), flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             except FileNotFoundError:
                 if self._held is not None:
                     self._held.check_folder()
@@ -264,7 +239,7 @@ class LocalDisk:
         """Return the names in a folder, in order of their text; empty when there is no such folder."""
         with _Translating("list", path):
             try:
-                return sorted(self._spares.list_folder(self._inside(path)))
+                return sorted(self._spares.use(os.listdir, self.local_path(path)))
             except FileNotFoundError:
                 return []
 
@@ -276,16 +251,16 @@ class LocalDisk:
                 if path in _ROOT_NAMES:
                     make_folders(Path(self._root))
                 else:
-                    os.mkdir(self._inside(path), mode=0o700)
+                    os.mkdir(self.local_path(path), mode=0o700)
             except FileExistsError:
-                if not os.path.isdir(self._inside(path)):
+                if not os.path.isdir(self.local_path(path)):
                     raise
 
     def exists(self, path: str) -> bool:
         """Return True if a file, folder or link has that name."""
         with _Translating("look for", path):
             try:
-                os.lstat(self._inside(path))
+                os.lstat(self.local_path(path))
             except FileNotFoundError:
                 return False
         return True
@@ -294,23 +269,23 @@ class LocalDisk:
         """Call rename(2): `target` is the old file or the new one at every moment."""
         with _Translating("rename", source):
             self.check_lock()
-            os.rename(self._inside(source), self._inside(target))
+            os.rename(self.local_path(source), self.local_path(target))
 
     def unlink(self, path: str) -> None:
         """Remove a file's name."""
         with _Translating("remove", path):
             self.check_lock()
-            os.unlink(self._inside(path))
+            os.unlink(self.local_path(path))
 
     def sync_folder(self, path: str) -> None:
         """Call fsync on the folder."""
         with _Translating("sync folder", path):
-            _sync_folder(self._inside(path), self._spares.open)
+            _sync_folder(self.local_path(path), partial(self._spares.use, os.open))
 
     def stat(self, path: str) -> FileStat:
         """Call lstat on a file."""
         with _Translating("look at", path):
-            found = os.lstat(self._inside(path))
+            found = os.lstat(self.local_path(path))
         return FileStat(found.st_ino, found.st_size, found.st_blocks * _BLOCK_BYTES)
 
     def free_bytes(self) -> int:
@@ -338,23 +313,16 @@ class LocalDisk:
             with _Translating("look at", self._root):
                 self._held.check()
 
-    def local_path(self, path: str) -> str:
-        """Return the absolute path."""
-        return self._inside(path)
-
     @property
     def _held(self) -> FolderLock | None:
         return self._lock if self._lock is not None and self._lock.is_held else None
 
     def _file_system_state(self) -> os.statvfs_result:
         with _Translating("look at", self._root):
-            return os.statvfs(self._root) if self._held is None else self._held.file_system_state()
+            return os.statvfs(self._root) if self._held is None else os.statvfs(self._held.folder)
 
-    def _open(self, path: str, flags: int, *, spare: bool = False) -> int:
-        opening = self._spares.open if spare else os.open
-        return opening(self._inside(path), flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-
-    def _inside(self, path: str) -> str:
+    def local_path(self, path: str) -> str:
+        """Return the absolute path.  DiskFailed for one that is not inside the store."""
         if path in _ROOT_NAMES:
             return self._root
         parts = path.split("/")

@@ -1,9 +1,11 @@
-"""Limits of this process: memory of machine and control groups, of which tiers and index take a share, and address
-space that it may map, which is not memory.
+"""Memory of this process.  Its limits: memory of machine and control groups, of which tiers and index take a share, and
+address space that it may map, which is not memory.  Its heap, the C library's, which holds buffers and objects of more
+than 512 bytes: gives back what is free.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 from pathlib import Path
@@ -31,6 +33,18 @@ def refuse_little_address_space() -> None:
         f"have {limit // KIB} KiB: lift the limit with `ulimit -v unlimited`, or take LimitAS= out of the unit",
         subject="RLIMIT_AS",
     )
+
+
+def give_back_free_heap() -> None:
+    """Return free memory of the heap to the machine.
+
+    Blocks, some 2 ms for a heap of 30 MiB; other threads that allocate wait for it.  On its own glibc returns only free
+    memory at the heap's end: under mixed load of millions of operations it kept 8 MiB of 28.  Does nothing with a C
+    library without malloc_trim.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _machine(proc: Path) -> int:

@@ -21,7 +21,6 @@ import fcntl
 import os
 import stat
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -35,23 +34,24 @@ _COPY_BYTES: Final = 8 << 20
 _DEVICES: Final = Path("/dev")
 
 
-@dataclass
 class Backing:
-    """Memory of a table.  `memory` is writable; `descriptor` is read-only, to send to clients, or None."""
+    """Memory of a table.  `memory` is writable; `descriptor` is read-only, to send to clients."""
 
-    kind: str
-    """For people: `memory`, `huge pages`, `file`."""
-    memory: memoryview
-    descriptor: int | None
-    note: str = ""
-    """A hint for people: a wished-for feature that the machine lacks."""
-    file: int | None = None
-    """Descriptor of the locked file, if the memory is kept in one."""
-    is_old: bool = False
-    """True if the memory holds the file's content, which may be a usable table."""
-    on_huge_pages: bool = False
-    """True if all of the memory is known to be on huge pages."""
-    _sealed: SealedMemory | None = None
+    def __init__(self, size_bytes: int) -> None:
+        """Allocate at least as many bytes, in whole huge pages.  EngineBusy: memory is short."""
+        self._sealed = SealedMemory("hot-index", -(-size_bytes // HUGE_BYTES) * HUGE_BYTES)
+        self.memory = self._sealed.view
+        self.descriptor = self._sealed.descriptor
+        self.on_huge_pages = self._sealed.on_huge_pages
+        """True if all of the memory is known to be on huge pages."""
+        self.kind = "huge pages" if self.on_huge_pages else "memory"
+        """For people: `memory`, `huge pages`, `file`."""
+        self.note = "" if self.on_huge_pages else "no huge pages are set aside (sysctl vm.nr_hugepages)"
+        """A hint for people: a wished-for feature that the machine lacks."""
+        self.file: int | None = None
+        """Descriptor of the locked file, if the memory is kept in one."""
+        self.is_old = False
+        """True if the memory holds the file's content, which may be a usable table."""
 
     def erase(self) -> None:
         """Fill the memory with zeros.  Blocks."""
@@ -61,8 +61,8 @@ class Backing:
             piece[:] = nothing[: len(piece)]
 
     def gather(self, offset: int, size_bytes: int) -> bool:
-        """Call `SealedMemory.gather`; False for other memory.  Blocks."""
-        return self._sealed is not None and self._sealed.gather(offset, size_bytes)
+        """Call `SealedMemory.gather`.  Blocks."""
+        return self._sealed.gather(offset, size_bytes)
 
     @property
     def is_kept(self) -> bool:
@@ -97,10 +97,7 @@ class Backing:
         """Release memory, descriptors and lock."""
         with suppress(BufferError):
             self.memory.release()
-        if self._sealed is not None:
-            self._sealed.close()
-        elif self.descriptor is not None:
-            os.close(self.descriptor)
+        self._sealed.close()
         if self.file is not None:
             os.close(self.file)
             self.file = None
@@ -112,25 +109,15 @@ def open_backing(setting: str, size_bytes: int) -> Backing:
     ConfigError: the path cannot be used.  StoreLocked: another engine uses it.  EngineBusy: memory is short.
     """
     if setting in ("auto", "memory"):
-        return _in_memory(size_bytes)
+        return Backing(size_bytes)
     file = _opened(Path(setting))
     try:
         return _on_file(Path(setting), file, size_bytes)
-    except OSError as error:
+    except BaseException as error:
         os.close(file)
-        raise _unusable(setting, error) from error
-    except BaseException:
-        os.close(file)
+        if isinstance(error, OSError):
+            raise _unusable(setting, error) from error
         raise
-
-
-def _in_memory(size_bytes: int) -> Backing:
-    whole = -(-size_bytes // HUGE_BYTES) * HUGE_BYTES
-    sealed = SealedMemory("hot-index", whole)
-    note = "" if sealed.on_huge_pages else "no huge pages are set aside (sysctl vm.nr_hugepages)"
-    kind = "huge pages" if sealed.on_huge_pages else "memory"
-    huge = sealed.on_huge_pages
-    return Backing(kind, sealed.view, sealed.descriptor, note, on_huge_pages=huge, _sealed=sealed)
 
 
 def _opened(path: Path) -> int:
@@ -178,7 +165,7 @@ def _on_file(path: Path, file: int, size_bytes: int) -> Backing:
             f"hot_index: {path} is a file of something else; name a new one, or remove it", subject=str(path)
         )
     os.pwrite(file, b"", 0)  # hugetlbfs refuses even that; else only the clean stop would find out
-    inside = _in_memory(max(size_bytes, min(found.st_size, 2 * size_bytes)))
+    inside = Backing(max(size_bytes, min(found.st_size, 2 * size_bytes)))
     inside.kind, inside.file = "file", file
     inside.is_old = _read_into(inside.memory, file, found.st_size)
     if not inside.is_old and found.st_size:

@@ -19,9 +19,8 @@ from typing import Any, Final
 import structlog
 import trio
 
-from engine.host.heap import give_back_free_heap
 from engine.host.local_disk import LocalDisk
-from engine.host.memory_limits import memory_bytes
+from engine.host.memory_limits import give_back_free_heap, memory_bytes
 from engine.process.folders import group_id, places_made
 from engine.process.permissions import judge_permissions
 from engine.process.shared_index_life import run_shared_index

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.chunks.chunk_store import find_chunk
-from engine.chunks.held_blobs import checked_chunks
+from engine.chunks.manifests import checked_chunks
 from engine.requests.handlers import handles
 from engine.sessions.references import Client
 from engine.store.store import Store

@@ -22,7 +22,7 @@ from typing import Final
 import trio
 
 from engine.chunks.chunk_store import find_chunk
-from engine.chunks.held_blobs import checked_chunks
+from engine.chunks.manifests import checked_chunks
 from engine.format.checksums import check_vector, vector_of
 from engine.format.layouts import ChunkRecord
 from engine.memory.lent_memory import LentMemory, put_into

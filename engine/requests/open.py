@@ -23,7 +23,7 @@ import msgspec
 import structlog
 
 from engine.chunks.chunk_store import find_chunk
-from engine.chunks.held_blobs import checked_chunks
+from engine.chunks.manifests import checked_chunks
 from engine.format.extents import Place
 from engine.format.layouts import ChunkRecord, NodeKind
 from engine.namespace.buckets import BucketRef, find_bucket
@@ -347,7 +347,7 @@ class Reads:
             raise PermissionDenied("descriptors are given on the Unix socket only; ask for the bytes instead")
         if len(request.segments) > SEGMENTS_PER_REQUEST_MAX:
             raise RequestTooLarge(f"at most {SEGMENTS_PER_REQUEST_MAX} segments in one request")
-        known = set(self._segments.register.ids())
+        known = set(self._segments.register.kinds)
         found: list[int] = []
         descriptors: list[int] = []
         for segment in request.segments:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.chunks.chunk_store import find_chunk
-from engine.chunks.held_blobs import checked_chunks
+from engine.chunks.manifests import checked_chunks
 from engine.format.extents import Place
 from engine.requests.grants import grant_of
 from engine.requests.handlers import handles

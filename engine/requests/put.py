@@ -15,10 +15,9 @@ import os
 from collections.abc import Sequence
 
 from engine.chunks.chunk_store import find_chunk
-from engine.chunks.held_blobs import HeldBlob, HeldBlobs, checked_chunks
 from engine.chunks.ingest import Choose
-from engine.chunks.payload import Hashed, Payload, Written
-from engine.chunks.payload_memory import ReceivedBody, check_lengths
+from engine.chunks.manifests import HeldBlob, HeldBlobs, checked_chunks
+from engine.chunks.payload import Hashed, Payload, ReceivedBody, Written, check_lengths
 from engine.host.client_files import check_source, filler
 from engine.namespace.buckets import BucketRef, PlannedBuckets, find_bucket
 from engine.namespace.names import Binding, bind_many
@@ -50,7 +49,7 @@ class Puts:
         self._references = store.references
         self._chunks = store.chunks
         self._metadata = store.metadata
-        self._held = HeldBlobs(store.metadata, store.chunks, store.manifests, store.references)
+        self._held = HeldBlobs(store.chunks, store.manifests)
 
     async def receive(self, request: m.StoreChunks | m.PutObjects) -> ReceivedBody:
         """Allocate memory for the payloads of a request."""
@@ -74,7 +73,7 @@ class Puts:
 
     @handles(m.SessionEnd)
     async def session_end(self, client: Client, request: m.SessionEnd) -> Reply:
-        self._references.end_session(client, SessionId(request.session))
+        self._references.end_session(SessionId(request.session))
         return Reply(m.Done())
 
     @handles(m.Offer)
@@ -158,7 +157,7 @@ class Puts:
         if request.durable:
             await self._metadata.wait_durable(sequence)
         if request.end_session and all(result.failure is None for result in results):
-            self._references.end_session(client, session.identifier)
+            self._references.end_session(session.identifier)
         return Reply(m.NameResults(results))
 
     @handles(m.PutObjects)

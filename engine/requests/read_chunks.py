@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from typing import Final
 
 from engine.chunks.chunk_store import find_chunk
-from engine.chunks.held_blobs import checked_chunks
+from engine.chunks.manifests import checked_chunks
 from engine.format.layouts import ChunkRecord
 from engine.requests.answers import failure_of
 from engine.requests.handlers import handles

@@ -22,7 +22,7 @@ class SharedIndexRequests:
         if not (client.descriptors and client.trusted):
             raise PermissionDenied("the shared index is shared on the Unix socket only; use Locate instead")
         index = self._store.shared_index
-        if index is None or index.backing.descriptor is None:
+        if index is None:
             raise UnsupportedVersion("this engine shares no shared index; use Locate instead")
         index.counts.lent += 1
         return Reply(m.SharedIndexOpened(entries_max(index.table.capacity)), descriptors=[index.backing.descriptor])

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from engine.chunks.payload import Fill, Payload
-from engine.chunks.payload_memory import check_lengths
+from engine.chunks.payload import Fill, Payload, check_lengths
 from engine.memory.lent_memory import LentMemory, read_into
 from engine.requests.answers import stored
 from engine.requests.handlers import handles

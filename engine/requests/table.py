@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Final
 
-from engine.chunks.payload_memory import ReceivedBody
+from engine.chunks.payload import ReceivedBody
 from engine.namespace.buckets import find_bucket
 from engine.namespace.watch import Watch
 from engine.requests.access_keys import AccessKeyRequests

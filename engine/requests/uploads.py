@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.chunks.held_blobs import HeldBlobs
+from engine.chunks.manifests import HeldBlobs
 from engine.format.layouts import ReadOnlyFeature
 from engine.format.records import PartRecord, UploadRecord
 from engine.namespace.buckets import find_bucket
@@ -53,7 +53,7 @@ class UploadRequests:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._references = store.references
-        self._held = HeldBlobs(store.metadata, store.chunks, store.manifests, store.references)
+        self._held = HeldBlobs(store.chunks, store.manifests)
         self._decisions = Decisions(store.metadata)
 
     @handles(m.UploadCreate)
@@ -80,7 +80,7 @@ class UploadRequests:
 
         stat = await self._decisions.change(client, decide)
         if request.end_session:
-            self._references.end_session(client, session.identifier)
+            self._references.end_session(session.identifier)
         return Reply(stat)
 
     @handles(m.UploadList)
@@ -153,7 +153,7 @@ class UploadRequests:
 
         bound = await self._decisions.change(client, decide)
         if request.end_session:
-            self._references.end_session(client, session.identifier)
+            self._references.end_session(session.identifier)
         return one_name(request.bucket, request.key, bound)
 
     @handles(m.UploadAbort)

@@ -58,11 +58,9 @@ def parse_segment_name(name: str) -> tuple[SegmentId, SegmentKind] | None:
 
 def pack_segment_header(identity: StoreIdentity, segment: SegmentId, kind: SegmentKind) -> memoryview:
     """Return the first page of a segment, in page-aligned memory."""
-    body = SEGMENT_HEADER.pack(SEGMENT_MAGIC, FORMAT_VERSION, kind, segment, identity.store_id, identity.boot_id, 0)[
-        :_HEADER_CRC_BYTES
-    ]
+    fields = SEGMENT_MAGIC, FORMAT_VERSION, kind, segment, identity.store_id, identity.boot_id
     page = memoryview(mmap.mmap(-1, PAGE))
-    page[: SEGMENT_HEADER.size] = body + crc32c(body).to_bytes(4, "little")
+    SEGMENT_HEADER.pack_into(page, 0, *fields, crc32c(SEGMENT_HEADER.pack(*fields, 0)[:_HEADER_CRC_BYTES]))
     return page
 
 
@@ -148,19 +146,6 @@ class SegmentRegister:
 
     kinds: dict[SegmentId, SegmentKind] = field(default_factory=dict)
 
-    def ids(self) -> list[SegmentId]:
-        """Return every segment, ascending."""
-        return sorted(self.kinds)
-
-    def has(self, segment: SegmentId) -> bool:
-        """Return True if the segment exists."""
-        return segment in self.kinds
-
-    def kind(self, segment: SegmentId) -> SegmentKind:
-        """Return the segment's kind.  Raises StaleGrant when it was removed."""
-        self.path(segment)
-        return self.kinds[segment]
-
     def path(self, segment: SegmentId) -> str:
         """Return the path of an existing segment.  Raises StaleGrant when it was removed."""
         kind = self.kinds.get(segment)
@@ -228,7 +213,7 @@ class ReadFiles:
         if entry is None:
             return False
         try:
-            return entry.file.pread_cached_into(buffer, offset)
+            return entry.file.preadv_cached_into([buffer], offset)
         finally:
             self.leave(entry)
 
@@ -263,7 +248,9 @@ class ReadFiles:
             entry = self._files.get(segment)
             if entry is None:
                 entry = self._files[segment] = ReadFile(opened)
-                self._evict()
+                # Close the least recently used.  The newest, which no read uses yet, is last in order.
+                while len(self._files) > READ_FILES_MAX:
+                    self._close(self._files.popitem(last=False)[1])
             else:
                 opened.close()
             entry.users += 1
@@ -325,12 +312,6 @@ class ReadFiles:
             file.close()
             raise
         return file
-
-    def _evict(self) -> None:
-        """Close the least recently used.  The newest, which no read uses yet, is last in order."""
-        while len(self._files) > READ_FILES_MAX:
-            _, entry = self._files.popitem(last=False)
-            self._close(entry)
 
     def _close(self, entry: ReadFile) -> None:
         entry.dropped = True

@@ -142,13 +142,10 @@ class LargeWriter:
         Callers share a sync that began after their writes.  Raises DiskFailed when it failed: it is never retried, and
         every later write or sync raises StoreReadOnly.
         """
-        for segment in segments:
+        for segment in filter(None, map(self._open.get, segments)):
             await self._sync(segment)
 
-    async def _sync(self, segment_id: SegmentId) -> None:
-        segment = self._open.get(segment_id)
-        if segment is None:
-            return
+    async def _sync(self, segment: _LargeSegment) -> None:
         wanted = segment.writes_ended
         while segment.writes_synced < wanted:
             self._maker.gate.check()

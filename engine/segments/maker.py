@@ -30,11 +30,6 @@ class WriteGate:
         self.reason = ""
         """The first failure; empty while the gate is open."""
 
-    @property
-    def failed(self) -> bool:
-        """True if a write or sync has failed."""
-        return bool(self.reason)
-
     def check(self) -> None:
         """Raise StoreReadOnly if the gate is shut."""
         if self.reason:
@@ -118,7 +113,7 @@ class SegmentMaker:
 
     async def close(self, segment: OpenSegment) -> None:
         """Cut off the unused tail and close the file.  No write to it is under way."""
-        cut = 0 if self.gate.failed else page_up(segment.cursor)
+        cut = 0 if self.gate.reason else page_up(segment.cursor)
         try:
             with trio.CancelScope(shield=True):
                 await self.offload.run(close_segment_file, segment.file, cut)

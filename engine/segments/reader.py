@@ -1,4 +1,4 @@
-"""Reads segments: raw bytes, and payloads that match their checksums.
+"""Reads payloads of segments that match their checksums.
 
 Rules kept here:
 - A checked read returns the bytes that were written, or raises ChunkDamaged naming segment and offset; it never
@@ -21,9 +21,8 @@ from engine.format.extents import Place, page_down, page_up
 from engine.format.layouts import ChunkRecord
 from engine.segments.files import ReadFiles, SegmentRegister
 from lakefs.content.verify import crcs_between, granules_around
-from lakefs.errors import ChunkDamaged, CorruptionError, DiskFailed, LakeError, OperationalError, StoreDamaged
-from lakefs.findings import Finding
-from lakefs.ids import Buffer, SegmentId
+from lakefs.errors import ChunkDamaged, CorruptionError, DiskFailed, LakeError, OperationalError
+from lakefs.ids import Buffer
 from lakefs.ports import Disk, DiskFile, Offload
 
 T = TypeVar("T")
@@ -57,32 +56,6 @@ class SegmentReader:
         self._files = files
         self.healed_reads = 0
         """Reads that matched only past the page cache: bad memory, a bad cable, or a read that failed once."""
-
-    # --- raw bytes ------------------------------------------------------------------------------------
-
-    async def read(self, segment: SegmentId, offset: int, length: int) -> bytes:
-        """Return `length` bytes, unchecked.  Raises StoreDamaged when the file ends before that."""
-        buffer = bytearray(length)
-        await self.read_into(segment, offset, memoryview(buffer))
-        return bytes(buffer)
-
-    async def read_into(self, segment: SegmentId, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer`, unchecked.  Raises StoreDamaged when the file ends before that."""
-        await self._offload.run(self.pread_into_blocking, segment, offset, buffer)
-
-    def pread_into_blocking(self, segment: SegmentId, offset: int, buffer: memoryview) -> None:
-        """Do `read_into` for callers that run in a thread of the pool already."""
-        with self._files.using(segment) as file:
-            count = file.pread_into(buffer, offset)
-        if count < len(buffer):
-            path = self._register.path(segment)
-            raise StoreDamaged(
-                f"{path} ends at {offset + count}, before {offset + len(buffer)}; run: lake fsck",
-                subject=path,
-                finding=Finding.CHUNK_PAST_END,
-            )
-
-    # --- payloads, checked ---------------------------------------------------------------------------
 
     async def read_chunk(self, record: ChunkRecord, buffer: memoryview | None = None) -> memoryview:
         """Return the payload, every granule checked; in `buffer` if given (at least `record.extent_bytes` long)."""

@@ -53,13 +53,13 @@ class SegmentRoom:
 
     async def size(self, segment: SegmentId) -> int:
         """Return the length of the segment's file in bytes."""
-        return await self._offload.run(_size_of, self._disk, self._register.path(segment))
+        return (await self._offload.run(_stat_of, self._disk, self._register.path(segment))).size_bytes
 
     async def allocated_bytes(self, segments: Collection[SegmentId] | None = None) -> int:
         """Return the bytes that the segments (all by default) take on the medium; stats every file."""
         chosen = self._register.kinds if segments is None else segments
         paths = [segment_path(segment, self._register.kinds[segment]) for segment in chosen]
-        return await self._offload.run(_allocated_of, self._disk, paths)
+        return await self._offload.run(lambda: sum(_stat_of(self._disk, path).allocated_bytes for path in paths))
 
     async def free_bytes(self, *, into_headroom: bool = False) -> int:
         """Return the bytes of disk that payload may take; `into_headroom`: for callers that at once free more."""
@@ -83,9 +83,8 @@ class SegmentRoom:
     async def punch_gaps(self, segment: SegmentId, live: Sequence[Span]) -> None:
         """Free all pages of a sealed segment that hold no live or pinned extent; `live` ascends."""
         self._check_reclaimable(segment)
-        path = self._register.path(segment)
         kind = self._register.kinds[segment]
-        size = await self._offload.run(_size_of, self._disk, path)
+        size = await self.size(segment)
         self._check_reclaimable(segment)
         await self._punch_pages(segment, self._unpinned_pages(segment, kind, gaps(owned_spans(kind, live), size)))
 
@@ -164,14 +163,6 @@ def _remove_file(disk: Disk, path: str) -> None:
     reached("gc.segment-unlinked")
     disk.sync_folder(SEGMENTS_FOLDER)
     reached("gc.segment-removed")
-
-
-def _size_of(disk: Disk, path: str) -> int:
-    return _stat_of(disk, path).size_bytes
-
-
-def _allocated_of(disk: Disk, paths: Sequence[str]) -> int:
-    return sum(_stat_of(disk, path).allocated_bytes for path in paths)
 
 
 def _stat_of(disk: Disk, path: str) -> FileStat:

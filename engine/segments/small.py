@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import trio
 
@@ -77,10 +78,6 @@ class SmallBatch:
         self.on_end(self)
 
 
-def _no_urge() -> None:
-    """Do nothing: the default where the caller that places also writes."""
-
-
 class SmallWriter:
     """Packs payloads under 64 KiB."""
 
@@ -96,8 +93,8 @@ class SmallWriter:
         self._unwritten_bytes = 0
         self.unwritten: dict[Place, Buffer] = {}
         """Payloads whose bytes are not in their file yet; changed on the loop, read in threads too."""
-        self.urge: Callable[[], None] = _no_urge
-        """Requests that a batch is taken soon; does not wait."""
+        self.urge: Callable[[], None] = lambda: None
+        """Requests that a batch is taken soon; does not wait.  Does nothing where the caller that places writes too."""
 
     @property
     def being_written(self) -> set[SegmentId]:
@@ -191,7 +188,7 @@ class SmallWriter:
         current, self._current = self._current, None
         if current is not None:
             self._full.append(current)
-        if not self._maker.gate.failed:
+        if not self._maker.gate.reason:
             await self.sync()
         self.abandon()
 
@@ -246,10 +243,7 @@ class SmallWriter:
         """Write zeros and return their length.  Blocks.  Takes no more of the headroom than `need`."""
         disk, sizes = self._maker.disk, self._maker.sizes
         want = max(need, min(sizes.small_fill, page_up(segment.limit) - segment.extended))
-
-        def take(offset: int, length: int) -> None:
-            _write_zeros(segment.file, offset, length)
-
+        take = partial(_write_zeros, segment.file)
         try:
             return grow(disk, take, segment.extended, need, want, self._maker.left_free_bytes())
         except StoreFull:

@@ -139,7 +139,7 @@ class References:
             self._lingering.pop(identifier, None)
         return session
 
-    def end_session(self, client: Client, identifier: SessionId) -> None:
+    def end_session(self, identifier: SessionId) -> None:
         """End a session and its holds; does nothing if it has ended already."""
         session = self._sessions.get(identifier)
         if session is not None:

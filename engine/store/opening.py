@@ -21,7 +21,7 @@ import trio
 
 from engine.chunks.chunk_store import Chunks
 from engine.chunks.manifests import Manifests
-from engine.chunks.payload_memory import PayloadMemory
+from engine.chunks.payload import PayloadMemory
 from engine.chunks.quarantine import Quarantine
 from engine.format.sizes import DEFAULT_STORE_SIZES, StoreSizes
 from engine.host.tasks import plain_errors

@@ -18,7 +18,7 @@ import trio
 
 from engine.chunks.chunk_store import Chunks
 from engine.chunks.manifests import Manifests
-from engine.chunks.payload_memory import PayloadMemory
+from engine.chunks.payload import PayloadMemory
 from engine.chunks.quarantine import Quarantine
 from engine.format.layouts import ReadOnlyFeature
 from engine.format.sizes import StoreSizes
@@ -120,7 +120,7 @@ class Store:
         """The reason why the store takes no writes; empty while it does."""
         if self.metadata.failed is not None:
             return self.metadata.failed.message
-        if self.segments.gate.failed:
+        if self.segments.gate.reason:
             reason = self.segments.gate.reason
             return f"a write or sync of a segment failed ({reason}); mend that, and restart the engine"
         return ""
@@ -146,7 +146,7 @@ class Store:
             "index": index_state(self),
             "disk": {"free_bytes": free, "total_bytes": total, "reserve_bytes": self.reserve.held_bytes},
             "segments": {
-                "count": len(self.segments.register.ids()),
+                "count": len(self.segments.register.kinds),
                 "allocated_bytes": await self.segments.room.allocated_bytes(),
                 "healed_reads": self.segments.reader.healed_reads,
                 "damaged_chunks": len(self.quarantine),

@@ -38,8 +38,7 @@ import msgspec
 import trio
 
 from engine.chunks.chunk_store import Chunks, hash_wrong
-from engine.chunks.payload import Hashed, Payload, Written, is_small
-from engine.chunks.payload_memory import PayloadMemory
+from engine.chunks.payload import Hashed, Payload, PayloadMemory, Written, is_small
 from engine.format.extents import large_extent_bytes
 from engine.format.layouts import ChunkRecord, Table, chunk_id_of_key, unpack_chunk_record
 from engine.host.failpoints import reached
@@ -177,7 +176,7 @@ class Compactor:
             settled.add(filled_before[0])
         worth: list[tuple[float, SegmentId]] = []
         for segment in settled:
-            if self._segments.in_flight.count(segment) or not self._segments.register.has(segment):
+            if self._segments.in_flight.count(segment) or segment not in self._segments.register.kinds:
                 continue  # gc may have removed it during the walk
             if self._segments.pins.has(segment):
                 continue  # a pinned segment keeps its room, so a move would use it twice
@@ -216,7 +215,7 @@ class Compactor:
             found, is_complete = await self._find(chosen)
             moved_before = report.moved_chunks
             for segment in chosen:
-                if not self._segments.register.has(segment):
+                if segment not in self._segments.register.kinds:
                     continue
                 left = await self._empty(segment, found[segment], is_complete, report)
                 if is_complete and not left:
@@ -381,7 +380,7 @@ class Compactor:
         await self._metadata.wait_durable(self._rests_on)
         assert not self._segments.in_flight.count(segment), "nothing is written to a sealed segment"
         async with self._reclaiming:
-            if self._segments.register.has(segment):  # else gc has removed it
+            if segment in self._segments.register.kinds:  # else gc has removed it
                 report.removed_segments += await self._segments.room.remove(segment)
                 reached("compaction.segment-removed")
 

@@ -7,6 +7,7 @@ older.  Each upload is removed by a decision of its own, which checks again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from typing import Final
@@ -37,39 +38,33 @@ class UploadExpiry:
 
     async def run(self) -> int:
         """Remove expired uploads, durably; returns how many.  Raises StoreReadOnly, IndexDamaged."""
-        count = 0
-        last = Sequence(0)
-        after = UPLOADS_BEGIN
-        while True:
-            with self._metadata.view() as view:
-                page = list(islice(view.scan(Table.UPLOADS, after, UPLOADS_END), self._batch))
-                over = [key for key, value in page if self._is_over(view, key, value)]
-            if not page:
-                break
-            after = page[-1][0] + b"\0"
-            for key in over:
-                was_there, last = await self._metadata.commit(partial(self._remove, key))
-                count += was_there
-            await trio.lowlevel.checkpoint()
-        last = max(last, await self._forget_parts())
-        await self._metadata.wait_durable(last)
+        parts_batch = self._batch // 8 + 1
+        count, last = await self._sweep(UPLOADS_BEGIN, UPLOADS_END, self._batch, self._is_over, self._remove)
+        _, parts_last = await self._sweep(OBJECT_PARTS_BEGIN, OBJECT_PARTS_END, parts_batch, _are_left, _remove_parts)
+        await self._metadata.wait_durable(max(last, parts_last))
         return count
 
-    async def _forget_parts(self) -> Sequence:
-        """Remove the part lists of removed objects; returns the sequence of the last removal."""
+    async def _sweep(
+        self,
+        begin: bytes,
+        end: bytes,
+        batch: int,
+        is_over: Callable[[View, bytes, bytes], bool],
+        remove: Callable[[bytes, Transaction], bool],
+    ) -> tuple[int, Sequence]:
+        """Remove what is over of the records between two keys; returns how many, and the last removal's sequence."""
+        count = 0
         last = Sequence(0)
-        after = OBJECT_PARTS_BEGIN
         while True:
             with self._metadata.view() as view:
-                page = list(islice(view.scan(Table.UPLOADS, after, OBJECT_PARTS_END), self._batch // 8 + 1))
-                headers = [(key[1:-2], value) for key, value in page if key.endswith(_HEADER)]
-                left = [upload for upload, value in headers if is_left_over(view, upload, unpack_header(value))]
+                page = list(islice(view.scan(Table.UPLOADS, begin, end), batch))
+                over = [key for key, value in page if is_over(view, key, value)]
             if not page:
-                return last
-            after = page[-1][0] + b"\0"
-            for upload in left:
-                # A left-over list stays left over: ids are never used twice.
-                _, last = await self._metadata.commit(partial(_remove_parts, upload))
+                return count, last
+            begin = page[-1][0] + b"\0"
+            for key in over:
+                was_there, last = await self._metadata.commit(partial(remove, key))
+                count += was_there
             await trio.lowlevel.checkpoint()
 
     def _remove(self, key: bytes, txn: Transaction) -> bool:
@@ -86,5 +81,11 @@ class UploadExpiry:
         return 0 < self._expiry_ns <= age_ns
 
 
-def _remove_parts(upload: bytes, txn: Transaction) -> None:
-    remove_parts(txn, upload)
+def _are_left(view: View, key: bytes, value: bytes) -> bool:
+    """Return True for the header of a part list whose object was removed.  It stays so: ids are never used twice."""
+    return key.endswith(_HEADER) and is_left_over(view, key[1:-2], unpack_header(value))
+
+
+def _remove_parts(key: bytes, txn: Transaction) -> bool:
+    remove_parts(txn, key[1:-2])
+    return True

@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from engine.chunks.held_blobs import HeldBlob
+from engine.chunks.manifests import HeldBlob
 from engine.format.layouts import EtagKind, Node, Table, node_key, unpack_node
 from engine.format.records import PartRecord, UploadRecord, decode_record
 from engine.namespace.buckets import BucketRef
@@ -155,12 +155,6 @@ def parts_of(view: View, upload: bytes, after: int, limit: int) -> list[tuple[in
 # --- parts ---------------------------------------------------------------------------------------------
 
 
-def check_part_number(number: int) -> None:
-    """Raise InvalidArgument for a number that no part can have."""
-    if not 1 <= number <= PART_NUMBER_MAX:
-        raise InvalidArgument(f"part number {number}; parts have numbers from 1 to {PART_NUMBER_MAX}")
-
-
 def put_part(
     txn: Transaction,
     ref: UploadRef,
@@ -174,7 +168,8 @@ def put_part(
 
     Raises UploadNotFound, InvalidArgument, InvalidPart (too many chunks), RequestTooLarge (over 5 GiB; checksums).
     """
-    check_part_number(number)
+    if not 1 <= number <= PART_NUMBER_MAX:
+        raise InvalidArgument(f"part number {number}; parts have numbers from 1 to {PART_NUMBER_MAX}")
     if len(etag) != PART_ETAG_BYTES:
         raise InvalidArgument(f"a part's ETag has {PART_ETAG_BYTES} bytes, an MD5, not {len(etag)}")
     if held.size_bytes > PART_BYTES_MAX:
@@ -226,7 +221,8 @@ def complete_upload(
             subject=subject(ref.bucket, ref.key),
         )
     check_checksums(checksums)
-    node = _whole_node(unpack_node(record.node), ref, listed, held, checksums, now_ns)
+    etag = whole_etag([etag for _, etag in listed])
+    node = _whole_node(unpack_node(record.node), ref, etag, held, checksums, now_ns)
     bound = bind(txn, ref.bucket, ref.key, node, condition, now_ns)
     keep_parts(txn, ref.upload, bound.node_id, [(number, parts[number]) for number, _ in listed])
     _remove(txn, key, ref.upload, parts)
@@ -275,20 +271,11 @@ def check_listed(
 
 
 def _whole_node(
-    node: Node,
-    ref: UploadRef,
-    listed: Sequence[tuple[int, bytes]],
-    held: HeldBlob,
-    checksums: Mapping[str, bytes],
-    now_ns: int,
+    node: Node, ref: UploadRef, etag: bytes, held: HeldBlob, checksums: Mapping[str, bytes], now_ns: int
 ) -> Node:
-    is_manifest = kind_of(held.blob) is ChunkKind.MANIFEST
+    chunk_count = held.chunk_count if kind_of(held.blob) is ChunkKind.MANIFEST else 0
     attributes = msgspec.structs.replace(
-        node.attributes,
-        etag=whole_etag([etag for _, etag in listed]),
-        checksums=dict(checksums),
-        chunk_count=held.chunk_count if is_manifest else 0,
-        upload=ref.upload,
+        node.attributes, etag=etag, checksums=dict(checksums), chunk_count=chunk_count, upload=ref.upload
     )
     return msgspec.structs.replace(
         node,

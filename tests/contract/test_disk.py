@@ -76,14 +76,14 @@ def test_what_is_cached_is_read_whole_or_not_at_all(disk: Disk) -> None:
     write(disk, "f", b"abc")
     file = disk.open("f", read_only=True)
     found = bytearray(2)
-    assert any(file.pread_cached_into(memoryview(found), 1) for _ in range(1000)), "it was written just now"
+    assert any(file.preadv_cached_into([memoryview(found)], 1) for _ in range(1000)), "it was written just now"
     assert found == b"bc"
     several = [memoryview(bytearray(1)), memoryview(bytearray(2))]
     assert any(file.preadv_cached_into(several, 0) for _ in range(1000))
     assert several == [b"a", b"bc"]
     assert not any(file.preadv_cached_into(several, 1) for _ in range(2)), "the file ends before"
-    assert not file.pread_cached_into(memoryview(found), 2), "the file ends before"
-    assert not file.pread_cached_into(memoryview(found), 3)
+    assert not file.preadv_cached_into([memoryview(found)], 2), "the file ends before"
+    assert not file.preadv_cached_into([memoryview(found)], 3)
     file.close()
 
 

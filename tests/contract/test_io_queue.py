@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from engine.host.io_queue import OffloadQueue
-from engine.host.io_uring import opened_ring, running_ring_queue
+from engine.host.io_queue import OffloadQueue, opened_ring, running_ring_queue
 from engine.host.local_disk import LocalDisk
 from lakefs.errors import DiskFailed
 from lakefs.host.offload import InlineOffload, ThreadOffload

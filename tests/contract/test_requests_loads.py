@@ -260,7 +260,7 @@ async def move(store: Store, chunk: bytes) -> None:
     payload = await store.segments.reader.read_chunk(before)
     area = memoryview(mmap.mmap(-1, large_extent_bytes(len(payload))))
     area[: len(payload)] = payload
-    assert seal_payload(area, len(payload)) == before.crc
+    assert seal_payload(area, len(payload), vector_of(payload)) == before.crc
     (place,) = await store.segments.large.write([(area, len(payload))])
     await store.segments.large.sync({place.segment})
     after = msgspec.structs.replace(before, segment=place.segment, offset=place.offset)

@@ -78,7 +78,7 @@ def _reuse_freed_room() -> None:
         given_back = list(extents)
         await punch(room, given_back)
         freed.extend(
-            e for e in given_back if room._register.has(e[0]) and room._register.kind(e[0]) is SegmentKind.LARGE
+            e for e in given_back if e[0] in room._register.kinds and room._register.kinds[e[0]] is SegmentKind.LARGE
         )
 
     async def reusing(

@@ -49,7 +49,7 @@ def inspect(data: Path) -> Inspection:
             return Inspection(
                 report,
                 await store.check(full=True),
-                len(store.segments.register.ids()),
+                len(store.segments.register.kinds),
                 await store.segments.room.allocated_bytes(),
             )
 

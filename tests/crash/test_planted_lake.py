@@ -34,7 +34,7 @@ def test_a_gc_that_forgets_large_segments_is_caught(monkeypatch: pytest.MonkeyPa
     punch, punch_gaps, remove = SegmentRoom.punch, SegmentRoom.punch_gaps, SegmentRoom.remove
 
     def is_forgotten(room: SegmentRoom, segment: SegmentId) -> bool:
-        return room._register.has(segment) and room._register.kind(segment) is SegmentKind.LARGE
+        return segment in room._register.kinds and room._register.kinds[segment] is SegmentKind.LARGE
 
     async def some(room: SegmentRoom, extents: Iterable[Extent]) -> None:
         await punch(room, [extent for extent in extents if not is_forgotten(room, extent[0])])

@@ -12,8 +12,7 @@ import pytest
 import trio
 from crc32c import crc32c
 
-from engine.host.io_queue import SWITCHED_OFF
-from engine.host.io_uring import opened_ring
+from engine.host.io_queue import SWITCHED_OFF, opened_ring
 from engine.process.embedded import EmbeddedEngine, open_lake
 from engine.requests.table import Service
 from engine.store.local_store import open_local_store

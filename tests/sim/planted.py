@@ -21,7 +21,7 @@ import structlog
 import trio
 
 from engine.chunks import ingest as ingest
-from engine.chunks.held_blobs import HeldBlob, HeldBlobs
+from engine.chunks.manifests import HeldBlob, HeldBlobs
 from engine.format.extents import Place
 from engine.format.layouts import GROUP_HEADER, Table, node_key
 from engine.journal.writer import Journal

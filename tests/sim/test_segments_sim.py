@@ -73,9 +73,9 @@ async def _boot(world: World, rng: random.Random) -> None:
     async with trio.open_nursery() as nursery:
         for _ in range(WRITERS):
             nursery.start_soon(_writer, world, random.Random(rng.random()))
-    assert not any(world.segments.in_flight.count(segment) for segment in world.segments.register.ids())
+    assert not any(world.segments.in_flight.count(segment) for segment in world.segments.register.kinds)
     await world.check()
-    if not world.segments.gate.failed:
+    if not world.segments.gate.reason:
         await world.collect()
         await world.check()
     await world.segments.close()

@@ -31,7 +31,7 @@ def live_places(store: Store) -> list[Place]:
     with store.metadata.view() as view:
         for _, value in view.scan(Table.CHUNKS, b"", b"\xff"):
             record = unpack_chunk_record(value)
-            kind = SegmentKind(store.segments.register.kind(record.segment)).name.lower()
+            kind = SegmentKind(store.segments.register.kinds[record.segment]).name.lower()
             path = f"segments/{record.segment:016x}.{kind}"
             places.append((path, record.offset + record.stored_bytes // 2))
     return places

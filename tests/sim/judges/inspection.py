@@ -120,9 +120,9 @@ async def check_tidy(store: Store) -> None:
             end = record.offset + record.extent_bytes
             first, last = record.offset // PAGE_BYTES, -(-end // PAGE_BYTES)
             pages.update((record.segment, page) for page in range(first, last))
-    segments = store.segments.register.ids()
+    segments = sorted(store.segments.register.kinds)
     bound = (len(pages) + 2 * len(segments)) * PAGE_BYTES
     taken = await store.segments.room.allocated_bytes()
     if taken > bound:
-        kinds = [SegmentKind(store.segments.register.kind(segment)).name for segment in segments]
+        kinds = [SegmentKind(store.segments.register.kinds[segment]).name for segment in segments]
         raise SimFailure(f"segments take {taken} bytes, live extents need {bound}; {kinds}")

@@ -50,12 +50,8 @@ class SimFile:
         buffer[: len(payload)] = payload
         return len(payload)
 
-    def pread_cached_into(self, buffer: memoryview, offset: int) -> bool:
-        """Like `pread_into`, every other time; otherwise as if nothing of it were cached."""
-        return self.preadv_cached_into([buffer], offset)
-
     def preadv_cached_into(self, buffers: Sequence[memoryview], offset: int) -> bool:
-        """Like `pread_cached_into`, one buffer after the other."""
+        """As `pread_into`, one buffer behind the other, every other time; else as if nothing of it were cached."""
         self._was_cached = not self._was_cached
         if self._direct or not self._was_cached:
             return False

@@ -13,7 +13,7 @@ from dataclasses import replace
 import trio
 from crc32c import crc32c
 
-from engine.format.checksums import seal_payload
+from engine.format.checksums import seal_payload, vector_of
 from engine.format.extents import Place
 from engine.format.layouts import ChunkRecord, SegmentKind, StoreIdentity
 from engine.format.sizes import SegmentSizes
@@ -32,6 +32,14 @@ SMALL_SIZES = SegmentSizes(large_segment=1 * MIB, small_segment=256 * KIB, large
 """Sizes at which a test meets the end of segments and steps soon."""
 BIG_SIZES = replace(SMALL_SIZES, large_segment=16 * MIB, large_extend=8 * MIB)
 """Sizes that take the largest chunks."""
+
+
+def lies_at(segments: Segments, segment: SegmentId, offset: int, length: int) -> bytes:
+    """The bytes at a place of a segment's file, unchecked."""
+    found = bytearray(length)
+    with segments.files.using(segment) as file:
+        assert file.pread_into(memoryview(found), offset) == length
+    return bytes(found)
 
 
 class World:
@@ -111,7 +119,7 @@ class World:
         buffer = await self.pool.acquire()
         try:
             buffer.view[: len(payload)] = payload
-            crc = seal_payload(buffer.view, len(payload))
+            crc = seal_payload(buffer.view, len(payload), vector_of(payload))
             (place,) = await self.segments.large.write([(buffer.view, len(payload))], is_last=is_last)
             return place, crc
         finally:
@@ -137,9 +145,9 @@ class World:
         for record, payload in self.stored.items():
             found = await self.segments.reader.read_chunk(record)
             assert found == payload, f"{record} reads as other bytes"
-            if self.segments.register.kind(record.segment) is SegmentKind.LARGE:
+            if self.segments.register.kinds[record.segment] is SegmentKind.LARGE:
                 assert record.offset % 4096 == 0
-        for segment in self.segments.register.ids():
+        for segment in sorted(self.segments.register.kinds):
             end = 4096
             for offset, length in self.live(segment):
                 assert offset >= end, "two extents overlap, or one lies in the header"

@@ -12,7 +12,7 @@ from tests.sim.world.disk import SimDisk
 from tests.store_rig import client_of, gc, put, run, simulated_store
 
 GIVING_BACK = """
-from engine.host.heap import give_back_free_heap
+from engine.host.memory_limits import give_back_free_heap
 
 def private_kib():
     with open("/proc/self/status") as status:

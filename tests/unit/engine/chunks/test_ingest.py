@@ -10,10 +10,9 @@ from dataclasses import replace
 import pytest
 import trio
 
-from engine.chunks.filling import PIECE_BYTES, Filling
 from engine.chunks.payload import Payload
-from engine.chunks.write_ahead import AheadRun
-from engine.format.checksums import seal_payload
+from engine.chunks.write_ahead import PIECE_BYTES, AheadRun, Filling
+from engine.format.checksums import seal_payload, vector_of
 from engine.format.extents import large_extent_bytes
 from engine.format.sizes import StoreSizes
 from engine.segments.large import Coming, IsLast, LargeWriter, not_last
@@ -253,7 +252,7 @@ def test_two_threads_bring_each_piece_once_and_seal_it_as_one_would(length: int)
     content = random.Random(length).randbytes(length)
     sealed = memoryview(bytearray(length + 8192))
     sealed[:length] = content
-    crc = seal_payload(sealed, length)
+    crc = seal_payload(sealed, length, vector_of(sealed[:length]))
     for _ in range(20):
         filled: list[int] = []
         area = memoryview(bytearray(length + 8192))

@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from engine.chunks.payload_memory import BUFFERS_PER_REQUEST_MAX, PayloadMemory, ReceivedBody
+from engine.chunks.payload import BUFFERS_PER_REQUEST_MAX, PayloadMemory, ReceivedBody
 from engine.format.extents import large_extent_bytes
 from lakefs.errors import InvalidArgument
 from lakefs.host.buffers import BUFFER_BYTES, BufferPool

@@ -39,7 +39,7 @@ def test_a_chunk_that_compaction_moves_under_a_full_check_is_read_where_it_lies_
                 if chunk == data_chunk_id(KEPT) and not looked:
                     assert (await store.collect(COMPACT_SHARE_MOST)).compaction.moved_chunks == 1
                     now = records(store)[chunk]
-                    disk.flip_bit(segment_path(now.segment, store.segments.register.kind(now.segment)), now.offset, 3)
+                    disk.flip_bit(segment_path(now.segment, store.segments.register.kinds[now.segment]), now.offset, 3)
                 if chunk == data_chunk_id(KEPT):
                     looked.append(record)
                 await verify(chunks, chunk, record)
@@ -59,7 +59,7 @@ def test_what_a_quick_check_finds_missing_is_whole_when_the_same_bytes_are_put_a
         async with simulated_store(disk) as store:
             await put(client_of(store), "kept", KEPT)
             (record,) = records(store).values()
-            path = segment_path(record.segment, store.segments.register.kind(record.segment))
+            path = segment_path(record.segment, store.segments.register.kinds[record.segment])
         disk.unlink(path)
         async with simulated_store(disk) as store:
             client = client_of(store)

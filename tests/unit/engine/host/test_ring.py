@@ -17,8 +17,7 @@ import pytest
 import trio
 import trio.testing
 
-from engine.host.io_queue import SWITCHED_OFF, OffloadQueue, open_io_queue
-from engine.host.io_uring import opened_ring, running_ring_queue
+from engine.host.io_queue import SWITCHED_OFF, OffloadQueue, open_io_queue, opened_ring, running_ring_queue
 from engine.host.local_disk import LocalDisk
 from lakefs.errors import LakeError
 from lakefs.host.offload import InlineOffload
@@ -344,7 +343,7 @@ def test_a_refusal_at_the_start_is_told_with_what_to_look_at(monkeypatch: pytest
 
 
 def test_without_the_native_module_threads_serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.host.io_uring._RING_IS_BUILT", False)
+    monkeypatch.setattr("engine.host.io_queue._RING_IS_BUILT", False)
     kind, reason = queue_here()
     assert kind == "threads"
     assert "engine.host._io_uring" in reason
@@ -366,7 +365,7 @@ def test_a_filter_of_system_calls_leaves_threads(refused: int, code: int) -> Non
         program = ctypes.create_string_buffer(struct.pack("<HxxxxxxQ", len(steps), ctypes.addressof(code)))
         assert libc.prctl(38, 1, 0, 0, 0) == 0
         assert libc.prctl(22, 2, program, 0, 0) == 0
-        from engine.host.io_uring import opened_ring
+        from engine.host.io_queue import opened_ring
         print(opened_ring())
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60)

@@ -166,7 +166,7 @@ def test_a_write_whose_own_sync_fails_is_given_up_and_shuts_the_store_for_writin
         world.disk.fail_next("sync_data", StoreFull("planted"), path="large")
         with pytest.raises(StoreFull):
             await world.write_large(world.payload(70_000), is_last=lambda: True)
-        assert not any(world.segments.in_flight.count(segment) for segment in world.segments.register.ids())
+        assert not any(world.segments.in_flight.count(segment) for segment in world.segments.register.kinds)
         with pytest.raises(StoreReadOnly):
             await world.write_large(world.payload(70_000))
 

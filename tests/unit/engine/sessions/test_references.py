@@ -38,7 +38,7 @@ def connected() -> tuple[References, Client, HandClock]:
 
 
 def end(references: References, client: Client, identifier: SessionId) -> None:
-    references.end_session(client, identifier)
+    references.end_session(identifier)
 
 
 def expire(references: References, client: Client, identifier: SessionId) -> None:
@@ -87,7 +87,7 @@ def test_a_session_is_open_until_it_is_ended_by_anybody() -> None:
     references, client, _ = connected()
     session = references.begin_session(client)
     assert references.is_open(session)
-    references.end_session(references.connect("other", descriptors=False, trusted=True), session.identifier)
+    references.end_session(session.identifier)
     assert not references.is_open(session)
 
 
@@ -144,13 +144,13 @@ def test_sessions_of_one_connection_are_bounded_and_those_that_ended_do_not_coun
     monkeypatch.setattr("engine.sessions.references.SESSIONS_PER_CONNECTION_MAX", 3)
     references, client, _ = connected()
     other = references.connect("other", descriptors=False, trusted=True)
-    for _ in range(5):  # a session that another connection ends is not counted any more
-        references.end_session(other, references.begin_session(client).identifier)
+    for _ in range(5):  # what another connection ends is no session of this one any more
+        references.end_session(references.begin_session(client).identifier)
     opened = [references.begin_session(client).identifier for _ in range(3)]
     with pytest.raises(EngineBusy, match="3 puts are in progress on this connection"):
         references.begin_session(client)
     references.begin_session(other)
-    references.end_session(client, opened[0])
+    references.end_session(opened[0])
     references.begin_session(client)
 
 

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from hypothesis.strategies import integers, sampled_from
 
-from engine.format.checksums import seal_payload
+from engine.format.checksums import seal_payload, vector_of
 from engine.format.extents import large_extent_bytes
 from engine.tiers.arena import CELL_SIZES, Arena, Cell
 from engine.tiers.dram_tier import DramTier, Placement
@@ -51,7 +51,7 @@ def _reserved(tier: DramTier, chunk: ChunkId, length: int) -> Cell | None:
 def _fill(tier: DramTier, cell: Cell, payload: bytes) -> bool:
     area = memoryview(bytearray(large_extent_bytes(len(payload))))
     area[: len(payload)] = payload
-    crc = seal_payload(area, len(payload))
+    crc = seal_payload(area, len(payload), vector_of(payload))
     tier.arena.memory(cell)[: _extent(len(payload))] = area[: _extent(len(payload))]
     return tier.publish(cell, len(payload), crc)
 

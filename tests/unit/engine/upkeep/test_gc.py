@@ -22,6 +22,7 @@ from lakefs.limits import CHUNK_BYTES, KIB, SESSION_LINGER_S
 from lakefs.wire import messages as m
 from tests.sim.world.determinism import run_seeded
 from tests.sim.world.disk import SimDisk
+from tests.sim.world.segment_world import lies_at
 from tests.store_rig import (
     SMALL_SIZES,
     ask,
@@ -43,10 +44,8 @@ from tests.store_rig import (
 
 STEPWISE: Final = replace(SMALL_SIZES, gc_batch=1)
 """A checkpoint after every record, so that others run between any two."""
-LARGE: Final = next(
-    content for number in range(10_000) if data_chunk_id(content := b"%04d" % number * 20_000)[1] > 0xFB
-)
-"""80,000 bytes that the sweep reaches late."""
+LARGE: Final = next(each for n in range(10_000) if data_chunk_id(each := b"%04d" % n * 20_000)[1] > 0xFB)
+"""80,000 bytes that the sweep comes to late."""
 SMALL: Final = b"small payload"
 
 
@@ -174,7 +173,7 @@ def test_a_manifest_that_cannot_be_read_stops_the_cycle_before_anything_is_freed
         async with simulated_store(disk) as store:
             client = client_of(store)
             record = records(store)[ChunkId(blob)]
-            path = segment_path(record.segment, store.segments.register.kind(record.segment))
+            path = segment_path(record.segment, store.segments.register.kinds[record.segment])
             disk.flip_bit(path, record.offset + 40, 3)
             with pytest.raises(ChunkDamaged):
                 await gc(client)
@@ -455,7 +454,7 @@ def test_a_chunk_freed_and_stored_again_has_another_place() -> None:
             after = records(store)[data_chunk_id(LARGE)]
             assert (before.segment, before.offset) != (after.segment, after.offset)
             assert after.birth > before.birth
-            assert await store.segments.reader.read(before.segment, before.offset, 4096) == bytes(4096)
+            assert lies_at(store.segments, before.segment, before.offset, 4096) == bytes(4096)
             assert await read(client, data_chunk_id(LARGE)) == LARGE
 
     run(main)
@@ -474,15 +473,15 @@ def test_a_segment_in_which_nothing_lives_is_removed() -> None:
             await delete(client, "x")
         async with simulated_store(disk) as store:
             client = client_of(store)
-            old = store.segments.register.ids()
+            old = sorted(store.segments.register.kinds)
             report = await gc(client)
             assert report["removed_segments"] == 1
             assert report["disk_bytes_after"] < report["disk_bytes_before"]
-            (left,) = store.segments.register.ids()
+            (left,) = sorted(store.segments.register.kinds)
             assert left in old
-            assert store.segments.register.kind(left) is SegmentKind.SMALL
+            assert store.segments.register.kinds[left] is SegmentKind.SMALL
         async with simulated_store(disk) as store:
-            assert store.segments.register.ids() == [left]
+            assert sorted(store.segments.register.kinds) == [left]
             assert await read(client_of(store), data_chunk_id(SMALL)) == SMALL
 
     run(main)

@@ -40,7 +40,7 @@ def content_of(size: int) -> bytes:
 async def spoil(store: Store, chunk: ChunkId, at: int = 0) -> None:
     """Flip one bit of a chunk on the medium."""
     record = records(store)[chunk]
-    path = f"segments/{record.segment:016x}." + store.segments.register.kind(record.segment).name.lower()
+    path = f"segments/{record.segment:016x}." + store.segments.register.kinds[record.segment].name.lower()
     file = store.disk.open(path)
     byte = bytearray(1)
     file.pread_into(memoryview(byte), record.offset + at)

@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 import trio
 
-from engine.chunks.held_blobs import HeldBlob
+from engine.chunks.manifests import HeldBlob
 from engine.format.layouts import ReadOnlyFeature, Table, chunk_key
 from engine.namespace.buckets import find_bucket
 from engine.process.embedded import EmbeddedEngine

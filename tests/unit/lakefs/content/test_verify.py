@@ -9,7 +9,7 @@ import pytest
 from crc32c import crc32c
 from hypothesis import example, given, settings, strategies as st
 
-from engine.format.checksums import check_payload, seal_payload
+from engine.format.checksums import check_payload, seal_payload, vector_of
 from engine.format.extents import large_extent_bytes
 from engine.format.layouts import ChunkRecord
 from lakefs.content.verify import (
@@ -46,7 +46,7 @@ class Stored:
         self.chunk = chunk_id_of(kind, self.payload)
         extent = memoryview(bytearray(large_extent_bytes(length)))
         extent[:length] = self.payload
-        self.crc = seal_payload(extent, length)
+        self.crc = seal_payload(extent, length, vector_of(self.payload))
         self.vector = bytearray(extent[length : length + vector_bytes(length)])
         self.record = ChunkRecord(Birth(1), SegmentId(1), 0, length, length, self.crc)
 
