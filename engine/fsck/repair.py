@@ -22,6 +22,7 @@ Damaged payloads are found by the check of the open store, which quarantines the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -107,12 +108,8 @@ def check_files(data: Path, *, repair: bool) -> FilesReport:
     disk = LocalDisk(data)
     if not any(disk.exists(path) for path in (SUPERBLOCK_PATH, COPY_PATH, "journal")):
         raise StoreUnusable(f"there is no store in {data}; lake serve --data {data} makes one", subject=str(data))
-    lock = disk.lock(LOCK_PATH)
-    try:
-        with noting_crashes(disk):
-            return (repair_files if repair else find_bad_files)(disk, SystemClock())
-    finally:
-        lock.close()
+    with closing(disk.lock(LOCK_PATH)), noting_crashes(disk):
+        return (repair_files if repair else find_bad_files)(disk, SystemClock())
 
 
 def find_bad_files(disk: Disk, clock: Clock) -> FilesReport:
@@ -244,8 +241,7 @@ class _Repairing:
 
     def _save_index(self, sources: TableSources, groups: Iterable[Group], end: Sequence, problem: LakeError) -> None:
         """Bring the index up to `end`, and write a checkpoint of it."""
-        index = Index(Path(self._disk.local_path(INDEX_FOLDER)))
-        try:
+        with closing(Index(Path(self._disk.local_path(INDEX_FOLDER)))) as index:
             index.owner, index.committed = sources.identity.store_id, self._index_committed
             _apply(index, groups, end)
             reached("repair.tail-applied")
@@ -253,15 +249,10 @@ class _Repairing:
                 self.set_aside(bad, "set aside: a new one was written from the index")
             if sources.after < end:
                 self._write_checkpoint(sources, index, problem)
-        finally:
-            index.close()
 
     def _write_checkpoint(self, sources: TableSources, index: Index, problem: LakeError) -> None:
-        snapshot = index.snapshot()
-        try:
+        with closing(index.snapshot()) as snapshot:
             written = write_checkpoint(self._disk, sources.identity, snapshot)
-        finally:
-            snapshot.close()
         assert written.sequence == index.applied, "the checkpoint has all that the index has"
         reached("repair.saved")
         bad = BadFile(problem.finding, written.path, what_is_wrong(problem))

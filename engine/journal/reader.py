@@ -15,6 +15,7 @@ sequence; `damage_of` returns them to `fsck`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
@@ -154,11 +155,8 @@ def journal_paths(disk: Disk) -> list[str]:
 
 def journal_file(disk: Disk, path: str, store_id: bytes) -> JournalFile:
     """Read and check the header of one of the journal's files.  JournalDamaged, StoreUnusable."""
-    file = disk.open(path, read_only=True)
-    try:
+    with closing(disk.open(path, read_only=True)) as file:
         return _read_file_header(file, path, store_id)
-    finally:
-        file.close()
 
 
 def find_end(
@@ -208,13 +206,10 @@ def read_groups(
         if following <= expected:
             continue
         last = min(upto, Sequence(following - 1))
-        file = disk.open(entry.path, read_only=True)
-        try:
+        with closing(disk.open(entry.path, read_only=True)) as file:
             for header in _walk(file, entry, last, begin):
                 if header.sequence >= expected:
                     yield _read_body(file, entry, header)
-        finally:
-            file.close()
         expected = Sequence(last + 1)
         if expected > upto:
             return
@@ -339,8 +334,7 @@ def _try_body(file: DiskFile, header: GroupPlace) -> bytes | None:
 
 def _end_of_last_file(disk: Disk, entry: JournalFile, begin: Beginning | None) -> JournalEnd:
     """Find the journal's end in its last file; `last` is None when that file holds no good group."""
-    file = disk.open(entry.path, read_only=True)
-    try:
+    with closing(disk.open(entry.path, read_only=True)) as file:
         previous: GroupPlace | None = None
         final: GroupPlace | None = None
         for header in _hop(file, entry, begin):
@@ -357,8 +351,6 @@ def _end_of_last_file(disk: Disk, entry: JournalFile, begin: Beginning | None) -
         sequence = Sequence(first - 1) if last is None else last.sequence
         torn = _look_behind(file, entry, offset, Sequence(sequence + 1)) or torn
         return JournalEnd(sequence, last, (entry,), torn)
-    finally:
-        file.close()
 
 
 def _refuse_flipped_header(file: DiskFile, entry: JournalFile, offset: int, expected: Sequence) -> None:
@@ -420,11 +412,8 @@ def _last_group_before(disk: Disk, entry: JournalFile, following: Sequence) -> G
     That alone is no damage.  A crash may undo removals of superseded files in any order, so the file that held the
     group may be gone while an older one exists.  A reader that needs the group reports it missing.
     """
-    file = disk.open(entry.path, read_only=True)
-    try:
+    with closing(disk.open(entry.path, read_only=True)) as file:
         for header in _hop(file, entry):
             if header.sequence == following - 1:
                 return _read_body(file, entry, header)
         return None
-    finally:
-        file.close()

@@ -6,6 +6,8 @@ unreadable ones that the index has.  All functions block; nothing is changed on 
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from engine.format.layouts import PAGE
 from engine.journal.reader import Beginning, DamagedAt, GroupPlace, JournalDamage, JournalFile, good_headers, missing
 from lakefs.ids import Sequence
@@ -32,14 +34,11 @@ def place_behind(disk: Disk, entry: JournalFile, after: Sequence) -> Beginning:
     """
     if after < entry.first_sequence:
         return Beginning(entry.path, PAGE, entry.first_sequence)
-    file = disk.open(entry.path, read_only=True)
-    try:
-        found: dict[Sequence, list[GroupPlace]] = {}
+    found: dict[Sequence, list[GroupPlace]] = {}
+    with closing(disk.open(entry.path, read_only=True)) as file:
         for header in good_headers(file, entry):
             if header.sequence in (after, after + 1):
                 found.setdefault(header.sequence, []).append(header)
-    finally:
-        file.close()
     for sequence in (after, Sequence(after + 1)):
         if len(headers := found.get(sequence, [])) == 1:  # with two, one is content that looks like a header
             at = headers[0].next_offset if sequence == after else headers[0].offset
@@ -49,9 +48,5 @@ def place_behind(disk: Disk, entry: JournalFile, after: Sequence) -> Beginning:
 
 def highest_readable(disk: Disk, entry: JournalFile) -> Sequence:
     """Return the highest sequence of any good group header in the file; 0 when there is none."""
-    file = disk.open(entry.path, read_only=True)
-    try:
-        found = [header.sequence for header in good_headers(file, entry)]
-        return max(found, default=Sequence(0))
-    finally:
-        file.close()
+    with closing(disk.open(entry.path, read_only=True)) as file:
+        return max((header.sequence for header in good_headers(file, entry)), default=Sequence(0))

@@ -6,6 +6,7 @@ is whole.  A crash leaves that folder; the next opening removes it.  All functio
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -93,8 +94,7 @@ def _load_checkpoint(
     """Load a checkpoint into an empty index; returns its sequence, 0 without one."""
     if checkpoint is None:
         return Sequence(0)
-    reader = read_checkpoint(disk, checkpoint.path, identity.store_id)
-    try:
+    with closing(read_checkpoint(disk, checkpoint.path, identity.store_id)) as reader:
         batch: list[tuple[bytes, bytes]] = []
         loading: Table | None = None
         done = 0
@@ -109,6 +109,4 @@ def _load_checkpoint(
             batch.append((key, value))
         if loading is not None:
             index.load(loading, batch)
-    finally:
-        reader.close()
     return reader.sequence

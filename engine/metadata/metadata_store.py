@@ -281,11 +281,8 @@ class Metadata:
             return checkpoint.sequence
 
     def _checkpoint_blocking(self, index: Index) -> Checkpoint:
-        snapshot = index.snapshot()
-        try:
+        with closing(index.snapshot()) as snapshot:
             checkpoint = write_checkpoint(self._disk, self._identity, snapshot)
-        finally:
-            snapshot.close()
         remove_superseded(self._disk, self._identity.store_id, checkpoint)
         return checkpoint
 

@@ -22,6 +22,7 @@ It does not decide when a stop is clean: the code that stops the store writes `c
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -174,11 +175,8 @@ def read_superblock(disk: Disk, path: str = SUPERBLOCK_PATH) -> Superblock:
 def read_head(disk: Disk, path: str) -> bytes:
     """Read the first page of a file; shorter if the file is."""
     page = bytearray(PAGE)
-    file = disk.open(path, read_only=True)
-    try:
+    with closing(disk.open(path, read_only=True)) as file:
         return bytes(page[: file.pread_into(memoryview(page), 0)])
-    finally:
-        file.close()
 
 
 def survey_superblocks(disk: Disk) -> Superblocks:
@@ -199,7 +197,7 @@ def survey_superblocks(disk: Disk) -> Superblocks:
             subject=SUPERBLOCK_PATH,
             finding=Finding.SUPERBLOCKS_LOST,
         )
-    if not _agree(found):
+    if len(found) < 2 or found[SUPERBLOCK_PATH].store_id != found[COPY_PATH].store_id:
         known = set(_store_ids(disk))
         for path in [path for path, superblock in found.items() if known and superblock.store_id not in known]:
             bad.append(BadFile(Finding.SUPERBLOCK_FOREIGN, path, "it is another store's"))
@@ -238,7 +236,7 @@ def parse_superblock(page: bytes) -> Superblock:
         identity_inode=fields["identity_inode"],
         created_ns=fields["created_ns"],
         clean_sequence=None if clean == NOT_CLEAN else clean,
-        domains=tuple(_domains(fields["domains"], fields["domain_count"])),
+        domains=tuple(fields["domains"][at * _DOMAIN_BYTES :][:_DOMAIN_BYTES] for at in range(fields["domain_count"])),
         cluster_id=fields["cluster_id"],
         compat_features=fields["compat_features"],
         read_only_features=fields["read_only_features"],
@@ -261,12 +259,9 @@ def write_one(disk: Disk, path: str, page: bytes) -> None:
     temporary = f"{path}.new"
     if disk.exists(temporary):
         disk.unlink(temporary)
-    file = disk.open(temporary, create=True)
-    try:
+    with closing(disk.open(temporary, create=True)) as file:
         file.pwrite(page, 0)
         file.sync_data()
-    finally:
-        file.close()
     reached("superblock.synced")
     disk.rename(temporary, path)
     reached("superblock.renamed")
@@ -306,10 +301,6 @@ def _read_whole(disk: Disk, path: str) -> Superblock:
 
 def _damaged(message: str, path: str = SUPERBLOCK_PATH) -> StoreDamaged:
     return StoreDamaged(message, subject=path, finding=Finding.SUPERBLOCK_DAMAGED)
-
-
-def _agree(found: dict[str, Superblock]) -> bool:
-    return len(found) == 2 and len({superblock.store_id for superblock in found.values()}) == 1
 
 
 def _store_ids(disk: Disk) -> Iterator[bytes]:
@@ -382,11 +373,6 @@ def _admit(disk: Disk, superblock: Superblock, lock: DiskLock, told: tuple[str, 
         boot_before=superblock.boot_id,
     )
     return OpenedStore(admitted, lock, read_only, warnings=tuple(warnings))
-
-
-def _domains(joined: bytes, count: int) -> Iterator[bytes]:
-    for index in range(count):
-        yield joined[index * _DOMAIN_BYTES : (index + 1) * _DOMAIN_BYTES]
 
 
 def _bits(mask: int) -> Iterator[int]:

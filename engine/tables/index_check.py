@@ -29,8 +29,7 @@ _WALK_PAUSE_S: Final = 0.05
 def probe(index: Index) -> Sequence:
     """Do the check that every opening needs, and return `index.applied`; reads some 20 leaves.  IndexDamaged."""
     check_pages(index.path / DATA_FILE)
-    snapshot = index.snapshot()
-    try:
+    with closing(index.snapshot()) as snapshot:
         for table in Table:
             ends = snapshot.ends(table)
             for key, sealed in ends:
@@ -42,8 +41,6 @@ def probe(index: Index) -> Sequence:
         while counters.step(64):
             pass
         return snapshot.applied
-    finally:
-        snapshot.close()
 
 
 class Verification:
