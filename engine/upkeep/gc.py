@@ -44,6 +44,7 @@ from engine.metadata.metadata_store import Metadata
 from engine.metadata.pacing import Pacing, Writers
 from engine.namespace.names import iter_nodes
 from engine.namespace.tree import NameEvent
+from engine.namespace.walk import pages
 from engine.segments.segment_store import Segments
 from engine.sessions.references import References
 from engine.tables.number_set import NumberSet
@@ -183,13 +184,7 @@ class Collector:
 
     async def _mark_parts(self, cycle: _Cycle) -> None:
         """Mark the parts of unfinished uploads.  A part recorded behind this walk is held by its session until then."""
-        after = PARTS_BEGIN
-        while True:
-            with self._metadata.view() as view:
-                page = list(islice(view.scan(Table.UPLOADS, after, PARTS_END), self._batch))
-            if not page:
-                return
-            after = page[-1][0] + b"\0"
+        for page in pages(self._metadata, Table.UPLOADS, PARTS_BEGIN, PARTS_END, self._batch):
             for _, value in page:
                 await self._mark_blob(cycle, BlobId(unpack_part(value).blob))
             await cycle.pacing.rest()
@@ -220,10 +215,7 @@ class Collector:
     async def _sweep(self, cycle: _Cycle) -> None:
         assert not self._rebound, "every blob is marked before the sweep"
         after = b""
-        while True:
-            page = self._chunk_page(cycle, after)
-            if not page:
-                return
+        while page := self._chunk_page(cycle, after):
             after = page[-1][0]
             proposed: list[tuple[bytes, ChunkRecord]] = []
             for key, record in page:
@@ -239,11 +231,8 @@ class Collector:
 
     def _chunk_page(self, cycle: _Cycle, after: bytes) -> list[tuple[bytes, ChunkRecord]]:
         with self._metadata.view() as view:
-            page: list[tuple[bytes, ChunkRecord]] = []
-            for key, value in view.scan(Table.CHUNKS, after + b"\x00" if after else b"", b"\xff"):
-                page.append((key, unpack_chunk_record(value)))
-                if len(page) == self._batch:
-                    break
+            scan = view.scan(Table.CHUNKS, after + b"\x00" if after else b"", b"\xff")
+            page = [(key, unpack_chunk_record(value)) for key, value in islice(scan, self._batch)]
             cycle.rests_on = max(cycle.rests_on, view.sequence)
             return page
 
