@@ -19,17 +19,8 @@ from typing import Final
 
 from engine.format.layouts import StoreIdentity
 from engine.host import crash_marker as crash_marker
-from engine.journal.reader import (
-    JOURNAL_FOLDER,
-    JournalFile,
-    decode_records,
-    find_end,
-    journal_file,
-    journal_paths,
-    read_groups,
-    sequence_in,
-)
-from engine.journal.salvage import highest_readable, refuse_lost_boot
+from engine.journal.reader import JOURNAL_FOLDER, JournalFile, journal_file, journal_paths, sequence_in
+from engine.journal.salvage import checked_end, highest_readable
 from engine.metadata.checkpoint import CHECKPOINT_FOLDER, Checkpoint, checkpoints, read_checkpoint
 from engine.metadata.recovery import INDEX_FOLDER
 from engine.segments.files import SEGMENTS_FOLDER, check_segment_header, parse_segment_name
@@ -195,10 +186,7 @@ def _told_end(disk: Disk, sources: TableSources) -> Sequence:
     for bad in sources.bad_files:
         if not sources.is_superseded(bad.path, sources.after):
             journal_file(disk, bad.path, sources.identity.store_id)  # raises its problem
-    end = find_end(disk, sources.files, sources.durable)
-    if sources.clean_sequence is None:
-        refuse_lost_boot(sources.files, end.sequence, sources.identity.boot_before)
+    boot = sources.identity.boot_before if sources.clean_sequence is None else b""
+    end = checked_end(disk, sources.files, sources.after, sources.durable, boot)
     assert end.sequence >= sources.durable >= sources.after, "the journal ends behind all that was durable"
-    for group in read_groups(disk, sources.files, sources.after, end.sequence):
-        decode_records(group.body, group.record_count)
     return end.sequence

@@ -9,7 +9,7 @@ Rules kept here (`docs/format.md`, Journal):
 - A body is checked before any of its records is used.  Groups that are skipped are checked by header only.
 
 All functions block.  Nothing is changed on disk.  Damage raises JournalDamaged, whose message names file, offset and
-sequence; `damage_of` returns them to `fsck`.
+sequence; `DamagedAt.damage` has them for `fsck`.
 """
 
 from __future__ import annotations
@@ -120,11 +120,6 @@ class DamagedAt(JournalDamaged):
         self.damage = damage
 
 
-def damage_of(error: JournalDamaged) -> JournalDamage | None:
-    """Return the place of damage that this module reported; None for other errors."""
-    return error.damage if isinstance(error, DamagedAt) else None
-
-
 def missing(sequence: Sequence, reason: str) -> JournalDamage:
     """Make the damage that groups from this sequence on are in no file."""
     return JournalDamage(JOURNAL_FOLDER, 0, sequence, reason, Finding.JOURNAL_MISSING)
@@ -213,6 +208,14 @@ def read_groups(
         expected = Sequence(last + 1)
         if expected > upto:
             return
+
+
+def check_groups(
+    disk: Disk, files: tuple[JournalFile, ...], after: Sequence, upto: Sequence, begin: Beginning | None = None
+) -> int:
+    """Read and decode the groups that `read_groups` yields; returns the count of their records."""
+    groups = read_groups(disk, files, after, upto, begin)
+    return sum(len(decode_records(group.body, group.record_count)) for group in groups)
 
 
 def decode_records(body: bytes, record_count: int) -> list[Mutation]:

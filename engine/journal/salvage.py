@@ -1,7 +1,8 @@
 """Reads a journal of which a part is missing or unreadable: checks that its newest file exists, finds later groups.
 
-Recovery uses it so as not to take the remaining files for the whole journal.  Repair uses it to read groups behind
-unreadable ones that the index has.  All functions block; nothing is changed on disk.
+Recovery uses it so as not to take the remaining files for the whole journal: only with the newest one is its end
+certain.  Repair uses it to read groups behind unreadable ones that the index has.  All functions block; nothing is
+changed on disk.
 """
 
 from __future__ import annotations
@@ -9,9 +10,40 @@ from __future__ import annotations
 from contextlib import closing
 
 from engine.format.layouts import PAGE
-from engine.journal.reader import Beginning, DamagedAt, GroupPlace, JournalDamage, JournalFile, good_headers, missing
+from engine.journal.reader import (
+    Beginning,
+    DamagedAt,
+    GroupPlace,
+    JournalDamage,
+    JournalEnd,
+    JournalFile,
+    check_groups,
+    find_end,
+    good_headers,
+    missing,
+)
 from lakefs.ids import Sequence
 from lakefs.ports import Disk
+
+
+def checked_end(
+    disk: Disk, files: tuple[JournalFile, ...], after: Sequence, durable: Sequence, boot: bytes
+) -> JournalEnd:
+    """Return the journal's end, after reading and decoding every group behind `after`; else as `certain_end`."""
+    end = certain_end(disk, files, durable, boot)
+    check_groups(disk, files, after, end.sequence)
+    return end
+
+
+def certain_end(disk: Disk, files: tuple[JournalFile, ...], durable: Sequence, boot: bytes) -> JournalEnd:
+    """Return the journal's end.  JournalDamaged when it lies before `durable`, or the last boot's file is gone.
+
+    `boot` as in `refuse_lost_boot`.
+    """
+    end = find_end(disk, files, durable)
+    assert end.sequence >= durable, "the journal ends behind every group known to be durable"
+    refuse_lost_boot(files, end.sequence, boot)
+    return end
 
 
 def refuse_lost_boot(files: tuple[JournalFile, ...], end: Sequence, boot: bytes) -> None:

@@ -33,8 +33,7 @@ from engine.metadata.checkpoint import Checkpoint, remove_superseded, write_chec
 from engine.metadata.group_commit import Committer, PayloadSource
 from engine.metadata.index_building import build_index, new_path
 from engine.metadata.recovery import INDEX_FOLDER, Recovered, recover, verify_journal
-from engine.tables.index_check import walk
-from engine.tables.index_progress import IndexProgress
+from engine.tables.index_check import IndexProgress, walk
 from engine.tables.lmdb_index import Index, IndexPages, remove_index, replace_index
 from engine.tables.merged_tables import Tables
 from engine.tables.views import Transaction, View
