@@ -30,9 +30,8 @@ from engine.namespace.watch import Watchers
 from engine.segments.segment_store import Segments
 from engine.sessions.lendings import Lendings
 from engine.sessions.references import References
-from engine.store.full_disk import write_superblock
 from engine.superblock.reserve import Reserve
-from engine.superblock.superblock import Superblock
+from engine.superblock.superblock import Superblock, write_superblock
 from engine.tiers.dram_filler import Dram
 from engine.tiers.dram_tier import DramTier
 from engine.tiers.shared_index import SharedIndex

@@ -43,8 +43,8 @@ from engine.format.layouts import (
     StoreIdentity,
 )
 from engine.host.failpoints import reached
-from engine.superblock.reserve import refuse_unknown_size
-from lakefs.errors import LakeError, StoreDamaged, StoreUnusable
+from engine.superblock.reserve import Reserve, refuse_unknown_size
+from lakefs.errors import LakeError, StoreDamaged, StoreFull, StoreUnusable
 from lakefs.findings import Finding
 from lakefs.ids import BootId, EngineId, StoreId, new_id16
 from lakefs.ports import Clock, Disk, DiskLock
@@ -244,13 +244,19 @@ def parse_superblock(page: bytes) -> Superblock:
     )
 
 
-def write_superblock(disk: Disk, superblock: Superblock) -> None:
-    """Replace the copy, then the superblock; durable on return.
+def write_superblock(disk: Disk, superblock: Superblock, reserve: Reserve | None = None) -> None:
+    """Replace the copy, then the superblock; durable on return.  On a full disk, release the reserve and write again.
 
     After an error the superblock is the old or the new one, and the copy is the same or newer.
     """
-    for path in (COPY_PATH, SUPERBLOCK_PATH):
-        write_one(disk, path, superblock.pack())
+    while True:
+        try:
+            for path in (COPY_PATH, SUPERBLOCK_PATH):
+                write_one(disk, path, superblock.pack())
+            return
+        except StoreFull:
+            if reserve is None or not reserve.release():
+                raise
 
 
 def write_one(disk: Disk, path: str, page: bytes) -> None:
