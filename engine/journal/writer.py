@@ -72,17 +72,12 @@ class Journal:
         self._release_reserve = release_reserve
         self._sizes = sizes
         self._file: DiskFile | None = None
-        self._first_sequence = Sequence(0)
+        self._first_sequence = Sequence(0)  # of the file that is being appended to; such a file is never removed
         self._inode = 0
         self._end = 0  # offset of the next group
         self._filled = 0  # blocks are written up to this offset
         self._broken: LakeError | None = None
         self.bytes_written = 0
-
-    @property
-    def first_sequence(self) -> Sequence:
-        """First sequence of the file that is being appended to; such a file is never removed."""
-        return self._first_sequence
 
     def append_blocking(self, sequence: Sequence, body: bytes, record_count: int) -> None:
         """Write one group and sync it; durable on return.

@@ -56,10 +56,6 @@ _GROUPS_WAITING_MAX: Final = 1
 """Closed groups behind the one being appended; with the open one at most 3 x 8 MiB of bodies in memory."""
 
 
-def _nothing() -> None:
-    """Do nothing: the default `after_group`."""
-
-
 class PayloadBatch(Protocol):
     """Payload to be written and synced before the group behind it."""
 
@@ -132,7 +128,7 @@ class Committer:
         self._room = trio.lowlevel.ParkingLot()
         self._freeze_wanted: trio.Event | None = None
         self._refused_at = Sequence(0)  # sequence of what the last refusal had read
-        self.after_group: Callable[[], None] = _nothing
+        self.after_group: Callable[[], None] = lambda: None
         """Called on the loop when a group has become durable."""
         self._joined_observers: list[Observer] = []
         self._durable_observers: list[Observer] = []

@@ -139,7 +139,13 @@ def recover(
         reached("recovery.journal-begun")
         files = list_journal(disk, identity.store_id)
         if index is None:
-            index = _rebuilt(disk, identity, files, end.sequence, path, reason)
+            if end.sequence:  # else the store is new
+                _log.warning(
+                    "the index is rebuilt now from checkpoint and journal; nothing else needs to be done",
+                    reason=reason,
+                    upto=end.sequence,
+                )
+            index = rebuild_index(disk, identity, files, end.sequence, path)
             opened.callback(index.close)
             if index_committed is not None:
                 index_committed()
@@ -252,18 +258,6 @@ def _find_end(
         # A store that was ever opened for writing has a journal file, before its superblock says so.
         durable = max(durable, 1)
     return certain_end(disk, files, Sequence(durable), identity.boot_before if clean_sequence is None else b"")
-
-
-def _rebuilt(
-    disk: Disk, identity: StoreIdentity, files: tuple[JournalFile, ...], upto: Sequence, path: Path, reason: str
-) -> Index:
-    if upto:  # else the store is new
-        _log.warning(
-            "the index is rebuilt now from checkpoint and journal; nothing else needs to be done",
-            reason=reason,
-            upto=upto,
-        )
-    return rebuild_index(disk, identity, files, upto, path)
 
 
 def _replay(index: Index, overlay: Overlay, groups: Iterable[Group]) -> None:

@@ -36,9 +36,8 @@ from engine.tiers.dram_filler import Dram
 from engine.tiers.dram_tier import DramTier
 from engine.tiers.shared_index import SharedIndex
 from engine.upkeep.compaction import Compactor
-from engine.upkeep.gc import Collector
+from engine.upkeep.gc import Collector, CollectReport, CollectTotals
 from engine.upkeep.index_upkeep import index_state
-from engine.upkeep.report import CollectReport, CollectTotals
 from engine.upkeep.scrub import Scrubber
 from lakefs.errors import IndexDamaged, LakeError, StoreReadOnly
 from lakefs.host.buffers import BufferPool

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
@@ -49,6 +49,7 @@ from engine.segments.segment_store import Segments
 from engine.sessions.references import References
 from engine.tables.number_set import NumberSet
 from engine.tables.views import Transaction
+from engine.upkeep.compaction import CompactionReport
 from engine.uploads.expiry import UploadExpiry
 from engine.uploads.keys import PARTS_BEGIN, PARTS_END
 from engine.uploads.lifecycle import unpack_part
@@ -80,6 +81,30 @@ class GcReport:
     removed_segments: int = 0
     disk_bytes_before: int = 0
     disk_bytes_after: int = 0
+
+
+@dataclass
+class CollectReport(GcReport):
+    """The result of a cycle of gc and the compaction behind it."""
+
+    compaction: CompactionReport = field(default_factory=CompactionReport)
+
+
+@dataclass
+class CollectTotals:
+    """Sums over all cycles of this process; they only grow."""
+
+    cycles: int = 0
+    freed_bytes: int = 0
+    moved_bytes: int = 0
+    last_ended_ns: int = 0
+
+    def add(self, report: CollectReport, now_ns: int) -> None:
+        """Count a cycle that has ended."""
+        self.cycles += 1
+        self.freed_bytes += report.freed_bytes
+        self.moved_bytes += report.compaction.moved_bytes
+        self.last_ended_ns = now_ns
 
 
 class Collector:
