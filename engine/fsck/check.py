@@ -257,8 +257,7 @@ class _Check:
         if node_value is None:
             self._bad_name(key, Finding.NAME_NODE_MISSING, f"refers to node {node_id}, which is missing")
         elif unpack_node(node_value).kind is not kind:
-            problem = f"says {kind.name.lower()}, its node says otherwise"
-            self._bad_name(key, Finding.NAME_KIND_WRONG, problem)
+            self._bad_name(key, Finding.NAME_KIND_WRONG, f"says {kind.name.lower()}, its node says otherwise")
         self.report.count("names", 1)
 
     def _bad_name(self, key: bytes, finding: Finding, message: str) -> None:
@@ -356,8 +355,7 @@ class _Check:
                 break
             record = now
         else:
-            message = "was moved again and again, and is not checked"
-            self.report.found(id_text(chunk), Finding.CHUNK_UNCHECKED, message)
+            self.report.found(id_text(chunk), Finding.CHUNK_UNCHECKED, "was moved again and again, and is not checked")
             return
         if problem and record.birth not in self._bad:
             self._bad_chunk(chunk, record, problem)

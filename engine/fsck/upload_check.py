@@ -83,8 +83,7 @@ class UploadCheck:
         try:
             record = unpack_upload(value)
         except (LakeError, msgspec.DecodeError) as error:
-            message = f"an upload whose record cannot be read: {error}"
-            self._damaged[key] = Problem(Finding.UPLOAD_UNREADABLE, message)
+            self._damaged[key] = Problem(Finding.UPLOAD_UNREADABLE, f"an upload whose record cannot be read: {error}")
             return
         if upload_key(bucket_of(key), record.key.encode(), upload_of(key)) != key:
             self._damaged[key] = Problem(Finding.UPLOAD_MISFILED, "an upload under the key of another")
@@ -108,8 +107,7 @@ class UploadCheck:
             part = unpack_part(value)
             problem = await self._blob_problem(BlobId(part.blob), part.size_bytes)
             if not problem and value_of(self._metadata, Table.UPLOADS, part.upload_key) is None:
-                message = "belongs to no upload, and keeps its chunks"
-                problem = Problem(Finding.PART_WITHOUT_UPLOAD, message)
+                problem = Problem(Finding.PART_WITHOUT_UPLOAD, "belongs to no upload, and keeps its chunks")
         except (LakeError, msgspec.DecodeError) as error:
             problem = Problem(Finding.PART_UNREADABLE, str(error))
         if problem and value_of(self._metadata, Table.UPLOADS, key) == value:

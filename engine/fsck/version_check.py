@@ -80,8 +80,7 @@ class VersionCheck:
         if group_of(bucket_of(key), path) != group_of_key(key):
             return Problem(Finding.VERSION_MISFILED, "a version under another key than its own")
         if not is_null(key) and order_key(group_of_key(key), record.order) != key:
-            message = "a version that says another order than it is filed under"
-            return Problem(Finding.VERSION_MISFILED, message)
+            return Problem(Finding.VERSION_MISFILED, "a version that says another order than it is filed under")
         with self._metadata.view() as view:
             value = view.get(Table.NODES, node_key(NodeId(record.node)))
             has_bucket = view.get(Table.BUCKETS, node_key(bucket_of(key))) is not None
@@ -91,8 +90,7 @@ class VersionCheck:
         try:
             node = unpack_node(value)
         except (LakeError, ValueError) as error:
-            message = f"a version whose node cannot be read: {error}"
-            return Problem(Finding.VERSION_NODE_UNREADABLE, message)
+            return Problem(Finding.VERSION_NODE_UNREADABLE, f"a version whose node cannot be read: {error}")
         if node.kind not in _KINDS:
             return Problem(Finding.VERSION_KIND_WRONG, f"a version that is a {node.kind.name.lower()}")
         if not has_bucket:

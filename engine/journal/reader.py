@@ -364,8 +364,7 @@ def _refuse_flipped_header(file: DiskFile, entry: JournalFile, offset: int, expe
     for turned in with_one_bit_turned(bytes(buffer)):
         header = _parse_header(turned, offset, entry.boot_tag)
         if header is not None and header.sequence == expected:
-            reason = "a bit of the group's header is flipped"
-            raise DamagedAt(JournalDamage(entry.path, offset, expected, reason))
+            raise DamagedAt(JournalDamage(entry.path, offset, expected, "a bit of the group's header is flipped"))
 
 
 def _refuse_flipped_body(file: DiskFile, entry: JournalFile, header: GroupPlace) -> None:
@@ -375,8 +374,7 @@ def _refuse_flipped_body(file: DiskFile, entry: JournalFile, header: GroupPlace)
         return
     at = byte_with_bit_off(buffer[GROUP_HEADER.size :], header.body_crc)
     if at is not None and not is_in_empty_sector(buffer, GROUP_HEADER.size + at):
-        reason = "a bit of the group is flipped"
-        raise DamagedAt(JournalDamage(entry.path, header.offset, header.sequence, reason))
+        raise DamagedAt(JournalDamage(entry.path, header.offset, header.sequence, "a bit of the group is flipped"))
 
 
 def _look_behind(file: DiskFile, entry: JournalFile, offset: int, expected: Sequence) -> bool:

@@ -89,11 +89,7 @@ class Applier:
 
     async def _apply_round(self) -> None:
         async with self.paused:
-            frozen = self._tables.overlay.applying
-            if frozen is None:
-                await self._committer.freeze()
-                frozen = self._tables.overlay.applying
-                assert frozen is not None
+            frozen = self._tables.overlay.applying or await self._committer.freeze()
             await self._committer.wait_durable(frozen.last_sequence)
             assert frozen.last_sequence <= self._committer.durable_sequence, (
                 "the index never holds more than the journal"

@@ -37,6 +37,7 @@ from engine.format.layouts import RECORD_HEADER, Mutation, Table
 from engine.format.sizes import DEFAULT_SIZES, MetadataSizes
 from engine.journal.writer import Journal
 from engine.tables.merged_tables import Tables, TableTransaction
+from engine.tables.overlay import Layer
 from engine.tables.views import Transaction
 from lakefs.errors import LakeError, RequestTooLarge, StoreFull, StoreReadOnly, UserError
 from lakefs.ids import Sequence
@@ -234,8 +235,8 @@ class Committer:
         finally:
             self._end(StoreReadOnly("the engine has stopped"))
 
-    async def freeze(self) -> Sequence:
-        """Freeze the overlay at the next group border; returns the last sequence of the frozen layer.
+    async def freeze(self) -> Layer:
+        """Freeze the overlay at the next group border; returns the frozen layer.
 
         StoreReadOnly when the committer has failed; nothing is frozen then.
         """
@@ -254,7 +255,7 @@ class Committer:
             self._tables.overlay.freeze()
         frozen = self._tables.overlay.applying
         assert frozen is not None
-        return frozen.last_sequence
+        return frozen
 
     def room_changed(self) -> None:
         """Wake tasks that wait for room; the applier calls it when the overlay shrank or the index is full."""
