@@ -147,7 +147,7 @@ class Committer:
         """
         if self.failed is not None:
             raise self._refusal()
-        with self._tables.transaction() as transaction:
+        with TableTransaction(self._tables) as transaction:
             try:
                 outcome = decide(transaction)
             except UserError:

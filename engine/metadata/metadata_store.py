@@ -35,7 +35,7 @@ from engine.metadata.index_building import build_index, new_path
 from engine.metadata.recovery import INDEX_FOLDER, Recovered, recover, verify_journal
 from engine.tables.index_check import IndexProgress, walk
 from engine.tables.lmdb_index import Index, IndexPages, remove_index, replace_index
-from engine.tables.merged_tables import Tables
+from engine.tables.merged_tables import Tables, TableView
 from engine.tables.views import Transaction, View
 from lakefs.errors import DiskFailed, IndexDamaged, LakeError, StoreFull
 from lakefs.ids import Birth, Sequence
@@ -102,7 +102,7 @@ class Metadata:
 
     def view(self) -> AbstractContextManager[View]:
         """Return a view of all tables at this instant; use it before the next `await`."""
-        return self._tables.view()
+        return TableView(self._tables)
 
     async def commit(
         self, decide: Callable[[Transaction], T], *, durable: bool = True, grows: bool = False
@@ -114,7 +114,7 @@ class Metadata:
         they are refused before the room that removals need is used up.
         Errors: RequestTooLarge, StoreFull, StoreReadOnly.  The change need not be durable on return.
         """
-        if grows and self.failed is None:
+        if grows and self._committer.failed is None:
             self._refuse_without_room()
         return await self._committer.commit_when_room(decide, durable=durable)
 

@@ -81,17 +81,9 @@ class Tables:
         self.overlay = overlay
         self.counters = Counters()
         self.open_views = 0
-        with self.view() as view:
+        with TableView(self) as view:
             for counter in (self.counters.node, self.counters.birth, self.counters.segment):
                 counter.restore(view.get(Table.COUNTERS, counter.key))
-
-    def view(self) -> TableView:
-        """Make a view, to be used as a context manager."""
-        return TableView(self)
-
-    def transaction(self) -> TableTransaction:
-        """Make a transaction, to be used as a context manager; `Committer` publishes its mutations."""
-        return TableTransaction(self)
 
     def drop_applied(self) -> None:
         """Move the snapshot and drop the applying layer, in one step; called after its commit to the index."""
@@ -107,7 +99,7 @@ class Tables:
 
 
 class TableView:
-    """A consistent read of all tables (`engine.tables.views.View`), open between `__enter__` and `__exit__`."""
+    """A consistent read of all tables (`engine.tables.views.View`); a context manager, open for its `with` block."""
 
     __slots__ = ("_applying", "_current", "_index_get", "_scans", "_sequence", "_tables")
 
@@ -195,7 +187,8 @@ class TableView:
 class TableTransaction(TableView):
     """A view that collects mutations and reads its own (`engine.tables.views.Transaction`).
 
-    `mutations` are in the order they were made; `body_bytes` is their size in a group's body.
+    `mutations` are in the order they were made; `Committer` publishes them.  `body_bytes` is their size in a group's
+    body.
     """
 
     __slots__ = ("_marks", "_own", "body_bytes", "mutations", "notes")
