@@ -8,6 +8,8 @@ Rules kept here:
 - The superblock says "clean" only after everything before it in that list succeeded.
 - A damaged index is rebuilt from checkpoint and journal while the store serves.  Until then a request that needs the
   damaged part fails with an error, never with a false "not found".
+- On a full disk the reserve gives room for the superblock; if that is too little, the error says what to do.
+- The segments' files are closed however the store ends.
 """
 
 from __future__ import annotations

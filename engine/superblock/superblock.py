@@ -228,7 +228,7 @@ def parse_superblock(page: bytes) -> Superblock:
             f"the superblock says granule {fields['granule_bytes']}, domains {fields['domain_count']}",
             subject=SUPERBLOCK_PATH,
         )
-    clean = fields["clean_sequence"]
+    clean, domains = fields["clean_sequence"], fields["domains"][: fields["domain_count"] * _DOMAIN_BYTES]
     return Superblock(
         store_id=StoreId(fields["store_id"]),
         engine_id=EngineId(fields["engine_id"]),
@@ -236,7 +236,7 @@ def parse_superblock(page: bytes) -> Superblock:
         identity_inode=fields["identity_inode"],
         created_ns=fields["created_ns"],
         clean_sequence=None if clean == NOT_CLEAN else clean,
-        domains=tuple(fields["domains"][at * _DOMAIN_BYTES :][:_DOMAIN_BYTES] for at in range(fields["domain_count"])),
+        domains=tuple(domains[at : at + _DOMAIN_BYTES] for at in range(0, len(domains), _DOMAIN_BYTES)),
         cluster_id=fields["cluster_id"],
         compat_features=fields["compat_features"],
         read_only_features=fields["read_only_features"],
