@@ -98,7 +98,7 @@ def _check(where: Target, wish: _Wish) -> dict[str, Any]:
         with where.open() as lake:
             return {**_EMPTY, **lake.fsck(full=wish.full)}
     if wish.rebuild:
-        from engine.fsck.rebuild import rebuild
+        from engine.fsck.repair import rebuild
 
         rebuilt = rebuild(where.data, accept_loss=wish.accept_loss)
         with where.open() as lake:

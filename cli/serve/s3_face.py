@@ -19,7 +19,7 @@ import trio
 
 from engine.process.embedded import EmbeddedEngine
 from engine.process.engine_process import RunningEngine
-from engine.superblock.first_key import keep_first_key
+from engine.superblock.secret_files import keep_first_key
 from gateway.face import S3Face, listen_s3
 from gateway.s3.request.call import Lakes
 from gateway.s3.telemetry.metrics import TrafficCollector

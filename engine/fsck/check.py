@@ -14,7 +14,7 @@ before it is called damage.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 import trio
@@ -36,22 +36,18 @@ from engine.fsck.report import Problem, Report
 from engine.fsck.upload_check import UploadCheck
 from engine.fsck.version_check import VersionCheck
 from engine.metadata.metadata_store import Metadata
-from engine.namespace.names import iter_nodes
-from engine.namespace.paths import paths_of
-from engine.namespace.walk import walk_nodes
+from engine.namespace.walk import NAMES_END, pages, paths_of, value_of, walk_nodes
 from engine.segments.segment_store import Segments
 from engine.tables.number_set import NumberSet
-from engine.tables.views import View
 from lakefs.content.manifest import Entry, Manifest, check_child
 from lakefs.errors import ChunkDamaged, CorruptionError, IndexDamaged, LakeError, StaleGrant
 from lakefs.findings import Finding
 from lakefs.ids import EMPTY_CHUNK, ROOT_NODE, Birth, BlobId, ChunkId, ChunkKind, NodeId, SegmentId, id_text, kind_of
-from lakefs.limits import GC_BATCH
 
 _LOOKS_FOR_NAMES: Final = 3
 _LOOKS_AT_PAYLOAD: Final = 8
 """A compaction moves a chunk once, and a repair stores it anew."""
-_LookAtName = Callable[[View, bytes, NodeKind, NodeId, NumberSet], None]
+_LookAtName = Callable[[bytes, NodeKind, NodeId], None]
 
 
 async def check_store(
@@ -243,32 +239,25 @@ class _Check:
                 return
             # The walk may have missed a name that was moved from behind its place to before it,
             # and an old version that became the present one as a node that was overwritten.
-            await self._walk_names(named, _note_named)
+            await self._walk_names(named, lambda key, kind, node_id: None)
             await self._versions.note_named(named)
         for node_id in await self._unnamed(named):
             self.report.found(f"node {node_id}", Finding.NODE_UNNAMED, "has no name")
 
     async def _walk_names(self, named: NumberSet, look: _LookAtName) -> None:
-        after = b""
-        while True:
-            with self._metadata.view() as view:
-                page = _page(view.scan(Table.NAMES, after, b"\xff" * 9))
-                for key, value in page:
-                    kind, node_id = unpack_name(value)
-                    look(view, key, kind, node_id, named)
-            if not page:
-                return
-            after = page[-1][0] + b"\0"
+        for page in pages(self._metadata, Table.NAMES, b"", NAMES_END):
+            for key, value in page:
+                kind, node_id = unpack_name(value)
+                look(key, kind, node_id)
+                named.add(node_id)
             await trio.lowlevel.checkpoint()
 
-    def _name(self, view: View, key: bytes, kind: NodeKind, node_id: NodeId, named: NumberSet) -> None:
-        node_value = view.get(Table.NODES, node_key(node_id))
+    def _name(self, key: bytes, kind: NodeKind, node_id: NodeId) -> None:
+        node_value = value_of(self._metadata, Table.NODES, node_key(node_id))
         if node_value is None:
             self._bad_name(key, Finding.NAME_NODE_MISSING, f"refers to node {node_id}, which is missing")
         elif unpack_node(node_value).kind is not kind:
-            problem = f"says {kind.name.lower()}, its node says otherwise"
-            self._bad_name(key, Finding.NAME_KIND_WRONG, problem)
-        named.add(node_id)
+            self._bad_name(key, Finding.NAME_KIND_WRONG, f"says {kind.name.lower()}, its node says otherwise")
         self.report.count("names", 1)
 
     def _bad_name(self, key: bytes, finding: Finding, message: str) -> None:
@@ -278,15 +267,13 @@ class _Check:
     async def _unnamed(self, named: NumberSet) -> list[NodeId]:
         """Return nodes that the walk over nodes met, that still exist, and that no name or version refers to."""
         unnamed: list[NodeId] = []
-        after = ROOT_NODE
-        while True:
-            with self._metadata.view() as view:
-                page = iter_nodes(view, after, GC_BATCH)
-            if not page:
-                return unnamed
-            after = page[-1][0]
-            unnamed += [node for node, _ in page if node in self._nodes and node not in named]
-            await trio.lowlevel.checkpoint()
+
+        async def look(node_id: NodeId, node: Node) -> None:
+            if node_id != ROOT_NODE and node_id in self._nodes and node_id not in named:
+                unnamed.append(node_id)
+
+        await walk_nodes(self._metadata, look)
+        return unnamed
 
     # --- chunks ------------------------------------------------------------------------------------
 
@@ -297,13 +284,7 @@ class _Check:
             await self._note_size(segment, sizes)
         extents: dict[SegmentId, array[int]] = {}
         garbage_count = garbage_bytes = 0
-        after = b""
-        while True:
-            with self._metadata.view() as view:
-                page = _page(view.scan(Table.CHUNKS, after, b"\xff"))
-            if not page:
-                break
-            after = page[-1][0] + b"\0"
+        for page in pages(self._metadata, Table.CHUNKS, b"", b"\xff"):
             for key, value in page:
                 record = unpack_chunk_record(value)
                 extents.setdefault(record.segment, array("Q")).extend((record.offset, record.extent_bytes))
@@ -359,13 +340,7 @@ class _Check:
 
     async def payloads(self) -> None:
         """Check every payload against its CRC32C and its id."""
-        after = b""
-        while True:
-            with self._metadata.view() as view:
-                page = _page(view.scan(Table.CHUNKS, after, b"\xff"), limit=64)
-            if not page:
-                return
-            after = page[-1][0] + b"\0"
+        for page in pages(self._metadata, Table.CHUNKS, b"", b"\xff", limit=64):
             for key, value in page:
                 await self._payload(chunk_id_of_key(key), unpack_chunk_record(value))
 
@@ -380,8 +355,7 @@ class _Check:
                 break
             record = now
         else:
-            message = "was moved again and again, and is not checked"
-            self.report.found(id_text(chunk), Finding.CHUNK_UNCHECKED, message)
+            self.report.found(id_text(chunk), Finding.CHUNK_UNCHECKED, "was moved again and again, and is not checked")
             return
         if problem and record.birth not in self._bad:
             self._bad_chunk(chunk, record, problem)
@@ -401,13 +375,8 @@ class _Check:
             return find_chunk(view, chunk)
 
     def _node_is(self, node_id: NodeId, blob: BlobId) -> bool:
-        with self._metadata.view() as view:
-            value = view.get(Table.NODES, node_key(node_id))
+        value = value_of(self._metadata, Table.NODES, node_key(node_id))
         return value is not None and unpack_node(value).blob == blob
-
-
-def _note_named(view: View, key: bytes, kind: NodeKind, node_id: NodeId, named: NumberSet) -> None:
-    named.add(node_id)
 
 
 def _misplaced(record: ChunkRecord, sizes: dict[SegmentId, int]) -> Problem | None:
@@ -418,12 +387,3 @@ def _misplaced(record: ChunkRecord, sizes: dict[SegmentId, int]) -> Problem | No
     if record.offset + record.extent_bytes > size:
         return Problem(Finding.CHUNK_PAST_END, f"its segment {record.segment:016x} ends before it")
     return None
-
-
-def _page(scan: Iterator[tuple[bytes, bytes]], limit: int = GC_BATCH) -> list[tuple[bytes, bytes]]:
-    page: list[tuple[bytes, bytes]] = []
-    for entry in scan:
-        page.append(entry)
-        if len(page) == limit:
-            break
-    return page

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import UTC, datetime
-from itertools import islice
 from typing import Any, Final
 
 import trio
@@ -23,14 +22,12 @@ from engine.fsck.report import Problem
 from engine.fsck.upload_check import UploadCheck
 from engine.fsck.version_check import VersionCheck
 from engine.metadata.metadata_store import Metadata
-from engine.namespace.paths import paths_of
-from engine.namespace.walk import walk_nodes
+from engine.namespace.walk import pages, paths_of, walk_nodes
 from engine.tables.number_set import NumberSet
 from engine.uploads.keys import PARTS_BEGIN, PARTS_END
 from engine.uploads.lifecycle import unpack_part
 from lakefs.errors import LakeError
 from lakefs.ids import EMPTY_CHUNK, BlobId, ChunkId, ChunkKind, NodeId, chunk_of, id_text, kind_of
-from lakefs.limits import GC_BATCH
 
 CHUNKS_MAX: Final = 1000
 """Most chunks listed in one report; all are counted."""
@@ -81,13 +78,7 @@ class _Search:
         await walk_nodes(self._metadata, look)
 
     async def parts(self) -> None:
-        after = PARTS_BEGIN
-        while True:
-            with self._metadata.view() as view:
-                page = list(islice(view.scan(Table.UPLOADS, after, PARTS_END), GC_BATCH))
-            if not page:
-                return
-            after = page[-1][0] + b"\0"
+        for page in pages(self._metadata, Table.UPLOADS, PARTS_BEGIN, PARTS_END):
             for key, value in page:
                 for chunk in await self._in_blob(BlobId(unpack_part(value).blob)):
                     self._parts[chunk].append(key)

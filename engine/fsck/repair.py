@@ -1,4 +1,7 @@
-"""`lake fsck --repair`, with the store closed: does the certain repairs and reports them; changes nothing else.
+"""`lake fsck --repair` and `lake fsck --rebuild`, with the store closed and its lock held throughout.
+
+`--rebuild` makes the index anew from checkpoint and journal; payloads are neither read nor changed.  `--repair` does
+the certain repairs and reports them; it changes nothing else.
 
 Certain repairs, by the bad file:
 - the superblock or its copy: it is written anew from the other one;
@@ -22,29 +25,24 @@ Damaged payloads are found by the check of the open store, which quarantines the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
+
+import structlog
 
 from engine.fsck.survey import TableSources, foreign_segments, given_up_groups, leftovers, survey_tables
 from engine.host.clock import SystemClock
 from engine.host.crash_marker import noting_crashes
 from engine.host.failpoints import reached
 from engine.host.local_disk import LocalDisk
-from engine.journal.reader import (
-    JOURNAL_FOLDER,
-    Group,
-    JournalFile,
-    decode_records,
-    find_end,
-    journal_path,
-    read_groups,
-)
+from engine.journal.reader import JOURNAL_FOLDER, Group, JournalFile, check_groups, find_end, journal_path, read_groups
 from engine.journal.salvage import highest_readable, place_behind, refuse_lost_boot
 from engine.journal.writer import start_journal
 from engine.metadata.checkpoint import write_checkpoint
-from engine.metadata.index_building import rebuild_index
-from engine.metadata.recovery import INDEX_FOLDER
+from engine.metadata.index_building import apply_groups, rebuild_index
+from engine.metadata.recovery import INDEX_FOLDER, rebuild_store
 from engine.superblock.superblock import (
     COPY_PATH,
     LOCK_PATH,
@@ -53,18 +51,20 @@ from engine.superblock.superblock import (
     BadFile,
     Superblock,
     Superblocks,
+    open_store,
     survey_superblocks,
     what_is_wrong,
     write_one,
+    write_superblock,
 )
+from engine.tables.index_check import IndexProgress
 from engine.tables.lmdb_index import Index
-from engine.tables.overlay import Layer
 from lakefs.errors import CorruptionError, LakeError, StoreUnusable
 from lakefs.findings import Finding
 from lakefs.ids import Sequence
-from lakefs.limits import OVERLAY_BYTES_MAX, OVERLAY_ENTRIES_MAX
 from lakefs.ports import Clock, Disk
 
+_log: Final = structlog.get_logger(__name__)
 SET_ASIDE_FOLDER: Final = "set-aside"
 
 
@@ -107,12 +107,27 @@ def check_files(data: Path, *, repair: bool) -> FilesReport:
     disk = LocalDisk(data)
     if not any(disk.exists(path) for path in (SUPERBLOCK_PATH, COPY_PATH, "journal")):
         raise StoreUnusable(f"there is no store in {data}; lake serve --data {data} makes one", subject=str(data))
-    lock = disk.lock(LOCK_PATH)
-    try:
-        with noting_crashes(disk):
-            return (repair_files if repair else find_bad_files)(disk, SystemClock())
-    finally:
-        lock.close()
+    with closing(disk.lock(LOCK_PATH)), noting_crashes(disk):
+        return (repair_files if repair else find_bad_files)(disk, SystemClock())
+
+
+def rebuild(data: Path, *, accept_loss: bool = False) -> dict[str, Any]:
+    """Rebuild the index of the store in a folder; returns the report, JSON-able.  Blocks.
+
+    Raises StoreLocked while an engine has the store; StoreUnusable if there is none; JournalDamaged with the place.
+    With `accept_loss`, everything from the damage on is given up instead, and the report says from where.
+    """
+    disk, clock = LocalDisk(data), SystemClock()
+    opened = open_store(disk, clock, create=False)
+    with closing(opened.lock):
+        for warning in opened.warnings:
+            _log.warning(warning)
+        superblock = opened.superblock
+        report = rebuild_store(disk, clock, superblock.identity, superblock.clean_sequence, accept_loss=accept_loss)
+        if report.lost_from:
+            # The journal ends before the clean stop that the superblock notes: that note is no longer true.
+            write_superblock(disk, replace(superblock, clean_sequence=None))
+    return report.as_dict()
 
 
 def find_bad_files(disk: Disk, clock: Clock) -> FilesReport:
@@ -244,24 +259,20 @@ class _Repairing:
 
     def _save_index(self, sources: TableSources, groups: Iterable[Group], end: Sequence, problem: LakeError) -> None:
         """Bring the index up to `end`, and write a checkpoint of it."""
-        index = Index(Path(self._disk.local_path(INDEX_FOLDER)))
-        try:
+        with closing(Index(Path(self._disk.local_path(INDEX_FOLDER)))) as index:
             index.owner, index.committed = sources.identity.store_id, self._index_committed
-            _apply(index, groups, end)
+            if index.applied < end:
+                apply_groups(index, groups, end, IndexProgress())
+            assert index.applied == end, "the index has every group"
             reached("repair.tail-applied")
             for bad in sources.bad_checkpoints:
                 self.set_aside(bad, "set aside: a new one was written from the index")
             if sources.after < end:
                 self._write_checkpoint(sources, index, problem)
-        finally:
-            index.close()
 
     def _write_checkpoint(self, sources: TableSources, index: Index, problem: LakeError) -> None:
-        snapshot = index.snapshot()
-        try:
+        with closing(index.snapshot()) as snapshot:
             written = write_checkpoint(self._disk, sources.identity, snapshot)
-        finally:
-            snapshot.close()
         assert written.sequence == index.applied, "the checkpoint has all that the index has"
         reached("repair.saved")
         bad = BadFile(problem.finding, written.path, what_is_wrong(problem))
@@ -310,24 +321,8 @@ def _behind(disk: Disk, sources: TableSources, told: Sequence, problem: LakeErro
     end = find_end(disk, files, sources.durable, begin).sequence
     if sources.clean_sequence is None:
         refuse_lost_boot(sources.files, end, sources.identity.boot_before)
-    for group in read_groups(disk, files, told, end, begin):
-        decode_records(group.body, group.record_count)
+    check_groups(disk, files, told, end, begin)
     return end, read_groups(disk, files, told, end, begin)
-
-
-def _apply(index: Index, groups: Iterable[Group], end: Sequence) -> None:
-    """Bring the index to `end`, in batches of bounded size."""
-    layer = Layer()
-    for group in groups:
-        layer.publish(group.sequence, decode_records(group.body, group.record_count))
-        if layer.entry_count >= OVERLAY_ENTRIES_MAX or layer.nbytes >= OVERLAY_BYTES_MAX:
-            index.apply(layer, group.sequence)
-            index.refresh()
-            layer = Layer()
-    if index.applied < end:
-        index.apply(layer, end)
-        index.refresh()
-    assert index.applied == end, "the index has every group"
 
 
 def _unreadable(disk: Disk, files: tuple[JournalFile, ...], end: Sequence) -> list[BadFile]:
@@ -338,8 +333,7 @@ def _unreadable(disk: Disk, files: tuple[JournalFile, ...], end: Sequence) -> li
     followers = [Sequence(file.first_sequence - 1) for file in files[1:]]
     for file, last in zip(files, [*followers, end], strict=True):
         try:
-            for group in read_groups(disk, (file,), Sequence(file.first_sequence - 1), min(last, end)):
-                decode_records(group.body, group.record_count)
+            check_groups(disk, (file,), Sequence(file.first_sequence - 1), min(last, end))
         except CorruptionError as error:
             bad.append(BadFile(error.finding, file.path, what_is_wrong(error)))
     return bad

@@ -11,6 +11,7 @@ store's.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,18 +19,9 @@ from typing import Final
 
 from engine.format.layouts import StoreIdentity
 from engine.host import crash_marker as crash_marker
-from engine.journal.reader import (
-    JOURNAL_FOLDER,
-    JournalFile,
-    decode_records,
-    find_end,
-    journal_file,
-    journal_paths,
-    read_groups,
-    sequence_in,
-)
-from engine.journal.salvage import highest_readable, refuse_lost_boot
-from engine.metadata.checkpoint import CHECKPOINT_FOLDER, Checkpoint, read_checkpoint
+from engine.journal.reader import JOURNAL_FOLDER, JournalFile, journal_file, journal_paths, sequence_in
+from engine.journal.salvage import checked_end, highest_readable
+from engine.metadata.checkpoint import CHECKPOINT_FOLDER, Checkpoint, checkpoints, read_checkpoint
 from engine.metadata.recovery import INDEX_FOLDER
 from engine.segments.files import SEGMENTS_FOLDER, check_segment_header, parse_segment_name
 from engine.superblock.superblock import COPY_PATH, SUPERBLOCK_PATH, BadFile, Superblock, read_head, what_is_wrong
@@ -41,7 +33,6 @@ from lakefs.ids import Sequence
 from lakefs.ports import Disk
 
 INDEX: Final = "index"
-_CHECKPOINT_SUFFIX: Final = ".checkpoint"
 _TEMPORARY_SUFFIX: Final = ".new"
 _VERIFIED_AT_ONCE: Final = 65_536
 
@@ -71,11 +62,6 @@ class TableSources:
     def after(self) -> Sequence:
         """The last group in the checkpoint."""
         return Sequence(0) if self.checkpoint is None else self.checkpoint.sequence
-
-    @property
-    def superseded(self) -> tuple[BadFile, ...]:
-        """Bad journal files whose groups are all in the checkpoint."""
-        return tuple(bad for bad in self.bad_files if self.is_superseded(bad.path, self.after))
 
     def is_superseded(self, path: str, after: Sequence) -> bool:
         """Return True if a usable journal file begins behind this one, and no later than with group `after` + 1."""
@@ -144,32 +130,16 @@ def _checkpoints(disk: Disk, identity: StoreIdentity) -> tuple[Checkpoint | None
     newest: Checkpoint | None = None
     bad: list[BadFile] = []
     highest = Sequence(0)
-    for name in disk.list_folder(CHECKPOINT_FOLDER):
-        stem, dot, suffix = name.rpartition(".")
-        if dot + suffix != _CHECKPOINT_SUFFIX or len(stem) != 16:
-            continue
-        path = f"{CHECKPOINT_FOLDER}/{name}"
-        sequence = Sequence(int(stem, 16))
-        highest = max(highest, sequence)
+    for checkpoint in reversed(list(checkpoints(disk))):
+        highest = max(highest, checkpoint.sequence)
         try:
-            newest = _whole_checkpoint(disk, path, identity, sequence)
+            with closing(read_checkpoint(disk, checkpoint.path, identity.store_id)) as reader:
+                for _ in reader.records():
+                    pass
+            newest = checkpoint
         except (StoreDamaged, StoreUnusable) as error:
-            bad.append(BadFile(error.finding, path, what_is_wrong(error)))
+            bad.append(BadFile(error.finding, checkpoint.path, what_is_wrong(error)))
     return newest, tuple(bad), highest
-
-
-def _whole_checkpoint(disk: Disk, path: str, identity: StoreIdentity, sequence: Sequence) -> Checkpoint:
-    reader = read_checkpoint(disk, path, identity.store_id)
-    try:
-        for _ in reader.records():
-            pass
-    finally:
-        reader.close()
-    file = disk.open(path, read_only=True)
-    try:
-        return Checkpoint(path, sequence, file.size())
-    finally:
-        file.close()
 
 
 def _journal(disk: Disk, identity: StoreIdentity) -> tuple[tuple[JournalFile, ...], tuple[BadFile, ...]]:
@@ -197,21 +167,17 @@ def _index(disk: Disk, identity: StoreIdentity) -> tuple[Sequence | None, Sequen
     except IndexDamaged as error:
         return None, nothing, BadFile(error.finding, INDEX, what_is_wrong(error))
     noted = nothing
-    try:
-        if index.is_foreign(identity.store_id):
-            return None, nothing, BadFile(Finding.INDEX_FOREIGN, INDEX, "it is another store's")
-        noted = index.applied
-        snapshot = index.snapshot()
+    with closing(index):
         try:
-            verification = Verification(snapshot)
-            while verification.step(_VERIFIED_AT_ONCE):
-                pass
-        finally:
-            snapshot.close()
-    except IndexDamaged as error:
-        return None, noted, BadFile(error.finding, INDEX, what_is_wrong(error))
-    finally:
-        index.close()
+            if index.is_foreign(identity.store_id):
+                return None, nothing, BadFile(Finding.INDEX_FOREIGN, INDEX, "it is another store's")
+            noted = index.applied
+            with closing(index.snapshot()) as snapshot:
+                verification = Verification(snapshot)
+                while verification.step(_VERIFIED_AT_ONCE):
+                    pass
+        except IndexDamaged as error:
+            return None, noted, BadFile(error.finding, INDEX, what_is_wrong(error))
     return noted, noted, None
 
 
@@ -220,10 +186,7 @@ def _told_end(disk: Disk, sources: TableSources) -> Sequence:
     for bad in sources.bad_files:
         if not sources.is_superseded(bad.path, sources.after):
             journal_file(disk, bad.path, sources.identity.store_id)  # raises its problem
-    end = find_end(disk, sources.files, sources.durable)
-    if sources.clean_sequence is None:
-        refuse_lost_boot(sources.files, end.sequence, sources.identity.boot_before)
+    boot = sources.identity.boot_before if sources.clean_sequence is None else b""
+    end = checked_end(disk, sources.files, sources.after, sources.durable, boot)
     assert end.sequence >= sources.durable >= sources.after, "the journal ends behind all that was durable"
-    for group in read_groups(disk, sources.files, sources.after, end.sequence):
-        decode_records(group.body, group.record_count)
     return end.sequence

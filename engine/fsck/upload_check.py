@@ -7,18 +7,15 @@ them.  Access keys are read, too.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from itertools import islice
+from collections.abc import Awaitable, Callable
 
 import msgspec
-import trio
 
 from engine.format.layouts import Table
-from engine.format.records import PartRecord
 from engine.fsck.report import Problem
 from engine.metadata.metadata_store import Metadata
 from engine.namespace.access_keys import unpack_access_key
-from engine.namespace.paths import paths_of
+from engine.namespace.walk import paths_of, records, value_of
 from engine.uploads.keys import (
     OBJECT_PARTS_BEGIN,
     OBJECT_PARTS_END,
@@ -36,7 +33,6 @@ from engine.uploads.object_parts import problem_of
 from lakefs.errors import LakeError
 from lakefs.findings import Finding
 from lakefs.ids import BlobId
-from lakefs.limits import GC_BATCH
 
 BlobProblem = Callable[[BlobId, int], Awaitable[Problem | None]]
 """Returns the problem of a blob with a given length, or None."""
@@ -58,14 +54,14 @@ class UploadCheck:
 
     async def run(self) -> None:
         """Check all records."""
-        async for key, value in self._records(Table.UPLOADS, UPLOADS_BEGIN, UPLOADS_END):
+        async for key, value in records(self._metadata, Table.UPLOADS, UPLOADS_BEGIN, UPLOADS_END):
             self._upload(key, value)
-        async for key, value in self._records(Table.UPLOADS, PARTS_BEGIN, PARTS_END):
+        async for key, value in records(self._metadata, Table.UPLOADS, PARTS_BEGIN, PARTS_END):
             self.counts["parts"] += 1
             await self._part(key, value)
-        async for key, _ in self._records(Table.UPLOADS, OBJECT_PARTS_BEGIN, OBJECT_PARTS_END):
+        async for key, _ in records(self._metadata, Table.UPLOADS, OBJECT_PARTS_BEGIN, OBJECT_PARTS_END):
             self._object_parts(key)
-        async for key, value in self._records(Table.ACCESS_KEYS, b"", b"\xff"):
+        async for key, value in records(self._metadata, Table.ACCESS_KEYS, b"", b"\xff"):
             self.counts["access_keys"] += 1
             try:
                 unpack_access_key(value)
@@ -75,7 +71,7 @@ class UploadCheck:
 
     async def parts_again(self) -> None:
         """Check parts again, after more chunks were found damaged."""
-        async for key, value in self._records(Table.UPLOADS, PARTS_BEGIN, PARTS_END):
+        async for key, value in records(self._metadata, Table.UPLOADS, PARTS_BEGIN, PARTS_END):
             await self._part(key, value)
 
     async def findings(self) -> list[tuple[str, Problem]]:
@@ -87,8 +83,7 @@ class UploadCheck:
         try:
             record = unpack_upload(value)
         except (LakeError, msgspec.DecodeError) as error:
-            message = f"an upload whose record cannot be read: {error}"
-            self._damaged[key] = Problem(Finding.UPLOAD_UNREADABLE, message)
+            self._damaged[key] = Problem(Finding.UPLOAD_UNREADABLE, f"an upload whose record cannot be read: {error}")
             return
         if upload_key(bucket_of(key), record.key.encode(), upload_of(key)) != key:
             self._damaged[key] = Problem(Finding.UPLOAD_MISFILED, "an upload under the key of another")
@@ -111,21 +106,12 @@ class UploadCheck:
         try:
             part = unpack_part(value)
             problem = await self._blob_problem(BlobId(part.blob), part.size_bytes)
-            if not problem and self._is_leaked(part):
-                message = "belongs to no upload, and keeps its chunks"
-                problem = Problem(Finding.PART_WITHOUT_UPLOAD, message)
+            if not problem and value_of(self._metadata, Table.UPLOADS, part.upload_key) is None:
+                problem = Problem(Finding.PART_WITHOUT_UPLOAD, "belongs to no upload, and keeps its chunks")
         except (LakeError, msgspec.DecodeError) as error:
             problem = Problem(Finding.PART_UNREADABLE, str(error))
-        if problem and self._is_still(key, value):
+        if problem and value_of(self._metadata, Table.UPLOADS, key) == value:
             self._damaged[key] = problem
-
-    def _is_leaked(self, part: PartRecord) -> bool:
-        with self._metadata.view() as view:
-            return view.get(Table.UPLOADS, part.upload_key) is None
-
-    def _is_still(self, key: bytes, value: bytes) -> bool:
-        with self._metadata.view() as view:
-            return view.get(Table.UPLOADS, key) == value
 
     async def name_of(self, key: bytes) -> str:
         """Return the name of an upload, a part, or an access key."""
@@ -136,8 +122,7 @@ class UploadCheck:
         if key[:1] != PARTS_BEGIN:
             return f"access key {key.decode(errors='replace')}"
         upload, number = part_of(key)
-        with self._metadata.view() as view:
-            value = view.get(Table.UPLOADS, key)
+        value = value_of(self._metadata, Table.UPLOADS, key)
         what = f"upload {upload.hex()}, part {number}"
         try:
             return what if value is None else await self._upload_name(unpack_part(value).upload_key, what)
@@ -146,8 +131,7 @@ class UploadCheck:
 
     async def _upload_name(self, key: bytes, what: str) -> str:
         """Return `BUCKET/KEY, WHAT`, as far as it is known."""
-        with self._metadata.view() as view:
-            value = view.get(Table.UPLOADS, key)
+        value = value_of(self._metadata, Table.UPLOADS, key)
         if value is None:
             return what
         bucket = bucket_of(key)
@@ -156,15 +140,3 @@ class UploadCheck:
             return f"{paths.get(bucket, f'node {bucket}/')}{unpack_upload(value).key}, {what}"
         except (LakeError, msgspec.DecodeError):
             return what
-
-    async def _records(self, table: Table, start: bytes, end: bytes) -> AsyncIterator[tuple[bytes, bytes]]:
-        after = start
-        while True:
-            with self._metadata.view() as view:
-                page = list(islice(view.scan(table, after, end), GC_BATCH))
-            if not page:
-                return
-            after = page[-1][0] + b"\0"
-            for record in page:
-                yield record
-            await trio.lowlevel.checkpoint()

@@ -5,24 +5,23 @@ The content of a version's node is checked with all other nodes; this module nam
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
-from itertools import islice
+from collections.abc import Collection
+from functools import partial
+from typing import Final
 
 import msgspec
-import trio
 
 from engine.format.layouts import NodeKind, Table, node_key, unpack_node
 from engine.format.records import VersionRecord
 from engine.fsck.report import Problem
 from engine.metadata.metadata_store import Metadata
-from engine.namespace.paths import paths_of
 from engine.namespace.version_keys import bucket_of, group_of, group_of_key, is_null, order_key, path_of
 from engine.namespace.versions import NULL, unpack_version
+from engine.namespace.walk import paths_of, records, value_of
 from engine.tables.number_set import NumberSet
 from lakefs.errors import LakeError
 from lakefs.findings import Finding
 from lakefs.ids import NodeId
-from lakefs.limits import GC_BATCH
 
 _KINDS = (NodeKind.OBJECT, NodeKind.SYMLINK)
 
@@ -32,6 +31,7 @@ class VersionCheck:
 
     def __init__(self, metadata: Metadata) -> None:
         self._metadata = metadata
+        self._records: Final = partial(records, metadata, Table.VERSIONS, b"\0", b"\xff" * 9)
         self._damaged: dict[bytes, Problem] = {}
         """Problems, by the key in the table."""
         self.count = 0
@@ -48,7 +48,7 @@ class VersionCheck:
                 continue
             named.add(NodeId(record.node))
             problem = self._problem(key, record)
-            if problem and self._is_still(key, value):
+            if problem and value_of(self._metadata, Table.VERSIONS, key) == value:
                 self._damaged[key] = problem
 
     async def note_named(self, named: NumberSet) -> None:
@@ -80,8 +80,7 @@ class VersionCheck:
         if group_of(bucket_of(key), path) != group_of_key(key):
             return Problem(Finding.VERSION_MISFILED, "a version under another key than its own")
         if not is_null(key) and order_key(group_of_key(key), record.order) != key:
-            message = "a version that says another order than it is filed under"
-            return Problem(Finding.VERSION_MISFILED, message)
+            return Problem(Finding.VERSION_MISFILED, "a version that says another order than it is filed under")
         with self._metadata.view() as view:
             value = view.get(Table.NODES, node_key(NodeId(record.node)))
             has_bucket = view.get(Table.BUCKETS, node_key(bucket_of(key))) is not None
@@ -91,21 +90,15 @@ class VersionCheck:
         try:
             node = unpack_node(value)
         except (LakeError, ValueError) as error:
-            message = f"a version whose node cannot be read: {error}"
-            return Problem(Finding.VERSION_NODE_UNREADABLE, message)
+            return Problem(Finding.VERSION_NODE_UNREADABLE, f"a version whose node cannot be read: {error}")
         if node.kind not in _KINDS:
             return Problem(Finding.VERSION_KIND_WRONG, f"a version that is a {node.kind.name.lower()}")
         if not has_bucket:
             return Problem(Finding.VERSION_BUCKET_MISSING, "a version in a bucket that is gone")
         return None
 
-    def _is_still(self, key: bytes, value: bytes) -> bool:
-        with self._metadata.view() as view:
-            return view.get(Table.VERSIONS, key) == value
-
     async def _name(self, key: bytes) -> str:
-        with self._metadata.view() as view:
-            value = view.get(Table.VERSIONS, key)
+        value = value_of(self._metadata, Table.VERSIONS, key)
         path, bucket = path_of(key), bucket_of(key)
         if not path and value is not None:
             try:
@@ -115,15 +108,3 @@ class VersionCheck:
         names = await paths_of(self._metadata, [bucket])
         version = NULL if is_null(key) else f"{(1 << 64) - 1 - int.from_bytes(key[-8:], 'big'):016x}"
         return f"{names.get(bucket, f'node {bucket}/')}{path.decode(errors='replace')}, version {version}"
-
-    async def _records(self) -> AsyncIterator[tuple[bytes, bytes]]:
-        after = b"\0"
-        while True:
-            with self._metadata.view() as view:
-                page = list(islice(view.scan(Table.VERSIONS, after, b"\xff" * 9), GC_BATCH))
-            if not page:
-                return
-            after = page[-1][0] + b"\0"
-            for record in page:
-                yield record
-            await trio.lowlevel.checkpoint()

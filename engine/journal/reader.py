@@ -9,12 +9,13 @@ Rules kept here (`docs/format.md`, Journal):
 - A body is checked before any of its records is used.  Groups that are skipped are checked by header only.
 
 All functions block.  Nothing is changed on disk.  Damage raises JournalDamaged, whose message names file, offset and
-sequence; `damage_of` returns them to `fsck`.
+sequence; `DamagedAt.damage` has them for `fsck`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
 
@@ -119,11 +120,6 @@ class DamagedAt(JournalDamaged):
         self.damage = damage
 
 
-def damage_of(error: JournalDamaged) -> JournalDamage | None:
-    """Return the place of damage that this module reported; None for other errors."""
-    return error.damage if isinstance(error, DamagedAt) else None
-
-
 def missing(sequence: Sequence, reason: str) -> JournalDamage:
     """Make the damage that groups from this sequence on are in no file."""
     return JournalDamage(JOURNAL_FOLDER, 0, sequence, reason, Finding.JOURNAL_MISSING)
@@ -154,11 +150,8 @@ def journal_paths(disk: Disk) -> list[str]:
 
 def journal_file(disk: Disk, path: str, store_id: bytes) -> JournalFile:
     """Read and check the header of one of the journal's files.  JournalDamaged, StoreUnusable."""
-    file = disk.open(path, read_only=True)
-    try:
+    with closing(disk.open(path, read_only=True)) as file:
         return _read_file_header(file, path, store_id)
-    finally:
-        file.close()
 
 
 def find_end(
@@ -208,16 +201,21 @@ def read_groups(
         if following <= expected:
             continue
         last = min(upto, Sequence(following - 1))
-        file = disk.open(entry.path, read_only=True)
-        try:
+        with closing(disk.open(entry.path, read_only=True)) as file:
             for header in _walk(file, entry, last, begin):
                 if header.sequence >= expected:
                     yield _read_body(file, entry, header)
-        finally:
-            file.close()
         expected = Sequence(last + 1)
         if expected > upto:
             return
+
+
+def check_groups(
+    disk: Disk, files: tuple[JournalFile, ...], after: Sequence, upto: Sequence, begin: Beginning | None = None
+) -> int:
+    """Read and decode the groups that `read_groups` yields; returns the count of their records."""
+    groups = read_groups(disk, files, after, upto, begin)
+    return sum(len(decode_records(group.body, group.record_count)) for group in groups)
 
 
 def decode_records(body: bytes, record_count: int) -> list[Mutation]:
@@ -339,8 +337,7 @@ def _try_body(file: DiskFile, header: GroupPlace) -> bytes | None:
 
 def _end_of_last_file(disk: Disk, entry: JournalFile, begin: Beginning | None) -> JournalEnd:
     """Find the journal's end in its last file; `last` is None when that file holds no good group."""
-    file = disk.open(entry.path, read_only=True)
-    try:
+    with closing(disk.open(entry.path, read_only=True)) as file:
         previous: GroupPlace | None = None
         final: GroupPlace | None = None
         for header in _hop(file, entry, begin):
@@ -357,8 +354,6 @@ def _end_of_last_file(disk: Disk, entry: JournalFile, begin: Beginning | None) -
         sequence = Sequence(first - 1) if last is None else last.sequence
         torn = _look_behind(file, entry, offset, Sequence(sequence + 1)) or torn
         return JournalEnd(sequence, last, (entry,), torn)
-    finally:
-        file.close()
 
 
 def _refuse_flipped_header(file: DiskFile, entry: JournalFile, offset: int, expected: Sequence) -> None:
@@ -369,8 +364,7 @@ def _refuse_flipped_header(file: DiskFile, entry: JournalFile, offset: int, expe
     for turned in with_one_bit_turned(bytes(buffer)):
         header = _parse_header(turned, offset, entry.boot_tag)
         if header is not None and header.sequence == expected:
-            reason = "a bit of the group's header is flipped"
-            raise DamagedAt(JournalDamage(entry.path, offset, expected, reason))
+            raise DamagedAt(JournalDamage(entry.path, offset, expected, "a bit of the group's header is flipped"))
 
 
 def _refuse_flipped_body(file: DiskFile, entry: JournalFile, header: GroupPlace) -> None:
@@ -380,8 +374,7 @@ def _refuse_flipped_body(file: DiskFile, entry: JournalFile, header: GroupPlace)
         return
     at = byte_with_bit_off(buffer[GROUP_HEADER.size :], header.body_crc)
     if at is not None and not is_in_empty_sector(buffer, GROUP_HEADER.size + at):
-        reason = "a bit of the group is flipped"
-        raise DamagedAt(JournalDamage(entry.path, header.offset, header.sequence, reason))
+        raise DamagedAt(JournalDamage(entry.path, header.offset, header.sequence, "a bit of the group is flipped"))
 
 
 def _look_behind(file: DiskFile, entry: JournalFile, offset: int, expected: Sequence) -> bool:
@@ -420,11 +413,8 @@ def _last_group_before(disk: Disk, entry: JournalFile, following: Sequence) -> G
     That alone is no damage.  A crash may undo removals of superseded files in any order, so the file that held the
     group may be gone while an older one exists.  A reader that needs the group reports it missing.
     """
-    file = disk.open(entry.path, read_only=True)
-    try:
+    with closing(disk.open(entry.path, read_only=True)) as file:
         for header in _hop(file, entry):
             if header.sequence == following - 1:
                 return _read_body(file, entry, header)
         return None
-    finally:
-        file.close()

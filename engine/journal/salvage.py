@@ -1,15 +1,49 @@
 """Reads a journal of which a part is missing or unreadable: checks that its newest file exists, finds later groups.
 
-Recovery uses it so as not to take the remaining files for the whole journal.  Repair uses it to read groups behind
-unreadable ones that the index has.  All functions block; nothing is changed on disk.
+Recovery uses it so as not to take the remaining files for the whole journal: only with the newest one is its end
+certain.  Repair uses it to read groups behind unreadable ones that the index has.  All functions block; nothing is
+changed on disk.
 """
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from engine.format.layouts import PAGE
-from engine.journal.reader import Beginning, DamagedAt, GroupPlace, JournalDamage, JournalFile, good_headers, missing
+from engine.journal.reader import (
+    Beginning,
+    DamagedAt,
+    GroupPlace,
+    JournalDamage,
+    JournalEnd,
+    JournalFile,
+    check_groups,
+    find_end,
+    good_headers,
+    missing,
+)
 from lakefs.ids import Sequence
 from lakefs.ports import Disk
+
+
+def checked_end(
+    disk: Disk, files: tuple[JournalFile, ...], after: Sequence, durable: Sequence, boot: bytes
+) -> JournalEnd:
+    """Return the journal's end, after reading and decoding every group behind `after`; else as `certain_end`."""
+    end = certain_end(disk, files, durable, boot)
+    check_groups(disk, files, after, end.sequence)
+    return end
+
+
+def certain_end(disk: Disk, files: tuple[JournalFile, ...], durable: Sequence, boot: bytes) -> JournalEnd:
+    """Return the journal's end.  JournalDamaged when it lies before `durable`, or the last boot's file is gone.
+
+    `boot` as in `refuse_lost_boot`.
+    """
+    end = find_end(disk, files, durable)
+    assert end.sequence >= durable, "the journal ends behind every group known to be durable"
+    refuse_lost_boot(files, end.sequence, boot)
+    return end
 
 
 def refuse_lost_boot(files: tuple[JournalFile, ...], end: Sequence, boot: bytes) -> None:
@@ -32,14 +66,11 @@ def place_behind(disk: Disk, entry: JournalFile, after: Sequence) -> Beginning:
     """
     if after < entry.first_sequence:
         return Beginning(entry.path, PAGE, entry.first_sequence)
-    file = disk.open(entry.path, read_only=True)
-    try:
-        found: dict[Sequence, list[GroupPlace]] = {}
+    found: dict[Sequence, list[GroupPlace]] = {}
+    with closing(disk.open(entry.path, read_only=True)) as file:
         for header in good_headers(file, entry):
             if header.sequence in (after, after + 1):
                 found.setdefault(header.sequence, []).append(header)
-    finally:
-        file.close()
     for sequence in (after, Sequence(after + 1)):
         if len(headers := found.get(sequence, [])) == 1:  # with two, one is content that looks like a header
             at = headers[0].next_offset if sequence == after else headers[0].offset
@@ -49,9 +80,5 @@ def place_behind(disk: Disk, entry: JournalFile, after: Sequence) -> Beginning:
 
 def highest_readable(disk: Disk, entry: JournalFile) -> Sequence:
     """Return the highest sequence of any good group header in the file; 0 when there is none."""
-    file = disk.open(entry.path, read_only=True)
-    try:
-        found = [header.sequence for header in good_headers(file, entry)]
-        return max(found, default=Sequence(0))
-    finally:
-        file.close()
+    with closing(disk.open(entry.path, read_only=True)) as file:
+        return max((header.sequence for header in good_headers(file, entry)), default=Sequence(0))

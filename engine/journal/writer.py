@@ -72,17 +72,13 @@ class Journal:
         self._release_reserve = release_reserve
         self._sizes = sizes
         self._file: DiskFile | None = None
-        self._first_sequence = Sequence(0)
+        self._first_sequence = Sequence(0)  # of the file that is being appended to; such a file is never removed
+        self._path = ""
         self._inode = 0
         self._end = 0  # offset of the next group
         self._filled = 0  # blocks are written up to this offset
         self._broken: LakeError | None = None
         self.bytes_written = 0
-
-    @property
-    def first_sequence(self) -> Sequence:
-        """First sequence of the file that is being appended to; such a file is never removed."""
-        return self._first_sequence
 
     def append_blocking(self, sequence: Sequence, body: bytes, record_count: int) -> None:
         """Write one group and sync it; durable on return.
@@ -112,7 +108,7 @@ class Journal:
         self._make_whole(file, path, parts)
         self.close()
         self._file = file
-        self._inode = self._disk.stat(path).inode
+        self._path, self._inode = path, self._disk.stat(path).inode
         self._first_sequence = first_sequence
         self._end = self._filled = sum(map(len, parts))
         assert self._end % PAGE == 0, "groups begin at pages"
@@ -164,7 +160,7 @@ class Journal:
 
     def _refuse_another_writer(self) -> None:
         """Raise StoreReadOnly when another process has begun a file of this journal; 6 us with few files."""
-        path = journal_path(self._first_sequence)
+        path = self._path
         last = journal_paths(self._disk)[-1:]
         with suppress(FileNotFoundError):
             if last == [path] and self._disk.stat(path).inode == self._inode:

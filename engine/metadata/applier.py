@@ -18,12 +18,11 @@ from collections.abc import Callable
 
 import trio
 
-from engine.format.sizes import DEFAULT_SIZES, MetadataSizes
 from engine.metadata.group_commit import Committer
 from engine.tables.merged_tables import Tables
 from engine.tables.overlay import Layer
 from lakefs.errors import LakeError, StoreFull, StoreReadOnly
-from lakefs.limits import OVERLAY_APPLY_INTERVAL_S, OVERLAY_BYTES_APPLY
+from lakefs.limits import OVERLAY_APPLY_INTERVAL_S
 from lakefs.ports import Offload
 
 
@@ -37,12 +36,10 @@ class Applier:
         offload: Offload,
         release_reserve: Callable[[], bool],
         applied: Callable[[], None],
-        sizes: MetadataSizes = DEFAULT_SIZES,
     ) -> None:
         """`applied` is called on the loop after each round, while `paused` is still held."""
         self.paused = trio.Lock()
         self.applied_records = 0
-        self._sizes = sizes
         self._tables = tables
         self._committer = committer
         self._offload = offload
@@ -53,7 +50,7 @@ class Applier:
         self._running = False
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Apply every second, earlier when the overlay is large, until cancelled or writing has failed."""
+        """Apply every second, earlier after `hurry`, until cancelled or writing has failed."""
         self._running = True
         task_status.started()
         try:
@@ -81,14 +78,8 @@ class Applier:
             if self._committer.index_full is not None:
                 return
 
-    def overlay_grew(self) -> None:
-        """Start a round early when the overlay is large."""
-        overlay = self._tables.overlay
-        if overlay.entry_count >= self._sizes.overlay_entries_apply or overlay.nbytes >= OVERLAY_BYTES_APPLY:
-            self.hurry()
-
     def hurry(self) -> None:
-        """Start a round now."""
+        """Start a round now, as when the overlay is large."""
         self._drain_wanted.set()
 
     async def _wait_until_due(self) -> None:
@@ -98,11 +89,7 @@ class Applier:
 
     async def _apply_round(self) -> None:
         async with self.paused:
-            frozen = self._tables.overlay.applying
-            if frozen is None:
-                await self._committer.freeze()
-                frozen = self._tables.overlay.applying
-                assert frozen is not None
+            frozen = self._tables.overlay.applying or await self._committer.freeze()
             await self._committer.wait_durable(frozen.last_sequence)
             assert frozen.last_sequence <= self._committer.durable_sequence, (
                 "the index never holds more than the journal"

@@ -14,6 +14,7 @@ All functions block and run in a thread.  `engine.metadata.metadata_store` decid
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Protocol, cast
@@ -79,17 +80,19 @@ def checkpoint_path(sequence: Sequence) -> str:
 
 def newest_checkpoint(disk: Disk) -> Checkpoint | None:
     """Return the checkpoint with the highest sequence in its name; None when there is none."""
+    return next(checkpoints(disk), None)
+
+
+def checkpoints(disk: Disk) -> Iterator[Checkpoint]:
+    """Yield the checkpoints in the folder, by their names, newest first.  StoreUnusable for names of no release."""
     for name in reversed(disk.list_folder(CHECKPOINT_FOLDER)):
         stem, dot, suffix = name.rpartition(".")
         if dot + suffix != _SUFFIX or len(stem) != 16:
             continue
         path = f"{CHECKPOINT_FOLDER}/{name}"
-        file = disk.open(path, read_only=True)
-        try:
-            return Checkpoint(path, _sequence_of(stem, path), file.size())
-        finally:
-            file.close()
-    return None
+        with closing(disk.open(path, read_only=True)) as file:
+            size = file.size()
+        yield Checkpoint(path, _sequence_of(stem, path), size)
 
 
 def write_checkpoint(disk: Disk, identity: StoreIdentity, source: RecordSource) -> Checkpoint:

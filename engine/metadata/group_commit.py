@@ -37,6 +37,7 @@ from engine.format.layouts import RECORD_HEADER, Mutation, Table
 from engine.format.sizes import DEFAULT_SIZES, MetadataSizes
 from engine.journal.writer import Journal
 from engine.tables.merged_tables import Tables, TableTransaction
+from engine.tables.overlay import Layer
 from engine.tables.views import Transaction
 from lakefs.errors import LakeError, RequestTooLarge, StoreFull, StoreReadOnly, UserError
 from lakefs.ids import Sequence
@@ -54,10 +55,6 @@ VISIBLE_LINGER_S: Final = 0.05
 """Seconds a group stays open when no task waits for it.  A visible change is durable within a second."""
 _GROUPS_WAITING_MAX: Final = 1
 """Closed groups behind the one being appended; with the open one at most 3 x 8 MiB of bodies in memory."""
-
-
-def _nothing() -> None:
-    """Do nothing: the default `after_group`."""
 
 
 class PayloadBatch(Protocol):
@@ -132,7 +129,7 @@ class Committer:
         self._room = trio.lowlevel.ParkingLot()
         self._freeze_wanted: trio.Event | None = None
         self._refused_at = Sequence(0)  # sequence of what the last refusal had read
-        self.after_group: Callable[[], None] = _nothing
+        self.after_group: Callable[[], None] = lambda: None
         """Called on the loop when a group has become durable."""
         self._joined_observers: list[Observer] = []
         self._durable_observers: list[Observer] = []
@@ -150,7 +147,7 @@ class Committer:
         """
         if self.failed is not None:
             raise self._refusal()
-        with self._tables.transaction() as transaction:
+        with TableTransaction(self._tables) as transaction:
             try:
                 outcome = decide(transaction)
             except UserError:
@@ -238,8 +235,8 @@ class Committer:
         finally:
             self._end(StoreReadOnly("the engine has stopped"))
 
-    async def freeze(self) -> Sequence:
-        """Freeze the overlay at the next group border; returns the last sequence of the frozen layer.
+    async def freeze(self) -> Layer:
+        """Freeze the overlay at the next group border; returns the frozen layer.
 
         StoreReadOnly when the committer has failed; nothing is frozen then.
         """
@@ -258,7 +255,7 @@ class Committer:
             self._tables.overlay.freeze()
         frozen = self._tables.overlay.applying
         assert frozen is not None
-        return frozen.last_sequence
+        return frozen
 
     def room_changed(self) -> None:
         """Wake tasks that wait for room; the applier calls it when the overlay shrank or the index is full."""

@@ -6,15 +6,17 @@ is whole.  A crash leaves that folder; the next opening removes it.  All functio
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 from engine.format.layouts import StoreIdentity, Table
 from engine.host import crash_marker as crash_marker
 from engine.host.failpoints import reached
-from engine.journal.reader import JournalFile, decode_records, read_groups
+from engine.journal.reader import Group, JournalFile, decode_records, read_groups
 from engine.metadata.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
-from engine.tables.index_progress import IndexProgress
+from engine.tables.index_check import IndexProgress
 from engine.tables.lmdb_index import Index, remove_index, replace_index
 from engine.tables.overlay import Layer
 from lakefs.ids import Sequence
@@ -45,23 +47,28 @@ def build_index(
     index.owner = identity.store_id
     try:
         applied = _load_checkpoint(disk, identity, index, checkpoint, progress)
-        layer = Layer()
-        for group in read_groups(disk, files, applied, upto):
-            layer.publish(group.sequence, decode_records(group.body, group.record_count))
-            if layer.entry_count >= OVERLAY_ENTRIES_MAX or layer.nbytes >= OVERLAY_BYTES_MAX:
-                index.apply(layer, group.sequence)
-                index.refresh()  # the reader's old snapshot would keep every page from being used again
-                progress.replayed(layer.entry_count, group.sequence, upto)
-                layer = Layer()
-        index.apply(layer, upto)
-        index.refresh()
-        assert index.applied == upto, "a rebuilt index holds every group up to `upto`"
+        apply_groups(index, read_groups(disk, files, applied, upto), upto, progress)
         index.is_walked = True  # just written, from checked records
     except BaseException:
         index.close()
         remove_index(path)
         raise
     return index
+
+
+def apply_groups(index: Index, groups: Iterable[Group], upto: Sequence, progress: IndexProgress) -> None:
+    """Bring an index up to group `upto`, which `groups` end with, in batches of bounded size."""
+    layer = Layer()
+    for group in groups:
+        layer.publish(group.sequence, decode_records(group.body, group.record_count))
+        if layer.entry_count >= OVERLAY_ENTRIES_MAX or layer.nbytes >= OVERLAY_BYTES_MAX:
+            index.apply(layer, group.sequence)
+            index.refresh()  # the reader's old snapshot would keep every page from being used again
+            progress.replayed(layer.entry_count, group.sequence, upto)
+            layer = Layer()
+    index.apply(layer, upto)
+    index.refresh()
+    assert index.applied == upto, "the index holds every group up to `upto`"
 
 
 def rebuild_index(
@@ -93,8 +100,7 @@ def _load_checkpoint(
     """Load a checkpoint into an empty index; returns its sequence, 0 without one."""
     if checkpoint is None:
         return Sequence(0)
-    reader = read_checkpoint(disk, checkpoint.path, identity.store_id)
-    try:
+    with closing(read_checkpoint(disk, checkpoint.path, identity.store_id)) as reader:
         batch: list[tuple[bytes, bytes]] = []
         loading: Table | None = None
         done = 0
@@ -109,6 +115,4 @@ def _load_checkpoint(
             batch.append((key, value))
         if loading is not None:
             index.load(loading, batch)
-    finally:
-        reader.close()
     return reader.sequence

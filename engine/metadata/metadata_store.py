@@ -30,17 +30,16 @@ from engine.journal.reader import list_journal
 from engine.journal.writer import Journal, no_reserve
 from engine.metadata.applier import Applier
 from engine.metadata.checkpoint import Checkpoint, remove_superseded, write_checkpoint
-from engine.metadata.group_commit import Committer, PayloadSource
+from engine.metadata.group_commit import Committer
 from engine.metadata.index_building import build_index, new_path
 from engine.metadata.recovery import INDEX_FOLDER, Recovered, recover, verify_journal
-from engine.tables.index_check import walk
-from engine.tables.index_progress import IndexProgress
+from engine.tables.index_check import IndexProgress, walk
 from engine.tables.lmdb_index import Index, IndexPages, remove_index, replace_index
-from engine.tables.merged_tables import Tables
+from engine.tables.merged_tables import Tables, TableView
 from engine.tables.views import Transaction, View
 from lakefs.errors import DiskFailed, IndexDamaged, LakeError, StoreFull
 from lakefs.ids import Birth, Sequence
-from lakefs.limits import KIB
+from lakefs.limits import KIB, OVERLAY_BYTES_APPLY
 from lakefs.ports import Clock, Disk, Offload
 
 T = TypeVar("T")
@@ -77,12 +76,14 @@ class Metadata:
         self._tables = Tables(recovered.index, recovered.overlay)
         self._journal: Journal = recovered.journal
         self._committer = Committer(self._tables, self._journal, journal_offload, recovered.end, sizes)
-        self._applier = Applier(self._tables, self._committer, offload, release_reserve, self._after_apply, sizes)
+        self._applier = Applier(self._tables, self._committer, offload, release_reserve, self._after_apply)
         self._committer.after_group = self._after_group
+        self.write_first: Final = self._committer.write_first
         self.on_joined: Final = self._committer.on_joined
         self.on_durable: Final = self._committer.on_durable
         self.on_durable_records: Final = self._committer.on_durable_records
-        self._applied_sequence = recovered.index.applied
+        self.applied_sequence = recovered.index.applied
+        """The last group that is in the index."""
         self._pages = IndexPages()
         self._count_pages()
         self._headroom_bytes = headroom_bytes
@@ -101,7 +102,7 @@ class Metadata:
 
     def view(self) -> AbstractContextManager[View]:
         """Return a view of all tables at this instant; use it before the next `await`."""
-        return self._tables.view()
+        return TableView(self._tables)
 
     async def commit(
         self, decide: Callable[[Transaction], T], *, durable: bool = True, grows: bool = False
@@ -113,7 +114,7 @@ class Metadata:
         they are refused before the room that removals need is used up.
         Errors: RequestTooLarge, StoreFull, StoreReadOnly.  The change need not be durable on return.
         """
-        if grows and self.failed is None:
+        if grows and self._committer.failed is None:
             self._refuse_without_room()
         return await self._committer.commit_when_room(decide, durable=durable)
 
@@ -156,11 +157,6 @@ class Metadata:
         return self._committer.durable_sequence
 
     @property
-    def applied_sequence(self) -> Sequence:
-        """The last group that is in the index."""
-        return self._applied_sequence
-
-    @property
     def failed(self) -> LakeError | None:
         """The error that stopped all writing; None while the store writes."""
         return self._committer.failed
@@ -174,10 +170,6 @@ class Metadata:
         """Stop all commits until the engine is restarted, because another part of the store failed."""
         self._committer.fail(DiskFailed(reason))
 
-    def write_first(self, payload: PayloadSource) -> None:
-        """Have the payload placed in this source written and synced before each group of the journal."""
-        self._committer.write_first(payload)
-
     def record_count(self, table: Table) -> int:
         """Return the number of a table's records in the index, without those only in the overlay.  IndexDamaged."""
         with closing(self._tables.index.snapshot()) as snapshot:
@@ -188,7 +180,7 @@ class Metadata:
         overlay = self._tables.overlay
         return {
             "durable_sequence": self.durable_sequence,
-            "applied_sequence": self._applied_sequence,
+            "applied_sequence": self.applied_sequence,
             "checkpoint_sequence": 0 if self._checkpoint is None else self._checkpoint.sequence,
             "overlay_entries": overlay.entry_count,
             "overlay_bytes": overlay.nbytes,
@@ -217,7 +209,7 @@ class Metadata:
             try:
                 with trio.CancelScope(shield=True):
                     async with self._draining:  # a `close` that began before is still at the files
-                        await self._release()
+                        await self._offload.run(self._release_blocking)
             finally:
                 self._ended.set()
 
@@ -229,7 +221,7 @@ class Metadata:
         """
         with trio.CancelScope(shield=True):
             if self._ended is None:
-                await self._release()
+                await self._offload.run(self._release_blocking)
                 return None
             if clean and self.failed is None:
                 async with self._draining:
@@ -251,9 +243,6 @@ class Metadata:
             # Every acknowledged change is in the journal; the next start adds to the index what it lacks.
             _log.warning("the index or its checkpoint is not complete at the stop", error=error.message)
 
-    async def _release(self) -> None:
-        await self._offload.run(self._release_blocking)
-
     def _release_blocking(self) -> None:
         try:
             self._journal.close()
@@ -270,7 +259,7 @@ class Metadata:
         """
         async with self._long_reader:
             written = self._journal.bytes_written
-            if self._checkpoint is not None and self._checkpoint.sequence == self._applied_sequence:
+            if self._checkpoint is not None and self._checkpoint.sequence == self.applied_sequence:
                 return self._checkpoint.sequence
             with trio.CancelScope(shield=True):
                 checkpoint = await self._offload.run(self._checkpoint_blocking, self._tables.index)
@@ -281,11 +270,8 @@ class Metadata:
             return checkpoint.sequence
 
     def _checkpoint_blocking(self, index: Index) -> Checkpoint:
-        snapshot = index.snapshot()
-        try:
+        with closing(index.snapshot()) as snapshot:
             checkpoint = write_checkpoint(self._disk, self._identity, snapshot)
-        finally:
-            snapshot.close()
         remove_superseded(self._disk, self._identity.store_id, checkpoint)
         return checkpoint
 
@@ -304,13 +290,15 @@ class Metadata:
                 self._journal_bytes_before = late - self._journal.bytes_written
 
     def _after_group(self) -> None:
-        self._applier.overlay_grew()
+        overlay = self._tables.overlay
+        if overlay.entry_count >= self._sizes.overlay_entries_apply or overlay.nbytes >= OVERLAY_BYTES_APPLY:
+            self._applier.hurry()
         is_due = self._journal_bytes() > self._checkpoint_due_bytes()
         if is_due and not self._checkpoint_wanted.is_set() and not self._long_reader.locked():
             self._applier.hurry()  # the checkpoint follows the round
 
     def _after_apply(self) -> None:
-        self._applied_sequence = self._tables.index.applied
+        self.applied_sequence = self._tables.index.applied
         self._count_pages()
         if self._journal_bytes() > self._checkpoint_due_bytes():
             self._checkpoint_wanted.set()
@@ -329,11 +317,11 @@ class Metadata:
         return self._journal_bytes_before + self._journal.bytes_written
 
     def _is_checkpoint_due_at_stop(self) -> bool:
-        if self._tables.overlay.entry_count or self._applied_sequence == 0:
+        if self._tables.overlay.entry_count or self.applied_sequence == 0:
             return False
         if self._checkpoint is None:
             return True
-        if self._checkpoint.sequence == self._applied_sequence:
+        if self._checkpoint.sequence == self.applied_sequence:
             return False
         small = self._journal_bytes() * 4 < self._checkpoint.file_bytes
         return not small or self._journal_files_before >= _JOURNAL_FILES_MAX
@@ -364,7 +352,7 @@ class Metadata:
         async with self._long_reader, self._applier.paused:
             path = Path(self._disk.local_path(INDEX_FOLDER))
             with trio.CancelScope(shield=True):
-                index = await self._offload.run(self._build_blocking, new_path(path), self._applied_sequence)
+                index = await self._offload.run(self._build_blocking, new_path(path), self.applied_sequence)
                 index.committed = self._tables.index.committed
                 # One step: files and readers switch together.
                 old_path = replace_index(new_path(path), path)

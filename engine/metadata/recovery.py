@@ -20,7 +20,7 @@ All functions block and run in a thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -33,26 +33,26 @@ from engine.host import crash_marker as crash_marker
 from engine.host.failpoints import reached
 from engine.journal.reader import (
     JOURNAL_FOLDER,
-    JOURNAL_SUFFIX,
+    DamagedAt,
     Group,
     JournalDamage,
     JournalEnd,
     JournalFile,
-    damage_of,
+    check_groups,
     decode_records,
-    find_end,
+    journal_paths,
     list_journal,
     read_groups,
     sequence_in,
 )
-from engine.journal.salvage import refuse_lost_boot
+from engine.journal.salvage import certain_end, checked_end
 from engine.journal.writer import Journal, no_reserve, start_journal
 from engine.metadata.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
 from engine.metadata.index_building import build_index, new_path, rebuild_index
 from engine.tables.index_check import probe
 from engine.tables.lmdb_index import Index, remove_index, replace_index
-from engine.tables.overlay import Layer, Overlay
-from lakefs.errors import IndexDamaged, JournalDamaged
+from engine.tables.overlay import Overlay
+from lakefs.errors import IndexDamaged
 from lakefs.ids import Sequence
 from lakefs.limits import OVERLAY_BYTES_APPLY, OVERLAY_ENTRIES_APPLY
 from lakefs.ports import Clock, Disk
@@ -77,8 +77,6 @@ class Recovered:
     """Number of those files."""
     rebuilt_because: str = ""
     """The reason of a rebuild; empty without one, and in a new store."""
-    replayed_groups: int = 0
-    torn: bool = False
 
 
 @dataclass(frozen=True)
@@ -141,27 +139,23 @@ def recover(
         reached("recovery.journal-begun")
         files = list_journal(disk, identity.store_id)
         if index is None:
-            index = _rebuilt(disk, identity, files, end.sequence, path, reason)
+            if end.sequence:  # else the store is new
+                _log.warning(
+                    "the index is rebuilt now from checkpoint and journal; nothing else needs to be done",
+                    reason=reason,
+                    upto=end.sequence,
+                )
+            index = rebuild_index(disk, identity, files, end.sequence, path)
             opened.callback(index.close)
             if index_committed is not None:
                 index_committed()
         index.committed = index_committed
         overlay = Overlay()
-        replayed = _replay(index, overlay, read_groups(disk, files, index.applied, end.sequence))
+        _replay(index, overlay, read_groups(disk, files, index.applied, end.sequence))
         opened.pop_all()
     behind = [file.size_bytes for file in _files_behind(files, checkpoint)]
-    return Recovered(
-        index,
-        overlay,
-        journal,
-        end.sequence,
-        checkpoint,
-        sum(behind),
-        len(behind),
-        reason if end.sequence else "",
-        replayed,
-        end.torn,
-    )
+    rebuilt_because = reason if end.sequence else ""
+    return Recovered(index, overlay, journal, end.sequence, checkpoint, sum(behind), len(behind), rebuilt_because)
 
 
 def rebuild_store(
@@ -179,24 +173,22 @@ def rebuild_store(
     durable = Sequence(max(clean_sequence or 0, after, _applied_in(disk, path, identity.store_id)))
     while True:
         try:
-            end = _checked_end(disk, identity, clean_sequence, after, durable)
+            files = list_journal(disk, identity.store_id)
+            end = checked_end(disk, files, after, durable, identity.boot_before if clean_sequence is None else b"")
             break
-        except JournalDamaged as error:
-            place = damage_of(error)
-            if not accept_loss or place is None or (lost is not None and place.sequence >= lost.sequence):
+        except DamagedAt as error:
+            place = error.damage
+            if not accept_loss or (lost is not None and place.sequence >= lost.sequence):
                 raise
             if not _set_aside_superseded(disk, place, after):
                 lost = place
                 _give_up(disk, clock, identity, Sequence(max(place.sequence, after + 1)))
                 durable = after
     index = build_index(disk, identity, new_path(path), end.sequence, end.files)
-    try:
+    with closing(index):
         remove_index(replace_index(new_path(path), path))
-        snapshot = index.snapshot()
-        count = sum(snapshot.stats(table)[0] for table in Table)
-        snapshot.close()
-    finally:
-        index.close()
+        with closing(index.snapshot()) as snapshot:
+            count = sum(snapshot.stats(table)[0] for table in Table)
     lost_from = Sequence(0) if lost is None else lost.sequence
     return RebuildReport(after, end.sequence, count, lost_from, "" if lost is None else lost.reason)
 
@@ -210,31 +202,20 @@ def verify_journal(disk: Disk, store_id: bytes, upto: Sequence) -> int:
     count = 0
     after = Sequence(0)
     if checkpoint is not None:
-        reader = read_checkpoint(disk, checkpoint.path, store_id)
-        try:
-            count += sum(1 for _ in reader.records())
+        with closing(read_checkpoint(disk, checkpoint.path, store_id)) as reader:
+            count = sum(1 for _ in reader.records())
             after = reader.sequence
-        finally:
-            reader.close()
-    for group in read_groups(disk, list_journal(disk, store_id), after, upto):
-        count += len(decode_records(group.body, group.record_count))
-    return count
+    return count + check_groups(disk, list_journal(disk, store_id), after, upto)
 
 
 def _applied_in(disk: Disk, path: Path, store_id: bytes) -> Sequence:
     """Return the applied sequence of the index that a rebuild replaces; 0 when it cannot be read."""
     if crash_marker.died_in_index(disk) or not (path / "data.mdb").exists():
         return Sequence(0)
-    try:
-        index = Index(path)
-    except IndexDamaged:
-        return Sequence(0)
-    try:
-        return Sequence(0) if index.is_foreign(store_id) else index.applied
-    except IndexDamaged:
-        return Sequence(0)
-    finally:
-        index.close()
+    with suppress(IndexDamaged), closing(Index(path)) as index:
+        if not index.is_foreign(store_id):
+            return index.applied
+    return Sequence(0)
 
 
 def _open_index(disk: Disk, path: Path, store_id: bytes, checkpoint: Checkpoint | None) -> tuple[Index | None, str]:
@@ -276,48 +257,20 @@ def _find_end(
     if not files and clean_sequence is None:
         # A store that was ever opened for writing has a journal file, before its superblock says so.
         durable = max(durable, 1)
-    return _certain_end(disk, identity, clean_sequence, files, Sequence(durable))
+    return certain_end(disk, files, Sequence(durable), identity.boot_before if clean_sequence is None else b"")
 
 
-def _certain_end(
-    disk: Disk, identity: StoreIdentity, clean_sequence: int | None, files: tuple[JournalFile, ...], durable: Sequence
-) -> JournalEnd:
-    """Return the journal's end.  JournalDamaged when it lies before `durable`, or the last boot's file is gone."""
-    end = find_end(disk, files, durable)
-    assert end.sequence >= durable, "the journal ends behind every group known to be durable"
-    refuse_lost_boot(files, end.sequence, identity.boot_before if clean_sequence is None else b"")
-    return end
-
-
-def _rebuilt(
-    disk: Disk, identity: StoreIdentity, files: tuple[JournalFile, ...], upto: Sequence, path: Path, reason: str
-) -> Index:
-    if upto:  # else the store is new
-        _log.warning(
-            "the index is rebuilt now from checkpoint and journal; nothing else needs to be done",
-            reason=reason,
-            upto=upto,
-        )
-    return rebuild_index(disk, identity, files, upto, path)
-
-
-def _replay(index: Index, overlay: Overlay, groups: Iterable[Group]) -> int:
-    """Publish groups in the overlay, applying them when there are many; returns the number of groups."""
-    count = 0
+def _replay(index: Index, overlay: Overlay, groups: Iterable[Group]) -> None:
+    """Publish groups in the overlay, applying them when there are many."""
     for group in groups:
         overlay.current.publish(group.sequence, decode_records(group.body, group.record_count))
-        count += 1
-        if _is_large(overlay.current):
+        layer = overlay.current
+        if layer.entry_count >= OVERLAY_ENTRIES_APPLY or layer.nbytes >= OVERLAY_BYTES_APPLY:
             frozen = overlay.freeze()
             index.apply(frozen, frozen.last_sequence)
             index.refresh()
             overlay.drop_applied()
     reached("recovery.replayed")
-    return count
-
-
-def _is_large(layer: Layer) -> bool:
-    return layer.entry_count >= OVERLAY_ENTRIES_APPLY or layer.nbytes >= OVERLAY_BYTES_APPLY
 
 
 def _files_behind(files: tuple[JournalFile, ...], checkpoint: Checkpoint | None) -> list[JournalFile]:
@@ -329,17 +282,6 @@ def _files_behind(files: tuple[JournalFile, ...], checkpoint: Checkpoint | None)
         for file, following in zip(files, [*followers, None], strict=True)
         if following is None or following > after + 1
     ]
-
-
-def _checked_end(
-    disk: Disk, identity: StoreIdentity, clean_sequence: int | None, after: Sequence, durable: Sequence
-) -> JournalEnd:
-    """Return the journal's end, after reading and decoding every group behind the checkpoint."""
-    files = list_journal(disk, identity.store_id)
-    end = _certain_end(disk, identity, clean_sequence, files, durable)
-    for group in read_groups(disk, end.files, after, end.sequence):
-        decode_records(group.body, group.record_count)
-    return end
 
 
 def _set_aside_superseded(disk: Disk, place: JournalDamage, after: Sequence) -> bool:
@@ -364,8 +306,4 @@ def _give_up(disk: Disk, clock: Clock, identity: StoreIdentity, first_lost: Sequ
 
 def _files_by_name(disk: Disk) -> list[tuple[Sequence, str]]:
     """Return first sequence, from the name, and path of each journal file, in order; headers are not read."""
-    return [
-        (sequence_in(name), f"{JOURNAL_FOLDER}/{name}")
-        for name in disk.list_folder(JOURNAL_FOLDER)
-        if name.endswith(JOURNAL_SUFFIX)
-    ]
+    return [(sequence_in(path), path) for path in journal_paths(disk)]

@@ -58,7 +58,9 @@ def find_bucket(view: View, name: str) -> BucketRef:
     """Return the bucket of that name.  Raises InvalidName, BucketNotFound."""
     node = child(view, ROOT_NODE, check_bucket_name(name) + b"/")
     if node is None:
-        raise _not_found(name)
+        rule = broken_rule(name)
+        remedy = f"a new one cannot have that name: {rule}" if rule else f"create it with: lake bucket create {name}"
+        raise BucketNotFound(f"bucket {shown(name)} does not exist; {remedy}", subject=name)
     return _bucket_ref(view, name, node)
 
 
@@ -68,12 +70,6 @@ def ensure_bucket(txn: Transaction, name: str, now_ns: int) -> BucketRef:
     bucket = planned.ensure(name)
     planned.make(name)
     return bucket
-
-
-def _not_found(name: str) -> BucketNotFound:
-    rule = broken_rule(name)
-    remedy = f"a new one cannot have that name: {rule}" if rule else f"create it with: lake bucket create {name}"
-    return BucketNotFound(f"bucket {shown(name)} does not exist; {remedy}", subject=name)
 
 
 class PlannedBuckets:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 
 import msgspec
 
@@ -129,14 +130,8 @@ def iter_nodes(view: View, after: NodeId, limit: int) -> list[tuple[NodeId, Node
     Ids only grow, so a walk meets every node made during it.  It can miss one thing: a blob that an already visited
     node (a folder, or a kept node) gets later.  That blob is the `NameEvent.blob` of a note of the group.
     """
-    page: list[tuple[NodeId, Node]] = []
-    if limit <= 0:
-        return page
-    for key, value in view.scan(Table.NODES, node_key(NodeId(after + 1)), _NODES_END):
-        page.append((NodeId(int.from_bytes(key, "big")), unpack_node(value)))
-        if len(page) >= limit:
-            break
-    return page
+    scan = view.scan(Table.NODES, node_key(NodeId(after + 1)), _NODES_END)
+    return [(NodeId(int.from_bytes(key, "big")), unpack_node(value)) for key, value in islice(scan, limit)]
 
 
 # --- binding -----------------------------------------------------------------------------------------

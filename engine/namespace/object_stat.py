@@ -55,28 +55,19 @@ def with_attributes(node: Node, attributes: ObjectAttributes, now_ns: int) -> No
 
     Raises InvalidArgument for values that a record cannot hold.
     """
-    _check_ranges(node.size_bytes, attributes)
+    owned = with_owner(node, attributes, now_ns)
     stored = msgspec.structs.replace(
-        node.attributes,
+        owned.attributes,
         content_type=attributes.content_type,
         user_metadata=attributes.user_metadata,
         headers=attributes.headers,
-        xattrs=attributes.xattrs,
         atime_ns=attributes.atime_ns,
     )
-    return msgspec.structs.replace(
-        node,
-        mode=attributes.mode & _PERMISSION_BITS,
-        uid=attributes.uid,
-        gid=attributes.gid,
-        mtime_ns=attributes.mtime_ns or now_ns,
-        ctime_ns=now_ns,
-        attributes=stored,
-    )
+    return msgspec.structs.replace(owned, attributes=stored)
 
 
 def with_owner(node: Node, attributes: ObjectAttributes, now_ns: int) -> Node:
-    """Return the record of a folder or symlink with its share of `attributes`: mode, owner, modification time, xattrs.
+    """Return the record with a folder's or symlink's share of `attributes`: mode, owner, modification time, xattrs.
 
     Raises InvalidArgument for values that a record cannot hold.
     """

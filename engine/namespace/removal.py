@@ -157,7 +157,11 @@ def remove_version(
     present = resolved_at(txn, place)
     if present is not None and is_version(present, number):
         check_condition(condition, present, bucket.name, key)
-        _remove_present(txn, bucket, key, place, present, group, now_ns, keep_folder)
+        txn.delete(Table.NODES, node_key(present.node_id))
+        txn.delete(Table.NAMES, place.key)
+        if not _bind_newest(txn, bucket, key, place, group, now_ns):
+            txn.note(NameEvent("delete", bucket.name, key, present.node_id))
+            prune(txn, bucket.name, place, now_ns, keep_folder)
         return _removed(present, now_ns)
     old = find_old(txn, bucket, key, number)
     if old is None:
@@ -172,41 +176,21 @@ def remove_version(
     return _removed(found, now_ns)
 
 
-def _remove_present(
-    txn: Transaction,
-    bucket: BucketRef,
-    key: str,
-    place: Place,
-    present: Resolved,
-    group: bytes,
-    now_ns: int,
-    keep_folder: bool,
-) -> None:
-    """Remove the present version of a key; the newest remaining one takes its place, unless it is a delete marker."""
-    newest = newest_old(txn, group)
-    txn.delete(Table.NODES, node_key(present.node_id))
-    txn.delete(Table.NAMES, place.key)
-    if newest is not None and not node_of(txn, newest).node.is_marker:
-        _bind_newest(txn, bucket, key, place, group, now_ns)
-        return
-    txn.note(NameEvent("delete", bucket.name, key, present.node_id))
-    prune(txn, bucket.name, place, now_ns, keep_folder)
-
-
-def _bind_newest(txn: Transaction, bucket: BucketRef, key: str, place: Place, group: bytes, now_ns: int) -> None:
-    """Bind a key that has no name to the newest of its versions, unless that is a delete marker."""
+def _bind_newest(txn: Transaction, bucket: BucketRef, key: str, place: Place, group: bytes, now_ns: int) -> bool:
+    """Bind a key that has no name to the newest of its versions; False if it has none, or that is a delete marker."""
     newest = newest_old(txn, group)
     if newest is None:
-        return
+        return False
     found = node_of(txn, newest)
     if found.node.is_marker:
-        return
+        return False
     assert child_at(txn, place) is None, "a key has one name"
     release_old(txn, newest)
     names_changed(txn, place, now_ns)
     make_parents(txn, bucket.name, place, now_ns)
     txn.put(Table.NAMES, place.key, pack_name(found.kind, found.node_id))
     txn.note(NameEvent("put", bucket.name, key, found.node_id, blob=found.node.blob))
+    return True
 
 
 def _check_given(bucket: BucketRef, key: str) -> None:

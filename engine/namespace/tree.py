@@ -1,6 +1,6 @@
 """The tree of names as records: find a place in it, make missing parents, remove empty ones.
 
-`names`, `removal`, `buckets` and `key_listing` build on this module.  Invariants that it keeps together with them:
+`names`, `removal`, `buckets` and `listing` build on this module.  Invariants that it keeps together with them:
 - Every node but the root and old versions has exactly one name; the name's kind is the node's kind.
 - A folder without blob (implicit: no request made it) and a hidden node have at least one child.  So below every folder
   there is at least one key, and a rolled-up prefix is known from the folder's own record.

@@ -86,7 +86,7 @@ def cut_groups(group: bytes) -> bytes:
     return group[: _BUCKET_BYTES + KEY_BYTES_KEPT + 1] if _is_cut(group) else b""
 
 
-def behind(prefix: bytes) -> bytes:
+def behind_groups(prefix: bytes) -> bytes:
     """Return the least key of the table behind all that begin with a group, or with a prefix of groups."""
     stripped = prefix.rstrip(b"\xff")
     assert stripped, "a prefix begins with a node id, and ids are far below 2**64 - 1"

@@ -26,7 +26,7 @@ from engine.namespace.buckets import BucketRef
 from engine.namespace.keys import lookup_path
 from engine.namespace.refusals import shown_name, subject
 from engine.namespace.tree import Resolved, load_node
-from engine.namespace.version_keys import KEY_BYTES_KEPT, behind, group_of, null_key, order_key
+from engine.namespace.version_keys import KEY_BYTES_KEPT, behind_groups, group_of, null_key, order_key
 from engine.tables.views import Transaction, View
 from lakefs.errors import InvalidArgument, StoreUnusable, VersionNotFound
 from lakefs.ids import NodeId
@@ -101,7 +101,7 @@ def old_versions(view: View, group: bytes, below: int = 0) -> Iterator[OldVersio
     if below and null is not None and null.record.order >= below:
         null = None
     if below != 1:
-        for key, value in view.scan(Table.VERSIONS, start, behind(group)):
+        for key, value in view.scan(Table.VERSIONS, start, behind_groups(group)):
             record = unpack_version(value)
             if null is not None and null.record.order > record.order:
                 yield null

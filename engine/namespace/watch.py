@@ -125,9 +125,7 @@ class Watchers:
         for bucket in buckets & self._by_bucket.keys():
             for watch in self._by_bucket[bucket]:
                 if client is None or watch.left_out is not client:
-                    event = event or _to_message(sequence, note)
+                    event = event or WatchEvent(
+                        note.kind, sequence, note.bucket, note.key, note.to_bucket, note.to_key, note.node
+                    )
                     watch.offer(event)
-
-
-def _to_message(sequence: Sequence, note: NameEvent) -> WatchEvent:
-    return WatchEvent(note.kind, sequence, note.bucket, note.key, note.to_bucket, note.to_key, note.node)

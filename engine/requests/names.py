@@ -21,13 +21,12 @@ from engine.namespace.buckets import (
     set_bucket,
     to_bucket_stat,
 )
-from engine.namespace.key_listing import list_names
+from engine.namespace.listing import list_names, list_versions
 from engine.namespace.names import copy, make_folder, rename, require
 from engine.namespace.node_changes import make_symlink, set_attributes
 from engine.namespace.object_stat import to_object_stat
 from engine.namespace.removal import remove, remove_folder, remove_version
 from engine.namespace.tree import Resolved
-from engine.namespace.version_listing import list_versions
 from engine.namespace.versions import shown_version, version_id
 from engine.requests.answers import failed, versions_of
 from engine.requests.decisions import Decisions

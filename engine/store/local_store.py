@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 
 from engine.host.clock import SystemClock
@@ -55,29 +55,30 @@ async def open_local_store(
                 _discard(data, others)
             raise
 
-    async with (
-        _removing_unfinished(disk, data, others, is_kept),
-        _tier_of(dram_tier_bytes // SLAB_BYTES) as tier,
-        ThreadOffload(ENGINE_THREADS, "lake") as offload,
-        open_io_queue(offload, wanted=io_uring) as queue,
-        open_store(
-            disk,
-            SystemClock(),
-            offload,
-            grace_s=grace_s,
-            upload_expiry_s=upload_expiry_s,
-            while_locked=while_locked,
-            io_queue=queue,
-            tier=tier,
-        ) as store,
-    ):
-        yield store
+    slabs_max = dram_tier_bytes // SLAB_BYTES
+    with _removing_unfinished(disk, data, others, is_kept), ExitStack() as tiers:
+        tier = tiers.enter_context(closing(DramTier(Arena(slabs_max)))) if slabs_max else None
+        async with (
+            ThreadOffload(ENGINE_THREADS, "lake") as offload,
+            open_io_queue(offload, wanted=io_uring) as queue,
+            open_store(
+                disk,
+                SystemClock(),
+                offload,
+                grace_s=grace_s,
+                upload_expiry_s=upload_expiry_s,
+                while_locked=while_locked,
+                io_queue=queue,
+                tier=tier,
+            ) as store,
+        ):
+            yield store
 
 
-@asynccontextmanager
-async def _removing_unfinished(
+@contextmanager
+def _removing_unfinished(
     disk: LocalDisk, data: Path, others: frozenset[Path], is_kept: Callable[[], bool]
-) -> AsyncIterator[None]:
+) -> Iterator[None]:
     """Remove the files of an opening that failed before it wrote a superblock."""
     try:
         yield
@@ -87,40 +88,19 @@ async def _removing_unfinished(
         raise
 
 
-@asynccontextmanager
-async def _tier_of(slabs_max: int) -> AsyncIterator[DramTier | None]:
-    """Yield a DRAM tier of `slabs_max` slabs, None for 0; frees its memory at the end."""
-    if not slabs_max:
-        yield None
-        return
-    tier = DramTier(Arena(slabs_max))
-    try:
-        yield tier
-    finally:
-        tier.close()
-
-
 def _paths_in(data: Path) -> frozenset[Path]:
     """Return the paths in a data folder and in the folders of a store in it."""
-    return frozenset(path for folder in _folders(data) if folder.is_dir() for path in folder.iterdir())
-
-
-def _folders(data: Path) -> Iterator[Path]:
-    yield data
-    yield from (data / name for name in STORE_FOLDERS)
+    folders = (data, *(data / name for name in STORE_FOLDERS))
+    return frozenset(path for folder in folders if folder.is_dir() for path in folder.iterdir())
 
 
 def _discard_unfinished(disk: LocalDisk, data: Path, others: frozenset[Path]) -> None:
     """Remove an unfinished store; does nothing if another process is creating one there."""
     if not data.is_dir():
         return
-    with suppress(LakeError):
-        lock = disk.lock(LOCK_PATH)
-        try:
-            if not disk.exists(SUPERBLOCK_PATH):
-                _discard(data, others)
-        finally:
-            lock.close()
+    with suppress(LakeError), closing(disk.lock(LOCK_PATH)):
+        if not disk.exists(SUPERBLOCK_PATH):
+            _discard(data, others)
 
 
 def _discard(data: Path, others: frozenset[Path]) -> None:

@@ -8,12 +8,14 @@ Rules kept here:
 - The superblock says "clean" only after everything before it in that list succeeded.
 - A damaged index is rebuilt from checkpoint and journal while the store serves.  Until then a request that needs the
   damaged part fails with an error, never with a false "not found".
+- On a full disk the reserve gives room for the superblock; if that is too little, the error says what to do.
+- The segments' files are closed however the store ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import structlog
@@ -31,20 +33,19 @@ from engine.namespace.buckets import initialise
 from engine.namespace.watch import Watchers
 from engine.segments.segment_store import Segments
 from engine.sessions.references import References
-from engine.store.full_disk import telling_full, write_superblock
-from engine.store.segment_opening import abandoned, segments_of
 from engine.store.store import Store
 from engine.superblock import superblock as superblocks
 from engine.superblock.reserve import Reserve
-from engine.superblock.superblock import OpenedStore, Superblock
+from engine.superblock.superblock import OpenedStore, Superblock, write_superblock
 from engine.tiers.dram_tier import DramTier
 from engine.upkeep.compaction import Compactor
 from engine.upkeep.gc import Collector
 from engine.upkeep.index_upkeep import keep_index_whole
 from engine.upkeep.scrub import Scrubber
 from engine.uploads.expiry import UploadExpiry
-from lakefs.errors import LakeError, StoreReadOnly
+from lakefs.errors import LakeError, StoreFull, StoreReadOnly
 from lakefs.host.buffers import BufferPool
+from lakefs.ids import SegmentId
 from lakefs.limits import GC_GRACE_S
 from lakefs.ports import Clock, Disk, IoQueue, Offload
 
@@ -76,7 +77,7 @@ async def open_store(
     held, before anything is recovered.  `io_queue` reads many places at once; by default `offload` does.
     The caller closes `tier`.
     """
-    with telling_full():
+    with _telling_full():
         opened = await offload.run(lambda: superblocks.open_store(disk, clock, create=create))
     try:
         if opened.read_only:
@@ -102,6 +103,19 @@ async def open_store(
         opened.lock.close()
 
 
+@contextmanager
+def _telling_full() -> Iterator[None]:
+    """Add to StoreFull the advice for a disk too full to open the store, when no engine runs to remove objects."""
+    try:
+        yield
+    except StoreFull as error:
+        raise StoreFull(
+            f"the store cannot be opened, its disk is full: {error.message.partition(';')[0]}; "
+            "make a few MiB of room on that disk and start again; nothing is lost",
+            subject=error.subject,
+        ) from error
+
+
 @dataclass(frozen=True)
 class _Opening:
     """A store whose lock is held, and the arguments of `open_store`."""
@@ -121,22 +135,25 @@ class _Opening:
         """Yield the store with its committer running; at the end, close its files as they are."""
         reserve = Reserve(self.disk)
         try:
-            with telling_full():
+            with _telling_full():
                 metadata = await self._recovered(reserve)
         except BaseException:
             reserve.close()
             raise
         segments = self._segments(metadata, reserve)
-        async with abandoned(segments), trio.open_nursery() as nursery:
-            await nursery.start(metadata.run)
-            try:
-                await segments.open()
-                _, sequence = await metadata.commit(initialise)
-                await metadata.wait_durable(sequence)
-                yield self._store(reserve, metadata, segments)
-            finally:
-                reserve.close()
-                nursery.cancel_scope.cancel()
+        try:
+            async with trio.open_nursery() as nursery:
+                await nursery.start(metadata.run)
+                try:
+                    await segments.open()
+                    _, sequence = await metadata.commit(initialise)
+                    await metadata.wait_durable(sequence)
+                    yield self._store(reserve, metadata, segments)
+                finally:
+                    reserve.close()
+                    nursery.cancel_scope.cancel()
+        finally:
+            segments.abandon()  # no task writes to them any more
 
     async def _recovered(self, reserve: Reserve) -> Metadata:
         """Return the metadata, recovered; the superblock says "not clean" on return."""
@@ -165,8 +182,15 @@ class _Opening:
 
     def _segments(self, metadata: Metadata, reserve: Reserve) -> Segments:
         """Return the segments; the metadata writes their small payloads before each journal group."""
+
+        async def new_id() -> SegmentId:
+            segment, sequence = await metadata.commit(lambda txn: txn.new_segment_id())
+            await metadata.wait_durable(sequence)
+            return segment
+
         sizes = replace(self.sizes.segments, headroom=reserve.headroom_bytes)
-        segments = segments_of(self.disk, self.offload, self.opened, metadata, sizes, self.io_queue)
+        identity = self.opened.superblock.identity
+        segments = Segments(self.disk, self.offload, identity, new_id, sizes, metadata.owed_bytes, self.io_queue)
         metadata.write_first(segments.small)
         return segments
 
@@ -179,7 +203,31 @@ class _Opening:
         manifests = Manifests(metadata, chunks)
         buffers = BufferPool(self.sizes.buffer_bytes, self.sizes.huge_buffers)
         memory, writers = PayloadMemory(buffers), Writers(metadata)
-        collector = self._collector(metadata, segments, manifests, references, quarantine, writers)
+        batch = self.sizes.gc_batch
+        collector = Collector(
+            metadata,
+            segments,
+            manifests,
+            references,
+            quarantine,
+            self.clock,
+            UploadExpiry(metadata, self.clock, self.upload_expiry_s, batch=batch),
+            writers,
+            # It waits for clients of the last boot; a new store has none to wait for.
+            grace_s=0.0 if self.opened.created else self.grace_s,
+            batch=batch,
+        )
+        compactor = Compactor(
+            metadata,
+            segments,
+            chunks,
+            memory,
+            reserve,
+            writers,
+            collector.reclaiming,
+            won_bytes_min=self.sizes.compact_won_bytes,
+            batch=batch,
+        )
         return Store(
             superblock=self._unclean,
             disk=self.disk,
@@ -194,44 +242,11 @@ class _Opening:
             manifests=manifests,
             collector=collector,
             scrubber=Scrubber(metadata, segments, chunks, quarantine, self.clock),
-            compactor=Compactor(
-                metadata,
-                segments,
-                chunks,
-                memory,
-                reserve,
-                writers,
-                collector.reclaiming,
-                won_bytes_min=self.sizes.compact_won_bytes,
-                batch=self.sizes.gc_batch,
-            ),
+            compactor=compactor,
             watchers=watchers,
             payload_memory=memory,
             buffers=buffers,
             sizes=self.sizes,
-        )
-
-    def _collector(
-        self,
-        metadata: Metadata,
-        segments: Segments,
-        manifests: Manifests,
-        references: References,
-        quarantine: Quarantine,
-        writers: Writers,
-    ) -> Collector:
-        """Return the garbage collector.  It waits for clients of the last boot; a new store has none to wait for."""
-        return Collector(
-            metadata,
-            segments,
-            manifests,
-            references,
-            quarantine,
-            self.clock,
-            UploadExpiry(metadata, self.clock, self.upload_expiry_s, batch=self.sizes.gc_batch),
-            writers,
-            grace_s=0.0 if self.opened.created else self.grace_s,
-            batch=self.sizes.gc_batch,
         )
 
 

@@ -30,16 +30,14 @@ from engine.namespace.watch import Watchers
 from engine.segments.segment_store import Segments
 from engine.sessions.lendings import Lendings
 from engine.sessions.references import References
-from engine.store.full_disk import write_superblock
 from engine.superblock.reserve import Reserve
-from engine.superblock.superblock import Superblock
+from engine.superblock.superblock import Superblock, write_superblock
 from engine.tiers.dram_filler import Dram
 from engine.tiers.dram_tier import DramTier
 from engine.tiers.shared_index import SharedIndex
 from engine.upkeep.compaction import Compactor
-from engine.upkeep.gc import Collector
+from engine.upkeep.gc import Collector, CollectReport, CollectTotals
 from engine.upkeep.index_upkeep import index_state
-from engine.upkeep.report import CollectReport, CollectTotals
 from engine.upkeep.scrub import Scrubber
 from lakefs.errors import IndexDamaged, LakeError, StoreReadOnly
 from lakefs.host.buffers import BufferPool

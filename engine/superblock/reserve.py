@@ -42,55 +42,51 @@ class Reserve:
         share = disk.total_bytes() // RESERVE_SHARE
         self.target_bytes = min(RESERVE_BYTES, share - share % PAGE_BYTES)
         self._file: DiskFile | None = None
-        self._held_bytes = 0
+        self.held_bytes = 0
+        """Bytes held now."""
 
     @property
     def headroom_bytes(self) -> int:
         """Bytes that payload leaves free beside the reserve: one step of the journal and of the index."""
         return self.target_bytes // 4
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes held now."""
-        return self._held_bytes
-
     def open(self) -> None:
         """Open or create the file and fill it up as far as there is room."""
         exists = self._disk.exists(RESERVE_PATH)
         self._file = self._disk.open(RESERVE_PATH, create=not exists)
         # After a power loss the file may have a length without allocated blocks.
-        self._held_bytes = min(self._file.size(), self._file.allocated_bytes(), self.target_bytes)
+        self.held_bytes = min(self._file.size(), self._file.allocated_bytes(), self.target_bytes)
         self.restore()
 
     def restore(self) -> bool:
         """Fill the reserve up; returns False when there is no room for that now."""
         assert self._file is not None, "the reserve is open"
-        missing = self.target_bytes - self._held_bytes
+        missing = self.target_bytes - self.held_bytes
         if missing <= 0:
             return True
         if self._disk.free_bytes() < missing + self.headroom_bytes:
             return False
         try:
-            self._file.allocate(self._held_bytes, missing)
+            self._file.allocate(self.held_bytes, missing)
             reached("reserve.allocated")
         except StoreFull:
-            self._file.truncate(self._held_bytes)
+            self._file.truncate(self.held_bytes)
             return False
-        self._held_bytes = self.target_bytes
+        self.held_bytes = self.target_bytes
         return True
 
     def release(self) -> bool:
         """Return half of the reserve to the file system; False when nothing is left of it."""
-        if self._file is None or self._held_bytes < 2 * PAGE_BYTES:
+        if self._file is None or self.held_bytes < 2 * PAGE_BYTES:
             return False
-        self._held_bytes = self._held_bytes // 2 // PAGE_BYTES * PAGE_BYTES
-        assert 0 < self._held_bytes < self.target_bytes, "a release keeps a part of the reserve"
+        self.held_bytes = self.held_bytes // 2 // PAGE_BYTES * PAGE_BYTES
+        assert 0 < self.held_bytes < self.target_bytes, "a release keeps a part of the reserve"
         try:
-            self._file.truncate(self._held_bytes)
+            self._file.truncate(self.held_bytes)
         except LakeError as error:
             _log.error("the reserve cannot be released", error=error.message)
             return False
-        _log.warning("the disk is full: part of the reserve was released", reserve_bytes=self._held_bytes)
+        _log.warning("the disk is full: part of the reserve was released", reserve_bytes=self.held_bytes)
         return True
 
     def close(self) -> None:

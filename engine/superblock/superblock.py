@@ -22,6 +22,7 @@ It does not decide when a stop is clean: the code that stops the store writes `c
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -42,8 +43,8 @@ from engine.format.layouts import (
     StoreIdentity,
 )
 from engine.host.failpoints import reached
-from engine.superblock.reserve import refuse_unknown_size
-from lakefs.errors import LakeError, StoreDamaged, StoreUnusable
+from engine.superblock.reserve import Reserve, refuse_unknown_size
+from lakefs.errors import LakeError, StoreDamaged, StoreFull, StoreUnusable
 from lakefs.findings import Finding
 from lakefs.ids import BootId, EngineId, StoreId, new_id16
 from lakefs.ports import Clock, Disk, DiskLock
@@ -174,11 +175,8 @@ def read_superblock(disk: Disk, path: str = SUPERBLOCK_PATH) -> Superblock:
 def read_head(disk: Disk, path: str) -> bytes:
     """Read the first page of a file; shorter if the file is."""
     page = bytearray(PAGE)
-    file = disk.open(path, read_only=True)
-    try:
+    with closing(disk.open(path, read_only=True)) as file:
         return bytes(page[: file.pread_into(memoryview(page), 0)])
-    finally:
-        file.close()
 
 
 def survey_superblocks(disk: Disk) -> Superblocks:
@@ -199,7 +197,7 @@ def survey_superblocks(disk: Disk) -> Superblocks:
             subject=SUPERBLOCK_PATH,
             finding=Finding.SUPERBLOCKS_LOST,
         )
-    if not _agree(found):
+    if len(found) < 2 or found[SUPERBLOCK_PATH].store_id != found[COPY_PATH].store_id:
         known = set(_store_ids(disk))
         for path in [path for path, superblock in found.items() if known and superblock.store_id not in known]:
             bad.append(BadFile(Finding.SUPERBLOCK_FOREIGN, path, "it is another store's"))
@@ -230,7 +228,7 @@ def parse_superblock(page: bytes) -> Superblock:
             f"the superblock says granule {fields['granule_bytes']}, domains {fields['domain_count']}",
             subject=SUPERBLOCK_PATH,
         )
-    clean = fields["clean_sequence"]
+    clean, domains = fields["clean_sequence"], fields["domains"][: fields["domain_count"] * _DOMAIN_BYTES]
     return Superblock(
         store_id=StoreId(fields["store_id"]),
         engine_id=EngineId(fields["engine_id"]),
@@ -238,7 +236,7 @@ def parse_superblock(page: bytes) -> Superblock:
         identity_inode=fields["identity_inode"],
         created_ns=fields["created_ns"],
         clean_sequence=None if clean == NOT_CLEAN else clean,
-        domains=tuple(_domains(fields["domains"], fields["domain_count"])),
+        domains=tuple(domains[at : at + _DOMAIN_BYTES] for at in range(0, len(domains), _DOMAIN_BYTES)),
         cluster_id=fields["cluster_id"],
         compat_features=fields["compat_features"],
         read_only_features=fields["read_only_features"],
@@ -246,13 +244,19 @@ def parse_superblock(page: bytes) -> Superblock:
     )
 
 
-def write_superblock(disk: Disk, superblock: Superblock) -> None:
-    """Replace the copy, then the superblock; durable on return.
+def write_superblock(disk: Disk, superblock: Superblock, reserve: Reserve | None = None) -> None:
+    """Replace the copy, then the superblock; durable on return.  On a full disk, release the reserve and write again.
 
     After an error the superblock is the old or the new one, and the copy is the same or newer.
     """
-    for path in (COPY_PATH, SUPERBLOCK_PATH):
-        write_one(disk, path, superblock.pack())
+    while True:
+        try:
+            for path in (COPY_PATH, SUPERBLOCK_PATH):
+                write_one(disk, path, superblock.pack())
+            return
+        except StoreFull:
+            if reserve is None or not reserve.release():
+                raise
 
 
 def write_one(disk: Disk, path: str, page: bytes) -> None:
@@ -261,12 +265,9 @@ def write_one(disk: Disk, path: str, page: bytes) -> None:
     temporary = f"{path}.new"
     if disk.exists(temporary):
         disk.unlink(temporary)
-    file = disk.open(temporary, create=True)
-    try:
+    with closing(disk.open(temporary, create=True)) as file:
         file.pwrite(page, 0)
         file.sync_data()
-    finally:
-        file.close()
     reached("superblock.synced")
     disk.rename(temporary, path)
     reached("superblock.renamed")
@@ -306,10 +307,6 @@ def _read_whole(disk: Disk, path: str) -> Superblock:
 
 def _damaged(message: str, path: str = SUPERBLOCK_PATH) -> StoreDamaged:
     return StoreDamaged(message, subject=path, finding=Finding.SUPERBLOCK_DAMAGED)
-
-
-def _agree(found: dict[str, Superblock]) -> bool:
-    return len(found) == 2 and len({superblock.store_id for superblock in found.values()}) == 1
 
 
 def _store_ids(disk: Disk) -> Iterator[bytes]:
@@ -382,11 +379,6 @@ def _admit(disk: Disk, superblock: Superblock, lock: DiskLock, told: tuple[str, 
         boot_before=superblock.boot_id,
     )
     return OpenedStore(admitted, lock, read_only, warnings=tuple(warnings))
-
-
-def _domains(joined: bytes, count: int) -> Iterator[bytes]:
-    for index in range(count):
-        yield joined[index * _DOMAIN_BYTES : (index + 1) * _DOMAIN_BYTES]
 
 
 def _bits(mask: int) -> Iterator[int]:

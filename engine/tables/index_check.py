@@ -1,5 +1,7 @@
 """Checks that an index is whole: `probe` at each opening, and `walk` through all records after start-up.
 
+`IndexProgress` says how far a walk, or a rebuild, has come.
+
 Values carry checksums over table, key and value.  LMDB's pages that lead to them (roots, keys in branches, places of
 records) carry none: a wrong or old root makes a table look empty or old.  So the opening checks the pages of all trees,
 both ends of each table, and all counters; a counter that was not found would hand out its numbers again.
@@ -7,14 +9,14 @@ both ends of each table, and all counters; a counter that was not found would ha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import closing
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from typing import Final
 
+import structlog
 import trio
 
 from engine.format.layouts import Table, open_value
-from engine.tables.index_progress import IndexProgress
 from engine.tables.lmdb_index import DATA_FILE, Index, IndexSnapshot
 from engine.tables.lmdb_pages import check_pages
 from lakefs.errors import IndexDamaged
@@ -24,13 +26,60 @@ from lakefs.ports import Offload
 
 _WALK_PAUSE_S: Final = 0.05
 """Pause between two batches of a walk, which so uses a tenth of a core at most."""
+LOGGED_EVERY_RECORDS: Final = 1_000_000
+"""A rebuild logs its progress after this many records: some seconds to a minute of work, depending on the disk."""
+_log: Final = structlog.get_logger(__name__)
+
+
+class IndexProgress:
+    """Work on a whole index: the work under way, "" when there is none, and its progress as text for people.
+
+    The work is a walk that checks the index, or a rebuild.  Written by one thread, read by any.
+    """
+
+    __slots__ = ("_logged", "_records", "doing", "text")
+
+    def __init__(self) -> None:
+        self._set("")
+
+    @contextmanager
+    def of(self, doing: str) -> Iterator[None]:
+        """Report the work as under way until the block ends."""
+        self._set(doing)
+        try:
+            yield
+        finally:
+            self._set("")
+
+    def _set(self, doing: str) -> None:
+        self.doing, self.text = doing, "begun"
+        self._records = self._logged = 0
+
+    def checked(self, records: int, of: int) -> None:
+        """Set the number of records that the walk has compared."""
+        self.text = f"{records} of {of} records checked"
+
+    def loaded(self, records: int, of: int) -> None:
+        """Set the number of the checkpoint's records that are in the new index."""
+        self.text = f"{records} of {of} records of the checkpoint restored"
+        self._log_now_and_then(records)
+
+    def replayed(self, records: int, sequence: Sequence, upto: Sequence) -> None:
+        """Add `records` of the journal's groups up to `sequence`, which are in the new index now."""
+        self.text = f"the checkpoint and the journal up to group {sequence} of {upto} restored"
+        self._log_now_and_then(self._records + records)
+
+    def _log_now_and_then(self, records: int) -> None:
+        self._records = records
+        if records - self._logged >= LOGGED_EVERY_RECORDS:
+            self._logged = records
+            _log.warning("the index is being rebuilt", progress=self.text)
 
 
 def probe(index: Index) -> Sequence:
     """Do the check that every opening needs, and return `index.applied`; reads some 20 leaves.  IndexDamaged."""
     check_pages(index.path / DATA_FILE)
-    snapshot = index.snapshot()
-    try:
+    with closing(index.snapshot()) as snapshot:
         for table in Table:
             ends = snapshot.ends(table)
             for key, sealed in ends:
@@ -42,8 +91,6 @@ def probe(index: Index) -> Sequence:
         while counters.step(64):
             pass
         return snapshot.applied
-    finally:
-        snapshot.close()
 
 
 class Verification:

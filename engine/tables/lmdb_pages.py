@@ -215,8 +215,8 @@ def _is_head(page: bytes) -> bool:
 
 
 def _tree(content: bytes, at: int) -> _Tree:
-    _, _, depth, branch_pages, leaves, long_pages, records, root = _ROOT.unpack_from(content, at)
-    return _Tree(depth, branch_pages, leaves, long_pages, records, root)
+    _, _, *fields = _ROOT.unpack_from(content, at)
+    return _Tree(*fields)
 
 
 def _length(content: bytes, at: int) -> int:

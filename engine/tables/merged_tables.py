@@ -8,6 +8,14 @@ Rules kept here:
 - A scan merges the four in key order.  It does not see mutations that its transaction makes after the scan began.
 - Scans that were neither closed nor exhausted are closed with their view: no cursor outlives its snapshot.
 
+Numbers that are never handed out twice (node ids, births, segment ids) are taken from counters:
+- Numbers are taken from memory.  The table COUNTERS holds a mark above every number handed out by a durable commit.
+  The transaction that takes the first number at the mark moves it up by a block.
+- After a restart numbering continues at the mark, so up to a block of numbers is skipped.  Numbers taken by a failed
+  decision are skipped, too.
+- A user of a number depends on the group of its mark.  For example, a file may be named by the number only when that
+  group is durable; else a restart would hand the number out again.
+
 It decides nothing about groups and durability: `engine.metadata.group_commit` assigns sequences, publishes mutations.
 """
 
@@ -19,14 +27,49 @@ from types import TracebackType
 from typing import Final
 
 from engine.format.layouts import COUNTER_RECORD, RECORD_HEADER, Mutation, Op, Table
-from engine.tables.counters import Counter, Counters
 from engine.tables.lmdb_index import Index
 from engine.tables.overlay import Layer, Overlay
-from lakefs.ids import Birth, NodeId, SegmentId, Sequence
+from lakefs.errors import IndexDamaged
+from lakefs.ids import ROOT_NODE, Birth, NodeId, SegmentId, Sequence
 
 _KEY_BYTES_MAX: Final = 511
 _RECORD_HEADER_BYTES: Final = RECORD_HEADER.size
 _Scan = Generator[tuple[bytes, bytes], None, None]
+
+
+class Counter:
+    """One sequence of numbers, kept in table COUNTERS under `key` in steps of `block`."""
+
+    __slots__ = ("block", "key", "mark", "mark_sequence", "next")
+
+    def __init__(self, key: bytes, first: int, block: int) -> None:
+        self.key: Final = key
+        self.block: Final = block
+        self.next = first
+        self.mark = first
+        """Numbers below it are handed out without writing; raised when the mutations of a transaction join a group."""
+        self.mark_sequence = Sequence(0)
+        """Group of the mark: numbers below it may be used outside the journal once that group is durable."""
+
+    def restore(self, record: bytes | None) -> None:
+        """Continue at the stored mark; `record` is None in a new store."""
+        if record is None:
+            return
+        if len(record) != COUNTER_RECORD.size:
+            raise IndexDamaged(f"counter {self.key.decode()} has {len(record)} bytes", subject=self.key.decode())
+        (self.mark,) = COUNTER_RECORD.unpack(record)
+        self.next = self.mark
+
+
+class Counters:
+    """The counters of a store."""
+
+    __slots__ = ("birth", "node", "segment")
+
+    def __init__(self) -> None:
+        self.node = Counter(b"node", ROOT_NODE + 1, 4096)
+        self.birth = Counter(b"birth", 1, 4096)
+        self.segment = Counter(b"segment", 1, 16)
 
 
 class Tables:
@@ -38,17 +81,9 @@ class Tables:
         self.overlay = overlay
         self.counters = Counters()
         self.open_views = 0
-        with self.view() as view:
-            for counter in self.counters.all():
+        with TableView(self) as view:
+            for counter in (self.counters.node, self.counters.birth, self.counters.segment):
                 counter.restore(view.get(Table.COUNTERS, counter.key))
-
-    def view(self) -> TableView:
-        """Make a view, to be used as a context manager."""
-        return TableView(self)
-
-    def transaction(self) -> TableTransaction:
-        """Make a transaction, to be used as a context manager; `Committer` publishes its mutations."""
-        return TableTransaction(self)
 
     def drop_applied(self) -> None:
         """Move the snapshot and drop the applying layer, in one step; called after its commit to the index."""
@@ -64,7 +99,7 @@ class Tables:
 
 
 class TableView:
-    """A consistent read of all tables (`engine.tables.views.View`), open between `__enter__` and `__exit__`."""
+    """A consistent read of all tables (`engine.tables.views.View`); a context manager, open for its `with` block."""
 
     __slots__ = ("_applying", "_current", "_index_get", "_scans", "_sequence", "_tables")
 
@@ -152,7 +187,8 @@ class TableView:
 class TableTransaction(TableView):
     """A view that collects mutations and reads its own (`engine.tables.views.Transaction`).
 
-    `mutations` are in the order they were made; `body_bytes` is their size in a group's body.
+    `mutations` are in the order they were made; `Committer` publishes them.  `body_bytes` is their size in a group's
+    body.
     """
 
     __slots__ = ("_marks", "_own", "body_bytes", "mutations", "notes")

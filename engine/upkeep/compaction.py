@@ -299,7 +299,7 @@ class Compactor:
             try:
                 await self._segments.reader.read_chunk(item.record, payload.area)
             except (CorruptionError, OperationalError) as error:
-                await self._note(item, error)
+                await self._chunks.judged(item.chunk, item.record, error)
             else:
                 read.append((item, payload))
         return read
@@ -309,7 +309,7 @@ class Compactor:
         payloads = await self._segments.batches.read_small([item.record for item in items])
         for item, payload in zip(items, payloads, strict=True):
             if isinstance(payload, LakeError):
-                await self._note(item, payload)
+                await self._chunks.judged(item.chunk, item.record, payload)
             else:
                 read.append((item, Payload(kind_of(item.chunk), len(payload), small=memoryview(payload))))
         return read
@@ -322,12 +322,8 @@ class Compactor:
             if copy.chunk == item.chunk and copy.crc == item.record.crc:
                 copies[item.chunk] = item, copy
             else:
-                await self._note(item, hash_wrong(item.chunk))
+                await self._chunks.judged(item.chunk, item.record, hash_wrong(item.chunk))
         return copies
-
-    async def _note(self, item: _Found, error: LakeError) -> None:
-        """Quarantine a chunk, unless it was freed or stored anew since it was read."""
-        await self._chunks.judged(item.chunk, item.record, error)
 
     async def _record(self, copies: dict[ChunkId, tuple[_Found, Hashed]], report: CompactionReport) -> int:
         """Write the copies, set the records' places to them, and free the old places; returns how many were moved."""
@@ -388,12 +384,9 @@ class Compactor:
 
     def _page(self, after: bytes) -> list[_Found]:
         """Return the next records in the order of their keys."""
-        page: list[_Found] = []
         with self._metadata.view() as view:
-            for key, value in view.scan(Table.CHUNKS, after + b"\0" if after else b"", b"\xff"):
-                page.append(_Found(key, unpack_chunk_record(value)))
-                if len(page) == self._batch:
-                    break
+            scan = view.scan(Table.CHUNKS, after + b"\0" if after else b"", b"\xff")
+            page = [_Found(key, unpack_chunk_record(value)) for key, value in islice(scan, self._batch)]
             self._rests_on = max(self._rests_on, view.sequence)
         return page
 

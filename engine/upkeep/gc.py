@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
@@ -44,10 +44,12 @@ from engine.metadata.metadata_store import Metadata
 from engine.metadata.pacing import Pacing, Writers
 from engine.namespace.names import iter_nodes
 from engine.namespace.tree import NameEvent
+from engine.namespace.walk import pages
 from engine.segments.segment_store import Segments
 from engine.sessions.references import References
 from engine.tables.number_set import NumberSet
 from engine.tables.views import Transaction
+from engine.upkeep.compaction import CompactionReport
 from engine.uploads.expiry import UploadExpiry
 from engine.uploads.keys import PARTS_BEGIN, PARTS_END
 from engine.uploads.lifecycle import unpack_part
@@ -79,6 +81,30 @@ class GcReport:
     removed_segments: int = 0
     disk_bytes_before: int = 0
     disk_bytes_after: int = 0
+
+
+@dataclass
+class CollectReport(GcReport):
+    """The result of a cycle of gc and the compaction behind it."""
+
+    compaction: CompactionReport = field(default_factory=CompactionReport)
+
+
+@dataclass
+class CollectTotals:
+    """Sums over all cycles of this process; they only grow."""
+
+    cycles: int = 0
+    freed_bytes: int = 0
+    moved_bytes: int = 0
+    last_ended_ns: int = 0
+
+    def add(self, report: CollectReport, now_ns: int) -> None:
+        """Count a cycle that has ended."""
+        self.cycles += 1
+        self.freed_bytes += report.freed_bytes
+        self.moved_bytes += report.compaction.moved_bytes
+        self.last_ended_ns = now_ns
 
 
 class Collector:
@@ -183,13 +209,7 @@ class Collector:
 
     async def _mark_parts(self, cycle: _Cycle) -> None:
         """Mark the parts of unfinished uploads.  A part recorded behind this walk is held by its session until then."""
-        after = PARTS_BEGIN
-        while True:
-            with self._metadata.view() as view:
-                page = list(islice(view.scan(Table.UPLOADS, after, PARTS_END), self._batch))
-            if not page:
-                return
-            after = page[-1][0] + b"\0"
+        for page in pages(self._metadata, Table.UPLOADS, PARTS_BEGIN, PARTS_END, self._batch):
             for _, value in page:
                 await self._mark_blob(cycle, BlobId(unpack_part(value).blob))
             await cycle.pacing.rest()
@@ -220,10 +240,7 @@ class Collector:
     async def _sweep(self, cycle: _Cycle) -> None:
         assert not self._rebound, "every blob is marked before the sweep"
         after = b""
-        while True:
-            page = self._chunk_page(cycle, after)
-            if not page:
-                return
+        while page := self._chunk_page(cycle, after):
             after = page[-1][0]
             proposed: list[tuple[bytes, ChunkRecord]] = []
             for key, record in page:
@@ -239,11 +256,8 @@ class Collector:
 
     def _chunk_page(self, cycle: _Cycle, after: bytes) -> list[tuple[bytes, ChunkRecord]]:
         with self._metadata.view() as view:
-            page: list[tuple[bytes, ChunkRecord]] = []
-            for key, value in view.scan(Table.CHUNKS, after + b"\x00" if after else b"", b"\xff"):
-                page.append((key, unpack_chunk_record(value)))
-                if len(page) == self._batch:
-                    break
+            scan = view.scan(Table.CHUNKS, after + b"\x00" if after else b"", b"\xff")
+            page = [(key, unpack_chunk_record(value)) for key, value in islice(scan, self._batch)]
             cycle.rests_on = max(cycle.rests_on, view.sequence)
             return page
 

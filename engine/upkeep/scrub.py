@@ -98,7 +98,8 @@ class Scrubber:
         self._chunks = chunks
         self._quarantine = quarantine
         self._clock = clock
-        self._state = self._saved = _load(metadata)
+        self.state = self._saved = _load(metadata)
+        """The position of scrub, with its counts."""
         self._saved_at = clock.monotonic()
         self._next_at = clock.monotonic()
         self._lock = trio.Lock()
@@ -112,14 +113,9 @@ class Scrubber:
         return self._lock.locked()
 
     @property
-    def state(self) -> ScrubRecord:
-        """The position of scrub, with its counts."""
-        return self._state
-
-    @property
     def position(self) -> float:
         """The share of this pass that is done, 0 to 1, by the order of keys."""
-        after = self._state.after
+        after = self.state.after
         if not after:
             return 0.0
         if after[0] != ChunkKind.DATA:
@@ -128,7 +124,7 @@ class Scrubber:
 
     def status(self) -> dict[str, Any]:
         """Return the state for people and scripts; JSON-able."""
-        state = self._state
+        state = self.state
         return {
             "state": "running" if self.running else "paused" if state.after else "idle",
             "position": round(self.position, 4),
@@ -154,8 +150,8 @@ class Scrubber:
 
         Also 0 if the last pass ended in the future, by today's clock: then its age is unknown.
         """
-        since, now = max(self._state.last_ended_ns, created_ns), self._clock.wall_ns()
-        if self._state.after or since > now:
+        since, now = max(self.state.last_ended_ns, created_ns), self._clock.wall_ns()
+        if self.state.after or since > now:
             return 0.0
         return max(0.0, interval_s - (now - since) / 1e9)
 
@@ -169,15 +165,15 @@ class Scrubber:
         page.
         """
         until = self._clock.monotonic() + for_s
-        passes = self._state.passes
+        passes = self.state.passes
         with trio.move_on_after(for_s) as waiting:
             await self._lock.acquire()
         if waiting.cancelled_caught:
-            return self._state.passes > passes
+            return self.state.passes > passes
         try:
-            if self._state.passes > passes:
+            if self.state.passes > passes:
                 return True
-            if restart or not self._state.after:
+            if restart or not self.state.after:
                 self._begin()
             rate = self.rate_bytes_per_s if rate_bytes_per_s is None else rate_bytes_per_s
             while self._clock.monotonic() < until:
@@ -193,9 +189,9 @@ class Scrubber:
 
     async def save(self) -> None:
         """Commit the position of the pass if it has changed since the last commit; durable on return."""
-        if self._state == self._saved:
+        if self.state == self._saved:
             return
-        state = self._state
+        state = self.state
         value = msgspec.msgpack.encode(state)
         _, sequence = await self._metadata.commit(lambda txn: txn.put(Table.COUNTERS, STATE_KEY, value))
         await self._metadata.wait_durable(sequence)
@@ -214,15 +210,15 @@ class Scrubber:
             _log.warning("scrub cannot note where it stands", reason=error.message)
 
     def _begin(self) -> None:
-        self._state = msgspec.structs.replace(
-            self._state, after=b"\0", began_ns=self._clock.wall_ns(), chunks=0, payload_bytes=0, damaged=0
+        self.state = msgspec.structs.replace(
+            self.state, after=b"\0", began_ns=self._clock.wall_ns(), chunks=0, payload_bytes=0, damaged=0
         )
 
     async def _end(self) -> None:
-        state = self._state
+        state = self.state
         assert state.after, "a pass is under way"
         self.totals.passes += 1
-        self._state = msgspec.structs.replace(
+        self.state = msgspec.structs.replace(
             state,
             after=b"",
             passes=state.passes + 1,
@@ -244,20 +240,20 @@ class Scrubber:
         damaged = await self._check(page, rate)
         reached("scrub.page-checked")
         last = page[-1]
-        assert last[0] > self._state.after, "a pass moves ahead"
-        self._state = msgspec.structs.replace(
-            self._state,
+        assert last[0] > self.state.after, "a pass moves ahead"
+        self.state = msgspec.structs.replace(
+            self.state,
             after=last[0],
-            chunks=self._state.chunks + len(page),
-            payload_bytes=self._state.payload_bytes + sum(item.record.stored_bytes for _, item in page),
-            damaged=self._state.damaged + damaged,
+            chunks=self.state.chunks + len(page),
+            payload_bytes=self.state.payload_bytes + sum(item.record.stored_bytes for _, item in page),
+            damaged=self.state.damaged + damaged,
         )
         return True
 
     async def _next_page(self, bytes_max: int) -> list[tuple[bytes, Stored]]:
         """Return the records behind the position of the pass, read in steps that leave the loop to other tasks."""
         page: list[tuple[bytes, Stored]] = []
-        after, size = self._state.after, 0
+        after, size = self.state.after, 0
         while True:
             with self._metadata.view() as view:
                 for key, value in islice(view.scan(Table.CHUNKS, after + b"\0", _END), GC_BATCH):

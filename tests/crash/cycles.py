@@ -28,7 +28,7 @@ from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 from engine.host.failpoints import FIRST_START_POINTS, POINTS, REBUILD_POINTS, UPKEEP_POINTS
-from engine.superblock.native_token import TOKEN_FILE
+from engine.superblock.secret_files import TOKEN_FILE
 from lakefs.client.connect import connect
 from lakefs.errors import EngineUnreachable
 from tests.crash.bystanders import collect_all_the_time, read_all_the_time, scrub_all_the_time

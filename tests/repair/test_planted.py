@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from engine.fsck import repair, survey
+from engine.fsck import repair
+from engine.journal import salvage
 from engine.journal.writer import Journal, start_journal
-from engine.metadata import recovery
 from engine.metadata.checkpoint import Checkpoint, checkpoint_path
 from lakefs.errors import LakeError
 from tests.repair import test_crashes as crashes, test_table as table
@@ -89,7 +89,7 @@ def test_a_repair_that_removes_what_is_bad_is_noticed(
 def test_a_lost_journal_file_that_nobody_misses_is_noticed(
     samples: table.Samples, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for module in (recovery, survey, repair):
+    for module in (salvage, repair):
         monkeypatch.setattr(module, "refuse_lost_boot", lambda *_: None)
     with pytest.raises(AssertionError):
         table.test_what_fsck_says_and_does(samples, "killed", "journal", "missing", table.LEFT, tmp_path, capsys)

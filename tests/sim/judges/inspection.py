@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from engine.format.layouts import SegmentKind, Table, unpack_chunk_record
 from engine.namespace.buckets import BucketRef, list_buckets
+from engine.namespace.listing import list_versions
 from engine.namespace.names import resolve
 from engine.namespace.object_stat import to_object_stat
 from engine.namespace.tree import Resolved, load_node
-from engine.namespace.version_listing import list_versions
 from engine.process.embedded import EmbeddedEngine
 from engine.requests.table import Service
 from engine.store.store import Store

@@ -8,9 +8,9 @@ from hypothesis import given, strategies as st
 from engine.format.layouts import GROUP_HEADER, PAGE, RECORD_HEADER, Mutation, Op, StoreIdentity, Table
 from engine.format.sizes import MetadataSizes
 from engine.journal.reader import (
+    DamagedAt,
     Group,
     JournalEnd,
-    damage_of,
     decode_records,
     find_end,
     journal_path,
@@ -189,10 +189,9 @@ def test_a_torn_last_group_is_told_from_damage_by_what_follows() -> None:
     for bit in (0, 1, 2):
         disk.flip_bit(files[0].path, last + GROUP_HEADER.size, bit)
     disk.flip_bit(files[0].path, place, 0)
-    with pytest.raises(JournalDamaged) as caught:
+    with pytest.raises(DamagedAt) as caught:
         find_end(disk, files, Sequence(0))
-    damage = damage_of(caught.value)
-    assert damage is not None
+    damage = caught.value.damage
     assert (damage.path, damage.offset, damage.sequence) == (files[0].path, place, 3)
 
 
@@ -203,11 +202,9 @@ def test_one_flipped_bit_of_the_last_group_is_damage_and_no_torn_write(at: int) 
     append(journal, 1, 4)
     files = list_journal(disk, STORE)
     disk.flip_bit(files[0].path, groups(disk)[3].offset + at, 5)
-    with pytest.raises(JournalDamaged, match="a bit of the group") as caught:
+    with pytest.raises(DamagedAt, match="a bit of the group") as caught:
         find_end(disk, files, Sequence(0))
-    damage = damage_of(caught.value)
-    assert damage is not None
-    assert damage.sequence == 4
+    assert caught.value.damage.sequence == 4
 
 
 def _with_one_byte_in_its_last_sector(last: bytes) -> tuple[SimDisk, str, int]:

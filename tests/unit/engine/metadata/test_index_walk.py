@@ -15,7 +15,7 @@ from engine.metadata.index_building import build_index
 from engine.metadata.metadata_store import Metadata
 from engine.process.embedded import EmbeddedEngine
 from engine.store.store import Store
-from engine.tables.index_progress import LOGGED_EVERY_RECORDS, IndexProgress
+from engine.tables.index_check import LOGGED_EVERY_RECORDS, IndexProgress
 from engine.tables.lmdb_index import Index
 from engine.tables.merged_tables import TableView
 from engine.upkeep.index_upkeep import index_state

@@ -13,7 +13,7 @@ import trio
 
 from engine.format.layouts import NOT_CLEAN, Table
 from engine.format.sizes import DEFAULT_SIZES
-from engine.journal.reader import damage_of, list_journal
+from engine.journal.reader import DamagedAt, list_journal
 from engine.metadata import index_building
 from engine.metadata.checkpoint import newest_checkpoint
 from engine.metadata.metadata_store import Metadata
@@ -334,11 +334,10 @@ def test_a_bit_flip_in_a_group_before_the_last_is_damage_that_names_the_group(at
         offset = group_offset(disk, file.path, 4)
         disk.flip_bit(file.path, offset + at, 3)
         for _ in range(2):
-            with pytest.raises(JournalDamaged) as caught:
+            with pytest.raises(DamagedAt) as caught:
                 async with opened(disk):
                     pass
-            place = damage_of(caught.value)
-            assert place is not None
+            place = caught.value.damage
             assert (place.path, place.offset, place.sequence) == (file.path, offset, 4)
 
     run(scenario)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.namespace.key_listing import list_names
+from engine.namespace.listing import list_names
 from engine.namespace.names import bind
 from lakefs.errors import InvalidArgument
 from lakefs.ids import EMPTY_BLOB

@@ -8,7 +8,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from engine.format.layouts import NodeKind
-from engine.namespace.key_listing import list_names
+from engine.namespace.listing import list_names
 from engine.namespace.names import Binding, bind, bind_many, copy, make_folder, rename, resolve
 from engine.namespace.node_changes import make_symlink
 from engine.namespace.removal import remove, remove_folder

@@ -9,11 +9,10 @@ import pytest
 
 from engine.format.layouts import NodeKind
 from engine.namespace.buckets import BucketRef, find_bucket, set_bucket
-from engine.namespace.key_listing import list_names
+from engine.namespace.listing import list_names, list_versions
 from engine.namespace.names import Binding, bind, bind_many, copy, rename, require, resolve
 from engine.namespace.removal import remove, remove_version
 from engine.namespace.tree import Resolved
-from engine.namespace.version_listing import list_versions
 from engine.namespace.versions import version_id
 from lakefs.errors import FolderNotEmpty, KeyDeleted, KeyNotFound, PreconditionFailed, VersionIsMarker, VersionNotFound
 from lakefs.wire.messages import NO_CONDITION, Condition, ListVersions, VersionEntry

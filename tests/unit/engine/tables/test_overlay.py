@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from engine.format.layouts import COUNTER_RECORD, Op, Table
 from engine.tables.index_check import Verification
 from engine.tables.lmdb_index import Index
-from engine.tables.merged_tables import Tables
+from engine.tables.merged_tables import Tables, TableTransaction, TableView
 from engine.tables.overlay import Layer, Overlay
 from lakefs.errors import IndexDamaged
 from lakefs.ids import Sequence
@@ -58,7 +58,7 @@ class Model:
 
     def change(self, key: bytes, value: bytes | None) -> None:
         self.sequence += 1
-        with self.tables.transaction() as txn:
+        with TableTransaction(self.tables) as txn:
             there = txn.get(TABLE, key) is not None
             assert there == (key in self.entries)
             if value is None and there:
@@ -89,13 +89,13 @@ class Model:
             self.is_applied = False
 
     def scan(self, start: bytes, end: bytes) -> None:
-        with self.tables.view() as view:
+        with TableView(self.tables) as view:
             found = list(view.scan(TABLE, start, end))
         assert found == [(key, self.entries[key]) for key in sorted(self.entries) if start <= key < end]
 
     def check(self) -> None:
         self.scan(b"\0", LAST)
-        with self.tables.view() as view:
+        with TableView(self.tables) as view:
             for key in self.sequences:
                 assert view.get(TABLE, key) == self.entries.get(key)
         self.freeze()
@@ -155,14 +155,14 @@ def test_a_view_says_on_which_group_it_depends(folder: Path) -> None:
     publish(Sequence(1), [(Op.INSERT, TABLE, b"a", b"1")])
     publish(Sequence(2), [(Op.INSERT, TABLE, b"b", b"2")])
     publish(Sequence(3), [(Op.DELETE, TABLE, b"c", b"")])
-    with tables.view() as view:
+    with TableView(tables) as view:
         assert view.get(TABLE, b"a") == b"1"
         assert view.sequence == 1
         assert view.get(TABLE, b"zzz") is None
         assert view.sequence == 1
         assert view.get(TABLE, b"c") is None
         assert view.sequence == 3  # an absence depends on the removal
-    with tables.view() as view:
+    with TableView(tables) as view:
         assert [key for key, _ in view.scan(TABLE, b"a", b"c")] == [b"a", b"b"]
         assert view.sequence == 2
         list(view.scan(TABLE, b"c", b"d"))
@@ -172,7 +172,7 @@ def test_a_view_says_on_which_group_it_depends(folder: Path) -> None:
 def test_a_scan_left_open_ends_with_its_view(folder: Path) -> None:
     tables = new_tables(folder)
     tables.overlay.current.publish(Sequence(1), [(Op.INSERT, TABLE, b"%d" % n, b"") for n in range(9)])
-    with tables.view() as view:
+    with TableView(tables) as view:
         scan = view.scan(TABLE, b"\0", LAST)
         assert next(scan) == (b"0", b"")
     assert list(scan) == []
@@ -184,7 +184,7 @@ def test_a_scan_left_open_ends_with_its_view(folder: Path) -> None:
 def test_a_view_held_while_the_index_moves_on_is_a_bug_that_is_noticed(folder: Path) -> None:
     tables = new_tables(folder)
     tables.overlay.freeze()
-    with tables.view(), pytest.raises(AssertionError, match="held across an await"):
+    with TableView(tables), pytest.raises(AssertionError, match="held across an await"):
         tables.drop_applied()
 
 
@@ -207,7 +207,7 @@ def test_a_false_insert_does_not_spoil_the_sums(folder: Path) -> None:
         tables.overlay.current.publish(Sequence(sequence), [(Op.INSERT, TABLE, b"k", value)])
         tables.index.apply(tables.overlay.freeze(), Sequence(sequence))
         tables.drop_applied()
-    with tables.view() as view:
+    with TableView(tables) as view:
         assert view.get(TABLE, b"k") == b"new"
     snapshot = tables.index.snapshot()
     verification = Verification(snapshot)
@@ -222,7 +222,7 @@ def test_numbers_go_on_at_the_stored_mark_and_are_never_handed_out_twice(folder:
     sequence = 0
     for _ in range(3):
         for _ in range(3):
-            with tables.transaction() as txn:
+            with TableTransaction(tables) as txn:
                 fresh = {txn.new_node_id() for _ in range(3000)}
             assert not fresh & taken
             taken |= fresh
@@ -237,10 +237,10 @@ def test_numbers_go_on_at_the_stored_mark_and_are_never_handed_out_twice(folder:
 
 def test_numbers_of_a_decision_that_failed_are_skipped_and_their_mark_is_not_moved(folder: Path) -> None:
     tables = new_tables(folder)
-    with pytest.raises(ValueError), tables.transaction() as txn:
+    with pytest.raises(ValueError), TableTransaction(tables) as txn:
         assert txn.new_birth() == 1
         raise ValueError
-    with tables.transaction() as txn:
+    with TableTransaction(tables) as txn:
         assert txn.new_birth() == 2
         assert txn.new_birth() == 3
     assert txn.mutations == [(Op.PUT, Table.COUNTERS, b"birth", COUNTER_RECORD.pack(2 + 4096))]
@@ -248,11 +248,11 @@ def test_numbers_of_a_decision_that_failed_are_skipped_and_their_mark_is_not_mov
 
 def test_a_number_depends_on_the_group_of_its_mark(folder: Path) -> None:
     tables = new_tables(folder)
-    with tables.transaction() as txn:
+    with TableTransaction(tables) as txn:
         txn.new_segment_id()
     tables.overlay.current.publish(Sequence(5), txn.mutations)
     txn.settle_counters(Sequence(5))
-    with tables.transaction() as later:
+    with TableTransaction(tables) as later:
         later.new_segment_id()
     assert not later.mutations
     assert later.sequence == 5
