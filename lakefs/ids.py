@@ -49,8 +49,6 @@ class ChunkKind(IntEnum):
     MANIFEST = 2
 
 
-_PREFIX: Final = {kind: bytes([kind]) for kind in ChunkKind}
-
 Buffer = bytes | bytearray | memoryview
 
 

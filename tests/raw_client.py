@@ -15,7 +15,7 @@ from lakefs.errors import EngineUnreachable, LakeError
 from lakefs.ids import Buffer
 from lakefs.limits import CONNECTIONS_MAX
 from lakefs.ports import Network, Stream
-from lakefs.transport.frame_receiver import FrameReceiver
+from lakefs.transport.framing import FrameReceiver
 from lakefs.transport.streams import TrioNetwork
 from lakefs.wire.connection import ClientConnection, ClientEvent, FailureReceived, ReplyReceived
 from lakefs.wire.messages import Hello, HelloReply, Message, Ping, Request

@@ -5,17 +5,9 @@ from __future__ import annotations
 from engine.format.layouts import Table, chunk_id_of_key, unpack_chunk_record
 from engine.store.store import Store
 from lakefs.ids import ChunkId
-from lakefs.shared_index.table_format import (
-    DEAD,
-    ENTRIES_OFFSET,
-    ENTRY_BYTES,
-    PROBE_SLOTS,
-    VACANT,
-    Found,
-    pack_place,
-    unpack_entry,
-)
+from lakefs.shared_index.table_format import DEAD, ENTRIES_OFFSET, ENTRY_BYTES, PROBE_SLOTS, VACANT, Found, pack_place
 from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT
+from tests.oracles.shared_table import unpack_entry
 
 
 def entries_of(store: Store) -> dict[bytes, Found]:

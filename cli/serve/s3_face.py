@@ -28,8 +28,8 @@ from lakefs.content.verify import Check
 from lakefs.errors import LakeError
 from lakefs.ports import Disk
 from lakefs.transport.streams import PortUse
-from lakefs.wire.access_messages import AccessKeyCreate, AccessKeyList, AccessKeyRemove, AccessKeys
 from lakefs.wire.engine_port import EngineClient
+from lakefs.wire.messages import AccessKeyCreate, AccessKeyList, AccessKeyRemove, AccessKeys
 
 _NO_KEY: Final = "s3 key  none yet; make one with: lake key create"
 _log: Final = structlog.get_logger(__name__)

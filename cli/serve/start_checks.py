@@ -18,8 +18,8 @@ from gateway.admin.server import bind_admin
 from gateway.face import certificates_of, listen_s3
 from lakefs.config.settings import SYSTEM_DATA, SYSTEM_SOCKET, Config
 from lakefs.errors import AddressInUse, InvalidArgument, LocalFileError
+from lakefs.transport.sockets import listens
 from lakefs.transport.streams import PortUse, TrioNetwork
-from lakefs.transport.unix_sockets import listens
 
 OFF: Final = "off"
 S3_HINT: Final = "--s3 off"

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import trio
 
-from engine.requests.packed_located import PackedLocated
+from engine.requests.answers import PackedLocated
 from engine.requests.table import Service
 from engine.server.watches import close_events
 from engine.store.local_store import open_local_store

@@ -1,13 +1,70 @@
-"""Replies that several handlers send: failures of a batch's items, and stored chunks."""
+"""Parts that handlers share: looks and decisions, results of a batch's items, grants.
+
+`Decisions` runs a request's look or decision on one view or transaction, then waits until the state it saw is durable.
+`PackedLocated` is the reply to Locate with its grants already encoded, as the shared index's table packs them: the
+bytes sent are those of `Located`, and the grants never become Python objects.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
 
-from lakefs.errors import InvalidArgument, LakeError
+import msgspec
+
+from engine.format.layouts import ChunkRecord
+from engine.metadata.metadata_store import Metadata
+from engine.namespace.tree import ChangedBy
+from engine.sessions.references import Client
+from engine.tables.views import Transaction, View
+from engine.tiers.shared_index import NO_GRANT
+from lakefs.errors import InvalidArgument, LakeError, UserError
 from lakefs.ids import ChunkId
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
+from lakefs.wire.grants import MEDIUM_INLINE, MEDIUM_SEGMENT
+
+T = TypeVar("T")
+_decode_grants: Final = msgspec.msgpack.Decoder(list[m.Grant]).decode
+
+
+class Decisions:
+    """Looks and decisions on one store's metadata.  A look's refusal waits for durability too."""
+
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
+
+    async def look(self, look: Callable[[View], T], durable: bool = True) -> T:
+        """Return what `look` finds on a view of now: once that state is durable, or at once without `durable`."""
+        refusal: UserError | None = None
+        with self._metadata.view() as view:
+            try:
+                found = look(view)
+            except UserError as error:
+                refusal = error
+            sequence = view.sequence
+        if durable:
+            await self._metadata.wait_durable(sequence)
+        if refusal is not None:
+            raise refusal
+        return found
+
+    async def change(
+        self, client: Client, decide: Callable[[Transaction], T], durable: bool = True, *, grows: bool = True
+    ) -> T:
+        """Run `decide` for a client; durable on return, or with `durable` false visible.
+
+        `grows` false: the change adds nothing that stays, and is accepted even when the disk is full.
+        """
+
+        def decide_for_client(txn: Transaction) -> T:
+            txn.note(ChangedBy(client))
+            return decide(txn)
+
+        result, sequence = await self._metadata.commit(decide_for_client, durable=durable, grows=grows)
+        if durable:
+            await self._metadata.wait_durable(sequence)
+        return result
 
 
 def failed(error: LakeError) -> m.NameResult:
@@ -30,3 +87,34 @@ def versions_of(request: m.StatNames | m.OpenObjects | m.DeleteNames) -> Sequenc
 def stored(results: list[tuple[ChunkId, bool]]) -> Reply:
     """Return the reply to a request that stores chunks."""
     return Reply(m.Stored([chunk for chunk, _ in results], [fresh for _, fresh in results]))
+
+
+def grant_of(record: ChunkRecord | None) -> m.Grant:
+    """Return the read grant for a chunk's record; one of MEDIUM_NONE when there is no record."""
+    if record is None:
+        return NO_GRANT
+    return m.Grant(
+        MEDIUM_SEGMENT,
+        record.segment,
+        record.offset,
+        record.stored_bytes,
+        record.logical_bytes,
+        0,
+        record.crc,
+        record.birth,
+    )
+
+
+def inline_grant(record: ChunkRecord, offset: int, length: int) -> m.Grant:
+    """Return the grant for a payload in the reply's body, `length` bytes from `offset`."""
+    return m.Grant(MEDIUM_INLINE, 0, offset, length, length, 0, record.crc, 0)
+
+
+class PackedLocated(m.Message, frozen=True):
+    """`Located`, already encoded, for a client that gets bytes."""
+
+    grants: msgspec.Raw
+
+    def unpacked(self) -> m.Located:
+        """Return the `Located` for a client in this process."""
+        return m.Located(_decode_grants(self.grants))

@@ -1,8 +1,12 @@
-"""Requests about names: look up, list, remove, rename, copy, attributes, folders, symlinks, buckets.
+"""Requests about names: look up, list, remove, rename, copy, attributes, folders, symlinks, buckets, access keys.
 
 Each handler makes one synchronous decision on a view or in a transaction, then waits until that is durable, unless the
 client asked for a reply as soon as it is visible (`durable` false).
 In a batch every item has its own result; an item that failed has changed nothing.
+
+Access keys: every served connection presented the store's token, or arrived over a Unix socket that checked its owner,
+or lives in the engine's own process.  So each may ask for secrets, as a gateway has to.  A reply holds secrets only if
+the request sets `secrets`.
 """
 
 from __future__ import annotations
@@ -11,6 +15,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from engine.format.layouts import ReadOnlyFeature
+from engine.namespace.access_keys import (
+    create_access_key,
+    find_access_key,
+    list_access_keys,
+    new_key_pair,
+    remove_access_key,
+)
 from engine.namespace.buckets import (
     BucketRef,
     create_bucket,
@@ -28,8 +39,7 @@ from engine.namespace.object_stat import to_object_stat
 from engine.namespace.removal import remove, remove_folder, remove_version
 from engine.namespace.tree import Resolved
 from engine.namespace.versions import shown_version, version_id
-from engine.requests.answers import failed, versions_of
-from engine.requests.decisions import Decisions
+from engine.requests.answers import Decisions, failed, versions_of
 from engine.requests.handlers import handles
 from engine.sessions.references import Client
 from engine.store.store import Store
@@ -41,7 +51,7 @@ from lakefs.wire.engine_port import Reply
 
 
 class NameRequests:
-    """Handlers of the requests about names."""
+    """Handlers of the requests about names and access keys."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -203,6 +213,33 @@ class NameRequests:
             return set_bucket(txn, request.name, request.anonymous_read, request.versioning)
 
         return _buckets([await self._decisions.change(client, decide, grows=False)])
+
+    # --- access keys -------------------------------------------------------------------------------
+
+    @handles(m.AccessKeyCreate)
+    async def access_key_create(self, client: Client, request: m.AccessKeyCreate) -> Reply:
+        key_pair = new_key_pair()
+
+        def decide(txn: Transaction) -> m.AccessKeyStat:
+            now_ns = self._store.clock.wall_ns()
+            return create_access_key(txn, key_pair, request.buckets, request.read_only, now_ns)
+
+        return Reply(m.AccessKeys([await self._decisions.change(client, decide)]))
+
+    @handles(m.AccessKeyList)
+    async def access_key_list(self, request: m.AccessKeyList) -> Reply:
+        def look(view: View) -> m.AccessKeys:
+            if request.access_key:
+                found = find_access_key(view, request.access_key, with_secret=request.secrets)
+                return m.AccessKeys([] if found is None else [found])
+            return m.AccessKeys(*list_access_keys(view, request.after, request.limit, with_secret=request.secrets))
+
+        return Reply(await self._decisions.look(look))
+
+    @handles(m.AccessKeyRemove)
+    async def access_key_remove(self, client: Client, request: m.AccessKeyRemove) -> Reply:
+        await self._decisions.change(client, lambda txn: remove_access_key(txn, request.access_key), grows=False)
+        return Reply(m.Done())
 
     # --- below -------------------------------------------------------------------------------------
 

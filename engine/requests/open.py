@@ -1,4 +1,4 @@
-"""Requests that read: open, locate, and descriptors; `engine.requests.read_chunks` streams ranges.
+"""Requests that read: open and locate; `engine.requests.read_chunks` streams ranges.
 
 The engine replies with places; clients that hold descriptors read and check the bytes themselves.  Payloads under
 64 KiB are in the reply itself (inline), checked by CRC32C here and by digest in the client; clients without descriptors
@@ -8,7 +8,6 @@ Rules kept here:
 - An opened object's lease is taken in the same synchronous step in which its name was read.
 - No view is held across an `await`: names first, layouts next, places last.  A chunk freed in between has a grant of
   MEDIUM_NONE; its reader locates it again or finds that it was removed.
-- Descriptors are sent only to clients on a trusted Unix socket, and are read-only.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from functools import partial
 from itertools import accumulate
 
 import msgspec
-import structlog
 
 from engine.chunks.chunk_store import find_chunk
 from engine.chunks.manifests import checked_chunks
@@ -31,10 +29,8 @@ from engine.namespace.names import require
 from engine.namespace.object_stat import to_object_stat
 from engine.namespace.refusals import is_a_marker
 from engine.namespace.versions import version_id
-from engine.requests.answers import failure_of, versions_of
-from engine.requests.grants import grant_of, inline_grant
+from engine.requests.answers import PackedLocated, failure_of, grant_of, inline_grant, versions_of
 from engine.requests.handlers import handles
-from engine.requests.packed_located import PackedLocated
 from engine.sessions.references import Client
 from engine.store.store import Store
 from engine.tables.views import View
@@ -49,8 +45,6 @@ from lakefs.errors import (
     InvalidArgument,
     IsAFolder,
     LakeError,
-    OperationalError,
-    PermissionDenied,
     RequestTooLarge,
     StaleGrant,
 )
@@ -66,12 +60,10 @@ from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Body, Reply
 from lakefs.wire.grants import MEDIA_DRAM, MEDIUM_SEGMENT
 
-SEGMENTS_PER_REQUEST_MAX = 64
 LAYOUT_MAX = 4096
 """Most chunks of one object's layout in a reply."""
 LAYOUTS_MAX = 32_768
 """Most chunks of all layouts of one reply: at most 85 bytes each, 2.7 MiB of a control part's 4 MiB."""
-_log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
@@ -340,27 +332,6 @@ class Reads:
                 self._dram.want(chunk)
             item.grants = [NO_GRANT] * len(item.chunks)
             item.grants[first:behind] = grants
-
-    @handles(m.OpenSegments)
-    async def open_segments(self, client: Client, request: m.OpenSegments) -> Reply:
-        if not (client.descriptors and client.trusted):
-            raise PermissionDenied("descriptors are given on the Unix socket only; ask for the bytes instead")
-        if len(request.segments) > SEGMENTS_PER_REQUEST_MAX:
-            raise RequestTooLarge(f"at most {SEGMENTS_PER_REQUEST_MAX} segments in one request")
-        known = set(self._segments.register.kinds)
-        found: list[int] = []
-        descriptors: list[int] = []
-        for segment in request.segments:
-            if SegmentId(segment) not in known:
-                continue
-            try:
-                descriptors.append(self._segments.files.lend(SegmentId(segment)))
-            except (CorruptionError, OperationalError) as error:
-                # Without a descriptor the client requests the bytes, and gets the error of each chunk.
-                _log.warning("segment_not_lent", segment=f"{segment:016x}", reason=error.message)
-                continue
-            found.append(segment)
-        return Reply(m.SegmentsOpened(found), descriptors=descriptors)
 
 
 def _wants_lease(request: m.OpenObjects, stat: m.ObjectStat, *, is_inline: bool) -> bool:

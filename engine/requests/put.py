@@ -1,4 +1,4 @@
-"""Requests that store: sessions, chunks, sources, and the commits that bind names to blobs.
+"""Requests that store: sessions, chunks, sources, slots of lent memory, and the commits that bind names to blobs.
 
 Rules kept here:
 - A name is bound only to a blob whose every chunk is in the store and held: by the session, or by being recorded in
@@ -6,19 +6,25 @@ Rules kept here:
   trusted.
 - Payloads are synced before the group that refers to them is opened.  The reply is sent when that group is durable, or
   as soon as the change is in it for a client that asked for `durable` false.
+- A slot of lent memory is copied into the engine's memory by a system call, then hashed and written from there: the
+  payload never passes the socket.  A client that writes to the slot during the copy changes only what is stored for
+  it; one that shrinks the memory gets an error.
+- Lent memory stays mapped until every copy has ended, even if the request is cancelled or the memory returned earlier.
 - A put whose chunk gc removes between "present" and commit stores that chunk after all.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from engine.chunks.chunk_store import find_chunk
 from engine.chunks.ingest import Choose
 from engine.chunks.manifests import HeldBlob, HeldBlobs, checked_chunks
-from engine.chunks.payload import Hashed, Payload, ReceivedBody, Written, check_lengths
+from engine.chunks.payload import Fill, Hashed, Payload, ReceivedBody, Written, check_lengths
 from engine.host.client_files import check_source, filler
+from engine.memory.lent_memory import LentMemory, read_into
 from engine.namespace.buckets import BucketRef, PlannedBuckets, find_bucket
 from engine.namespace.names import Binding, bind_many
 from engine.namespace.object_stat import new_object, to_object_stat
@@ -124,15 +130,46 @@ class Puts:
             raise InvalidArgument(f"an offset in a source is from 0 to {BLOB_BYTES_MAX}")
         (descriptor,) = duplicates([opened])
         try:
-            taken = await self._store.payload_memory.take([ChunkKind.DATA] * len(request.lengths), request.lengths)
-            try:
-                for payload, offset in zip(taken.payloads, request.offsets, strict=True):
-                    payload.fill = filler(descriptor, offset)
-                return stored(await self._chunks.store(session, taken.payloads))
-            finally:
-                taken.release()
+            fills = [filler(descriptor, offset) for offset in request.offsets]
+            async with self._filled(request.lengths, fills) as payloads:
+                return stored(await self._chunks.store(session, payloads))
         finally:
             os.close(descriptor)
+
+    @handles(m.StoreSlots)
+    async def store_slots(self, client: Client, request: m.StoreSlots) -> Reply:
+        session = self._references.join_session(client, SessionId(request.session))
+        if 0 in request.lengths:
+            raise InvalidArgument("a chunk has at least 1 byte")
+        async with self._slots(client, request) as payloads:
+            return stored(await self._chunks.store(session, payloads))
+
+    @asynccontextmanager
+    async def _slots(self, client: Client, request: m.StoreSlots | m.PutSlots) -> AsyncIterator[list[Payload]]:
+        """Yield payloads that are filled from the slots; their memory lasts until the block ends.
+
+        InvalidArgument, RequestTooLarge; SessionLost when the memory is not lent on this connection.
+        """
+        check_lengths(request.lengths)  # bounds their number before the loops below
+        if len(request.offsets) != len(request.lengths):
+            raise InvalidArgument(f"{len(request.offsets)} offsets for {len(request.lengths)} slots")
+        with self._store.lent.using(client, request.memory) as memory:
+            for offset, length in zip(request.offsets, request.lengths, strict=True):
+                memory.check_range(offset, length)
+            fills = [_filler(memory, offset) for offset in request.offsets]
+            async with self._filled(request.lengths, fills) as payloads:
+                yield payloads
+
+    @asynccontextmanager
+    async def _filled(self, lengths: Sequence[int], fills: Sequence[Fill]) -> AsyncIterator[list[Payload]]:
+        """Yield payloads of data that these calls fill; their memory lasts until the block ends."""
+        taken = await self._store.payload_memory.take([ChunkKind.DATA] * len(lengths), lengths)
+        try:
+            for payload, fill in zip(taken.payloads, fills, strict=True):
+                payload.fill = fill
+            yield taken.payloads
+        finally:
+            taken.release()
 
     # --- names -------------------------------------------------------------------------------------
 
@@ -163,9 +200,14 @@ class Puts:
     @handles(m.PutObjects)
     async def put_objects(self, client: Client, request: m.PutObjects, body: Body) -> Reply:
         assert isinstance(body, ReceivedBody)
-        return await self.put_payloads(client, body.payloads, request.changes, durable=request.durable)
+        return await self._put_payloads(client, body.payloads, request.changes, durable=request.durable)
 
-    async def put_payloads(
+    @handles(m.PutSlots)
+    async def put_slots(self, client: Client, request: m.PutSlots) -> Reply:
+        async with self._slots(client, request) as payloads:
+            return await self._put_payloads(client, payloads, request.changes, durable=request.durable)
+
+    async def _put_payloads(
         self, client: Client, payloads: Sequence[Payload], changes: Sequence[m.NameChange], *, durable: bool
     ) -> Reply:
         """Store payloads and bind a name to each, in one group; replies to PutObjects and to PutSlots."""
@@ -288,3 +330,12 @@ def _result(change: m.NameChange, bucket: BucketRef, outcome: Resolved | UserErr
         return failed(outcome)
     version = version_id(bucket, outcome.node)
     return m.NameResult(to_object_stat(change.bucket, change.key, outcome.node_id, outcome.node, version))
+
+
+def _filler(memory: LentMemory, offset: int) -> Fill:
+    """Return a call that fills memory of the engine from a slot; it blocks, and raises SourceChanged."""
+
+    def fill(target: memoryview, begin: int) -> bytes:
+        return read_into(memory, offset + begin, target)
+
+    return fill

@@ -20,18 +20,13 @@ from typing import Final
 from engine.chunks.payload import ReceivedBody
 from engine.namespace.buckets import find_bucket
 from engine.namespace.watch import Watch
-from engine.requests.access_keys import AccessKeyRequests
-from engine.requests.dram import SlabRequests
 from engine.requests.handlers import handles, require_handlers, table_of, takes_descriptors
-from engine.requests.lent_memory import MemoryRequests
 from engine.requests.load_ranges import Loads
+from engine.requests.local_clients import LocalRequests
 from engine.requests.names import NameRequests
 from engine.requests.open import Reads
-from engine.requests.pins import PinRequests
 from engine.requests.put import Puts
 from engine.requests.read_chunks import ChunkReads
-from engine.requests.shared_index import SharedIndexRequests
-from engine.requests.store_ranges import SlotRequests
 from engine.requests.uploads import UploadRequests
 from engine.sessions.references import Client
 from engine.store.store import Store
@@ -57,12 +52,7 @@ class Service:
                 ChunkReads(store),
                 NameRequests(store),
                 UploadRequests(store),
-                AccessKeyRequests(store),
-                PinRequests(store),
-                SharedIndexRequests(store),
-                SlabRequests(store),
-                MemoryRequests(store),
-                SlotRequests(store, self._puts),
+                LocalRequests(store),
                 Loads(store),
             )
         )

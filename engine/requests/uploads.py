@@ -15,7 +15,7 @@ from engine.format.layouts import ReadOnlyFeature
 from engine.format.records import PartRecord, UploadRecord
 from engine.namespace.buckets import find_bucket
 from engine.namespace.tree import Resolved
-from engine.requests.decisions import Decisions
+from engine.requests.answers import Decisions
 from engine.requests.handlers import handles
 from engine.requests.names import one_name
 from engine.sessions.references import Client, Session

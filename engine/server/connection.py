@@ -30,8 +30,7 @@ from lakefs.errors import DeadlineExceeded, EngineBusy, EngineUnreachable, Inter
 from lakefs.host.descriptors import close_all, close_later, duplicates
 from lakefs.limits import BODY_BYTES_MAX, FRAME_TIMEOUT_S, HELLO_TIMEOUT_S, INFLIGHT_PER_CONNECTION
 from lakefs.ports import Stream
-from lakefs.transport.frame_receiver import FrameReceiver
-from lakefs.transport.frame_sender import FrameSender
+from lakefs.transport.framing import FrameReceiver, FrameSender
 from lakefs.wire.connection import (
     CancelReceived,
     RequestReceived,

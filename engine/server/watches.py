@@ -14,7 +14,7 @@ import trio
 
 from lakefs.errors import EngineBusy, LakeError
 from lakefs.limits import WATCHES_PER_CONNECTION_MAX
-from lakefs.transport.frame_sender import FrameSender
+from lakefs.transport.framing import FrameSender
 from lakefs.wire.connection import ServerConnection
 from lakefs.wire.engine_port import EngineService, ServedClient
 from lakefs.wire.messages import Done, Request, Watch, WatchEvent

@@ -33,7 +33,7 @@ def _found() -> str:
 
 def _first_that_listens(places: dict[str, str]) -> str:
     from lakefs.errors import EngineUnreachable, PermissionDenied  # noqa: PLC0415
-    from lakefs.transport.unix_sockets import REFUSED, connect_code, why_not  # noqa: PLC0415
+    from lakefs.transport.sockets import REFUSED, connect_code, why_not  # noqa: PLC0415
 
     tried: list[str] = []
     is_refused = False

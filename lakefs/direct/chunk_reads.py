@@ -36,7 +36,7 @@ _DATA: Final = int(ChunkKind.DATA)
 
 
 class SharedIndex(Protocol):
-    """The part of `lakefs.shared_index.reader.SharedIndexReader` that reads use."""
+    """The part of `lakefs.shared_index.table.SharedIndexReader` that reads use."""
 
     @property
     def find(self) -> Callable[[bytes], Found | None]:

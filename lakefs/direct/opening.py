@@ -8,7 +8,7 @@ from lakefs.errors import CorruptionError, EngineBusy, EngineUnreachable, Permis
 from lakefs.grants import batch_plan as plain_reads
 from lakefs.host.descriptors import close_all
 from lakefs.shared_index import table as shared_table
-from lakefs.shared_index.reader import SharedIndexReader
+from lakefs.shared_index.table import SharedIndexReader
 from lakefs.steps.steps import Steps, send
 from lakefs.wire.messages import OpenSharedIndex, SharedIndexOpened
 

@@ -16,7 +16,7 @@ Rules kept here:
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Final
 
 from lakefs.errors import StoreDamaged
@@ -90,14 +90,16 @@ ENTRY: Final = Layout(
 PLACE: Final = struct.Struct("<QIIII")
 """Answer of `find_packed` for one chunk: segment, offset, stored_bytes, crc, tier; tier 0: not known."""
 _CHECK: Final = struct.Struct("<I")
-CHECKED_BYTES: Final = ENTRY.offset_of("check")
 assert ENTRIES_OFFSET % ENTRY_BYTES == 0
 assert HEADER.size <= HEADER_PAGE_BYTES
 
 
 @dataclass(frozen=True)
 class TableHeader:
-    """The header page.  `boot_id` and `clean_sequence` are those of the store's last clean stop."""
+    """The header page, in the layout's order.
+
+    `boot_id` and `clean_sequence` are those of the store's last clean stop.
+    """
 
     capacity: int
     store_id: bytes
@@ -107,44 +109,8 @@ class TableHeader:
 
     def pack(self) -> bytes:
         """Return the header's bytes, for offset 0; the rest of the page is zeros."""
-        body = HEADER.pack(
-            MAGIC,
-            FORMAT_VERSION,
-            ENTRY_BYTES,
-            self.capacity,
-            self.store_id,
-            self.boot_id,
-            self.clean_sequence,
-            self.entry_count,
-            0,
-        )[: -_CHECK.size]
+        body = HEADER.pack(MAGIC, FORMAT_VERSION, ENTRY_BYTES, *astuple(self), 0)[: -_CHECK.size]
         return body + _CHECK.pack(crc32c(body))
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One slot, unpacked."""
-
-    version: int
-    kind: int
-    tier: int
-    distance: int
-    digest: bytes
-    segment: int
-    offset: int
-    stored_bytes: int
-    crc: int
-    check: int
-
-    @property
-    def chunk(self) -> bytes:
-        """The chunk's id; meaningless if `kind` is VACANT or DEAD."""
-        return bytes([self.kind]) + self.digest
-
-    @property
-    def found(self) -> Found:
-        """The chunk's place, as `find` returns it."""
-        return self.tier, self.segment, self.offset, self.stored_bytes, self.crc
 
 
 def unpack_header(page: bytes | memoryview) -> TableHeader:
@@ -197,24 +163,6 @@ def capacity_for(entry_count: int) -> int:
     return min(HOT_INDEX_SLOTS_MAX, 1 << (wanted - 1).bit_length())
 
 
-def home_of(digest: bytes, capacity: int) -> int:
-    """Return the slot at which a lookup of a chunk begins."""
-    return int.from_bytes(digest[:8], "little") >> (65 - capacity.bit_length())
-
-
 def stripe_shift(capacity: int) -> int:
     """Return log2 of a stripe's slots; they are at least `PROBE_SLOTS`, so that a lookup meets at most two stripes."""
     return max(PROBE_SLOTS.bit_length() - 1, (capacity // STRIPE_COUNT).bit_length() - 1)
-
-
-def pack_entry(
-    version: int, kind: int, tier: int, distance: int, digest: bytes, place: tuple[int, int, int, int]
-) -> bytes:
-    """Return the 64 bytes of an entry that is not being written; `place` is (segment, offset, stored_bytes, crc)."""
-    body = ENTRY.pack(version, kind, tier, distance, digest, *place, 0)[:CHECKED_BYTES]
-    return body + _CHECK.pack(crc32c(body))
-
-
-def unpack_entry(raw: bytes) -> Entry:
-    """Unpack an entry's 64 bytes, unchecked."""
-    return Entry(*ENTRY.unpack(raw))

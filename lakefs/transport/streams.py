@@ -30,8 +30,15 @@ from lakefs.ids import Buffer
 from lakefs.limits import HELLO_TIMEOUT_S, LISTEN_BACKLOG
 from lakefs.ports import Listener, Stream
 from lakefs.transport.address import Address, TcpAddress, UnixAddress, parse_address
-from lakefs.transport.sockets import connect_error, lost_error, new_socket, receive_with_descriptors, send_some, tune
-from lakefs.transport.unix_sockets import remedy_of
+from lakefs.transport.sockets import (
+    connect_error,
+    lost_error,
+    new_socket,
+    receive_with_descriptors,
+    remedy_of,
+    send_some,
+    tune,
+)
 from lakefs.wire.connection import farewell
 
 _log: Final = structlog.get_logger(__name__)
@@ -60,23 +67,14 @@ class SocketStream:
 
     def __init__(self, sock: socket.socket, peer: str, uid: int | None = None) -> None:
         self._sock = sock
-        self._peer = peer
+        self.peer = peer
+        """Credentials of a client, address of a server."""
         self.uid = uid
-        self._unix = sock.family == socket.AF_UNIX
+        self.carries_descriptors = sock.family == socket.AF_UNIX
         self._descriptors: list[int] = []
         self._receives = 0
         self._vain = self._wait_first = 0
         """Count of tries in a row that found nothing; count of next receives that wait without a try."""
-
-    @property
-    def carries_descriptors(self) -> bool:
-        """True on Unix sockets."""
-        return self._unix
-
-    @property
-    def peer(self) -> str:
-        """Credentials of a client, address of a server."""
-        return self._peer
 
     async def receive_into(self, buffer: memoryview) -> int:
         """Receive; return the count, 0 at the end.  EngineUnreachable if the connection broke or was closed here."""
@@ -96,7 +94,7 @@ class SocketStream:
             try:
                 await trio.lowlevel.wait_readable(self._sock.fileno())
             except (trio.ClosedResourceError, ValueError) as error:  # closed during the wait, or before
-                raise lost_error(self._peer) from error
+                raise lost_error(self.peer) from error
             count = self._receive(buffer)
             if count is not None:
                 return count
@@ -104,13 +102,13 @@ class SocketStream:
     def _receive(self, buffer: memoryview) -> int | None:
         """Receive; return the count, or None when no bytes have arrived."""
         try:
-            if self._unix:
+            if self.carries_descriptors:
                 return receive_with_descriptors(self._sock, buffer, self._descriptors)
             return self._sock.recv_into(buffer)
         except BlockingIOError:
             return None
         except OSError as error:
-            raise lost_error(self._peer, error) from error
+            raise lost_error(self.peer, error) from error
 
     def take_descriptors(self) -> list[int]:
         """Hand over the descriptors received so far; the caller closes them."""
@@ -126,14 +124,14 @@ class SocketStream:
         except BlockingIOError:
             return 0
         except OSError as error:
-            raise lost_error(self._peer, error) from error
+            raise lost_error(self.peer, error) from error
 
     async def wait_writable(self) -> None:
         """Wait until the socket takes bytes again.  EngineUnreachable once it is closed here."""
         try:
             await trio.lowlevel.wait_writable(self._sock.fileno())
         except (trio.ClosedResourceError, ValueError) as error:  # closed during the wait, or before
-            raise lost_error(self._peer) from error
+            raise lost_error(self.peer) from error
 
     async def send(self, parts: Sequence[Buffer], descriptors: Sequence[int] = ()) -> None:
         """Send everything.  EngineUnreachable."""

@@ -1,8 +1,12 @@
-"""Base classes of all messages of the native protocol, and the two answers that any request may get."""
+"""Base classes of all messages of the native protocol, and parts that several messages share.
+
+Shared are the two answers that any request may get, and what describes objects: attributes, conditions, changes,
+results.  See `lakefs.wire.messages`.
+"""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import msgspec
 
@@ -34,3 +38,118 @@ class Failure(Message, frozen=True):
     def as_error(self) -> LakeError:
         """Return the error to raise; an unknown code becomes an `InternalError` that says so."""
         return from_wire(self.wire_code, self.message, self.subject)
+
+
+# --- objects -----------------------------------------------------------------------------------------
+
+
+class ObjectAttributes(Message, frozen=True):
+    """Attributes of a name, beside its blob.  Times are in ns since 1970; `mode` holds permission bits.
+
+    A modification or change time of 0 means now.  An access time of None follows the modification time.
+    """
+
+    mode: int = 0o644
+    uid: int = 0
+    gid: int = 0
+    mtime_ns: int = 0
+    content_type: str = ""
+    user_metadata: dict[str, str] = {}
+    headers: dict[str, str] = {}
+    etag_kind: int = 0
+    etag: bytes = b""
+    checksums: dict[str, bytes] = {}
+    xattrs: dict[str, bytes] = {}
+    ctime_ns: int = 0
+    atime_ns: int | None = None
+    tags: dict[str, str] = {}
+
+
+class Condition(Message, frozen=True):
+    """Condition of a change.  All given parts must hold, else PreconditionFailed.
+
+    `absent`: the name must not exist.  `etags`: one of them must be the current one ("*": the name exists); KeyNotFound
+    if the name does not exist.  `not_etags`: none of them may be the current one.  `node`: the current node's id, 0 =
+    any.  `size_bytes`, `mtime_s`: the current size and modification time, None = any; the time in whole seconds, as
+    HTTP shows it.  `not_etags`, `size_bytes` and `mtime_s` hold if the name does not exist.
+    """
+
+    absent: bool = False
+    etags: list[str] = []
+    not_etags: list[str] = []
+    node: int = 0
+    size_bytes: int | None = None
+    mtime_s: int | None = None
+
+
+NO_CONDITION: Final = Condition()
+
+
+class NameChange(Message, frozen=True):
+    """Bind a name to a blob.  `blob` is 33 bytes; `create_bucket` makes a missing bucket.
+
+    `keep_node`: the name keeps its node, which must be an object with this id (else PreconditionFailed), as when a file
+    is written through the handle that made it; 0: a new node.  `named_ns`: the time at which a new name appeared in its
+    folder; the folder gets it as its times unless the folder was changed since; 0: now.
+    """
+
+    bucket: str
+    key: str
+    blob: bytes
+    attributes: ObjectAttributes
+    condition: Condition = NO_CONDITION
+    create_bucket: bool = False
+    keep_node: int = 0
+    named_ns: int = 0
+
+
+class ObjectStat(Message, frozen=True):
+    """Stat of a name.  kind: 1 folder, 2 object, 3 symlink.  `blob` is empty for a bare folder and a symlink.
+
+    `ctime_ns`: the last change of content, attributes or name.  `atime_ns`: None when it is the modification time.
+    A symlink's size is the length of its target.  `upload`: id of the multipart upload that made the object, 16 bytes,
+    else empty.  `version`: the version's id, "null" for one written while no versions were kept; empty in a bucket
+    that never kept any.  `is_marker`: a delete marker, without content.
+    """
+
+    bucket: str
+    key: str
+    kind: int
+    node: int
+    size_bytes: int
+    etag: str
+    mtime_ns: int
+    blob: bytes = b""
+    content_type: str = ""
+    mode: int = 0
+    uid: int = 0
+    gid: int = 0
+    user_metadata: dict[str, str] = {}
+    headers: dict[str, str] = {}
+    checksums: dict[str, bytes] = {}
+    chunk_count: int = 0
+    ctime_ns: int = 0
+    xattrs: dict[str, bytes] = {}
+    symlink_target: bytes = b""
+    atime_ns: int | None = None
+    tags: dict[str, str] = {}
+    upload: bytes = b""
+    version: str = ""
+    is_marker: bool = False
+
+
+class NameResult(Message, frozen=True):
+    """Result of one item of a batch: the name's stat after the change (before it, for a removal), or the failure.
+
+    `marker` is the id of the delete marker that a removal left.
+    """
+
+    stat: ObjectStat | None = None
+    failure: Failure | None = None
+    marker: str = ""
+
+
+class NameResults(Message, frozen=True):
+    """One result for each item, in order; changes that succeeded are durable (with `durable` false: visible)."""
+
+    results: list[NameResult]

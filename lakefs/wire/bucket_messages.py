@@ -1,8 +1,13 @@
-"""Messages about buckets and their settings; see `lakefs.wire.messages`."""
+"""Messages about buckets and their settings, versions of keys, and access keys; see `lakefs.wire.messages`.
+
+Access keys are for faces that have users.
+"""
 
 from __future__ import annotations
 
 from lakefs.wire.base import Done, Message, Request
+
+# --- buckets -----------------------------------------------------------------------------------------
 
 
 class BucketStat(Message, frozen=True):
@@ -60,3 +65,111 @@ class BucketSet(Request, frozen=True):
     name: str
     anonymous_read: bool | None = None
     versioning: str | None = None
+
+
+# --- versions of keys --------------------------------------------------------------------------------
+
+
+class VersionEntry(Message, frozen=True):
+    """One version of a page; `is_prefix` entries are rolled up at the delimiter and have no other field set.
+
+    `version` is its id, "null" for one written while no versions were kept.  `is_latest`: the key is bound to this
+    version, or it is the newest delete marker.  `is_marker`: a delete marker; it has a time, and nothing else.
+    """
+
+    key: str
+    is_prefix: bool = False
+    version: str = ""
+    is_latest: bool = False
+    is_marker: bool = False
+    size_bytes: int = 0
+    etag: str = ""
+    mtime_ns: int = 0
+    kind: int = 2
+    node: int = 0
+
+
+class ListedVersions(Message, frozen=True):
+    """A page: keys in byte order, the newest version of a key first.  `next_after` is empty on the last page."""
+
+    entries: list[VersionEntry]
+    next_after: str = ""
+    next_version: str = ""
+
+
+class ListVersions(Request, frozen=True):
+    """List versions of keys with the prefix, rolled up at `delimiter` ("" or "/"), at most `limit`.
+
+    The page begins after the version `after_version` of the key `after`; without `after_version`, after all versions of
+    that key, which may be a rolled-up prefix: everything below it is skipped.  In a bucket that never kept versions
+    each name is one version, "null".  If `after_version` is a `null` that was removed since it was listed, the page
+    begins with all versions of that key except the one it is bound to.
+    """
+
+    OP = 35
+    REPLY = ListedVersions
+    bucket: str
+    prefix: str = ""
+    after: str = ""
+    after_version: str = ""
+    delimiter: str = ""
+    limit: int = 1000
+
+
+# --- access keys -------------------------------------------------------------------------------------
+
+
+class AccessKeyStat(Message, frozen=True):
+    """An access key of a face that has users.  `buckets`: the only buckets that it may use; empty: all.
+
+    `secret_key` is empty unless the request asked for it.
+    """
+
+    access_key: str
+    buckets: list[str]
+    read_only: bool
+    created_ns: int
+    secret_key: str = ""
+
+    def __repr__(self) -> str:
+        """Leave out the secret: messages end up in logs."""
+        limits = f"buckets={self.buckets}, read_only={self.read_only}"
+        return f"AccessKeyStat(access_key={self.access_key!r}, {limits}, created_ns={self.created_ns})"
+
+
+class AccessKeys(Message, frozen=True):
+    """Access keys in byte order.  `next_after` is empty on the last page."""
+
+    keys: list[AccessKeyStat]
+    next_after: str = ""
+
+
+class AccessKeyCreate(Request, frozen=True):
+    """Make an access key and its secret; the answer has both.
+
+    `buckets` need not exist; names are compared when the key is used.
+    """
+
+    OP = 80
+    REPLY = AccessKeys
+    buckets: list[str] = []
+    read_only: bool = False
+
+
+class AccessKeyList(Request, frozen=True):
+    """List access keys after `after`, or only `access_key` (none when it is unknown); with secrets if `secrets`."""
+
+    OP = 81
+    REPLY = AccessKeys
+    access_key: str = ""
+    secrets: bool = False
+    after: str = ""
+    limit: int = 1000
+
+
+class AccessKeyRemove(Request, frozen=True):
+    """Revoke an access key: AccessKeyList no longer returns it.  AccessKeyNotFound."""
+
+    OP = 82
+    REPLY = Done
+    access_key: str

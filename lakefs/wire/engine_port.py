@@ -60,8 +60,8 @@ class Reply:
     """Number of the connection that the answer arrived on, as a client counts them."""
 
 
-class EngineClient(Protocol):
-    """Sends requests to one engine.  Safe for use by many tasks at once."""
+class ConnectedClient(Protocol):
+    """The part of a client that does not depend on whether its callers wait."""
 
     @property
     def epoch(self) -> int:
@@ -77,6 +77,17 @@ class EngineClient(Protocol):
         """Return True if the connection of this epoch is still open.  Checks for its end and never waits."""
         ...
 
+    def tell(self, request: Request) -> bool:
+        """Send a request whose answer does not matter, if no other request is under way and sending need not wait.
+
+        Returns True if it was sent; it may get lost even then.
+        """
+        ...
+
+
+class EngineClient(ConnectedClient, Protocol):
+    """Sends requests to one engine.  Safe for use by many tasks at once."""
+
     async def call(
         self,
         request: Request,
@@ -91,13 +102,6 @@ class EngineClient(Protocol):
         its front; else they are other memory.  The reply's parts say where the bytes are.
 
         On cancellation the request may or may not be done; a reply that arrives later is dropped.
-        """
-        ...
-
-    def tell(self, request: Request) -> bool:
-        """Send a request whose answer does not matter, if no other request is under way and sending need not wait.
-
-        Returns True if it was sent; it may get lost even then.
         """
         ...
 
@@ -147,7 +151,7 @@ class EngineService(Protocol):
         ...
 
 
-class BlockingEngineClient(Protocol):
+class BlockingEngineClient(ConnectedClient, Protocol):
     """The blocking counterpart of `EngineClient`: requests are started, and finished in any order.
 
     Used by one thread at a time.  `start` and `finish` raise the errors of `EngineClient.call`.
@@ -156,20 +160,6 @@ class BlockingEngineClient(Protocol):
     @property
     def address(self) -> str:
         """The engine's address: `unix:PATH`, `tcp://HOST:PORT`, `data:PATH`."""
-        ...
-
-    @property
-    def epoch(self) -> int:
-        """Count of connections so far: descriptors, leases and sources of an earlier epoch are void."""
-        ...
-
-    @property
-    def carries_descriptors(self) -> bool:
-        """True if OpenSegments and SourceOpen can work here."""
-        ...
-
-    def is_connected(self) -> bool:
-        """Return True if the connection of this epoch is still open.  Checks for its end and never waits."""
         ...
 
     def start(
@@ -193,10 +183,6 @@ class BlockingEngineClient(Protocol):
 
     def forget(self, ticket: Any) -> None:
         """Let a request run that will not be finished: the engine does it all the same."""
-        ...
-
-    def tell(self, request: Request) -> bool:
-        """Like `EngineClient.tell`."""
         ...
 
     def close(self) -> None:

@@ -13,98 +13,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from lakefs.wire.access_messages import (
-    AccessKeyCreate as AccessKeyCreate,
-    AccessKeyList as AccessKeyList,
-    AccessKeyRemove as AccessKeyRemove,
-    AccessKeys as AccessKeys,
-    AccessKeyStat as AccessKeyStat,
-)
-from lakefs.wire.base import Done as Done, Failure as Failure, Message as Message, Request as Request
-from lakefs.wire.bucket_messages import (
-    BucketCreate as BucketCreate,
-    BucketList as BucketList,
-    BucketRemove as BucketRemove,
-    Buckets as Buckets,
-    BucketSet as BucketSet,
-    BucketStat as BucketStat,
-)
-from lakefs.wire.grants import (
-    Grant as Grant,
-    OpenSharedIndex as OpenSharedIndex,
-    PinChunks as PinChunks,
-    Pinned as Pinned,
-    SharedIndexOpened as SharedIndexOpened,
-    UnpinChunks as UnpinChunks,
-)
-from lakefs.wire.memory_messages import (
-    LendMemory as LendMemory,
-    LoadSlots as LoadSlots,
-    MemoryLent as MemoryLent,
-    PutSlots as PutSlots,
-    ReturnMemory as ReturnMemory,
-    SlotsLoaded as SlotsLoaded,
-    StoreSlots as StoreSlots,
-)
-from lakefs.wire.object_messages import (
-    NO_CONDITION as NO_CONDITION,
-    Condition as Condition,
-    NameChange as NameChange,
-    NameResult as NameResult,
-    NameResults as NameResults,
-    ObjectAttributes as ObjectAttributes,
-    ObjectStat as ObjectStat,
-)
-from lakefs.wire.session_messages import (
-    Hello as Hello,
-    HelloReply as HelloReply,
-    Offer as Offer,
-    Offered as Offered,
-    Ping as Ping,
-    SessionEnd as SessionEnd,
-    SessionJoin as SessionJoin,
-    SessionOpen as SessionOpen,
-    SessionOpened as SessionOpened,
-    SourceClose as SourceClose,
-    SourceOpen as SourceOpen,
-    SourceOpened as SourceOpened,
-    Status as Status,
-    StatusReply as StatusReply,
-    StoreChunks as StoreChunks,
-    Stored as Stored,
-    StoreFromSource as StoreFromSource,
-)
-from lakefs.wire.slab_messages import NoteReads as NoteReads, OpenSlabs as OpenSlabs, SlabsOpened as SlabsOpened
-from lakefs.wire.upkeep_messages import (
-    ReportReply as ReportReply,
-    RunFsck as RunFsck,
-    RunGc as RunGc,
-    RunScrub as RunScrub,
-    Sync as Sync,
-    Watch as Watch,
-    WatchEvent as WatchEvent,
-)
-from lakefs.wire.upload_messages import (
-    ObjectPart as ObjectPart,
-    ObjectParts as ObjectParts,
-    Parts as Parts,
-    PartStat as PartStat,
-    UploadAbort as UploadAbort,
-    UploadComplete as UploadComplete,
-    UploadCreate as UploadCreate,
-    UploadedParts as UploadedParts,
-    UploadEntry as UploadEntry,
-    UploadList as UploadList,
-    UploadParts as UploadParts,
-    UploadPut as UploadPut,
-    Uploads as Uploads,
-    UploadStat as UploadStat,
-)
-from lakefs.wire.version_messages import (
-    ListedVersions as ListedVersions,
-    ListVersions as ListVersions,
-    VersionEntry as VersionEntry,
-)
+from lakefs.wire.base import *
+from lakefs.wire.bucket_messages import *
+from lakefs.wire.grants import *
+from lakefs.wire.session_messages import *
+from lakefs.wire.upload_messages import *
 
 # --- names -------------------------------------------------------------------------------------------
 

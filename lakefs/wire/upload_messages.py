@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from lakefs.wire.base import Done, Message, Request
-from lakefs.wire.object_messages import NO_CONDITION, Condition, NameResults, ObjectAttributes
+from lakefs.wire.base import NO_CONDITION, Condition, Done, Message, NameResults, ObjectAttributes, Request
 
 
 class UploadStat(Message, frozen=True):

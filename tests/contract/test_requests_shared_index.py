@@ -13,7 +13,7 @@ from engine.tiers.shared_index import SharedIndex
 from lakefs.errors import InvalidArgument, PermissionDenied, UnsupportedVersion
 from lakefs.host.descriptors import close_all
 from lakefs.ids import data_chunk_id
-from lakefs.shared_index.reader import SharedIndexReader
+from lakefs.shared_index.table import SharedIndexReader
 from lakefs.wire import messages as m
 from tests.contract.engines import Engine, Kind
 from tests.contract.test_requests_chunks import refused

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from engine.memory.lent_memory import LentMemory, read_into
-from engine.requests import store_ranges as slots
+from engine.requests import put as storing
 from lakefs.errors import InvalidArgument, RequestTooLarge, SessionLost, SourceChanged
 from lakefs.ids import EMPTY_CHUNK, data_chunk_id
 from lakefs.limits import CHUNK_BYTES
@@ -105,7 +105,7 @@ def test_what_is_written_to_a_slot_meanwhile_changes_nothing_that_was_copied(
             read_into(memory, offset, buffer)
             os.pwrite(memory.descriptor, b"changed", offset)
 
-        monkeypatch.setattr(slots, "read_into", read_then_change)
+        monkeypatch.setattr(storing, "read_into", read_then_change)
 
         async def body(engine: Engine) -> None:
             client = engine.client

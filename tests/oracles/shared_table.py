@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from mmap import mmap
 from typing import Final
 
@@ -13,9 +14,9 @@ from lakefs.host.crc import crc32c
 from lakefs.ids import ID_BYTES, is_well_formed
 from lakefs.limits import HOT_INDEX_ATTEMPTS
 from lakefs.shared_index.table_format import (
-    CHECKED_BYTES,
     DEAD,
     ENTRIES_OFFSET,
+    ENTRY,
     ENTRY_BYTES,
     PLACE,
     PROBE_SLOTS,
@@ -23,15 +24,11 @@ from lakefs.shared_index.table_format import (
     STRIPE_COUNT,
     STRIPES_OFFSET,
     VACANT,
-    Entry,
     Found,
     entries_max,
-    home_of,
     is_capacity,
-    pack_entry,
     stripe_shift,
     table_bytes,
-    unpack_entry,
     unpack_place,
 )
 from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT
@@ -42,6 +39,53 @@ _pack: Final = msgspec.msgpack.Encoder().encode
 _U32: Final = struct.Struct("<I")
 _UNPLACED: Final = (0, 0, 0, 0)
 _NO_DIGEST: Final = bytes(32)
+
+
+CHECKED_BYTES: Final = ENTRY.offset_of("check")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One slot, unpacked."""
+
+    version: int
+    kind: int
+    tier: int
+    distance: int
+    digest: bytes
+    segment: int
+    offset: int
+    stored_bytes: int
+    crc: int
+    check: int
+
+    @property
+    def chunk(self) -> bytes:
+        """The chunk's id; meaningless if `kind` is VACANT or DEAD."""
+        return bytes([self.kind]) + self.digest
+
+    @property
+    def found(self) -> Found:
+        """The chunk's place, as `find` returns it."""
+        return self.tier, self.segment, self.offset, self.stored_bytes, self.crc
+
+
+def home_of(digest: bytes, capacity: int) -> int:
+    """Return the slot at which a lookup of a chunk begins."""
+    return int.from_bytes(digest[:8], "little") >> (65 - capacity.bit_length())
+
+
+def pack_entry(
+    version: int, kind: int, tier: int, distance: int, digest: bytes, place: tuple[int, int, int, int]
+) -> bytes:
+    """Return the 64 bytes of an entry that is not being written; `place` is (segment, offset, stored_bytes, crc)."""
+    body = ENTRY.pack(version, kind, tier, distance, digest, *place, 0)[:CHECKED_BYTES]
+    return body + _U32.pack(crc32c(body))
+
+
+def unpack_entry(raw: bytes) -> Entry:
+    """Unpack an entry's 64 bytes, unchecked."""
+    return Entry(*ENTRY.unpack(raw))
 
 
 class TwinTable:

@@ -13,9 +13,8 @@ import trio
 from gateway.s3.protocol.errors import S3Error
 from gateway.s3.protocol.signing import AccessKey
 from gateway.s3.protocol.targets import Operation, Target
-from lakefs.wire.access_messages import AccessKeyList, AccessKeys
 from lakefs.wire.engine_port import EngineClient
-from lakefs.wire.messages import BucketList, Buckets
+from lakefs.wire.messages import AccessKeyList, AccessKeys, BucketList, Buckets
 
 _FRESH_S: Final = 1.0
 READING: Final = frozenset(

@@ -28,8 +28,7 @@ from lakefs.host.descriptors import close_all
 from lakefs.ids import Buffer
 from lakefs.limits import FRAME_TIMEOUT_S, HELLO_TIMEOUT_S, WATCH_QUEUE_MAX
 from lakefs.ports import Network, Stream
-from lakefs.transport.frame_receiver import FrameReceiver
-from lakefs.transport.frame_sender import FrameSender
+from lakefs.transport.framing import FrameReceiver, FrameSender
 from lakefs.transport.sockets import lost_error
 from lakefs.transport.streams import TrioNetwork
 from lakefs.wire.connection import (

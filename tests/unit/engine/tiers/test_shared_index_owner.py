@@ -22,7 +22,7 @@ from engine.store.store import Store
 from engine.tiers.shared_index import WATCHED, SharedIndex
 from lakefs.errors import ChunkDamaged, ConfigError, StoreLocked
 from lakefs.ids import ChunkId, data_chunk_id
-from lakefs.shared_index.reader import SharedIndexReader
+from lakefs.shared_index.table import SharedIndexReader
 from lakefs.shared_index.table_format import HEADER_PAGE_BYTES, table_bytes, unpack_header
 from lakefs.wire import messages as m
 from lakefs.wire.grants import MEDIUM_NONE, MEDIUM_SEGMENT

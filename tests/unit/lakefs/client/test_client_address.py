@@ -14,7 +14,7 @@ import pytest
 from lakefs.client.address import resolve
 from lakefs.config import settings as config
 from lakefs.errors import EngineUnreachable
-from lakefs.transport.unix_sockets import listens
+from lakefs.transport.sockets import listens
 
 
 @pytest.fixture

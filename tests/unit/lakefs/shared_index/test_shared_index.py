@@ -19,8 +19,7 @@ from lakefs.client.blocking.chunks import Chunks, DirectChunks
 from lakefs.content.verify import Check
 from lakefs.direct.opening import open_shared_index
 from lakefs.errors import EngineBusy, EngineUnreachable, PermissionDenied, StoreDamaged
-from lakefs.shared_index.reader import SharedIndexReader
-from lakefs.shared_index.table import SharedTable
+from lakefs.shared_index.table import SharedIndexReader, SharedTable
 from lakefs.shared_index.table_format import TableHeader, table_bytes
 from lakefs.steps.steps import Start
 from lakefs.wire.engine_port import Reply
@@ -61,7 +60,7 @@ def test_a_reader_finds_what_the_writer_puts_and_not_what_it_removed(shared: tup
     assert reader.header == HEADER
     assert reader.find(CHUNK) == PLACE
     other = b"\x02" + b"o" * 32
-    assert reader.find_many((other, CHUNK)) == [None, PLACE]
+    assert reader.find_many([other, CHUNK]) == [None, PLACE]
     table.put(other, 3, 9, 9, 9, 9)
     table.remove(CHUNK)
     assert reader.find_many([other, CHUNK]) == [(3, 9, 9, 9, 9), None]

@@ -30,13 +30,11 @@ from lakefs.shared_index.table_format import (
     TableHeader,
     capacity_for,
     entries_max,
-    home_of,
     table_bytes,
-    unpack_entry,
     unpack_header,
 )
 from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT, Grant
-from tests.oracles.shared_table import TwinTable
+from tests.oracles.shared_table import TwinTable, home_of, unpack_entry
 from tests.shared_index_churn import CAPACITY, STEADY, key_at, place_of
 from tests.style.source_tree import ROOT
 

@@ -1,0 +1,162 @@
+"""Requests of clients on the engine's machine, about what they share with the engine.
+
+They share descriptors of segments and slabs, the shared index, pinned places of chunks, and memory that a client lends.
+NoteReads reports reads that clients did without a request.
+
+Descriptors are sent only to clients on a trusted Unix socket, and are read-only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import structlog
+
+from engine.chunks.chunk_store import find_chunk
+from engine.chunks.manifests import checked_chunks
+from engine.format.extents import Place
+from engine.requests.answers import grant_of
+from engine.requests.handlers import handles
+from engine.sessions.references import Client
+from engine.store.store import Store
+from engine.tiers.shared_index import NO_GRANT
+from lakefs.errors import (
+    CorruptionError,
+    InvalidArgument,
+    OperationalError,
+    PermissionDenied,
+    RequestTooLarge,
+    UnsupportedVersion,
+)
+from lakefs.host.descriptors import duplicates
+from lakefs.ids import ChunkId, SegmentId
+from lakefs.limits import SLABS_PER_REQUEST_MAX
+from lakefs.shared_index.table_format import entries_max
+from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Reply
+
+SEGMENTS_PER_REQUEST_MAX: Final = 64
+_log: Final = structlog.get_logger(__name__)
+
+
+class LocalRequests:
+    """Handlers of requests about what engine and client share."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._dram = store.dram
+
+    # --- descriptors -------------------------------------------------------------------------------
+
+    @handles(m.OpenSegments)
+    async def open_segments(self, client: Client, request: m.OpenSegments) -> Reply:
+        _require_local(client, "descriptors are given on the Unix socket only; ask for the bytes instead")
+        if len(request.segments) > SEGMENTS_PER_REQUEST_MAX:
+            raise RequestTooLarge(f"at most {SEGMENTS_PER_REQUEST_MAX} segments in one request")
+        known = set(self._store.segments.register.ids())
+        found: list[int] = []
+        descriptors: list[int] = []
+        for segment in request.segments:
+            if SegmentId(segment) not in known:
+                continue
+            try:
+                descriptors.append(self._store.segments.files.lend(SegmentId(segment)))
+            except (CorruptionError, OperationalError) as error:
+                # Without a descriptor the client requests the bytes, and gets the error of each chunk.
+                _log.warning("segment_not_lent", segment=f"{segment:016x}", reason=error.message)
+                continue
+            found.append(segment)
+        return Reply(m.SegmentsOpened(found), descriptors=descriptors)
+
+    @handles(m.OpenSlabs)
+    async def open_slabs(self, client: Client, request: m.OpenSlabs) -> Reply:
+        _require_local(client, "descriptors are given on the Unix socket only; ask for the bytes instead")
+        if len(request.slabs) > SLABS_PER_REQUEST_MAX:
+            raise RequestTooLarge(f"at most {SLABS_PER_REQUEST_MAX} slabs in one request")
+        tier = self._dram.tier
+        if tier is None:
+            return Reply(m.SlabsOpened([], 0))
+        arena = tier.arena
+        found = [number for number in dict.fromkeys(request.slabs) if number in arena.slabs]
+        descriptors = [arena.slabs[number].memory.descriptor for number in found]
+        return Reply(m.SlabsOpened(found, arena.slab_bytes), descriptors=[*descriptors, arena.generations_descriptor])
+
+    @handles(m.OpenSharedIndex)
+    async def open_shared_index(self, client: Client) -> Reply:
+        _require_local(client, "the shared index is shared on the Unix socket only; use Locate instead")
+        index = self._store.shared_index
+        if index is None:
+            raise UnsupportedVersion("this engine shares no shared index; use Locate instead")
+        index.counts.lent += 1
+        return Reply(m.SharedIndexOpened(entries_max(index.table.capacity)), descriptors=[index.backing.descriptor])
+
+    # --- reads and places ---------------------------------------------------------------------------
+
+    @handles(m.NoteReads)
+    async def note_reads(self, request: m.NoteReads) -> Reply:
+        chunks = checked_chunks(request.chunks)
+        if self._dram.tier is not None:
+            for chunk, length in zip(chunks, self._lengths(chunks), strict=True):
+                if length is not None and self._dram.note_read(chunk, length, by_client=True):
+                    self._dram.want(chunk)
+        return Reply(m.Done())
+
+    def _lengths(self, chunks: Sequence[ChunkId]) -> list[int | None]:
+        """Return the payload bytes of each chunk, None for one that does not exist."""
+        shared = self._store.shared_index
+        found = [None] * len(chunks) if shared is None else shared.places_of(list(chunks))
+        lengths = [None if place is None else place[3] for place in found]
+        if None in lengths:
+            with self._store.metadata.view() as view:
+                for index, chunk in enumerate(chunks):
+                    if lengths[index] is None and (record := find_chunk(view, chunk)) is not None:
+                        lengths[index] = record.stored_bytes
+        return lengths
+
+    @handles(m.PinChunks)
+    async def pin_chunks(self, client: Client, request: m.PinChunks) -> Reply:
+        if not client.trusted:
+            raise PermissionDenied("chunks are pinned on the Unix socket only; read them instead")
+        chunks = checked_chunks(request.chunks)
+        with self._store.metadata.view() as view:
+            self._store.segments.pins.pin(client.pins, [(chunk, find_chunk(view, chunk)) for chunk in chunks])
+            sequence = view.sequence
+        found = [client.pins.get(chunk) for chunk in chunks]
+        try:
+            await self._store.metadata.wait_durable(sequence)
+            await self._store.segments.small.wait_written(
+                [Place(pin.record.segment, pin.record.offset) for pin in found if pin is not None]
+            )
+        except BaseException:
+            pinned = (chunk for chunk, pin in zip(chunks, found, strict=True) if pin is not None)
+            self._store.segments.pins.unpin(client.pins, pinned)  # the client never receives these grants
+            raise
+        return Reply(m.Pinned([NO_GRANT if pin is None else grant_of(pin.record) for pin in found]))
+
+    @handles(m.UnpinChunks)
+    async def unpin_chunks(self, client: Client, request: m.UnpinChunks) -> Reply:
+        self._store.segments.pins.unpin(client.pins, checked_chunks(request.chunks))
+        return Reply(m.Done())
+
+    # --- lent memory --------------------------------------------------------------------------------
+
+    @handles(m.LendMemory)
+    async def lend_memory(self, client: Client, request: m.LendMemory, descriptors: Sequence[int]) -> Reply:
+        _require_local(client, "memory is lent on the Unix socket only; send and ask for the bytes instead")
+        if len(descriptors) != 1:
+            raise InvalidArgument(f"LendMemory takes one descriptor, {len(descriptors)} came with it")
+        (own,) = duplicates(descriptors)
+        number = await self._store.lent.lend(client, own, request.size_bytes, writable=request.writable)
+        return Reply(m.MemoryLent(number))
+
+    @handles(m.ReturnMemory)
+    async def return_memory(self, client: Client, request: m.ReturnMemory) -> Reply:
+        await self._store.lent.give_back(client, request.memory)
+        return Reply(m.Done())
+
+
+def _require_local(client: Client, refusal: str) -> None:
+    """Raise PermissionDenied unless the client can be sent descriptors, and may have them."""
+    if not (client.descriptors and client.trusted):
+        raise PermissionDenied(refusal)
