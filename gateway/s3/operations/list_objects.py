@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.http.messages import Response
-from gateway.s3.operations.buckets import OWNER, iso_time
+from gateway.s3.operations.buckets import iso_time
 from gateway.s3.protocol.errors import invalid_argument
-from gateway.s3.protocol.xml import document, element, url_encoded
+from gateway.s3.protocol.xml import OWNER, document, element, url_encoded
 from gateway.s3.request.call import Call, xml_response
 from lakefs.wire.messages import Listed, ListEntry, ListNames
 

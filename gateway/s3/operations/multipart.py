@@ -13,7 +13,7 @@ from typing import Final
 import trio
 
 from gateway.http.messages import Response
-from gateway.s3.operations.buckets import OWNER, iso_time
+from gateway.s3.operations.buckets import iso_time
 from gateway.s3.operations.copying import COPIED_VERSION_HEADER, copy_source
 from gateway.s3.operations.stated_whole import ALGORITHM, TYPE, check_size, checked_whole, checksum_details
 from gateway.s3.operations.storing import store_chunks
@@ -22,9 +22,9 @@ from gateway.s3.protocol import checksums
 from gateway.s3.protocol.attributes import attributes_of, checksum_headers
 from gateway.s3.protocol.bodies import CompletedPart, read_complete
 from gateway.s3.protocol.checksums import ELEMENTS, HEADERS, Algorithm
-from gateway.s3.protocol.conditions import write_condition
 from gateway.s3.protocol.errors import S3Error, invalid_argument
-from gateway.s3.protocol.xml import document, element, url_encoded
+from gateway.s3.protocol.headers import write_condition
+from gateway.s3.protocol.xml import OWNER, document, element, url_encoded
 from gateway.s3.request.call import Call, xml_response
 from gateway.s3.request.payload import Incoming
 from gateway.s3.request.proven_body import read_proven_xml
