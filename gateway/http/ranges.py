@@ -162,7 +162,12 @@ def parse_http_date(value: bytes) -> int | None:
     hour, minute, second = int(match["hour"]), int(match["minute"]), int(match["second"])
     if len(match["year"]) == 2:
         year += 2000 if year < 70 else 1900
-    if month is None or year < 1970 or hour > 23 or minute > 59 or second > 60:
+    return None if month is None else epoch_of(year, month, day, hour, minute, second)
+
+
+def epoch_of(year: int, month: int, day: int, hour: int, minute: int, second: int) -> int | None:
+    """Return a time in seconds since 1970; None if the calendar has none such, or it is earlier."""
+    if not (year >= 1970 and 1 <= month <= 12 and hour < 24 and minute < 60 and second < 61):
         return None
     if not 1 <= day <= calendar.monthrange(year, month)[1]:
         return None

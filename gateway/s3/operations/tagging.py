@@ -13,7 +13,7 @@ from gateway.s3.protocol.bodies import read_tagging
 from gateway.s3.protocol.errors import no_such_key
 from gateway.s3.protocol.xml import document, element
 from gateway.s3.request.call import Call, xml_response
-from gateway.s3.request.proven_body import read_proven_xml
+from gateway.s3.request.payload import read_proven_xml
 from lakefs.wire.messages import ObjectStat, SetAttributes
 
 

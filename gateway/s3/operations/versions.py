@@ -15,7 +15,7 @@ from gateway.s3.protocol.bodies import read_versioning
 from gateway.s3.protocol.errors import S3Error, invalid_argument
 from gateway.s3.protocol.xml import OWNER, document, element
 from gateway.s3.request.call import Call, xml_response
-from gateway.s3.request.proven_body import read_proven_xml
+from gateway.s3.request.payload import read_proven_xml
 from lakefs.wire.messages import (
     BucketList,
     Buckets,
