@@ -82,8 +82,7 @@ def mount(
 def unmount(folder: Path, lazy: bool) -> None:
     """Take away the lake mount at DIR, and wait until what was written through it is stored."""
     from cli.mount.places import places_of
-    from fuse.kernel.mount_point import MountLock
-    from fuse.kernel.mount_table import LAKE_TYPE, answers, mount_at, real_path, unmount as take_away
+    from fuse.kernel.mount_point import LAKE_TYPE, MountLock, answers, mount_at, real_path, unmount as take_away
 
     place = real_path(folder)
     entry = mount_at(place)
@@ -146,8 +145,7 @@ def _options(folder: Path, given: dict[str, Any]) -> tuple[MountOptions, MountPl
         from fuse.kernel.attach import MountOptions
     except ImportError as error:
         raise LocalFileError(f"libfuse cannot be loaded ({error}): install the package fuse3") from error
-    from fuse.kernel.mount_point import check_mount_point
-    from fuse.kernel.mount_table import mount_at, real_path
+    from fuse.kernel.mount_point import check_mount_point, mount_at, real_path
 
     place = real_path(folder)
     if mount_at(place) is None:
