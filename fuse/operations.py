@@ -45,10 +45,9 @@ from fuse.names.lookups import Lookups
 from fuse.names.readdir import COMPONENT_BYTES_MAX, FolderHandle
 from fuse.names.xattrs import ExtendedAttributes
 from fuse.open_file import OpenFile
-from fuse.state.attributes import no_entry, to_entry
+from fuse.state.attributes import no_entry, to_entry, without_set_id
 from fuse.state.inodes import SYMLINK, Inode
 from fuse.state.mount import Mount
-from fuse.state.set_id import without_set_id
 from lakefs.errors import BucketNotFound, KeyNotFound, LakeError, PreconditionFailed
 from lakefs.wire.messages import SetAttributes, Status, StatusReply
 

@@ -11,10 +11,9 @@ from typing import Final
 import structlog
 import trio
 
-from gateway.http.certificates import Certificates
 from gateway.http.server import HttpServer
-from gateway.http.tls import TlsListener
-from gateway.s3.dispatch import S3Options, S3Service
+from gateway.http.tls import Certificates, TlsListener
+from gateway.s3.dispatch import S3Service
 from gateway.s3.request.call import Lakes
 from gateway.s3.telemetry.access_log import AccessLog
 from gateway.s3.telemetry.traffic import Connections, Snapshot, Traffic, connections_of
@@ -32,7 +31,7 @@ class S3Face:
 
     def __init__(self, lakes: Lakes, config: Config) -> None:
         """Raises ConfigError if the certificate cannot be used, LocalFileError for the access log."""
-        service = S3Service(lakes, S3Options(config.s3_region, config.s3_domains))
+        service = S3Service(lakes, config.s3_region, config.s3_domains)
         self._log: AccessLog | None = None
         if config.s3_access_log != "off":
             self._log = AccessLog(config.s3_access_log, config.s3_access_log_sample, lakes.offload)
@@ -46,7 +45,7 @@ class S3Face:
         """Serve until cancelled or drained; closes the listener.  Started with the URL for clients."""
         scheme = "http"
         if self._certificates is not None:
-            scheme, listener = "https", TlsListener(listener, self._certificates)
+            scheme, listener = "https", TlsListener(listener, self._certificates.current)
         async with trio.open_nursery() as nursery:
             if self._log is not None:
                 nursery.start_soon(self._log.run)

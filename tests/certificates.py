@@ -6,8 +6,7 @@ import ssl
 import subprocess
 from pathlib import Path
 
-from gateway.http.certificates import load_pair
-from gateway.http.tls import TlsListener, TlsStream
+from gateway.http.tls import TlsListener, TlsStream, load_pair
 from lakefs.ports import Listener, Stream
 from lakefs.transport.streams import TrioNetwork
 
@@ -69,7 +68,7 @@ class TlsNetwork:
         return self._server
 
     async def listen(self, address: str) -> Listener:
-        return TlsListener(await self._network.listen(address), self)
+        return TlsListener(await self._network.listen(address), self.current)
 
     async def connect(self, address: str) -> Stream:
         return TlsStream(await self._network.connect(address), self._client, server_name=HOST)

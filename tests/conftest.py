@@ -16,7 +16,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 from cli.terminal import logs
-from fuse.kernel.mount_table import all_mounts, answers, unmount
+from fuse.kernel.mount_point import all_mounts, answers, unmount
 from lakefs.config.settings import CLIENT_VARIABLES, SETTING_NAMES
 
 settings.register_profile("lake", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.terminal.output import human_bytes, json_option, notice, write_json
-from cli.terminal.target import Target, engine_options, target_of
+from cli.terminal.target import Target, engine_options, pass_target
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -49,9 +49,9 @@ LEVELS = " ▁▂▃▄▅▆▇█"
 )
 @json_option
 @engine_options
-@click.pass_context
+@pass_target
 def bench(
-    context: click.Context, scenarios: tuple[str, ...], own: bool, folder: Path | None, seconds: float, as_json: bool
+    target: Target, scenarios: tuple[str, ...], own: bool, folder: Path | None, seconds: float, as_json: bool
 ) -> int:
     """Measure puts and gets on this machine; exits with 1 when a scenario could not run.
 
@@ -65,7 +65,6 @@ def bench(
     from cli.bench.load import run_trials
 
     trials = _chosen(scenarios)
-    target = target_of(context)
     where = folder or Path(tempfile.gettempdir())
     named = own or target.server is not None or target.data is not None
     with _ended_by_signals(), _ground(target if named else None, where) as (ground, pid, told):

@@ -77,7 +77,7 @@ def _last_words(log: Path, code: int) -> str:
 
 def _unmount(place: Path) -> None:
     """Remove the mount that a killed process leaves."""
-    from fuse.kernel.mount_table import mount_at, real_path, unmount
+    from fuse.kernel.mount_point import mount_at, real_path, unmount
 
     real = real_path(place)
     if mount_at(real) is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 import click
 
 from cli.terminal.output import notice, write_line
-from cli.terminal.target import Target, engine_options, target_of
+from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.errors import EngineBusy, InvalidArgument, LakeError, LocalFileError
 
 if TYPE_CHECKING:
@@ -37,10 +37,8 @@ FLAG_NAMES = ("bucket", "read_only", "allow_other", "sync", "staging", "staging_
 @click.option("-o", "texts", metavar="OPTIONS", multiple=True, help="Options as mount(8) takes them: ro,sync,...")
 @click.option("--quiet", is_flag=True, hidden=True)
 @engine_options
-@click.pass_context
-def mount(
-    context: click.Context, /, folder: Path, texts: tuple[str, ...], foreground: bool, quiet: bool, **flags: Any
-) -> None:
+@pass_target
+def mount(where: Target, /, folder: Path, texts: tuple[str, ...], foreground: bool, quiet: bool, **flags: Any) -> None:
     """Mount the lake, or one bucket of it, at the folder DIR.
 
     DIR must exist and be empty.  lake unmount, umount and fusermount3 -u take the mount away again.
@@ -50,14 +48,14 @@ def mount(
 
     log_level = load().log_level  # before the process leaves the folder that a path may be relative to
     given = _given(texts, flags)
-    address, token = _engine(target_of(context), given)
+    address, token = _engine(where, given)
     options, places = _options(folder, given)
     reporter: Reporter = _Terminal()
     log: TextIO | None = None
     if not foreground:
         if options.debug:
             raise InvalidArgument("-o debug prints every request on stderr: give --foreground with it")
-        from cli.mount.daemon import detach
+        from cli.mount.daemon import BoundedLog, detach
 
         outcome = detach(places.log)
         if isinstance(outcome, str):
@@ -65,8 +63,6 @@ def mount(
                 write_line(outcome)
                 _tell_leftovers(options.staging)
             return
-        from cli.mount.log import BoundedLog
-
         reporter, log = outcome, cast("TextIO", BoundedLog(places.log))
     log_to_stderr(log_level, log)
     _serve(address, token, options, places, reporter)
@@ -82,8 +78,7 @@ def mount(
 def unmount(folder: Path, lazy: bool) -> None:
     """Take away the lake mount at DIR, and wait until what was written through it is stored."""
     from cli.mount.places import places_of
-    from fuse.kernel.mount_point import MountLock
-    from fuse.kernel.mount_table import LAKE_TYPE, answers, mount_at, real_path, unmount as take_away
+    from fuse.kernel.mount_point import LAKE_TYPE, MountLock, answers, mount_at, real_path, unmount as take_away
 
     place = real_path(folder)
     entry = mount_at(place)
@@ -146,8 +141,7 @@ def _options(folder: Path, given: dict[str, Any]) -> tuple[MountOptions, MountPl
         from fuse.kernel.attach import MountOptions
     except ImportError as error:
         raise LocalFileError(f"libfuse cannot be loaded ({error}): install the package fuse3") from error
-    from fuse.kernel.mount_point import check_mount_point
-    from fuse.kernel.mount_table import mount_at, real_path
+    from fuse.kernel.mount_point import check_mount_point, mount_at, real_path
 
     place = real_path(folder)
     if mount_at(place) is None:

@@ -7,6 +7,12 @@ Rules kept here:
 - The child has a session of its own, `/` as its folder, and none of its parent's open files: a reader of the parent's
   output does not wait for the mount to end.
 - A child whose parent is gone before it serves ends: nothing else knows of the mount.
+- Its log is a file of bounded size, descriptors 1 and 2 of the process, so output of libraries and the interpreter is
+  in it, too.  A full file is renamed to `log.1`, replacing the older `log.1`.  Sizes are checked when our own lines are
+  written.
+- It keeps serving if its log cannot be written: the line is lost.
+
+In the foreground logs go to stderr unbounded: to a terminal, or to the journal, which bounds itself.
 """
 
 from __future__ import annotations
@@ -15,14 +21,16 @@ import json
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from cli.mount.log import open_log
-from lakefs.errors import InternalError, LakeError, from_wire
+from lakefs.errors import InternalError, LakeError, LocalFileError, from_wire
 
 MESSAGE_BYTES_MAX: Final = 64 << 10
 DESCRIPTORS_WORTH_CLOSING: Final = 4096
+LOG_BYTES_MAX: Final = 8 << 20
+"""Size of a full log.  With as much in `log.1` 16 MiB in all, some 100,000 lines."""
 
 
 class Reporter(Protocol):
@@ -105,3 +113,40 @@ def _become_daemon(sending: int, log_descriptor: int) -> int:
         os.dup2(sending, 3, inheritable=False)
     os.closerange(4, DESCRIPTORS_WORTH_CLOSING)
     return 3
+
+
+def open_log(log: Path) -> int:
+    """Open the log to append; returns the descriptor.  A full one is renamed first.  Raises LocalFileError."""
+    try:
+        if log.exists() and log.stat().st_size > LOG_BYTES_MAX:
+            log.replace(log.with_name(f"{log.name}.1"))
+        return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise LocalFileError(f"{log}: {error.strerror}", subject=str(log)) from error
+
+
+class BoundedLog:
+    """File object for a logger.  `path` is open as descriptors 1 and 2."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, text: str) -> int:
+        """Append; does nothing if that fails."""
+        with suppress(OSError):
+            os.write(2, text.encode(errors="backslashreplace"))
+        return len(text)
+
+    def flush(self) -> None:
+        """Begin a new file, between two lines, if this one is full."""
+        with suppress(OSError, LocalFileError):
+            if os.fstat(2).st_size > LOG_BYTES_MAX:
+                self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        descriptor = open_log(self._path)
+        try:
+            os.dup2(descriptor, 1)
+            os.dup2(descriptor, 2)
+        finally:
+            os.close(descriptor)

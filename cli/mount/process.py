@@ -16,8 +16,7 @@ from typing import Final
 import structlog
 import trio
 
-from cli.terminal.systemd_notify import notifier_from
-from cli.terminal.systemd_watchdog import keep_watchdog
+from cli.terminal.systemd_notify import keep_watchdog, notifier_from
 from fuse.kernel.attach import MountOptions
 from fuse.service import serve_mount
 
@@ -58,7 +57,7 @@ async def _run(address: str, token: str, options: MountOptions, ready: Callable[
     serving = trio.Event()
     with trio.open_signal_receiver(*END_SIGNALS) as signals:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(keep_watchdog, notifier, lambda: True)
+            nursery.start_soon(keep_watchdog, notifier)
             nursery.start_soon(end_on_signal)
             with trio.CancelScope() as start:
                 await serve_mount(address, token, options, serves)

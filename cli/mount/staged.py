@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.terminal.output import escaped, human_bytes, iso_time, json_option, notice, shown, write_json, write_line
-from cli.terminal.target import Target, engine_options, target_of
+from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.client.facade import driver_of
 from lakefs.errors import EngineUnreachable, InvalidArgument, KeyNotFound, LakeError
 
@@ -42,8 +42,8 @@ def staged() -> None:
 @staging_option
 @json_option
 @engine_options
-@click.pass_context
-def list_(context: click.Context, staging: Path | None, as_json: bool) -> None:
+@pass_target
+def list_(where: Target, staging: Path | None, as_json: bool) -> None:
     """List staged files, oldest first: id, bytes written and size, time, state, name.
 
     \b
@@ -55,7 +55,7 @@ def list_(context: click.Context, staging: Path | None, as_json: bool) -> None:
     unknown     the engine does not answer
     """
     found = _found(staging)
-    standings = _standings(target_of(context), found)
+    standings = _standings(where, found)
     if as_json:
         write_json({"staged": [_document(each, how) for each, how in zip(found, standings, strict=True)]})
         return
@@ -74,9 +74,9 @@ def list_(context: click.Context, staging: Path | None, as_json: bool) -> None:
 @click.option("--keep", is_flag=True, help="Leave it in the staging folder, too.")
 @json_option
 @engine_options
-@click.pass_context
+@pass_target
 def restore(
-    context: click.Context,
+    where: Target,
     names: tuple[str, ...],
     everything: bool,
     staging: Path | None,
@@ -97,8 +97,6 @@ def restore(
     if (target is not None or path is not None) and len(wanted) != 1:
         raise InvalidArgument(f"--to and --file take one staged file, not {len(wanted)}")
     from fuse.staging.leftovers import forget as forget_for_good
-
-    where = target_of(context)
 
     def restored(leftover: Leftover) -> dict[str, Any]:
         if path is None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.terminal.output import iso_time, json_option, write_json, write_line
-from cli.terminal.target import engine_options, target_of
+from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.errors import InvalidName
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ def bucket() -> None:
 @click.argument("name")
 @json_option
 @engine_options
-@click.pass_context
-def create(context: click.Context, name: str, as_json: bool) -> None:
+@pass_target
+def create(where: Target, name: str, as_json: bool) -> None:
     """Make a bucket."""
-    with target_of(context).open(create=True) as lake:
+    with where.open(create=True) as lake:
         made = lake.create_bucket(_bucket_name(name))
     if as_json:
         write_json({"name": made.name, "created": iso_time(made.created_ns)})
@@ -36,10 +36,10 @@ def create(context: click.Context, name: str, as_json: bool) -> None:
 @bucket.command("ls")
 @json_option
 @engine_options
-@click.pass_context
-def list_(context: click.Context, as_json: bool) -> None:
+@pass_target
+def list_(where: Target, as_json: bool) -> None:
     """List the buckets."""
-    with target_of(context).open() as lake:
+    with where.open() as lake:
         buckets = lake.buckets()
     if as_json:
         write_json({"buckets": [_shown(bucket) for bucket in buckets]})
@@ -63,10 +63,10 @@ def list_(context: click.Context, as_json: bool) -> None:
 )
 @json_option
 @engine_options
-@click.pass_context
-def set_(context: click.Context, name: str, anonymous_read: bool | None, versioning: str | None, as_json: bool) -> None:
+@pass_target
+def set_(where: Target, name: str, anonymous_read: bool | None, versioning: str | None, as_json: bool) -> None:
     """Change settings of a bucket; without options, show them."""
-    with target_of(context).open() as lake:
+    with where.open() as lake:
         found = lake.set_bucket(_bucket_name(name), anonymous_read=anonymous_read, versioning=versioning)
     if as_json:
         write_json(_shown(found))
@@ -79,10 +79,10 @@ def set_(context: click.Context, name: str, anonymous_read: bool | None, version
 @click.argument("name")
 @json_option
 @engine_options
-@click.pass_context
-def rm(context: click.Context, name: str, as_json: bool) -> None:
+@pass_target
+def rm(where: Target, name: str, as_json: bool) -> None:
     """Remove an empty bucket; lake rm -r NAME empties it."""
-    with target_of(context).open() as lake:
+    with where.open() as lake:
         lake.remove_bucket(_bucket_name(name))
     if as_json:
         write_json({"removed": _bucket_name(name)})

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.terminal.output import json_option
-from cli.terminal.target import Target, engine_options, target_of
+from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.client.facade import driver_of
 from lakefs.errors import InvalidArgument, InvalidName, IsAFolder, KeyNotFound, LakeError, LocalFileError
 
@@ -36,16 +36,9 @@ ALL = 1 << 62
 @click.option("-q", "--quiet", is_flag=True, help="No bar, no summary.")
 @json_option
 @engine_options
-@click.pass_context
+@pass_target
 def get(
-    context: click.Context,
-    name: str,
-    target: str,
-    recursive: bool,
-    follow: bool,
-    no_clobber: bool,
-    quiet: bool,
-    as_json: bool,
+    where: Target, name: str, target: str, recursive: bool, follow: bool, no_clobber: bool, quiet: bool, as_json: bool
 ) -> None:
     """Fetch an object into a file, checked.  A DST of - is stdout; in an existing folder it keeps its name.
 
@@ -60,7 +53,6 @@ def get(
     from lakefs.names import parse_name
     from lakefs.trees.get_file import GetOptions
 
-    where = target_of(context)
     to_stdout = target == "-"
     if to_stdout and (as_json or recursive):
         raise InvalidArgument("stdout takes the content of one object: - goes with neither --json nor -r")
@@ -84,12 +76,12 @@ def get(
 @click.option("--offset", type=click.IntRange(0), default=0, help="First byte of each.")
 @click.option("--length", type=click.IntRange(0), default=ALL, show_default="to the end", help="Bytes of each.")
 @engine_options
-@click.pass_context
-def cat(context: click.Context, names: tuple[str, ...], offset: int, length: int) -> None:
+@pass_target
+def cat(where: Target, names: tuple[str, ...], offset: int, length: int) -> None:
     """Write objects to stdout, one behind the other, checked."""
     sys.stdout.flush()
     write = _writer(sys.stdout.fileno(), "stdout")
-    with target_of(context).open() as lake:
+    with where.open() as lake:
         for name in names:
             _print(lake, name, offset, length, write)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.terminal.output import iso_time, json_option, write_json, write_line
-from cli.terminal.target import engine_options, target_of
+from cli.terminal.target import Target, engine_options, pass_target
 
 if TYPE_CHECKING:
     from lakefs.wire.messages import AccessKeyStat
@@ -24,13 +24,13 @@ def key() -> None:
 @click.option("--read-only", is_flag=True, help="Only for reading and listing.")
 @json_option
 @engine_options
-@click.pass_context
-def create(context: click.Context, buckets: tuple[str, ...], read_only: bool, as_json: bool) -> None:
+@pass_target
+def create(where: Target, buckets: tuple[str, ...], read_only: bool, as_json: bool) -> None:
     """Make an access key and print it with its secret, which is not shown again.
 
     Without --bucket it is for all buckets.
     """
-    with target_of(context).open(create=True) as lake:
+    with where.open(create=True) as lake:
         made = lake.create_access_key(buckets=buckets, read_only=read_only)
     if as_json:
         write_json({"access_key": made.access_key, "secret_key": made.secret_key} | _limits(made))
@@ -42,10 +42,10 @@ def create(context: click.Context, buckets: tuple[str, ...], read_only: bool, as
 @key.command("ls")
 @json_option
 @engine_options
-@click.pass_context
-def list_(context: click.Context, as_json: bool) -> None:
+@pass_target
+def list_(where: Target, as_json: bool) -> None:
     """List the access keys; secrets are not shown."""
-    with target_of(context).open() as lake:
+    with where.open() as lake:
         keys = lake.access_keys()
     if as_json:
         write_json({"keys": [{"access_key": found.access_key} | _limits(found) for found in keys]})
@@ -59,10 +59,10 @@ def list_(context: click.Context, as_json: bool) -> None:
 @click.argument("access_key")
 @json_option
 @engine_options
-@click.pass_context
-def rm(context: click.Context, access_key: str, as_json: bool) -> None:
+@pass_target
+def rm(where: Target, access_key: str, as_json: bool) -> None:
     """Revoke an access key."""
-    with target_of(context).open() as lake:
+    with where.open() as lake:
         lake.remove_access_key(access_key)
     if as_json:
         write_json({"removed": access_key})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.terminal.output import JsonList, human_bytes, iso_time, json_option, shown, write_json, write_line
-from cli.terminal.target import Target, engine_options, target_of
+from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.client.facade import driver_of
 from lakefs.errors import KeyNotFound, LakeError
 
@@ -27,13 +27,13 @@ KINDS = {1: "folder", 2: "object", 3: "symlink"}
 @click.option("-r", "--recursive", is_flag=True, help="All keys below, not only the next level.")
 @json_option
 @engine_options
-@click.pass_context
-def ls(context: click.Context, name: str | None, long_format: bool, recursive: bool, as_json: bool) -> None:
+@pass_target
+def ls(where: Target, name: str | None, long_format: bool, recursive: bool, as_json: bool) -> None:
     """List buckets, or what is in a bucket or folder.  Folders end in /.
 
     The name of an object lists that object.
     """
-    with target_of(context).open() as lake:
+    with where.open() as lake:
         if name is None:
             _list_buckets(lake, long_format, as_json)
             return
@@ -52,10 +52,10 @@ def ls(context: click.Context, name: str | None, long_format: bool, recursive: b
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @json_option
 @engine_options
-@click.pass_context
-def stat(context: click.Context, names: tuple[str, ...], as_json: bool) -> None:
+@pass_target
+def stat(where: Target, names: tuple[str, ...], as_json: bool) -> None:
     """Show the metadata of objects, folders and buckets."""
-    documents = [_stat_document(found) for found in _stats(target_of(context), names)]
+    documents = [_stat_document(found) for found in _stats(where, names)]
     if as_json:
         write_json(documents[0] if len(documents) == 1 else documents)
         return
@@ -73,13 +73,13 @@ def stat(context: click.Context, names: tuple[str, ...], as_json: bool) -> None:
 @click.option("-d", "--depth", type=click.IntRange(0), default=0, help="Also folders so many levels below.")
 @json_option
 @engine_options
-@click.pass_context
-def du(context: click.Context, names: tuple[str, ...], exact: bool, depth: int, as_json: bool) -> None:
+@pass_target
+def du(where: Target, names: tuple[str, ...], exact: bool, depth: int, as_json: bool) -> None:
     """Sum sizes and count objects, of buckets, folders, or objects; of all buckets without a name.
 
     Sizes are those of the objects; content that is stored once and named often counts each time.
     """
-    with target_of(context).open() as lake:
+    with where.open() as lake:
         wanted = names or tuple(bucket.name for bucket in lake.buckets())
         rows = [row for name in wanted for row in _usage(lake, name, depth)]
     if as_json:

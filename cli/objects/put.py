@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.terminal.output import json_option
-from cli.terminal.target import Target, engine_options, target_of
+from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.bucket_names import check_new_bucket_name
 from lakefs.client.facade import driver_of
 from lakefs.errors import InvalidArgument, LakeError, LocalFileError
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 @click.option("-q", "--quiet", is_flag=True, help="No bar, no summary.")
 @json_option
 @engine_options
-@click.pass_context
+@pass_target
 def put(
-    context: click.Context,
+    where: Target,
     sources: tuple[str, ...],
     target: str,
     recursive: bool,
@@ -62,7 +62,6 @@ def put(
     options = PutOptions(
         compare=recursive, if_absent=if_absent, create_bucket=not no_create, content_type=content_type, jobs=jobs
     )
-    where = target_of(context)
     places = _places(sources, target, recursive)
     with where.open(create=True) as lake:
         total_bytes = _total_bytes(sources) if sys.stderr.isatty() else None
@@ -117,7 +116,7 @@ def _put_stdin(lake: Lake, name: Name, options: PutOptions, account: Account) ->
         content_type=options.content_type,
         if_absent=options.if_absent,
         create_bucket=options.create_bucket,
-        progress=account.meter.progress,
+        progress=account.progress,
     )
     account.note(FileOutcome("-", str(name), Fate.STORED, result.size_bytes, result.new_bytes))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.terminal.output import escaped, json_option, notice, write_json
-from cli.terminal.target import engine_options, target_of
+from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.client.facade import driver_of
 from lakefs.errors import AlreadyExists, FolderNotEmpty, InvalidArgument, IsAFolder, KeyNotFound, LakeError
 from lakefs.limits import COPY_WINDOW
@@ -28,8 +28,8 @@ PAGE = 1000
 @click.option("-f", "--force", is_flag=True, help="A name that is not there is no error.")
 @json_option
 @engine_options
-@click.pass_context
-def rm(context: click.Context, names: tuple[str, ...], recursive: bool, force: bool, as_json: bool) -> None:
+@pass_target
+def rm(where: Target, names: tuple[str, ...], recursive: bool, force: bool, as_json: bool) -> None:
     """Remove objects.
 
     With -r also folders; -r BUCKET empties a bucket, and lake bucket rm removes it.  Each name is removed
@@ -37,7 +37,7 @@ def rm(context: click.Context, names: tuple[str, ...], recursive: bool, force: b
     """
     removed = 0
     failure: LakeError | None = None
-    with target_of(context).open() as lake:
+    with where.open() as lake:
         for name in names:
             try:
                 count = _remove(lake, name, recursive)
@@ -62,14 +62,14 @@ def rm(context: click.Context, names: tuple[str, ...], recursive: bool, force: b
 @click.option("-n", "--no-clobber", is_flag=True, help="Fail when the target exists.")
 @json_option
 @engine_options
-@click.pass_context
-def mv(context: click.Context, source: str, target: str, no_clobber: bool, as_json: bool) -> None:
+@pass_target
+def mv(where: Target, source: str, target: str, no_clobber: bool, as_json: bool) -> None:
     """Rename an object or a folder, atomically, whatever its size.
 
     An object whose TARGET ends in / keeps its last name there.  A folder's TARGET is its new name, which
     must be free or an empty folder.
     """
-    with target_of(context).open() as lake:
+    with where.open() as lake:
         old, new = _ends(lake, source, target)
         found = lake.move(str(old), str(new), replace=not no_clobber)
     _tell_new_name(found, as_json)
@@ -82,13 +82,13 @@ def mv(context: click.Context, source: str, target: str, no_clobber: bool, as_js
 @click.option("-n", "--no-clobber", is_flag=True, help="Fail when the target exists; with -r leave it.")
 @json_option
 @engine_options
-@click.pass_context
-def cp(context: click.Context, source: str, target: str, recursive: bool, no_clobber: bool, as_json: bool) -> None:
+@pass_target
+def cp(where: Target, source: str, target: str, recursive: bool, no_clobber: bool, as_json: bool) -> None:
     """Give an object's content a second name, or all of a folder's with -r.
 
     SOURCE and TARGET are names in the lake.  No byte moves: content is stored once, whatever its names.
     """
-    with target_of(context).open() as lake:
+    with where.open() as lake:
         old, new = _ends(lake, source, target)
         if old.is_folder and not recursive:
             raise InvalidArgument(f"{source} is a folder; copy it with: lake cp -r", subject=source)

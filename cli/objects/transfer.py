@@ -1,17 +1,23 @@
-"""Shared by `lake put` and `lake get`: outcomes reported as they arrive, and the summary of many files."""
+"""Shared by `lake put` and `lake get`: outcomes reported as they arrive, and the summary of many files.
+
+Progress is a bar on a terminal, nothing elsewhere.  rich is imported only when a bar is drawn.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sys
+import time
+from typing import TYPE_CHECKING, Final
 
-from cli.terminal.output import JsonList, escaped, human_bytes, write_line
-from cli.terminal.progress import Meter
+from cli.terminal.output import JsonList, escaped, human_bytes, notice, write_line
 from lakefs.trees.walk import Fate, FileOutcome, Observer, Totals
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-PAST = {Fate.STORED: "stored", Fate.FETCHED: "fetched", Fate.UNCHANGED: "unchanged"}
+    from rich.progress import Progress as RichProgress, TaskID
+
+DONE: Final = (Fate.STORED, Fate.FETCHED, Fate.UNCHANGED)
 
 
 class Account:
@@ -21,21 +27,31 @@ class Account:
     """
 
     def __init__(self, title: str, total_bytes: int | None, *, as_json: bool, quiet: bool) -> None:
-        self.meter = Meter(title, total_bytes, draw=not as_json and not quiet)
+        self._title = title
+        self._total_bytes = total_bytes
+        self._draw = not as_json and not quiet and sys.stderr.isatty()
+        self._bar: RichProgress | None = None
+        self._task: TaskID | None = None
+        self._begin_s = time.monotonic()
+        self._done_bytes = 0
+        self._present_bytes = 0
         self.totals = Totals()
         self._document = JsonList("files") if as_json else None
         self._quiet = quiet
         self._made_bucket = ""
-        self.observer = Observer(self._outcome, self.meter.progress)
+        self.observer = Observer(self.note, self.progress)
 
     def __enter__(self) -> Account:
-        self.meter.__enter__()
+        if self._draw:
+            self._start_bar()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.meter.__exit__(kind, error, trace)
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
         if self._document is not None:
             made = {"made_bucket": self._made_bucket} if self._made_bucket else {}
             self._document.end({"totals": self._totals_document(), "complete": error is None, **made})
@@ -43,13 +59,28 @@ class Account:
             write_line(self.summary())
 
     def note(self, outcome: FileOutcome) -> None:
-        """Count an outcome that no tree operation reported."""
-        self._outcome(outcome)
+        """Count and report the outcome of one file."""
+        self.totals.count(outcome)
+        if self._document is not None:
+            self._document.add(_document(outcome))
+        if outcome.fate is Fate.SKIPPED:
+            self._notice(f"lake: skipped {escaped(outcome.path)}: {outcome.notice}")
+        elif outcome.error is not None and self._document is None and self.totals.files[Fate.FAILED] > 1:
+            # The first failure is the command's own error, shown at its end.
+            self._notice(f"lake: {escaped(outcome.error.message)}")
+
+    def progress(self, done_bytes: int, present_bytes: int) -> None:
+        """Add to the counts."""
+        self._done_bytes += done_bytes
+        self._present_bytes += present_bytes
+        if self._bar is not None and self._task is not None:
+            there = f"{human_bytes(self._present_bytes)} there" if self._present_bytes else ""
+            self._bar.update(self._task, advance=done_bytes, there=there)
 
     def note_made_bucket(self, bucket: str) -> None:
         """Report that the transfer made a bucket: the name may have been a mistake."""
         self._made_bucket = bucket
-        self.meter.notice(f"lake: bucket {bucket} did not exist, and was made")
+        self._notice(f"lake: bucket {bucket} did not exist, and was made")
 
     def finish(self) -> None:
         """Raise the first failure, after all files were tried."""
@@ -63,21 +94,47 @@ class Account:
         files = "1 file" if count == 1 else f"{count} files"
         new = human_bytes(self.totals.new_bytes)
         parts = [f"{files}, {human_bytes(self.totals.size_bytes)}: {', '.join(fates) or 'nothing to do'}"]
-        return "; ".join([*parts, f"{new} new", self.meter.rate()])
-
-    def _outcome(self, outcome: FileOutcome) -> None:
-        self.totals.count(outcome)
-        if self._document is not None:
-            self._document.add(_document(outcome))
-        if outcome.fate is Fate.SKIPPED:
-            self.meter.notice(f"lake: skipped {escaped(outcome.path)}: {outcome.notice}")
-        elif outcome.error is not None and self._document is None and self.totals.files[Fate.FAILED] > 1:
-            # The first failure is the command's own error, shown at its end.
-            self.meter.notice(f"lake: {escaped(outcome.error.message)}")
+        return "; ".join([*parts, f"{new} new", self._rate()])
 
     def _totals_document(self) -> dict[str, object]:
         counts: dict[str, object] = {fate.value: count for fate, count in self.totals.files.items()}
         return {**counts, "size_bytes": self.totals.size_bytes, "new_bytes": self.totals.new_bytes}
+
+    def _notice(self, text: str) -> None:
+        """Write a line above the bar, or on stderr."""
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False)
+        else:
+            notice(text)
+
+    def _rate(self) -> str:
+        """Return the bytes done and the rate, for people."""
+        elapsed_s = max(time.monotonic() - self._begin_s, 1e-6)
+        return f"{elapsed_s:.1f} s, {human_bytes(self._done_bytes / elapsed_s)}/s"
+
+    def _start_bar(self) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(binary_units=True),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[there]}"),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task = self._bar.add_task(self._title, total=self._total_bytes, there="")
+        self._bar.start()
 
 
 def _document(outcome: FileOutcome) -> dict[str, object]:
@@ -87,7 +144,7 @@ def _document(outcome: FileOutcome) -> dict[str, object]:
         "status": outcome.fate.value,
         "size_bytes": outcome.size_bytes,
     }
-    if outcome.fate in PAST:
+    if outcome.fate in DONE:
         found["new_bytes"] = outcome.new_bytes
     if outcome.notice:
         found["notice"] = outcome.notice

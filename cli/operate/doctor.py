@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.terminal.output import escaped, human_bytes, json_option, write_json, write_line
-from cli.terminal.target import Target, engine_options, target_of
+from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.errors import EngineUnreachable, LakeError
 
 if TYPE_CHECKING:
@@ -68,10 +68,9 @@ class Finding:
 @click.option("--config", "file", type=click.Path(), metavar="FILE", help="Instead of /etc/lake/lake.toml.")
 @json_option
 @engine_options
-@click.pass_context
-def doctor(context: click.Context, file: str | None, as_json: bool) -> int:
+@pass_target
+def doctor(where: Target, file: str | None, as_json: bool) -> int:
     """Check this machine and the store on it; exits with 78 when something fails."""
-    where = target_of(context)
     findings: list[Finding] = []
     for finding in _findings(where, file):
         findings.append(finding)

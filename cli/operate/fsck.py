@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from cli.terminal.output import escaped, human_bytes, json_option, write_json, write_line
-from cli.terminal.target import Target, engine_options, target_of
+from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.errors import CorruptionError, InvalidArgument, LakeError, StoreUnusable, Unchecked
 from lakefs.findings import Finding
 
@@ -44,8 +44,8 @@ class _Wish:
 @click.option("--accept-loss", is_flag=True, help="With --rebuild: give up all from a damaged place of the journal on.")
 @json_option
 @engine_options
-@click.pass_context
-def fsck(context: click.Context, full: bool, repair: bool, rebuild: bool, accept_loss: bool, as_json: bool) -> int:
+@pass_target
+def fsck(where: Target, full: bool, repair: bool, rebuild: bool, accept_loss: bool, as_json: bool) -> int:
     """Check the store.  Quick: all records, places and names.  Full: every byte as well.
 
     Exits with 0 when nothing is damaged, 1 when something is, 2 when it could not be checked, 3 when --repair did
@@ -55,7 +55,7 @@ def fsck(context: click.Context, full: bool, repair: bool, rebuild: bool, accept
     --repair removes no file that may still be wanted: a bad file is renamed into the store's folder set-aside.  Damaged
     content stays damaged, by name, until the same bytes are put again.
     """
-    where, wish = target_of(context), _Wish(full, repair, rebuild, accept_loss)
+    wish = _Wish(full, repair, rebuild, accept_loss)
     _refuse_nonsense(where, wish)
     try:
         report = _check(where, wish)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.terminal.output import escaped, human_bytes, iso_time, json_option, notice, write_json, write_line
-from cli.terminal.target import engine_options, target_of
+from cli.terminal.target import Target, engine_options, pass_target
 
 if TYPE_CHECKING:
     from lakefs.client.blocking.lake import Lake
@@ -22,8 +22,8 @@ TELL_EVERY = 10
 @click.option("--restart", is_flag=True, help="Begin a new pass instead of going on with the one begun.")
 @json_option
 @engine_options
-@click.pass_context
-def scrub(context: click.Context, rate: str | None, restart: bool, as_json: bool) -> int:
+@pass_target
+def scrub(where: Target, rate: str | None, restart: bool, as_json: bool) -> int:
     """Read and check everything that is stored.  Continues where it was left; runs beside readers and writers.
 
     Ctrl-C leaves the pass where it is; the engine, or the next lake scrub, continues it.  Damaged chunks are
@@ -32,12 +32,12 @@ def scrub(context: click.Context, rate: str | None, restart: bool, as_json: bool
     Exits with 0 when nothing is damaged, 1 when something is.  An engine also scrubs by itself (scrub_interval,
     scrub_rate).
     """
-    if context.invoked_subcommand is not None:
+    if click.get_current_context().invoked_subcommand is not None:
         return 0
     from lakefs.config.settings import parse_size
 
     rate_bytes_per_s = None if rate is None else parse_size(rate)
-    with target_of(context).open() as lake:
+    with where.open() as lake:
         _read_all(lake, rate_bytes_per_s, restart, tell=not as_json)
         report = lake.scrub(damaged=True)
     _tell(report, as_json)
@@ -47,10 +47,10 @@ def scrub(context: click.Context, rate: str | None, restart: bool, as_json: bool
 @scrub.command()
 @json_option
 @engine_options
-@click.pass_context
-def status(context: click.Context, as_json: bool) -> int:
+@pass_target
+def status(where: Target, as_json: bool) -> int:
     """Show the position of scrub, the result of the last full pass, and the objects that damage touches."""
-    with target_of(context).open() as lake:
+    with where.open() as lake:
         report = lake.scrub(damaged=True)
     _tell(report, as_json)
     return EXIT_DAMAGED if report["damaged"] else 0

@@ -7,17 +7,17 @@ from typing import Any
 import click
 
 from cli.terminal.output import escaped, human_bytes, json_option, write_json, write_line
-from cli.terminal.target import engine_options, target_of
+from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.errors import StoreReadOnly
 
 
 @click.command()
 @json_option
 @engine_options
-@click.pass_context
-def status(context: click.Context, as_json: bool) -> int:
+@pass_target
+def status(where: Target, as_json: bool) -> int:
     """Show the state of the engine; exits with 0 when it serves, with 74 when it only reads."""
-    with target_of(context).open() as lake:
+    with where.open() as lake:
         found = lake.status()
     if as_json:
         write_json(found)
@@ -31,10 +31,10 @@ def status(context: click.Context, as_json: bool) -> int:
 @click.option("--compact", is_flag=True, help="Also move what lives out of segments that hold little garbage.")
 @json_option
 @engine_options
-@click.pass_context
-def gc(context: click.Context, compact: bool, as_json: bool) -> None:
+@pass_target
+def gc(where: Target, compact: bool, as_json: bool) -> None:
     """Free what no name refers to any more.  Runs beside readers and writers."""
-    with target_of(context).open() as lake:
+    with where.open() as lake:
         report = lake.gc(compact=compact)
     if as_json:
         write_json(report)

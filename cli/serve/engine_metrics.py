@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from engine.process.engine_process import RunningEngine
 from engine.store.store import Store
@@ -13,52 +12,39 @@ from gateway.admin.metrics import Reading
 def readings(engine: RunningEngine) -> list[Reading]:
     """Return the metrics of the store."""
     store = engine.store
+    small_reads = store.segments.batches.statistics
 
-    def metadata(name: str) -> float:
-        value: Any = store.metadata.stats()[name]
-        return float(value)
+    def metadata(name: str) -> Callable[[], float]:
+        return lambda: float(store.metadata.stats()[name])
 
     return [
-        Reading("lake_ready", "1 when the engine serves", lambda: float(engine.not_ready() is None)),
-        Reading("lake_connections", "Open connections", lambda: float(engine.server.connection_count)),
-        Reading(
-            "lake_holds",
-            "Sessions and leases",
-            lambda: {k: float(v) for k, v in store.references.statistics().items()},
-            "kind",
-        ),
-        Reading("lake_segments", "Segment files", lambda: float(len(store.segments.register.kinds))),
+        Reading("lake_ready", "1 when the engine serves", lambda: engine.not_ready() is None),
+        Reading("lake_connections", "Open connections", lambda: engine.server.connection_count),
+        Reading("lake_holds", "Sessions and leases", lambda: store.references.statistics(), "kind"),
+        Reading("lake_segments", "Segment files", lambda: len(store.segments.register.kinds)),
         Reading(
             "lake_healed_reads_total",
             "Reads that matched their checksums only past the page cache",
-            lambda: float(store.segments.reader.healed_reads),
-            counter=True,
+            lambda: store.segments.reader.healed_reads,
         ),
         Reading(
             "lake_small_reads_total",
             "Small payloads and ranges read: cached, by the queue (io_uring or threads), or alone in threads",
-            lambda: {way: float(store.segments.batches.statistics()[way]) for way in ("cached", "queue", "threads")},
+            lambda: {way: float(small_reads()[way]) for way in ("cached", "queue", "threads")},
             "way",
-            counter=True,
         ),
         Reading(
-            "lake_io_uring",
-            "1 when the disk is read through io_uring",
-            lambda: float(store.segments.batches.statistics()["through"] == "io_uring"),
+            "lake_io_uring", "1 when the disk is read through io_uring", lambda: small_reads()["through"] == "io_uring"
         ),
         *gc_readings(store),
         *scrub_readings(store),
         *shared_index_readings(store),
         *dram_readings(store),
-        Reading("lake_overlay_entries", "Entries not yet in the index", lambda: metadata("overlay_entries")),
-        Reading(
-            "lake_journal_bytes",
-            "Journal since the last checkpoint",
-            lambda: metadata("journal_bytes_since_checkpoint"),
-        ),
-        Reading("lake_durable_sequence", "Last durable journal group", lambda: metadata("durable_sequence")),
-        Reading("lake_buffers_in_use", "Payload buffers in use", lambda: float(store.buffers.in_use)),
-        Reading("lake_reserve_bytes", "Room held for journal and index", lambda: float(store.reserve.held_bytes)),
+        Reading("lake_overlay_entries", "Entries not yet in the index", metadata("overlay_entries")),
+        Reading("lake_journal_bytes", "Journal since the last checkpoint", metadata("journal_bytes_since_checkpoint")),
+        Reading("lake_durable_sequence", "Last durable journal group", metadata("durable_sequence")),
+        Reading("lake_buffers_in_use", "Payload buffers in use", lambda: store.buffers.in_use),
+        Reading("lake_reserve_bytes", "Room held for journal and index", lambda: store.reserve.held_bytes),
     ]
 
 
@@ -76,17 +62,13 @@ def shared_index_readings(store: Store) -> list[Reading]:
             "lake_hot_index_in_slabs", "Chunks that it tells to be in the DRAM tier", lambda: statistic("in_slabs")
         ),
         Reading(
-            "lake_hot_index_refused_total",
-            "Chunks that the shared index had no room for",
-            lambda: statistic("refused"),
-            counter=True,
+            "lake_hot_index_refused_total", "Chunks that the shared index had no room for", lambda: statistic("refused")
         ),
         Reading(
             "lake_hot_index_looked_up_total",
             "Chunks that the engine looked up in it for clients",
             lambda: {"found": statistic("found"), "missed": statistic("missed")},
             "outcome",
-            counter=True,
         ),
     ]
 
@@ -98,25 +80,16 @@ def gc_readings(store: Store) -> list[Reading]:
         Reading(
             "lake_pinned",
             "What clients that read through mappings keep in its place",
-            lambda: {k: float(v) for k, v in store.segments.pins.statistics().items()},
+            lambda: store.segments.pins.statistics(),
             "kind",
         ),
         Reading(
-            "lake_lent_memory_bytes",
-            "Memory that clients lend to the engine",
-            lambda: float(store.lent.statistics()["bytes"]),
+            "lake_lent_memory_bytes", "Memory that clients lend to the engine", lambda: store.lent.statistics()["bytes"]
         ),
-        Reading("lake_gc_running", "1 while gc or compaction work", lambda: float(store.is_collecting)),
-        Reading("lake_gc_cycles_total", "Cycles that ended", lambda: float(totals.cycles), counter=True),
-        Reading(
-            "lake_gc_freed_bytes_total", "Payload bytes that gc freed", lambda: float(totals.freed_bytes), counter=True
-        ),
-        Reading(
-            "lake_compaction_moved_bytes_total",
-            "Payload bytes that compaction moved",
-            lambda: float(totals.moved_bytes),
-            counter=True,
-        ),
+        Reading("lake_gc_running", "1 while gc or compaction work", lambda: store.is_collecting),
+        Reading("lake_gc_cycles_total", "Cycles that ended", lambda: totals.cycles),
+        Reading("lake_gc_freed_bytes_total", "Payload bytes that gc freed", lambda: totals.freed_bytes),
+        Reading("lake_compaction_moved_bytes_total", "Payload bytes that compaction moved", lambda: totals.moved_bytes),
         Reading(
             "lake_gc_last_cycle_timestamp_seconds",
             "When the last cycle ended, in seconds since 1970; 0: never",
@@ -129,32 +102,19 @@ def scrub_readings(store: Store) -> list[Reading]:
     """Return the metrics of scrub and quarantine."""
     scrubber = store.scrubber
     return [
-        Reading("lake_scrub_running", "1 while scrub reads", lambda: float(scrubber.running)),
+        Reading("lake_scrub_running", "1 while scrub reads", lambda: scrubber.running),
         Reading("lake_scrub_position", "Share of the pass that is done, 0 to 1", lambda: scrubber.position),
         Reading(
-            "lake_scrub_bytes_total",
-            "Payload bytes that scrub has checked",
-            lambda: float(scrubber.totals.payload_bytes),
-            counter=True,
+            "lake_scrub_bytes_total", "Payload bytes that scrub has checked", lambda: scrubber.totals.payload_bytes
         ),
-        Reading(
-            "lake_scrub_chunks_total",
-            "Chunks that scrub has checked",
-            lambda: float(scrubber.totals.chunks),
-            counter=True,
-        ),
-        Reading(
-            "lake_scrub_damage_total",
-            "Chunks that scrub found damaged",
-            lambda: float(scrubber.totals.damaged),
-            counter=True,
-        ),
+        Reading("lake_scrub_chunks_total", "Chunks that scrub has checked", lambda: scrubber.totals.chunks),
+        Reading("lake_scrub_damage_total", "Chunks that scrub found damaged", lambda: scrubber.totals.damaged),
         Reading(
             "lake_scrub_last_pass_timestamp_seconds",
             "When the last full pass ended, in seconds since 1970; 0: never",
             lambda: scrubber.state.last_ended_ns / 1e9,
         ),
-        Reading("lake_quarantined_chunks", "Chunks known to be damaged", lambda: float(len(store.quarantine))),
+        Reading("lake_quarantined_chunks", "Chunks known to be damaged", lambda: len(store.quarantine)),
     ]
 
 
@@ -170,15 +130,14 @@ def dram_readings(store: Store) -> list[Reading]:
         Reading("lake_dram_payload_bytes", "Payload in the DRAM tier", figure("payload_bytes")),
         Reading("lake_dram_pinned_bytes", "Memory that readers have pinned", figure("pinned_bytes")),
         Reading("lake_dram_chunks", "Chunks in the DRAM tier", figure("chunks")),
-        Reading("lake_dram_hits_total", "Chunks that were found there", figure("hits"), counter=True),
-        Reading("lake_dram_misses_total", "Chunks that were not", figure("misses"), counter=True),
-        Reading("lake_dram_filled_bytes_total", "Payload bytes brought in", figure("filled_bytes"), counter=True),
-        Reading("lake_dram_demotions_total", "Chunks that went for others", figure("demotions"), counter=True),
+        Reading("lake_dram_hits_total", "Chunks that were found there", figure("hits")),
+        Reading("lake_dram_misses_total", "Chunks that were not", figure("misses")),
+        Reading("lake_dram_filled_bytes_total", "Payload bytes brought in", figure("filled_bytes")),
+        Reading("lake_dram_demotions_total", "Chunks that went for others", figure("demotions")),
         Reading(
             "lake_dram_client_reads_total",
             "Reads that clients did by themselves and told of, a sample",
             lambda: {"hit": figure("client_hits")(), "miss": figure("client_reads")() - figure("client_hits")()},
             "outcome",
-            counter=True,
         ),
     ]

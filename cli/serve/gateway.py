@@ -8,7 +8,7 @@ import click
 
 from cli.serve.s3_options import s3_options
 from cli.terminal.process import run_loop, say
-from cli.terminal.target import engine_options, target_of
+from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.errors import ConfigError
 from lakefs.limits import GATEWAY_PROCESSES_MAX
 
@@ -38,9 +38,9 @@ DEFAULT_ADMIN = "127.0.0.1:9002"
 @click.option("--config", "file", metavar="FILE", help="Instead of /etc/lake/lake.toml.")
 @click.option("--member", type=int, hidden=True, help="Descriptor to the leader of several.")
 @engine_options
-@click.pass_context
+@pass_target
 def gateway(
-    context: click.Context,
+    where: Target,
     s3: str | None,
     processes: int,
     share_port: bool,
@@ -69,8 +69,7 @@ def gateway(
     from lakefs.client.address import resolve
     from lakefs.config.settings import load
 
-    target = target_of(context)
-    if target.data is not None:
+    if where.data is not None:
         raise click.UsageError("a gateway is in front of an engine: give --server, not --data")
     flags = {
         "s3": s3,
@@ -85,7 +84,7 @@ def gateway(
     }
     config = load(file=file, flags=flags)
     log_to_stderr(config.log_level)
-    address, token = resolve(target.server, target.token())
+    address, token = resolve(where.server, where.token())
     plan = GatewayPlan(config, _s3_address(config), address, token, share_port, member)
     if processes == 1:
         run_loop(partial(run_gateway, plan, say))

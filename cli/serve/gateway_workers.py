@@ -28,19 +28,22 @@ from typing import Final
 import structlog
 import trio
 
-from cli.serve.gateway_process import DRAIN_TIMEOUT_S, HINT, GatewayPlan, heed_signals
-from cli.serve.gateway_report import Report, receive_reports
-from cli.terminal.systemd_notify import notifier_from
-from cli.terminal.systemd_watchdog import keep_watchdog
-from gateway.admin.metrics import Reading, new_registry
-from gateway.admin.server import serve_admin_at
+from cli.serve.gateway_process import (
+    DRAIN_TIMEOUT_S,
+    HINT,
+    GatewayPlan,
+    Report,
+    heed_signals,
+    receive_reports,
+    start_admin,
+)
+from cli.terminal.systemd_notify import keep_watchdog, notifier_from
+from gateway.admin.metrics import Reading
 from gateway.face import certificates_of, port_taken
-from gateway.s3.telemetry.metrics import TrafficCollector
 from gateway.s3.telemetry.traffic import Connections, Snapshot
 from lakefs.errors import AddressInUse
 from lakefs.transport.address import TcpAddress
 from lakefs.transport.streams import PortUse, bind_tcp
-from lakefs.version import VERSION
 
 SILENCE_S: Final = 30.0
 """A member that has not reported for this long hangs; a start takes less, too."""
@@ -191,12 +194,12 @@ async def run_team(plan: GatewayPlan, count: int, arguments: Sequence[str], prin
                 nursery.start_soon(
                     heed_signals, signals, team.stopping, partial(team.signal, signal.SIGHUP), patience.cancel
                 )
-                nursery.start_soon(keep_watchdog, notifier, lambda: True)
+                nursery.start_soon(keep_watchdog, notifier)
                 await nursery.start(team.run)
                 if not team.exit_code:
                     printer(f"engine  {plan.engine}")
                     printer(f"s3      {scheme}://{bound}   ({count} processes)")
-                    await _start_admin(plan, team, nursery, printer)
+                    await start_admin(plan, team.not_ready, team.counts, nursery, printer, *_readings(team))
                     printer("ready")
                     notifier.ready(f"serving {bound} from {plan.engine} with {count} processes")
                     await team.stopping.wait()
@@ -231,27 +234,12 @@ async def _reserve(plan: GatewayPlan) -> tuple[str, socket.socket]:
     return str(address).removeprefix("tcp://"), reservation
 
 
-async def _start_admin(plan: GatewayPlan, team: _Team, nursery: trio.Nursery, printer: Callable[[str], None]) -> None:
-    address = plan.config.admin
-    if address is None:
-        return
-    registry = new_registry(VERSION, _readings(team), [TrafficCollector(team.counts)])
-    serving = partial(serve_admin_at, address, ready=team.not_ready, registry=registry)
-    printer(f"admin   {await nursery.start(serving)}")
-
-
 def _readings(team: _Team) -> list[Reading]:
     return [
-        Reading("lake_ready", "1 when S3 is served from the engine", lambda: float(team.not_ready() is None)),
         Reading(
             "lake_gateway_processes",
             "Processes that serve",
-            lambda: float(sum(member.report is not None for member in team.members)),
+            lambda: sum(member.report is not None for member in team.members),
         ),
-        Reading(
-            "lake_gateway_restarts_total",
-            "Processes that ended and were started again",
-            lambda: float(team.restarts),
-            counter=True,
-        ),
+        Reading("lake_gateway_restarts_total", "Processes that ended and were started again", lambda: team.restarts),
     ]

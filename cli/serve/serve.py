@@ -48,8 +48,7 @@ def serve(file: str | None, **settings: str | None) -> None:
     DIR/s3-first-key, readable by its owner alone, to be removed after use.  A first start that fails leaves nothing.
     Beside the system's engine a store of your own needs --data.
     """
-    from cli.serve.faces import notify_manager, serve_admin_port
-    from cli.serve.s3_face import serve_s3_port
+    from cli.serve.faces import notify_manager, serve_admin_port, serve_s3_port
     from cli.serve.start_checks import check_first_start
     from cli.terminal.logs import log_to_stderr
     from engine.process.engine_process import run_engine

@@ -6,6 +6,8 @@ Rules kept here:
 - A notice never blocks and never raises: the engine keeps serving if nothing listens.  Each returns True if the
   manager's socket took it.
 - The variables are removed from the environment, so that no child process sends notices in the engine's name.
+- The manager kills and restarts a process that sends no heartbeat: one whose loop hangs.  A clean stop cancels the
+  heartbeat only after STOPPING has been sent.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import os
 import socket
 from collections.abc import MutableMapping
 from typing import Final
+
+import trio
 
 STATUS_BYTES_MAX: Final = 512
 """The manager shows one line; it would refuse a much larger datagram whole."""
@@ -33,10 +37,6 @@ class Notifier:
     def stopping(self, status: str) -> bool:
         """The stop has begun."""
         return self._send(f"STOPPING=1\nSTATUS={_one_line(status)}")
-
-    def status(self, status: str) -> bool:
-        """One line for `systemctl status`."""
-        return self._send(f"STATUS={_one_line(status)}")
 
     def watchdog(self) -> bool:
         """Still alive; send it at least every `watchdog_s`, better twice as often."""
@@ -62,6 +62,15 @@ def notifier_from(environ: MutableMapping[str, str] | None = None) -> Notifier:
     watched_pid = environ.pop("WATCHDOG_PID", "")
     is_watched = interval_us.isdecimal() and int(interval_us) > 0 and watched_pid in ("", str(os.getpid()))
     return Notifier(address, int(interval_us) / 1e6 if is_watched else None)
+
+
+async def keep_watchdog(notifier: Notifier) -> None:
+    """Send two heartbeats in each of the manager's intervals, until cancelled; returns at once if it wants none."""
+    if notifier.watchdog_s is None:
+        return
+    while True:
+        notifier.watchdog()
+        await trio.sleep(notifier.watchdog_s / 2)
 
 
 def _socket_address(address: str | None) -> bytes | None:

@@ -94,13 +94,6 @@ def _open_folder(data: Path, create: bool) -> AbstractContextManager[Lake]:
     return open_lake(data)
 
 
-def target_of(context: click.Context) -> Target:
-    """Return the target of the running command."""
-    target = context.find_object(Target)
-    assert target is not None
-    return target
-
-
 def engine_options(command: Command) -> Command:
     """Add --server, --data and --token-file, noted in the context's target."""
     for option in (
@@ -140,3 +133,7 @@ def _note(attribute: str) -> Callable[[click.Context, click.Parameter, Any], Non
             setattr(target, attribute, value)
 
     return callback
+
+
+pass_target = click.make_pass_decorator(Target)
+"""Gives a command the target of its options as first argument."""

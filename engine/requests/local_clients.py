@@ -54,7 +54,7 @@ class LocalRequests:
         _require_local(client, "descriptors are given on the Unix socket only; ask for the bytes instead")
         if len(request.segments) > SEGMENTS_PER_REQUEST_MAX:
             raise RequestTooLarge(f"at most {SEGMENTS_PER_REQUEST_MAX} segments in one request")
-        known = set(self._store.segments.register.ids())
+        known = self._store.segments.register.kinds
         found: list[int] = []
         descriptors: list[int] = []
         for segment in request.segments:

@@ -31,8 +31,7 @@ import pyfuse3
 import structlog
 import trio
 
-from fuse.kernel.mount_point import check_mount_point
-from fuse.kernel.mount_table import MountEntry, mount_at, unmount
+from fuse.kernel.mount_point import MountEntry, check_mount_point, mount_at, unmount
 from lakefs.errors import EngineBusy, InvalidArgument, LakeError, LocalFileError, PermissionDenied
 from lakefs.limits import ENGINE_SILENCE_S, ENGINE_WAIT_S, GIB
 
@@ -52,7 +51,7 @@ _log: Final = structlog.get_logger()
 
 @dataclass(frozen=True)
 class MountOptions:
-    """Options of a mount.  `mount_point` is a real path, see `fuse.kernel.mount_table.real_path`."""
+    """Options of a mount.  `mount_point` is a real path, see `fuse.kernel.mount_point.real_path`."""
 
     mount_point: Path
     staging: Path

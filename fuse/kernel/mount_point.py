@@ -1,6 +1,10 @@
-"""Checks of a mount point, and a lock: one mount process for one mount point.
+"""Mount points: the kernel's table of mounts as this process sees it, checks, unmounting, and a lock.
 
 Rules kept here:
+- The table is read from `/proc/self/mountinfo`, never by asking a file system: a mount that does not answer must
+  not hang its observer.
+- Only `answers` touches a mount, from a thread of its own that is waited for no longer than the limit.
+- Unmounting never kills the connection: open files stay usable until the process behind the mount ends.
 - Nothing is mounted over a mount, whatever its type.  The one exception is a dead lake mount (its process was
   killed): it is removed, and the log says so.
 - A mount process holds the lock of its mount point from before its first check until it has ended.  So two that start
@@ -9,25 +13,153 @@ Rules kept here:
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import fcntl
 import os
+import re
+import shutil
+import subprocess
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 import structlog
 
-from fuse.kernel.mount_table import LAKE_TYPE, MountEntry, answers, mount_at, unmount
-from lakefs.errors import AlreadyExists, DeadlineExceeded, FolderNotEmpty, LocalFileError, NotAFolder, PermissionDenied
+from lakefs.errors import (
+    AlreadyExists,
+    DeadlineExceeded,
+    EngineBusy,
+    FolderNotEmpty,
+    LocalFileError,
+    NotAFolder,
+    PermissionDenied,
+)
 
+LAKE_TYPE: Final = "fuse.lake"
+MOUNT_TABLE: Final = Path("/proc/self/mountinfo")
+ANSWER_TIMEOUT_S: Final = 5.0
+UNMOUNT_TIMEOUT_S: Final = 30.0
+_MNT_DETACH: Final = 2
+_UMOUNT_NOFOLLOW: Final = 8
+_OCTAL: Final = re.compile(rb"\\([0-7]{3})")
+_NOT_CONNECTED: Final = (errno.ENOTCONN, errno.ECONNABORTED)
 LOCK_WAIT_S: Final = 90.0
 """Longest wait for a lock.  A mount that ends first stores written files; this is as long as its unit lets it."""
 _LOCK_POLL_S: Final = 0.05
 _DEAD_MOUNTS_MAX: Final = 64
 """Most dead mounts removed at one place; each is one restart that went wrong."""
 _log: Final = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class MountEntry:
+    """One mount: its device number as `MAJOR:MINOR`, mount point, type and source."""
+
+    device: str
+    mount_point: Path
+    type: str
+    source: str
+
+
+def mount_at(path: Path) -> MountEntry | None:
+    """Return the uppermost mount at exactly that path (a real one, see `real_path`), or None."""
+    found = [entry for entry in all_mounts() if entry.mount_point == path]
+    return found[-1] if found else None
+
+
+def all_mounts() -> list[MountEntry]:
+    """Return every mount that this process sees, in the order in which they were made."""
+    try:
+        lines = MOUNT_TABLE.read_bytes().splitlines()
+    except OSError as error:
+        raise LocalFileError(f"{MOUNT_TABLE}: {error.strerror}", subject=str(MOUNT_TABLE)) from error
+    return [_parsed(line) for line in lines]
+
+
+def _parsed(line: bytes) -> MountEntry:
+    # proc(5): id parent major:minor root mount-point options optional... - type source super-options
+    before, _, after = line.partition(b" - ")
+    fields, (kind, source) = before.split(b" "), after.split(b" ")[:2]
+    return MountEntry(fields[2].decode(), Path(_plain(fields[4])), kind.decode(), _plain(source))
+
+
+def _plain(field: bytes) -> str:
+    return os.fsdecode(_OCTAL.sub(lambda match: bytes([int(match[1], 8)]), field))
+
+
+def real_path(path: Path) -> Path:
+    """Return the path without links.  A mount at the path itself is not touched: it may hang."""
+    absolute = Path(os.path.abspath(path))
+    likely = Path(os.path.realpath(absolute.parent)) / absolute.name
+    return likely if mount_at(likely) else Path(os.path.realpath(likely))
+
+
+def answers(path: Path) -> bool | None:
+    """Return True if the mount at `path` has a living process behind it; None if it does not answer in time."""
+    found: list[bool] = []
+
+    def ask() -> None:
+        try:
+            os.statvfs(path)  # never answered from the kernel's cache
+        except OSError as error:
+            found.append(error.errno not in _NOT_CONNECTED)
+        else:
+            found.append(True)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(ANSWER_TIMEOUT_S)
+    return found[0] if found else None
+
+
+def unmount(path: Path, *, lazy: bool) -> None:
+    """Remove the uppermost mount at `path`.  Blocks: may wait for the process behind the mount.
+
+    `lazy`: at once, even when files in it are open.  Raises EngineBusy if it is in use (never when lazy),
+    PermissionDenied, LocalFileError.
+    """
+    number = _umount2(path, _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazy else 0))
+    if number == errno.EPERM:
+        number = _fusermount(path, lazy)
+    if number == errno.EBUSY:
+        raise EngineBusy(
+            f"{path} is in use: a process has a file open in it or works in it (fuser -vm {path} shows which);"
+            f" end it, or take the mount away under it with: lake unmount --lazy {path}",
+            subject=str(path),
+        )
+    if number == errno.EPERM:
+        raise PermissionDenied(f"{path}: this user may not unmount it", subject=str(path))
+    if number:
+        raise LocalFileError(f"{path} cannot be unmounted: {os.strerror(number)}", subject=str(path))
+
+
+def _umount2(path: Path, flags: int) -> int:
+    """Call umount2(2); return its errno, 0 on success."""
+    call = ctypes.CDLL(None, use_errno=True).umount2
+    call.argtypes = (ctypes.c_char_p, ctypes.c_int)
+    return ctypes.get_errno() if call(os.fsencode(path), flags) else 0
+
+
+def _fusermount(path: Path, lazy: bool) -> int:
+    """Unmount with fusermount3, as users who are not root unmount their own mounts.  Returns an errno, guessed from
+    its output; 0 on success."""
+    if shutil.which("fusermount3") is None:
+        raise LocalFileError("fusermount3 is missing: install the package fuse3", subject="fusermount3")
+    command = ["fusermount3", "-u", *(["-z"] if lazy else []), "--", str(path)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=UNMOUNT_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return errno.EBUSY
+    if done.returncode == 0:
+        return 0
+    return errno.EBUSY if "busy" in done.stderr else errno.EPERM
 
 
 def check_mount_point(path: Path, *, may_hold_files: bool = False) -> None:

@@ -11,18 +11,27 @@ Rules kept here:
 - Whole granules of neighbouring chunks lie one behind the other in a buffer: all granules of a range but the first
   begin where asked bytes begin, and all but the last end where asked bytes end.  So a range is one piece of memory.
 
+A page that is read again is checked without reading its whole granule (`PageSums`).  The store has one CRC32C for each
+granule of 64 KiB.  When a granule is read for a few of its pages, its CRC is computed page by page.  If the result is
+the store's, the CRC after each page is kept.  A run of those pages that is read later is checked alone: from the CRC
+before the run, its bytes must lead to the CRC behind it.
+- CRCs are kept only of bytes that matched the store's checksum.  No bytes are kept, and nothing counts as good
+  because it was good before: a reader checks the bytes that it has read.
+- A chunk is named by its content, so its CRCs stay true at any place and for any opener.
+
 When a check fails, or a place is no longer valid, `read_range` takes over: it locates the chunk again.  If that does
 not help, the engine reads it, and the engine decides what is damaged.
 """
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final, NamedTuple
 
-from fuse.reading.page_sums import PageSums
 from lakefs.client.trio.driver import TrioDriver
 from lakefs.content.verify import granules_around
 from lakefs.errors import StaleGrant
@@ -43,7 +52,7 @@ from lakefs.grants.grant_reads import (
 )
 from lakefs.host.crc import crc32c
 from lakefs.ids import Buffer, ChunkId
-from lakefs.limits import GRANULE_BYTES, MIB, PAGE_BYTES
+from lakefs.limits import GRANULE_BYTES, MIB, PAGE_BYTES, PAGE_SUMS_MAX
 from lakefs.ports import Offload
 from lakefs.wire.messages import Grant
 
@@ -53,6 +62,29 @@ _BUFFER_BYTES: Final = 1 * MIB + 2 * GRANULE_BYTES
 """The kernel asks for at most 1 MiB, which may begin and end inside granules."""
 _BUFFERS_KEPT: Final = 6
 """Free buffers kept for threads: a few more than there are threads."""
+
+
+class PageSums:
+    """CRCs after each page, for the granules that were last read in part; keyed by chunk and granule number."""
+
+    def __init__(self, granules_max: int = PAGE_SUMS_MAX) -> None:
+        self._granules_max = granules_max
+        self._sums: OrderedDict[tuple[ChunkId, int], array[int]] = OrderedDict()
+
+    def learn(self, chunk: ChunkId, number: int, granule: memoryview, crc: int) -> bool:
+        """Check a whole granule against the store's checksum and keep its CRCs; False, keeping none, if it differs."""
+        pages = (granule[at : at + PAGE_BYTES] for at in range(0, len(granule), PAGE_BYTES))
+        sums = array("I", accumulate(pages, lambda crc, page: crc32c(page, crc), initial=0))
+        if sums[-1] != crc:
+            return False
+        self._sums[chunk, number] = sums
+        if len(self._sums) > self._granules_max:
+            self._sums.popitem(last=False)
+        return True
+
+    def of(self, chunk: ChunkId, number: int) -> array[int] | None:
+        """Return the CRC after none, one, two, ... all pages of a granule; None if they are not kept."""
+        return self._sums.get((chunk, number))
 
 
 class ReadBuffers:

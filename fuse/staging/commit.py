@@ -26,7 +26,7 @@ import msgspec
 
 from fuse.staging.byte_ranges import RangeSet
 from fuse.staging.folder import Kind, StagedFile
-from fuse.staging.write_behind import WriteBehind
+from fuse.staging.write_behind import StagedSource, WriteBehind
 from lakefs.content.chunking import fixed_cuts, iter_extents, plan_file
 from lakefs.content.manifest import CutKind
 from lakefs.errors import EngineUnreachable, InvalidArgument, SessionLost, SourceChanged
@@ -41,7 +41,6 @@ from lakefs.put.upload import (
     Upload,
     abandon_upload,
     commit_upload,
-    forget,
     note_stored,
     offer_payloads,
     only_result,
@@ -61,27 +60,8 @@ from lakefs.wire.messages import (
     Offered,
     PutObjects,
     SourceClose,
-    SourceOpen,
-    SourceOpened,
     StoreFromSource,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """A chunk that is in the store already."""
-
-    piece: Piece
-
-    @property
-    def offset(self) -> int:
-        """Offset in the content."""
-        return self.piece.offset
-
-    @property
-    def length(self) -> int:
-        """Length in bytes."""
-        return self.piece.length
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +72,8 @@ class Store:
     length: int
 
 
-Cut = Keep | Store
+Cut = Piece | Store
+"""A chunk that is in the store already, or one to be stored."""
 
 
 def plan_cuts(pieces: Sequence[Piece], written: RangeSet, base_bytes: int, size: int) -> list[Cut]:
@@ -106,7 +87,7 @@ def plan_cuts(pieces: Sequence[Piece], written: RangeSet, base_bytes: int, size:
         if end > min(base_bytes, size):
             break
         touched = written.overlaps(piece.offset, end)
-        cuts.append(Store(piece.offset, piece.length) if touched else Keep(piece))
+        cuts.append(Store(piece.offset, piece.length) if touched else piece)
     begin = _end_of(cuts)
     if begin < size:
         while cuts and _is_cut_with_tail(cuts[-1], size - begin):
@@ -187,13 +168,12 @@ class _StagedPut:
         self._durable = durable
         self._behind = behind
         self._revision = 0
-        self._source: int | None = None
-        self._can_send_descriptor = lake.carries_descriptors
+        self._source = StagedSource(lake, staged)
 
     def run(self) -> Steps[Stored]:
         """Make one attempt."""
         self._revision = self._staged.begin_storing()
-        self._source = None
+        self._source.id = None  # that of an attempt before is lost with its connection
         cuts, cut_kind = yield from self._plan()
         if not cuts or (len(cuts) == 1 and isinstance(cuts[0], Store)):
             return (yield from self._put_object())
@@ -236,13 +216,13 @@ class _StagedPut:
 
     def _cut(self, offset: int, length: int) -> Cut:
         chunk = None if self._behind is None else self._behind.chunk(offset, length)
-        return Store(offset, length) if chunk is None else Keep(Piece(chunk, offset, length))
+        return Store(offset, length) if chunk is None else Piece(chunk, offset, length)
 
     def _is_the_base(self, cuts: Sequence[Cut]) -> bool:
         return (
             self._base is not None
             and len(cuts) == len(self._base.pieces)
-            and all(isinstance(cut, Keep) for cut in cuts)
+            and all(isinstance(cut, Piece) for cut in cuts)
         )
 
     # --- small and unchanged -------------------------------------------------------------------------
@@ -270,7 +250,7 @@ class _StagedPut:
         """
         zeros = yield from self._zeros(cuts)
         cuts = [self._without_hole(cut, zeros) for cut in cuts]
-        wanted = list(dict.fromkeys(cut.piece.chunk for cut in cuts if isinstance(cut, Keep)))
+        wanted = list(dict.fromkeys(cut.chunk for cut in cuts if isinstance(cut, Piece)))
         lacking: set[ChunkId] = set()
         for start in range(0, len(wanted), BATCH_MAX):
             batch = wanted[start : start + BATCH_MAX]
@@ -284,8 +264,7 @@ class _StagedPut:
                 yield from send(request.request, body=request.body)
                 lacking.discard(chunk)
         return [
-            Store(cut.offset, cut.length) if isinstance(cut, Keep) and cut.piece.chunk in lacking else cut
-            for cut in cuts
+            Store(cut.offset, cut.length) if isinstance(cut, Piece) and cut.chunk in lacking else cut for cut in cuts
         ]
 
     def _zeros(self, cuts: Iterable[Cut]) -> Steps[dict[int, ChunkId]]:
@@ -298,7 +277,7 @@ class _StagedPut:
 
     def _without_hole(self, cut: Cut, zeros: dict[int, ChunkId]) -> Cut:
         if isinstance(cut, Store) and cut.length in zeros and self._is_all(Kind.HOLE, cut):
-            return Keep(Piece(zeros[cut.length], cut.offset, cut.length))
+            return Piece(zeros[cut.length], cut.offset, cut.length)
         return cut
 
     def _is_all(self, kind: Kind, cut: Cut) -> bool:
@@ -320,21 +299,20 @@ class _StagedPut:
         except EngineUnreachable:
             raise  # the source ends with the connection
         except BaseException:
-            if self._source is not None:
-                yield from forget(SourceClose(self._source))
+            yield from self._source.forget()
             raise
-        if self._source is not None:
-            yield from send(SourceClose(self._source))
+        if self._source.id is not None:
+            yield from send(SourceClose(self._source.id))
 
     def _is_sent(self, store: Store) -> bool:
         """Return True if the engine cannot read the bytes from the staging file."""
-        return not (self._can_send_descriptor and self._is_all(Kind.STAGED, store))
+        return not (self._source.can_be_sent and self._is_all(Kind.STAGED, store))
 
     def _effect(self, upload: Upload, stores: list[Store], pipeline: Pipeline) -> Steps[tuple[Effect, Completion]]:
-        if not self._is_sent(stores[0]) and (yield from self._open_source()):
-            assert self._source is not None
+        source = None if self._is_sent(stores[0]) else (yield from self._source.opened())
+        if source is not None:
             offsets, lengths = [store.offset for store in stores], [store.length for store in stores]
-            request = StoreFromSource(upload.session, self._source, offsets, lengths)
+            request = StoreFromSource(upload.session, source, offsets, lengths)
             return Send(request), note_stored(upload, lengths)
         payloads: list[memoryview] = []
         for store in stores:
@@ -346,22 +324,9 @@ class _StagedPut:
 
     def _failed(self, error: Exception) -> None:
         """Raise the error; a source that the engine does not know belonged to a lost connection: SessionLost."""
-        if isinstance(error, InvalidArgument) and self._source is not None:
+        if isinstance(error, InvalidArgument) and self._source.id is not None:
             raise SessionLost(error.message, subject=self._staged.name) from error
         raise error
-
-    def _open_source(self) -> Steps[bool]:
-        """Send the staging file's descriptor to the engine; False if the engine cannot read from its file system."""
-        if self._source is not None:
-            return True
-        try:
-            reply = yield from send(SourceOpen(), descriptors=[self._staged.descriptor])
-        except InvalidArgument:
-            self._can_send_descriptor = False
-            return False
-        assert isinstance(reply.message, SourceOpened)
-        self._source = reply.message.source
-        return True
 
     def _assembled(self, offset: int, length: int) -> Steps[memoryview]:
         """Return bytes of the content, assembled from spans of any kind."""
@@ -383,15 +348,15 @@ def _zeros_id(length: int) -> ChunkId:
     return data_chunk_id(bytes(length))
 
 
-def _batches(cuts: Iterable[Cut], is_sent: Callable[[Store], bool]) -> Iterator[tuple[list[Keep], list[Store]]]:
+def _batches(cuts: Iterable[Cut], is_sent: Callable[[Store], bool]) -> Iterator[tuple[list[Piece], list[Store]]]:
     """Yield kept chunks, and those behind them for one request: one that is sent, or some that the engine reads."""
-    kept: list[Keep] = []
+    kept: list[Piece] = []
     stores: list[Store] = []
     for cut in cuts:
-        if stores and (isinstance(cut, Keep) or len(stores) == STORE_REQUEST_CHUNKS or is_sent(cut)):
+        if stores and (isinstance(cut, Piece) or len(stores) == STORE_REQUEST_CHUNKS or is_sent(cut)):
             yield kept, stores
             kept, stores = [], []
-        if isinstance(cut, Keep):
+        if isinstance(cut, Piece):
             kept.append(cut)
             continue
         stores.append(cut)
@@ -402,11 +367,11 @@ def _batches(cuts: Iterable[Cut], is_sent: Callable[[Store], bool]) -> Iterator[
         yield kept, stores
 
 
-def _note_kept(upload: Upload, kept: Sequence[Keep]) -> None:
-    upload.stored([bytes(keep.piece.chunk) for keep in kept], [keep.length for keep in kept], [False] * len(kept))
+def _note_kept(upload: Upload, kept: Sequence[Piece]) -> None:
+    upload.stored([bytes(keep.chunk) for keep in kept], [keep.length for keep in kept], [False] * len(kept))
 
 
-def _after(upload: Upload, kept: Sequence[Keep], done: Completion) -> Completion:
+def _after(upload: Upload, kept: Sequence[Piece], done: Completion) -> Completion:
     """Note the kept chunks before the stored ones behind them."""
 
     def completed(result: Reply) -> Steps[None] | None:

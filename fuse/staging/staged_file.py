@@ -145,7 +145,6 @@ class StagedFile:
         self._base_bytes = state.base_bytes
         self._time_ns = state.time_ns
         self._staged = state.ranges
-        self._filled = RangeSet()  # staged, and the same as the base
         self._storing: int | None = None  # revision that is being stored
         self._is_open = True
         self._sidecar_is_stale = False
@@ -161,11 +160,6 @@ class StagedFile:
         """Length of the part, from 0, whose bytes are the base's where nothing is staged; zeros follow it."""
         return self._base_bytes
 
-    @property
-    def staged_bytes(self) -> int:
-        """Number of bytes in the staging file."""
-        return self._staged.byte_count
-
     # --- content -------------------------------------------------------------------------------------
 
     def write(self, offset: int, data: Buffer) -> None:
@@ -177,18 +171,8 @@ class StagedFile:
         self._room.reserve(self.name, self._staged.bytes_added(offset, end), self._staged.ranges_added(offset, end))
         self.revision += 1
         self._put(offset, view)
-        self._filled.remove(offset, end)
         self.size = max(self.size, end)
         self.changed = True
-
-    def fill(self, offset: int, data: Buffer) -> None:
-        """Copy bytes of the base into the staging file, except those written or hidden since.  StoreFull."""
-        view = memoryview(data).cast("B")
-        gaps = list(self._staged.gaps(offset, min(offset + len(view), self._base_bytes)))
-        self._room.reserve(self.name, sum(end - begin for begin, end in gaps), len(gaps))
-        for begin, end in gaps:
-            self._put(begin, view[begin - offset : end - offset])
-            self._filled.add(begin, end)
 
     def truncate(self, size: int) -> None:
         """Change the length of the content.  StoreFull, LocalFileError.
@@ -210,7 +194,6 @@ class StagedFile:
         shrinks = self._staged.end > size
         with _Counted(self._room, self._staged):
             self._staged.cut(size)
-        self._filled.cut(size)
         if shrinks:
             self._set_length(kept_end)
         self._compact()
@@ -253,11 +236,8 @@ class StagedFile:
                 self._pread_into(begin, part)
 
     def written(self) -> RangeSet:
-        """Return the bytes that differ from the base's, or may: staged, and not by `fill`."""
-        written = self._staged.copy()
-        for begin, end in self._filled:
-            written.remove(begin, end)
-        return written
+        """Return the bytes that differ from the base's, or may; it is this file's own set, not to be changed."""
+        return self._staged
 
     # --- lifetime ------------------------------------------------------------------------------------
 
@@ -285,7 +265,6 @@ class StagedFile:
         self.changed = False
         with _Counted(self._room, self._staged):
             self._staged.clear()
-        self._filled.clear()
         self._note(whole_line(self._state()))  # first: bytes that the sidecar does not name do not count
         self._sidecar_is_closed = True
         self._set_length(0)

@@ -52,6 +52,34 @@ Extent = tuple[int, int]
 _NEVER: Final = (BLOB_BYTES_MAX, BLOB_BYTES_MAX)
 
 
+class StagedSource:
+    """The descriptor of a staging file, sent to the engine when it is first needed, so that the engine reads it."""
+
+    def __init__(self, lake: LakeSteps, staged: StagedFile) -> None:
+        self.can_be_sent = lake.carries_descriptors
+        """False once the engine is known not to take it: it cannot read from that file system."""
+        self.id: int | None = None
+        """The engine's number of it, while it is open."""
+        self._staged = staged
+
+    def opened(self) -> Steps[int | None]:
+        """Return the engine's number of it; None if the engine does not take it."""
+        if self.id is None and self.can_be_sent:
+            try:
+                reply = yield from send(SourceOpen(), descriptors=[self._staged.descriptor])
+            except InvalidArgument:
+                self.can_be_sent = False
+                return None
+            assert isinstance(reply.message, SourceOpened)
+            self.id = reply.message.source
+        return self.id
+
+    def forget(self) -> Steps[None]:
+        """Close it at the engine, if it is open; a failure is no error."""
+        if self.id is not None:
+            yield from forget(SourceClose(self.id))
+
+
 class WriteBehind:
     """The chunks of one staged file that are in the store already, held by a session of their own."""
 
@@ -64,8 +92,7 @@ class WriteBehind:
         self._extents: Iterator[Extent] | None = None
         self._next: Extent = (0, CHUNK_BYTES)
         self._session: SessionId | None = None
-        self._source: int | None = None
-        self._can_send_descriptor = lake.carries_descriptors
+        self._source = StagedSource(lake, staged)
         self._has_ended = False
 
     def has_work(self) -> bool:
@@ -115,8 +142,7 @@ class WriteBehind:
     def end(self) -> Steps[None]:
         """Close session and source, when no run is under way; chunks that no commit has taken are then garbage."""
         self._has_ended = True
-        if self._source is not None:
-            yield from forget(SourceClose(self._source))
+        yield from self._source.forget()
         if self._session is not None:
             yield from forget(SessionEnd(self._session))
 
@@ -149,10 +175,10 @@ class WriteBehind:
 
     def _effect(self, batch: list[Extent]) -> Steps[tuple[Effect, Completion]]:
         assert self._session is not None
-        if (yield from self._open_source()):
-            assert self._source is not None
+        source = yield from self._source.opened()
+        if source is not None:
             offsets, lengths = [offset for offset, _ in batch], [length for _, length in batch]
-            request = StoreFromSource(self._session, self._source, offsets, lengths)
+            request = StoreFromSource(self._session, source, offsets, lengths)
 
             def stored(reply: Reply) -> None:
                 assert isinstance(reply.message, Stored)
@@ -165,18 +191,6 @@ class WriteBehind:
             self._note(batch, [chunk for chunk, _ in found])
 
         return Work(self._read, (batch,)), read
-
-    def _open_source(self) -> Steps[bool]:
-        """Send the staging file's descriptor to the engine; False if the engine does not take it."""
-        if self._source is None and self._can_send_descriptor:
-            try:
-                reply = yield from send(SourceOpen(), descriptors=[self._staged.descriptor])
-            except InvalidArgument:
-                self._can_send_descriptor = False
-                return False
-            assert isinstance(reply.message, SourceOpened)
-            self._source = reply.message.source
-        return self._can_send_descriptor
 
     def _read(self, batch: list[Extent]) -> list[tuple[ChunkId, bytes]]:
         contents = [self._staged.read(offset, length) for offset, length in batch]

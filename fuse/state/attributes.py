@@ -1,12 +1,19 @@
-"""Attributes: from the store's record of a name to the fields of `stat`, and back."""
+"""Attributes: from the store's record of a name to the fields of `stat`, and back; the bits that a change clears.
+
+The set-user-id and set-group-id bits of a file whose content changes: the kernel clears most of them itself, by setting
+a mode.  It leaves three cases to the mount: open with O_TRUNC, writes past the page cache, and the set-group-id bit of
+a file that its group may not execute.  The rule is the kernel's for local file systems: root keeps both bits; other
+users lose both, but a member of the file's group keeps set-group-id on a file that the group may not execute.
+"""
 
 from __future__ import annotations
 
+import stat
 from typing import Final
 
 import pyfuse3
 
-from fuse.state.inodes import FOLDER, ROOT, SYMLINK, Attributes, Inode
+from fuse.state.inodes import FOLDER, OBJECT, ROOT, SYMLINK, Attributes, Inode
 from lakefs.wire.messages import ListEntry, ObjectAttributes, ObjectStat
 
 BLOCK_BYTES: Final = 1 << 20
@@ -85,3 +92,23 @@ def no_entry(timeout_s: float) -> pyfuse3.EntryAttributes:
     entry.st_ino = pyfuse3.InodeT(0)
     entry.entry_timeout = timeout_s
     return entry
+
+
+def without_set_id(attributes: Attributes, ctx: pyfuse3.RequestContext, mode: int | None = None) -> int:
+    """Return the mode (the file's, or the one given) after this caller changed the content; unchanged if not a file."""
+    mode = attributes.mode if mode is None else mode
+    if attributes.kind != OBJECT or ctx.uid == 0 or not mode & (stat.S_ISUID | stat.S_ISGID):
+        return mode
+    mode &= ~stat.S_ISUID
+    if mode & stat.S_ISGID and (mode & stat.S_IXGRP or not _is_member(attributes.gid, ctx)):
+        mode &= ~stat.S_ISGID
+    return mode
+
+
+def _is_member(gid: int, ctx: pyfuse3.RequestContext) -> bool:
+    if gid == ctx.gid:
+        return True
+    try:
+        return gid in pyfuse3.get_sup_groups(ctx.pid)
+    except OSError:  # the caller has ended, or is in another namespace of processes
+        return False

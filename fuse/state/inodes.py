@@ -133,11 +133,6 @@ class Inode:
             found.mtime_ns = found.ctime_ns = self.changed_below_ns
         self.attributes = found
 
-    @property
-    def has_all_names(self) -> bool:
-        """True for a folder whose names are all in `children`, as far as this mount knows."""
-        return self.listed_at > EXPIRED
-
     def doubt_names(self) -> None:
         """Note that a name in this folder may be missing in `children`."""
         self.is_complete = False

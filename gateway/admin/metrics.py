@@ -28,18 +28,16 @@ Family = GaugeMetricFamily | CounterMetricFamily
 class Reading:
     """One metric.  `read` returns its value, or with `label` the value of each label value.
 
-    A `counter` only ever grows while the process lives; anything else is a gauge.
+    One whose name ends in `_total` is a counter: it only ever grows while the process lives.  Any other is a gauge.
     """
 
     name: str
     documentation: str
     read: Callable[[], float | Mapping[str, float]]
     label: str = ""
-    counter: bool = False
 
     def __post_init__(self) -> None:
         assert _NAME.fullmatch(self.name), f"metric {self.name!r}: names begin with lake_"
-        assert self.name.endswith("_total") == self.counter, f"metric {self.name!r}: counters end with _total"
 
 
 class Readings(Collector):
@@ -85,5 +83,5 @@ def new_registry(
 
 
 def _family(reading: Reading) -> Family:
-    kind = CounterMetricFamily if reading.counter else GaugeMetricFamily
+    kind = CounterMetricFamily if reading.name.endswith("_total") else GaugeMetricFamily
     return kind(reading.name, reading.documentation, labels=[reading.label] if reading.label else [])

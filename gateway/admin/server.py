@@ -30,8 +30,7 @@ import trio
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
-from gateway.http.head import check_beginning
-from gateway.http.refusal import HttpRefusal
+from gateway.http.head import HttpRefusal, check_beginning
 from lakefs.config.settings import Address
 from lakefs.errors import AddressInUse, ConfigError, PermissionDenied
 from lakefs.limits import (

@@ -22,10 +22,9 @@ from typing import Final
 
 import trio
 
-from gateway.http.framing import BodyKind, ChunkedDecoder, Framing, body_framing
-from gateway.http.head import HeadWatch, RequestHead, head_length, parse_head
+from gateway.http.framing import ChunkedDecoder, body_framing
+from gateway.http.head import HeadWatch, HttpRefusal, RequestHead, head_length, parse_head
 from gateway.http.messages import FixedLines, Handler, Observer, Refused, Request, Response, response_head
-from gateway.http.refusal import HttpRefusal
 from lakefs.errors import EngineUnreachable
 from lakefs.ids import Buffer
 from lakefs.limits import (
@@ -288,12 +287,12 @@ class _Counted:
 class Body:
     """The body of one request (`RequestBody`)."""
 
-    def __init__(self, connection: Connection, framing: Framing, head: RequestHead) -> None:
-        self.length = None if framing.kind is BodyKind.CHUNKED else framing.length_bytes
+    def __init__(self, connection: Connection, length: int | None, head: RequestHead) -> None:
+        self.length = length
         self.is_broken = False
         self._connection = connection
-        self._left_bytes = framing.length_bytes
-        self._decoder = ChunkedDecoder() if framing.kind is BodyKind.CHUNKED else None
+        self._left_bytes = length or 0
+        self._decoder = ChunkedDecoder() if length is None else None
         self._pieces: list[memoryview] = []
         self._is_awaited = head.headers.get(b"expect", b"").lower() == b"100-continue"
         self._chunked_bytes = 0

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import enum
 import re
-from typing import Final, NamedTuple
+from typing import Final
 
-from gateway.http.head import RequestHead
-from gateway.http.refusal import HttpRefusal, bad_request
+from gateway.http.head import HttpRefusal, RequestHead, bad_request
 from lakefs.limits import HTTP_CHUNK_LINE_BYTES_MAX, HTTP_TRAILER_BYTES_MAX, HTTP_TRAILERS_MAX
 
 _LENGTH: Final = re.compile(rb"[0-9]{1,18}")
@@ -23,47 +22,21 @@ _CHUNK_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})(?:[\t ]*;[\t\x20-\x7e\x80
 _TRAILER_LINE: Final = re.compile(rb"([-!#$%&'*+.^_`|~0-9A-Za-z]+):[\t ]*([\t\x20-\x7e\x80-\xff]*)")
 
 
-class BodyKind(enum.Enum):
-    """NONE: no framing was given, the body is empty.  LENGTH: that many bytes.  CHUNKED: until its last chunk."""
-
-    NONE = enum.auto()
-    LENGTH = enum.auto()
-    CHUNKED = enum.auto()
-
-
-class Framing(NamedTuple):
-    """Framing of one body; `length_bytes` is 0 except for LENGTH."""
-
-    kind: BodyKind
-    length_bytes: int
-
-
-NO_BODY: Final = Framing(BodyKind.NONE, 0)
-_CHUNKED: Final = Framing(BodyKind.CHUNKED, 0)
-
-
-def body_framing(head: RequestHead) -> Framing:
-    """Return the framing of a request's body.  HttpRefusal."""
-    headers = head.headers
-    coding = headers.get(b"transfer-encoding")
-    length = headers.get(b"content-length")
-    if coding is not None:
-        return _coded(head, coding, length)
-    if length is None:
-        return NO_BODY
-    if not _LENGTH.fullmatch(length):
-        raise bad_request("the Content-Length is not a number of bytes")
-    return Framing(BodyKind.LENGTH, int(length))
-
-
-def _coded(head: RequestHead, coding: bytes, length: bytes | None) -> Framing:
+def body_framing(head: RequestHead) -> int | None:
+    """Return the length of a request's body in bytes, 0 without one; None if it comes in chunks.  HttpRefusal."""
+    coding = head.headers.get(b"transfer-encoding")
+    length = head.headers.get(b"content-length")
+    if coding is None:
+        if length is not None and not _LENGTH.fullmatch(length):
+            raise bad_request("the Content-Length is not a number of bytes")
+        return int(length or 0)
     if length is not None:
         raise bad_request("a request has Content-Length or Transfer-Encoding, not both")
     if head.version < (1, 1):
         raise bad_request("HTTP/1.0 has no Transfer-Encoding")
     if coding.lower() != b"chunked":
         raise HttpRefusal(501, "NotImplemented", "the only Transfer-Encoding that is read here is chunked")
-    return _CHUNKED
+    return None
 
 
 class LineReader:

@@ -15,6 +15,9 @@ not when the client gives up.  `parse_head` refuses all that `HeadWatch` refuses
 Invariants: names are lower-case; values have no white space around them and no control characters but tab; `path`
 begins with "/"; a request of HTTP/1.1 has exactly one Host.
 It does not decode: `path` and `query` are percent-encoded as received.
+
+A request that the rules of HTTP forbid to serve raises `HttpRefusal`, while its head or its body is read.  The
+connection answers with the status and closes, because the begin of the next request is unknown.
 """
 
 from __future__ import annotations
@@ -25,41 +28,37 @@ from typing import Final
 import msgspec
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from gateway.http.refusal import HttpRefusal, bad_request
 from lakefs.limits import HTTP_HEAD_BYTES_MAX, HTTP_HEADERS_MAX
 
 _END: Final = b"\r\n\r\n"
 _VERSIONS: Final = {b" HTTP/1.1": (1, 1), b" HTTP/1.0": (1, 0)}
 _VERSION_BYTES: Final = len(b" HTTP/1.1")
-_LISTS: Final = frozenset(
-    (
-        b"accept",
-        b"accept-charset",
-        b"accept-encoding",
-        b"accept-language",
-        b"access-control-request-headers",
-        b"cache-control",
-        b"connection",
-        b"content-encoding",
-        b"content-language",
-        b"expect",
-        b"forwarded",
-        b"if-match",
-        b"if-none-match",
-        b"pragma",
-        b"te",
-        b"trailer",
-        b"upgrade",
-        b"via",
-        b"x-amz-object-attributes",
-        b"x-forwarded-for",
-    )
-)
+_LISTS: Final = frozenset({
+    b"accept", b"accept-charset", b"accept-encoding", b"accept-language", b"access-control-request-headers",
+    b"cache-control", b"connection", b"content-encoding", b"content-language", b"expect", b"forwarded",
+    b"if-match", b"if-none-match", b"pragma", b"te", b"trailer", b"upgrade", b"via", b"x-amz-object-attributes",
+    b"x-forwarded-for",
+})  # fmt: skip
 """Fields that may be repeated (RFC 9110; the last but one by S3); their values are one list."""
 _TLS_HANDSHAKE: Final = b"\x16"
 """The first byte of a TLS connection (RFC 8446, 5.1); no HTTP request begins with it."""
 _BEGINNING_BYTES: Final = 2
 _HTTP2_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\n"
+
+
+class HttpRefusal(Exception):
+    """`status` of the answer, `code` in S3's vocabulary, and a sentence for the author of the client."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+
+
+def bad_request(message: str) -> HttpRefusal:
+    """Return a refusal with status 400: the bytes are not HTTP/1.1."""
+    return HttpRefusal(400, "BadRequest", message)
 
 
 class RequestHead(msgspec.Struct, frozen=True):

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final, Protocol
 
-from gateway.http.head import RequestHead
-from gateway.http.refusal import HttpRefusal
+from gateway.http.head import HttpRefusal, RequestHead
 from lakefs.ids import Buffer
 
 Headers = Sequence[tuple[bytes, bytes]]

@@ -13,15 +13,14 @@ from __future__ import annotations
 import calendar
 import enum
 import re
-import time
 from collections.abc import Mapping
+from email.utils import formatdate
 from functools import lru_cache
 from typing import Final, NamedTuple
 
 from lakefs.limits import HTTP_DATES_CACHED
 
 _RANGE: Final = re.compile(rb"bytes[ \t]*=[ \t]*([0-9]{0,19})[ \t]*-[ \t]*([0-9]{0,19})", re.IGNORECASE)
-_DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _MONTH_NUMBERS: Final = {name: number for number, name in enumerate(_MONTHS, 1)}
 _DATE_BYTES_MAX: Final = len("Wednesday, 06-Nov-94 08:49:37 GMT")
@@ -145,8 +144,7 @@ def header_date(value: bytes | None) -> int | None:
 @lru_cache(maxsize=HTTP_DATES_CACHED)
 def format_http_date(epoch_s: int) -> str:
     """Format whole seconds since 1970 as IMF-fixdate: `Sun, 06 Nov 1994 08:49:37 GMT`.  Independent of the locale."""
-    year, month, day, hour, minute, second, weekday, _, _ = time.gmtime(epoch_s)
-    return f"{_DAYS[weekday]}, {day:02} {_MONTHS[month - 1]} {year:04} {hour:02}:{minute:02}:{second:02} GMT"
+    return formatdate(epoch_s, usegmt=True)
 
 
 @lru_cache(maxsize=HTTP_DATES_CACHED)
@@ -164,7 +162,12 @@ def parse_http_date(value: bytes) -> int | None:
     hour, minute, second = int(match["hour"]), int(match["minute"]), int(match["second"])
     if len(match["year"]) == 2:
         year += 2000 if year < 70 else 1900
-    if month is None or year < 1970 or hour > 23 or minute > 59 or second > 60:
+    return None if month is None else epoch_of(year, month, day, hour, minute, second)
+
+
+def epoch_of(year: int, month: int, day: int, hour: int, minute: int, second: int) -> int | None:
+    """Return a time in seconds since 1970; None if the calendar has none such, or it is earlier."""
+    if not (year >= 1970 and 1 <= month <= 12 and hour < 24 and minute < 60 and second < 61):
         return None
     if not 1 <= day <= calendar.monthrange(year, month)[1]:
         return None

@@ -11,6 +11,7 @@ Rules kept here:
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from email.utils import formatdate
 from typing import Final
 
@@ -77,7 +78,8 @@ class HttpServer:
     async def _admit(self, stream: Stream, nursery: trio.Nursery) -> None:
         if len(self.connections) >= self._connections_max and not await self._make_room():
             self.turned_away += 1
-            _turn_away(stream)
+            with suppress(EngineUnreachable):
+                stream.send_nowait([_TURNED_AWAY])
             await stream.aclose()
             return
         connection = Connection(stream, self._handler, self._refused, self._fixed_lines, self._observer)
@@ -125,10 +127,3 @@ class HttpServer:
             date = formatdate(second, usegmt=True).encode()
             self._date = (second, b"Server: lake\r\nDate: " + date + b"\r\n")
         return self._date[1]
-
-
-def _turn_away(stream: Stream) -> None:
-    try:
-        stream.send_nowait([_TURNED_AWAY])
-    except EngineUnreachable:
-        return

@@ -9,18 +9,30 @@ Rules kept here:
   before anything else; they are not counted as sent until then, and the caller offers them again, as it does any
   unsent bytes.
 - Closing sends close_notify if that needs no wait.
+
+The certificate of the port and its key are read at the start, and again on request or when the files changed:
+- The files are checked when a connection arrives, at most once a second; present connections keep the certificate
+  that they began with.
+- A new pair that cannot be used is logged as an error, and tried again only when the files change once more or a reload
+  is requested; the old pair stays.
+- An encrypted key is refused: there is no user to enter its password.
+
+Reading two small files is the one thing here that blocks the loop, and only when they have changed.
 """
 
 from __future__ import annotations
 
+import os
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from pathlib import Path
+from typing import Any, Final
 
+import structlog
 import trio
 
-from lakefs.errors import EngineUnreachable
+from lakefs.errors import ConfigError, EngineUnreachable
 from lakefs.ids import Buffer
 from lakefs.limits import HTTP_HANDSHAKE_TIMEOUT_S
 from lakefs.ports import Listener, Stream
@@ -35,22 +47,17 @@ _PLAIN_REFUSAL: Final = (
     b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nContent-Length: 38\r\nConnection: close\r\n\r\n"
     b"this port speaks TLS: use https, please"
 )
-
-
-class Contexts(Protocol):
-    """Source of the certificate for a new connection."""
-
-    def current(self) -> ssl.SSLContext:
-        """Return the context for a connection that begins now."""
-        ...
+_LOOK_EVERY_S: Final = 1.0
+_log: Final = structlog.get_logger(__name__)
 
 
 class TlsListener:
     """A `Listener` whose streams are encrypted."""
 
-    def __init__(self, listener: Listener, contexts: Contexts) -> None:
+    def __init__(self, listener: Listener, current: Callable[[], ssl.SSLContext]) -> None:
+        """`current` returns the context for a connection that begins now."""
         self._listener = listener
-        self._contexts = contexts
+        self._current = current
 
     @property
     def address(self) -> str:
@@ -59,7 +66,7 @@ class TlsListener:
 
     async def accept(self) -> Stream:
         """Return the next connection, before its handshake."""
-        return TlsStream(await self._listener.accept(), self._contexts.current())
+        return TlsStream(await self._listener.accept(), self._current())
 
     async def aclose(self) -> None:
         """See `Listener`."""
@@ -181,12 +188,7 @@ class TlsStream:
         self._has_ended = True
         with suppress(ssl.SSLError):  # the peer has sent no close_notify, or is broken
             self._tls.unwrap()
-        farewell = self._outgoing.read()
-        try:
-            if farewell:
-                self._raw.send_nowait([farewell])
-        except EngineUnreachable:
-            return
+        self._send_last(self._outgoing.read())
 
     def _seal(self, piece: Buffer) -> bytes:
         try:
@@ -232,12 +234,75 @@ class TlsStream:
 
     def _refuse(self, error: ssl.SSLError) -> None:
         """Send the alert, or a plain HTTP answer to plain HTTP, if that needs no wait."""
-        alert = _PLAIN_REFUSAL if error.reason == "HTTP_REQUEST" else self._outgoing.read()
+        self._send_last(_PLAIN_REFUSAL if error.reason == "HTTP_REQUEST" else self._outgoing.read())
+
+    def _send_last(self, sealed: bytes) -> None:
+        """Send bytes if the socket takes them now; a peer that is gone needs none."""
+        with suppress(EngineUnreachable):
+            if sealed:
+                self._raw.send_nowait([sealed])
+
+
+class Certificates:
+    """One pair of files.  Raises ConfigError if it cannot be used at the start."""
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        self._paths = (certificate, key)
+        self._signature = self._look()
+        self._looked_at = 0.0
+        self._context = load_pair(certificate, key)
+
+    def current(self) -> ssl.SSLContext:
+        """Return the context for a connection that begins now."""
+        now = trio.current_time()
+        if now - self._looked_at >= _LOOK_EVERY_S:
+            self._looked_at = now
+            if self._look() != self._signature:
+                self.reload()
+        return self._context
+
+    def reload(self) -> None:
+        """Read the pair again; keep the old one if the new one cannot be used."""
+        self._signature = self._look()  # before reading: a change during it is seen at the next look
         try:
-            if alert:
-                self._raw.send_nowait([alert])
-        except EngineUnreachable:
-            return
+            self._context = load_pair(*self._paths)
+        except ConfigError as error:
+            _log.error("certificate_not_reloaded", reason=error.message)
+        else:
+            _log.info("certificate_reloaded", path=str(self._paths[0]))
+
+    def _look(self) -> tuple[tuple[int, int, int], ...]:
+        found = []
+        for path in self._paths:
+            try:
+                stat = os.stat(path)
+                found.append((stat.st_ino, stat.st_mtime_ns, stat.st_size))
+            except OSError:
+                found.append((0, 0, 0))
+        return tuple(found)
+
+
+def load_pair(certificate: Path, key: Path) -> ssl.SSLContext:
+    """Return a server's context with this chain and key.  ConfigError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(certificate, key, password=lambda: "")
+    except ssl.SSLError as error:
+        named = str(error.reason or "")
+        if "MISMATCH" in named:
+            reason = "certificate and key do not belong together"
+        elif not named:  # OpenSSL gives no more for a file that it cannot read
+            reason = "one of them is no PEM file of its kind, or the key is encrypted"
+        else:
+            reason = str(error)
+        raise ConfigError(f"{certificate} and {key} cannot be used for TLS: {reason}") from error
+    except OSError as error:
+        path = next((path for path in (certificate, key) if not os.access(path, os.R_OK)), certificate)
+        raise ConfigError(f"{path}: {error.strerror}; TLS needs it", subject=str(path)) from error
+    return context
 
 
 def _pieces(parts: Sequence[Buffer], skipped: int) -> Iterator[Buffer]:

@@ -12,28 +12,25 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
+from gateway.http.head import HttpRefusal
 from gateway.http.messages import Request, Response
-from gateway.http.refusal import HttpRefusal
-from gateway.s3.amz_headers import check_headers
 from gateway.s3.operations import (
     buckets,
     copying,
     deleting,
     list_objects as listing,
     multipart,
-    object_attributes,
     objects,
     storing,
     tagging,
     versions,
 )
-from gateway.s3.protocol.conditions import refuse_unknown_conditions
-from gateway.s3.protocol.errors import S3Error, error_body, from_lake, internal_error, not_implemented
+from gateway.s3.protocol.errors import S3Error, error_body, from_lake, internal_error
+from gateway.s3.protocol.headers import check_headers
 from gateway.s3.protocol.sigv4 import authenticate
 from gateway.s3.protocol.targets import Operation, parse_target
 from gateway.s3.request.authorization import KnownKeys, check_key, check_stranger
@@ -59,7 +56,7 @@ OPERATIONS: Final[Mapping[Operation, Callable[[Call], Awaitable[Response]]]] = {
     Operation.PUT_OBJECT: storing.put_object,
     Operation.COPY_OBJECT: copying.copy_object,
     Operation.DELETE_OBJECT: deleting.delete_object,
-    Operation.GET_OBJECT_ATTRIBUTES: object_attributes.get_object_attributes,
+    Operation.GET_OBJECT_ATTRIBUTES: objects.get_object_attributes,
     Operation.GET_OBJECT_TAGGING: tagging.get_object_tagging,
     Operation.PUT_OBJECT_TAGGING: tagging.put_object_tagging,
     Operation.DELETE_OBJECT_TAGGING: tagging.delete_object_tagging,
@@ -71,23 +68,17 @@ OPERATIONS: Final[Mapping[Operation, Callable[[Call], Awaitable[Response]]]] = {
     Operation.LIST_PARTS: multipart.list_upload_parts,
     Operation.LIST_MULTIPART_UPLOADS: multipart.list_multipart_uploads,
 }
-"""The operations offered; the rest of `Operation` answers 501."""
-
-
-@dataclass(frozen=True)
-class S3Options:
-    """`region`: the region that clients sign for.  `domains`: host suffixes that follow a bucket's name."""
-
-    region: str = "us-east-1"
-    domains: tuple[str, ...] = ()
+assert OPERATIONS.keys() == set(Operation), "each operation has its function"
 
 
 class S3Service:
     """Answers S3 requests from one store."""
 
-    def __init__(self, lakes: Lakes, options: S3Options) -> None:
+    def __init__(self, lakes: Lakes, region: str, domains: tuple[str, ...]) -> None:
+        """`region`: the one that clients sign for.  `domains`: host suffixes that follow a bucket's name."""
         self._lakes = lakes
-        self._options = options
+        self._region = region
+        self._domains = domains
         self._keys = KnownKeys(lakes.engine)
         self._host_id = os.urandom(8).hex()
         self._first_id = int.from_bytes(os.urandom(8), "big")
@@ -128,20 +119,16 @@ class S3Service:
         head = request.head
         if self._keys.are_old:
             await self._keys.refresh()
-        signature = authenticate(head, region=self._options.region, now_s=time.time(), find_key=self._keys.find)
+        signature = authenticate(head, region=self._region, now_s=time.time(), find_key=self._keys.find)
         request.signature = signature
-        target = request.target = parse_target(head, self._options.domains)
+        target = request.target = parse_target(head, self._domains)
         if signature is None:
             await check_stranger(self._lakes.engine, target)
         else:
             check_key(signature.key, target)
-        refuse_unknown_conditions(target.operation, head)
-        operation = OPERATIONS.get(target.operation)
-        if operation is None:
-            raise not_implemented(target.operation.value)
         headers = {**head.headers, **target.moved} if target.moved else head.headers
         check_headers(target.operation, headers)
-        return await operation(Call(request, target, headers, signature, self._lakes, self._options.region))
+        return await OPERATIONS[target.operation](Call(request, target, headers, signature, self._lakes, self._region))
 
     def _translated(self, error: LakeError, request_id: str) -> S3Error:
         translated = from_lake(error)

@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final, Self
 
 from engine.host.failpoints import UPKEEP_POINTS, WRITE_POINTS
-from fuse.kernel.mount_table import mount_at, unmount
+from fuse.kernel.mount_point import mount_at, unmount
 from lakefs.client.connect import connect
 from tests.crash.mount_writer import FOLDER, FileWriter, State, digest_of, read_known, resolve, state_below, sync_path
 from tests.crash.quiet_store import inspect

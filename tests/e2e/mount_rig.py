@@ -17,7 +17,7 @@ from typing import Self
 
 import pytest
 
-from fuse.kernel.mount_table import all_mounts, mount_at, unmount
+from fuse.kernel.mount_point import all_mounts, mount_at, unmount
 from tests.e2e.served import ROOT, WAIT_S, Finished, environment
 
 NOBODY = 65534

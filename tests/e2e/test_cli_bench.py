@@ -15,7 +15,7 @@ import pytest
 
 from cli.bench.bench import LEVELS, bar, picture
 from cli.bench.load import TRIALS, Content, Ground, run_trials
-from fuse.kernel.mount_table import all_mounts
+from fuse.kernel.mount_point import all_mounts
 from lakefs import Lake
 from lakefs.histogram import Histogram
 from tests.e2e.mount_rig import private_mounts

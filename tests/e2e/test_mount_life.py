@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fuse.kernel.mount_point import MountLock
-from fuse.kernel.mount_table import mount_at
+from fuse.kernel.mount_point import MountLock, mount_at
 from tests.e2e.mount_rig import TINY_LAKE, MountRig, mount_rig, private_mounts
 from tests.e2e.served import ROOT, WAIT_S
 

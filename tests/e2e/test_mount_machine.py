@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fuse.kernel.mount_table import mount_at
+from fuse.kernel.mount_point import mount_at
 from tests.e2e.mount_rig import NOBODY, TINY_LAKE, MountRig, as_nobody, mount_rig, private_mounts
 from tests.e2e.served import ROOT, WAIT_S
 

@@ -23,7 +23,7 @@ import trio
 import fuse.kernel.attach
 from cli.terminal.logs import log_to_stderr
 from fuse.kernel.attach import MountOptions, mounted
-from fuse.kernel.mount_table import real_path
+from fuse.kernel.mount_point import real_path
 
 CONTENT: Final = b"hello\n"
 FILES: Final = ("hello", "slow", "broken", "forever")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.http.refusal import HttpRefusal
+from gateway.http.head import HttpRefusal
 from gateway.s3.protocol.errors import S3Error
 from lakefs.errors import InternalError, LakeError
 from tests.fuzz.inputs import kept_inputs

@@ -11,9 +11,9 @@ from typing import Final
 from gateway.http.messages import Response
 from gateway.s3.protocol.bodies import read_create_bucket
 from gateway.s3.protocol.errors import S3Error, bad_bucket, invalid_argument
-from gateway.s3.protocol.xml import document, element
+from gateway.s3.protocol.xml import OWNER, document, element
 from gateway.s3.request.call import Call, xml_response
-from gateway.s3.request.proven_body import read_proven_xml
+from gateway.s3.request.payload import read_proven_xml
 from lakefs.bucket_names import is_bucket_name
 from lakefs.errors import AlreadyExists, InvalidName
 from lakefs.limits import HTTP_DATES_CACHED, S3_BUCKETS_PAGE_MAX
@@ -21,9 +21,6 @@ from lakefs.wire.messages import BucketCreate, BucketList, BucketRemove, Buckets
 
 FIRST_REGION: Final = "us-east-1"
 """S3 names this region by an empty LocationConstraint; in it, creating a bucket that exists succeeds."""
-OWNER_ID: Final = "lake"
-"""Owner of every bucket and object."""
-OWNER: Final = "<Owner>" + element("ID", OWNER_ID) + element("DisplayName", OWNER_ID) + "</Owner>"
 _PAGE_PARAMETERS: Final = frozenset(("prefix", "max-buckets", "continuation-token", "bucket-region"))
 _COUNT: Final = re.compile(r"[0-9]{1,5}")
 

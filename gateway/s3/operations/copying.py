@@ -9,11 +9,10 @@ from gateway.http.messages import Response
 from gateway.http.ranges import Condition as SourceCondition, check_conditions
 from gateway.s3.operations.buckets import iso_time
 from gateway.s3.operations.versions import checked_version, version_headers
-from gateway.s3.protocol.attributes import attributes_of
+from gateway.s3.protocol.attributes import attributes_of, tags_of_copy
 from gateway.s3.protocol.checksums import algorithm_named
-from gateway.s3.protocol.conditions import write_condition
 from gateway.s3.protocol.errors import S3Error, invalid_argument, not_implemented, precondition_failed
-from gateway.s3.protocol.tags import tags_of_copy
+from gateway.s3.protocol.headers import write_condition
 from gateway.s3.protocol.targets import parse_copy_source
 from gateway.s3.protocol.xml import document, element
 from gateway.s3.request.authorization import check_bucket

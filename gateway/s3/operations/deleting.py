@@ -10,11 +10,11 @@ from __future__ import annotations
 from gateway.http.messages import Response
 from gateway.s3.operations.versions import MARKER_HEADER, VERSION_HEADER, asked_version
 from gateway.s3.protocol.bodies import DeleteItem, read_delete
-from gateway.s3.protocol.conditions import delete_condition
 from gateway.s3.protocol.errors import S3Error, not_implemented
+from gateway.s3.protocol.headers import delete_condition
 from gateway.s3.protocol.xml import document, element
 from gateway.s3.request.call import Call, lake_error, xml_response
-from gateway.s3.request.proven_body import read_proven_xml
+from gateway.s3.request.payload import read_proven_xml
 from lakefs.wire.messages import NO_CONDITION, Condition, DeleteNames, NameResult, NameResults
 
 

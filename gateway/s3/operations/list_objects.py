@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.http.messages import Response
-from gateway.s3.operations.buckets import OWNER, iso_time
+from gateway.s3.operations.buckets import iso_time
 from gateway.s3.protocol.errors import invalid_argument
-from gateway.s3.protocol.xml import document, element, url_encoded
-from gateway.s3.request.call import Call, xml_response
+from gateway.s3.protocol.xml import OWNER, document, element, url_encoded
+from gateway.s3.request.call import Call, whole_number, xml_response
 from lakefs.wire.messages import Listed, ListEntry, ListNames
 
 KEYS_MAX: Final = 1000
@@ -131,12 +131,7 @@ def shown_names(call: Call) -> Callable[[str], str]:
 
 def max_keys(call: Call) -> int:
     """Return the most names of a page, by `max-keys`.  S3Error."""
-    text = call.parameter("max-keys")
-    if not text:
-        return KEYS_MAX
-    if not text.isascii() or not text.isdigit() or len(text) > 10:
-        raise invalid_argument("Provided max-keys not an integer or within integer range", "max-keys", text)
-    return min(int(text), KEYS_MAX)
+    return min(whole_number("max-keys", call.parameter("max-keys"), KEYS_MAX, 9_999_999_999), KEYS_MAX)
 
 
 def _token_of(name: str) -> str:

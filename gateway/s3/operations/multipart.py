@@ -13,7 +13,7 @@ from typing import Final
 import trio
 
 from gateway.http.messages import Response
-from gateway.s3.operations.buckets import OWNER, iso_time
+from gateway.s3.operations.buckets import iso_time
 from gateway.s3.operations.copying import COPIED_VERSION_HEADER, copy_source
 from gateway.s3.operations.stated_whole import ALGORITHM, TYPE, check_size, checked_whole, checksum_details
 from gateway.s3.operations.storing import store_chunks
@@ -22,12 +22,11 @@ from gateway.s3.protocol import checksums
 from gateway.s3.protocol.attributes import attributes_of, checksum_headers
 from gateway.s3.protocol.bodies import CompletedPart, read_complete
 from gateway.s3.protocol.checksums import ELEMENTS, HEADERS, Algorithm
-from gateway.s3.protocol.conditions import write_condition
 from gateway.s3.protocol.errors import S3Error, invalid_argument
-from gateway.s3.protocol.xml import document, element, url_encoded
-from gateway.s3.request.call import Call, xml_response
-from gateway.s3.request.payload import Incoming
-from gateway.s3.request.proven_body import read_proven_xml
+from gateway.s3.protocol.headers import write_condition
+from gateway.s3.protocol.xml import OWNER, document, element, url_encoded
+from gateway.s3.request.call import Call, bad_part_number, whole_number, xml_response
+from gateway.s3.request.payload import Incoming, read_proven_xml
 from lakefs.content.chunking import CutPlan
 from lakefs.errors import InvalidArgument
 from lakefs.lake.multipart import (
@@ -248,19 +247,12 @@ def _upload_marker(text: str) -> bytes:
 def _part_number(call: Call) -> int:
     number = _number(call, "partNumber", 0)
     if not 1 <= number <= S3_PARTS_MAX:
-        raise invalid_argument(
-            f"Part number must be an integer between 1 and {S3_PARTS_MAX}, inclusive", "partNumber", str(number)
-        )
+        raise bad_part_number(str(number))
     return number
 
 
 def _number(call: Call, name: str, default: int) -> int:
-    text = call.parameter(name)
-    if not text:
-        return default
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise invalid_argument(f"Provided {name} not an integer or within integer range", name, text)
-    return int(text)
+    return whole_number(name, call.parameter(name), default)
 
 
 def _copied_range(call: Call) -> tuple[int, int | None]:

@@ -1,12 +1,15 @@
-"""GET and HEAD of objects.
+"""GET and HEAD of objects, and of one part (`?partNumber=N`); GetObjectAttributes: attributes as XML, without content.
 
 Content is read, checked and sent by `gateway.s3.request.content`.
+
+An object from a multipart upload has the parts that it was completed from, under their numbers, for as long as it
+exists.  Any other object, a copy too, is one part.  The engine is asked only when a request names a part.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.http.messages import Response
 from gateway.http.ranges import (
@@ -15,20 +18,26 @@ from gateway.http.ranges import (
     NoRange,
     check_conditions,
     content_range,
+    format_http_date,
     range_holds,
     select_range,
     stated_range,
 )
-from gateway.s3.operations.object_parts import AskedPart, asked_part
-from gateway.s3.operations.versions import asked_stat, asked_version
-from gateway.s3.protocol.attributes import OVERRIDES, object_headers
-from gateway.s3.protocol.errors import S3Error, no_such_key, precondition_failed
-from gateway.s3.request.call import Call
+from gateway.s3.operations.versions import asked_stat, asked_version, version_headers
+from gateway.s3.protocol.attributes import OVERRIDES, checksum_headers, is_composite, object_headers
+from gateway.s3.protocol.checksums import ELEMENTS, Algorithm, encoded
+from gateway.s3.protocol.errors import S3Error, invalid_argument, no_such_key, precondition_failed
+from gateway.s3.protocol.xml import document, element
+from gateway.s3.request.call import Call, bad_part_number, whole_number, xml_response
 from lakefs.get.opened import Opened
+from lakefs.limits import LIST_PAGE_MAX, S3_PARTS_MAX
 from lakefs.names import Name
-from lakefs.wire.messages import ObjectStat
+from lakefs.wire.messages import ObjectPart, ObjectParts, ObjectStat, UploadedParts
 
 _NS: Final = 1_000_000_000
+_PART: Final = "partNumber"
+_ATTRIBUTES: Final = b"x-amz-object-attributes"
+_NAMES: Final = ("ETag", "Checksum", "ObjectParts", "StorageClass", "ObjectSize")
 
 
 async def get_object(call: Call) -> Response:
@@ -51,16 +60,38 @@ async def head_object(call: Call) -> Response:
     refused = _condition_refusal(call, stat)
     if refused is not None:
         return refused
-    part = await asked_part(call, stat)
+    part = await _asked_part(call, stat)
     status, headers, chosen = _headers(call, stat, part)
     return Response(status, headers, length=chosen.stop - chosen.first)
+
+
+async def get_object_attributes(call: Call) -> Response:
+    """Return the requested attributes that the object has.  S3Error if none, or unknown ones, are requested."""
+    wanted = _wanted(call)
+    stat = await asked_stat(call)
+    if not stat.blob:
+        raise no_such_key(call.key)
+    said = {
+        "ETag": element("ETag", stat.etag),
+        "Checksum": _checksum(stat),
+        "ObjectParts": await _object_parts(call, stat) if "ObjectParts" in wanted else "",
+        "StorageClass": element("StorageClass", "STANDARD"),
+        "ObjectSize": element("ObjectSize", stat.size_bytes),
+    }
+    fields = "".join(said[name] for name in _NAMES if name in wanted)
+    modified = (b"Last-Modified", format_http_date(stat.mtime_ns // _NS).encode())
+    headers = [modified, *version_headers(stat)]
+    return xml_response(document("GetObjectAttributesResponse", fields), headers)
+
+
+# --- content ---------------------------------------------------------------------------------------------
 
 
 async def _answered(call: Call, opened: Opened) -> Response | None:
     """Return the answer, which closes `opened`; None if the object must be opened with a lease."""
     response: Response | None = None
     try:
-        part = await asked_part(call, opened.stat)
+        part = await _asked_part(call, opened.stat)
         response = _answer(call, opened, part)
     finally:
         if opened.lease and (response is None or response.stream is None):
@@ -68,7 +99,7 @@ async def _answered(call: Call, opened: Opened) -> Response | None:
     return response
 
 
-def _answer(call: Call, opened: Opened, part: AskedPart | None) -> Response | None:
+def _answer(call: Call, opened: Opened, part: _AskedPart | None) -> Response | None:
     stat = opened.stat
     refused = _condition_refusal(call, stat)
     if refused is not None:
@@ -106,7 +137,7 @@ def _condition_refusal(call: Call, stat: ObjectStat) -> Response | None:
     return None
 
 
-def _headers(call: Call, stat: ObjectStat, part: AskedPart | None) -> tuple[int, list[tuple[bytes, bytes]], ByteRange]:
+def _headers(call: Call, stat: ObjectStat, part: _AskedPart | None) -> tuple[int, list[tuple[bytes, bytes]], ByteRange]:
     """Return status, headers, and the bytes to answer.  S3Error InvalidRange."""
     selected = _selected(call, stat) if part is None else part.selected
     if selected is NoRange.UNSATISFIABLE:
@@ -143,3 +174,109 @@ def _overridden(call: Call, headers: list[tuple[bytes, bytes]]) -> list[tuple[by
         raise S3Error(400, "InvalidArgument", "a response header has no control characters")
     kept = [(name, value) for name, value in headers if name not in given]
     return kept + [(name, value.encode("latin-1", "replace")) for name, value in given.items()]
+
+
+# --- one part --------------------------------------------------------------------------------------------
+
+
+class _AskedPart(NamedTuple):
+    """The bytes of a part, and the headers that describe it."""
+
+    selected: ByteRange | NoRange
+    headers: list[tuple[bytes, bytes]]
+
+
+async def _asked_part(call: Call, stat: ObjectStat) -> _AskedPart | None:
+    """Return the part that a request names; None if it names none.
+
+    S3Error InvalidRequest beside a Range, InvalidArgument for no number, InvalidPartNumber if no such part exists.
+    """
+    if _PART not in call.target.parameters:
+        return None
+    if b"range" in call.headers:
+        raise S3Error(400, "InvalidRequest", "Cannot specify both Range header and partNumber query parameter")
+    text = call.parameter(_PART)
+    if not (text.isascii() and text.isdigit() and len(text) < 6 and 1 <= int(text) <= S3_PARTS_MAX):
+        raise bad_part_number(text[:64])
+    number = int(text)
+    with_checksums = call.header(b"x-amz-checksum-mode").upper() == "ENABLED"
+    known = await _known_parts(call, stat, number - 1, 1)
+    if not known.part_count:
+        if number != 1:
+            raise _no_such_part()
+        headers = checksum_headers(stat.checksums) if with_checksums else []
+        return _AskedPart(_bytes(0, stat.size_bytes), headers)
+    if not known.parts or known.parts[0].number != number:
+        raise _no_such_part()
+    part = known.parts[0]
+    headers = [(b"x-amz-mp-parts-count", b"%d" % known.part_count)]
+    if with_checksums:
+        headers += checksum_headers(part.checksums, is_of_composite=is_composite(stat.checksums))
+    return _AskedPart(_bytes(part.offset, part.size_bytes), headers)
+
+
+async def _known_parts(call: Call, stat: ObjectStat, after: int, limit: int) -> ObjectParts:
+    """Return an object's parts with numbers above `after`; none if it was not uploaded in parts."""
+    if not stat.upload:
+        return ObjectParts(0, [])
+    return await call.ask(UploadedParts(stat.upload, after, limit), ObjectParts)
+
+
+def _bytes(offset: int, size_bytes: int) -> ByteRange | NoRange:
+    return ByteRange(offset, offset + size_bytes) if size_bytes else NoRange.WHOLE
+
+
+def _no_such_part() -> S3Error:
+    return S3Error(416, "InvalidPartNumber", "The requested partnumber is not satisfiable")
+
+
+# --- attributes ------------------------------------------------------------------------------------------
+
+
+def _wanted(call: Call) -> frozenset[str]:
+    text = call.header(_ATTRIBUTES)
+    if not text:
+        raise S3Error(400, "InvalidRequest", f"Missing required header for this request: {_ATTRIBUTES.decode()}")
+    names = frozenset(name.strip() for name in text.split(","))
+    if not names <= set(_NAMES):
+        raise invalid_argument("Invalid attribute name specified.", _ATTRIBUTES.decode(), text[:256])
+    return names
+
+
+def _checksum(stat: ObjectStat) -> str:
+    """Return the checksum of the whole; a composite one without the number of parts, as S3 has it here."""
+    if not stat.checksums:
+        return ""
+    sums = _sums({name.partition("/")[0]: digest for name, digest in stat.checksums.items()})
+    kind = "COMPOSITE" if is_composite(stat.checksums) else "FULL_OBJECT"
+    return f"<Checksum>{sums}{element('ChecksumType', kind)}</Checksum>"
+
+
+async def _object_parts(call: Call, stat: ObjectStat) -> str:
+    """Return a page of the parts; "" for an object without parts."""
+    name = b"x-amz-part-number-marker"
+    marker = whole_number(name.decode(), call.header(name), 0, S3_PARTS_MAX)
+    name = b"x-amz-max-parts"
+    limit = min(whole_number(name.decode(), call.header(name), LIST_PAGE_MAX, 1 << 31), LIST_PAGE_MAX)
+    page = await _known_parts(call, stat, marker, max(1, limit))
+    if not page.part_count:
+        return ""
+    parts = page.parts if limit else []
+    fields = [
+        element("PartsCount", page.part_count),
+        element("PartNumberMarker", marker),
+        element("NextPartNumberMarker", parts[-1].number if parts else marker),
+        element("MaxParts", limit),
+        element("IsTruncated", bool(limit and page.next_after)),
+        *map(_part, parts),
+    ]
+    return f"<ObjectParts>{''.join(fields)}</ObjectParts>"
+
+
+def _part(part: ObjectPart) -> str:
+    sizes = element("PartNumber", part.number) + element("Size", part.size_bytes)
+    return f"<Part>{sizes}{_sums(part.checksums)}</Part>"
+
+
+def _sums(checksums: dict[str, bytes]) -> str:
+    return "".join(element(ELEMENTS[Algorithm(name)], encoded(digest)) for name, digest in checksums.items())

@@ -15,8 +15,8 @@ import trio
 from gateway.http.messages import Response
 from gateway.s3.operations.versions import version_headers
 from gateway.s3.protocol.attributes import attributes_of, checksum_headers
-from gateway.s3.protocol.conditions import write_condition
 from gateway.s3.protocol.errors import S3Error
+from gateway.s3.protocol.headers import write_condition
 from gateway.s3.request.call import Call, stat_of
 from gateway.s3.request.payload import Incoming
 from gateway.s3.request.receiving import Received

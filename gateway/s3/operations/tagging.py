@@ -1,19 +1,19 @@
 """Tags of objects: read and changed.
 
 They are changed in place by one request to the store: ETag, Last-Modified and content stay, and an answered change is
-durable.  The rules for tags are in `gateway.s3.protocol.tags`.
+durable.  The rules for tags are in `gateway.s3.protocol.attributes`.
 """
 
 from __future__ import annotations
 
 from gateway.http.messages import Response
 from gateway.s3.operations.versions import asked_stat, asked_version, version_headers
+from gateway.s3.protocol.attributes import checked_tags
 from gateway.s3.protocol.bodies import read_tagging
 from gateway.s3.protocol.errors import no_such_key
-from gateway.s3.protocol.tags import checked_tags
 from gateway.s3.protocol.xml import document, element
 from gateway.s3.request.call import Call, xml_response
-from gateway.s3.request.proven_body import read_proven_xml
+from gateway.s3.request.payload import read_proven_xml
 from lakefs.wire.messages import ObjectStat, SetAttributes
 
 

@@ -9,13 +9,13 @@ from typing import Final
 
 from gateway.http.messages import Response
 from gateway.http.ranges import format_http_date
-from gateway.s3.operations.buckets import OWNER, iso_time
+from gateway.s3.operations.buckets import iso_time
 from gateway.s3.operations.list_objects import KEYS_MAX, STORE_DELIMITERS, max_keys, shown_names
 from gateway.s3.protocol.bodies import read_versioning
 from gateway.s3.protocol.errors import S3Error, invalid_argument
-from gateway.s3.protocol.xml import document, element
+from gateway.s3.protocol.xml import OWNER, document, element
 from gateway.s3.request.call import Call, xml_response
-from gateway.s3.request.proven_body import read_proven_xml
+from gateway.s3.request.payload import read_proven_xml
 from lakefs.wire.messages import (
     BucketList,
     Buckets,

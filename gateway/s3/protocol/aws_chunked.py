@@ -27,7 +27,7 @@ from hashlib import sha256
 from typing import Final
 
 from gateway.http.framing import LineReader, split_trailer
-from gateway.http.refusal import HttpRefusal
+from gateway.http.head import HttpRefusal
 from gateway.s3.protocol.errors import S3Error
 from gateway.s3.protocol.signing import Payload, Signature
 from lakefs.limits import HTTP_CHUNK_LINE_BYTES_MAX, HTTP_TRAILER_BYTES_MAX, HTTP_TRAILERS_MAX

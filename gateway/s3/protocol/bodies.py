@@ -19,8 +19,8 @@ from xml.parsers import expat
 
 from gateway.http.ranges import header_date
 from gateway.s3.protocol.checksums import ELEMENTS, Algorithm, decoded
-from gateway.s3.protocol.conditions import read_size
 from gateway.s3.protocol.errors import S3Error, not_implemented
+from gateway.s3.protocol.headers import read_size
 from lakefs.limits import DELETE_BATCH, S3_PARTS_MAX, S3_XML_BODY_BYTES_MAX, S3_XML_DEPTH_MAX, S3_XML_ELEMENTS_MAX
 
 _NUMBER: Final = re.compile(r"[0-9]{1,5}")

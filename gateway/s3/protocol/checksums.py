@@ -221,13 +221,6 @@ def composite(algorithm: Algorithm, digests: Sequence[bytes]) -> str:
     return f"{encoded(running.digest())}-{len(digests)}"
 
 
-def multipart_etag(md5_digests: Sequence[bytes]) -> str:
-    """Return `hex-N`: the MD5 of the parts' MD5s, without quotes."""
-    running = start_md5()
-    running.update(b"".join(md5_digests))
-    return f"{running.digest().hex()}-{len(md5_digests)}"
-
-
 def _from_base64(text: bytes) -> bytes | None:
     try:
         digest = binascii.a2b_base64(text, strict_mode=True)

@@ -16,7 +16,6 @@ nothing that decides: `find_key` is called each time.
 
 from __future__ import annotations
 
-import calendar
 import hmac
 import re
 from collections.abc import Callable, Mapping
@@ -26,6 +25,7 @@ from typing import Final, NamedTuple
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from gateway.http.head import RequestHead
+from gateway.http.ranges import epoch_of
 from gateway.s3.protocol.errors import S3Error
 from gateway.s3.protocol.signing import AccessKey, Payload, Signature, SigningKey
 from lakefs.limits import (
@@ -87,7 +87,7 @@ def authenticate(
     in_query = bool(query) and _QUERY_AUTH.search(query) is not None
     if authorization is not None:
         if in_query:
-            raise _refused(400, "InvalidArgument", "sign in the Authorization header or in the query, not in both")
+            raise S3Error(400, "InvalidArgument", "sign in the Authorization header or in the query, not in both")
         return _by_header(head, authorization, region, now_s, find_key)
     if in_query:
         return _by_query(head, region, now_s, find_key)
@@ -107,16 +107,16 @@ def _by_header(
         raise _no_tokens()
     timestamp = headers.get(b"x-amz-date")
     if timestamp is None:
-        raise _refused(403, "AccessDenied", "a signed request needs an x-amz-date header")
+        raise S3Error(403, "AccessDenied", "a signed request needs an x-amz-date header")
     signed_s = _epoch(timestamp[:_TIMESTAMP_BYTES_KEPT])
     if signed_s is None or timestamp[:8].decode() != claim.date:
-        raise _refused(403, "AccessDenied", "x-amz-date is not a time on the day of the credential's scope")
+        raise S3Error(403, "AccessDenied", "x-amz-date is not a time on the day of the credential's scope")
     if claim.region != region:
         raise _wrong_region(400, "AuthorizationHeaderMalformed", claim.region, region)
     content = _content_of_header(headers, claim)
     payload = _payload(content)
     if abs(now_s - signed_s) > S3_CLOCK_SKEW_S:
-        raise _refused(
+        raise S3Error(
             403, "RequestTimeTooSkewed", "The difference between the request time and the current time is too large."
         )
     key = _known(claim.access_key, find_key)
@@ -131,7 +131,7 @@ def _content_of_header(headers: Mapping[bytes, bytes], claim: _Claim) -> bytes:
         return content
     has_body = b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
     if has_body or _CONTENT_SHA256 in claim.signed_set:
-        raise _refused(400, "InvalidRequest", "Missing required header for this request: x-amz-content-sha256")
+        raise S3Error(400, "InvalidRequest", "Missing required header for this request: x-amz-content-sha256")
     return _EMPTY_SHA256
 
 
@@ -155,9 +155,9 @@ def _by_query(head: RequestHead, region: str, now_s: float, find_key: Callable[[
     if not re.fullmatch(rb"[0-9]{1,9}", expires_text) or not 1 <= int(expires_text) <= S3_PRESIGN_S_MAX:
         raise _query_refused(f"X-Amz-Expires must be a number of seconds from 1 to {S3_PRESIGN_S_MAX}")
     if now_s < signed_s - S3_CLOCK_SKEW_S:
-        raise _refused(403, "AccessDenied", "Request is not yet valid")
+        raise S3Error(403, "AccessDenied", "Request is not yet valid")
     if now_s > signed_s + int(expires_text):
-        raise _refused(403, "AccessDenied", "Request has expired")
+        raise S3Error(403, "AccessDenied", "Request has expired")
     if "X-Amz-Security-Token" in parameters:
         raise _no_tokens()
     content = head.headers.get(_CONTENT_SHA256) or parameters.get("X-Amz-Content-Sha256", b"UNSIGNED-PAYLOAD")
@@ -168,7 +168,7 @@ def _by_query(head: RequestHead, region: str, now_s: float, find_key: Callable[[
 def _known(access_key: str, find_key: Callable[[str], AccessKey | None]) -> AccessKey:
     key = find_key(access_key)
     if key is None:
-        raise _refused(403, "InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist in our records.")
+        raise S3Error(403, "InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist in our records.")
     return key
 
 
@@ -199,7 +199,12 @@ def _proven(
         encoded_pairs = [(_encoded(name), _encoded(value)) for name, value in pairs]
         seed = signature_over(encoded_path, _joined(encoded_pairs))
         if not hmac.compare_digest(seed.encode(), given):
-            raise _mismatch()
+            raise S3Error(
+                403,
+                "SignatureDoesNotMatch",
+                "The request signature we calculated does not match the signature you provided. "
+                "Check your key and signing method.",
+            )
     return Signature(
         key, payload, content.decode() if payload is Payload.HASH else "", seed, signing_key, claim.scope, when
     )
@@ -228,14 +233,14 @@ def _signed_headers(headers: Mapping[bytes, bytes], claim: _Claim) -> bytes:
     signed_set = claim.signed_set
     for name in headers:
         if name not in signed_set and name[:6] == b"x-amz-":
-            raise _refused(
+            raise S3Error(
                 403, "AccessDenied", f"There were headers present in the request which were not signed: {name.decode()}"
             )
     try:
         values = [headers[name] for name in claim.signed]
     except KeyError as error:
         missing = error.args[0].decode("latin-1")
-        raise _refused(403, "AccessDenied", f"the signed header {missing} did not come") from None
+        raise S3Error(403, "AccessDenied", f"the signed header {missing} did not come") from None
     joined = claim.lines % tuple(values)
     if b" " not in joined and b"\t" not in joined:
         return joined
@@ -247,7 +252,7 @@ def _claim_of_header(before_signature: bytes) -> _Claim:
     if match is None:
         if not before_signature.startswith(ALGORITHM + b" "):
             raise _wrong_mechanism()
-        raise _refused(
+        raise S3Error(
             400,
             "AuthorizationHeaderMalformed",
             "The authorization header is malformed; it needs Credential, SignedHeaders and Signature, in this order.",
@@ -263,13 +268,13 @@ _CACHED_AUTHORIZATION_BYTES: Final = 768
 def _claim(credential: bytes, signed: bytes, code: str) -> _Claim:
     match = _CREDENTIAL.fullmatch(credential.decode("latin-1"))
     if match is None:
-        raise _refused(400, code, "the Credential is not KEY/YYYYMMDD/REGION/s3/aws4_request")
+        raise S3Error(400, code, "the Credential is not KEY/YYYYMMDD/REGION/s3/aws4_request")
     access_key, date, region, service, terminator = match.groups()
     if (service, terminator) != ("s3", "aws4_request"):
-        raise _refused(400, code, "the credential's scope must end with /s3/aws4_request")
+        raise S3Error(400, code, "the credential's scope must end with /s3/aws4_request")
     names = tuple(signed.split(b";"))
     if b"host" not in names or list(names) != sorted(set(names)) or signed != signed.lower():
-        raise _refused(400, code, "SignedHeaders must name host, in lower case, in order and once each")
+        raise S3Error(400, code, "SignedHeaders must name host, in lower case, in order and once each")
     lines = b"".join(name.replace(b"%", b"%%") + b":%b\n" for name in names) + b"\n" + signed.replace(b"%", b"%%")
     return _Claim(access_key, date, region, f"{date}/{region}/s3/aws4_request", names, frozenset(names), lines)
 
@@ -299,7 +304,7 @@ def _payload(content: bytes) -> Payload:
         return payload
     if _HEX_64.fullmatch(content):
         return Payload.HASH
-    raise _refused(
+    raise S3Error(
         400,
         "InvalidArgument",
         "x-amz-content-sha256 must be UNSIGNED-PAYLOAD, a STREAMING- value or a valid sha256 value.",
@@ -320,25 +325,7 @@ def _epoch(timestamp: bytes) -> int | None:
     match = _TIMESTAMP.fullmatch(timestamp)
     if match is None:
         return None
-    year, month, day, hour, minute, second = map(int, match.groups())
-    if not (year >= 1970 and 1 <= month <= 12 and hour < 24 and minute < 60 and second < 61):
-        return None
-    if not 1 <= day <= calendar.monthrange(year, month)[1]:
-        return None
-    return calendar.timegm((year, month, day, hour, minute, second))
-
-
-def _refused(status: int, code: str, message: str) -> S3Error:
-    return S3Error(status, code, message)
-
-
-def _mismatch() -> S3Error:
-    return S3Error(
-        403,
-        "SignatureDoesNotMatch",
-        "The request signature we calculated does not match the signature you provided. "
-        "Check your key and signing method.",
-    )
+    return epoch_of(*map(int, match.groups()))
 
 
 def _query_refused(message: str) -> S3Error:

@@ -150,42 +150,17 @@ _CHOICES: Final[Mapping[tuple[_Level, str], tuple[_Choice, ...]]] = {
 _COPIES: Final = {Operation.PUT_OBJECT: Operation.COPY_OBJECT, Operation.UPLOAD_PART: Operation.UPLOAD_PART_COPY}
 """The operation of a PUT that has a header x-amz-copy-source."""
 
-NOT_OFFERED: Final = frozenset(
-    (
-        "abac",
-        "accelerate",
-        "acl",
-        "analytics",
-        "annotation",
-        "cors",
-        "encryption",
-        "intelligent-tiering",
-        "inventory",
-        "legal-hold",
-        "lifecycle",
-        "logging",
-        "metadataConfiguration",
-        "metadataInventoryTable",
-        "metadataJournalTable",
-        "metadataTable",
-        "metrics",
-        "notification",
-        "object-lock",
-        "ownershipControls",
-        "policy",
-        "policyStatus",
-        "publicAccessBlock",
-        "renameObject",
-        "replication",
-        "requestPayment",
-        "restore",
-        "retention",
-        "select",
-        "session",
-        "torrent",
-        "website",
-    )
+READING: Final = frozenset(
+    operation for (_, method), choices in _CHOICES.items() if method in ("GET", "HEAD") for _, operation in choices
 )
+"""Operations that change nothing: those of GET and HEAD."""
+NOT_OFFERED: Final = frozenset({
+    "abac", "accelerate", "acl", "analytics", "annotation", "cors", "encryption", "intelligent-tiering",
+    "inventory", "legal-hold", "lifecycle", "logging", "metadataConfiguration", "metadataInventoryTable",
+    "metadataJournalTable", "metadataTable", "metrics", "notification", "object-lock", "ownershipControls",
+    "policy", "policyStatus", "publicAccessBlock", "renameObject", "replication", "requestPayment", "restore",
+    "retention", "select", "session", "torrent", "website",
+})  # fmt: skip
 """Sub-resources of S3 that this store does not have."""
 _OF_BUCKETS_ELSEWHERE: Final = frozenset(("tagging",))
 """Sub-resources offered for objects, not for buckets."""

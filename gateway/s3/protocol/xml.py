@@ -14,6 +14,8 @@ from urllib.parse import quote
 NAMESPACE: Final = "http://s3.amazonaws.com/doc/2006-03-01/"
 _DECLARATION: Final = '<?xml version="1.0" encoding="UTF-8"?>\n'
 _SPECIAL: Final = re.compile('[&<>"\x00-\x1f\x7f-\x9f\u2028\ufffe\uffff]')
+OWNER_ID: Final = "lake"
+"""Owner of every bucket and object."""
 _NAMED: Final = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"}
 
 
@@ -42,3 +44,6 @@ def document(root: str, content: str, *, namespace: bool = True) -> bytes:
     """Return a whole answer; `content` is already XML."""
     attribute = f' xmlns="{NAMESPACE}"' if namespace else ""
     return f"{_DECLARATION}<{root}{attribute}>{content}</{root}>".encode()
+
+
+OWNER: Final = "<Owner>" + element("ID", OWNER_ID) + element("DisplayName", OWNER_ID) + "</Owner>"

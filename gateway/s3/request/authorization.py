@@ -12,36 +12,17 @@ import trio
 
 from gateway.s3.protocol.errors import S3Error
 from gateway.s3.protocol.signing import AccessKey
-from gateway.s3.protocol.targets import Operation, Target
+from gateway.s3.protocol.targets import READING, Operation, Target
 from lakefs.wire.engine_port import EngineClient
 from lakefs.wire.messages import AccessKeyList, AccessKeys, BucketList, Buckets
 
 _FRESH_S: Final = 1.0
-READING: Final = frozenset(
-    (
-        Operation.LIST_BUCKETS,
-        Operation.HEAD_BUCKET,
-        Operation.GET_BUCKET_LOCATION,
-        Operation.GET_BUCKET_VERSIONING,
-        Operation.LIST_OBJECTS,
-        Operation.LIST_OBJECTS_V2,
-        Operation.LIST_OBJECT_VERSIONS,
-        Operation.LIST_MULTIPART_UPLOADS,
-        Operation.LIST_PARTS,
-        Operation.GET_OBJECT,
-        Operation.HEAD_OBJECT,
-        Operation.GET_OBJECT_ATTRIBUTES,
-        Operation.GET_OBJECT_TAGGING,
-    )
-)
-_OPEN_TO_STRANGERS: Final = frozenset(
-    (
-        Operation.GET_OBJECT,
-        Operation.HEAD_OBJECT,
-        Operation.HEAD_BUCKET,
-        Operation.LIST_OBJECTS,
-        Operation.LIST_OBJECTS_V2,
-    )
+_OPEN_TO_STRANGERS: Final = (
+    Operation.GET_OBJECT,
+    Operation.HEAD_OBJECT,
+    Operation.HEAD_BUCKET,
+    Operation.LIST_OBJECTS,
+    Operation.LIST_OBJECTS_V2,
 )
 """Operations that a caller without a key may do in a public bucket."""
 

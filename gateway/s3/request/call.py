@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from gateway.http.messages import Request, Response
-from gateway.s3.protocol.errors import S3Error, from_lake, no_such_key
+from gateway.s3.protocol.errors import S3Error, from_lake, invalid_argument, no_such_key
 from gateway.s3.protocol.signing import Signature
 from gateway.s3.protocol.targets import Target
 from gateway.s3.request.content import Contents
 from gateway.s3.request.receiving import ReceiveMemory
 from lakefs.client.trio.driver import TrioDriver
 from lakefs.errors import LakeError
-from lakefs.limits import S3_RECEIVE_BYTES
+from lakefs.limits import S3_PARTS_MAX, S3_RECEIVE_BYTES
 from lakefs.ports import Offload
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import EngineClient
@@ -87,6 +87,21 @@ def stat_of(result: m.NameResult, key: str) -> m.ObjectStat:
     if result.stat is None:
         raise no_such_key(key)
     return result.stat
+
+
+def whole_number(name: str, text: str, default: int, limit: int = 999_999_999) -> int:
+    """Parse a count or position of a list; `default` for an empty text.  S3Error InvalidArgument."""
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) <= limit):
+        raise invalid_argument(f"Provided {name} not an integer or within integer range", name, text[:64])
+    return int(text)
+
+
+def bad_part_number(text: str) -> S3Error:
+    """Return a 400 InvalidArgument: no part has that number."""
+    message = f"Part number must be an integer between 1 and {S3_PARTS_MAX}, inclusive"
+    return invalid_argument(message, "partNumber", text)
 
 
 def xml_response(document: bytes, headers: Iterable[tuple[bytes, bytes]] = ()) -> Response:

@@ -69,7 +69,19 @@ class AccessLog:
             return
         if self._turn >= self._one_of:
             self._turn = 0
-        line = _encode(self._fields(request, response, took_s, first_s, received, sent, is_cut)) + b"\n"
+        fields = self._who_and_what(request, response)
+        fields |= {
+            "status": response.status,
+            "error": response.code,
+            "bytes_in": received,
+            "bytes_out": sent,
+            "total_ms": round(took_s * 1000, 3),
+            "first_byte_ms": round(first_s * 1000, 3),
+            "user_agent": request.head.headers.get(b"user-agent", b"")[:_AGENT_BYTES].decode("latin-1"),
+        }
+        if is_cut:
+            fields["cut_short"] = True
+        line = _encode(fields) + b"\n"
         if self._bytes + len(line) > S3_ACCESS_LOG_BYTES_MAX:
             self.lost += 1
             return
@@ -124,17 +136,8 @@ class AccessLog:
                 f"access log {self._destination}: {error.strerror}", subject=self._destination
             ) from error
 
-    def _fields(
-        self,
-        request: Request,
-        response: Response,
-        took_s: float,
-        first_s: float,
-        received: int,
-        sent: int,
-        is_cut: bool,
-    ) -> dict[str, Any]:
-        target, signature, headers = request.target, request.signature, request.head.headers
+    def _who_and_what(self, request: Request, response: Response) -> dict[str, Any]:
+        target, signature = request.target, request.signature
         fields: dict[str, Any] = {
             "event": "s3_request",
             "timestamp": self._timestamp(),
@@ -147,17 +150,6 @@ class AccessLog:
             fields |= {"operation": target.operation.value, "bucket": target.bucket, "key": target.key}
         else:
             fields["path"] = request.head.path[:_PATH_BYTES].decode("latin-1")
-        fields |= {
-            "status": response.status,
-            "error": response.code,
-            "bytes_in": received,
-            "bytes_out": sent,
-            "total_ms": round(took_s * 1000, 3),
-            "first_byte_ms": round(first_s * 1000, 3),
-            "user_agent": headers.get(b"user-agent", b"")[:_AGENT_BYTES].decode("latin-1"),
-        }
-        if is_cut:
-            fields["cut_short"] = True
         return fields
 
     def _timestamp(self) -> str:

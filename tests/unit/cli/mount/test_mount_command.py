@@ -13,8 +13,8 @@ from cli.main import COMMANDS
 from cli.mount.fstab import from_mount, from_mount_fuse
 from cli.mount.options import parse_mount_options
 from cli.mount.places import NAME_CHARACTERS_MAX, escaped_path, places_of
-from fuse.kernel import mount_table
-from fuse.kernel.mount_table import MountEntry, all_mounts, mount_at
+from fuse.kernel import mount_point
+from fuse.kernel.mount_point import MountEntry, all_mounts, mount_at
 from lakefs.errors import InvalidArgument
 
 
@@ -145,7 +145,7 @@ def test_the_table_of_mounts_is_read_whatever_the_names_hold(tmp_path: Path, mon
         b"50 21 0:44 / /mnt/a\\040b\\134\\012\\377 rw shared:1 master:2 - fuse.lake lake\\040x rw,user_id=0\n"
         b"51 50 0:45 / /mnt/a\\040b\\134\\012\\377 rw - tmpfs none rw\n"
     )
-    monkeypatch.setattr(mount_table, "MOUNT_TABLE", table)
+    monkeypatch.setattr(mount_point, "MOUNT_TABLE", table)
     place = Path("/mnt/a b\\\n\udcff")
     assert all_mounts()[1] == MountEntry("0:44", place, "fuse.lake", "lake x")
     upper = mount_at(place)

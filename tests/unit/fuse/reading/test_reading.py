@@ -12,8 +12,7 @@ import trio
 from hypothesis import given, settings, strategies as st
 
 from engine.tiers.arena import Arena
-from fuse.reading.blob_reader import BlobReader, ReadBuffers
-from fuse.reading.page_sums import PageSums
+from fuse.reading.blob_reader import BlobReader, PageSums, ReadBuffers
 from lakefs.client.trio.driver import TrioDriver
 from lakefs.get.opened import Access, Opened, Piece
 from lakefs.grants.descriptors import SegmentDescriptors

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from fuse.staging.byte_ranges import RangeSet
-from fuse.staging.commit import Cut, Keep, Store, plan_cuts
+from fuse.staging.commit import Cut, Store, plan_cuts
 from lakefs.get.opened import Piece
 from lakefs.ids import ChunkId
 from lakefs.limits import CHUNK_BYTES
@@ -53,7 +53,7 @@ def test_a_plan_covers_the_content_and_keeps_what_no_change_touches(
         assert 1 <= cut.length <= SMALL_CHUNK
         at += cut.length
     assert at == size
-    kept = [cut.piece for cut in cuts if isinstance(cut, Keep)]
+    kept = [cut for cut in cuts if isinstance(cut, Piece)]
     for piece in kept:
         assert piece in pieces
         assert not written.overlaps(piece.offset, piece.offset + piece.length)
@@ -106,4 +106,4 @@ def test_an_appended_end_is_cut_as_a_whole_file_is_once_it_is_long() -> None:
     more = 5 * CHUNK_BYTES
     cuts = plan_cuts(pieces_of(lengths), RangeSet([(size, size + more)]), size, size + more)
     assert lengths_of(cuts) == [CHUNK_BYTES] * 8 + [5000]
-    assert [type(cut) for cut in cuts] == [Keep] * 3 + [Store] * 6
+    assert [type(cut) for cut in cuts] == [Piece] * 3 + [Store] * 6

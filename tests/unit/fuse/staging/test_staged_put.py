@@ -45,9 +45,6 @@ def test_random_edits_are_read_back_by_others(kind: Kind, seed: int) -> None:
                         edited.write(size, rng.randbytes(rng.randrange(1, 3 * TEST_CHUNK)))
                     case 3:
                         edited.write(size + rng.randrange(TEST_CHUNK), rng.randbytes(10))
-                    case 4 if size:
-                        offset = rng.randrange(size)
-                        edited.file.fill(offset, bytes(edited.content[offset : offset + 1000]))
                     case _:
                         edited.write(rng.randrange(size + 1), rng.randbytes(int(2 ** rng.uniform(0, 18))))
             await edited.store()
@@ -84,19 +81,6 @@ def test_an_edit_stores_the_chunks_that_it_touches(kind: Kind) -> None:
         assert edited.sent_bytes == 1000
         whole = await edited.lake.run(edited.lake.steps.put("bkt/whole", bytes(edited.content)))
         assert whole.stat.blob == stat.blob, "cut as a whole file is"
-
-    edit(kind, body)
-
-
-def test_filled_bytes_are_no_edit(kind: Kind) -> None:
-    content = random.Random(2).randbytes(3 * CHUNK_BYTES)
-
-    async def body(edited: Edited) -> None:
-        await edited.base_on(content)
-        edited.file.fill(CHUNK_BYTES, content[CHUNK_BYTES : 2 * CHUNK_BYTES])
-        edited.write(0, b"x")
-        await edited.store()
-        assert edited.sent_bytes == CHUNK_BYTES
 
     edit(kind, body)
 

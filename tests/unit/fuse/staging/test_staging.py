@@ -62,8 +62,7 @@ def test_the_limit_counts_staged_bytes_of_all_files(tmp_path: Path) -> None:
         second.write(3999, b"xx")
     assert raised.value.subject == "b/2"
     with pytest.raises(StoreFull):
-        first.fill(0, b"")
-        second.fill(0, bytes(1))
+        second.write(0, bytes(1))
     assert second.spans(3000, 1001) == [(Kind.HOLE, 3000, 1000), (Kind.STAGED, 4000, 1)]
     first.truncate(50)
     second.write(0, bytes(10))

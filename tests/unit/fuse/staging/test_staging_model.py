@@ -58,7 +58,6 @@ OPERATIONS = st.lists(
         WRITES,
         st.tuples(st.just("append"), BYTES),
         st.tuples(st.just("truncate"), SIZES),
-        st.tuples(st.just("fill"), SIZES, SIZES),
         st.tuples(st.just("read"), SIZES, SIZES),
         st.tuples(st.just("rename"), st.sampled_from(["b/one", "b/two", "b/\udce9"])),
         st.tuples(st.just("mark_stored")),
@@ -141,8 +140,6 @@ class Modelled:
             offset = operation[1] if operation[0] == "write" else size_before
             after |= set(range(offset, offset + len(operation[-1])))
             size_after = max(size_after, offset + len(operation[-1]))
-        if operation[0] == "fill":
-            after |= set(range(operation[1], len(self.base)))
         for state in self.disk.looked:
             assert before & after <= bytes_of(state.ranges) <= before | after
             sizes = (size_before, size_after)
@@ -184,16 +181,6 @@ class Modelled:
         self.written = {at for at in self.written if at < size}
         self.content = self.content[:size] + bytes(max(0, size - len(self.content)))
 
-    def fill(self, offset: int, length: int) -> None:
-        revision = self.file.revision
-        try:
-            self.file.fill(offset, self.base[offset : offset + length])
-        except StoreFull:
-            return
-        assert self.file.revision == revision
-        spans = self.file.spans(offset, min(length, len(self.base) - offset))
-        assert all(span.kind is not Kind.BASE for span in spans)
-
     def read(self, offset: int, length: int) -> None:
         if all(span.kind is not Kind.BASE for span in self.file.spans(offset, length)):
             assert self.file.read(offset, length) == self.content[offset : offset + length]
@@ -211,7 +198,7 @@ class Modelled:
         self.file.begin_storing()
         assert self.file.mark_stored(Base(len(self.content)))
         self.base, self.changed, self.written = bytes(self.content), False, set()
-        assert self.file.staged_bytes == 0
+        assert self.file.written().byte_count == 0
 
     def full(self, calls: int, short: int) -> None:
         self.disk.get_full(calls, short)
@@ -254,7 +241,7 @@ def check_recovery(modelled: Modelled, folder: Path) -> None:
         (leftover,) = found
         assert leftover.name == file.name.encode("utf-8", "replace").decode()
         assert leftover.size_bytes == file.size
-        assert leftover.new_bytes == file.staged_bytes
+        assert leftover.new_bytes == file.written().byte_count
         assert list(leftover.ranges) == [(offset, offset + length) for _, offset, length in staged]
         assert leftover.is_complete == all(span.kind is not Kind.BASE for span in file.spans(0, leftover.base_bytes))
         target = folder.with_name("restored")
@@ -286,7 +273,7 @@ def test_a_staged_file_is_a_plain_file_and_so_is_what_a_killed_mount_leaves(
             modelled.do(operation)
         disk.get_empty()
         check_recovery(modelled, path / "staging")
-        assert staging.used_bytes == file.staged_bytes
+        assert staging.used_bytes == file.written().byte_count
         file.discard()
         assert staging.used_bytes == 0
         staging.close()

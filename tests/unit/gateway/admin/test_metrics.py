@@ -35,7 +35,7 @@ def test_a_reading_is_read_at_each_scrape_and_not_before() -> None:
 
 def test_labelled_counters_keep_their_labels_and_their_name() -> None:
     registry = new_registry(
-        "1.2.3", [Reading("lake_requests_total", "Requests.", lambda: {"put": 3, "get": 4.5}, label="op", counter=True)]
+        "1.2.3", [Reading("lake_requests_total", "Requests.", lambda: {"put": 3, "get": 4.5}, label="op")]
     )
     samples = _samples(registry)
     assert samples["lake_requests_total", "put"] == 3
@@ -52,7 +52,15 @@ def test_two_readings_of_one_name_are_refused() -> None:
         registry.register(Readings([Reading("lake_chunks", "Chunks.", lambda: 1)]))
 
 
-@pytest.mark.parametrize(("name", "counter"), [("chunks", False), ("lake_x_total", False), ("lake_x", True)])
-def test_a_name_against_the_conventions_is_a_bug(name: str, counter: bool) -> None:
+@pytest.mark.parametrize("name", ["chunks", "chunks_total", "lake_Chunks", "lake_"])
+def test_a_name_against_the_conventions_is_a_bug(name: str) -> None:
     with pytest.raises(AssertionError):
-        Reading(name, "X.", lambda: 1, counter=counter)
+        Reading(name, "X.", lambda: 1)
+
+
+def test_what_ends_in_total_is_a_counter_and_all_else_a_gauge() -> None:
+    registry = CollectorRegistry()
+    registry.register(Readings([Reading("lake_x_total", "X.", lambda: 1), Reading("lake_x", "X.", lambda: 1)]))
+    text = generate_latest(registry).decode()
+    assert "# TYPE lake_x_total counter" in text
+    assert "# TYPE lake_x gauge" in text

@@ -11,8 +11,8 @@ import pytest
 import trio
 import trio.testing
 
+from gateway.http.head import HttpRefusal
 from gateway.http.messages import Request, Response, ResponseSender
-from gateway.http.refusal import HttpRefusal
 from gateway.http.server import HttpServer
 from lakefs.errors import EngineUnreachable
 from lakefs.limits import (

@@ -7,8 +7,7 @@ import re
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from gateway.http.head import HeadWatch, RequestHead, check_beginning, head_length, parse_head
-from gateway.http.refusal import HttpRefusal
+from gateway.http.head import HeadWatch, HttpRefusal, RequestHead, check_beginning, head_length, parse_head
 from lakefs.limits import HTTP_HEAD_BYTES_MAX, HTTP_HEADERS_MAX
 
 TOKEN = "ABCXYZabcxyz0189-_.!#$%&'*+^`|~"

@@ -12,8 +12,7 @@ import structlog
 import trio
 import trio.testing
 
-from gateway.http.certificates import Certificates, load_pair
-from gateway.http.tls import TlsStream
+from gateway.http.tls import Certificates, TlsStream, load_pair
 from lakefs.errors import ConfigError, EngineUnreachable
 from lakefs.ports import Network, Stream
 from lakefs.transport.streams import TrioNetwork

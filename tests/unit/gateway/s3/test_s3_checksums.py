@@ -89,11 +89,6 @@ def test_a_composite_is_the_digest_of_the_digests(algorithm: Algorithm) -> None:
     assert checksums.composite(algorithm, digests) == f"{expected}-2"
 
 
-def test_a_multipart_etag_is_the_md5_of_the_parts_md5s() -> None:
-    digests = [hashlib.md5(part).digest() for part in (b"one", b"two")]
-    assert checksums.multipart_etag(digests) == hashlib.md5(b"".join(digests)).hexdigest() + "-2"
-
-
 @pytest.mark.parametrize("algorithm", list(Algorithm))
 def test_a_header_is_read_as_it_is_written(algorithm: Algorithm) -> None:
     value = digest(algorithm, b"x")

@@ -13,8 +13,7 @@ from gateway.http.head import parse_head
 from gateway.http.messages import Request, Response
 from gateway.s3.protocol.targets import Operation, Target
 from gateway.s3.telemetry.access_log import AccessLog
-from gateway.s3.telemetry.metrics import TrafficCollector
-from gateway.s3.telemetry.traffic import BOUNDS_S, OPERATIONS, Connections, Snapshot, Traffic
+from gateway.s3.telemetry.traffic import BOUNDS_S, OPERATIONS, Connections, Snapshot, Traffic, TrafficCollector
 from lakefs.errors import LocalFileError
 from lakefs.limits import S3_ACCESS_LOG_BYTES_MAX
 from tests.unit.support.inline_offload import InlineOffload

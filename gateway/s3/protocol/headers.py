@@ -1,4 +1,4 @@
-"""x-amz-* headers: which ones each operation understands.  Pure.
+"""Headers that ask for something: which x-amz-* headers and conditions each operation understands.  Pure.
 
 Rules kept here:
 - Every operation has a closed list.  Any other x-amz-* header asks for something that this store does not do: the
@@ -7,19 +7,26 @@ Rules kept here:
 - Some headers are understood with the values that change nothing here (`STANDARD`, `private`); any other is 501.
 - The owner that a request expects must be this store's.
 - A header is the same in the request's head and in its query (`gateway.s3.protocol.targets`).
+- A condition on a change is never ignored: one that the operation does not know is 501, one that cannot be read 400,
+  and nothing is done.  A client that sends a condition has something to lose.  The store checks it with the change.
+- If-Match on a key that does not exist is 404 NoSuchKey, as in S3; size and time hold there, as S3 documents them.
 
-The operations read the other headers that they understand.
+The operations read the other headers that they understand.  Conditions of reads, and of a copy's source, are in
+`gateway.http.ranges`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
-from gateway.s3.operations.buckets import OWNER_ID
+from gateway.http.ranges import header_date
 from gateway.s3.protocol import checksums
-from gateway.s3.protocol.errors import S3Error, not_implemented
-from gateway.s3.protocol.targets import Operation
+from gateway.s3.protocol.errors import S3Error, invalid_argument, not_implemented
+from gateway.s3.protocol.targets import READING, Operation
+from gateway.s3.protocol.xml import OWNER_ID
+from lakefs.wire.messages import Condition
 
 META: Final = b"x-amz-meta-"
 """In a list: every header with this prefix."""
@@ -111,10 +118,30 @@ ONLY: Final[Mapping[bytes, frozenset[bytes]]] = {
 _OWNER: Final = OWNER_ID.encode()
 _OWNERS: Final = (b"x-amz-expected-bucket-owner", b"x-amz-source-expected-bucket-owner")
 
+_SIZE: Final = re.compile(rb"[0-9]{1,19}")
+_IF_MATCH: Final = b"if-match"
+_IF_NONE_MATCH: Final = b"if-none-match"
+_MATCH_SIZE: Final = b"x-amz-if-match-size"
+_MATCH_TIME: Final = b"x-amz-if-match-last-modified-time"
+_OF_HTTP: Final = (_IF_MATCH, _IF_NONE_MATCH, b"if-modified-since", b"if-unmodified-since")
+_ON_WRITES: Final = frozenset((_IF_MATCH, _IF_NONE_MATCH))
+_CONDITIONS: Final[Mapping[Operation, frozenset[bytes]]] = {
+    Operation.PUT_OBJECT: _ON_WRITES,
+    Operation.COPY_OBJECT: _ON_WRITES,
+    Operation.COMPLETE_MULTIPART_UPLOAD: _ON_WRITES,
+    Operation.DELETE_OBJECT: frozenset((_IF_MATCH,)),
+}
+"""HTTP's conditions that each request which changes something honours."""
+
 
 def check_headers(operation: Operation, headers: Mapping[bytes, bytes]) -> None:
-    """Raise S3Error: NotImplemented for a header that the operation does not understand, AccessDenied for another
-    owner, InvalidRequest for a checksum that is announced and not sent."""
+    """Raise S3Error: NotImplemented for a header or condition that the operation does not understand, AccessDenied for
+    another owner, InvalidRequest for a checksum that is announced and not sent."""
+    if operation not in READING:
+        known = _CONDITIONS.get(operation, ())
+        for name in _OF_HTTP:
+            if name in headers and name not in known:
+                raise not_implemented(f"{operation.value} with the condition {name.decode().title()}")
     understood = UNDERSTOOD[operation]
     for name, value in headers.items():
         if name[:6] != b"x-amz-":
@@ -127,6 +154,40 @@ def check_headers(operation: Operation, headers: Mapping[bytes, bytes]) -> None:
     for name in _OWNERS:
         if headers.get(name, _OWNER) != _OWNER:
             raise S3Error(403, "AccessDenied", f"Access Denied: every bucket here belongs to {OWNER_ID}")
+
+
+def write_condition(headers: Mapping[bytes, bytes]) -> Condition:
+    """Read If-Match and If-None-Match of a write.  S3Error for values that S3 does not have there."""
+    none_match = headers.get(_IF_NONE_MATCH)
+    if none_match not in (None, b"*"):
+        raise not_implemented("If-None-Match with anything but * on a write")
+    return Condition(absent=none_match is not None, etags=_etags(headers))
+
+
+def delete_condition(headers: Mapping[bytes, bytes]) -> Condition:
+    """Read If-Match, x-amz-if-match-size and x-amz-if-match-last-modified-time.  S3Error InvalidArgument."""
+    size, modified = headers.get(_MATCH_SIZE), headers.get(_MATCH_TIME)
+    size_bytes = None if size is None else read_size(size)
+    mtime_s = header_date(modified)
+    if size is not None and size_bytes is None:
+        raise _unreadable(_MATCH_SIZE, size, "must be a number of bytes")
+    if modified is not None and mtime_s is None:
+        raise _unreadable(_MATCH_TIME, modified, "must be a date as HTTP has it, such as Sun, 06 Nov 1994 08:49:37 GMT")
+    return Condition(etags=_etags(headers), size_bytes=size_bytes, mtime_s=mtime_s)
+
+
+def read_size(text: bytes) -> int | None:
+    """Parse a number of bytes; None if malformed."""
+    return int(text) if _SIZE.fullmatch(text) else None
+
+
+def _etags(headers: Mapping[bytes, bytes]) -> list[str]:
+    match = headers.get(_IF_MATCH)
+    return [] if match is None else [tag.strip().strip('"') for tag in match.decode("latin-1").split(",")]
+
+
+def _unreadable(name: bytes, value: bytes, form: str) -> Exception:
+    return invalid_argument(f"{name.decode()} {form}", name.decode(), value[:64].decode("latin-1"))
 
 
 def _text(part: bytes) -> str:

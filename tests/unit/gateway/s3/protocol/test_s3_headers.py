@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from gateway.s3.amz_headers import META, ONLY, UNDERSTOOD, check_headers
 from gateway.s3.dispatch import OPERATIONS
 from gateway.s3.protocol.errors import S3Error
+from gateway.s3.protocol.headers import META, ONLY, UNDERSTOOD, check_headers
 from gateway.s3.protocol.targets import Operation
 from tests.style.source_tree import ROOT
 

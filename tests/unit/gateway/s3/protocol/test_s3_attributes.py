@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.s3.protocol.attributes import checked_tags, tags_of_copy, tags_of_header
 from gateway.s3.protocol.errors import S3Error
-from gateway.s3.protocol.tags import checked_tags, tags_of_copy, tags_of_header
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import trio
 import trio.testing
 
-from cli.serve.gateway_report import REPORT_BYTES_MAX, Report, receive_reports, send_reports
+from cli.serve.gateway_process import REPORT_BYTES_MAX, Report, receive_reports, send_reports
 from gateway.s3.telemetry.traffic import Connections, Snapshot
 
 REPORT = Report("away", Snapshot(bytes_in=7, errors={"SlowDown": 1}), Connections(3, 2, 1))

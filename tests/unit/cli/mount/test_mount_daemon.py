@@ -7,12 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cli.mount.log import LOG_BYTES_MAX
+from cli.mount.daemon import LOG_BYTES_MAX
 
 _WRITER = """
 import os, sys
 from pathlib import Path
-import cli.mount.log as log
+import cli.mount.daemon as log
 import structlog
 from cli.terminal.logs import log_to_stderr
 
