@@ -30,7 +30,7 @@ from engine.server.listener import Server
 from engine.store.local_store import open_local_store
 from engine.store.store import Store
 from engine.superblock.native_token import native_token
-from engine.tiers.dram_size import tier_bytes
+from engine.tiers.arena import tier_bytes
 from lakefs.config.settings import Config
 from lakefs.errors import LakeError
 from lakefs.grants.dram_slabs import SLAB_BYTES
