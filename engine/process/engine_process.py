@@ -22,8 +22,7 @@ import trio
 from engine.host.heap import give_back_free_heap
 from engine.host.local_disk import LocalDisk
 from engine.host.memory_limits import memory_bytes
-from engine.process.folders import group_id, places_made
-from engine.process.permissions import judge_permissions
+from engine.process.places import group_id, judge_permissions, places_made
 from engine.process.shared_index_life import run_shared_index
 from engine.requests.table import Service
 from engine.server.listener import Server
