@@ -142,7 +142,8 @@ class Arena:
         self._cell_sizes = [size.cell_bytes for size in self.classes]
         self._make_memory = make_memory
         self.slabs: Final[dict[int, Slab]] = {}
-        self._grows = True
+        self.grows = True
+        """False once memory for a slab could not be allocated: no more are made."""
         self._home: dict[int, CellClass] = {}
         count = -(-slabs_max * slab_bytes // UNIT_BYTES)
         size = -(-count * GENERATION_BYTES // PAGE_BYTES) * PAGE_BYTES
@@ -163,11 +164,7 @@ class Arena:
     @property
     def is_full(self) -> bool:
         """True if no further slab may be made."""
-        return not self._grows or len(self.slabs) >= self.slabs_max
-
-    def stop_growing(self) -> None:
-        """Make no more slabs; called when memory for one could not be allocated."""
-        self._grows = False
+        return not self.grows or len(self.slabs) >= self.slabs_max
 
     def class_for(self, extent_bytes: int) -> CellClass | None:
         """The class with the shortest cells that hold so many bytes; None when no class does."""
