@@ -1,16 +1,32 @@
-"""Names as users write them: `BUCKET/KEY`, with or without `lake://`.
+"""Names as users write them, `BUCKET/KEY`, with or without `lake://`; and the rules for bucket names.
 
-The engine decides which characters a bucket name or key may have; this module only splits the text.
+The engine decides which characters a key may have; this module only splits the text.
+
+The name of a new bucket keeps S3's rules for general purpose buckets (Amazon S3 User Guide, "General purpose bucket
+naming rules"), so that every S3 client, and the host names of virtual-host style, can use it.  A store can hold
+buckets with other names, made before it had these rules: shorter ones, capitals, `_`.  They can be looked up, changed
+and removed like any other; only creating one is refused.
+
+S3 reserves the suffix `-an` for one kind of general purpose bucket, so a bucket here may have it.
 """
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from lakefs.errors import InvalidName
+from lakefs.limits import BUCKET_NAME_BYTES_MAX, BUCKET_NAME_BYTES_MIN
 
 SCHEME = "lake://"
 _SHOWN_CHARACTERS: Final = 80
+_BUCKET_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+_FORBIDDEN_CHARACTER: Final = re.compile(r"[^a-z0-9.-]")
+_ADDRESS: Final = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+")
+_RESERVED_PREFIXES: Final = ("xn--", "sthree-", "amzn-s3-demo-")
+_RESERVED_SUFFIXES: Final = ("-s3alias", "--ol-s3", ".mrap", "--x-s3", "--table-s3")
+_NAMES_CACHED: Final = 1024
 
 
 class Name(NamedTuple):
@@ -54,3 +70,53 @@ def shown(text: str) -> str:
     if len(text) > _SHOWN_CHARACTERS:
         return ascii(text[:_SHOWN_CHARACTERS]) + "..."
     return repr(text) if text.isprintable() else ascii(text)
+
+
+# --- names of buckets --------------------------------------------------------------------------------
+
+
+def is_bucket_name(name: str) -> bool:
+    """Return True if a store can hold a bucket of that name."""
+    return len(name) <= BUCKET_NAME_BYTES_MAX and _is_bucket_name(name)
+
+
+@lru_cache(maxsize=_NAMES_CACHED)
+def _is_bucket_name(name: str) -> bool:
+    return bool(_BUCKET_NAME.fullmatch(name)) and ".." not in name and not _ADDRESS.fullmatch(name)
+
+
+def check_new_bucket_name(name: str) -> None:
+    """Raise InvalidName, with the broken rule, for a name that no new bucket may have."""
+    if broken_rule(name):
+        raise invalid_bucket_name(name)
+
+
+def invalid_bucket_name(name: str) -> InvalidName:
+    """Return the error for a name that breaks a rule."""
+    return InvalidName(f"bucket name {shown(name)} is not valid: {broken_rule(name)}", subject=shown(name))
+
+
+def broken_rule(name: str) -> str:
+    """Return the rule for new buckets that the name breaks, with an example; "" if it keeps all rules."""
+    rule = _broken_rule(name)
+    return f"{rule}; for example: my-models" if rule else ""
+
+
+def _broken_rule(name: str) -> str:
+    if not BUCKET_NAME_BYTES_MIN <= len(name) <= BUCKET_NAME_BYTES_MAX:
+        return f"it has {len(name)} characters; use {BUCKET_NAME_BYTES_MIN} to {BUCKET_NAME_BYTES_MAX}"
+    if _FORBIDDEN_CHARACTER.search(name):
+        return "use lower-case letters, digits, '.' and '-' only"
+    if not (name[0].isalnum() and name[-1].isalnum()):
+        return "begin and end it with a letter or a digit"
+    if ".." in name:
+        return "two dots must not follow each other"
+    if _ADDRESS.fullmatch(name):
+        return "it must not look like an IP address"
+    for prefix in _RESERVED_PREFIXES:
+        if name.startswith(prefix):
+            return f"S3 reserves names that begin with '{prefix}'"
+    for suffix in _RESERVED_SUFFIXES:
+        if name.endswith(suffix):
+            return f"S3 reserves names that end with '{suffix}'"
+    return ""

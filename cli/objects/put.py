@@ -12,9 +12,9 @@ import click
 
 from cli.terminal.output import json_option
 from cli.terminal.target import Target, engine_options, pass_target
-from lakefs.bucket_names import check_new_bucket_name
 from lakefs.client.facade import driver_of
 from lakefs.errors import InvalidArgument, LakeError, LocalFileError
+from lakefs.names import check_new_bucket_name
 
 if TYPE_CHECKING:
     from cli.objects.transfer import Account

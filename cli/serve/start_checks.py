@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from engine.process.folders import group_id
+from engine.process.places import group_id
 from gateway.admin.server import bind_admin
 from gateway.face import certificates_of, listen_s3
 from lakefs.config.settings import SYSTEM_DATA, SYSTEM_SOCKET, Config

@@ -19,11 +19,10 @@ from engine.namespace.keys import check_bucket_name, name_key, range_end
 from engine.namespace.tree import NameEvent, child, has_children, new_folder
 from engine.namespace.version_keys import end_of, first_key
 from engine.tables.views import Transaction, View
-from lakefs.bucket_names import broken_rule, check_new_bucket_name
 from lakefs.errors import AlreadyExists, BucketNotEmpty, BucketNotFound, IndexDamaged, InvalidArgument, StoreUnusable
 from lakefs.ids import DEFAULT_DOMAIN, EMPTY_BLOB, ROOT_NODE, DomainIndex, NodeId
 from lakefs.limits import BUCKETS_MAX
-from lakefs.names import shown
+from lakefs.names import broken_rule, check_new_bucket_name, shown
 from lakefs.wire.messages import BucketStat
 
 

@@ -16,11 +16,10 @@ Empty components, `.` and `..` are ordinary.  Nothing here reads or writes.
 from __future__ import annotations
 
 from engine.format.layouts import node_key
-from lakefs.bucket_names import invalid_bucket_name, is_bucket_name
 from lakefs.errors import InvalidName
 from lakefs.ids import NodeId
 from lakefs.limits import COMPONENT_SPLIT_BYTES, KEY_BYTES_MAX
-from lakefs.names import shown
+from lakefs.names import invalid_bucket_name, is_bucket_name, shown
 
 Step = bytes
 """One name record on the way to a key: a folder, ending with `/`, or 480 bytes that name a hidden node."""

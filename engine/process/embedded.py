@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from copy import copy
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -23,11 +24,11 @@ from engine.requests.answers import PackedLocated
 from engine.requests.table import Service
 from engine.server.watches import close_events
 from engine.store.local_store import open_local_store
-from engine.store.store import Store
 from lakefs.client.blocking.lake import Lake
 from lakefs.errors import EngineUnreachable, InvalidArgument
 from lakefs.host.descriptors import duplicates
 from lakefs.ids import Buffer
+from lakefs.wire.connection import reply_memory
 from lakefs.wire.engine_port import Body, EngineService, Reply
 from lakefs.wire.messages import PutObjects, Request, StoreChunks, Watch, WatchEvent
 
@@ -77,8 +78,8 @@ class EmbeddedEngine:
         if reply.descriptors:
             reply.descriptors = duplicates(reply.descriptors)
         if into and reply.body.nbytes <= sum(len(target) for target in into):
-            _copy(reply.body.parts, into)
-            parts = _front(into, reply.body.nbytes)
+            _, parts = reply_memory(into, reply.body.nbytes)
+            _copy(reply.body.parts, parts)
             reply.body.release()
             reply.body = Body(parts)
         return reply
@@ -137,7 +138,8 @@ class EmbeddedBlockingEngine:
             ticket.set_exception(EngineUnreachable(self._closed_because))
             return ticket
         try:
-            self._token.run_sync_soon(self._spawn, ticket, request, body, descriptors, into)
+            call = partial(self._engine.call, request, body, descriptors, into=into)
+            self._token.run_sync_soon(self._spawn, ticket, call)
         except trio.RunFinishedError:
             ticket.set_exception(EngineUnreachable(_ENDED))
         return ticket
@@ -191,44 +193,27 @@ class EmbeddedBlockingEngine:
 
     async def _main(self) -> None:
         async with open_local_store(self._data, grace_s=0.0) as store:  # it has no other client
-            await self._serve(store)
+            self._engine = EmbeddedEngine(Service(store))
+            self._token = trio.lowlevel.current_trio_token()
+            stop = trio.Event()
+            self._stop = stop.set
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                self._started.set_result(None)
+                await stop.wait()
+            await self._engine.aclose()
 
-    async def _serve(self, store: Store) -> None:
-        self._engine = EmbeddedEngine(Service(store))
-        self._token = trio.lowlevel.current_trio_token()
-        stop = trio.Event()
-        self._stop = stop.set
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            self._started.set_result(None)
-            await stop.wait()
-        await self._engine.aclose()
-
-    def _spawn(
-        self,
-        ticket: Future[Reply],
-        request: Request,
-        body: Sequence[Buffer],
-        descriptors: Sequence[int],
-        into: Sequence[memoryview],
-    ) -> None:
+    def _spawn(self, ticket: Future[Reply], call: Callable[[], Awaitable[Reply]]) -> None:
         try:
-            self._nursery.start_soon(self._call, ticket, request, body, descriptors, into)
+            self._nursery.start_soon(self._call, ticket, call)
         except RuntimeError:  # closed to new tasks: the engine is ending
             ticket.set_exception(EngineUnreachable(_ENDED))
 
-    async def _call(
-        self,
-        ticket: Future[Reply],
-        request: Request,
-        body: Sequence[Buffer],
-        descriptors: Sequence[int],
-        into: Sequence[memoryview],
-    ) -> None:
+    async def _call(self, ticket: Future[Reply], call: Callable[[], Awaitable[Reply]]) -> None:
         if not ticket.set_running_or_notify_cancel():
             return
         try:
-            reply = await self._engine.call(request, body, descriptors, into=into)
+            reply = await call()
         except Exception as error:  # noqa: BLE001 - raised in the caller's thread, whatever it is
             ticket.set_exception(error)
         except BaseException:
@@ -238,29 +223,12 @@ class EmbeddedBlockingEngine:
             ticket.set_result(reply)
 
 
-@contextmanager
-def open_lake(data: Path) -> Iterator[Lake]:
-    """Open the store in a folder in this process.
+def open_lake(data: Path) -> Lake:
+    """Open the store in a folder in this process; it is open until the lake is closed.
 
     StoreLocked when an engine has it open, StoreUnusable, StoreDamaged.
     """
-    engine = EmbeddedBlockingEngine(data)
-    lake = Lake(engine)
-    try:
-        yield lake
-    finally:
-        lake.close()
-
-
-def _front(targets: Sequence[memoryview], length: int) -> list[memoryview]:
-    """Return the first `length` bytes of the targets, as slices of them."""
-    found: list[memoryview] = []
-    for target in targets:
-        if length:
-            found.append(target[:length])
-            length -= len(found[-1])
-    assert length == 0, "the targets hold the bytes"
-    return found
+    return Lake(EmbeddedBlockingEngine(data))
 
 
 def _copy(parts: Sequence[Buffer], targets: Sequence[Buffer]) -> None:

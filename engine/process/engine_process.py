@@ -21,15 +21,14 @@ import trio
 
 from engine.host.local_disk import LocalDisk
 from engine.host.memory_limits import give_back_free_heap, memory_bytes
-from engine.process.folders import group_id, places_made
-from engine.process.permissions import judge_permissions
+from engine.process.places import group_id, judge_permissions, places_made
 from engine.process.shared_index_life import run_shared_index
 from engine.requests.table import Service
 from engine.server.listener import Server
 from engine.store.local_store import open_local_store
 from engine.store.store import Store
 from engine.superblock.secret_files import native_token
-from engine.tiers.dram_size import tier_bytes
+from engine.tiers.arena import tier_bytes
 from lakefs.config.settings import Config
 from lakefs.errors import LakeError
 from lakefs.grants.dram_slabs import SLAB_BYTES

@@ -323,9 +323,8 @@ class Reads:
             if is_small:
                 item.small = records[0]
             grants = [grant_of(record) for record in records]
-            understood = not is_small and _reads_slabs(
-                client, request.media
-            )  # a small payload is most likely sent inline
+            # A small payload is most likely sent inline.
+            understood = not is_small and _reads_slabs(client, request.media)
             worth_it = self._dram.note_reads(wanted, grants, understood=understood)
             item.worth_it = is_small and bool(worth_it)
             for chunk in () if is_small else worth_it:

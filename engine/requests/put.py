@@ -114,7 +114,9 @@ class Puts:
 
     @handles(m.SourceClose)
     async def source_close(self, client: Client, request: m.SourceClose) -> Reply:
-        _close_source(client, request.source)
+        descriptor = client.sources.pop(request.source, None)
+        if descriptor is not None:  # reads under way have a descriptor of their own
+            os.close(descriptor)  # closing does not block: `check_source` accepted the file
         return Reply(m.Done())
 
     @handles(m.StoreFromSource)
@@ -316,13 +318,6 @@ def _binding(change: m.NameChange, blob: HeldBlob, buckets: _Buckets, now_ns: in
 def _check_room(client: Client) -> None:
     if len(client.sources) >= SOURCES_PER_CONNECTION_MAX:
         raise EngineBusy(f"{SOURCES_PER_CONNECTION_MAX} sources are open on this connection; close some")
-
-
-def _close_source(client: Client, number: int) -> None:
-    """Close a source if it is open; reads under way have a descriptor of their own."""
-    descriptor = client.sources.pop(number, None)
-    if descriptor is not None:
-        os.close(descriptor)  # closing does not block: `check_source` accepted the file
 
 
 def _result(change: m.NameChange, bucket: BucketRef, outcome: Resolved | UserError) -> m.NameResult:

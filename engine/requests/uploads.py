@@ -92,8 +92,7 @@ class UploadRequests:
 
     @handles(m.UploadParts)
     async def parts(self, request: m.UploadParts) -> Reply:
-        check_page(request.after, request.limit)
-        limit = min(request.limit, LIST_PAGE_MAX)
+        limit = _page_limit(request)
 
         def look(view: View) -> tuple[UploadRef, UploadRecord, list[tuple[int, PartRecord]]]:
             ref = _ref(view, request)
@@ -122,8 +121,7 @@ class UploadRequests:
         listed = list(zip(request.numbers, request.etags, strict=True))
 
         def look(view: View) -> Resolved | None:
-            ref = _ref(view, request)
-            return self._over(view, ref, listed)
+            return self._over(view, _ref(view, request), listed)
 
         over = await self._decisions.look(look)
         if over is not None:
@@ -163,8 +161,7 @@ class UploadRequests:
 
     @handles(m.UploadedParts)
     async def of_object(self, request: m.UploadedParts) -> Reply:
-        check_page(request.after, request.limit)
-        limit = min(request.limit, LIST_PAGE_MAX)
+        limit = _page_limit(request)
         return Reply(await self._decisions.look(lambda view: find_parts(view, request.upload, request.after, limit)))
 
     # --- below -------------------------------------------------------------------------------------
@@ -206,12 +203,14 @@ class UploadRequests:
         return layout
 
 
-def check_page(after: int, limit: int) -> None:
-    """Raise InvalidArgument unless the arguments name a page of parts."""
-    if limit < 1 or not 0 <= after <= PART_NUMBER_MAX:
+def _page_limit(request: m.UploadParts | m.UploadedParts) -> int:
+    """Return the most parts of the page that the request asks for.  InvalidArgument when it asks for no page."""
+    if request.limit < 1 or not 0 <= request.after <= PART_NUMBER_MAX:
         raise InvalidArgument(
-            f"a page of {limit} parts behind {after}; ask for 1 to {LIST_PAGE_MAX} behind 0 to {PART_NUMBER_MAX}"
+            f"a page of {request.limit} parts behind {request.after}; "
+            f"ask for 1 to {LIST_PAGE_MAX} behind 0 to {PART_NUMBER_MAX}"
         )
+    return min(request.limit, LIST_PAGE_MAX)
 
 
 def _ref(view: View, request: _Named) -> UploadRef:

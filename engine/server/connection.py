@@ -18,7 +18,7 @@ import errno
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 import structlog
@@ -44,7 +44,6 @@ from lakefs.wire.engine_port import Body, EngineService, Reply, ServedClient
 from lakefs.wire.frames import PROTOCOL_VERSION
 from lakefs.wire.messages import Hello, HelloReply, PutObjects, Request, StoreChunks, Watch
 
-T = TypeVar("T")
 _log: Final = structlog.get_logger(__name__)
 
 _EVENTS_BETWEEN_CHECKPOINTS: Final = 64

@@ -7,7 +7,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Final, Protocol, runtime_checkable
 
 import trio
@@ -27,11 +27,6 @@ _UNSENT_MAX: Final = WATCHES_PER_CONNECTION_MAX
 @runtime_checkable
 class _Closable(Protocol):
     def close(self) -> None: ...
-
-
-@runtime_checkable
-class _AsyncClosable(Protocol):
-    async def aclose(self) -> None: ...
 
 
 class ServedWatches:
@@ -99,7 +94,7 @@ class ServedWatches:
 
 async def close_events(events: AsyncIterator[WatchEvent]) -> None:
     """Close an iterator, whether its close is synchronous or not."""
-    if isinstance(events, _AsyncClosable):
+    if isinstance(events, AsyncGenerator):
         with trio.CancelScope(shield=True):
             await events.aclose()
     elif isinstance(events, _Closable):

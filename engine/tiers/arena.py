@@ -1,6 +1,7 @@
 """The arena of the DRAM tier: slabs of sealed memory, each cut into cells of one size, and the cells' generations.
 
-Cells fit payloads with their vectors of CRCs: 16 KiB, 64 KiB, and 256 KiB, 1 MiB and 4 MiB plus a page.
+Cells fit payloads with their vectors of CRCs: 16 KiB, 64 KiB, and 256 KiB, 1 MiB and 4 MiB plus a page.  The size of
+the tier is a share of this process's memory (`tier_bytes`, `engine.host.memory_limits`).
 
 Rules kept here:
 - At most `slabs_max` slabs are made, each when it is first needed.  A slab's number is never used again.
@@ -26,9 +27,10 @@ from typing import Final, Protocol
 import msgspec
 
 from engine.memory.sealed_memory import SealedMemory
+from lakefs.errors import ConfigError
 from lakefs.grants.dram_slabs import GENERATION_BYTES, SLAB_BYTES, UNIT_BYTES, generation_number
 from lakefs.ids import ChunkId
-from lakefs.limits import KIB, MIB, PAGE_BYTES
+from lakefs.limits import DRAM_BYTES_AUTO_MAX, DRAM_BYTES_AUTO_MIN, DRAM_SHARE, DRAM_SHARE_MOST, KIB, MIB, PAGE_BYTES
 
 CELL_SIZES: Final = (UNIT_BYTES, 64 * KIB, 256 * KIB + PAGE_BYTES, 1 * MIB + PAGE_BYTES, 4 * MIB + PAGE_BYTES)
 """Cells of the largest size leave 4% of a slab of 64 MiB unused; the others leave less."""
@@ -140,7 +142,8 @@ class Arena:
         self._cell_sizes = [size.cell_bytes for size in self.classes]
         self._make_memory = make_memory
         self.slabs: Final[dict[int, Slab]] = {}
-        self._grows = True
+        self.grows = True
+        """False once memory for a slab could not be allocated: no more are made."""
         self._home: dict[int, CellClass] = {}
         count = -(-slabs_max * slab_bytes // UNIT_BYTES)
         size = -(-count * GENERATION_BYTES // PAGE_BYTES) * PAGE_BYTES
@@ -161,11 +164,7 @@ class Arena:
     @property
     def is_full(self) -> bool:
         """True if no further slab may be made."""
-        return not self._grows or len(self.slabs) >= self.slabs_max
-
-    def stop_growing(self) -> None:
-        """Make no more slabs; called when memory for one could not be allocated."""
-        self._grows = False
+        return not self.grows or len(self.slabs) >= self.slabs_max
 
     def class_for(self, extent_bytes: int) -> CellClass | None:
         """The class with the shortest cells that hold so many bytes; None when no class does."""
@@ -285,3 +284,31 @@ class Arena:
             slab.memory.close()
         self._generations.release()
         self._generation_memory.close()
+
+
+def tier_bytes(asked: int | None, memory: int) -> tuple[int, str]:
+    """Return the tier's size in bytes, in whole slabs, and a warning or "".  `asked` None means a small share.
+
+    ConfigError for less than a slab.  More than three quarters of the memory is cut to that, with the warning.
+    """
+    if asked is None:
+        share = min(memory // DRAM_SHARE, DRAM_BYTES_AUTO_MAX)
+        return (_whole(share) if share >= DRAM_BYTES_AUTO_MIN else 0), ""
+    if not asked:
+        return 0, ""
+    if asked < SLAB_BYTES:
+        raise ConfigError(
+            f"dram_tier_bytes: {asked} bytes are less than one slab; give {SLAB_BYTES >> 20}M or more, or 0 for none",
+            subject="dram_tier_bytes",
+        )
+    most = _whole(int(memory * DRAM_SHARE_MOST))
+    if memory and asked > most:
+        return most, (
+            f"dram_tier_bytes: {asked // MIB} MiB were asked for, and this machine or its control group has "
+            f"{memory // MIB} MiB; the tier takes at most {most // MIB} MiB"
+        )
+    return _whole(asked), ""
+
+
+def _whole(size: int) -> int:
+    return size // SLAB_BYTES * SLAB_BYTES

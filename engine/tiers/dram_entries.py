@@ -25,9 +25,6 @@ def joined(index: SharedIndex, tier: DramTier | None) -> Iterator[None]:
         yield
         return
 
-    def admitted(chunk: ChunkId, *_: int) -> None:
-        index.tell_slab(chunk)
-
     def slab_place_of(chunk: bytes) -> Found | None:
         grant = tier.grant(ChunkId(chunk))
         place = None if grant is None else pack_place(grant.segment, grant.epoch)
@@ -36,10 +33,10 @@ def joined(index: SharedIndex, tier: DramTier | None) -> Iterator[None]:
         return MEDIUM_DRAM, place, grant.offset, grant.stored_bytes, grant.crc
 
     index.slab_place_of = slab_place_of
-    tier.on_admitted.append(admitted)
+    tier.on_admitted.append(index.tell_slab)
     tier.on_demoted.append(index.tell_segment)
     try:
         yield
     finally:
-        tier.on_admitted.remove(admitted)
+        tier.on_admitted.remove(index.tell_slab)
         tier.on_demoted.remove(index.tell_segment)

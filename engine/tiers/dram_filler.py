@@ -258,7 +258,7 @@ class Dram:
             memory = await self._offload.run(tier.arena.make_slab_memory)
         except EngineBusy as error:
             _log.warning("dram_tier_stops_growing", reason=error.message)
-            tier.arena.stop_growing()
+            tier.arena.grows = False
             return
         tier.add_slab(memory, size)
 

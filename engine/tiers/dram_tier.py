@@ -51,11 +51,6 @@ class Placement(NamedTuple):
     crc: int
 
 
-Admitted = Callable[[ChunkId, int, int, int, int, int], None]
-"""(chunk, slab, offset, generation, stored bytes, crc)"""
-Demoted = Callable[[ChunkId], None]
-
-
 class DramTier:
     """The tier of one engine."""
 
@@ -73,8 +68,8 @@ class DramTier:
         self._pinned_bytes = self._payload_bytes = 0
         self._hits = self._misses = self._fills = self._filled_bytes = 0
         self._demotions = self._forgotten = self._refused = 0
-        self.on_admitted: Final[list[Admitted]] = []
-        self.on_demoted: Final[list[Demoted]] = []
+        self.on_admitted: Final[list[Callable[[ChunkId], None]]] = []
+        self.on_demoted: Final[list[Callable[[ChunkId], None]]] = []
 
     def __len__(self) -> int:
         return len(self._cells)
@@ -275,11 +270,11 @@ class DramTier:
         cell.used_at = slab.used_at = self._reads
         self._cells[chunk] = cell
         self._payload_bytes += stored_bytes
-        generation = self.arena.end_change(cell)
+        self.arena.end_change(cell)
         self._fills += 1
         self._filled_bytes += stored_bytes
         for told in self.on_admitted:
-            told(chunk, cell.slab, cell.offset, generation, stored_bytes, crc)
+            told(chunk)
         return True
 
     def abandon(self, cell: Cell) -> None:

@@ -22,7 +22,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import structlog
@@ -78,7 +78,7 @@ def _nowhere(_: bytes) -> Found | None:
 
 @dataclass
 class _Counts:
-    """Counts since the start."""
+    """Counts since the start, as status lists them."""
 
     refused: int = 0
     grown: int = 0
@@ -174,11 +174,7 @@ class SharedIndex:
             "entries": self.table.count,
             "entries_max": entries_max(self.table.capacity),
             "bytes": table_bytes(self.table.capacity),
-            "refused": self.counts.refused,
-            "grown": self.counts.grown,
-            "found": self.counts.found,
-            "missed": self.counts.missed,
-            "lent": self.counts.lent,
+            **asdict(self.counts),
             "in_slabs": len(self.in_slabs),
         }
 
@@ -337,9 +333,8 @@ class SharedIndex:
         elif self.backing.is_old:
             _log.info("the kept shared index is made anew", reason=reason)
             self.backing.erase()
-            self.table = SharedTable(
-                self.backing.memory, self.table.capacity
-            )  # the audit counted entries that were erased
+            # The audit counted entries that were erased.
+            self.table = SharedTable(self.backing.memory, self.table.capacity)
         self._write_header()
         if self.backing.is_kept:
             self.backing.mark_in_use()

@@ -18,12 +18,11 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import BinaryIO
 
-from lakefs.bucket_names import broken_rule, check_new_bucket_name
 from lakefs.content.chunking import CutPlan, iter_extents, may_be_safetensors, plan_file
 from lakefs.content.manifest import CutKind
 from lakefs.errors import BucketNotFound, EngineUnreachable, SessionLost
 from lakefs.limits import CHUNK_BYTES, STORE_REQUEST_CHUNKS, STORE_WINDOW
-from lakefs.names import Name
+from lakefs.names import Name, broken_rule, check_new_bucket_name
 from lakefs.put.lent import SlotSource, lend, send_slots, store_by_slots
 from lakefs.put.sources import BufferSource, Source, read_stream
 from lakefs.put.upload import (

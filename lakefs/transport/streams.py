@@ -169,13 +169,10 @@ class SocketListener:
     def __init__(self, sock: socket.socket, address: Address, group: int | None) -> None:
         self._sock = sock
         self._address = address
+        self.address = str(address)
+        """The address with the real port."""
         self._group = group
         self._inode = _inode_of(address)
-
-    @property
-    def address(self) -> str:
-        """The address with the real port."""
-        return str(self._address)
 
     async def accept(self) -> Stream:
         """Wait for the next client that is let in; always a checkpoint.  EngineUnreachable once closed."""

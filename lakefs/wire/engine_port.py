@@ -144,7 +144,7 @@ class EngineService(Protocol):
         ...
 
     def watch(self, client: ServedClient, request: Watch) -> AsyncIterator[WatchEvent]:
-        """Iterate over a bucket's events, until closed (`aclose` or `close` of the iterator, if it has one).
+        """Iterate over a bucket's events, until closed: `aclose` of a generator, else `close`, if it has one.
 
         The watch has begun when this returns, so no event after the client's answer is missed.
         """

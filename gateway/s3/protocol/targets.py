@@ -27,8 +27,8 @@ import msgspec
 
 from gateway.http.head import RequestHead
 from gateway.s3.protocol.errors import S3Error, bad_bucket, invalid_argument, not_implemented
-from lakefs.bucket_names import invalid_bucket_name, is_bucket_name
 from lakefs.limits import KEY_BYTES_MAX, S3_QUERY_PARAMETERS_MAX
+from lakefs.names import invalid_bucket_name, is_bucket_name
 
 _HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]*)(?::[0-9]{0,5})?")
 _HOST_BYTES_KEPT: Final = 320

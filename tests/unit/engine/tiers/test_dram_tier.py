@@ -80,7 +80,7 @@ class TierModel(RuleBasedStateMachine):
         self.granted: list[tuple[Placement, bytes]] = []
         self.counted: Counter[str] = Counter()
 
-    def _admitted(self, chunk: ChunkId, *_: int) -> None:
+    def _admitted(self, chunk: ChunkId) -> None:
         assert chunk not in self.told
         self.told.add(chunk)
 

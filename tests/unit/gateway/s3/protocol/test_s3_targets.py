@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 from gateway.http.head import RequestHead
 from gateway.s3.protocol.errors import S3Error
 from gateway.s3.protocol.targets import NOT_OFFERED, Operation, Target, parse_copy_source, parse_target
-from lakefs.bucket_names import is_bucket_name
+from lakefs.names import is_bucket_name
 
 DOMAINS = ("s3.lake", "localhost")
 

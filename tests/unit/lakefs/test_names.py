@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from lakefs.bucket_names import broken_rule, check_new_bucket_name, is_bucket_name
 from lakefs.errors import InvalidName
+from lakefs.names import broken_rule, check_new_bucket_name, is_bucket_name
 from tests.old_buckets import OLD_NAMES
 
 
