@@ -170,5 +170,5 @@ async def tamper(store: Store, alter: Callable[[Transaction], object]) -> None:
 
 
 def in_flight(store: Store) -> int:
-    """Extents given out and not settled."""
+    """Number of extents that were handed out and are not settled."""
     return sum(store.segments.in_flight.count(segment) for segment in store.segments.register.kinds)

@@ -232,8 +232,8 @@ def _be_lake() -> NoReturn:
         small_lake.be_lake()
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except BaseException:  # noqa: BLE001 - as the interpreter does
-        traceback.print_exc()
+    except BaseException as error:  # noqa: BLE001 - as the interpreter does
+        traceback.print_exception(error)
         code = 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

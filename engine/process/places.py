@@ -33,8 +33,7 @@ from typing import Final
 import structlog
 
 from engine.host.local_disk import make_folders
-from engine.superblock.first_key import FIRST_KEY_FILE
-from engine.superblock.native_token import TOKEN_FILE
+from engine.superblock.secret_files import FIRST_KEY_FILE, TOKEN_FILE
 from lakefs.config.settings import Config
 from lakefs.errors import ConfigError, LocalFileError
 

@@ -13,7 +13,7 @@ from gateway.s3.protocol.bodies import read_create_bucket
 from gateway.s3.protocol.errors import S3Error, bad_bucket, invalid_argument
 from gateway.s3.protocol.xml import OWNER, document, element
 from gateway.s3.request.call import Call, xml_response
-from gateway.s3.request.proven_body import read_proven_xml
+from gateway.s3.request.payload import read_proven_xml
 from lakefs.errors import AlreadyExists, InvalidName
 from lakefs.limits import HTTP_DATES_CACHED, S3_BUCKETS_PAGE_MAX
 from lakefs.names import is_bucket_name

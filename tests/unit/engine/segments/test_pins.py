@@ -49,7 +49,7 @@ async def pinned(client: EmbeddedEngine, contents: Sequence[bytes]) -> list[m.Gr
 
 
 def lies_there(store: Store, grant: m.Grant) -> bytes:
-    """What a mapping of the place shows."""
+    """Return the bytes that a mapping of the place shows."""
     return lies_at(store.segments, SegmentId(grant.segment), grant.offset, grant.stored_bytes)
 
 
