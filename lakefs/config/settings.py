@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from lakefs.config.values import (
     Address as Address,
@@ -34,8 +34,8 @@ from lakefs.limits import S3_DOMAINS_MAX, SCRUB_INTERVAL_S, SCRUB_RATE_BYTES_PER
 DEFAULT_FILE: Final = Path("/etc/lake/lake.toml")
 SYSTEM_DATA: Final = Path("/var/lib/lake")
 SYSTEM_SOCKET: Final = Path("/run/lake/lake.sock")
-DEFAULT_S3: Final = "127.0.0.1:9000"
-DEFAULT_ADMIN: Final = "127.0.0.1:9001"
+DEFAULT_S3: Final = Address("127.0.0.1", 9000)
+DEFAULT_ADMIN: Final = Address("127.0.0.1", 9001)
 DEFAULT_REGION: Final = "us-east-1"
 CLIENT_VARIABLES: Final = ("LAKE_CONFIG", "LAKE_SERVER", "LAKE_TOKEN")
 """Variables that are known, and are not settings of the engine."""
@@ -60,66 +60,44 @@ class Config:
 
     data: Path
     socket: Path
-    socket_group: str
-    native: Address | None
-    s3: Address | None
-    s3_region: str
+    socket_group: str = ""
+    native: Address | None = None
+    s3: Address | None = DEFAULT_S3
+    s3_region: str = DEFAULT_REGION
     """The region that S3 clients sign for."""
-    s3_domains: tuple[str, ...]
+    s3_domains: tuple[str, ...] = ()
     """Host suffixes that follow a bucket's name (virtual-host style)."""
-    s3_tls_cert: Path | None
-    s3_tls_key: Path | None
+    s3_tls_cert: Path | None = None
+    s3_tls_key: Path | None = None
     """Certificate chain and key in PEM; both or neither.  With them S3 is served over TLS only."""
-    s3_access_log: str
+    s3_access_log: str = "off"
     """`off`, `stderr` or an absolute path."""
-    s3_access_log_sample: int
+    s3_access_log_sample: int = 1
     """One in this many requests is logged; the gateway's own errors always."""
-    admin: Address | None
-    log_level: str
-    strict_permissions: bool
+    admin: Address | None = DEFAULT_ADMIN
+    log_level: str = "info"
+    strict_permissions: bool = False
     """True if an engine refuses to start when its folders or token are open to others."""
-    upload_expiry: float
+    upload_expiry: float = UPLOAD_EXPIRY_S
     """Seconds until an unfinished multipart upload is removed; 0: never."""
-    scrub_interval: float
+    scrub_interval: float = SCRUB_INTERVAL_S
     """Seconds from the end of one full pass of scrub to the start of the next; 0: never in the background."""
-    scrub_rate: int
+    scrub_rate: int = SCRUB_RATE_BYTES_PER_S
     """Bytes per second that a scrub reads; 0: unlimited."""
-    io_uring: bool
+    io_uring: bool = True
     """True if the disk is read through io_uring, if the kernel allows it."""
-    hot_index: str
+    hot_index: str = "auto"
     """`auto`, `off`, `memory` or an absolute path."""
-    hot_index_entries: int
+    hot_index_entries: int = 0
     """Chunks that the shared index has room for; 0: it sizes itself."""
-    dram_tier_bytes: int | None
+    dram_tier_bytes: int | None = None
     """Memory of the DRAM tier; 0: no tier; None: a share of the available memory."""
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Source of each setting, for people: `default`, `LAKE_DATA`, `--data`, or the file's path."""
 
     def as_text(self) -> dict[str, str]:
         """Return the settings as a file or variable would give them, in a fixed order."""
-        return {
-            "data": str(self.data),
-            "socket": str(self.socket),
-            "socket_group": self.socket_group,
-            "native": str(self.native or "off"),
-            "s3": str(self.s3 or "off"),
-            "s3_region": self.s3_region,
-            "s3_domains": ",".join(self.s3_domains),
-            "s3_tls_cert": str(self.s3_tls_cert or ""),
-            "s3_tls_key": str(self.s3_tls_key or ""),
-            "s3_access_log": self.s3_access_log,
-            "s3_access_log_sample": f"1/{self.s3_access_log_sample}",
-            "admin": str(self.admin or "off"),
-            "log_level": self.log_level,
-            "strict_permissions": "on" if self.strict_permissions else "off",
-            "upload_expiry": duration_text(self.upload_expiry),
-            "scrub_interval": duration_text(self.scrub_interval),
-            "scrub_rate": str(self.scrub_rate),
-            "io_uring": "auto" if self.io_uring else "off",
-            "hot_index": self.hot_index,
-            "hot_index_entries": str(self.hot_index_entries),
-            "dram_tier_bytes": "auto" if self.dram_tier_bytes is None else str(self.dram_tier_bytes),
-        }
+        return {name: kind.text(getattr(self, name)) for name, kind in _SETTINGS.items()}
 
 
 def load(
@@ -145,32 +123,10 @@ def load(
     data = values.get("data") or default_data_folder(environ)
     assert isinstance(data, Path)
     socket = values.get("socket") or _socket_path(str(default_socket(data, environ)))
-    defaults = {
-        "socket_group": "",
-        "native": None,
-        "s3": parse_address(DEFAULT_S3),
-        "s3_region": DEFAULT_REGION,
-        "s3_domains": (),
-        "s3_tls_cert": None,
-        "s3_tls_key": None,
-        "s3_access_log": "off",
-        "s3_access_log_sample": 1,
-        "admin": parse_address(DEFAULT_ADMIN),
-        "log_level": "info",
-        "strict_permissions": False,
-        "upload_expiry": UPLOAD_EXPIRY_S,
-        "scrub_interval": SCRUB_INTERVAL_S,
-        "scrub_rate": SCRUB_RATE_BYTES_PER_S,
-        "io_uring": True,
-        "hot_index": "auto",
-        "hot_index_entries": 0,
-        "dram_tier_bytes": None,
-    }
     if (values.get("s3_tls_cert") is None) != (values.get("s3_tls_key") is None):
         raise ConfigError("TLS needs both: s3_tls_cert and s3_tls_key", subject="s3_tls_cert")
-    settings = defaults | values | {"data": data, "socket": socket}
     origins = {name: given[name].origin if name in given else "default" for name in _SETTINGS}
-    return Config(**settings, origins=origins)  # type: ignore[arg-type]
+    return Config(**values | {"data": data, "socket": socket, "origins": origins})  # type: ignore[arg-type]
 
 
 def default_data_folder(environ: Mapping[str, str] | None = None, *, uid: int | None = None) -> Path:
@@ -281,7 +237,7 @@ def _checked(name: str, given: _Given) -> object:
             f"{given.origin}: {name} must be text in quotes, not {type(given.value).__name__}", subject=name
         )
     try:
-        return _SETTINGS[name](given.value)
+        return _SETTINGS[name].parse(given.value)
     except InvalidArgument as error:
         where = given.origin if given.origin.startswith(("-", "LAKE_")) else f"{given.origin}: {name}"
         raise ConfigError(f"{where}: {error.message}", subject=name) from error
@@ -310,26 +266,6 @@ def _group(text: str) -> str:
     if text and not (text.isascii() and text.replace("-", "").replace("_", "").replace(".", "").isalnum()):
         raise InvalidArgument(f"{text!r} is not the name of a group")
     return text
-
-
-def _address_or_off(text: str) -> Address | None:
-    return None if text.lower() == "off" else parse_address(text)
-
-
-def _size_or_auto(text: str) -> int | None:
-    return None if text.lower() == "auto" else parse_size(text)
-
-
-def _path_or_none(text: str) -> Path | None:
-    return _path(text) if text else None
-
-
-def _log_destination(text: str) -> str:
-    return text.lower() if text.lower() in ("off", "stderr") else str(_path(text))
-
-
-def _hot_index(text: str) -> str:
-    return text.lower() if text.lower() in ("auto", "off", "memory") else str(_path(text))
 
 
 def _count(text: str) -> int:
@@ -367,18 +303,6 @@ def _log_level(text: str) -> str:
     return text.lower()
 
 
-def _on_or_off(text: str) -> bool:
-    if text.lower() not in ("on", "off"):
-        raise InvalidArgument(f"{text!r} is neither on nor off")
-    return text.lower() == "on"
-
-
-def _auto_or_off(text: str) -> bool:
-    if text.lower() not in ("auto", "off"):
-        raise InvalidArgument(f"{text!r} is neither auto nor off")
-    return text.lower() == "auto"
-
-
 def _service_folder(environ: Mapping[str, str], variable: str) -> Path | None:
     """Return the folder called `lake` that the service manager made (systemd.exec(5)); other units have others."""
     folders = [Path(folder) for folder in environ.get(variable, "").split(":") if folder.startswith("/")]
@@ -390,28 +314,57 @@ def _home(environ: Mapping[str, str]) -> Path:
     return Path(home) if home.startswith("/") else Path(os.path.expanduser("~"))  # never raises
 
 
-_SETTINGS: Final[Mapping[str, Callable[[str], object]]] = {
-    "data": _path,
-    "socket": _socket_path,
-    "socket_group": _group,
-    "native": _address_or_off,
-    "s3": _address_or_off,
-    "s3_region": _region,
-    "s3_domains": _domains,
-    "s3_tls_cert": _path_or_none,
-    "s3_tls_key": _path_or_none,
-    "s3_access_log": _log_destination,
-    "s3_access_log_sample": _sample,
-    "admin": _address_or_off,
-    "log_level": _log_level,
-    "strict_permissions": _on_or_off,
-    "upload_expiry": parse_duration,
-    "scrub_interval": parse_duration,
-    "scrub_rate": parse_size,
-    "io_uring": _auto_or_off,
-    "hot_index": _hot_index,
-    "hot_index_entries": _count,
-    "dram_tier_bytes": _size_or_auto,
+class _Kind(NamedTuple):
+    """A kind of setting: how text is parsed, and how a value is shown as text."""
+
+    parse: Callable[[str], object]
+    text: Callable[[Any], str] = str
+
+
+def _or(word: str, parse: Callable[[str], object]) -> _Kind:
+    """Return the kind of a setting that is None when the text is `word`."""
+    return _Kind(
+        lambda text: None if text.lower() == word else parse(text), lambda value: word if value is None else str(value)
+    )
+
+
+def _word_or_path(*words: str) -> _Kind:
+    return _Kind(lambda text: text.lower() if text.lower() in words else str(_path(text)))
+
+
+def _switch(on: str) -> _Kind:
+    """Return the kind of a setting that is True when the text is `on`, False when it is `off`."""
+
+    def parse(text: str) -> bool:
+        if text.lower() not in (on, "off"):
+            raise InvalidArgument(f"{text!r} is neither {on} nor off")
+        return text.lower() == on
+
+    return _Kind(parse, lambda value: on if value else "off")
+
+
+_SETTINGS: Final[Mapping[str, _Kind]] = {
+    "data": _Kind(_path),
+    "socket": _Kind(_socket_path),
+    "socket_group": _Kind(_group),
+    "native": _or("off", parse_address),
+    "s3": _or("off", parse_address),
+    "s3_region": _Kind(_region),
+    "s3_domains": _Kind(_domains, ",".join),
+    "s3_tls_cert": _or("", _path),
+    "s3_tls_key": _or("", _path),
+    "s3_access_log": _word_or_path("off", "stderr"),
+    "s3_access_log_sample": _Kind(_sample, "1/{}".format),
+    "admin": _or("off", parse_address),
+    "log_level": _Kind(_log_level),
+    "strict_permissions": _switch("on"),
+    "upload_expiry": _Kind(parse_duration, duration_text),
+    "scrub_interval": _Kind(parse_duration, duration_text),
+    "scrub_rate": _Kind(parse_size),
+    "io_uring": _switch("auto"),
+    "hot_index": _word_or_path("auto", "off", "memory"),
+    "hot_index_entries": _Kind(_count),
+    "dram_tier_bytes": _or("auto", parse_size),
 }
 SETTING_NAMES: Final = tuple(_SETTINGS)
 """Keys of the file; flags have the same name with `-`, variables `LAKE_` and upper case."""

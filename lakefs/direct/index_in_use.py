@@ -1,18 +1,25 @@
 """The shared index that a client reads chunks by: that of its engine, requested when a read needed a request anyway.
 
-Blocking and trio clients both use this; they differ only in the way they send the request.
+Every client uses this: steps that request the index and map it, and the index in use.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from lakefs.direct.chunk_reads import DirectReads, SharedIndex
 from lakefs.direct.read_notes import ReadNotes
+from lakefs.errors import CorruptionError, EngineBusy, EngineUnreachable, PermissionDenied, UnsupportedVersion
+from lakefs.grants import batch_plan as plain_reads
+from lakefs.host.descriptors import close_all
 from lakefs.lake.lake_steps import LakeSteps
-from lakefs.wire.messages import NoteReads, Request
+from lakefs.shared_index import table as shared_table
+from lakefs.shared_index.table import SharedIndexReader
+from lakefs.steps.steps import Steps, send
+from lakefs.wire.messages import NoteReads, OpenSharedIndex, Request, SharedIndexOpened
 
-_NEVER = -1
+_ATTEMPTS: Final = 2
+_NEVER: Final = -1
 
 
 class Connected(Protocol):
@@ -59,6 +66,13 @@ class SharedIndexUser:
         )
         self._index_epoch = epoch
 
+    def renewal(self) -> Steps[None]:
+        """Request the engine's index and use it; to be run by itself, when `is_due`."""
+        epoch = self._client.epoch
+        index = yield from open_shared_index()
+        if self._client.epoch == epoch:  # else it may be a lost engine's: the next read asks
+            self.use_shared_index(index, epoch)
+
     def tell_notes(self) -> None:
         """Send the notes of direct reads to the engine; they are dropped if the connection is busy.  Never waits."""
         self._client.tell(NoteReads(self.notes.take()))
@@ -69,3 +83,28 @@ class SharedIndexUser:
         if not self._client.steps.carries_descriptors:
             return False
         return self._index_epoch != self._client.epoch or (self._reads is not None and not self._reads.index.is_current)
+
+
+def open_shared_index() -> Steps[SharedIndexReader | None]:
+    """Return the engine's shared index, mapped read-only; None if this client gets none and has to send requests.
+
+    Call it again on another connection, and when `SharedIndexReader.is_current` has become False.  Reads work without
+    the index, so it is None also when the engine cannot be reached, or has no room for the request.
+    """
+    if not (shared_table.IS_BUILT and plain_reads.IS_BUILT):
+        return None
+    for _ in range(_ATTEMPTS):
+        try:
+            reply = yield from send(OpenSharedIndex())
+        except (UnsupportedVersion, PermissionDenied, EngineBusy, EngineUnreachable):
+            return None
+        assert isinstance(reply.message, SharedIndexOpened)
+        try:
+            return SharedIndexReader(reply.descriptors[0])
+        except PermissionDenied:  # its memory could be shrunk
+            return None
+        except CorruptionError:  # a later version; or the index was replaced while its descriptor was sent
+            continue
+        finally:
+            close_all(reply.descriptors)
+    return None

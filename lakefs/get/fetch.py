@@ -69,15 +69,17 @@ class Sink(Protocol):
 
 
 class BufferSink:
-    """One buffer for the whole blob; chunks land in it directly."""
+    """One buffer for the blob, or for its bytes from `offset` on; chunks land in it directly."""
 
     in_place = True
 
-    def __init__(self, target: memoryview) -> None:
+    def __init__(self, target: memoryview, offset: int = 0) -> None:
         self._target = target
+        self._offset = offset
 
     def memory_for(self, piece: Piece) -> memoryview:
-        return self._target[piece.offset : piece.offset + piece.length]
+        begin = piece.offset - self._offset
+        return self._target[begin : begin + piece.length]
 
     def deliver(self, piece: Piece, payload: memoryview) -> None:
         return None
@@ -120,7 +122,7 @@ def fetch_wanted(access: Access, wanted: Sequence[Wanted]) -> Steps[None]:
 
 
 def _fetch_batch(access: Access, batch: Sequence[Wanted], pipeline: Pipeline) -> Steps[None]:
-    yield from _locate_wanted(access, batch)
+    yield from _locate_missing(access, [(want.opened, want.piece.chunk) for want in batch])
     local: list[Wanted] = []
     for want in batch:
         if want.piece.chunk in want.opened.inline:
@@ -136,16 +138,15 @@ def _fetch_batch(access: Access, batch: Sequence[Wanted], pipeline: Pipeline) ->
 
 def locate(access: Access, opened: Places, chunks: Sequence[ChunkId]) -> Steps[None]:
     """Get missing grants of these chunks, and descriptors of their segments.  ChunkNotFound, EngineUnreachable."""
-    unknown = [chunk for chunk in dict.fromkeys(chunks) if chunk not in opened.grants and chunk not in opened.inline]
-    if unknown:
-        yield from _locate(opened, unknown, access.media)
-    if access.can_use_descriptors:
-        grants = (opened.grants[chunk] for chunk in chunks if chunk in opened.grants)
-        yield from _need_descriptors(access, grants)
+    return _locate_missing(access, [(opened, chunk) for chunk in chunks])
 
 
-def _locate(opened: Places, chunks: list[ChunkId], media: int) -> Steps[None]:
-    opened.grants.update((yield from ask_for_places(dict.fromkeys(chunks, opened), media)))
+def _locate_anew(access: Access, opened: Places, chunk: ChunkId) -> Steps[Grant]:
+    """Return a new grant of a chunk whose check failed, of its place in a segment, whose descriptor is then held."""
+    opened.grants.update((yield from ask_for_places({chunk: opened}, 0)))
+    grant = opened.grants[chunk]
+    yield from _need_descriptors(access, [grant])
+    return grant
 
 
 def ask_for_places(chunks: Mapping[ChunkId, Places], media: int) -> Steps[dict[ChunkId, Grant]]:
@@ -179,20 +180,16 @@ def need_segments(descriptors: SegmentDescriptors, segments: Sequence[SegmentId]
             descriptors.add(SegmentId(segment), descriptor)
 
 
-def _locate_wanted(access: Access, wanted: Sequence[Wanted]) -> Steps[None]:
+def _locate_missing(access: Access, wanted: Sequence[tuple[Places, ChunkId]]) -> Steps[None]:
     """Do `locate` for chunks of several objects, in one request."""
-    unknown = {
-        want.piece.chunk: want.opened
-        for want in wanted
-        if want.piece.chunk not in want.opened.grants and want.piece.chunk not in want.opened.inline
-    }
+    unknown = {chunk: opened for opened, chunk in wanted if chunk not in opened.grants and chunk not in opened.inline}
     if unknown:
         found = yield from ask_for_places(unknown, access.media)
-        for want in wanted:
-            if want.piece.chunk in found:
-                want.opened.grants[want.piece.chunk] = found[want.piece.chunk]
+        for opened, chunk in wanted:
+            if chunk in found:
+                opened.grants[chunk] = found[chunk]
     if access.can_use_descriptors:
-        grants = (want.opened.grants.get(want.piece.chunk) for want in wanted)
+        grants = (opened.grants.get(chunk) for opened, chunk in wanted)
         yield from _need_descriptors(access, (grant for grant in grants if grant))
 
 
@@ -363,9 +360,7 @@ def _deliver_inline(want: Wanted) -> None:
 def _fetch_again(access: Access, want: Wanted) -> Steps[None]:
     """Fetch a chunk after a failed check: locate it anew and read once more; then have the engine stream it."""
     chunk = want.piece.chunk
-    yield from _locate(want.opened, [chunk], 0)
-    grant = want.opened.grants[chunk]
-    yield from _need_descriptors(access, [grant])
+    grant = yield from _locate_anew(access, want.opened, chunk)
     try:
         yield from work(_fetch_local, access, want, grant)
     except StaleGrant:
@@ -386,9 +381,7 @@ def fetch_part(access: Access, opened: Opened, piece: Piece, offset: int, length
         grant = opened.grants[piece.chunk]
         return (yield from work(fetch_range, access.descriptors, piece.chunk, grant, offset, length))
     except StaleGrant:
-        yield from _locate(opened, [piece.chunk], 0)
-        grant = opened.grants[piece.chunk]
-        yield from _need_descriptors(access, [grant])
+        grant = yield from _locate_anew(access, opened, piece.chunk)
     try:
         return (yield from work(fetch_range, access.descriptors, piece.chunk, grant, offset, length))
     except StaleGrant:

@@ -35,7 +35,7 @@ from lakefs.get.pools import Pool
 from lakefs.ids import EMPTY_CHUNK, ChunkId, id_text
 from lakefs.limits import CHECK_BYTES, KIB, LOAD_WINDOW
 from lakefs.names import parse_object_name
-from lakefs.steps.steps import Pipeline, Send, Start, Steps, Tell, Wait, Work, send, work
+from lakefs.steps.steps import Pipeline, Send, Steps, Tell, Work, send, work
 from lakefs.wire.engine_port import Reply
 from lakefs.wire.messages import (
     LendMemory,
@@ -184,12 +184,9 @@ class _Loading:
                 self._failed.extend(_mismatches(self._slots, arrived))
                 return
             for group in _groups(arrived):
-                yield from pipeline.submit(Work(_mismatches, (self._slots, group)), self._note_mismatches)
+                yield from pipeline.submit(Work(_mismatches, (self._slots, group)), self._failed.extend)
 
         return check
-
-    def _note_mismatches(self, found: list[int]) -> None:
-        self._failed.extend(found)
 
     def _arrived(self, indexes: Sequence[int], loaded: SlotsLoaded) -> list[_Arrived]:
         """Return the slots to check.  Raises a slot's failure, except one that another try may mend (StaleGrant)."""
@@ -213,34 +210,20 @@ class _Loading:
     def _load_again(self, index: int) -> Steps[None]:
         """Load a slot once more, then stream it; the stream's answer is final."""
         slot = self._slots[index]
-        again = _Once(self._access, self._pool, slot, self._number)
-        length = yield from again.load()
+        length = yield from self._loaded_again(index, slot)
         if length is None:
             length = yield from stream_slot(self._access, self._pool, slot)
         self._lengths[index] = length
 
-
-class _Once:
-    """A second load of one slot."""
-
-    def __init__(self, access: Access, pool: Pool, slot: Slot, number: int) -> None:
-        self._access = access
-        self._pool = pool
-        self._slot = slot
-        self._number = number
-
-    def load(self) -> Steps[int | None]:
-        """Return the payload's length if it is right now, else None."""
-        slot = self._slot
-        with_crcs = self._access.check is Check.CRC32C
-        request = LoadSlots(self._number, [slot.chunk], [slot.offset], [slot.room], with_crcs)
-        reply = yield from send(request)
+    def _loaded_again(self, index: int, slot: Slot) -> Steps[int | None]:
+        """Load a slot once more; return the payload's length if it is right now, else None."""
+        reply = yield from send(self._request([index]))
         loaded = reply.message
         assert isinstance(loaded, SlotsLoaded)
         if loaded.failures:
             return None
         view = self._pool.slot(slot.offset, min(loaded.lengths[0], slot.room))
-        crcs = loaded.crcs[0] if with_crcs else b""
+        crcs = loaded.crcs[0] if self._access.check is Check.CRC32C else b""
         mismatches = yield from work(_mismatches, [slot], [(0, view, crcs)])
         return None if mismatches else loaded.lengths[0]
 
@@ -330,8 +313,8 @@ def _stream_all(access: Access, pool: Pool, slots: Sequence[Slot]) -> Steps[list
 def stream_slot(access: Access, pool: Pool, slot: Slot) -> Steps[int]:
     """Stream a chunk into its slot and check it; return its length.  ChunkNotFound, ChunkDamaged, InvalidArgument."""
     target = _room_of(pool, slot)
-    ticket = yield Start(_stream_of(slot, target))
-    reply = yield Wait(ticket)
+    effect = _stream_of(slot, target)
+    reply = yield from send(effect.request, into=effect.into)
     return (yield from _check_stream(access, slot, reply, target))
 
 

@@ -18,8 +18,10 @@ import ctypes
 import mmap
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from lakefs.content.verify import Check, damaged, granule_crcs, matches_id, mismatch
@@ -82,7 +84,7 @@ class MappedObject:
         self.pieces: list[memoryview] = []
         """The bytes in order; one piece if they are contiguous."""
         self.is_pinned: Callable[[], bool] = lambda: True
-        """Returns True if the connection that pins the bytes is still open."""
+        """Returns True if the connection that pins the bytes is still open; there may be none to pin."""
         self._memories: list[mmap.mmap] = []
 
     @property
@@ -139,6 +141,7 @@ def map_object(access: Access, name: Name, offset: int = 0, length: int | None =
             mapped.pieces = [memoryview(b"")]
             return mapped
         grants, mapped.epoch = yield from _pin(opened, mapped.chunks)
+        mapped.is_pinned = partial(access.is_held, mapped.epoch)
         try:
             opened.grants.update(grants)
             yield from locate(segments_only, opened, mapped.chunks)
@@ -149,6 +152,20 @@ def map_object(access: Access, name: Name, offset: int = 0, length: int | None =
         return mapped
     finally:
         yield from close_object(opened)
+
+
+@contextmanager
+def unmapped_at_end(mapped: MappedObject) -> Iterator[MappedObject]:
+    """Context manager: unmap at the end of the block.  BufferError, after an error as a note, if a view is in use."""
+    try:
+        yield mapped
+    except BaseException as error:
+        try:
+            mapped.close()
+        except BufferError as held:  # most likely by the frames of the error
+            error.add_note(str(held))
+        raise
+    mapped.close()
 
 
 def unpin(mapped: MappedObject) -> Steps[None]:

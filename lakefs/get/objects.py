@@ -157,10 +157,10 @@ def read_range(access: Access, opened: Opened, offset: int, length: int) -> Step
         part = yield from fetch_part(access, opened, piece, begin - piece.offset, end - begin)
         view[begin - offset : end - offset] = part
     if whole:
-        yield from fetch_pieces(access, opened, whole, _ShiftedSink(view, offset))
+        yield from fetch_pieces(access, opened, whole, BufferSink(view, offset))
         if access.check is Check.NONE and not access.is_held(opened.epoch):
             opened.grants.clear()  # the lease has ended, and without a check a freed place would not be noticed
-            yield from fetch_pieces(access, opened, whole, _ShiftedSink(view, offset))
+            yield from fetch_pieces(access, opened, whole, BufferSink(view, offset))
     return target.take()
 
 
@@ -286,23 +286,6 @@ def _only_inline(access: Access, opened: Opened) -> bytes | None:
     if content is not None:
         access.progress(len(content), 0)
     return content
-
-
-class _ShiftedSink:
-    """A sink that writes whole chunks into a buffer that begins at `offset` of the blob."""
-
-    in_place = True
-
-    def __init__(self, target: memoryview, offset: int) -> None:
-        self._target = target
-        self._offset = offset
-
-    def memory_for(self, piece: Piece) -> memoryview:
-        begin = piece.offset - self._offset
-        return self._target[begin : begin + piece.length]
-
-    def deliver(self, piece: Piece, payload: memoryview) -> None:
-        return None
 
 
 def _opened(access: Access, name: Name, answer: OpenedObject, body: memoryview) -> Steps[Opened]:

@@ -13,7 +13,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, TypeVar, cast
 
 import outcome
@@ -78,9 +77,7 @@ class ThreadOffload:
         self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     async def run(self, call: Callable[..., T], *args: object) -> T:

@@ -37,7 +37,6 @@ from lakefs.put.upload import PutResult, Transfer, only_result, result_of
 from lakefs.steps.steps import Page, Pages, Steps, send, work
 from lakefs.wire.grants import MEDIA_DRAM
 from lakefs.wire.messages import (
-    NO_CONDITION,
     AccessKeyCreate,
     AccessKeyList,
     AccessKeyRemove,
@@ -56,6 +55,7 @@ from lakefs.wire.messages import (
     ListEntry,
     ListNames,
     MakeFolder,
+    NameChange,
     NameResults,
     ObjectAttributes,
     ObjectStat,
@@ -109,51 +109,28 @@ class LakeSteps(UploadSteps, ReadSteps):
         PreconditionFailed, KeyNotFound (`if_match`, and the name does not exist), StoreFull, SourceChanged,
         LocalFileError, InvalidName, InvalidArgument, BucketNotFound.
         """
-        target = parse_object_name(name)
         condition = Condition(absent=if_absent, etags=[if_match] if if_match else [])
         attributes = ObjectAttributes(
             mtime_ns=time.time_ns(), content_type=content_type, user_metadata=user_metadata or {}
         )
+        change = NameChange(*parse_object_name(name), b"", attributes, condition, create_bucket)
         transfer = self.transfer(progress)
         if isinstance(data, (bytes, bytearray, memoryview, Slot)):
-            source = memory_source(data)
-            result = yield from put(
-                transfer, target, source, attributes, condition=condition, create_bucket=create_bucket
-            )
-            return result
+            return (yield from put(transfer, change, memory_source(data)))
         if isinstance(data, os.PathLike):
-            return (
-                yield from self.put_file(
-                    target, Path(data), attributes, condition=condition, create_bucket=create_bucket, progress=progress
-                )
-            )
+            return (yield from self.put_file(change, Path(data), progress))
         if getattr(data, "read", None) is None:
             kind = type(data).__name__
             raise InvalidArgument(f"cannot put a {kind}; pass bytes, a slot, a pathlib.Path or a binary file")
-        return (
-            yield from put_stream(transfer, target, data, attributes, condition=condition, create_bucket=create_bucket)
-        )
+        return (yield from put_stream(transfer, change, data))
 
-    def put_file(
-        self,
-        target: Name,
-        path: Path,
-        attributes: ObjectAttributes | None = None,
-        *,
-        condition: Condition = NO_CONDITION,
-        create_bucket: bool = False,
-        progress: Progress | None = None,
-    ) -> Steps[PutResult]:
+    def put_file(self, change: NameChange, path: Path, progress: Progress | None) -> Steps[PutResult]:
         """Store a regular file with its permission bits and modification time; otherwise like `put`."""
         source = yield from work(FileSource, path)
         try:
-            base = attributes or ObjectAttributes()
-            found = msgspec.structs.replace(base, mode=source.mode, mtime_ns=source.mtime_ns)
-            return (
-                yield from put(
-                    self.transfer(progress), target, source, found, condition=condition, create_bucket=create_bucket
-                )
-            )
+            attributes = msgspec.structs.replace(change.attributes, mode=source.mode, mtime_ns=source.mtime_ns)
+            changed = msgspec.structs.replace(change, attributes=attributes)
+            return (yield from put(self.transfer(progress), changed, source))
         finally:
             source.close()
 

@@ -44,7 +44,7 @@ def lend(transfer: Transfer, memory: SharedMemory) -> Steps[int | None]:
     lent = transfer.lent
     if lent is None or not transfer.descriptors:
         return None
-    known = lent.number_of(memory)
+    known = lent.get(memory)
     if known is not None:
         return known
     request = LendMemory(memory.size_bytes, writable=True)
@@ -53,11 +53,11 @@ def lend(transfer: Transfer, memory: SharedMemory) -> Steps[int | None]:
     except (PermissionDenied, UnsupportedVersion, EngineBusy):
         return None
     assert isinstance(reply.message, MemoryLent)
-    known = lent.number_of(memory)
+    known = lent.get(memory)
     if known is not None:  # another operation was faster
         yield Tell(ReturnMemory(reply.message.memory))
         return known
-    lent.note(memory, reply.message.memory)
+    lent[memory] = reply.message.memory
     return reply.message.memory
 
 
@@ -82,9 +82,10 @@ def send_slots(transfer: Transfer, memory: SharedMemory, request_for: Callable[[
 
 
 def forget_number(lent: LentMemories | None, memory: SharedMemory, number: int) -> None:
-    """Note that the engine no longer knows the memory by this number."""
+    """Note that the memory is no longer lent under that number: its connection has ended."""
     assert lent is not None, "a memory with a number was lent"
-    lent.forget(memory, number)
+    if lent.get(memory) == number:
+        del lent[memory]
 
 
 def take_back(transfer: Transfer, memory: SharedMemory) -> Steps[None]:
@@ -116,6 +117,6 @@ def store_by_slots(upload: Upload, slot: Slot, number: int, plan: CutPlan) -> St
 
 def return_memory(lent: LentMemories, memory: SharedMemory) -> Steps[None]:
     """End the lending of a memory, if it is lent.  On return the engine no longer touches it."""
-    number = lent.take(memory)
+    number = lent.pop(memory, None)
     if number is not None:
         yield from send(ReturnMemory(number))

@@ -22,7 +22,7 @@ from lakefs.content.chunking import CutPlan, iter_extents, may_be_safetensors, p
 from lakefs.content.manifest import CutKind
 from lakefs.errors import BucketNotFound, EngineUnreachable, SessionLost
 from lakefs.limits import CHUNK_BYTES, STORE_REQUEST_CHUNKS, STORE_WINDOW
-from lakefs.names import Name, broken_rule, check_new_bucket_name
+from lakefs.names import broken_rule, check_new_bucket_name
 from lakefs.put.lent import SlotSource, lend, send_slots, store_by_slots
 from lakefs.put.sources import BufferSource, Source, read_stream
 from lakefs.put.upload import (
@@ -43,11 +43,8 @@ from lakefs.put.upload import (
 from lakefs.steps.steps import Pipeline, Send, Steps, send, work
 from lakefs.wire.engine_port import Reply
 from lakefs.wire.messages import (
-    NO_CONDITION,
     BucketList,
-    Condition,
     NameChange,
-    ObjectAttributes,
     PutObjects,
     PutSlots,
     SourceClose,
@@ -57,20 +54,11 @@ from lakefs.wire.messages import (
 )
 
 
-def put(
-    transfer: Transfer,
-    name: Name,
-    source: Source,
-    attributes: ObjectAttributes,
-    *,
-    condition: Condition = NO_CONDITION,
-    create_bucket: bool = False,
-) -> Steps[PutResult]:
-    """Store a source of known length under a name.  Durable on return.
+def put(transfer: Transfer, change: NameChange, source: Source) -> Steps[PutResult]:
+    """Store a source of known length under the name of `change`, which has no blob yet.  Durable on return.
 
     SourceChanged, PreconditionFailed, StoreFull, SessionLost (after ATTEMPTS), and errors about names.
     """
-    change = NameChange(name.bucket, name.key, b"", attributes, condition, create_bucket)
     plan = yield from _plan(source)
     head = list(islice(plan.lengths(), 2))
     if len(head) <= 1:
@@ -85,20 +73,11 @@ def put(
     raise AssertionError("unreachable")
 
 
-def put_stream(
-    transfer: Transfer,
-    name: Name,
-    stream: BinaryIO,
-    attributes: ObjectAttributes,
-    *,
-    condition: Condition = NO_CONDITION,
-    create_bucket: bool = False,
-) -> Steps[PutResult]:
-    """Store the bytes of a stream until its end, cut every 4 MiB.  Durable on return.
+def put_stream(transfer: Transfer, change: NameChange, stream: BinaryIO) -> Steps[PutResult]:
+    """Store the bytes of a stream until its end under the name of `change`, cut every 4 MiB.  Durable on return.
 
     SessionLost when the session is lost: the put cannot begin again, because the stream was consumed.
     """
-    change = NameChange(name.bucket, name.key, b"", attributes, condition, create_bucket)
     first = yield from work(read_stream, stream, CHUNK_BYTES)
     second = (yield from work(read_stream, stream, CHUNK_BYTES)) if len(first) == CHUNK_BYTES else b""
     if not second:

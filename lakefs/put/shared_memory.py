@@ -23,7 +23,6 @@ import mmap
 import os
 import threading
 from bisect import insort
-from types import TracebackType
 from typing import Self
 from weakref import WeakKeyDictionary
 
@@ -148,34 +147,12 @@ class Slot:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
-class LentMemories:
-    """The numbers that one lake's engine gave to lent memories.  Used only in the thread that drives operations."""
-
-    def __init__(self) -> None:
-        self._numbers: WeakKeyDictionary[SharedMemory, int] = WeakKeyDictionary()
-
-    def number_of(self, memory: SharedMemory) -> int | None:
-        """Return the memory's number; None when no lending of it is known."""
-        return self._numbers.get(memory)
-
-    def note(self, memory: SharedMemory, number: int) -> None:
-        """Note that the memory is lent under that number."""
-        self._numbers[memory] = number
-
-    def forget(self, memory: SharedMemory, number: int) -> None:
-        """Note that the memory is no longer lent under that number: its connection has ended."""
-        if self._numbers.get(memory) == number:
-            del self._numbers[memory]
-
-    def take(self, memory: SharedMemory) -> int | None:
-        """Remove and return the memory's number; None when it is not lent."""
-        return self._numbers.pop(memory, None)
+LentMemories = WeakKeyDictionary[SharedMemory, int]
+"""The numbers that one lake's engine gave to lent memories.  Used only in the thread that drives operations."""
 
 
 def _page_up(size_bytes: int) -> int:

@@ -218,18 +218,13 @@ class _TreePut:
 
     def _put_request(self, reads: Sequence[_Read]) -> Send:
         payloads = [read.payload for read in reads if read.payload is not None]
-        changes = [
-            NameChange(
-                self._bucket,
-                read.entry.key,
-                b"",
-                read.attributes or ObjectAttributes(),
-                self._condition,
-                self._options.create_bucket,
-            )
-            for read in reads
-        ]
+        changes = [self._change(read.entry, read.attributes or ObjectAttributes()) for read in reads]
         return Send(PutObjects([len(payload) for payload in payloads], changes), body=payloads)
+
+    def _change(self, entry: LocalEntry, attributes: ObjectAttributes) -> NameChange:
+        return NameChange(
+            self._bucket, entry.key, b"", attributes, self._condition, create_bucket=self._options.create_bucket
+        )
 
     def _frame_stored(self, reads: Sequence[_Read]) -> Callable[[Reply], None]:
         def done(reply: Reply) -> None:
@@ -274,14 +269,8 @@ class _TreePut:
             if self._options.compare and (yield from self._already_stored(entry, stat)):
                 self._unchanged(entry)
                 return
-            result = yield from self._lake.put_file(
-                Name(self._bucket, entry.key),
-                Path(entry.path),
-                ObjectAttributes(content_type=self._options.content_type),
-                condition=self._condition,
-                create_bucket=self._options.create_bucket,
-                progress=self._observer.progress,
-            )
+            change = self._change(entry, ObjectAttributes(content_type=self._options.content_type))
+            result = yield from self._lake.put_file(change, Path(entry.path), self._observer.progress)
         except LakeError as error:
             self._fail(entry, error)
             return

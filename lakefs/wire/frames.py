@@ -51,7 +51,6 @@ HEADER_BYTES: Final = FRAME_HEADER.size
 CRC_OFFSET: Final = FRAME_HEADER.offset_of("crc")
 FLAGS_CRITICAL: Final = 0xF0
 """Flag bits that a receiver must know; it may ignore the others."""
-DEADLINE_MS_MAX: Final = (1 << 32) - 1
 
 assert CRC_OFFSET == HEADER_BYTES - 4, "the CRC is the header's last field"
 assert DESCRIPTORS_PER_FRAME_MAX < 1 << 8, "a count of descriptors fits its byte"

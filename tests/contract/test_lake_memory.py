@@ -133,12 +133,12 @@ def test_memory_is_lent_anew_when_the_engine_does_not_know_it_any_more(kind: Kin
             (lambda: lake.steps.put("bkt/many", slot), ["bkt/many"]),
             (lambda: lake.steps.put_many([("bkt/a", small), ("bkt/b", b"b")]), ["bkt/a", "bkt/b"]),
         ):
-            lake.steps.lent.note(memory, 4711)
+            lake.steps.lent[memory] = 4711
             await lake.run(put())
             for name in names:
                 found = await lake.run(lake.steps.get(name))
                 assert found in (content, content[:100], b"b")
-            number = lake.steps.lent.number_of(memory)
+            number = lake.steps.lent.get(memory)
             assert number != 4711 or not lake.engine.client.carries_descriptors
             await lake.run(lake.steps.return_memory(memory))
         await returned(lake, memory)

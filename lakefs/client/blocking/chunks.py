@@ -6,48 +6,29 @@ Chunks that the shared index does not have, or that are not cached, are read lik
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Final, Protocol, TypeVar
+from concurrent.futures import wait
+from typing import TYPE_CHECKING, Final
 
 from lakefs.direct.batch_reads import DirectBatch, Task, memories_of
 from lakefs.direct.chunk_reads import NOT_READ, DirectReads
-from lakefs.direct.index_in_use import Connected, SharedIndexUser
-from lakefs.direct.opening import open_shared_index
 from lakefs.host.writable_memory import WritableBuffer, writable_memory
 from lakefs.ids import ChunkId
 from lakefs.limits import MIB
 from lakefs.shared_index.table_format import Found
-from lakefs.steps.steps import Steps
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from lakefs.client.blocking.driver import BlockingDriver
+
 SHARED_FROM_BYTES: Final = 2 * MIB
 """From this many bytes on, a second thread reads and checks a part.  For 1 MiB it costs as much CPU as it saves."""
 HELPERS: Final = 1
 """Threads beside the caller's own."""
 
 
-class Driver(Connected, Protocol):
-    """The part of the blocking driver that this module uses."""
-
-    @property
-    def is_own(self) -> bool:
-        """True in the process that connected, and in children whose fork Python saw."""
-
-    @property
-    def direct_chunks(self) -> DirectChunks:
-        """Reads of chunks through the engine's shared index."""
-
-    def run(self, steps: Steps[T]) -> T:
-        """Run steps to their end and return their result."""
-
-    def work_threads(self) -> ThreadPoolExecutor:
-        """Threads that read and check."""
-
-
 class Chunks:
     """Chunks of a lake by id, from `Lake.chunks`.  As safe for threads as its lake, which it does not outlive."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: BlockingDriver) -> None:
         self._driver = driver
         self._hot = driver.direct_chunks
 
@@ -65,7 +46,7 @@ class Chunks:
     def get_many(self, chunks: Sequence[bytes]) -> list[bytes]:
         """Return chunks, checked, in order.  The first failure is raised."""
         contents = self._driver.run(self._driver.steps.get_chunks(chunks))
-        self._hot.renew()
+        renew(self._driver)
         return contents
 
     def get_into(self, chunk: bytes, buffer: WritableBuffer) -> int:
@@ -90,7 +71,7 @@ class Chunks:
         """
         targets = memories_of(chunks, buffers)
         shared = self._hot.direct_reads()
-        lengths = [NOT_READ] * len(chunks) if shared is None else self._hot.read_directly(shared, chunks, targets)
+        lengths = [NOT_READ] * len(chunks) if shared is None else read_directly(self._driver, shared, chunks, targets)
         if NOT_READ in lengths:
             left = [index for index, length in enumerate(lengths) if length == NOT_READ]
             found = self._ask_for([chunks[index] for index in left], [targets[index] for index in left])
@@ -102,51 +83,42 @@ class Chunks:
 
     def _ask_for(self, chunks: Sequence[bytes], targets: Sequence[memoryview]) -> list[int]:
         lengths = self._driver.run(self._driver.steps.get_chunks_into(chunks, targets))
-        self._hot.renew()
+        renew(self._driver)
         return lengths
 
 
-class DirectChunks(SharedIndexUser):
-    """Reads of chunks through the shared index of a driver's engine."""
+def renew(driver: BlockingDriver) -> None:
+    """Request the engine's index if that is due."""
+    if driver.direct_chunks.is_due:
+        driver.run(driver.direct_chunks.renewal())
 
-    def __init__(self, driver: Driver) -> None:
-        super().__init__(driver)
-        self._driver = driver
 
-    def renew(self) -> None:
-        """Request the engine's index if that is due."""
-        if self.is_due:
-            epoch = self._driver.epoch
-            index = self._driver.run(open_shared_index())
-            if self._driver.epoch == epoch:  # else it may be a lost engine's: the next read asks
-                self.use_shared_index(index, epoch)
+def read_directly(
+    driver: BlockingDriver,
+    shared: DirectReads,
+    chunks: Sequence[bytes],
+    targets: list[memoryview],
+    places: Sequence[Found] | None = None,
+) -> list[int]:
+    """Read what needs no request; return the lengths, NOT_READ for the rest.  Two threads share a large read.
 
-    def read_directly(
-        self,
-        shared: DirectReads,
-        chunks: Sequence[bytes],
-        targets: list[memoryview],
-        places: Sequence[Found] | None = None,
-    ) -> list[int]:
-        """Read what needs no request; return the lengths, NOT_READ for the rest.  Two threads share a large read.
-
-        `places`: see `DirectBatch`.
-        """
-        with DirectBatch(shared, chunks, targets, places) as batch:
-            is_shared = sum(map(len, targets)) >= SHARED_FROM_BYTES and self._driver.is_own
-            tasks = iter(found := batch.tasks(is_shared=is_shared))  # a free thread takes the next
-            helpers = [
-                self._driver.work_threads().submit(_work_off, tasks)
-                for _ in range(HELPERS if is_shared and len(found) > 1 else 0)
-            ]
-            try:
-                _work_off(tasks)
-            finally:  # for a helper that has not begun nothing is left to do: drop it
-                begun = [helper for helper in helpers if not helper.cancel()]
-                wait(begun)
-            for helper in begun:
-                helper.result()
-        return batch.lengths
+    `places`: see `DirectBatch`.
+    """
+    with DirectBatch(shared, chunks, targets, places) as batch:
+        is_shared = sum(map(len, targets)) >= SHARED_FROM_BYTES and driver.is_own
+        tasks = iter(found := batch.tasks(is_shared=is_shared))  # a free thread takes the next
+        helpers = [
+            driver.work_threads().submit(_work_off, tasks)
+            for _ in range(HELPERS if is_shared and len(found) > 1 else 0)
+        ]
+        try:
+            _work_off(tasks)
+        finally:  # for a helper that has not begun nothing is left to do: drop it
+            begun = [helper for helper in helpers if not helper.cancel()]
+            wait(begun)
+        for helper in begun:
+            helper.result()
+    return batch.lengths
 
 
 def _work_off(tasks: Iterator[Task]) -> None:

@@ -32,7 +32,7 @@ from lakefs.wire.engine_port import BlockingEngineClient
 from lakefs.wire.messages import Request
 
 if TYPE_CHECKING:
-    from lakefs.client.blocking.chunks import DirectChunks
+    from lakefs.direct.index_in_use import SharedIndexUser
 
 T = TypeVar("T")
 AT_ONCE_BYTES = 2 * MIB
@@ -54,7 +54,7 @@ class _Flight:
 class BlockingDriver:
     """One engine's connection, descriptors and threads, and `run`."""
 
-    _direct_chunks: DirectChunks | None = None
+    _direct_chunks: SharedIndexUser | None = None
 
     def __init__(self, engine: BlockingEngineClient, *, check: Check = Check.BLAKE3) -> None:
         self._engine = engine
@@ -205,12 +205,12 @@ class BlockingDriver:
         self._process = os.getpid()
 
     @property
-    def direct_chunks(self) -> DirectChunks:
+    def direct_chunks(self) -> SharedIndexUser:
         """Reads of chunks through the engine's shared index; made at first use."""
         with NO_FORK:
             if self._direct_chunks is None:  # the import is a tenth of the start-up
-                module = import_module("lakefs.client.blocking.chunks")
-                self._direct_chunks = cast("DirectChunks", module.DirectChunks(self))
+                module = import_module("lakefs.direct.index_in_use")
+                self._direct_chunks = cast("SharedIndexUser", module.SharedIndexUser(self))
             return self._direct_chunks
 
     def work_threads(self) -> ThreadPoolExecutor:

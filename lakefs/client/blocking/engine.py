@@ -18,7 +18,6 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Final
 
 from lakefs.client.blocking.link import Link, Ticket
@@ -56,9 +55,7 @@ class BlockingEngine:
     def __enter__(self) -> BlockingEngine:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -105,10 +102,9 @@ class BlockingEngine:
         descriptors: Sequence[int] = (),
         *,
         into: Sequence[memoryview] = (),
-        deadline_s: float = 0.0,
     ) -> Reply:
         """Send a request and return its reply: `start`, then `finish`."""
-        return self.finish(self.start(request, body, descriptors, into=into, deadline_s=deadline_s))
+        return self.finish(self.start(request, body, descriptors, into=into))
 
     def start(
         self,
@@ -117,7 +113,6 @@ class BlockingEngine:
         descriptors: Sequence[int] = (),
         *,
         into: Sequence[memoryview] = (),
-        deadline_s: float = 0.0,
     ) -> Ticket:
         """Send a request.  `body`, `descriptors` and `into` stay in use until `finish` has returned.
 
@@ -125,7 +120,7 @@ class BlockingEngine:
         """
         if isinstance(request, Watch):
             raise InvalidArgument("a blocking connection cannot watch; use the trio client")
-        ticket = Ticket(request, body, descriptors, into, deadline_s)
+        ticket = Ticket(request, body, descriptors, into)
         self._submit(ticket)
         return ticket
 

@@ -10,16 +10,14 @@ import contextlib
 import io
 import os
 from collections.abc import Iterator, Sequence
-from functools import partial
 from importlib import import_module
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from lakefs.client.blocking.driver import BlockingDriver
 from lakefs.client.facade import Facade, blocking, blocking_pages
 from lakefs.content.verify import Check
 from lakefs.errors import EngineUnreachable, LakeError
-from lakefs.get.mapping import MAP_ATTEMPTS, MappedObject, unpin
+from lakefs.get.mapping import MAP_ATTEMPTS, MappedObject, unmapped_at_end, unpin
 from lakefs.get.opened import Opened
 from lakefs.get.pools import Pool
 from lakefs.host.forks import NO_FORK
@@ -48,9 +46,7 @@ class Lake(Facade[BlockingDriver]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -162,33 +158,20 @@ class Lake(Facade[BlockingDriver]):
         """
         mapped = self._mapped(name, offset, length, check)
         try:
-            yield mapped
-        except BaseException as error:
-            try:
-                mapped.close()
-            except BufferError as held:  # most likely by the frames of the error
-                error.add_note(str(held))
-                raise error from None
-            self._unpin(mapped)
-            raise
-        mapped.close()
-        self._unpin(mapped)
+            with unmapped_at_end(mapped):
+                yield mapped
+        finally:
+            if not mapped.pieces and mapped.is_pinned() and not self._driver.is_closed:
+                self._driver.run(unpin(mapped))
 
     def _mapped(self, name: str, offset: int, length: int | None, check: Check | None) -> MappedObject:
         """Return a mapping whose connection is still open; map again if it was lost during the mapping."""
         for _ in range(MAP_ATTEMPTS):
             mapped = self._driver.run(self._driver.steps.map(name, offset, length, check))
-            if not mapped.chunks:
-                return mapped
-            mapped.is_pinned = partial(self._driver.is_held, mapped.epoch)
             if mapped.is_pinned():
                 return mapped
             mapped.close()
         raise EngineUnreachable(f"the connection was lost while {name} was mapped", subject=name)
-
-    def _unpin(self, mapped: MappedObject) -> None:
-        if mapped.is_pinned() and not self._driver.is_closed:
-            self._driver.run(unpin(mapped))
 
     # --- names -------------------------------------------------------------------------------------
 

@@ -11,12 +11,12 @@ Rules kept here:
 from __future__ import annotations
 
 import contextlib
-import math
 import select
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from lakefs.client.blocking.socket import connected_socket
@@ -38,7 +38,7 @@ from lakefs.wire.connection import (
     reply_memory,
 )
 from lakefs.wire.engine_port import Body, Reply
-from lakefs.wire.frames import DEADLINE_MS_MAX, PROTOCOL_VERSION
+from lakefs.wire.frames import PROTOCOL_VERSION
 from lakefs.wire.messages import Hello, HelloReply, Request
 
 CLIENT_NAME: Final = "lakefs-python"
@@ -50,44 +50,21 @@ _LOOK_AGAIN_MS: Final = 20
 _DONT_WAIT: Final = int(socket.MSG_DONTWAIT)
 
 
+@dataclass(slots=True, eq=False)
 class Ticket:
     """A started request.  Ends with `reply`, or with `error`; `lost`: its connection was lost."""
 
-    __slots__ = (
-        "attempts",
-        "body",
-        "deadline_s",
-        "descriptors",
-        "dropped",
-        "error",
-        "into",
-        "link",
-        "lost",
-        "reply",
-        "request",
-        "stream_id",
-    )
-
-    def __init__(
-        self,
-        request: Request,
-        body: Sequence[Buffer] = (),
-        descriptors: Sequence[int] = (),
-        into: Sequence[memoryview] = (),
-        deadline_s: float = 0.0,
-    ) -> None:
-        self.request = request
-        self.body = body
-        self.descriptors = descriptors
-        self.into = into
-        self.deadline_s = deadline_s
-        self.link: Link | None = None
-        self.stream_id = 0
-        self.attempts = 0
-        self.reply: Reply | None = None
-        self.error: LakeError | None = None
-        self.lost = False
-        self.dropped = False
+    request: Request
+    body: Sequence[Buffer] = ()
+    descriptors: Sequence[int] = ()
+    into: Sequence[memoryview] = ()
+    link: Link | None = None
+    stream_id: int = 0
+    attempts: int = 0
+    reply: Reply | None = None
+    error: LakeError | None = None
+    lost: bool = False
+    dropped: bool = False
 
     @property
     def ended(self) -> bool:
@@ -141,12 +118,8 @@ class Link:
         while not self._has_room():
             self._receive(self._take_in_one, self._has_room)
         body = ticket.body
-        stream_id, frame = self._wire.request(
-            ticket.request,
-            sum(map(len, body)) if body else 0,
-            len(ticket.descriptors),
-            deadline_ms=min(math.ceil(ticket.deadline_s * 1000), DEADLINE_MS_MAX),
-        )
+        body_bytes = sum(map(len, body)) if body else 0
+        stream_id, frame = self._wire.request(ticket.request, body_bytes, len(ticket.descriptors))
         ticket.link, ticket.stream_id = self, stream_id
         ticket.attempts += 1
         ticket.error, ticket.lost = None, False

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from lakefs.client.blocking.chunks import read_directly, renew
 from lakefs.direct.chunk_reads import NOT_READ, DirectReads
 from lakefs.direct.pool_loads import cached_indexes, missing_segments, slots_fit
 from lakefs.errors import LakeError
@@ -24,7 +25,6 @@ class PoolLoads:
 
     def __init__(self, driver: BlockingDriver) -> None:
         self._driver = driver
-        self._chunks = driver.direct_chunks
         self._asked_for: set[tuple[int, SegmentId]] = set()
         """(Epoch, segment) of descriptors that were requested: once for each connection is enough."""
 
@@ -33,13 +33,13 @@ class PoolLoads:
     ) -> list[int]:
         """See `Lake.load_many`."""
         pool.check_own()
-        shared = self._chunks.direct_reads()
+        shared = self._driver.direct_chunks.direct_reads()
         chunks = [item for item in wanted if isinstance(item, bytes)]
         is_even = len(chunks) == len(wanted) == len(offsets) and len(rooms) in (0, len(wanted))
         found = [] if shared is None or not is_even else [place for place in shared.places_of(chunks) if place]
         if shared is None or len(found) < len(wanted) or not slots_fit(found, offsets, rooms, pool.size_bytes):
             lengths = self._driver.run(self._driver.steps.load_many(wanted, pool, offsets, rooms))
-            self._chunks.renew()
+            renew(self._driver)
             return lengths
         lengths = self._read(shared, chunks, pool, offsets, found)
         left = [index for index, length in enumerate(lengths) if length == NOT_READ]
@@ -64,17 +64,17 @@ class PoolLoads:
         targets = [buffer[offset : offset + place[3]] for offset, place in zip(offsets, found, strict=True)]
         cached = cached_indexes(self._driver.steps.descriptors, found)
         if len(cached) == len(chunks):
-            return self._chunks.read_directly(shared, chunks, targets, found)
+            return read_directly(self._driver, shared, chunks, targets, found)
         lengths = [NOT_READ] * len(chunks)
         kept = [chunks[at] for at in cached], [targets[at] for at in cached], [found[at] for at in cached]
-        some = self._chunks.read_directly(shared, *kept)
+        some = read_directly(self._driver, shared, *kept)
         for index, length in zip(cached, some, strict=True):
             lengths[index] = length
         return lengths
 
     def _prepare(self, found: Sequence[Found]) -> None:
         """Get what the next load of these chunks needs: a current index, and their segments' descriptors."""
-        self._chunks.renew()
+        renew(self._driver)
         epoch = self._driver.epoch
         missing = [
             segment

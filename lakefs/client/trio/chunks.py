@@ -12,7 +12,6 @@ import trio
 
 from lakefs.direct.batch_reads import DirectBatch, memories_of
 from lakefs.direct.chunk_reads import NOT_READ
-from lakefs.direct.opening import open_shared_index
 from lakefs.get.opened import AT_ONCE_BYTES
 from lakefs.host.writable_memory import WritableBuffer
 from lakefs.ids import ChunkId
@@ -67,10 +66,7 @@ class TrioChunks:
 
     async def _renew(self) -> None:
         if self._direct_chunks.is_due:
-            epoch = self._driver.epoch
-            index = await self._driver.run(open_shared_index())
-            if self._driver.epoch == epoch:  # else it may be a lost engine's: the next read asks
-                self._direct_chunks.use_shared_index(index, epoch)
+            await self._driver.run(self._direct_chunks.renewal())
 
     def _read_directly(self, chunks: Sequence[bytes], targets: list[memoryview]) -> list[int]:
         """Read what needs no request; return the lengths, NOT_READ for the rest."""

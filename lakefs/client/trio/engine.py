@@ -13,7 +13,6 @@ Rules kept here:
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -43,7 +42,7 @@ from lakefs.wire.connection import (
     reply_memory,
 )
 from lakefs.wire.engine_port import Body, Reply
-from lakefs.wire.frames import DEADLINE_MS_MAX, PROTOCOL_VERSION
+from lakefs.wire.frames import PROTOCOL_VERSION
 from lakefs.wire.messages import Hello, HelloReply, Ping, Request, Watch, WatchEvent
 
 CLIENT_NAME: Final = "lakefs-python"
@@ -186,7 +185,7 @@ class RemoteEngine:
         self._send_unawaited(Ping())
 
     def _send_unawaited(self, request: Request) -> None:
-        stream_id, frame = self._wire.request(request, 0, 0, deadline_ms=0)
+        stream_id, frame = self._wire.request(request)
         call = self._calls[stream_id] = _Call(None, ())
         self._sender.send(frame, (), (), partial(self._sent, stream_id, call))
 
@@ -203,14 +202,13 @@ class RemoteEngine:
         descriptors: Sequence[int] = (),
         *,
         into: Sequence[memoryview] = (),
-        deadline_s: float = 0.0,
     ) -> Reply:
-        """See `EngineClient.call`.  `deadline_s`: the engine gives up after that long (0: never).
+        """See `EngineClient.call`.
 
         EngineUnreachable if the connection is lost; the request may or may not have been done.
         """
         await self._wait_slot()
-        stream_id, call = self._begin(request, body, descriptors, into, deadline_s)
+        stream_id, call = self._begin(request, body, descriptors, into)
         return await self._end(stream_id, call)
 
     @asynccontextmanager
@@ -296,7 +294,6 @@ class RemoteEngine:
         body: Sequence[Buffer] = (),
         descriptors: Sequence[int] = (),
         into: Sequence[memoryview] = (),
-        deadline_s: float = 0.0,
     ) -> tuple[int, _Call]:
         """Send or queue a request, without a checkpoint; return its stream and call."""
         if self._lost is not None:
@@ -305,12 +302,8 @@ class RemoteEngine:
             raise EngineBusy(f"the engine at {self.address} is shutting down", subject=self.address)
         if descriptors and not self.carries_descriptors:
             raise InvalidArgument(f"descriptors cannot be sent to {self.address}", subject=self.address)
-        stream_id, frame = self._wire.request(
-            request,
-            sum(map(len, body)) if body else 0,
-            len(descriptors),
-            deadline_ms=min(math.ceil(deadline_s * 1000), DEADLINE_MS_MAX),
-        )
+        body_bytes = sum(map(len, body)) if body else 0
+        stream_id, frame = self._wire.request(request, body_bytes, len(descriptors))
         call = _Call(trio.lowlevel.current_task(), into)
         self._calls[stream_id] = call
         self._sender.send(frame, body, descriptors, partial(self._sent, stream_id, call))

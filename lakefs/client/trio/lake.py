@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import cached_property, partial
-from types import TracebackType
 
 import trio
 
@@ -19,7 +18,7 @@ from lakefs.client.trio.chunks import TrioChunks
 from lakefs.client.trio.driver import CLEANUP_S, TrioDriver
 from lakefs.content.verify import Check
 from lakefs.errors import EngineUnreachable, LakeError
-from lakefs.get.mapping import MAP_ATTEMPTS, MappedObject, unpin
+from lakefs.get.mapping import MAP_ATTEMPTS, MappedObject, unmapped_at_end, unpin
 from lakefs.get.opened import Opened, Piece
 from lakefs.get.pools import Pool
 from lakefs.lake.lake_steps import LakeSteps
@@ -107,34 +106,21 @@ class TrioLake(Facade[TrioDriver]):
         """Map an object, or a range of it, as read-only memory, without a copy; see `Lake.map`."""
         mapped = await self._mapped(name, offset, length, check)
         try:
-            yield mapped
-        except BaseException as error:
-            try:
-                mapped.close()
-            except BufferError as held:  # most likely by the frames of the error
-                error.add_note(str(held))
-                raise error from None
-            await self._unpin(mapped)
-            raise
-        mapped.close()
-        await self._unpin(mapped)
+            with unmapped_at_end(mapped):
+                yield mapped
+        finally:
+            if not mapped.pieces and mapped.is_pinned():
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + CLEANUP_S):
+                    await self._driver.run(unpin(mapped))
 
     async def _mapped(self, name: str, offset: int, length: int | None, check: Check | None) -> MappedObject:
         """Return a mapping whose connection is still open; map again if it was lost during the mapping."""
         for _ in range(MAP_ATTEMPTS):
             mapped = await self._driver.run(self._driver.steps.map(name, offset, length, check))
-            if not mapped.chunks:
-                return mapped
-            mapped.is_pinned = partial(self._driver.is_held, mapped.epoch)
             if mapped.is_pinned():
                 return mapped
             mapped.close()
         raise EngineUnreachable(f"the connection was lost while {name} was mapped", subject=name)
-
-    async def _unpin(self, mapped: MappedObject) -> None:
-        if mapped.is_pinned():
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + CLEANUP_S):
-                await self._driver.run(unpin(mapped))
 
     # --- names -------------------------------------------------------------------------------------
 
@@ -205,8 +191,6 @@ class OpenedObject:
     async def __aenter__(self) -> OpenedObject:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + CLEANUP_S):
             await self.aclose()

@@ -115,7 +115,6 @@ class ReconnectingEngine:
         descriptors: Sequence[int] = (),
         *,
         into: Sequence[memoryview] = (),
-        deadline_s: float = 0.0,
     ) -> Reply:
         """See `EngineClient.call`.
 
@@ -130,7 +129,7 @@ class ReconnectingEngine:
             epoch = self.epoch
             attempts += 1
             try:
-                reply = await engine.call(request, body, descriptors, into=into, deadline_s=deadline_s)
+                reply = await engine.call(request, body, descriptors, into=into)
             except EngineBusy:
                 if not engine.draining or attempts >= ATTEMPTS_MAX:
                     raise

@@ -51,7 +51,7 @@ class SimFile:
         return len(payload)
 
     def preadv_cached_into(self, buffers: Sequence[memoryview], offset: int) -> bool:
-        """Like `pread_into`, one buffer after the other, every other time; otherwise as if nothing of it were cached."""
+        """Like `pread_into`, one buffer after the other, every other time; else as if nothing of it were cached."""
         self._was_cached = not self._was_cached
         if self._direct or not self._was_cached:
             return False

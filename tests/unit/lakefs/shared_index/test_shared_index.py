@@ -9,21 +9,23 @@ import os
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, cast
+from unittest import mock
 
 import pytest
 
-from lakefs.client.blocking.chunks import Chunks, DirectChunks
+from lakefs.client.blocking.chunks import Chunks
 from lakefs.content.verify import Check
-from lakefs.direct.opening import open_shared_index
+from lakefs.direct.index_in_use import SharedIndexUser, open_shared_index
 from lakefs.errors import EngineBusy, EngineUnreachable, PermissionDenied, StoreDamaged
 from lakefs.shared_index.table import SharedIndexReader, SharedTable
 from lakefs.shared_index.table_format import TableHeader, table_bytes
-from lakefs.steps.steps import Start
+from lakefs.steps.steps import Send, Start, Wait
 from lakefs.wire.engine_port import Reply
-from lakefs.wire.messages import SharedIndexOpened
+from lakefs.wire.messages import OpenSharedIndex, SharedIndexOpened
 
 CAPACITY: Final = 1024
 HEADER: Final = TableHeader(CAPACITY, b"s" * 16, b"b" * 16)
@@ -221,14 +223,18 @@ class _Reconnecting:
     def __init__(self, reader: SharedIndexReader) -> None:
         self.epoch = 1
         self._reader = reader
-        self.direct_chunks = DirectChunks(cast("Any", self))
+        self.direct_chunks = SharedIndexUser(cast("Any", self))
 
     def run(self, steps: Generator[Any, Any, Any] | None) -> object:
         if steps is None:
             return [b"content"]
-        if self.epoch == 1:
-            self.epoch = 2
-        return self._reader
+        started = [next(steps), steps.send("ticket")]
+        assert started == [Start(Send(OpenSharedIndex())), Wait("ticket")]
+        self.epoch = 2
+        with mock.patch("lakefs.direct.index_in_use.SharedIndexReader", return_value=self._reader):
+            with suppress(StopIteration):
+                steps.send(Reply(SharedIndexOpened(1), descriptors=[os.dup(0)]))
+        return None
 
 
 def test_the_index_of_a_connection_that_was_lost_meanwhile_is_not_used(shared: tuple[int, SharedTable]) -> None:
