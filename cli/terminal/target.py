@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -21,6 +21,24 @@ if TYPE_CHECKING:
     from lakefs.wire.engine_port import Reply
     from lakefs.wire.messages import Request
 
+_PATH: Final = click.Path(path_type=Path)
+_OPTIONS: Final[tuple[tuple[str, type | click.Path, str, str], ...]] = (
+    (
+        "token_file",
+        click.Path(path_type=Path),
+        "FILE",
+        "File with the token that a TCP engine asks for; else LAKE_TOKEN.",
+    ),
+    ("data", click.Path(path_type=Path), "DIR", "Open the store in this folder directly, without an engine."),
+    (
+        "server",
+        str,
+        "ADDRESS",
+        "The engine: unix:PATH or tcp://HOST:PORT; else LAKE_SERVER, else the socket of the configuration, "
+        "of this user, or of the system.",
+    ),
+)
+"""For each option: attribute of the target, type, metavar, help.  Help lists the last one first."""
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -96,33 +114,10 @@ def _open_folder(data: Path, create: bool) -> AbstractContextManager[Lake]:
 
 def engine_options(command: Command) -> Command:
     """Add --server, --data and --token-file, noted in the context's target."""
-    for option in (
-        click.option(
-            "--token-file",
-            type=click.Path(path_type=Path),
-            metavar="FILE",
-            help="File with the token that a TCP engine asks for; else LAKE_TOKEN.",
-            expose_value=False,
-            callback=_note("token_file"),
-        ),
-        click.option(
-            "--data",
-            type=click.Path(path_type=Path),
-            metavar="DIR",
-            help="Open the store in this folder directly, without an engine.",
-            expose_value=False,
-            callback=_note("data"),
-        ),
-        click.option(
-            "--server",
-            metavar="ADDRESS",
-            help="The engine: unix:PATH or tcp://HOST:PORT; else LAKE_SERVER, else the socket of the configuration, "
-            "of this user, or of the system.",
-            expose_value=False,
-            callback=_note("server"),
-        ),
-    ):
-        command = option(command)
+    for attribute, kind, metavar, text in _OPTIONS:
+        flag = f"--{attribute.replace('_', '-')}"
+        note = _note(attribute)
+        command = click.option(flag, type=kind, metavar=metavar, help=text, expose_value=False, callback=note)(command)
     return command
 
 

@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from lakefs.content.verify import Check, matches, room_for_vector
 from lakefs.grants.descriptors import SegmentDescriptors
 from lakefs.grants.grant_reads import BRING_IN_FROM
 from lakefs.host.new_bytes import NewBytes
 from lakefs.ids import ChunkId, ChunkKind, SegmentId
+from lakefs.shared_index.table import SharedIndexReader
 from lakefs.shared_index.table_format import Found
 from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT
 
@@ -35,33 +36,11 @@ NOT_READ: Final = -1
 _DATA: Final = int(ChunkKind.DATA)
 
 
-class SharedIndex(Protocol):
-    """The part of `lakefs.shared_index.table.SharedIndexReader` that reads use."""
-
-    @property
-    def find(self) -> Callable[[bytes], Found | None]:
-        """Returns a chunk's place; None: not known."""
-        ...
-
-    @property
-    def is_current(self) -> bool:
-        """True while the engine maintains this index; False after it was replaced."""
-        ...
-
-    def find_many(self, chunks: list[bytes]) -> list[Found | None]:
-        """Return `find` of each chunk, in order."""
-        ...
-
-    def find_packed(self, chunks: list[bytes], into: bytearray | memoryview) -> int:
-        """Write a `lakefs.shared_index.table_format.PLACE` for each chunk; return the count of chunks found."""
-        ...
-
-
 class DirectReads:
     """Reads of data chunks that the shared index knows and the page cache has."""
 
     def __init__(
-        self, index: SharedIndex, descriptors: SegmentDescriptors, check: Check, is_connected: Callable[[], bool]
+        self, index: SharedIndexReader, descriptors: SegmentDescriptors, check: Check, is_connected: Callable[[], bool]
     ) -> None:
         """Read by `index`; `is_connected` returns True while the engine that maintains it is connected."""
         self.index = index

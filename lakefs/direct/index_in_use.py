@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from lakefs.direct.chunk_reads import DirectReads, SharedIndex
+from lakefs.direct.chunk_reads import DirectReads
 from lakefs.direct.read_notes import ReadNotes
 from lakefs.errors import CorruptionError, EngineBusy, EngineUnreachable, PermissionDenied, UnsupportedVersion
 from lakefs.grants import batch_plan as plain_reads
@@ -56,7 +56,7 @@ class SharedIndexUser:
         """Return reads that need no round trip; None when the engine of this connection shares no index."""
         return self._reads if self._index_epoch == self._client.epoch else None
 
-    def use_shared_index(self, index: SharedIndex | None, epoch: int) -> None:
+    def use_shared_index(self, index: SharedIndexReader | None, epoch: int) -> None:
         """Use the index that the engine of connection `epoch` shares, if any, while that connection is current."""
         steps = self._client.steps
         self._reads = (

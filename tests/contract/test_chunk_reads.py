@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -53,7 +53,7 @@ async def index_of(lake: Driven, chunks: Sequence[bytes] = CHUNKS) -> SharedTabl
     table = SharedTable(bytearray(table_bytes(capacity)), capacity)
     for chunk, grant in zip(chunks, reply.message.grants, strict=True):
         assert table.put(chunk, grant.medium, grant.segment, grant.offset, grant.stored_bytes, grant.crc)
-    lake.driver.direct_chunks.use_shared_index(Index(table), lake.driver.epoch)
+    lake.driver.direct_chunks.use_shared_index(cast("Any", Index(table)), lake.driver.epoch)
     return table
 
 
