@@ -90,10 +90,10 @@ class WarmLake:
             )
 
     def start(self, arguments: Sequence[str], environment: dict[str, str]) -> ForkedProcess:
-        """Run `lake ARGUMENTS` in a new child of the caller's, which reads its stdout."""
+        """Run `lake ARGUMENTS` in a new child of the caller's, which reads its stdout; its stderr is the caller's."""
         reading, writing = os.pipe()
         try:
-            pid = self._fork(arguments, environment, "", {1: writing})
+            pid = self._fork(arguments, environment, "", {1: writing, 2: 2})
         finally:
             os.close(writing)
         return ForkedProcess(pid, os.fdopen(reading))

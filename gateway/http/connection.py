@@ -97,6 +97,7 @@ class Connection:
             if head is None:
                 return False
             body = Body(self, body_framing(head), head)
+            await body.continue_when_empty()
         except HttpRefusal as refusal:
             self._is_unread = True
             response = self._refused(refusal)
@@ -324,6 +325,16 @@ class Body:
     async def end(self) -> None:
         """See `RequestBody`."""
         await self._connection.end()
+
+    async def continue_when_empty(self) -> None:
+        """Send 100 Continue to a client that waits for it with an empty body.
+
+        Nothing will be received that would send it.  A final answer in its place is allowed, but some clients then read
+        the connection's next answer wrongly.
+        """
+        if self._is_awaited and self.length == 0:
+            self._is_awaited = False
+            await self._connection.send_continue()
 
     async def receive_into(self, target: memoryview) -> int:
         """See `RequestBody`."""

@@ -85,6 +85,8 @@ class WarmEngine(SmallEngine):
         """Kill the engine if it runs, and end the process that it was forked from."""
         if self.process is not None and self.process.poll() is None:
             self.kill()
+        if self.process is not None and self.process.stdout is not None:
+            self.process.stdout.close()  # of an engine that died by itself
         self.warm.close()
 
     def _spawn(self, arguments: list[str], env: dict[str, str]) -> Process:
