@@ -159,46 +159,6 @@ def test_a_body_that_nobody_read_is_dropped_when_short_and_ends_the_connection_w
     run(body)
 
 
-def test_continue_is_sent_when_the_body_is_asked_for_and_not_when_it_is_refused() -> None:
-    head = b"PUT /x HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n"
-
-    async def body() -> None:
-        async with serving(echo) as served:
-            stream = await served.client()
-            await stream.send([head])
-            told = b"HTTP/1.1 100 Continue\r\n\r\n"
-            assert await _some(stream, len(told)) == told
-            await stream.send([b"abc"])
-            assert (await answer(stream))[1] == b"abc"
-        async with serving(ignore) as served:
-            stream = await served.client()
-            await stream.send([head])
-            said = await received(stream)
-            assert said.startswith(b"HTTP/1.1 403 ")
-            assert b"100 Continue" not in said
-            assert b"Connection: close" in said, "nobody knows whether the body will come"
-
-    run(body)
-
-
-def test_continue_is_sent_for_an_empty_body_too_and_the_connection_goes_on() -> None:
-    head = b"PUT /x HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\nExpect: 100-continue\r\n\r\n"
-
-    async def body() -> None:
-        for handler, content in ((echo, b""), (ignore, b"no")):
-            async with serving(handler) as served:
-                stream = await served.client()
-                for _ in range(2):
-                    await stream.send([head])
-                    told = b""
-                    while not told.endswith(b"\r\n\r\n"):
-                        told += await _some(stream, 1)
-                    assert told == b"HTTP/1.1 100 Continue\r\n\r\n"
-                    assert (await answer(stream))[1] == content
-
-    run(body)
-
-
 def test_what_http_forbids_is_answered_once_and_ends_the_connection() -> None:
     async def body() -> None:
         async with serving(echo) as served:
