@@ -1,4 +1,4 @@
-"""Requests that expect 100 Continue: it is sent before a body is read, and for an empty one; a refusal ends the connection."""
+"""Requests that expect 100 Continue: when it is sent, and what a refusal does to the connection."""
 
 from __future__ import annotations
 
