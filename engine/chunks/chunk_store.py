@@ -3,10 +3,10 @@
 Rules kept here:
 - The engine computes the hash itself, over bytes that no client can change any more (`engine.chunks.ingest`).
 - A chunk's record is committed only after its payload is synced, or placed to be synced before the record's group is
-  appended (small ones).  Of two requests that store the same bytes, the second waits if the first is still writing
-  them.  If both wrote them, the second commit keeps the first's record and gives up its own extent.
-- A chunk reported as present to a session is held from the synchronous step in which its record was read.
-- At every checkpoint between reading a record and using its place the chunk may be freed; so readers check the bytes.
+  appended (small ones).  If two requests store the same bytes, the second waits while the first writes them.
+  If both wrote them, the second commit keeps the first's record and gives up its own extent.
+- A chunk reported as present to a session is held (gc does not free it) from the step in which its record was read.
+- At every `await` between reading a record and using its place the chunk may be freed; so readers check the bytes.
 """
 
 from __future__ import annotations

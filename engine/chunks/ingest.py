@@ -8,9 +8,10 @@ Large payloads are handled in runs, a few at once, in one of two ways:
 
 Rules kept here:
 - The bytes hashed and written are in the same memory, the engine's own; once filled, nothing else can change it.
-- A payload is chosen or not when its id is known, in one step without a checkpoint.  No payload whose hash or write
+- A payload is chosen or not when its id is known, in one step without `await`.  No payload whose hash or write
   failed is returned.
-- An extent is settled exactly once: by the caller if it was returned, else here, whatever fails or is cancelled.
+- A written extent is in flight, so that its room is not freed, until it is settled, exactly once: by the caller if it
+  was returned, else here, whatever fails or is cancelled.
 - A failed write or sync makes the whole store read-only, except for lack of room.
 """
 

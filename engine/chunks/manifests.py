@@ -1,4 +1,4 @@
-"""Manifests: reads them, and holds the blobs that they describe for sessions.
+"""Reads manifests, and holds the blobs that they describe for sessions: gc frees no chunk that is held.
 
 Rules kept here:
 - Manifests are checked, parsed, and the last few cached.  The cache is bounded by the number of entries it may hold; a
