@@ -1,11 +1,11 @@
 """The bytes of the store: every fixed structure on disk, as `docs/format.md` describes it.
 
-It holds layouts, constants and the functions that pack and check them.  The rooms `segments`, `journal`, `tables`,
-`metadata` and `superblock` write them, and decide when and in which order.
+It holds layouts, constants and the functions that pack and check them.  The packages `segments`, `journal`,
+`tables`, `metadata` and `superblock` write them, and decide when and in which order.
 
 Rules kept here:
 - A structure is checked (length, magic, version, checksum) before any field of it is used.
-- Every stored type has a version marker; an unknown one is refused by name.
+- Files and records, except counters and notes of quarantine, have a version; StoreUnusable names an unknown one.
 - A value of a table ends with a CRC32C over table id, key and value.
 """
 
