@@ -6,9 +6,9 @@ segment and its neighbours; the references of every name, node, upload and manif
 its CRC32C and its id.
 
 A finding is `damage` (stored content cannot be served as it was) or a `note` (garbage that gc collects).  Damaged
-chunks are found first; then all objects that contain them are named.  Nothing is changed, except that damaged chunks
-are quarantined: putting the same bytes again heals them.  A record that changed during the walk is looked at again
-before it is called damage.
+chunks are found first; then all objects that contain them are named.  The check changes nothing, with two
+exceptions: damaged chunks are quarantined (putting the same bytes again heals them), and the engine rebuilds a damaged
+index (`engine.upkeep.index_upkeep`).  A record that changed during the walk is read again before it is called damage.
 """
 
 from __future__ import annotations

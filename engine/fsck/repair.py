@@ -8,16 +8,16 @@ Certain repairs, by the bad file:
 - the index: it is rebuilt, if checkpoint and journal have every group;
 - a checkpoint, or journal files: if the index is whole, and the index with the readable part of the journal has every
   group that was durable, a checkpoint is written from it and the journal continues in a new file;
-- a journal file whose groups are all in the checkpoint, an old checkpoint, a segment's file that is another store's:
-  they are set aside;
+- a journal file whose groups are all in the checkpoint, an old checkpoint, a segment's file whose header is another
+  segment's or another store's: they are set aside;
 - files under temporary names: a crash left them half-written, and they are removed.
 
 Rules kept here:
 - A file that may still be wanted is renamed into `set-aside/`, never removed.
 - Each step leaves a store that is no worse.  An interrupted repair can be repeated; after a finished one there is
   nothing left to do.
-- Acknowledged groups that cannot be read are not forgotten: then journal and index stay unchanged, and the report says
-  what is missing.
+- No acknowledged group is forgotten: if one cannot be read, journal and index stay unchanged, and the report says what
+  is missing.  Only `--rebuild --accept-loss` gives groups up; its report says from which on.
 
 Damaged payloads are found by the check of the open store, which quarantines them.  All functions block.
 """

@@ -1,8 +1,8 @@
-"""fsck of multipart uploads.
+"""Checks multipart uploads and access keys of an open store, for `engine.fsck.check`.
 
-Every part belongs to an upload, and its blob exists, with the part's length.  The parts kept of an object make up its
-content.  Damaged parts are named by bucket, key, upload and number.  Uploads of removed buckets are a note: gc removes
-them.  Access keys are read, too.
+Every part must belong to an upload, and its blob must exist with the part's length.  The list of parts kept of an
+object must make up its content.  Records of access keys must be readable.  Damaged parts are named by bucket, key,
+upload and number.  Uploads of removed buckets are a `note`: gc removes them.
 """
 
 from __future__ import annotations

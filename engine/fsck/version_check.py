@@ -1,4 +1,6 @@
-"""fsck of versions: every version refers to a node, and is filed under its key and order.
+"""Checks versions of an open store, for `engine.fsck.check`.
+
+Every version must refer to a node, be in a bucket that exists, and be filed under its own key and order.
 
 The content of a version's node is checked with all other nodes; this module names it, as `BUCKET/KEY, version ID`.
 """
