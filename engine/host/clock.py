@@ -1,4 +1,4 @@
-"""The real clock.  Code sleeps through trio, not through it; the simulator's clock is with the tests."""
+"""The real clock: monotonic and wall time.  It does not sleep: code sleeps through trio.  The simulator has another."""
 
 from __future__ import annotations
 

@@ -1,6 +1,10 @@
-"""Memory of this process.  Its limits: memory of machine and control groups, of which tiers and index take a share, and
-address space that it may map, which is not memory.  Its heap, the C library's, which holds buffers and objects of more
-than 512 bytes: gives back what is free.
+"""Limits of this process's memory, and the return of its free heap.
+
+- Memory: that of the machine, or the least limit of its control groups.  Callers size the DRAM tier and the shared
+  index as shares of it.
+- Address space, which is not memory: ConfigError if the process may map less than a store needs.
+- Heap: the C library's, which holds buffers and objects of more than 512 bytes.  Its free memory is returned to the
+  machine on request.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Runs calls concurrently, and raises one plain error instead of a group."""
+"""Runs calls concurrently, and raises one plain error instead of a group.
+
+Calls that fail with a LakeError do not cancel the others; any other error does.
+"""
 
 from __future__ import annotations
 
