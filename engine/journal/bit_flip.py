@@ -3,7 +3,7 @@
 A write is torn by whole sectors of 512 bytes, and the journal is filled with zeros ahead, so unwritten sectors read as
 zeros.  A group with no unwritten sector that is one bit off its checksum was written whole, and the bit flipped.  One
 case is undecidable: the last sector may hold a few bytes of the group with a single bit set.  If that bit is the
-missing one, the group is taken for torn.
+missing one, the group is taken for torn.  So is a group with a body of more than 1 MiB, which is not searched.
 """
 
 from __future__ import annotations

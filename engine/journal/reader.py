@@ -9,7 +9,7 @@ Rules kept here (`docs/format.md`, Journal):
 - A body is checked before any of its records is used.  Groups that are skipped are checked by header only.
 
 All functions block.  Nothing is changed on disk.  Damage raises JournalDamaged, whose message names file, offset and
-sequence; `DamagedAt.damage` has them for `fsck`.
+sequence; `DamagedAt.damage` has them for `fsck`.  A file of another store or format version raises StoreUnusable.
 """
 
 from __future__ import annotations

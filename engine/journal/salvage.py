@@ -1,8 +1,9 @@
-"""Reads a journal of which a part is missing or unreadable: checks that its newest file exists, finds later groups.
+"""Reads a journal of which a part may be missing or unreadable.
 
-Recovery uses it so as not to take the remaining files for the whole journal: only with the newest one is its end
-certain.  Repair uses it to read groups behind unreadable ones that the index has.  All functions block; nothing is
-changed on disk.
+After an unclean stop the journal's end is certain only if the file that the last boot began, or a later one, exists.
+Recovery checks this; else it would take the remaining files for the whole journal.  Without that file, JournalDamaged.
+Repair also finds the groups behind unreadable ones that the index has.  All functions block.  Nothing is changed on
+disk.
 """
 
 from __future__ import annotations

@@ -6,13 +6,14 @@ Rules kept here:
 - A journal file appears under its name only whole: written under a temporary name, synced, renamed, folder
   synced.  So a file without a good header is damage, never a torn write.
 - After an unclean stop the new file begins with a copy of the last good group, written and synced anew.  A reader may
-  have seen that group in the page cache only: never synced, or dropped by the kernel after a failed sync.  By the
-  format a later file ends its predecessor, so only the copy counts.
+  have seen that group in the page cache only: never synced, or dropped by the kernel after a failed sync.  A
+  later file ends its predecessor (`docs/format.md`), so only the copy counts.
 - A group counts as written only while this journal's file is the last one, and at its path.  A later file, or another
   one at that path, is another process's: its groups end or replace this file's, and later appends here would be lost.
   So the append raises StoreReadOnly, and no later group may be acknowledged.
-- A failed write or sync is never retried; the journal refuses every later append.  Exception: extending the file is
-  retried after a part of the store's reserve was released, because no group was written yet.
+- A failed write or sync is never retried; the journal refuses every later append.  Exceptions, for lack of room:
+  extending the file and writing a new one, still under its temporary name, are retried after a part of the store's
+  reserve was released.  If no new file can be begun, the journal stays in its file, beyond the usual length.
 
 All methods block and are called by one thread at a time.  `engine.journal.reader` reads the journal.
 `engine.metadata.group_commit` decides on the content of groups, and on the consequences of a failure for the store.
