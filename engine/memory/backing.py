@@ -9,6 +9,7 @@ Rules kept here:
 - Only sealed memory is mapped, which cannot be cut under the mapping, and never a file: an error of its disk would be
   SIGBUS in the engine and in every reader.
 - The file is locked while it is used; another engine that names it is refused.
+- While the engine uses a kept table its file is empty (`mark_in_use`): the start after a crash finds no table there.
 - A file that is not a shared index is refused and left as it is.
 - A device is refused unopened: keeping a table in a DAX device takes other calls than a file does (msync(2) of one
   fails with EINVAL).  No file is created in /dev.

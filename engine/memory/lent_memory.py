@@ -9,8 +9,8 @@ Rules kept here:
 - Only memfds, and files on tmpfs and hugetlbfs, are accepted.  Other files may wait for a disk or another process.
 - Descriptor and mapping live until the lending has ended and the last user has left.
 
-`open` and `read_into` block, in any thread; all else runs on the loop.  `engine.sessions.lendings` keeps which client
-lends which memory.
+`open`, `read_into` and `put_into` block, in any thread; all else runs on the loop.  `engine.sessions.lendings` keeps
+which client lends which memory.
 """
 
 from __future__ import annotations
