@@ -9,9 +9,10 @@ Rules kept here:
   *ahead* of the journal is not rebuilt: it holds durable groups that the journal lost, and a rebuild would lose them
   silently.  That is JournalDamaged, here and for a rebuild without `accept_loss`.
 - No replayed group is used before the journal's new file is durable: the file may hold the copy of the last group.
-- Damage in the journal refuses the start and names the place.  `rebuild_store` with `accept_loss` gives up the
+- Damage in the journal ends the start: JournalDamaged names the place.  `rebuild_store` with `accept_loss` gives up the
   damaged group and all later ones: files that begin behind it are renamed to `.lost`, and a new file begins there.
-- The cost of opening depends on what the index lacks, not on the size of the store: nothing walks all records.
+- Unless the index is rebuilt, an opening walks no records: it reads the page headers of the index, 0.4 s of CPU for a
+  million records (`engine.tables.lmdb_pages`), and replays the groups that the index lacks.
 - Memory is bounded: groups beyond a batch are applied to the index on the way.
 
 All functions block and run in a thread.
