@@ -3,7 +3,7 @@
 A bucket is a name under node 1, a folder's node, and a record in the table `buckets` under the node's id.
 
 `PlannedBuckets.ensure` decides on every bucket that does not exist yet, and checks its name against the rules for new
-buckets.  A bucket that exists is found by any name.
+buckets, and their number (10,000).  A bucket that exists is found even if its name breaks those rules.
 """
 
 from __future__ import annotations

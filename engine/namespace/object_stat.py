@@ -1,6 +1,6 @@
 """ETags of nodes, conditions on them, and conversions between node records and messages.
 
-Attributes from a client are checked here, once, before they become a record.
+Attributes from a client are checked here, once, before they become a record.  No table is read or written.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Pure decisions on one view or transaction, as in `names`.  Rules kept here:
   so gc needs to know neither table.  A bucket that never kept versions has none there: nothing is looked up.
 - A version is known by its number, which no other version of the store has, or as `null` if it was written while
   versioning was never enabled, or suspended.  A key has at most one `null`.  Two meet only if the rename of a folder
-  brings one to a key that has another: the older is then known by its order.
+  brings one to a key that has another: the older is then known by its order (`version_keys`).
 - A delete marker is a node without blob.  No name is bound to one: a deleted key has no name, and its newest version
   is the marker.  A key with versions, without a name and without a marker as the newest, lost its name to the rename
   of a folder; it does not exist, like any other.

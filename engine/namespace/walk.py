@@ -1,4 +1,4 @@
-"""Reads of the tables by tasks that wait between them: one record, a table page by page, all nodes, paths of nodes.
+"""Reads tables for tasks that wait between reads: one record, a table page by page, all nodes, paths of nodes.
 
 Each page is a view of its own, and no view is open while the caller has the page.  So readers and writers go on beside
 a walk, which may see a record as before a change, or miss a name that changes during the walk.
