@@ -1,4 +1,4 @@
-"""The engine inside this process: `--data DIR`, tests, and tools.
+"""Runs an engine in the process of its client, for `--data DIR`, tests and tools.
 
 `EmbeddedEngine` is the `EngineClient` of a service in the same process: requests reach the service as they are, without
 frames, under the same rules.

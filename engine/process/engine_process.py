@@ -1,10 +1,11 @@
 """One engine process: a store, its listeners, and an orderly end.
 
-`run_engine` opens the store, listens on the Unix socket (and on TCP if configured), starts the other faces that it is
-given (admin port, service manager), and serves until SIGTERM or SIGINT.  Then it stops accepting, lets requests in
-flight end, and stops the store cleanly.  A second signal ends the wait for requests in flight.
+`run_engine` opens the store, listens on the Unix socket (and on TCP if configured), starts the front ends that its
+caller passes (`Face`: S3, admin port, notices to the service manager), and serves until SIGTERM or SIGINT.  It collects
+garbage every 10 minutes, and scrubs.  At the signal it stops accepting, waits at most 20 s for requests in flight, and
+stops the store cleanly.  A second signal ends the wait.
 
-The caller passes the other faces in, so that the engine depends on none of them.
+The engine imports none of the front ends that are passed to it.
 """
 
 from __future__ import annotations

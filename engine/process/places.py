@@ -1,15 +1,14 @@
-"""Makes the folders of an engine when they are missing, and finds places that are more open than it makes them.
+"""Makes the data folder and the socket's folder when they are missing, and finds places with too wide permissions.
 
-Places are the folders of the store and of the socket, and files of secrets.
-
-Rules of making them:
+Rules for the folders made:
 - Only its owner may enter the data folder (0700).  The socket's folder has the socket's permissions: its owner only, or
   also members of the configured group (0750), like the unit's RuntimeDirectory.  It is never open wider, not even for
   an instant.  A folder that exists is left as it is.
 - Folders that this start made, and that are empty at its end, are removed: the socket's after every stop, the data
   folder after a start that failed.
 
-Rules for places that were there:
+Rules for places that exist: both folders, and files of secrets.  One that breaks a rule is logged; with
+`strict_permissions` the start fails (ConfigError).  Nothing is changed.
 - A place belongs to the engine's user or to root, because its owner can open it to all.
 - Only its owner may use the data folder, and the files of secrets in it.
 - Only its owner may use the socket's folder: a user that writes there can replace the engine's socket by another.  The
@@ -17,7 +16,7 @@ Rules for places that were there:
   file's owner removes it there.
 - Members of `socket_group` may read both folders, to reach the socket through them.  They may write to neither.
 
-Only the places themselves are checked, not the folders above them.  Blocks.
+The folders above these places are not checked.  Blocks.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Makes the shared index of an engine as configured, runs it, and closes it.
 
-It belongs to the process that serves: a store opened in another process, for one command, has none.
+Only a serving engine has one; a store opened for one command has none.  If it cannot be made, the start fails when a
+path was configured; else the error is logged, and the engine serves without it.
 """
 
 from __future__ import annotations
