@@ -1,6 +1,7 @@
-"""Parts that handlers share: looks and decisions, results of a batch's items, grants.
+"""Parts that handlers share: reads of metadata and decisions, results of a batch's items, grants.
 
-`Decisions` runs a request's look or decision on one view or transaction, then waits until the state it saw is durable.
+`Decisions` runs a request's read (`look`) or decision (`change`) on one view or transaction, then waits until the state
+that it saw is durable, before a refusal too.  With `durable` false it does not wait.
 `PackedLocated` is the reply to Locate with its grants already encoded, as the shared index's table packs them: the
 bytes sent are those of `Located`, and the grants never become Python objects.
 """

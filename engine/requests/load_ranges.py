@@ -1,7 +1,7 @@
 """LoadSlots: loads payloads of many chunks into slots of memory that the client has lent.
 
 The engine names source and slot, and the kernel copies; the client checks the bytes, by ids or by the checksums in the
-reply.
+reply.  If that read failed, or the chunk is quarantined, the engine reads and checks the payload, then copies it.
 
 Rules kept here:
 - Every chunk of a request has a result: its length, or its failure.  A failure says nothing about the other slots; the
@@ -9,8 +9,8 @@ Rules kept here:
 - A chunk that was moved or freed during the read is located again: a slot reported as loaded holds that chunk's bytes
   as the disk has them, never the zeros of a punched place.
 - Payload is written to [offset, offset + length) of the memory and nowhere else; no two payloads overlap.
-- At most AT_ONCE_BYTES are copied on the loop between two checkpoints, and INLINE_BYTES for one request; threads or the
-  kernel's ring copy the rest.
+- At most AT_ONCE_BYTES are copied on the loop before other tasks may run, and INLINE_BYTES for one request; threads or
+  io_uring copy the rest.
 """
 
 from __future__ import annotations

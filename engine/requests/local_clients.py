@@ -1,9 +1,9 @@
 """Requests of clients on the engine's machine, about what they share with the engine.
 
-They share descriptors of segments and slabs, the shared index, pinned places of chunks, and memory that a client lends.
-NoteReads reports reads that clients did without a request.
+They open segments, slabs and the shared index (the reply has the descriptors, all read-only), pin places of chunks,
+lend memory, and report reads that they did without a request (NoteReads).
 
-Descriptors are sent only to clients on a trusted Unix socket, and are read-only.
+Descriptors, pins and lent memory are for trusted clients only (Unix socket, own process); others get PermissionDenied.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ Each handler makes one synchronous decision on a view or in a transaction, then 
 client asked for a reply as soon as it is visible (`durable` false).
 In a batch every item has its own result; an item that failed has changed nothing.
 
-Access keys: every served connection presented the store's token, or arrived over a Unix socket that checked its owner,
-or lives in the engine's own process.  So each may ask for secrets, as a gateway has to.  A reply holds secrets only if
-the request sets `secrets`.
+Access keys: every client has presented the store's token, or uses the Unix socket, where the listener checked its user
+as the kernel reports it, or runs in the engine's own process.  So each may ask for secrets, as a gateway has to.  A
+reply holds secrets only if the request sets `secrets`, or makes the key.
 """
 
 from __future__ import annotations

@@ -4,13 +4,15 @@ Rules kept here:
 - A name is bound only to a blob whose every chunk is in the store and held: by the session, or by being recorded in
   the same group.  A manifest is walked and its sizes compared with the chunks' own; the client's figures are not
   trusted.
-- Payloads are synced before the group that refers to them is opened.  The reply is sent when that group is durable, or
-  as soon as the change is in it for a client that asked for `durable` false.
+- Large payloads are synced before the decision that refers to them.  Small ones have their places by then, and are
+  synced before its group is appended.  The reply is sent when the group is durable; with `durable` false, as soon as
+  the change is in it.
 - A slot of lent memory is copied into the engine's memory by a system call, then hashed and written from there: the
   payload never passes the socket.  A client that writes to the slot during the copy changes only what is stored for
   it; one that shrinks the memory gets an error.
 - Lent memory stays mapped until every copy has ended, even if the request is cancelled or the memory returned earlier.
-- A put whose chunk gc removes between "present" and commit stores that chunk after all.
+- PutObjects and PutSlots use no session.  If gc removes a chunk between their look-up and their commit, they write it
+  after all.
 """
 
 from __future__ import annotations
