@@ -4,10 +4,10 @@ Rules kept here:
 - Every payload returned was checked exactly as `SegmentReader` checks it.  A payload that does not match, a failed read
   and a file that cannot be opened are left to that reader, in a thread: it reads again, past the page cache too, and
   reports damage.
-- A few reads try the page cache first.  Many are submitted to the queue together: io_uring copies cached bytes during
-  the submission, at less than a system call for each.
+- A few reads try the page cache first.  Many are submitted to the `IoQueue` together: io_uring copies cached bytes
+  during the submission, at less than a system call for each.
 - Payloads of at most one granule are read back to back into one buffer, without an object for each.
-- At most READ_AT_ONCE_BYTES are read between two checkpoints, so that a long request does not delay the others.
+- At most READ_AT_ONCE_BYTES are read before other tasks may run, so that a long request does not delay the others.
 - Files stay open, and counted as used, while the kernel reads them.
 """
 

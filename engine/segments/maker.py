@@ -1,8 +1,9 @@
-"""Makes segments: their files and sizes, and the gate that the first failure shuts.
+"""Makes segments for both writers: creates and closes files, gives out their bytes, refuses writes after a failure.
 
-Shared by the writers of large and of small segments.  Rules kept here:
+Rules kept here:
 - A cursor only moves forward: `OpenSegment.take` gives a byte out once.
-- The first failed write or sync shuts the gate until restart: nothing is retried, later writes raise StoreReadOnly.
+- The first failed write or sync shuts the gate (`WriteGate`) until restart: nothing is retried, later writes
+  raise StoreReadOnly.
 - A full disk is not a failure: nothing is lost, and the next call tries again.
 """
 

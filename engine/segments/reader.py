@@ -7,7 +7,8 @@ Rules kept here:
 - The vector is checked against the record before a granule is checked against the vector.
 - A removed segment is StaleGrant (the chunk may have moved); a missing or short one is damage.
 
-This module does not know if the place is still this chunk's: freed extents read as zeros and do not match.
+This module does not know if the place is still this chunk's: a freed extent has its old bytes until it is punched, then
+zeros, which do not match.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Disk room of segments: measures it, and frees the room of dead extents.
 
 The caller knows which extents are live.  Rules kept here:
-- A freed extent reads as zeros for ever; a segment id is never used again.
+- A freed extent reads as its old bytes or as zeros, never as others: whole pages are punched, without a sync, and
+  nothing is written there again.  A segment id is never used again.
 - No extent in flight or pinned is freed, nor the header.
 
 Atomicity: between two awaits of a method no other method runs; every decision on places is made in one such step.

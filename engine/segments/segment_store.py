@@ -5,7 +5,7 @@ dead extents are punched, and each is removed when nothing in it lives.  This pa
 callers know which extents are live.
 
 Rules kept by the parts:
-- An offset is written once; a freed extent reads as zeros for ever; a segment id is never used again.
+- An offset is written once; so a freed extent reads as its old bytes or zeros.  A segment id is never used again.
 - Payload survives power loss once `large.sync` has returned, or once the small batch that holds it is written.
 - No extent in flight or pinned is freed.
 - A method that may block is async and works through `Offload`; only `files.lend` opens a file on the loop.
