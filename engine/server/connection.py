@@ -7,8 +7,9 @@ Rules kept here:
   nothing behind it is read.
 - A request's body is received directly into the service's memory; from `serve` on the service releases it.
 - A cancel frame or a deadline cancels the worker that serves the request.
-- Every request gets its final frame, even when cancelled.  Replies are passed to the sender without waiting.
-- An error of one request never ends the connection; a broken frame does, after a farewell.
+- Every request gets its final frame, even when cancelled, unless the connection ends first.  Replies are passed to
+  the sender without waiting.
+- An error of one request never ends the connection; a broken frame does, after a last frame with the reason.
 - `EngineService.disconnected` is called exactly once, whatever ended the connection.
 """
 
