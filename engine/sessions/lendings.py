@@ -2,7 +2,7 @@
 
 Rules kept here:
 - Lendings are bounded for each connection, and in all by number and bytes; they end with their connection.
-- Memory is used only once it was checked: its number could be guessed during the check.
+- No request uses memory before its check has ended: a client could guess its number during the check.
 - After the reply to ReturnMemory the engine does not read or write the memory.
 
 All methods run on the loop.

@@ -3,8 +3,9 @@
 Rules kept here:
 - A session holds every chunk that it stored or that was reported to it as present, by birth, until it ends: by a commit
   with `end_session`, by SessionEnd, or with its last connection.  A restart ends all.
-- When its last connection ends, a session that holds nothing ends at once.  Of the others the 64 that this connection
-  began or joined last linger: they end `SESSION_LINGER_S` later, unless another connection joins them.
+- When its last connection ends, a session that holds nothing ends at once.  At most 64 others, those that this
+  connection began or joined last, linger: they end `SESSION_LINGER_S` later, unless another connection joins them.  All
+  others end at once.
 - Any connection of the client that began a session may use it (the id is 16 random bytes, known to that client only).
 - A lease keeps the blob that a name had when it was opened; it ends with its connection.
 - Sessions and leases are bounded for each connection, for each user, and in all (`engine.host.user_shares`).
