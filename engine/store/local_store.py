@@ -1,4 +1,8 @@
-"""Opens a store in a local folder, with real disk, threads and clock."""
+"""Opens a store in a local folder, with real disk, threads and clock.
+
+A store that this opening created is removed if the opening or its body fails and the caller does not keep it
+(`is_kept`: a client may have seen it).  Files that existed before stay.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
 """Opens a store from a folder, and stops it cleanly.
 
-    open   lock, superblock, metadata (recovery), segments (all sealed), root node; the superblock says "not clean"
+    open   lock, superblock, metadata (recovery), superblock says "not clean", segments (all sealed), root node
     serve  commits, index and checkpoints run in tasks of `open_store`; a walk after the start verifies the index
-    stop   segments trimmed and synced, index complete, checkpoint, superblock says "clean", lock released
+    stop   journal synced, segments trimmed and synced, index completed, checkpoint if due, superblock says "clean",
+           lock released
 
 Rules kept here:
-- The superblock says "clean" only after everything before it in that list succeeded.
+- The superblock says "clean" only when every group is durable, and the segments are trimmed and synced.  A full
+  index or a failed checkpoint does not prevent that: the next start replays the journal.
 - A damaged index is rebuilt from checkpoint and journal while the store serves.  Until then a request that needs the
   damaged part fails with an error, never with a false "not found".
 - On a full disk the reserve gives room for the superblock; if that is too little, the error says what to do.
