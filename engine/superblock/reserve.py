@@ -1,10 +1,11 @@
 """The reserve: room on the disk that only the journal and the index may take.
 
-It is a preallocated file.  Payload never uses it: segments refuse to grow when the disk has less than `headroom_bytes`
-free.  If the journal or the index meets a full disk all the same (another program filled it), `release` returns half of
-what is left to the file system, so that `rm` and gc still work; `restore` fills it up again when there is room.
+It is a preallocated file.  Payload never uses it: segments leave `headroom_bytes` of the disk free, and the room that
+the metadata still needs; compaction may use half of that.  If the journal or the index meets a full disk all the same
+(another program filled it), `release` returns half of what is left to the file system, so that `rm` and gc still work;
+`restore` fills the reserve up again when the disk has room.
 
-A file system that reports no size allows no reserve and no headroom: `refuse_unknown_size`.
+`refuse_unknown_size` raises StoreUnusable for a file system that reports no size: no reserve could be kept there.
 
 All calls block.  Only the engine touches the file.
 """

@@ -1,8 +1,8 @@
 """The superblock: the identity of a store, its last boot, and the sequence of its last clean stop.
 
 Rules kept here:
-- Nothing of a store is read or changed before its lock is held.  Of two first starts, the one that gets the lock
-  creates the store and the other raises StoreLocked.
+- Nothing of a store is read or changed before its lock is held.  When two first starts run at
+  once, the one that gets the lock creates the store, and the other raises StoreLocked.
 - The superblock is replaced whole: temporary name, sync, rename, sync of the folder.  So a reader sees the old one or
   the new one.
 - The copy is replaced in the same way, before the superblock, so it is never older.  Opening reads the copy only when
