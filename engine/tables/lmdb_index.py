@@ -8,8 +8,9 @@ Rules kept here:
   the overlay drops its applied layer, so overlay and reader together are always one instant.  (Measured: begin and
   abort cost 0.25 us, a get 0.45 us, an apply 0.7 to 1.2 us a record.)
 - Every value read is checked against its key, and keys in a row against their order; IndexDamaged otherwise.
-- Until a walk has checked the whole index, a key is absent only if its neighbours show it: a look-up follows keys in
-  pages, which no checksum covers; the records before and behind adjoin whatever those keys say.
+- LMDB finds a key by the keys in its branch pages, which no checksum covers.  So until a walk has checked the whole
+  index, a key that is not found counts as absent only if the records before and behind it match their checksums and
+  enclose it; IndexDamaged otherwise.
 - LMDB opens its files itself, so the folder is handled with `os` here and not through the `Disk` port.
 
 Long readers (checkpoint, verification) use a snapshot of their own, `IndexSnapshot`; one at a time, because an open

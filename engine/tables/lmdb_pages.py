@@ -5,10 +5,10 @@ lists such a page as free, and every page is either free or part of one tree, on
 pages, which are few (1 in 30 to 300).  It compares the pages they lead to with the free list and with each other, and
 the number of pages with the counts in the roots.
 
-Of each page, leaves too, it reads the header and the offsets of the records, which no checksum covers: a leaf whose
-header states fewer records hides the others, and LMDB does not write a changed page that is marked loose.  The counts
-of records and of pages of long values must be those of the roots.  Records are not read: their checksums are compared
-when they are used.  A million records take some 0.4 s of CPU.
+In each page, leaves too, it reads the header and the offsets of the records, which no checksum covers: a leaf whose
+header states fewer records hides the others, and LMDB does not write a changed page whose header marks it loose.  The
+counts of records and of pages of long values must be those of the roots.  Records are not read: their checksums are
+compared when they are used.  A million records take some 0.4 s of CPU.
 
 The format is that of LMDB 0.9, as in its mdb.c: pages with a header of 16 bytes; two of them are heads of the file, and
 the newer head holds the trees' roots.  A file of another format or machine is not checked.  The pages of long values
