@@ -2,7 +2,7 @@
 
 Rules kept here:
 - The entry of a durable chunk names its cell from the step that publishes the chunk in the tier to the step that
-  forgets or demotes it, before the cell is freed.  A reader that comes too late sees another generation.
+  forgets or demotes it, before the cell is freed.  A reader that uses the entry after that sees another generation.
 - Once the block of `joined` has ended, the tier's changes no longer reach the index.
 """
 

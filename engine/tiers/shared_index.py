@@ -15,7 +15,7 @@ Rules kept here:
 - `in_slabs` has the place in a segment of exactly those chunks whose entry names the DRAM tier.  The engine's own
   look-ups return that place.  After a clean stop no entry of a kept table names the tier.
 - A kept table is used again only if store, boot and sequence are those of the last clean stop and every entry is
-  whole; else a new one is made.  While it is in use, its header says so.
+  whole; else a new one is made.  While it is in use, its header says so, and its file is empty.
 - A full table, short memory or an unusable file is counted or logged; it never fails a request.
 """
 
