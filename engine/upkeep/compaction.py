@@ -23,7 +23,7 @@ Rules kept here:
 - A batch is moved only if it finds room: up to half of the headroom that payload leaves free, with half of the reserve
   held.  So a full disk whose dead chunks share pages with live ones is emptied step by step.
 
-A run may be cancelled at every checkpoint.  Memory: `COMPACT_RECORDS_MAX` records, and one batch of payload.
+A run may be cancelled at every `await`.  Memory: `COMPACT_RECORDS_MAX` records, and one batch of payload.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ One cycle, beside readers and writers:
 
 Rules kept here:
 - Damage stops the cycle before it frees anything: a manifest that cannot be read hides its children.
-- No view is held across a checkpoint; the walk reads page by page, resuming behind the last key.
+- No view is held across an `await`; the walk reads page by page, resuming behind the last key.
 - Memory: the bitmap, and 16 bytes for each live extent of at most `EXTENTS_PER_CYCLE` (segments past that wait for
   the next cycle) and for each of at most `_UNPUNCHED_MAX` freed ones.
 """

@@ -1,7 +1,7 @@
-"""Upkeep of the index: verified after start-up, and whenever a read met damage; rebuilt if it is damaged.
+"""Verifies the index after start-up and whenever a read met damage; rebuilds it from checkpoint and journal if damaged.
 
-Until then, a request that needs a damaged record fails with an error, never with a false "not found"; nothing is freed
-before the check has ended.
+Until it is rebuilt, a request that needs a damaged record fails with an error, never with a false "not found".  gc
+frees nothing before the check has ended, nor while a damaged index cannot be rebuilt.
 """
 
 from __future__ import annotations
