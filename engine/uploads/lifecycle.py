@@ -1,6 +1,6 @@
 """Multipart uploads: begun, given parts, completed or aborted, on one view or transaction.
 
-Pure decisions, as in `names`; a function that raises has changed nothing.  Rules kept here:
+Pure decisions, as in `engine.namespace.names`; a function that raises has changed nothing.  Rules kept here:
 - An upload is to a key as text in one bucket, not to a node.  Changes of names and folders during the upload do not
   affect it, and completing it makes the folders that the key needs.
 - A part's blob is referred to from the step that records the part until the step that replaces it or ends the upload.
