@@ -4,7 +4,7 @@ Every leaf of the tree has a row.  Any other exception is a bug: EIO, and the ca
 here, once, at its edge; a raw error that escapes a FUSE handler could take the whole mount down.
 
 Applications act on errno, so the choice favours their use of it: EAGAIN is never used (a blocking call must not
-see it), and damage is EIO, as a disk would report it.
+see it), and damage is EIO, as a disk would report it.  An error caused by a lack of descriptors keeps EMFILE or ENFILE.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""S3 at one address, from one store: started, reloaded and ended by both `lake serve` and `lake gateway`.
+"""S3 at one address: HTTP server, TLS, access log and counts, put together for `lake serve` and `lake gateway`.
 
-It uses settings and a store (`Lakes`), and neither the engine nor the command line.
+`S3Face` serves one store (`Lakes`), reloads certificate and access log on request, and drains.  It imports neither the
+engine nor the command line.  A warning is logged if it serves without TLS at an address that others can reach.
 """
 
 from __future__ import annotations

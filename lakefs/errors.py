@@ -1,8 +1,9 @@
 """The error tree, and the one table that gives each class its wire code, exit code and HTTP status.
 
-Four branches: errors that the user can mend, errors that operation must mend (retryable or not), damage, and bugs.
-Every error that crosses a port is one of these classes.  Faces translate once, at the edge, from this table. A
-message says what happened, to which object, and what to do next.
+Four branches: errors that the user can mend, errors that the operator must mend (retryable or not), damage, and bugs.
+Every error that crosses a port is one of these classes.  The part that answers the user (command line, S3, mount)
+translates it once, from this table or one of its own.  A message says what happened, to which object, and what to do
+next.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Identifiers of chunks, blobs, nodes, segments, domains and processes.
+"""Identifiers: of chunks, blobs, nodes, segments and journal groups; of stores, engines, engine runs and sessions.
 
 A chunk's id is one kind byte and the BLAKE3-256 of the chunk's bytes.  Manifests are hashed under their own
 derive-key context, so no user's bytes can have a manifest's id.

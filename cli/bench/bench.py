@@ -1,7 +1,8 @@
 """`lake bench`: measures how fast this machine serves, in half a minute, on a temporary engine or a given one.
 
-The result is written to stdout: a table with pictures on a terminal, the same in words elsewhere.  However the command
-ends, except by SIGKILL, the engine and the objects that it made are removed.
+The result is written to stdout: a table with pictures, or one JSON document.  Progress is written to stderr, a bar on a
+terminal, a line for each trial elsewhere, nothing with --json.  However the command ends, except by SIGKILL, the
+engine and the objects that it made are removed.
 """
 
 from __future__ import annotations

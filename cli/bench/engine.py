@@ -1,7 +1,7 @@
 """A temporary engine for a bench: a process of its own, on a new store in a new folder, both removed at the end.
 
-It gets none of the user's settings.  Only SIGKILL of the bench leaves them behind: `lake-bench-*` in the given folder,
-and an engine that serves it.
+It gets none of the user's settings.  The given folder needs 4 GiB of free room.  Only SIGKILL of the bench leaves
+anything behind: folders `lake-bench-*` there and in /tmp (its socket's), and an engine that serves the store.
 """
 
 from __future__ import annotations

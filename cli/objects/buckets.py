@@ -1,4 +1,4 @@
-"""`lake bucket create|ls|set|rm`."""
+"""`lake bucket create|ls|set|rm`: buckets and their settings.  Only an empty bucket is removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lake key create|ls|rm`: access keys of S3 clients."""
+"""`lake key create|ls|rm`: access keys of S3 clients.  A secret is printed once, when its key is created."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`lake fsck`: checks a store, does the repairs that are certain or rebuilds its index, and reports.
 
-Through a running engine it only checks the store: `--repair` and `--rebuild` need the store closed, and --data; an
-engine that has it makes them fail with StoreLocked.
+Through a running engine it only checks the store.  `--repair` and `--rebuild` need the store closed, and --data; while
+an engine has it they fail with Unchecked (exit code 2).
 
 The report is one document (docs/operations.md, "The report"); its outcome is the exit code.
 """

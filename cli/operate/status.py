@@ -1,4 +1,4 @@
-"""`lake status`, `lake gc`: the state of the store, and its room."""
+"""`lake status` shows the state of the engine; `lake gc` frees content that no name refers to."""
 
 from __future__ import annotations
 

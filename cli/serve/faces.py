@@ -1,4 +1,5 @@
-"""The other faces of an engine process: S3, the admin port and the service manager; and the first access key.
+"""Front ends of an engine process beside the native protocol: S3, the admin port and the service manager; and the first
+access key.
 
 Only `cli` may import engine, gateway and systemd notices together.
 

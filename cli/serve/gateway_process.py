@@ -1,7 +1,7 @@
 """One process of a gateway: S3 for clients on one side, a client of an engine on the other.
 
 SIGTERM and SIGINT end it: it accepts nothing more and finishes answers under way, for a minute at most; a second signal
-ends the wait.  SIGHUP reloads the settings that may change while it runs.
+ends the wait.  SIGHUP makes it read the certificate again and continue in a new file of the access log.
 
 A member of a team (`gateway_workers`) reports to its leader: one line of JSON a second, over a pair of sockets.
 

@@ -1,4 +1,7 @@
-"""Logs of a process that has a store open: one line an event on stderr, at the configured level and above."""
+"""Logs of a process that serves, or that opens a store itself: one line an event, at a given level and above.
+
+They are written to stderr; a mount in the background has a file of bounded size instead (`cli.mount.daemon`).
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Shared by all serving processes: one heap, short gc pauses, the line that says where they listen, and one error at
-the end instead of a group.
+"""Runs the loop of an engine or a gateway: one heap for all threads, short pauses of Python's gc, one error at the end.
+
+A single error inside groups is raised without them.  `say` writes a line at once, for a starter that waits for it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Notices to the service manager about the engine's state: the datagrams of `sd_notify(3)`, without its library.
+"""Notices to the service manager about the state of an engine, a gateway or a mount: the datagrams of `sd_notify(3)`,
+without its library.
 
 A `Notifier` without an address (not started by a manager) does nothing, so callers need not check.
 
 Rules kept here:
-- A notice never blocks and never raises: the engine keeps serving if nothing listens.  Each returns True if the
+- A notice never blocks and never raises: the process keeps serving if nothing listens.  Each returns True if the
   manager's socket took it.
-- The variables are removed from the environment, so that no child process sends notices in the engine's name.
+- The variables are removed from the environment, so that no child process sends notices in this process's name.
 - The manager kills and restarts a process that sends no heartbeat: one whose loop hangs.  A clean stop cancels the
   heartbeat only after STOPPING has been sent.
 """

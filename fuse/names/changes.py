@@ -1,8 +1,10 @@
-"""Changes of names and attributes: one request to the store each; the table changes in the same step as its answer.
+"""Changes of names and attributes: sent to the store; the table changes in the same step as the answer.
 
-A change is answered when it is visible to all; it is durable within a second, or with the next fsync.  A folder that
-loses its last name stays.  Times are the store's, so that they are the same after a remount and elsewhere.  Times of
-a file that is not stored yet are this mount's, and the store takes them over.
+A change is answered when it is visible to all; it is durable within a second, or with the next fsync (on a mount with
+the option `sync`, when it is answered).  A removal in a bucket, a rename or a change of mode, owner or times is sent
+once more if the engine was lost before it answered.  A folder that loses its last name stays.  Times are the store's,
+so that they are the same after a remount and elsewhere.  Times of a file that is not stored yet are this mount's, and
+the store takes them over.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Folders as the kernel reads them: names with their attributes.
+"""Folder listings for the kernel: names with their attributes, at positions that stay while the folder is open.
 
-A reading lists the names that the table had when it began, or the names of the store's pages.
-A folder that was read whole is not asked for again while the table has all its names (`Inode.listed_at`), its bucket's
-watch lives, and the kernel might still rely on the names itself.  Else the store is asked, page by page.  A page
-names folders without their attributes, so they are looked up, all of a page in one request.  Files that were created
-here and are not stored yet are listed last.  Names that cannot be in a path (empty components, `.`, `..`), and those
-too long for one, are left out; where object `a` and folder `a/` both exist the folder is shown.
+The names are the table's if a folder was read whole, the table still has all its names (`Inode.listed_at`), its
+bucket's watch lives, and the kernel might still rely on the names itself.  Else the store is asked, page by page.  A
+page names folders without their attributes, so they are looked up, all of a page in one request.  Files that were
+created here and are not stored yet are listed last.  Names that cannot be in a path (empty components, `.`, `..`), and
+those too long for one, are left out; where object `a` and folder `a/` both exist the folder is shown.
 """
 
 from __future__ import annotations

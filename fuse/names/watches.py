@@ -1,12 +1,13 @@
-"""Watches: changes made elsewhere.  Each bucket that is looked into is watched, and the kernel's caches are updated.
+"""Watches: changes made elsewhere.  At most 15 of the buckets that are looked into are watched, and the kernel's caches
+are updated.
 
-An event arrives late: this mount may have changed the same name since.  So it only raises a doubt: the names that it
-touches are compared with the store, many in one request, and only differences are passed on.  Changes by this mount
-itself send no events.  While a bucket is watched the kernel may rely on entries and attributes for long, else for a
+An event arrives late: this mount may have changed the same name since.  So the names that an event touches are compared
+with the store, many in one request, and only differences are passed on.  Changes by this mount itself send no events.
+While a bucket is watched the kernel may rely on entries and attributes for long (the mount's timeouts), else for a
 second.
 
-After the connection was lost, or the watch did not keep up, everything known of the bucket is out of date at once, and
-open files lease their content again.
+After the connection was lost, or the watch did not keep up, everything known of the bucket is out of date at once.
+After a lost connection open files also lease their content again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Extended attributes: which names are stored, and the answers for the others.
 
-Stored are `user.`, `trusted.` and `security.`; the kernel decides who may read and write them.  Not stored are ACLs,
-which are answered as on a file that has none, and file capabilities, which a mount does not honour and the kernel asks
-for before each write.
+Names that begin with `user.`, `trusted.` or `security.` are stored.  The kernel decides who may read and write them;
+`trusted.` names are listed only for root.  ACLs and file capabilities are not stored: a read finds none, and setting
+them fails with ENOTSUP.  A mount does not honour file capabilities, and the kernel asks for them before each write.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ Rules kept here:
   its id is dropped; the commit stores the bytes present then.
 - Only content without stored bytes below it: an edit's cuts depend on later edits.
 - A failure is no error: the commit meets it again, and reports it to the process that closes the file.
-- Memory: about 100 bytes for each stored chunk; over a network, two chunks of 4 MiB.
+- Memory: about 100 bytes for each stored chunk; where the engine cannot read the staging file (over a network), also
+  two requests of two chunks of 4 MiB.
 """
 
 from __future__ import annotations

@@ -1,10 +1,15 @@
 """State shared by all parts of one mount, and its requests to the engine.
 
-Changes that are visible and not known to be durable (`Unsettled`), per engine run (boot): an engine that is killed may
-lose changes that were visible for less than a second.  So a change is noted for its inodes, with the boot of the engine
-that answered it, until the same boot answers a `Sync`; the answer of a later boot proves nothing.  A caller that syncs
-such an inode gets its boots once, and reports the loss if one is gone.  `settle` sends a `Sync` by itself, two seconds
-behind a change: else a restart long afterwards would count as a loss.
+`Mount` sends requests, gives leases back (many in one request), and sets how long the kernel may cache names and
+attributes.  `Unsettled` has the changes that are visible and not known to be durable: an engine that is killed may lose
+changes that were visible for less than a second.
+
+Rules kept here:
+- A change is noted for its inodes, with the engine run (boot) that answered it, until the same run answers a later
+  `Sync`; the answer of a later run proves nothing.
+- A caller that syncs such an inode gets its runs once, and reports the loss if one is gone.
+- `settle` sends a `Sync` by itself, two seconds behind a change: else a restart long afterwards would count as a loss.
+- At most `INODES_MAX` inodes for each of `BOOTS_MAX` runs are noted; the oldest are forgotten.
 """
 
 from __future__ import annotations

@@ -7,8 +7,9 @@ Rules kept here:
   ends connections past their deadline; a timer for each would cost as much as a small request.
 - A body is received into the memory that its reader gives; only bytes received with the head are copied.
 - A short rest of a body that a handler does not read is read and dropped; a longer one ends the connection.
-- `100 Continue` is sent when the body is first asked for, not before: a refused request costs no payload.
-- A request that breaks HTTP is answered once and ends the connection, since the begin of the next one is unknown.
+- `100 Continue` is sent when the body is first asked for, not before: a refused request costs no payload.  Exception: a
+  client that expects it with an empty body gets it before the handler runs, since no reader would ask for that body.
+- A request that breaks HTTP is answered once and ends the connection: where the next one begins is unknown.
 - A connection that ends while its client still sends is read for a while, and the bytes dropped: closing a socket with
   unread bytes resets it, and the client would lose the answer.
 """

@@ -1,4 +1,7 @@
-"""One request and its response, as the parts of the gateway pass them on."""
+"""One HTTP request and its response as values, and the interfaces between connection, handler and observer.  No I/O.
+
+`gateway.http.head` parses requests; `gateway.http.connection` receives and sends bodies.
+"""
 
 from __future__ import annotations
 

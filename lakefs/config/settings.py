@@ -8,8 +8,9 @@ Rules kept here:
 - Every value is checked here, so nothing else parses settings, and every error says where the value came from.
 - An empty variable counts as unset.
 
-Not here: settings of clients alone (`LAKE_SERVER`, `LAKE_TOKEN`); the command line reads those itself.  Every command
-imports this module, so it loads little: no trio, and the TOML parser only if there is a file.
+Not here: settings of clients alone, `LAKE_SERVER` and `LAKE_TOKEN` (`lakefs.client.address`).  A command that gets no
+address imports this module before it connects, so it loads little: no trio, and the TOML parser only if there is a
+file.
 """
 
 from __future__ import annotations

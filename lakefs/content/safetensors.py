@@ -9,7 +9,7 @@ Cutting (`lakefs.content.chunking`) needs the layout, which keeps only each tens
 
 Rules kept here:
 - The header is untrusted.  A header that does not check out to the last byte gives None, never an exception.  A wrong
-  None costs dedup; a wrong layout costs nothing either, since cuts never change the bytes.
+  None, or a wrong layout, costs at most dedup: cuts never change the bytes.
 - Time is linear in the header.  Memory beside the header itself is a dict of names and 16 bytes a tensor, and a sort
   of the extents if they are out of order.  No call recurses with the input.
 - Duplicate names are refused.  A JSON decoder for the whole header would keep the last one silently, or build every

@@ -3,9 +3,10 @@
     find all, as numbers  ->  a plan of runs  ->  tasks that read and check  ->  lengths
 
 Rules kept here:
-- As in `lakefs.direct.chunk_reads`: a hit is a hint, and a chunk that cannot be read here is requested from the engine.
-- With `Check.NONE`, places are looked up once more after all reads; a chunk whose place has changed counts as not read.
-- Several threads may do the tasks; the maker of the batch ends it after all of them.
+- A hit is a hint, as in `lakefs.direct.chunk_reads`; a chunk that cannot be read here is requested from the engine.
+- With `Check.NONE`, places are looked up once more after all reads.  A chunk whose place has changed, or whose engine
+  is no longer connected, counts as not read.
+- Several threads may do the tasks; the caller ends the batch after all of them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,11 @@
-"""The shared index that a client reads chunks by: that of its engine, requested when a read needed a request anyway.
+"""The shared index of the engine that a client is connected to, and the direct reads through it.
 
-Every client uses this: steps that request the index and map it, and the index in use.
+`SharedIndexUser.renewal` requests the index and maps it: once on each connection, and again after the engine has
+replaced it.  Clients run it after a read that needed a request anyway.
+
+Rules kept here:
+- An index is used on the connection that it was requested on, and on no other.
+- A client that gets no index (over TCP, or the engine shares none) sends requests: that is no error.
 """
 
 from __future__ import annotations

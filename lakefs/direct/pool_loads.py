@@ -1,11 +1,13 @@
-"""Loads into a pool without a request: the shared index has the places, the client copies from the page cache.
+"""Loads into a pool without a request: selects the chunks that the client copies from the page cache itself.
 
     find in the shared index  ->  is it cached  ->  like any direct read (`lakefs.direct.chunk_reads`), into the pool
 
 Rules kept here:
 - Either every chunk of a load is known, fits its slot, and no two slots overlap; or nothing is read here, and the
-  engine reports the error.
+  engine loads all of them or reports the error.
 - Chunks that the page cache does not have are left to the engine, which reads past it: a client's pool is the cache.
+  Chunks of the DRAM tier are left to it, too: it copies with a system call, which fails if the pool was shrunk, while
+  a copy here would raise a signal.
 - The kernel fills the pool, and bytes that did not arrive whole are not read here: if another program has shrunk the
   memory, the engine's answer reports it.
 """

@@ -5,8 +5,9 @@
 Rules kept here:
 - A reader gets the bytes of one version of an object, or an error; never old and new mixed: the layout is read
   once, and chunks are named by their content.
-- Whole content shorter than `UNLEASED_BELOW_BYTES` is read without a lease, which saves the engine a request.  If
-  gc frees a chunk before it is read, all is opened once more, with leases, and read from the beginning.
+- Whole content shorter than `UNLEASED_BELOW_BYTES` is read without a lease, which saves the engine a request, unless
+  the caller wants bytes unverified.  If gc frees a chunk before it is read, all is opened once more, with leases, and
+  read from the beginning.
 - Inline payloads are checked by BLAKE3 when they arrive, unless the caller wants bytes unverified.  Manifests are
   always checked.
 """

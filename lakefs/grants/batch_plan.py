@@ -4,8 +4,8 @@
 
 Rules kept here:
 - A plan does not check bytes: its owner checks the chunks that `read` and `copy` return.
-- Runs have only data chunks in segments, each with memory that is long enough; data chunks in slabs are for `copy`;
-  all others are left out.
+- A run has only data chunks that lie in segments and fit their memory.  `copy` copies data chunks from slabs.  A plan
+  leaves out all others, manifests too.
 - Nothing waits for a disk: pages that are not cached make a read short, and the chunks in them were not read.
 - Several threads may read parts of a plan at once, each part by one thread.
 

@@ -2,6 +2,7 @@
 
 Rules kept here:
 - A descriptor is never closed while a fetch uses it.
+- A new descriptor beyond `DESCRIPTORS_MAX` closes the one that was unused for longest.
 - Descriptors that were not closed are closed when the `SegmentDescriptors` is freed.  In a forked child they are closed
   without waiting for a lock (`leave_all`).
 """

@@ -1,7 +1,8 @@
 """Objects that reset themselves in a child of `os.fork`.
 
 The child has no other threads, and what another thread was doing stays half done: a lock that it held is held
-forever, a module that it was importing is never complete.
+forever, a module that it was importing is never complete.  So a reset waits for no lock, and a fork waits until no
+thread imports a module lazily (`NO_FORK`).  A child whose fork Python does not see, by a library in C, is not reset.
 """
 
 from __future__ import annotations

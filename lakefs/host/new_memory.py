@@ -1,5 +1,8 @@
-"""New memory with a descriptor, whose pages are allocated from the start; and the limit of memory that can be
-lent."""
+"""Creates memory with a descriptor (a memfd) whose pages are all allocated, and checks the limit of memory to lend.
+
+More memory than the machine has is refused first: the kernel would look for its pages at the cost of every other
+process.
+"""
 
 from __future__ import annotations
 

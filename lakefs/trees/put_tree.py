@@ -1,14 +1,15 @@
 """Puts trees: many local files, each under its own name, as steps over `LakeSteps`.
 
 Small files travel together: one piece of work reads a frame of at most 4 MiB and 256 files, and one `PutObjects`
-stores it; a few frames are in flight.  A file of more than one chunk is put alone, and the engine reads it.
+stores it; a few frames are in flight.  A file of more than one chunk is put alone; over a Unix socket the engine
+reads it.
 
 Rules kept here:
 - A file that changed while it was read is not stored; the others continue.
 - With `compare`, a file whose content and mode are already stored under its name is left alone: sizes are compared
   first, then the bytes, at the stored object's own cuts.  Times decide nothing.
 - A small file is cut as `put` would cut it: one that has more than one chunk (a safetensors file) is put alone.
-- Memory: `jobs` frames of at most 8 MiB.
+- Memory: twice `jobs` frames, each of 4 MiB, or of 8 MiB if its files grew since the walk.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Messages about buckets and their settings, versions of keys, and access keys; see `lakefs.wire.messages`.
 
-Access keys are for faces that have users.
+Access keys are for front ends that have users, such as S3; the native protocol itself checks none.
 """
 
 from __future__ import annotations

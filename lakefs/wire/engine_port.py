@@ -1,4 +1,4 @@
-"""The port between faces and engine: requests in, replies out, payload beside them.
+"""The port between clients and engine: requests in, replies out, payload beside them.
 
 The port has two sides.  `EngineClient` is the side that `Lake` uses: the embedded engine and the remote one (over a
 stream) implement it, and one contract suite holds them equal.  `EngineService` is the side that a server calls: it

@@ -3,7 +3,8 @@
 Content is read, checked and sent by `gateway.s3.request.content`.
 
 An object from a multipart upload has the parts that it was completed from, under their numbers, for as long as it
-exists.  Any other object, a copy too, is one part.  The engine is asked only when a request names a part.
+exists.  Any other object, a copy too, is one part.  Parts are requested from the engine only if the client names one,
+or lists them.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 A payload of one chunk is stored with one request.  A longer one is cut as a put of a file cuts it (a safetensors file
 at its tensors) and stored while it is received, at most `S3_STORE_WINDOW` chunks at a time in the gateway's memory.
+The header of a safetensors file, at most 32 MiB, is received whole first: it has the cuts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Versions of objects: the setting of a bucket, ids in requests and answers, and the list of them."""
+"""Versions of objects: a bucket's versioning, the ids of versions in requests and answers, and lists of versions.
+
+A list has the newest version of a key first.  A page begins behind the last entry of the one before; no state
+is kept here.  A delimiter other than `/` is rolled up here, from a list of every version.
+"""
 
 from __future__ import annotations
 

@@ -1,14 +1,15 @@
 """Content of objects for answers: opened, read, checked, sent.
 
 A small object arrives whole with the answer to one request.  A larger one is held by a lease and read in windows: from
-the segment files of this machine where their pages are in memory, else by the steps that every client uses.
+the segment files of this machine where their pages are in memory, else by the steps that every client uses.  A range
+of at most a granule is first tried without a lease.
 
 Rules kept here:
 - Every byte is checked by CRC32C before it is sent: the whole payload of a small object, granules of 64 KiB of others.
 - No content is kept for a client that is slow to read.  There is one window for all answers: it is filled, checked and
   passed to the socket in one step.  Bytes that the socket did not take are read again when it takes bytes again (at
   most a granule more than was left).  So a thousand stalled clients cost no memory, and the window stays in the
-  processor's cache: 64 MiB cost 14 ms of CPU by 128 KiB, 22 ms by 1 MiB.
+  processor's cache: 64 MiB cost 14 ms of CPU in pieces of 128 KiB, 22 ms in pieces of 1 MiB.
 - Nothing is mapped: an I/O error is an error of the read, not a signal.
 
 Content that is not in memory is brought into the page cache, 2 MiB at a time.  Only where that does not help (memory is

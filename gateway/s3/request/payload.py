@@ -4,10 +4,10 @@ Rules kept here:
 - A PUT's length is known before its first byte: the body's, or x-amz-decoded-content-length.
 - The caller stores it without a name until `finish` has returned: signatures of chunks, SHA-256 of the body,
   Content-MD5, and the x-amz-checksum-* of header or trailer are all compared there.
-- Nothing of a small body is returned before the same was compared: an operation must not use XML that an attacker put
-  in the place of the signed body.
-- Digests of more than 64 KiB are computed in a thread, in the order of the bytes.
-- Memory of a small body: at most S3_XML_BODY_BYTES_MAX, and the little that an aws-chunked body has beside its payload.
+- A small body is returned only after the same comparisons: an operation must not use XML that an attacker put in the
+  place of the signed body.
+- Digests of more than 64 KiB of a PUT are computed in a thread, in the order of the bytes.
+- A small body has at most S3_XML_BODY_BYTES_MAX; an aws-chunked one also 64 KiB of framing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`lake.chunks` of the blocking client: chunks by their ids, without a round trip if they are indexed and cached.
 
-Chunks that the shared index does not have, or that are not cached, are read like any other: the engine locates them.
+The engine locates chunks that the shared index does not have, or that are not cached, and every chunk of `get_many`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The blocking client: `lakefs.connect()`, for training loops, notebooks and the command line.
 
 `Lake` has the methods of `lakefs.lake.lake_steps.LakeSteps`; `lakefs.client.blocking.driver` runs them over one
-connection.  Written out here are only methods that have no counterpart there, or that end with a block.
+connection.  A method is written out here only if it does more than run those steps: it reads without a request, writes
+a local file, returns an object to be closed, or ends with a block.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """`lake.chunks` of the trio client: chunks by their ids, without a round trip if they are indexed and cached.
 
-Such reads run in the event loop, at most `AT_ONCE_BYTES` in one call; the rest is read and checked in threads.
+Only `get_into` and `get_many_into` read so, in the event loop, and at most `AT_ONCE_BYTES` in one call.  The engine
+locates all other chunks, and every chunk of `get` and `get_many`.
 """
 
 from __future__ import annotations

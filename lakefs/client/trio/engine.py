@@ -1,6 +1,6 @@
 """The trio client of one engine: `connect_engine(address)` yields an `EngineClient`.
 
-Calls of many tasks share one connection; one task reads and wakes callers by their stream.
+Calls of many tasks share one connection.  One task receives all frames and wakes the caller that each one answers.
 
 Rules kept here:
 - At most `inflight_max` streams are open; the next caller waits.  A cancelled call's stream counts until its final
