@@ -45,10 +45,11 @@ check-imports:
 check-tests:
 	@$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow" tests/style tests/unit
 
-# In the order of folders: the long files come before the short ones, so both cores are busy to the end.
+# In the order of folders: the long files come before the short ones, so all cores are busy to the end.  A third process
+# works while others wait for disks, signals and clients.
 test: setup clients ## lint, types and layering, then every test
 	@$(MAKE) --no-print-directory -j 3 --keep-going --output-sync=target $(STATIC)
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 1 tests
+	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 1 tests
 
 bench: setup ## measure: make bench SCENARIO=name
 	@$(BIN)/python -m bench.run $(SCENARIO)
