@@ -23,13 +23,8 @@ if TYPE_CHECKING:
 
 _PATH: Final = click.Path(path_type=Path)
 _OPTIONS: Final[tuple[tuple[str, type | click.Path, str, str], ...]] = (
-    (
-        "token_file",
-        click.Path(path_type=Path),
-        "FILE",
-        "File with the token that a TCP engine asks for; else LAKE_TOKEN.",
-    ),
-    ("data", click.Path(path_type=Path), "DIR", "Open the store in this folder directly, without an engine."),
+    ("token_file", _PATH, "FILE", "File with the token that a TCP engine asks for; else LAKE_TOKEN."),
+    ("data", _PATH, "DIR", "Open the store in this folder directly, without an engine."),
     (
         "server",
         str,
