@@ -38,11 +38,16 @@ _STREAMING: Final = (Payload.STREAMING_SIGNED, Payload.STREAMING_SIGNED_TRAILER,
 class _Proof:
     """The digests of one body, and those that the request's headers promise."""
 
-    def __init__(self, call: Call, algorithm: Algorithm | None = None, *, has_checksum: bool = True) -> None:
-        """`algorithm` is the checksum to compute if the client sends none.  S3Error if a digest is malformed."""
+    def __init__(
+        self, call: Call, algorithm: Algorithm | None = None, *, has_checksum: bool = True, keeps_md5: bool = False
+    ) -> None:
+        """`algorithm` is the checksum to compute if the client sends none; `keeps_md5`: `md5` will be asked for.
+
+        S3Error if a digest is malformed.
+        """
         headers = call.headers
-        self._md5 = checksums.start_md5()
         self._expected_md5 = checksums.expected_md5(headers)
+        self._md5 = checksums.start_md5() if keeps_md5 or self._expected_md5 is not None else None
         self._expected = checksums.expected_checksum(headers) if has_checksum else None
         self._announced = checksums.announced_trailer(headers) if has_checksum and not self._expected else None
         self._algorithm = self._expected.algorithm if self._expected else self._announced or algorithm
@@ -53,11 +58,13 @@ class _Proof:
     @property
     def md5(self) -> bytes:
         """MD5 of the bytes so far."""
+        assert self._md5 is not None, "it is kept"
         return self._md5.digest()
 
     def update(self, data: checksums.Piece) -> None:
         """Digest the next bytes."""
-        self._md5.update(data)
+        if self._md5 is not None:
+            self._md5.update(data)
         if self._sha256 is not None:
             self._sha256.update(data)
         if self._checksum is not None:
@@ -99,7 +106,7 @@ class Incoming:
         self._body = call.request.body
         self._source = _source(call)
         self.length_bytes = self._source.length_bytes
-        self._proof = _Proof(call, algorithm)
+        self._proof = _Proof(call, algorithm, keeps_md5=True)
 
     @property
     def md5(self) -> bytes:
