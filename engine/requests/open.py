@@ -6,6 +6,8 @@ get ranges streamed.
 
 Rules kept here:
 - An opened object's lease is taken in the same synchronous step in which its name was read.
+- Stamps are taken in that step too, only if they are wanted.  A result that rests on more than records of names has
+  none: damaged bytes, no room for a lease.
 - No view is held across an `await`: names first, layouts next, places last.  A chunk freed in between has a grant of
   MEDIUM_NONE; its reader locates it again or finds that it was removed.
 """
@@ -33,6 +35,7 @@ from engine.requests.answers import PackedLocated, failure_of, grant_of, inline_
 from engine.requests.handlers import handles
 from engine.sessions.references import Client
 from engine.store.store import Store
+from engine.tables.recorded_view import RecordedView
 from engine.tables.views import View
 from engine.tiers.shared_index import NO_GRANT, SharedIndex
 from engine.upkeep.index_upkeep import with_what_happens
@@ -47,6 +50,7 @@ from lakefs.errors import (
     LakeError,
     RequestTooLarge,
     StaleGrant,
+    UserError,
 )
 from lakefs.ids import EMPTY_CHUNK, ChunkId, ChunkKind, SegmentId, kind_of
 from lakefs.limits import (
@@ -110,20 +114,16 @@ class Reads:
     async def open_objects(self, client: Client, request: m.OpenObjects) -> Reply:
         if len(request.names) > BATCH_MAX:
             raise RequestTooLarge(f"{len(request.names)} names in one request; the limit is {BATCH_MAX}")
-        wanted = versions_of(request)
-        buckets: dict[str, BucketRef] = {}
-        with self._metadata.view() as view:
-            opening = [
-                self._open(view, buckets, client, bucket, key, version, request)
-                for (bucket, key), version in zip(request.names, wanted, strict=True)
-            ]
+        stamps: list[bytes] = []
+        with self._metadata.recorded_view() if request.stamps else self._metadata.view() as view:
+            opening = self._open_all(view, client, request, stamps)
             is_complete = not any(isinstance(item, _Opening) and item.needs_layout for item in opening)
             if is_complete:
                 self._grant_all(view, client, opening, request)
             sequence = view.sequence
         tried = is_complete and len(opening) == 1 and sequence <= self._metadata.durable_sequence
         if tried:
-            reply = self._small_at_once(opening[0], request)
+            reply = self._small_at_once(opening[0], request, stamps)
             if reply is not None:
                 return reply
         leases = {item.lease for item in opening if isinstance(item, _Opening) and item.lease}
@@ -142,9 +142,9 @@ class Reads:
         finally:
             if leases:
                 self._store.references.end_leases(client, leases)  # the client never receives their ids
-        return Reply(m.OpenResults([_open_result(item) for item in opening]), Body(parts))
+        return Reply(_open_results(opening, stamps), Body(parts))
 
-    def _small_at_once(self, item: _Opening | LakeError, request: m.OpenObjects) -> Reply | None:
+    def _small_at_once(self, item: _Opening | LakeError, request: m.OpenObjects, stamps: Seq[bytes]) -> Reply | None:
         """Return the reply about one small object whose payload is in memory, the commonest case; else None."""
         if isinstance(item, LakeError) or item.small is None or item.lengths[0] > request.inline_bytes:
             return None
@@ -156,7 +156,7 @@ class Reads:
             if item.worth_it:
                 self._dram.offer(item.chunks[0], item.small, payload)
         item.grants = [inline_grant(item.small, 0, len(payload))]
-        return Reply(m.OpenResults([_open_result(item)]), Body([payload]))
+        return Reply(_open_results([item], stamps), Body([payload]))
 
     @handles(m.CloseLeases)
     async def close_leases(self, client: Client, request: m.CloseLeases) -> Reply:
@@ -164,6 +164,21 @@ class Reads:
             raise RequestTooLarge(f"{len(request.leases)} leases; a connection has {LEASES_PER_CONNECTION_MAX}")
         self._store.references.end_leases(client, request.leases)
         return Reply(m.Done())
+
+    def _open_all(
+        self, view: View, client: Client, request: m.OpenObjects, stamps: list[bytes]
+    ) -> list[_Opening | LakeError]:
+        """Open each object; a recorded view also adds a set of stamps for each to `stamps`."""
+        wanted = zip(request.names, versions_of(request), strict=True)
+        buckets: dict[str, BucketRef] = {}
+        if not isinstance(view, RecordedView):
+            return [self._open(view, buckets, client, *name, version, request) for name, version in wanted]
+        opening: list[_Opening | LakeError] = []
+        for name, version in wanted:
+            buckets.clear()  # each name rests on the records of its bucket
+            opening.append(self._open(view, buckets, client, *name, version, request))
+            stamps.append(view.take_stamps())
+        return opening
 
     def _open(
         self,
@@ -363,6 +378,22 @@ def _damaged(item: _Opening, error: LakeError) -> ChunkDamaged:
         f"put it again with: lake put FILE {name}; see what else is damaged with: lake fsck --full",
         subject=name,
     )
+
+
+def _open_results(opening: Seq[_Opening | LakeError], stamps: Seq[bytes]) -> m.OpenResults:
+    """Return the reply's message; `stamps` has a set for each item, or is empty."""
+    results = [_open_result(item) for item in opening]
+    if stamps:
+        results = [
+            result if _rests_on_more(item) else msgspec.structs.replace(result, stamps=stamps_of_one)
+            for item, result, stamps_of_one in zip(opening, results, stamps, strict=True)
+        ]
+    return m.OpenResults(results)
+
+
+def _rests_on_more(item: _Opening | LakeError) -> bool:
+    """Return True for a failure that does not follow from the records of names alone."""
+    return isinstance(item, LakeError) and not isinstance(item, UserError)
 
 
 def _open_result(item: _Opening | LakeError) -> m.OpenResult:
