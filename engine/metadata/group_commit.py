@@ -311,13 +311,13 @@ class Committer:
         if not group.record_count:
             group.since = trio.current_time()
         parts, pack, mutations = group.parts, RECORD_HEADER.pack, transaction.mutations
+        self.turn_stamps(mutations)  # first: had it failed, nothing would be changed
         for op, table, key, value in mutations:
             parts += (pack(table, op, len(key), len(value)), key, value)
         group.body_bytes += body_bytes
         group.record_count += len(mutations)
         if self._watched_tables:
             group.watched += [mutation for mutation in mutations if mutation[1] in self._watched_tables]
-        self.turn_stamps(mutations)
         self._tables.overlay.current.publish(group.sequence, mutations)
         transaction.settle_counters(group.sequence)
         if transaction.notes:

@@ -17,8 +17,8 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import structlog
@@ -27,7 +27,6 @@ from engine.memory.sealed_memory import SealedMemory
 from engine.tables.recorded_view import STAMPED
 from lakefs.errors import EngineBusy, LakeError, UnsupportedVersion
 from lakefs.limits import STAMP_COUNT
-from lakefs.ports import Offload
 from lakefs.stamps import stamps as shared_stamps
 from lakefs.stamps.stamps import StampMemory, memory_bytes
 
@@ -35,7 +34,7 @@ _log: Final = structlog.get_logger(__name__)
 
 
 class Stamps:
-    """The stamps of one engine.  The constructor blocks for a few milliseconds; all else is for the engine's thread."""
+    """The stamps of one engine, used in its thread only.  The constructor blocks for a few milliseconds."""
 
     def __init__(self) -> None:
         """Allocate the memory.  EngineBusy: memory is short; UnsupportedVersion: the native module is not built."""
@@ -69,11 +68,11 @@ class Stamps:
         return self._memory.descriptor
 
 
-@asynccontextmanager
-async def open_stamps(offload: Offload) -> AsyncIterator[Stamps | None]:
+@contextmanager
+def open_stamps() -> Iterator[Stamps | None]:
     """Yield new stamps, which end with the block; None, and a warning in the log, if there are none to be had."""
     try:
-        stamps = await offload.run(Stamps)
+        stamps = Stamps()
         stamps.begin()
     except LakeError as error:
         _log.warning("names have no stamps: clients ask for every answer", reason=error.message)

@@ -88,9 +88,9 @@ async def open_store(
             raise StoreReadOnly(opened.read_only)
         for warning in opened.warnings:
             _log.warning(warning)
-        with plain_errors(), while_locked(opened):
+        with plain_errors(), while_locked(opened), open_stamps() as stamps:
             opening = _Opening(disk, clock, offload, opened, sizes, grace_s, upload_expiry_s, index_committed, io_queue)
-            async with open_stamps(offload) as stamps, opening.running(stamps) as store, store.leaving:
+            async with opening.running(stamps) as store, store.leaving:
                 store.clean_before = opened.superblock.clean_sequence
                 async with trio.open_nursery() as nursery:
                     if tier is not None:
