@@ -136,11 +136,9 @@ def test_stamps_that_have_not_begun_or_have_ended_do_not_stand(memory: SealedMem
     assert not stamps.stand(found)
     stamps.begin()
     reader = StampReader(memory.descriptor)
-    assert reader.is_live
-    assert reader.stand(found)
+    assert (reader.is_live, reader.stand(found)) == (True, True)
     stamps.end()
-    assert not reader.is_live
-    assert not reader.stand(found)
+    assert (reader.is_live, reader.stand(found)) == (False, False)
     stamps.end()
 
 
