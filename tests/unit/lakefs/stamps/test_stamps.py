@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import mmap
 import os
 import struct
 from collections.abc import Iterator
 from typing import Final
 
 import pytest
+from hypothesis import given, strategies as st
 
 from engine.format.layouts import Op, Table
 from engine.memory.sealed_memory import SealedMemory
@@ -188,6 +190,28 @@ def test_memory_of_another_length_is_refused(length: int) -> None:
 def test_memory_that_begins_at_no_cache_line_is_refused(memory: SealedMemory) -> None:
     with pytest.raises(ValueError, match="no cache line"):
         StampMemory(memory.view[8:])
+
+
+@given(st.binary(max_size=48), st.integers(0, 68), st.lists(st.tuples(st.integers(0, 0xFFFF_FFFF), st.integers(0, 9))))
+def test_nothing_stands_in_odd_memory_and_no_set_is_read_outside_it(
+    odd: bytes, offset: int, stamps: list[tuple[int, int]]
+) -> None:
+    with mmap.mmap(-1, memory_bytes(64)) as memory:
+        begun = StampMemory(memoryview(memory))
+        begun.begin()
+        header = memory[:HEADER_BYTES]
+        memory[offset : offset + len(odd)] = odd
+        try:
+            reader = StampMemory(memoryview(memory).toreadonly())
+        except ValueError:
+            assert memory[:24] != header[:24]
+        else:
+            expected = bool(stamps) and all(slot < 64 and not value for slot, value in stamps)
+            assert reader.stand(b"".join(STAMP.pack(*stamp) for stamp in stamps)) == (expected and reader.is_live)
+            del reader
+        memory[:HEADER_BYTES] = header
+        begun.end()
+        del begun
 
 
 def test_memory_that_its_owner_can_cut_is_not_mapped(memory: SealedMemory, stamps: StampMemory) -> None:
