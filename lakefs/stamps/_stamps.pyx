@@ -64,8 +64,13 @@ cdef extern from *:
         lake_stamps_header *head = (lake_stamps_header *)memory;
         pthread_mutex_t *mutex = (pthread_mutex_t *)(memory + LAKE_STAMPS_MUTEX);
         pthread_mutexattr_t kind;
-        int failed = pthread_mutexattr_init(&kind);
-        if (failed)
+        void *list = NULL;
+        size_t list_bytes;
+        int failed;
+        /* Without this list the kernel would not mark the mutex of a killed engine. */
+        if (syscall(SYS_get_robust_list, 0, &list, &list_bytes) || !list)
+            return ENOTSUP;
+        if ((failed = pthread_mutexattr_init(&kind)))
             return failed;
         if (!(failed = pthread_mutexattr_setpshared(&kind, PTHREAD_PROCESS_SHARED))
             && !(failed = pthread_mutexattr_setrobust(&kind, PTHREAD_MUTEX_ROBUST)))
@@ -187,9 +192,9 @@ cdef class StampMemory:
         if self.writable == NULL:
             raise ValueError("stamps are turned by the engine")
         for mutation in mutations:
-            table = (<tuple>mutation)[1]
+            table = (<tuple?>mutation)[1]
             if table < 64 and self.tables >> table & 1:
-                lake_stamps_turn(self.writable, self._slot(table, (<tuple>mutation)[2]))
+                lake_stamps_turn(self.writable, self._slot(table, (<tuple?>mutation)[2]))
 
     def turn_all(self):
         """Turn every stamp."""
@@ -209,7 +214,7 @@ cdef class StampMemory:
         if len(records) > _RECORDS_MAX:
             return b""
         for record in records:
-            slot = <uint32_t>self._slot((<tuple>record)[0], (<tuple>record)[1])
+            slot = <uint32_t>self._slot((<tuple?>record)[0], (<tuple?>record)[1])
             for at in range(count):
                 if slots[at] == slot:
                     break
