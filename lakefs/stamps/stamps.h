@@ -13,7 +13,8 @@
    Rules kept here:
    - The engine's thread locks the mutex before anything is served and holds it for as long as it lives.  When it is
      killed, the kernel marks the futex word (FUTEX_OWNER_DIED) while it takes down the process's memory.  That happens
-     before it closes the process's files, so before another engine can have the store's lock.
+     before it closes the process's files, so before another engine can have the store's lock.  (For want of memory it
+     may fail to: see stamps.py.)
    - Readers only read: each of these functions is safe over memory that the engine writes at the same time.  None of
      them locks the mutex, waits or makes a system call.
    - A set of stamps stands if every counter has the value of the set while the engine lives.  Counters only grow, so

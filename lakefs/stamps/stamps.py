@@ -14,7 +14,10 @@ Rules of the reader:
 - The mapping is read-only, and of memory that cannot be shrunk under it: a memfd sealed against shrinking.
 - A look at stamps takes no lock and makes no system call.
 - A set stands or does not; no other use is made of the counters.  A set of one engine says nothing of another's
-  stamps: a client forgets its answers when it connects to another engine.
+  stamps.
+- A client forgets its answers when its connection to the engine ends, and does not rely on the mutex alone: a kernel
+  that kills an engine for want of memory may take the list of its mutexes away before it has marked them (the OOM
+  reaper; since Linux 5.18 only if the engine has not ended within two seconds).
 
 A client without the native module asks the engine each time.
 """
