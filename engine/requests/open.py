@@ -142,7 +142,8 @@ class Reads:
         finally:
             if leases:
                 self._store.references.end_leases(client, leases)  # the client never receives their ids
-        return Reply(_open_results(opening, stamps), Body(parts))
+        sets = stamps or [b""] * len(opening)
+        return Reply(m.OpenResults([_open_result(*each) for each in zip(opening, sets, strict=True)]), Body(parts))
 
     def _small_at_once(self, item: _Opening | LakeError, request: m.OpenObjects, stamps: Seq[bytes]) -> Reply | None:
         """Return the reply about one small object whose payload is in memory, the commonest case; else None."""
@@ -156,7 +157,7 @@ class Reads:
             if item.worth_it:
                 self._dram.offer(item.chunks[0], item.small, payload)
         item.grants = [inline_grant(item.small, 0, len(payload))]
-        return Reply(_open_results([item], stamps), Body([payload]))
+        return Reply(m.OpenResults([_open_result(item, stamps[0] if stamps else b"")]), Body([payload]))
 
     @handles(m.CloseLeases)
     async def close_leases(self, client: Client, request: m.CloseLeases) -> Reply:
@@ -170,13 +171,12 @@ class Reads:
     ) -> list[_Opening | LakeError]:
         """Open each object; a recorded view also adds a set of stamps for each to `stamps`."""
         wanted = zip(request.names, versions_of(request), strict=True)
-        buckets: dict[str, BucketRef] = {}
-        if not isinstance(view, RecordedView):
+        if not request.stamps or not isinstance(view, RecordedView):
+            buckets: dict[str, BucketRef] = {}
             return [self._open(view, buckets, client, *name, version, request) for name, version in wanted]
         opening: list[_Opening | LakeError] = []
         for name, version in wanted:
-            buckets.clear()  # each name rests on the records of its bucket
-            opening.append(self._open(view, buckets, client, *name, version, request))
+            opening.append(self._open(view, {}, client, *name, version, request))  # each name rests on its bucket too
             stamps.append(view.take_stamps())
         return opening
 
@@ -380,23 +380,9 @@ def _damaged(item: _Opening, error: LakeError) -> ChunkDamaged:
     )
 
 
-def _open_results(opening: Seq[_Opening | LakeError], stamps: Seq[bytes]) -> m.OpenResults:
-    """Return the reply's message; `stamps` has a set for each item, or is empty."""
-    results = [_open_result(item) for item in opening]
-    if stamps:
-        results = [
-            result if _rests_on_more(item) else msgspec.structs.replace(result, stamps=stamps_of_one)
-            for item, result, stamps_of_one in zip(opening, results, stamps, strict=True)
-        ]
-    return m.OpenResults(results)
-
-
-def _rests_on_more(item: _Opening | LakeError) -> bool:
-    """Return True for a failure that does not follow from the records of names alone."""
-    return isinstance(item, LakeError) and not isinstance(item, UserError)
-
-
-def _open_result(item: _Opening | LakeError) -> m.OpenResult:
+def _open_result(item: _Opening | LakeError, stamps: bytes) -> m.OpenResult:
     if isinstance(item, LakeError):
-        return m.OpenResult(failure=failure_of(item))
-    return m.OpenResult(m.OpenedObject(item.stat, item.lease, list(item.chunks), item.lengths, item.grants))
+        # Other failures rest on more than the records of names.
+        return m.OpenResult(None, failure_of(item), stamps if isinstance(item, UserError) else b"")
+    opened = m.OpenedObject(item.stat, item.lease, list(item.chunks), item.lengths, item.grants)
+    return m.OpenResult(opened, None, stamps)
