@@ -94,6 +94,12 @@ ADDRESS_SPACE_BYTES: Final = 3 * LMDB_MAP_BYTES
 VERIFY_BATCH: Final = 4096
 """Records checked by one call to a thread while the index is verified after start-up: about 5 ms."""
 
+# --- stamps ---------------------------------------------------------------------------------------------
+STAMP_COUNT: Final = 1 << 18
+"""Stamps of an engine: 2 MiB.  An answer that rests on 6 records shares a stamp with one change in 44,000."""
+STAMPS_PER_ANSWER_MAX: Final = 32
+"""Most records of one answer with stamps: a key of 28 parts.  A batch of 4,096 answers has at most 1.5 MiB of them."""
+
 # --- shared index ---------------------------------------------------------------------------------------
 HOT_INDEX_SLOTS_MIN: Final = 1 << 10
 HOT_INDEX_SLOTS_MAX: Final = 1 << 32

@@ -47,11 +47,12 @@ NATIVE_MODULES = (
     "engine.format._granules",
     "engine.tiers._frequency",
     "lakefs.shared_index._table",
+    "lakefs.stamps._stamps",
     "lakefs.grants._batch_plan"
 )  # fmt: skip
 
 
-SPARED_MODULES = {"engine.host._io_uring", "lakefs.grants._batch_plan"}
+SPARED_MODULES = {"engine.host._io_uring", "lakefs.stamps._stamps", "lakefs.grants._batch_plan"}
 """Modules that have a fallback: reads through threads, and requests to the engine instead of reads by clients."""
 
 

@@ -11,6 +11,7 @@ Rules kept here:
 - A decision and its publication are one step without `await`: decisions are serial, each sees all before it.
 - A decision runs exactly once.  It joins one group as a whole; when it raises, it joins none.
 - A group is appended as soon as a task waits for it; else `VISIBLE_LINGER_S` after its first decision.
+- The stamps of changed records turn in that same step: who learns of a change finds them turned.
 - Sequences have no gaps, and group n+1 is appended only when group n is durable.
 - Payload placed in small segments is written and synced before the next group is appended, by the same call: a record
   is on the medium only when its payload is.
@@ -131,6 +132,8 @@ class Committer:
         self._refused_at = Sequence(0)  # sequence of what the last refusal had read
         self.after_group: Callable[[], None] = lambda: None
         """Called on the loop when a group has become durable."""
+        self.turn_stamps: Callable[[list[Mutation]], None] = lambda mutations: None
+        """Called with the mutations of a decision in the step in which they become visible, just before that."""
         self._joined_observers: list[Observer] = []
         self._durable_observers: list[Observer] = []
         self._watched_tables: frozenset[Table] = frozenset()
@@ -308,6 +311,7 @@ class Committer:
         if not group.record_count:
             group.since = trio.current_time()
         parts, pack, mutations = group.parts, RECORD_HEADER.pack, transaction.mutations
+        self.turn_stamps(mutations)  # first: had it failed, nothing would be changed
         for op, table, key, value in mutations:
             parts += (pack(table, op, len(key), len(value)), key, value)
         group.body_bytes += body_bytes

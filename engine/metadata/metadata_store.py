@@ -33,9 +33,11 @@ from engine.metadata.checkpoint import Checkpoint, remove_superseded, write_chec
 from engine.metadata.group_commit import Committer
 from engine.metadata.index_building import build_index, new_path
 from engine.metadata.recovery import INDEX_FOLDER, Recovered, recover, verify_journal
+from engine.metadata.stamps import Stamps
 from engine.tables.index_check import IndexProgress, walk
 from engine.tables.lmdb_index import Index, IndexPages, remove_index, replace_index
 from engine.tables.merged_tables import Tables, TableView
+from engine.tables.recorded_view import RecordedView
 from engine.tables.views import Transaction, View
 from lakefs.errors import DiskFailed, IndexDamaged, LakeError, StoreFull
 from lakefs.ids import Birth, Sequence
@@ -78,6 +80,8 @@ class Metadata:
         self._committer = Committer(self._tables, self._journal, journal_offload, recovered.end, sizes)
         self._applier = Applier(self._tables, self._committer, offload, release_reserve, self._after_apply)
         self._committer.after_group = self._after_group
+        self.stamps: Stamps | None = None
+        """The stamps of the records of names; None if this engine has none."""
         self.write_first: Final = self._committer.write_first
         self.on_joined: Final = self._committer.on_joined
         self.on_durable: Final = self._committer.on_durable
@@ -103,6 +107,10 @@ class Metadata:
     def view(self) -> AbstractContextManager[View]:
         """Return a view of all tables at this instant; use it before the next `await`."""
         return TableView(self._tables)
+
+    def recorded_view(self) -> AbstractContextManager[View]:
+        """Return a view for answers with stamps: a `RecordedView`, or a plain one if this engine has no stamps."""
+        return self.view() if self.stamps is None else RecordedView(self._tables, self.stamps.of)
 
     async def commit(
         self, decide: Callable[[Transaction], T], *, durable: bool = True, grows: bool = False
@@ -189,6 +197,12 @@ class Metadata:
             "index_full": self._committer.index_full is not None,
             "rebuilt_because": self.rebuilt_because,
         }
+
+    def use_stamps(self, stamps: Stamps | None) -> None:
+        """Turn these stamps with every change from now on; called before anything is served."""
+        self.stamps = stamps
+        if stamps is not None:
+            self._committer.turn_stamps = stamps.turn
 
     # --- life --------------------------------------------------------------------------------------------
 
@@ -357,6 +371,8 @@ class Metadata:
                 # One step: files and readers switch together.
                 old_path = replace_index(new_path(path), path)
                 index.path = path
+                if self.stamps is not None:
+                    self.stamps.turn_all()  # the damaged index may have hidden records
                 self._tables.replace_index(index).close()
                 await self._offload.run(remove_index, old_path)
 

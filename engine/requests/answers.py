@@ -35,10 +35,13 @@ class Decisions:
     def __init__(self, metadata: Metadata) -> None:
         self._metadata = metadata
 
-    async def look(self, look: Callable[[View], T], durable: bool = True) -> T:
-        """Return what `look` finds on a view of now: once that state is durable, or at once without `durable`."""
+    async def look(self, look: Callable[[View], T], durable: bool = True, *, stamps: bool = False) -> T:
+        """Return what `look` finds on a view of now: once that state is durable, or at once without `durable`.
+
+        `stamps`: the view is a `RecordedView`, if this engine has stamps.
+        """
         refusal: UserError | None = None
-        with self._metadata.view() as view:
+        with self._metadata.recorded_view() if stamps else self._metadata.view() as view:
             try:
                 found = look(view)
             except UserError as error:

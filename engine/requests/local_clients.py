@@ -1,7 +1,7 @@
 """Requests of clients on the engine's machine, about what they share with the engine.
 
-They open segments, slabs and the shared index (the reply has the descriptors, all read-only), pin places of chunks,
-lend memory, and report reads that they did without a request (NoteReads).
+They open segments, slabs, the shared index and the stamps (the reply has the descriptors, all read-only), pin places of
+chunks, lend memory, and report reads that they did without a request (NoteReads).
 
 Descriptors, pins and lent memory are for trusted clients only (Unix socket, own process); others get PermissionDenied.
 """
@@ -90,6 +90,14 @@ class LocalRequests:
             raise UnsupportedVersion("this engine shares no shared index; use Locate instead")
         index.counts.lent += 1
         return Reply(m.SharedIndexOpened(entries_max(index.table.capacity)), descriptors=[index.backing.descriptor])
+
+    @handles(m.OpenStamps)
+    async def open_stamps(self, client: Client) -> Reply:
+        _require_local(client, "stamps are shared on the Unix socket only; ask for each answer instead")
+        stamps = self._store.metadata.stamps
+        if stamps is None:
+            raise UnsupportedVersion("this engine has no stamps; ask for each answer instead")
+        return Reply(m.StampsOpened(), descriptors=[stamps.descriptor])
 
     # --- reads and places ---------------------------------------------------------------------------
 

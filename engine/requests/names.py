@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import msgspec
+
 from engine.format.layouts import ReadOnlyFeature
 from engine.namespace.access_keys import (
     create_access_key,
@@ -43,6 +45,7 @@ from engine.requests.answers import Decisions, failed, versions_of
 from engine.requests.handlers import handles
 from engine.sessions.references import Client
 from engine.store.store import Store
+from engine.tables.recorded_view import RecordedView
 from engine.tables.views import Transaction, View
 from lakefs.errors import InvalidArgument, RequestTooLarge, UserError
 from lakefs.limits import BATCH_MAX, DELETE_BATCH
@@ -66,9 +69,14 @@ class NameRequests:
         wanted = list(zip(request.names, versions_of(request), strict=True))
 
         def look(view: View) -> list[m.NameResult]:
-            return [_each(partial(_stat, view, *name, version)) for name, version in wanted]
+            if not isinstance(view, RecordedView):
+                return [_each(partial(_stat, view, *name, version)) for name, version in wanted]
+            return [
+                msgspec.structs.replace(_each(partial(_stat, view, *name, version)), stamps=view.take_stamps())
+                for name, version in wanted
+            ]
 
-        return Reply(m.NameResults(await self._decisions.look(look, request.durable)))
+        return Reply(m.NameResults(await self._decisions.look(look, request.durable, stamps=request.stamps)))
 
     @handles(m.ListNames)
     async def list_names(self, request: m.ListNames) -> Reply:

@@ -6,6 +6,8 @@ get ranges streamed.
 
 Rules kept here:
 - An opened object's lease is taken in the same synchronous step in which its name was read.
+- Stamps are taken in that step too, only if they are wanted.  A result that rests on more than records of names has
+  none: damaged bytes, no room for a lease.
 - No view is held across an `await`: names first, layouts next, places last.  A chunk freed in between has a grant of
   MEDIUM_NONE; its reader locates it again or finds that it was removed.
 """
@@ -33,6 +35,7 @@ from engine.requests.answers import PackedLocated, failure_of, grant_of, inline_
 from engine.requests.handlers import handles
 from engine.sessions.references import Client
 from engine.store.store import Store
+from engine.tables.recorded_view import RecordedView
 from engine.tables.views import View
 from engine.tiers.shared_index import NO_GRANT, SharedIndex
 from engine.upkeep.index_upkeep import with_what_happens
@@ -47,6 +50,7 @@ from lakefs.errors import (
     LakeError,
     RequestTooLarge,
     StaleGrant,
+    UserError,
 )
 from lakefs.ids import EMPTY_CHUNK, ChunkId, ChunkKind, SegmentId, kind_of
 from lakefs.limits import (
@@ -110,20 +114,16 @@ class Reads:
     async def open_objects(self, client: Client, request: m.OpenObjects) -> Reply:
         if len(request.names) > BATCH_MAX:
             raise RequestTooLarge(f"{len(request.names)} names in one request; the limit is {BATCH_MAX}")
-        wanted = versions_of(request)
-        buckets: dict[str, BucketRef] = {}
-        with self._metadata.view() as view:
-            opening = [
-                self._open(view, buckets, client, bucket, key, version, request)
-                for (bucket, key), version in zip(request.names, wanted, strict=True)
-            ]
+        stamps: list[bytes] = []
+        with self._metadata.recorded_view() if request.stamps else self._metadata.view() as view:
+            opening = self._open_all(view, client, request, stamps)
             is_complete = not any(isinstance(item, _Opening) and item.needs_layout for item in opening)
             if is_complete:
                 self._grant_all(view, client, opening, request)
             sequence = view.sequence
         tried = is_complete and len(opening) == 1 and sequence <= self._metadata.durable_sequence
         if tried:
-            reply = self._small_at_once(opening[0], request)
+            reply = self._small_at_once(opening[0], request, stamps)
             if reply is not None:
                 return reply
         leases = {item.lease for item in opening if isinstance(item, _Opening) and item.lease}
@@ -142,9 +142,10 @@ class Reads:
         finally:
             if leases:
                 self._store.references.end_leases(client, leases)  # the client never receives their ids
-        return Reply(m.OpenResults([_open_result(item) for item in opening]), Body(parts))
+        sets = stamps or [b""] * len(opening)
+        return Reply(m.OpenResults([_open_result(*each) for each in zip(opening, sets, strict=True)]), Body(parts))
 
-    def _small_at_once(self, item: _Opening | LakeError, request: m.OpenObjects) -> Reply | None:
+    def _small_at_once(self, item: _Opening | LakeError, request: m.OpenObjects, stamps: Seq[bytes]) -> Reply | None:
         """Return the reply about one small object whose payload is in memory, the commonest case; else None."""
         if isinstance(item, LakeError) or item.small is None or item.lengths[0] > request.inline_bytes:
             return None
@@ -156,7 +157,7 @@ class Reads:
             if item.worth_it:
                 self._dram.offer(item.chunks[0], item.small, payload)
         item.grants = [inline_grant(item.small, 0, len(payload))]
-        return Reply(m.OpenResults([_open_result(item)]), Body([payload]))
+        return Reply(m.OpenResults([_open_result(item, stamps[0] if stamps else b"")]), Body([payload]))
 
     @handles(m.CloseLeases)
     async def close_leases(self, client: Client, request: m.CloseLeases) -> Reply:
@@ -164,6 +165,20 @@ class Reads:
             raise RequestTooLarge(f"{len(request.leases)} leases; a connection has {LEASES_PER_CONNECTION_MAX}")
         self._store.references.end_leases(client, request.leases)
         return Reply(m.Done())
+
+    def _open_all(
+        self, view: View, client: Client, request: m.OpenObjects, stamps: list[bytes]
+    ) -> list[_Opening | LakeError]:
+        """Open each object; a recorded view also adds a set of stamps for each to `stamps`."""
+        wanted = zip(request.names, versions_of(request), strict=True)
+        if not request.stamps or not isinstance(view, RecordedView):
+            buckets: dict[str, BucketRef] = {}
+            return [self._open(view, buckets, client, *name, version, request) for name, version in wanted]
+        opening: list[_Opening | LakeError] = []
+        for name, version in wanted:
+            opening.append(self._open(view, {}, client, *name, version, request))  # each name rests on its bucket too
+            stamps.append(view.take_stamps())
+        return opening
 
     def _open(
         self,
@@ -365,7 +380,9 @@ def _damaged(item: _Opening, error: LakeError) -> ChunkDamaged:
     )
 
 
-def _open_result(item: _Opening | LakeError) -> m.OpenResult:
+def _open_result(item: _Opening | LakeError, stamps: bytes) -> m.OpenResult:
     if isinstance(item, LakeError):
-        return m.OpenResult(failure=failure_of(item))
-    return m.OpenResult(m.OpenedObject(item.stat, item.lease, list(item.chunks), item.lengths, item.grants))
+        # Other failures rest on more than the records of names.
+        return m.OpenResult(None, failure_of(item), stamps if isinstance(item, UserError) else b"")
+    opened = m.OpenedObject(item.stat, item.lease, list(item.chunks), item.lengths, item.grants)
+    return m.OpenResult(opened, None, stamps)

@@ -1,9 +1,9 @@
 """Opens a store from a folder, and stops it cleanly.
 
-    open   lock, superblock, metadata (recovery), superblock says "not clean", segments (all sealed), root node
+    open   lock, superblock, stamps, metadata (recovery), superblock says "not clean", segments (all sealed), root node
     serve  commits, index and checkpoints run in tasks of `open_store`; a walk after the start verifies the index
     stop   journal synced, segments trimmed and synced, index completed, checkpoint if due, superblock says "clean",
-           lock released
+           stamps ended, lock released
 
 Rules kept here:
 - The superblock says "clean" only when every group is durable, and the segments are trimmed and synced.  A full
@@ -11,7 +11,8 @@ Rules kept here:
 - A damaged index is rebuilt from checkpoint and journal while the store serves.  Until then a request that needs the
   damaged part fails with an error, never with a false "not found".
 - On a full disk the reserve gives room for the superblock; if that is too little, the error says what to do.
-- The segments' files are closed however the store ends.
+- The segments' files are closed, and the stamps have ended, however the store ends: the stamps before the lock is
+  released, so that no answer is repeated while another engine has the store.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from engine.format.sizes import DEFAULT_STORE_SIZES, StoreSizes
 from engine.host.tasks import plain_errors
 from engine.metadata.metadata_store import Metadata, open_metadata
 from engine.metadata.pacing import Writers
+from engine.metadata.stamps import Stamps, open_stamps
 from engine.namespace.buckets import initialise
 from engine.namespace.watch import Watchers
 from engine.segments.segment_store import Segments
@@ -86,9 +88,9 @@ async def open_store(
             raise StoreReadOnly(opened.read_only)
         for warning in opened.warnings:
             _log.warning(warning)
-        with plain_errors(), while_locked(opened):
+        with plain_errors(), while_locked(opened), open_stamps() as stamps:
             opening = _Opening(disk, clock, offload, opened, sizes, grace_s, upload_expiry_s, index_committed, io_queue)
-            async with opening.running() as store, store.leaving:
+            async with opening.running(stamps) as store, store.leaving:
                 store.clean_before = opened.superblock.clean_sequence
                 async with trio.open_nursery() as nursery:
                     if tier is not None:
@@ -133,7 +135,7 @@ class _Opening:
     io_queue: IoQueue | None
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Store]:
+    async def running(self, stamps: Stamps | None) -> AsyncIterator[Store]:
         """Yield the store with its committer running; at the end, close its files as they are."""
         reserve = Reserve(self.disk)
         try:
@@ -142,6 +144,7 @@ class _Opening:
         except BaseException:
             reserve.close()
             raise
+        metadata.use_stamps(stamps)
         segments = self._segments(metadata, reserve)
         try:
             async with trio.open_nursery() as nursery:

@@ -46,7 +46,7 @@ from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, COMPACT_SHARE, INFLIGHT_PER
 from lakefs.ports import Clock, Disk, Offload
 from lakefs.version import VERSION
 from lakefs.wire.frames import PROTOCOL_VERSION
-from lakefs.wire.messages import HelloReply
+from lakefs.wire.messages import FEATURE_STAMPS, HelloReply
 
 
 @dataclass
@@ -104,7 +104,7 @@ class Store:
             store_id=self.superblock.store_id,
             engine_id=self.superblock.engine_id,
             boot_id=self.superblock.boot_id,
-            features=0,
+            features=0 if self.metadata.stamps is None else FEATURE_STAMPS,
             domains=list(self.superblock.domains),
             inflight_max=INFLIGHT_PER_CONNECTION,
             body_bytes_max=BODY_BYTES_MAX,

@@ -72,6 +72,14 @@ def is_memory(descriptor: int) -> bool:
     return True
 
 
+def is_cuttable(descriptor: int) -> bool:
+    """Return True unless the file is memory sealed against shrinking: reads of a mapping of a cut file get SIGBUS."""
+    try:
+        return not fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+    except OSError:
+        return True
+
+
 def duplicates(descriptors: Iterable[int]) -> list[int]:
     """Return duplicates of all descriptors, or none.  EngineBusy if the limit of open files is reached."""
     copies: list[int] = []

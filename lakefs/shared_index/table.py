@@ -31,11 +31,11 @@ Rules of the reader:
 
 from __future__ import annotations
 
-import fcntl
 from typing import TYPE_CHECKING, Final
 
 from lakefs.errors import PermissionDenied, StoreDamaged
 from lakefs.host.aligned_mapping import map_aligned
+from lakefs.host.descriptors import is_cuttable
 from lakefs.shared_index.table_format import HEADER_PAGE_BYTES, MAGIC, TableHeader, table_bytes, unpack_header
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ class SharedIndexReader:
 
         PermissionDenied: it could be shrunk under the mapping.  StoreDamaged: it is no shared index of this version.
         """
-        _refuse_cuttable(descriptor)
+        if is_cuttable(descriptor):
+            raise PermissionDenied("the shared index lies in a file that could be cut under its readers")
         try:
             first, begin = map_aligned(descriptor, HEADER_PAGE_BYTES)
             with first:
@@ -82,13 +83,3 @@ class SharedIndexReader:
     def is_current(self) -> bool:
         """True while the engine maintains this table; if False, OpenSharedIndex returns the current one."""
         return bytes(self._memory[: len(MAGIC)]) == MAGIC
-
-
-def _refuse_cuttable(descriptor: int) -> None:
-    """Raise PermissionDenied if the file could be shrunk, which would make reads of a mapping fail."""
-    try:
-        if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-            return
-    except OSError:
-        pass  # no memfd
-    raise PermissionDenied("the shared index lies in a file that could be cut under its readers")

@@ -29,6 +29,7 @@ from lakefs.wire.messages import (
     OpenSegments,
     OpenSharedIndex,
     OpenSlabs,
+    OpenStamps,
     PinChunks,
     Request,
     SessionOpen,
@@ -60,7 +61,17 @@ class Work:
 Effect = Send | Work
 
 
-_TAKING: Final = (SessionOpen, SourceOpen, LendMemory, OpenSharedIndex, OpenObjects, OpenSegments, OpenSlabs, PinChunks)
+_TAKING: Final = (
+    SessionOpen,
+    SourceOpen,
+    LendMemory,
+    OpenSharedIndex,
+    OpenObjects,
+    OpenSegments,
+    OpenSlabs,
+    OpenStamps,
+    PinChunks,
+)
 
 
 def takes(effect: Effect) -> bool:

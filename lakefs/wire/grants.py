@@ -1,7 +1,8 @@
 """Messages about places of chunks, and about memory that engine and client share; see `lakefs.wire.messages`.
 
-Grants say where chunks are; pins keep chunks at their places.  A client reads the shared index and the slabs of the
-DRAM tier itself.  Memory that a client lends is read and written by the engine, so no payload passes the socket.
+Grants say where chunks are; pins keep chunks at their places.  A client reads the shared index, the stamps of names and
+the slabs of the DRAM tier itself.  Memory that a client lends is read and written by the engine, so no payload passes
+the socket.
 """
 
 from __future__ import annotations
@@ -83,6 +84,23 @@ class OpenSharedIndex(Request, frozen=True):
 
     OP = 47
     REPLY = SharedIndexOpened
+
+
+# --- stamps ------------------------------------------------------------------------------------------
+
+
+class StampsOpened(Message, frozen=True):
+    """A read-only descriptor of the engine's stamps, sent with this frame."""
+
+
+class OpenStamps(Request, frozen=True):
+    """Get the memory of stamps, by which a client knows that answers with stamps still stand.
+
+    PermissionDenied over TCP; UnsupportedVersion when this engine has none (HelloReply lacks FEATURE_STAMPS).
+    """
+
+    OP = 58
+    REPLY = StampsOpened
 
 
 # --- slabs of the DRAM tier --------------------------------------------------------------------------

@@ -54,6 +54,8 @@ class StatNames(Request, frozen=True):
 
     With `durable` false the answer may include changes that are visible and not durable yet.  `versions`, if given, has
     for each name the id of a version, also of a delete marker, or "" for the current version.  VersionNotFound.
+    With `stamps` each result has the set of stamps of what it was read from: it may be repeated while they stand, see
+    `lakefs.stamps.stamps`.
     """
 
     OP = 22
@@ -61,6 +63,7 @@ class StatNames(Request, frozen=True):
     names: list[tuple[str, str]]
     durable: bool = True
     versions: list[str] = []
+    stamps: bool = False
 
 
 class DeleteNames(Request, frozen=True):
@@ -258,10 +261,15 @@ class OpenedObject(Message, frozen=True):
 
 
 class OpenResult(Message, frozen=True):
-    """Result of one item of OpenObjects."""
+    """Result of one item of OpenObjects.
+
+    `stamps`: the set of stamps, if it was asked for, under which name, stat and content, or the failure, may be
+    repeated; b"": they may not.  Lease and grants are those of this answer.
+    """
 
     opened: OpenedObject | None = None
     failure: Failure | None = None
+    stamps: bytes = b""
 
 
 class OpenResults(Message, frozen=True):
@@ -279,6 +287,7 @@ class OpenObjects(Request, frozen=True):
     for content shorter than this many bytes; its reader opens the object again if gc has freed a chunk before it was
     read.  `grants_bytes` above 0: grants only for chunks with bytes in [grants_from, grants_from + grants_bytes),
     MEDIUM_NONE for others.  `durable` and `versions` as in StatNames; VersionIsMarker.  `media`: MEDIA_DRAM, or 0.
+    `stamps` as in StatNames.
     """
 
     OP = 40
@@ -294,6 +303,7 @@ class OpenObjects(Request, frozen=True):
     versions: list[str] = []
     media: int = 0
     lease_from: int = 0
+    stamps: bool = False
 
 
 class CloseLeases(Request, frozen=True):

@@ -29,6 +29,7 @@ REPEATABLE: Final[frozenset[type[m.Request]]] = frozenset(
         m.OpenSegments,
         m.PinChunks,
         m.OpenSlabs,
+        m.OpenStamps,
         m.Ping,
         m.ReadChunks,
         m.ReturnMemory,

@@ -5,13 +5,21 @@ Upkeep is gc, fsck, scrub, sync.  See `lakefs.wire.messages`.
 
 from __future__ import annotations
 
+from typing import Final
+
 from lakefs.wire.base import Done, Message, Request
+
+FEATURE_STAMPS: Final = 1 << 0
+"""Bit of HelloReply's `features`: the engine has stamps (`OpenStamps`)."""
 
 # --- connection --------------------------------------------------------------------------------------
 
 
 class HelloReply(Message, frozen=True):
-    """The server's identity and limits.  A client that has cached descriptors of a store compares the ids."""
+    """The server's identity and limits.  A client that has cached descriptors of a store compares the ids.
+
+    `features`: FEATURE_STAMPS, or 0.
+    """
 
     protocol: int
     server: str

@@ -43,13 +43,30 @@ trio.run(main)
 )
 
 
-@pytest.mark.parametrize("names", ["lakefs.shared_index._table", "lakefs.grants._batch_plan"])
+@pytest.mark.parametrize("names", ["lakefs.shared_index._table", "lakefs.grants._batch_plan", "lakefs.stamps._stamps"])
 def test_a_client_without_native_modules_asks_the_engine(served: Served, names: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", CLIENT, names],
         env=environment(served.server),
         capture_output=True,
         text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_engine_without_the_native_module_of_stamps_serves(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"{WITHOUT}\nfrom cli.main import main\nmain()",
+            "lakefs.stamps._stamps",
+            *("put", "--data", tmp_path / "data", "-", "bkt/a"),
+        ],
+        env=environment(),
+        input=b"content",
+        capture_output=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr

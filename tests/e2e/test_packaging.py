@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -91,6 +92,10 @@ def test_the_wheel_holds_the_packages_the_units_the_types_and_the_licence(wheel:
     modules = {str(path) for path in tracked_files() if path.parts[0] in PRODUCT_PACKAGES and path.suffix == ".py"}
     assert modules - names == set()
     assert "lakefs/py.typed" in names
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    modules_built = {name.partition(".")[0].replace("/", ".") for name in names if name.endswith(".so")}
+    # One that could not be compiled from the sdist, for want of a header, would be left out silently.
+    assert modules_built == {module["name"] for module in project["tool"]["setuptools"]["ext-modules"]}
     units = ("lake-engine.service", "lake-mount@.service", "sysusers.d/lake.conf", "tmpfiles.d/lake.conf")
     assert {f"{release}.data/data/share/lake/systemd/{unit}" for unit in units} <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)

@@ -37,7 +37,7 @@ from engine.tables.views import Transaction
 from lakefs.errors import ChunkNotFound
 from lakefs.ids import BlobId, Sequence
 from lakefs.ports import DiskFile
-from tests.sim import planted_upkeep as upkeep
+from tests.sim import planted_stamps as stamps, planted_upkeep as upkeep
 from tests.sim.__main__ import say
 from tests.sim.world.disk import SimDisk
 from tests.sim.world.file import SimFile
@@ -260,6 +260,10 @@ BUGS = [
     Bug("the node of a removed version stays", _leave_the_node_of_a_removed_version, 60),
     Bug("no version takes the place of one that was removed", _bind_nothing_newest, 60),
     Bug("watchers get no events of moves", _tell_nobody_of_moves, 20),
+    Bug("stamps turn when a change is durable", stamps.turn_when_durable, 10),
+    Bug("an answer has no stamps of its nodes", stamps.leave_nodes_out, 20),
+    Bug("answers with stamps leave before they are durable", stamps.answer_before_durable, 40),
+    Bug("stamps stand when the engine has stopped", stamps.never_end, 10),
     Bug("the last group is not carried into the new journal file", _lose_the_carried_group, 60),
 ]
 

@@ -75,6 +75,7 @@ MUST_HAPPEN = {
     "crash while checking": 5,
     "kill while opening": 5,
     "remove_version": 50,
+    "answers repeated": 2000,
 }
 
 

@@ -32,6 +32,7 @@ from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Body, EngineService, Reply, ServedClient
 from tests.sim.judges.history import History, SimFailure
 from tests.sim.judges.model import NO_BUCKETS, Model, look_open, look_up, look_up_version, page_of
+from tests.sim.judges.repeater import Repeater
 from tests.sim.judges.state import MARK, NO_BLOB, Answer, Bound, State
 from tests.sim.judges.upload_model import parts_of, removed_uploads
 from tests.sim.judges.version_model import fill, listed, old_of
@@ -91,6 +92,7 @@ class Witness:
         self._model = model
         self._commit = store.metadata.commit
         self._metadata = store.metadata
+        self.repeater = Repeater(store.metadata.stamps, history)
         store.metadata.commit = self.commit  # type: ignore[method-assign]
 
     async def commit(
@@ -116,6 +118,7 @@ class Witness:
             self._history.expired(upload, sequence, self._clock.wall_ns())
         if serving and isinstance(serving.request, _CHANGES) and not isinstance(outcome, int):
             self._decided(serving, outcome, sequence)
+        self.repeater.check()
         return outcome, sequence
 
     def _decided(self, serving: _Serving, outcome: object, sequence: GroupSequence) -> None:
@@ -205,15 +208,16 @@ class Witness:
             wanted = request.versions or [""] * len(request.names)
             for name, version, result in zip(request.names, wanted, message.results, strict=True):
                 self._check_facts(result.stat)
-                self._looked(serving, name, _answer(result), _looking(version, look_up))
+                self._looked(serving, name, _answer(result), _looking(version, look_up), result.stamps)
         elif isinstance(request, m.OpenObjects):
             assert isinstance(message, m.OpenResults)
             wanted = request.versions or [""] * len(request.names)
             for name, version, opened in zip(request.names, wanted, message.results, strict=True):
                 self._check_facts(opened.opened.stat if opened.opened else None)
-                self._looked(serving, name, _opened(opened), _looking(version, look_open))
+                self._looked(serving, name, _opened(opened), _looking(version, look_open), opened.stamps)
         else:
             self._listed(serving, message)
+        self.repeater.repeat()
 
     def _listed(self, serving: _Serving, message: m.Message) -> None:
         """Check an answer that is a list."""
@@ -257,12 +261,24 @@ class Witness:
             )
 
     def _looked(
-        self, serving: _Serving, name: tuple[str, str], answer: Answer, look: Callable[[State, str, str], Answer]
+        self,
+        serving: _Serving,
+        name: tuple[str, str],
+        answer: Answer,
+        look: Callable[[State, str, str], Answer],
+        stamps: bytes,
     ) -> None:
-        if isinstance(answer, type) and not issubclass(answer, UserError):
-            return  # the workload decides whether such an error is allowed
         what = f"{type(serving.request).__name__} {name} gave {answer!r}"
-        self._history.observed(serving.since, lambda state: look(state, *name) == answer, what)
+        if isinstance(answer, type) and not issubclass(answer, UserError):
+            if stamps:
+                raise SimFailure(f"{what} with stamps, and rests on more than names")
+            return  # the workload decides whether such an error is allowed
+
+        def fits(state: State) -> bool:
+            return look(state, *name) == answer
+
+        self._history.observed(serving.since, fits, what)
+        self.repeater.keep(what, stamps, fits)
 
     def _check_facts(self, stat: m.ObjectStat | None) -> None:
         """Check that size and ETag follow from the blob."""
@@ -310,7 +326,7 @@ class WitnessedService:
         serving = self._witness.serving(request, body)
         token = _serving.set(serving)
         try:
-            reply = await self._inner.serve(client, request, body, descriptors)
+            reply = await self._inner.serve(client, self._witness.repeater.with_stamps(request), body, descriptors)
             self._witness.answered(serving, reply)
             return reply
         except UserError as error:

@@ -31,6 +31,7 @@ from tests.sim.judges.history import History, SimFailure
 from tests.sim.judges.inspection import check_tidy, check_whole, names_of
 from tests.sim.judges.model import Model
 from tests.sim.judges.observer import Observer
+from tests.sim.judges.repeater import Repeater
 from tests.sim.judges.upload_model import unfinished
 from tests.sim.judges.witness import Witness, WitnessedService
 from tests.sim.workloads.lives import LESS, QUIET, Life, Result, draw_life, draw_relapse, draw_sizes
@@ -102,6 +103,7 @@ class World:
         self._refused = False
         self._must_find = False
         self._live_places: list[Place] = []
+        self._repeater: Repeater | None = None
 
     def _random(self) -> random.Random:
         """Make a source for a part of the world, so that the parts do not disturb each other."""
@@ -193,6 +195,10 @@ class World:
             failed = others is not None
             if others is not None and not self._is_excused(life, others):
                 raise (self.history.broken or others) from None
+        if self._repeater is not None:
+            self._repeater.check_ended()
+            self.result.met["answers repeated"] += self._repeater.repeated
+            self._repeater = None
         self._note_end(life, crashed=crashed, failed=failed)
         if crashed or life.ending != "stop":
             self.disk = self.disk.kill() if life.ending == "kill" else self.disk.crash()
@@ -287,6 +293,7 @@ class World:
             self._stage = "checking"
             await self._compare(store)
             witness = Witness(store, self.history, self.model, self.contents)
+            self._repeater = witness.repeater
             if life is QUIET and not self._damaged:
                 await store.collector.run()
                 await check_tidy(store)

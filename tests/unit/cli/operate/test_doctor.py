@@ -25,6 +25,7 @@ def test_it_looks_for_every_dependency_and_every_native_module() -> None:
     [
         ("lakefs.grants._batch_plan", "warn", "reads are slower"),
         ("engine.host._io_uring", "warn", "reads are slower"),
+        ("lakefs.stamps._stamps", "warn", "reads are slower"),
         ("engine.format._granules", "fail", "the engine does not start"),
         ("lakefs.shared_index._table", "fail", "the engine does not start"),
     ],

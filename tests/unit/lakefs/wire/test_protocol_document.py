@@ -100,6 +100,7 @@ def test_every_error_is_documented() -> None:
         ("4,096 (SESSIONS_PER_CONNECTION_MAX)", limits.SESSIONS_PER_CONNECTION_MAX),
         ("65,536 (SESSIONS_MAX)", limits.SESSIONS_MAX),
         ("4,096 (BATCH_MAX)", limits.BATCH_MAX),
+        ("at most 32 (STAMPS_PER_ANSWER_MAX)", limits.STAMPS_PER_ANSWER_MAX),
         ("5 s (ENGINE_WAIT_S)", limits.ENGINE_WAIT_S),
         ("at most 64 |", limits.DESCRIPTORS_PER_FRAME_MAX),
         ("at most 16.", limits.WATCHES_PER_CONNECTION_MAX),

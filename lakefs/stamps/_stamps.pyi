@@ -1,0 +1,38 @@
+from collections.abc import Iterable, Sequence
+from mmap import mmap
+
+class StampMemory:
+    """Stamps in memory that the caller maps: the engine's in writable memory, a reader's in read-only memory.
+
+    The memory is a header of 4,096 bytes and a power of two of counters of 8 bytes; the engine's is zeros at first.
+    ValueError if it is not; TypeError or BufferError if it is no memory.  `tables` are the tables, below 64, whose
+    records have stamps.  Many mutations or records are passed as a list.
+    """
+
+    def __init__(self, memory: mmap | memoryview | bytearray, tables: Iterable[int] = ()) -> None: ...
+    def begin(self) -> None:
+        """Lock the mutex in this thread, which should call `end`, and write the header: from now on stamps stand.
+
+        OSError if the machine has no robust mutex; ValueError over read-only memory, and if called again.
+        """
+    def end(self) -> None:
+        """End the stamps: no set stands from now on.  Idempotent; does nothing in a forked child.
+
+        The mutex is unlocked only by the thread that called `begin`; after another one's `end` the memory is leaked.
+        """
+    def turn(self, mutations: Sequence[tuple[int, int, bytes, bytes]]) -> None:
+        """Add 1 to the stamp of each changed record whose table has stamps; a mutation is (op, table, key, value)."""
+    def turn_all(self) -> None:
+        """Add 1 to every stamp."""
+    def of(self, records: Sequence[tuple[int, bytes]]) -> bytes:
+        """Return the set of stamps of records, (table, key); b"" for none, and for more than an answer may have."""
+    @property
+    def is_live(self) -> bool:
+        """True while the engine that began the stamps lives and has not ended them."""
+    def read(self, slots: Sequence[int]) -> list[int]:
+        """Return the counters of slots.  ValueError for a slot that does not exist."""
+    def stand(self, stamps: bytes) -> bool:
+        """Return True if the engine lives and the whole set stands; False for b"" and for bytes that are no set."""
+    @property
+    def native(self) -> object:
+        """A PyCapsule "lake_stamps": a `lake_stamps` of `stamps.h`, for native modules.  It keeps this object alive."""
