@@ -1,0 +1,50 @@
+"""The door answers as Python does: the same bytes to a gateway with the door and to one without have the same answer.
+
+Only the date and the ids of the request and the host may differ.  More: `python -m tests.door.oracle`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.door.corpus import ODD, odd_requests
+from tests.door.oracle import compare
+from tests.door.world import HAS_DOOR, World, repeated, world
+
+pytestmark = pytest.mark.slow
+EXAMPLES = 400
+EXAMPLES_TO_NOTICE = 3000
+PLANTED = (sys.executable, "-m", "tests.door.planted_lake")
+SHARE_MIN = 0.25
+"""Part of the requests that the door must have answered; of the requests drawn some half are plain, and of three times
+that each is sent the first teaches the door."""
+
+
+@pytest.fixture(scope="module")
+def made() -> Iterator[World]:
+    with world() as made:
+        yield made
+
+
+def test_requests_of_every_form_have_the_same_answer_with_and_without_the_door(made: World) -> None:
+    before, sent = repeated(made.with_door), made.sent
+    compare(made, EXAMPLES)
+    share = (repeated(made.with_door) - before) / (made.sent - sent)
+    assert share >= SHARE_MIN or not HAS_DOOR, f"only {share:.2f} of the requests were repeated by the door"
+
+
+@pytest.mark.parametrize(
+    "bug", ["stale", "stale-after-removal", "any-range", "any-condition", "any-signature", "any-bucket"]
+)
+def test_a_gateway_with_a_planted_bug_is_noticed(made: World, bug: str) -> None:
+    with made.beside((*PLANTED, bug)) as planted, pytest.raises(AssertionError, match="they differ from byte"):
+        compare(planted, EXAMPLES_TO_NOTICE, shrink=False)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_http_has_the_same_answer_with_and_without_the_door(made: World, name: str) -> None:
+    for requests in odd_requests(made, name):
+        made.agree(requests)
