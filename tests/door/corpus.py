@@ -5,11 +5,12 @@ An entry is sent three times, and between two good requests for the same object,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from tests.door.asks import DOMAIN, Ask, Flaw, Way
-from tests.door.stored import KIB, OPEN, THINGS
+from tests.door.stored import KEPT, KIB, OPEN, THINGS
 from tests.door.world import World
 
 _PATH: Final = f"/{THINGS}/size-{4 * KIB}"
@@ -200,6 +201,65 @@ _SIGNED: Final[Mapping[str, Callable[[World], bytes]]] = {
 }
 ODD: Final = (*_STRANGERS, *_SIGNED)
 """Names of the entries."""
+
+
+_QUERIES: Final = (
+    (),
+    (("x-id", "GetObject"),),
+    (("partNumber", "1"),),
+    (("versionId", "null"),),
+    (("versionId", ""),),
+    (("response-content-type", "text%2Fhtml"),),
+    (("response-expires", "0"), ("response-cache-control", "no-store")),
+    (("x-amz-checksum-mode", "ENABLED"),),
+    (("x-amz-checksum-mode", "ENABLED"), ("response-content-language", "de")),
+    (("x-amz-expected-bucket-owner", "somebody"),),
+    (("tagging", ""),),
+)
+_MODE: Final = ("x-amz-checksum-mode", "ENABLED")
+_HEADERS: Final[tuple[tuple[tuple[str, str], ...], ...]] = (
+    (),
+    (_MODE,),
+    (("range", "bytes=0-0"),),
+    (("range", "bytes=100-"), _MODE),
+    (("range", "bytes=0-99999999"),),
+    (("connection", "keep-alive"), ("accept", "*/*"), ("accept-encoding", "gzip")),
+    (("x-amz-user-agent", "aws-sdk-js/3"), ("amz-sdk-request", "attempt=1; max=3")),
+)
+_PLACES: Final = (
+    *(
+        (DOMAIN, f"/{THINGS}/{key}")
+        for key in ("size-0", "size-4096", "attributes", "tags", "crc32", "parts", "folder/")
+    ),
+    (DOMAIN, f"/{THINGS}/%73ize-4096"),
+    (DOMAIN, f"/{KEPT}/versions"),
+    (f"{THINGS}.{DOMAIN}", "/size-4096"),
+    (DOMAIN, "/size-4096"),
+    (DOMAIN, f"//{THINGS}/size-4096"),
+    (f"{THINGS.upper()}.{DOMAIN}:9000", "/attributes"),
+)
+PLAIN: Final = tuple(f"{host}{path}" for host, path in _PLACES)
+"""Names of the objects that are asked for in every plain way."""
+
+
+def plain_asks(name: str, chance: random.Random) -> Iterator[list[Ask]]:
+    """Yield sequences of requests for one target: all ways in which clients ask for it, twice, in any order.
+
+    An answer that is remembered from one of them must not be the answer to another.
+    """
+    host, path = _PLACES[PLAIN.index(name)]
+    for query in _QUERIES:
+        asks = [
+            Ask(path, method, host=host, query=query, headers=headers, way=way)
+            for method in ("GET", "HEAD")
+            for headers in _HEADERS
+            for way in (Way.HEADER, Way.QUERY)
+        ]
+        asks += [Ask(path, host=host, query=query, caller=caller) for caller in ("reader", "other", "gone")]
+        asks.append(Ask(path, host=host, query=query, way=Way.NONE))
+        sequence = asks * 2
+        chance.shuffle(sequence)
+        yield sequence
 
 
 def odd_requests(made: World, name: str) -> list[list[bytes]]:

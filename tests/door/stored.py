@@ -83,6 +83,7 @@ HOT: Final = (
     *((THINGS, f"size-{size}") for size in SIZES),
     (THINGS, "attributes"),
     (THINGS, "tags"),
+    (THINGS, "crc32"),
     (THINGS, "sha256"),
     (THINGS, MOVING[0]),
     (OPEN, f"size-{4 * KIB}"),

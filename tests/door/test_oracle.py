@@ -5,12 +5,13 @@ Only the date and the ids of the request and the host may differ.  More: `python
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Iterator
 
 import pytest
 
-from tests.door.corpus import ODD, odd_requests
+from tests.door.corpus import ODD, PLAIN, odd_requests, plain_asks
 from tests.door.oracle import compare
 from tests.door.world import HAS_DOOR, World, repeated, world
 
@@ -48,3 +49,11 @@ def test_a_gateway_with_a_planted_bug_is_noticed(made: World, bug: str) -> None:
 def test_odd_http_has_the_same_answer_with_and_without_the_door(made: World, name: str) -> None:
     for requests in odd_requests(made, name):
         made.agree(requests)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_what_one_request_taught_is_not_the_answer_to_another(made: World, name: str) -> None:
+    chance = random.Random(name)
+    for asks in plain_asks(name, chance):
+        signed = {ask: made.raw(ask) for ask in asks}
+        made.agree([signed[ask] for ask in asks])
