@@ -6,6 +6,7 @@ An entry is sent three times, and between two good requests for the same object,
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
@@ -15,6 +16,8 @@ from tests.door.world import World
 
 _PATH: Final = f"/{THINGS}/size-{4 * KIB}"
 _HOST: Final = f"Host: {DOMAIN}".encode()
+_FIRST_LINE: Final = re.compile(rb"(GET|HEAD) (/[^ ?#]*)(?:\?([^ ]*))? ?[^ ]*\r\n")
+_HOST_LINE: Final = re.compile(rb"(?mi)^host: ?([^\r\n]*)")
 GOOD: Final = Ask(_PATH, headers=(("user-agent", "lake-test"), ("accept-encoding", "identity")))
 
 
@@ -263,7 +266,26 @@ def plain_asks(name: str, chance: random.Random) -> Iterator[list[Ask]]:
 
 
 def odd_requests(made: World, name: str) -> list[list[bytes]]:
-    """Return the sequences in which an entry is sent."""
-    raw = _STRANGERS[name] if name in _STRANGERS else _SIGNED[name](made)
+    """Return the sequences in which an entry is sent; that of a stranger also with a signature."""
     good = made.raw(GOOD)
-    return [[raw] * 3, [good, good, raw, good]]
+    if name in _SIGNED:
+        raw = _SIGNED[name](made)
+        return [[raw] * 3, [good, good, raw, good]]
+    raw, good = _STRANGERS[name], signed(made, _lines())
+    sequences = [[raw] * 3, [good, good, raw, good]]
+    if _FIRST_LINE.match(raw):
+        with_signature = signed(made, raw)
+        sequences += [[with_signature] * 3, [good, good, with_signature, good]]
+    return sequences
+
+
+def signed(made: World, raw: bytes) -> bytes:
+    """Return a stranger's request with the lines of a signature for its method, target and host."""
+    first, host = _FIRST_LINE.match(raw), _HOST_LINE.search(raw)
+    assert first, raw
+    pairs = first[3].decode("latin-1").split("&") if first[3] else []
+    query = tuple((name, value) for name, _, value in (pair.partition("=") for pair in pairs))
+    path, name = first[2].decode("latin-1"), host[1].decode("latin-1") if host else DOMAIN
+    lines = made.raw(Ask(path, first[1].decode(), host=name, query=query)).split(b"\r\n")
+    own = [line for line in lines if line.startswith((b"x-amz-", b"authorization"))]
+    return raw.replace(b"\r\n", b"\r\n" + b"\r\n".join([*own, b""]), 1)

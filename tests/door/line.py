@@ -6,19 +6,26 @@ of the connection, so that no byte behind it is missed.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import socket
 import struct
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cache
 from typing import Final, Self
 from urllib.parse import urlsplit
 
 WAIT_S: Final = 30.0
 _UNREAD_S: Final = 0.02
 """The longest wait for the server to take bytes; one that keeps them in the socket is not waited for any longer."""
+_SOCK_DIAG: Final = 4
+_DIAG_BY_FAMILY: Final = 20
+_NLM_REQUEST: Final = 1
+_NLM_ERROR: Final = 2
+_ANY_INTERFACE_AND_COOKIE: Final = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)
 _PIECE_BYTES: Final = 1 << 18
 _HEAD_END: Final = b"\r\n\r\n"
 _BODILESS: Final = (204, 304)
@@ -73,9 +80,13 @@ class Line:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.settimeout(WAIT_S)
-        self._socket.connect(address)
         self._left = b""
         self._has_ended = False
+        try:
+            self._socket.connect(address)
+        except OSError:
+            self._socket.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -98,7 +109,7 @@ class Line:
         """Send, and wait until the server has read these bytes, so that it meets the next ones by themselves."""
         self.send(raw)
         until = time.monotonic() + _UNREAD_S
-        while time.monotonic() < until and _unread_bytes(self._socket):
+        while time.monotonic() < until and _diagnosis().unread_bytes(self._socket):
             pass
 
     def end_sending(self) -> None:
@@ -202,11 +213,31 @@ def address_of(url: str) -> tuple[str, int]:
     return parts.hostname, parts.port
 
 
-def _unread_bytes(ours: socket.socket) -> int:
-    """Return how many bytes the other end has received and not read (proc(5), /proc/net/tcp); 0 if it has closed."""
-    local, remote = f":{ours.getpeername()[1]:04X}", f":{ours.getsockname()[1]:04X}"
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split(None, 5)
-        if fields[1].endswith(local) and fields[2].endswith(remote):
-            return int(fields[4].partition(":")[2], 16)
-    return 0
+class _Diagnosis:
+    """Asks the kernel about one socket (sock_diag(7)); /proc/net/tcp would list every connection of the last minute."""
+
+    def __init__(self) -> None:
+        self._kernel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG)
+
+    def unread_bytes(self, ours: socket.socket) -> int:
+        """Return how many bytes the other end has received and not read; 0 if it has closed."""
+        here, there = ours.getsockname(), ours.getpeername()
+        addresses = (socket.inet_aton(host).ljust(16, b"\0") for host in (there[0], here[0]))
+        connection = struct.pack("!HH16s16s", there[1], here[1], *addresses) + _ANY_INTERFACE_AND_COOKIE
+        request = struct.pack("=BBBBI", socket.AF_INET, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF) + connection
+        header = struct.pack("=IHHII", 16 + len(request), _DIAG_BY_FAMILY, _NLM_REQUEST, 1, 0)
+        self._kernel.send(header + request)
+        answer = self._kernel.recv(4096)
+        (kind,) = struct.unpack_from("=H", answer, 4)
+        if kind == _NLM_ERROR:
+            (code,) = struct.unpack_from("=i", answer, 16)
+            if -code == errno.ENOENT:
+                return 0
+            raise OSError(-code, os.strerror(-code))
+        (unread,) = struct.unpack_from("=I", answer, 72)  # idiag_rqueue
+        return int(unread)
+
+
+@cache
+def _diagnosis() -> _Diagnosis:
+    return _Diagnosis()

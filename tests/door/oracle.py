@@ -111,7 +111,10 @@ def compare(made: World, count: int, seed: int | None = None, *, shrink: bool = 
             made.agree(reads)
         made.agree([made.raw(step.ask)] * TIMES)
 
-    (one if seed is None else seeded(seed)(one))()
+    try:
+        (one if seed is None else seeded(seed)(one))()
+    finally:
+        made.lake.set_bucket(OPEN, anonymous_read=True)
 
 
 def main() -> int:

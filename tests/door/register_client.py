@@ -28,6 +28,8 @@ BUCKET: Final = "registers"
 _LENGTHS: Final = (48, 3200, 65_536, 70_000, 48, 1008, 48, 262_144)
 _UNIT_BYTES: Final = 16
 _CACHED: Final = 2000
+_REFUSED_S: Final = 0.01
+"""Pause of a client that nobody listens to."""
 _REFUSED: Final = 500
 """Statuses from here on leave the outcome open."""
 
@@ -59,6 +61,10 @@ class Values:
 
 class Lost(Exception):
     """Nobody knows whether a request was carried out."""
+
+
+class NotSent(Lost):
+    """A request was not carried out: nobody listens."""
 
 
 @dataclass
@@ -167,6 +173,8 @@ class Client:
             else:
                 assert value is not None
                 self._done(self._put(name, value))
+        except NotSent:
+            return
         except Lost:
             self._note(name, kind, called, writes=value, is_lost=True)
             return
@@ -200,10 +208,9 @@ class Client:
     def _ask(self, ask: Ask) -> Reply:
         """Send a request; Lost if its outcome is not known."""
         try:
-            if self._line is None:
-                self._line = Line(self._address)
-            self._line.send(raw_of(ask, self._keys))
-            reply = self._line.reply(is_head=ask.method == "HEAD")
+            line = self._connected()
+            line.send(raw_of(ask, self._keys))
+            reply = line.reply(is_head=ask.method == "HEAD")
         except TimeoutError as error:
             raise AssertionError(f"{self._name}: {ask.method} {ask.path} was not answered") from error
         except OSError as error:
@@ -215,6 +222,14 @@ class Client:
             self.notes.counts[f"{reply.status} {reply.code}"] += 1
             raise Lost
         return reply
+
+    def _connected(self) -> Line:
+        try:
+            self._line = self._line or Line(self._address)
+        except OSError as error:
+            threading.Event().wait(_REFUSED_S)
+            raise NotSent from error
+        return self._line
 
     def _done(self, reply: Reply) -> None:
         """Check that a change was carried out.  A copy says late that it was not."""

@@ -44,6 +44,8 @@ WRITERS: Final = 1
 """Clients of each port."""
 NAMES: Final = 3
 _STOPPED_S: Final = 0.3
+_CYCLES: Final = 2
+"""Cycles of gc in a round; beside busy clients each takes seconds."""
 _SHOWN: Final = 12
 """Operations that are shown around one that no order explains."""
 _FAULTS: Final = (
@@ -128,7 +130,7 @@ class Registers:
         for thread in threads:
             thread.start()
         try:
-            self._fault(fault, ended)
+            self._fault(fault)
         finally:
             ended.set()
             for thread in threads:
@@ -150,7 +152,7 @@ class Registers:
 
     # --- faults ----------------------------------------------------------------------------------------
 
-    def _fault(self, fault: str, ended: threading.Event) -> None:
+    def _fault(self, fault: str) -> None:
         """Do it while the clients work, a while after they began."""
         threading.Event().wait(self._chance.uniform(0.05, 0.4))
         gateway = self._chance.randrange(len(self._gateways))
@@ -171,11 +173,11 @@ class Registers:
             case "stop a gateway":
                 _stop_for_a_while(self._gateways[gateway].process.pid)
             case "collect and compact":
-                self._collect(ended)
+                self._collect()
 
-    def _collect(self, ended: threading.Event) -> None:
+    def _collect(self) -> None:
         with connect(self.engine.server) as lake:
-            for _ in range(5):
+            for _ in range(_CYCLES):
                 try:
                     lake.gc(compact=True)
                     self.figures["cycles of gc"] += 1

@@ -105,7 +105,6 @@ def test_the_access_log_has_the_lines_of_repeated_answers(made: World, tmp_path:
     ids = [line["request_id"] for line in through_door]
     assert len(set(ids)) == len(ids), "two requests with one id"
     for line in through_door:
-        assert line.keys() == plain[0].keys() | line.keys() & {"path", "operation", "bucket", "key"}
         assert 0 <= line["first_byte_ms"] <= line["total_ms"] < 60_000
         assert line["remote"].startswith("127.0.0.1:")
 
