@@ -123,18 +123,14 @@ def _answer_garbage_late() -> None:
 
 
 def _forget_the_position() -> None:
-    """Begin a granule anew when the client took only a part of it."""
+    """Send a byte again where the client took only a part of a piece."""
     from gateway.http.connection import _Counted
 
     send = _Counted.send_nowait
 
     def forgetful(sender: _Counted, parts: Sequence[Any]) -> int:
         count = send(sender, parts)
-        whole = sum(map(len, parts))
-        if count < whole:
-            sender.sent_bytes += whole - count
-            return whole
-        return count
+        return count - 1 if 0 < count < sum(map(len, parts)) else count
 
     _Counted.send_nowait = forgetful  # type: ignore[method-assign,assignment]
 
@@ -151,9 +147,9 @@ def _never_refresh_the_deadline() -> None:
     from gateway.http.connection import Connection
 
     def fixed(connection: Connection, value: float) -> None:
-        connection.__dict__.setdefault("_fixed", value)
+        connection.__dict__.setdefault("ends_at", value)
 
-    Connection.deadline = property(lambda connection: connection.__dict__["_fixed"], fixed)  # type: ignore[assignment]
+    Connection.deadline = property(lambda connection: connection.__dict__["ends_at"], fixed)  # type: ignore[assignment]
 
 
 def _keep_idle_connections_at_the_end() -> None:

@@ -28,7 +28,7 @@ from tests.e2e.test_gateway import until
 pytestmark = pytest.mark.slow
 BRIEF = (sys.executable, "-m", "tests.door.brief_lake")
 PLANTED = (sys.executable, "-m", "tests.door.planted_lake", "brief")
-IN_TIME_S = 12.0
+IN_TIME_S = 9.0
 """The limits are some 2 s; those of the product are 15 s and more."""
 EARLY_S = 0.25
 
@@ -113,7 +113,7 @@ def test_half_a_head_is_waited_for_no_longer_than_its_limit(made: World, is_warm
         assert time.monotonic() - began > HEAD_S - EARLY_S, "too early"
 
 
-@pytest.mark.parametrize("key", [HOT[0], HOT[1], HOT[2], "large"])
+@pytest.mark.parametrize("key", [HOT[1], HOT[2], "large"])
 def test_a_reader_that_stops_is_ended_and_got_a_prefix(made: World, key: str) -> None:
     raw = made.raw(Ask(f"/{THINGS}/{key}"))
     with Line(made.door_address, receive_bytes=4 << 10) as line:
@@ -221,15 +221,14 @@ def test_a_gateway_told_to_end_ends_idle_connections_and_finishes_answers(made: 
 
 def test_a_gateway_without_its_engine_repeats_nothing_and_goes_on_when_it_is_back(made: World) -> None:
     with Line(made.door_address) as line:
-        for _ in range(2):
-            warm(made, line)
-            made.engine.kill()
-            reply = line.ask(made.raw(Ask(f"/{THINGS}/{HOT[0]}")))
-            assert (reply.status, reply.code) == (503, "ServiceUnavailable"), reply.head
-            made.engine.start()
-            until(lambda: made.with_door.admin("/ready")[0] == 200)
-            with Line(made.door_address) as again:
-                warm(made, again)
+        warm(made, line)
+        made.engine.kill()
+        reply = line.ask(made.raw(Ask(f"/{THINGS}/{HOT[0]}")))
+        assert (reply.status, reply.code) == (503, "ServiceUnavailable"), reply.head
+        made.engine.start()
+        until(lambda: made.with_door.admin("/ready")[0] == 200)
+        with Line(made.door_address) as again:
+            warm(made, again)
 
 
 def test_readers_get_right_bytes_or_an_error_while_the_engine_is_killed_and_stopped(made: World) -> None:
