@@ -5,6 +5,7 @@ The same program, with time limits at which a test need not wait for a minute, a
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Final
 
@@ -15,8 +16,8 @@ IDLE_S: Final = 2.0
 HEAD_S: Final = 1.5
 STALL_S: Final = 2.0
 CONNECTIONS_MAX: Final = 40
-SWEEP_S: Final = 1.0
-"""The server ends connections past their deadline once in so many seconds."""
+SWEEP_S: Final = 0.002
+"""The server looks for connections past their deadline once in so many seconds."""
 _BRIEF: Final = {
     "HTTP_IDLE_TIMEOUT_S": IDLE_S,
     "HTTP_HEAD_TIMEOUT_S": HEAD_S,
@@ -31,6 +32,9 @@ def make_brief() -> None:
     for name, value in _BRIEF.items():
         assert hasattr(limits, name), f"there is no bound {name} any more"
         setattr(limits, name, value)
+    server = importlib.import_module("gateway.http.server")
+    assert hasattr(server, "_SWEEP_S")
+    server._SWEEP_S = SWEEP_S
 
 
 if __name__ == "__main__":

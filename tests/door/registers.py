@@ -60,9 +60,10 @@ _FAULTS: Final = (
 
 
 class Registers:
-    """One store, its three ports, and the rounds.  `program` is the command that the gateways are."""
+    """One store, its three ports, and the rounds."""
 
-    def __init__(self, folder: Path, seed: int, program: Sequence[str] = tuple(LAKE)) -> None:
+    def __init__(self, folder: Path, seed: int, program: Sequence[str] = ()) -> None:
+        """`program`: a command whose Python path has a planted bug, for the gateways."""
         self._chance = random.Random(seed)
         self._program = program
         self._values = Values()
@@ -185,8 +186,8 @@ class Registers:
                     return
 
     def _start(self, address: str) -> Gateway:
-        options = ("--s3", address, "--log-level", "error", *door("on"))
-        return Gateway(self.engine.server, *options, program=self._program)
+        options = ("--s3", address, "--log-level", "error", *door("off" if self._program else "on"))
+        return Gateway(self.engine.server, *options, program=self._program or LAKE)
 
 
 def _work(client: Client, errors: list[BaseException], ended: threading.Event) -> None:

@@ -19,7 +19,6 @@ from tests.door.line import Line
 from tests.door.registers import Registers
 from tests.door.stored import KIB, OPEN, THINGS
 from tests.door.world import HAS_DOOR, World, new_key, world
-from tests.e2e.served import LAKE
 
 pytestmark = pytest.mark.slow
 ROUNDS = 7
@@ -32,7 +31,7 @@ PLANTED = (sys.executable, "-m", "tests.door.planted_lake")
 
 @contextmanager
 def registers(bug: str = "") -> Iterator[Registers]:
-    program = (*PLANTED, bug) if bug else tuple(LAKE)
+    program = (*PLANTED, bug) if bug else ()
     with TemporaryDirectory(prefix="lake-") as folder, Registers(Path(folder), seed=1, program=program) as made:
         yield made
 

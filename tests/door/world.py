@@ -68,8 +68,8 @@ class World:
 
     @contextmanager
     def beside(self, program: Sequence[str]) -> Iterator[World]:
-        """Run another gateway, in the place of the one with the door; all else is the same."""
-        with gateway(self.engine.server, *SETTINGS, *door("on"), program=program) as other:
+        """Run another gateway, whose Python path has a planted bug, in the place of the one with the door."""
+        with gateway(self.engine.server, *SETTINGS, *door("off"), program=program) as other:
             found = World(self.engine, other, self.without, self.keys, self.lake)
             found.versions = self.versions
             yield found
