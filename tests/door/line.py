@@ -34,6 +34,11 @@ _OWN_TIME: Final = re.compile(rb"(?m)^Last-Modified: [^\r\n]*")
 _OWN_XML: Final = re.compile(rb"<(RequestId|HostId)>[^<]*<")
 
 
+def without_own(answers: bytes) -> bytes:
+    """Return bytes of answers without those that differ between gateways and between moments."""
+    return _OWN_XML.sub(rb"<\1>-<", _OWN_TIME.sub(b"Last-Modified: -", _OWN.sub(rb"\1: -", answers)))
+
+
 @dataclass(frozen=True)
 class Reply:
     """One answer as received.  `interim`: the answers of class 1xx before it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -11,19 +10,13 @@ from typing import Final
 from hypothesis import strategies as st
 
 from tests.door.asks import Ask, raw_of
-from tests.door.line import Line, Reply
+from tests.door.line import Line, Reply, without_own
 from tests.door.stored import KIB, OPEN, THINGS, content_of
 from tests.door.world import World
 
 KEYS: Final = tuple(f"batch-{number}" for number in range(3))
 """Objects that batches write and read."""
 BATCH_MAX: Final = 20
-_OWN: Final = re.compile(rb"(Date|x-amz-request-id|Last-Modified): [^\r\n]*|<(RequestId|HostId)>[^<]*<")
-
-
-def without_own(answers: bytes) -> bytes:
-    """Return bytes of answers without those that differ between gateways and between moments."""
-    return _OWN.sub(rb"\1\2: -", answers)
 
 
 @dataclass(frozen=True)

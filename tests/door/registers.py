@@ -19,7 +19,7 @@ import socket
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -46,6 +46,7 @@ NAMES: Final = 3
 _STOPPED_S: Final = 0.3
 _CYCLES: Final = 2
 """Cycles of gc in a round; beside busy clients each takes seconds."""
+_SAID_EVERY: Final = 50
 _SHOWN: Final = 12
 """Operations that are shown around one that no order explains."""
 _FAULTS: Final = (
@@ -93,7 +94,7 @@ class Registers:
         """Answers that the doors of the gateways gave."""
         return self._repeated + sum(map(repeated, self._gateways))
 
-    def run(self, rounds: int, faults: Sequence[str] = _FAULTS) -> None:
+    def run(self, rounds: int, faults: Sequence[str] = _FAULTS, said: Callable[[str], None] = lambda _: None) -> None:
         """Run so many rounds, the faults in turn.  AssertionError names the round."""
         for number in range(rounds):
             fault = faults[number % len(faults)]
@@ -102,6 +103,8 @@ class Registers:
             except AssertionError as error:
                 raise AssertionError(f"round {number}, {fault}: {error}") from error
             self.figures["rounds"] += 1
+            if self.figures["rounds"] % _SAID_EVERY == 0:
+                said(str(self))
 
     def __str__(self) -> str:
         counts = ", ".join(f"{count} {name}" for name, count in sorted(self.figures.items()))
@@ -233,7 +236,7 @@ def main() -> int:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="lake-")))
         registers = stack.enter_context(Registers(folder, asked.seed))
-        registers.run(asked.rounds)
+        registers.run(asked.rounds, said=say)
         say(str(registers))
         return 0 if registers.repeated or not HAS_DOOR else 1
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 from tests.door.asks import Ask, Flaw, Way
-from tests.door.line import Line
-from tests.door.pieces import Batch, answers_in_pieces, batches, pieces_of, run_batch, without_own
+from tests.door.line import Line, without_own
+from tests.door.pieces import Batch, answers_in_pieces, batches, pieces_of, run_batch
 from tests.door.stored import KIB, OPEN, THINGS
 from tests.door.world import World, difference, figure, world
 from tests.e2e.test_gateway import until

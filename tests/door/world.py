@@ -18,7 +18,7 @@ from lakefs.client.connect import connect
 from lakefs.config.settings import SETTING_NAMES
 from tests.crash.small_engine import SmallEngine
 from tests.door.asks import DOMAIN, Ask, Key, raw_of
-from tests.door.line import Line, Reply, address_of
+from tests.door.line import Line, Reply, address_of, without_own
 from tests.door.stored import OPEN, OTHER, store_all
 from tests.e2e.gateways import Gateway, gateway
 from tests.e2e.served import LAKE, Served, serving
@@ -104,7 +104,7 @@ class World:
                     line = None
             if line is not None:
                 line.end_sending()
-                found.append(line.rest())
+                found.append(without_own(line.rest()))
         return found
 
     def agree(self, requests: Sequence[bytes]) -> list[bytes]:
