@@ -49,6 +49,8 @@ PARTS = {
     "mount-cycles": Part("tests.crash.mount_cycles", {"--count": 200}, has_jobs=False),
     "gc": Part("tests.crash.fire", {"--cycles": 500}, has_jobs=False),
     "gc-hour": Part("tests.crash.fire", {"--cycles": 60, "--minutes": 60}, has_jobs=False, waits=True),
+    "door": Part("tests.door.oracle", {"--requests": 100_000}, has_jobs=False),
+    "registers": Part("tests.door.registers", {"--rounds": 1000}, has_jobs=False),
     "mixed": Part("tests.mixed", {"--count": 10_000_000}, has_jobs=False),
     "flips": Part("tests.flips", {"--flips": 10_000}),
     "mount": Part("tests.mount", {"--sequences": 10_000}),

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,16 @@ from tests.e2e.served import LAKE, WAIT_S, Served, environment
 class Gateway:
     """One `lake gateway`, of one process or several."""
 
-    def __init__(self, engine: str, *options: str, token: str = "", stderr: Path | None = None) -> None:
-        command = [*LAKE, "gateway", "--server", engine, "--admin", "127.0.0.1:0"]
+    def __init__(
+        self,
+        engine: str,
+        *options: str,
+        token: str = "",
+        stderr: Path | None = None,
+        program: Sequence[str] = tuple(LAKE),
+    ) -> None:
+        """`program`: the command that is `lake`."""
+        command = [*program, "gateway", "--server", engine, "--admin", "127.0.0.1:0"]
         if "--s3" not in options:
             command += ["--s3", "127.0.0.1:0"]
         with open(stderr or os.devnull, "wb") as log:
@@ -82,9 +90,11 @@ class Gateway:
 
 
 @contextmanager
-def gateway(engine: str, *options: str, token: str = "", stderr: Path | None = None) -> Iterator[Gateway]:
+def gateway(
+    engine: str, *options: str, token: str = "", stderr: Path | None = None, program: Sequence[str] = tuple(LAKE)
+) -> Iterator[Gateway]:
     """Run a gateway for the block; it must stop cleanly at the end unless the test stopped it."""
-    started = Gateway(engine, *options, token=token, stderr=stderr)
+    started = Gateway(engine, *options, token=token, stderr=stderr, program=program)
     try:
         yield started
     finally:
