@@ -15,9 +15,10 @@ import trio
 from gateway.http.server import HttpServer
 from gateway.http.tls import Certificates, TlsListener
 from gateway.s3.dispatch import S3Service
+from gateway.s3.door.teaching import IS_BUILT, S3Door
 from gateway.s3.request.call import Lakes
 from gateway.s3.telemetry.access_log import AccessLog
-from gateway.s3.telemetry.traffic import Connections, Snapshot, Traffic, connections_of
+from gateway.s3.telemetry.traffic import BOUNDS_S, Connections, Snapshot, Traffic, connections_of
 from lakefs.config.settings import Address, Config
 from lakefs.errors import AddressInUse
 from lakefs.limits import HTTP_CONNECTIONS_MAX
@@ -32,15 +33,30 @@ class S3Face:
 
     def __init__(self, lakes: Lakes, config: Config) -> None:
         """Raises ConfigError if the certificate cannot be used, LocalFileError for the access log."""
+        self._certificates = certificates_of(config)
+        self._door = self._made_door(lakes, config)
+        lakes.door = self._door
         service = S3Service(lakes, config.s3_region, config.s3_domains)
         self._log: AccessLog | None = None
         if config.s3_access_log != "off":
             self._log = AccessLog(config.s3_access_log, config.s3_access_log_sample, lakes.offload)
+            if self._door is not None:
+                self._door.use_log(self._log, config.s3_access_log_sample)
         self._traffic = Traffic(self._log.answered if self._log is not None else None)
         self._server = HttpServer(
-            service.handle, service.refused, connections_max=HTTP_CONNECTIONS_MAX, observer=self._traffic
+            service.handle,
+            service.refused,
+            connections_max=HTTP_CONNECTIONS_MAX,
+            observer=self._traffic,
+            door=self._door.door if self._door is not None else None,
         )
-        self._certificates = certificates_of(config)
+
+    def _made_door(self, lakes: Lakes, config: Config) -> S3Door | None:
+        """Return the door, if the settings have one, the engine is on this machine, and connections are plain."""
+        wanted = config.s3_door and self._certificates is None and lakes.engine.carries_descriptors
+        if not (wanted and IS_BUILT):
+            return None
+        return S3Door(lakes.engine, lakes.driver, BOUNDS_S, config.s3_door_memory)
 
     async def serve(self, listener: Listener, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled or drained; closes the listener.  Started with the URL for clients."""
@@ -50,6 +66,8 @@ class S3Face:
         async with trio.open_nursery() as nursery:
             if self._log is not None:
                 nursery.start_soon(self._log.run)
+            if self._door is not None:
+                await nursery.start(self._door.run)
             bound = str(await nursery.start(self._serve, listener, nursery.cancel_scope)).removeprefix("tcp://")
             if scheme == "http" and not is_loopback(bound.rpartition(":")[0]):
                 _log.warning(
@@ -68,7 +86,10 @@ class S3Face:
     def counts(self) -> tuple[Snapshot, Connections]:
         """Return the counts of traffic, and those of the present connections."""
         lost = self._log.lost if self._log is not None else 0
-        return self._traffic.snapshot(self._server, lost), connections_of(self._server)
+        found = self._traffic.snapshot(self._server, lost)
+        if self._door is not None:
+            found = found.plus(self._door.counts())
+        return found, connections_of(self._server)
 
     async def drain(self, timeout_s: float) -> None:
         """Accept no more, let answers under way finish for at most `timeout_s`, and end the rest."""

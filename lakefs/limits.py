@@ -386,6 +386,10 @@ S3_RECEIVE_BYTES: Final = 192 * MIB
 """Payload bytes of PUTs that a gateway is receiving: 47 buffers of a chunk."""
 S3_ACCESS_LOG_BYTES_MAX: Final = 4 * MIB
 """Access log lines that wait for the disk: about 10,000."""
+S3_DOOR_BYTES: Final = 64 * MIB
+"""Answers that the door keeps: some 100,000 of objects without metadata."""
+S3_DOOR_PIECES_MAX: Final = 1024
+"""Chunks of an object that the door sends: 4 GiB; its answers keep 41 bytes of each."""
 S3_TAGS_MAX: Final = 10
 S3_QUERY_PARAMETERS_MAX: Final = 64
 HISTOGRAM_MAX_NS: Final = 3600 * 10**9

@@ -48,12 +48,21 @@ NATIVE_MODULES = (
     "engine.tiers._frequency",
     "lakefs.shared_index._table",
     "lakefs.stamps._stamps",
-    "lakefs.grants._batch_plan"
+    "lakefs.grants._batch_plan",
+    "gateway.http._door",
+    "gateway.s3.door._repeater",
 )  # fmt: skip
 
 
-SPARED_MODULES = {"engine.host._io_uring", "lakefs.stamps._stamps", "lakefs.grants._batch_plan"}
-"""Modules that have a fallback: reads through threads, and requests to the engine instead of reads by clients."""
+SPARED_MODULES = {
+    "engine.host._io_uring",
+    "lakefs.stamps._stamps",
+    "lakefs.grants._batch_plan",
+    "gateway.http._door",
+    "gateway.s3.door._repeater",
+}
+"""Modules that have a fallback: reads through threads, requests to the engine instead of reads by clients, and S3
+without a door."""
 
 
 @dataclass(frozen=True)

@@ -41,19 +41,15 @@ DEFAULT_ADMIN = "127.0.0.1:9002"
 @pass_target
 def gateway(
     where: Target,
+    /,
     s3: str | None,
     processes: int,
     share_port: bool,
-    s3_region: str | None,
-    s3_domains: str | None,
-    s3_tls_cert: str | None,
-    s3_tls_key: str | None,
-    s3_access_log: str | None,
-    s3_access_log_sample: str | None,
     admin: str,
     log_level: str | None,
     file: str | None,
     member: int | None,
+    **s3_settings: str | None,
 ) -> int:
     """Serve S3 from the engine at --server, until SIGTERM or SIGINT.
 
@@ -71,17 +67,7 @@ def gateway(
 
     if where.data is not None:
         raise click.UsageError("a gateway is in front of an engine: give --server, not --data")
-    flags = {
-        "s3": s3,
-        "s3_region": s3_region,
-        "s3_domains": s3_domains,
-        "s3_tls_cert": s3_tls_cert,
-        "s3_tls_key": s3_tls_key,
-        "s3_access_log": s3_access_log,
-        "s3_access_log_sample": s3_access_log_sample,
-        "admin": admin,
-        "log_level": log_level,
-    }
+    flags = {"s3": s3, "admin": admin, "log_level": log_level, **s3_settings}
     config = load(file=file, flags=flags)
     log_to_stderr(config.log_level)
     address, token = resolve(where.server, where.token())

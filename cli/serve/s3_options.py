@@ -19,13 +19,15 @@ _OPTIONS: Final = (
     click.option(
         "--s3-access-log-sample", metavar="1/N", help="Log one request of so many, and errors of ours always."
     ),
+    click.option("--s3-door", metavar="on|off", help="Repeat answers while nothing has changed; on."),
+    click.option("--s3-door-memory", metavar="BYTES", help="Most bytes of answers that each process keeps; 64M."),
     click.option("--s3-tls-cert", metavar="FILE", help="Certificate chain (PEM): S3 over TLS, and nothing else."),
     click.option("--s3-tls-key", metavar="FILE", help="The key of the certificate (PEM)."),
 )
 
 
 def s3_options(command: C) -> C:
-    """Add the options: region, domains, access log and certificate, as in the settings."""
+    """Add the options: region, domains, access log, door and certificate, as in the settings."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command

@@ -19,11 +19,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+import msgspec
 import trio
 
-from gateway.http.framing import ChunkedDecoder, body_framing
+from gateway.http.body import Body
+from gateway.http.door import Door
+from gateway.http.framing import body_framing
 from gateway.http.head import HeadWatch, HttpRefusal, RequestHead, head_length, parse_head
 from gateway.http.messages import FixedLines, Handler, Observer, Refused, Request, Response, response_head
 from lakefs.errors import EngineUnreachable
@@ -37,13 +40,18 @@ from lakefs.limits import (
     HTTP_STALL_TIMEOUT_S,
 )
 from lakefs.ports import Stream
+from lakefs.transport.streams import SocketStream
+
+if TYPE_CHECKING:
+    from gateway.http._door import Rest
 
 _CONTINUE: Final = (b"HTTP/1.1 100 Continue\r\n\r\n",)
-_SKIP_BYTES_MAX: Final = 256 << 10
-"""Longest unread rest of a body that is dropped to keep the connection."""
 _BUFFER_BYTES: Final = 8 << 10
-"""Receive buffer of a new connection; it grows with a longer head."""
+"""Receive buffer of a connection; it grows with a longer head."""
 _DROPPED_BYTES: Final = 64 << 10
+_NO_BUFFER: Final = memoryview(b"")
+"""The buffer of a connection that has received nothing.  Read-only buffers hold what the door received."""
+NOT_PARKED: Final = -1
 _REQUESTS_IN_A_ROW: Final = 2
 """Requests answered before a client that always has its next request ready lets others in: with 64 the slowest of
 8 busy clients waited for 450 requests of the others, and an answer was no cheaper."""
@@ -53,21 +61,31 @@ class Connection:
     """Serves one stream.  `deadline` is in seconds of trio's clock."""
 
     def __init__(
-        self, stream: Stream, handler: Handler, refused: Refused, fixed: FixedLines, observer: Observer | None = None
+        self,
+        stream: Stream,
+        handler: Handler,
+        refused: Refused,
+        fixed: FixedLines,
+        observer: Observer | None = None,
+        door: Door | None = None,
     ) -> None:
+        """With a `door` the connection waits there for each request, if its stream is a plain socket."""
         self.deadline = trio.current_time() + HTTP_IDLE_TIMEOUT_S
-        self.is_idle = True
-        """True if no byte of a next request was received, or none will be answered."""
+        self._is_idle = True
         self.is_last = False
         """True if the connection ends with the answer under way."""
         self._stream = stream
+        self._door = door if isinstance(stream, SocketStream) else None
+        self.parked_as = NOT_PARKED
+        """Its descriptor while the door has it, or has handed it over and its task has not run yet."""
+        self._peer = msgspec.json.encode(stream.peer)
         self._handler = handler
         self._refused = refused
         self._fixed = fixed
         self._observer = observer
         self._first_sent_at = 0.0  # of a streamed answer
         self._sent_bytes = -1  # of its body
-        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._buffer = _NO_BUFFER
         self._begin = self._end = 0  # of bytes received and not used yet
         self._is_unread = False  # more bytes of the last request may arrive
 
@@ -87,8 +105,23 @@ class Connection:
             with trio.CancelScope(shield=True):
                 await self._stream.aclose()
 
+    @property
+    def is_idle(self) -> bool:
+        """True if no byte of a next request was received, or none will be answered."""
+        if self._door is None or self.parked_as == NOT_PARKED:
+            return self._is_idle
+        return self._door.is_quiet(self.parked_as)
+
+    def finish(self) -> None:
+        """Let the connection end with the answer under way."""
+        self.is_last = True
+        if self._door is not None and self.parked_as != NOT_PARKED:
+            self._door.finish(self.parked_as)
+
     async def end(self) -> None:
         """Break the connection off, in any state."""
+        if self._door is not None and self.parked_as != NOT_PARKED:
+            self._door.leave(self.parked_as)
         await self._stream.aclose()
 
     async def _serve_next(self) -> bool:
@@ -129,7 +162,7 @@ class Connection:
         return keep_alive
 
     async def _linger(self) -> None:
-        self.is_idle = True  # it may be ended to make room
+        self._is_idle = True  # it may be ended to make room
         self.deadline = trio.current_time() + HTTP_LINGER_S
         self._stream.send_end()
         dropped = memoryview(bytearray(_DROPPED_BYTES))
@@ -149,11 +182,11 @@ class Connection:
         """Return the next request's head; None if the client has ended."""
         if self._begin == self._end:
             self._begin = self._end = 0
-            self.is_idle = True
+            self._is_idle = True
             self.deadline = trio.current_time() + HTTP_IDLE_TIMEOUT_S
-            if self.is_last or not await self._receive():
+            if self.is_last or not await self._next_bytes():
                 return None
-            self.is_idle = False
+            self._is_idle = False
         self.deadline = trio.current_time() + HTTP_HEAD_TIMEOUT_S
         scanned = 0
         watch: HeadWatch | None = None
@@ -176,8 +209,55 @@ class Connection:
             if not await self._receive():
                 return None
 
+    async def _next_bytes(self) -> int:
+        """Receive the first bytes of the next request that the door does not answer; 0 if the client has ended."""
+        if self._door is None or not isinstance(self._stream, SocketStream):
+            return await self._receive()
+        self._buffer = _NO_BUFFER  # a waiting connection costs no memory
+        received: bytes | None = b""
+        while received == b"" and not self.is_last:  # a client that was slow to take an answer has not asked again
+            descriptor = self.parked_as = self._stream.descriptor
+            if descriptor < 0:
+                raise EngineUnreachable("the connection was closed here")
+            try:
+                received, unsent, rest = await self._door.next_bytes(descriptor, self._peer)
+            except OSError:  # the system watches no more descriptors
+                return await self._receive()
+            finally:
+                self.parked_as = NOT_PARKED
+            self._is_idle = False
+            if unsent:
+                await self.send([unsent])
+            if rest is not None:
+                await self._door.send_rest(rest, self._go_on, _Counted(self))
+            self._is_idle = not received
+        if not received:
+            return 0
+        self.deadline = trio.current_time() + HTTP_IDLE_TIMEOUT_S
+        self._buffer = memoryview(received)
+        self._end = len(received)
+        return self._end
+
+    async def _go_on(self, rest: Rest) -> Rest | None:
+        """Let the door send the rest of an answer; return what is left when its next bytes are not at hand there."""
+        assert self._door is not None
+        assert isinstance(self._stream, SocketStream)
+        self.parked_as = self._stream.descriptor
+        try:
+            received, unsent, left = await self._door.next_bytes(self.parked_as, self._peer, rest)
+        finally:
+            self.parked_as = NOT_PARKED
+        if received is None:
+            raise EngineUnreachable("the client is gone")
+        assert not received, "nothing is received while an answer is under way"
+        assert not unsent, "the head has been sent"
+        return left
+
     async def _receive(self) -> int:
         """Receive bytes behind those in the buffer, before the deadline; 0 if the client has ended."""
+        if self._buffer.readonly and self._begin == self._end:
+            self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+            self._begin = self._end = 0
         count = await self._stream.receive_into(self._buffer[self._end :])
         self._end += count
         return count
@@ -185,8 +265,9 @@ class Connection:
     def _make_room(self) -> None:
         """Make room for the rest of a head, which is at most HTTP_HEAD_BYTES_MAX long."""
         kept = bytes(self._buffer[self._begin : self._end])
-        if len(kept) == len(self._buffer):
-            self._buffer = memoryview(bytearray(HTTP_HEAD_BYTES_MAX))
+        if len(kept) == len(self._buffer) or self._buffer.readonly:
+            whole = len(kept) >= _BUFFER_BYTES
+            self._buffer = memoryview(bytearray(HTTP_HEAD_BYTES_MAX if whole else _BUFFER_BYTES))
         self._begin, self._end = 0, len(kept)
         self._buffer[: len(kept)] = kept
 
@@ -284,104 +365,3 @@ class _Counted:
         """See `ResponseSender`."""
         await self._connection.send(parts)
         self.sent_bytes += sum(map(len, parts))
-
-
-class Body:
-    """The body of one request (`RequestBody`)."""
-
-    def __init__(self, connection: Connection, length: int | None, head: RequestHead) -> None:
-        self.length = length
-        self.is_broken = False
-        self._connection = connection
-        self._left_bytes = length or 0
-        self._decoder = ChunkedDecoder() if length is None else None
-        self._pieces: list[memoryview] = []
-        self._is_awaited = head.headers.get(b"expect", b"").lower() == b"100-continue"
-        self._chunked_bytes = 0
-
-    @property
-    def received_bytes(self) -> int:
-        """Number of body bytes received."""
-        return (self.length or 0) - self._left_bytes if self._decoder is None else self._chunked_bytes
-
-    @property
-    def has_ended(self) -> bool:
-        """True if the whole body was received."""
-        if self._decoder is not None:
-            return self._decoder.done and not self._pieces
-        return not self._left_bytes
-
-    @property
-    def can_be_skipped(self) -> bool:
-        """True if the connection can be used behind the unread rest of the body."""
-        if self.is_broken or self._is_awaited:  # an awaited body may never be sent
-            return not self.is_broken and self.has_ended
-        return self.has_ended or (self._decoder is None and self._left_bytes <= _SKIP_BYTES_MAX)
-
-    @property
-    def waits_since(self) -> float:
-        """See `RequestBody`."""
-        return self._connection.deadline - HTTP_STALL_TIMEOUT_S
-
-    async def end(self) -> None:
-        """See `RequestBody`."""
-        await self._connection.end()
-
-    async def continue_when_empty(self) -> None:
-        """Send 100 Continue to a client that waits for it with an empty body.
-
-        Nothing will be received that would send it.  A final answer in its place is allowed, but some clients then read
-        the connection's next answer wrongly.
-        """
-        if self._is_awaited and self.length == 0:
-            self._is_awaited = False
-            await self._connection.send_continue()
-
-    async def receive_into(self, target: memoryview) -> int:
-        """See `RequestBody`."""
-        if not len(target) or self.has_ended:
-            return 0
-        if self._is_awaited:
-            self._is_awaited = False
-            if not self._connection.has_buffered:
-                await self._connection.send_continue()
-        if self._decoder is not None:
-            return await self._receive_chunked(self._decoder, target)
-        target = target[: self._left_bytes]
-        count = self._connection.take_buffered(target) or await self._connection.receive_direct(target)
-        if not count:
-            raise _cut_short()
-        self._left_bytes -= count
-        return count
-
-    async def _receive_chunked(self, decoder: ChunkedDecoder, target: memoryview) -> int:
-        while not self._pieces:
-            if decoder.done:
-                return 0
-            data = await self._connection.buffered()
-            if not len(data):
-                raise _cut_short()
-            self._pieces, used = decoder.feed(data)
-            self._connection.use(used)
-        piece = self._pieces[0]
-        count = min(len(piece), len(target))
-        self._chunked_bytes += count
-        target[:count] = piece[:count]
-        if count < len(piece):
-            self._pieces[0] = piece[count:]
-        else:
-            self._pieces.pop(0)
-        return count
-
-    async def skip(self) -> bool:
-        """Read and drop the rest; True when it has ended."""
-        if self.has_ended:
-            return True
-        dropped = memoryview(bytearray(_DROPPED_BYTES))
-        while await self.receive_into(dropped):
-            pass
-        return True
-
-
-def _cut_short() -> HttpRefusal:
-    return HttpRefusal(400, "IncompleteBody", "the connection ended before the body did")

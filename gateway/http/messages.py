@@ -41,6 +41,9 @@ class RequestBody(Protocol):
 class ResponseSender(Protocol):
     """Sends a long body piece by piece."""
 
+    sent_bytes: int
+    """Count of the bytes that were sent."""
+
     def send_nowait(self, parts: Sequence[Buffer]) -> int:
         """Send as much as fits without waiting; return the byte count.  EngineUnreachable if the client is gone."""
         ...

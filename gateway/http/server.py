@@ -18,9 +18,11 @@ from typing import Final
 import structlog
 import trio
 
-from gateway.http.connection import Connection
+from gateway.http.connection import NOT_PARKED, Connection
+from gateway.http.door import Door
 from gateway.http.messages import Handler, Observer, Refused
 from lakefs.errors import EngineUnreachable
+from lakefs.limits import HTTP_IDLE_TIMEOUT_S, HTTP_STALL_TIMEOUT_S
 from lakefs.ports import Listener, Stream
 
 _log: Final = structlog.get_logger(__name__)
@@ -34,12 +36,19 @@ class HttpServer:
     """Serves any number of listeners with one handler."""
 
     def __init__(
-        self, handler: Handler, refused: Refused, *, connections_max: int, observer: Observer | None = None
+        self,
+        handler: Handler,
+        refused: Refused,
+        *,
+        connections_max: int,
+        observer: Observer | None = None,
+        door: Door | None = None,
     ) -> None:
         self.connections: set[Connection] = set()
         self.turned_away = 0
         self.timed_out = 0
         self._observer = observer
+        self._door = door
         self._handler = handler
         self._refused = refused
         self._connections_max = connections_max
@@ -67,7 +76,7 @@ class HttpServer:
         """Accept no more, let answers under way finish for at most `timeout_s`, and end the rest."""
         self._accepting.cancel()
         for connection in list(self.connections):
-            connection.is_last = True
+            connection.finish()
             if connection.is_idle:
                 await connection.end()
         with trio.move_on_after(timeout_s):
@@ -82,18 +91,25 @@ class HttpServer:
                 stream.send_nowait([_TURNED_AWAY])
             await stream.aclose()
             return
-        connection = Connection(stream, self._handler, self._refused, self._fixed_lines, self._observer)
+        connection = Connection(stream, self._handler, self._refused, self._fixed_lines, self._observer, self._door)
         self.connections.add(connection)
         nursery.start_soon(self._serve, connection)
 
     async def _make_room(self) -> bool:
-        idle = [connection for connection in self.connections if connection.is_idle]
-        if not idle:
+        longest = self._idle_longest()
+        if longest is None:
             return False
-        longest = min(idle, key=lambda connection: connection.deadline)
         self._discard(longest)
         await longest.end()
         return True
+
+    def _idle_longest(self) -> Connection | None:
+        """Return the connection that has been idle longest, a parked one if there is any; None if none is idle."""
+        quietest = NOT_PARKED if self._door is None else self._door.quietest()
+        if quietest != NOT_PARKED:
+            return next((found for found in self.connections if found.parked_as == quietest), None)
+        idle = [found for found in self.connections if found.parked_as == NOT_PARKED and found.is_idle]
+        return min(idle, key=lambda found: found.deadline) if idle else None
 
     async def _serve(self, connection: Connection) -> None:
         try:
@@ -117,9 +133,17 @@ class HttpServer:
             while True:
                 await trio.sleep(_SWEEP_S)
                 now = trio.current_time()
-                for connection in [late for late in self.connections if late.deadline < now]:
+                for connection in self._late(now):
                     self.timed_out += 1
                     await connection.end()
+
+    def _late(self, now: float) -> list[Connection]:
+        parked = set() if self._door is None else set(self._door.late(HTTP_IDLE_TIMEOUT_S, HTTP_STALL_TIMEOUT_S))
+        return [
+            found
+            for found in self.connections
+            if (found.deadline < now if found.parked_as == NOT_PARKED else found.parked_as in parked)
+        ]
 
     def _fixed_lines(self) -> bytes:
         second = int(time.time())

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Final
 
 import structlog
@@ -33,7 +34,7 @@ from gateway.s3.protocol.errors import S3Error, error_body, from_lake, internal_
 from gateway.s3.protocol.headers import check_headers
 from gateway.s3.protocol.sigv4 import authenticate
 from gateway.s3.protocol.targets import Operation, parse_target
-from gateway.s3.request.authorization import KnownKeys, check_key, check_stranger
+from gateway.s3.request.authorization import FRESH_S, KnownKeys, check_key, check_stranger
 from gateway.s3.request.call import XML, Call, Lakes
 from lakefs.errors import LakeError
 
@@ -79,10 +80,18 @@ class S3Service:
         self._lakes = lakes
         self._region = region
         self._domains = domains
-        self._keys = KnownKeys(lakes.engine)
+        self._keys = KnownKeys(lakes.engine, self._keys_were_read)
+        if lakes.door is not None:
+            lakes.door.refresh_keys = partial(self._keys.refresh, FRESH_S / 2)
+            lakes.door.find_key = self._keys.find
+            lakes.door.contents = lakes.contents
         self._host_id = os.urandom(8).hex()
         self._first_id = int.from_bytes(os.urandom(8), "big")
         self._requests = 0
+
+    def _keys_were_read(self, began: float, have_changed: bool) -> None:
+        if self._lakes.door is not None:
+            self._lakes.door.keys_were_read(began, FRESH_S, have_changed=have_changed)
 
     async def handle(self, request: Request) -> Response:
         """Return the answer to a request.  HttpRefusal if its body breaks HTTP."""

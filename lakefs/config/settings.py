@@ -30,7 +30,7 @@ from lakefs.config.values import (
     parse_size as parse_size,
 )
 from lakefs.errors import ConfigError, InvalidArgument
-from lakefs.limits import S3_DOMAINS_MAX, SCRUB_INTERVAL_S, SCRUB_RATE_BYTES_PER_S, UPLOAD_EXPIRY_S
+from lakefs.limits import S3_DOMAINS_MAX, S3_DOOR_BYTES, SCRUB_INTERVAL_S, SCRUB_RATE_BYTES_PER_S, UPLOAD_EXPIRY_S
 
 DEFAULT_FILE: Final = Path("/etc/lake/lake.toml")
 SYSTEM_DATA: Final = Path("/var/lib/lake")
@@ -75,6 +75,10 @@ class Config:
     """`off`, `stderr` or an absolute path."""
     s3_access_log_sample: int = 1
     """One in this many requests is logged; the gateway's own errors always."""
+    s3_door: bool = True
+    """True if answers to S3 GET and HEAD are repeated by native code while nothing has changed."""
+    s3_door_memory: int = S3_DOOR_BYTES
+    """Most bytes of answers that each process of a gateway keeps to repeat them."""
     admin: Address | None = DEFAULT_ADMIN
     log_level: str = "info"
     strict_permissions: bool = False
@@ -356,6 +360,8 @@ _SETTINGS: Final[Mapping[str, _Kind]] = {
     "s3_tls_key": _or("", _path),
     "s3_access_log": _word_or_path("off", "stderr"),
     "s3_access_log_sample": _Kind(_sample, "1/{}".format),
+    "s3_door": _switch("on"),
+    "s3_door_memory": _Kind(parse_size),
     "admin": _or("off", parse_address),
     "log_level": _Kind(_log_level),
     "strict_permissions": _switch("on"),

@@ -62,6 +62,8 @@ class Opened:
     inline: dict[ChunkId, bytes]
     epoch: int = 0
     """Number of the connection that it was opened on; its lease ends with that connection."""
+    stamps: bytes = b""
+    """Stamps of the records that the name was read from, of that connection's engine; see `lakefs.stamps.stamps`."""
     _lookahead: Lookahead | None = field(default=None, init=False, repr=False, compare=False)
 
     @property

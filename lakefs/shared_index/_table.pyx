@@ -17,6 +17,7 @@ from cpython.bytes cimport (
 )
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.object cimport PyObject
+from cpython.pycapsule cimport PyCapsule_New
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
@@ -24,7 +25,7 @@ from lakefs.shared_index.table_format import entries_max, is_capacity, stripe_sh
 
 cdef extern from *:
     """
-    #include <stdint.h>
+    #include "place.h"
     #include <string.h>
     #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
     #error "the shared index is little-endian"
@@ -186,23 +187,25 @@ cdef extern from *:
         return 0;
     }
 
-    typedef struct {
-        uint64_t segment;
-        uint32_t offset, stored_bytes, crc, tier;
-    } lake_place;
-    _Static_assert(sizeof(lake_place) == 24, "as PLACE of the format");
-
     static inline void lake_tell(const lake_entry *found, void *into)
     {
         lake_place place = {found->segment, found->offset, found->stored_bytes, found->crc, found->tier};
         memcpy(into, &place, sizeof(place));
     }
 
+    /* The port for other native modules. */
+    static int lake_find_place(const void *table, const uint8_t *chunk, lake_place *place)
+    {
+        lake_entry found;
+        if (!lake_find(table, chunk, &found))
+            return 0;
+        lake_tell(&found, place);
+        return 1;
+    }
+
     /* --- places as the grants of an answer (msgpack; `lakefs.wire.grants.Grant`) ---------------- */
 
     #define LAKE_GRANT_BYTES 35  /* at most: array 1, tier 1, slab 3 and generation 9, four numbers of 5, a zero */
-    #define LAKE_SEGMENT_TIER 1
-    #define LAKE_SLAB_TIER 3
     #define LAKE_GENERATION_BITS 48
     #define LAKE_ARRAY_BYTES 5
 
@@ -254,10 +257,10 @@ cdef extern from *:
     static inline uint8_t *lake_pack_grant(uint8_t *at, const lake_entry *found)
     {
         uint64_t segment = found->segment, generation = 0;
-        if (found->tier == LAKE_SLAB_TIER) {
+        if (found->tier == LAKE_TIER_DRAM) {
             segment = found->segment >> LAKE_GENERATION_BITS;
             generation = found->segment & ((UINT64_C(1) << LAKE_GENERATION_BITS) - 1);
-        } else if (found->tier != LAKE_SEGMENT_TIER) {
+        } else if (found->tier != LAKE_TIER_SEGMENT) {
             return NULL;
         }
         *at++ = 0x98;
@@ -428,6 +431,12 @@ cdef extern from *:
     ctypedef struct lake_place:
         pass
 
+    const char *LAKE_PLACES_CAPSULE
+
+    ctypedef struct lake_places:
+        const void *table
+        int (*find)(const void *, const uint8_t *, lake_place *) noexcept nogil
+
     ctypedef struct lake_table:
         lake_entry *entries
         uint32_t *stripes
@@ -443,6 +452,7 @@ cdef extern from *:
     void lake_prefetch(const lake_table *table, const uint8_t *chunk) nogil
     int lake_find(const lake_table *table, const uint8_t *chunk, lake_entry *found) nogil
     void lake_tell(const lake_entry *found, void *into) nogil
+    int lake_find_place(const void *table, const uint8_t *chunk, lake_place *place) noexcept nogil
     uint8_t *lake_pack_array(uint8_t *at, uint32_t length) nogil
     uint8_t *lake_pack_grant(uint8_t *at, const lake_entry *found) nogil
     int lake_put(lake_table *table, const uint8_t *chunk, const lake_entry *wanted) nogil
@@ -476,6 +486,7 @@ cdef class SharedTable:
     """A table in memory that the caller maps; over read-only memory it only finds."""
 
     cdef lake_table table
+    cdef lake_places port
     cdef Py_buffer memory
     cdef bint is_held
     cdef bint is_writable
@@ -499,6 +510,8 @@ cdef class SharedTable:
         self.table.count = self.table.dead = 0
         self.table.home_shift = 65 - int(capacity).bit_length()
         self.table.stripe_shift = stripe_shift(capacity)
+        self.port.table = &self.table
+        self.port.find = lake_find_place
 
     def __dealloc__(self):
         if self.is_held:
@@ -518,6 +531,11 @@ cdef class SharedTable:
     def dead(self):
         """Count of slots lost to entries marked dead."""
         return self.table.dead
+
+    @property
+    def native(self):
+        """A capsule by which other native modules look places up (`place.h`); valid as long as this object."""
+        return PyCapsule_New(&self.port, LAKE_PLACES_CAPSULE, NULL)
 
     def find(self, chunk):
         """Return the chunk's place; None when it is not known here."""

@@ -143,6 +143,11 @@ class SocketStream:
             else:
                 await self.wait_writable()
 
+    @property
+    def descriptor(self) -> int:
+        """The socket's descriptor, -1 once it is closed; it stays this stream's."""
+        return self._sock.fileno()
+
     def is_at_end(self) -> bool:
         """Return True if a receive would find the end: the peer has closed, or is gone."""
         try:

@@ -9,6 +9,7 @@ or lists them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -24,13 +25,14 @@ from gateway.http.ranges import (
     select_range,
     stated_range,
 )
-from gateway.s3.operations.versions import asked_stat, asked_version, version_headers
+from gateway.s3.door.teaching import S3Door, Seen
+from gateway.s3.operations.versions import asked_stat, asked_stat_seen, asked_version, version_headers
 from gateway.s3.protocol.attributes import OVERRIDES, checksum_headers, is_composite, object_headers
 from gateway.s3.protocol.checksums import ELEMENTS, Algorithm, encoded
 from gateway.s3.protocol.errors import S3Error, invalid_argument, no_such_key, precondition_failed
 from gateway.s3.protocol.xml import document, element
 from gateway.s3.request.call import Call, bad_part_number, whole_number, xml_response
-from lakefs.get.opened import Opened
+from lakefs.get.opened import Opened, Piece
 from lakefs.limits import LIST_PAGE_MAX, S3_PARTS_MAX
 from lakefs.names import Name
 from lakefs.wire.messages import ObjectPart, ObjectParts, ObjectStat, UploadedParts
@@ -55,14 +57,14 @@ async def get_object(call: Call) -> Response:
 
 async def head_object(call: Call) -> Response:
     """Return the answer of GET without the content."""
-    stat = await asked_stat(call)
+    stat, seen = await asked_stat_seen(call)
     if stat.kind == 1 and not (stat.blob and call.key.endswith("/")):
         raise no_such_key(call.key)
     refused = _condition_refusal(call, stat)
     if refused is not None:
         return refused
     part = await _asked_part(call, stat)
-    status, headers, chosen = _headers(call, stat, part)
+    status, headers, chosen = _headers(call, stat, seen, part, [])
     return Response(status, headers, length=chosen.stop - chosen.first)
 
 
@@ -106,7 +108,7 @@ def _answer(call: Call, opened: Opened, part: _AskedPart | None) -> Response | N
     if refused is not None:
         return refused
     contents = call.lakes.contents
-    status, headers, chosen = _headers(call, stat, part)
+    status, headers, chosen = _headers(call, stat, Seen(opened.stamps, opened.epoch), part, opened.pieces)
     content = contents.at_hand(opened, chosen)
     if content is not None:
         return Response(status, headers, [content])
@@ -134,12 +136,14 @@ def _condition_refusal(call: Call, stat: ObjectStat) -> Response | None:
         case Condition.FAILED:
             raise precondition_failed()
         case Condition.NOT_MODIFIED:
-            return Response(304, object_headers(stat, with_checksums=False))
+            return Response(304, object_headers(stat))
     return None
 
 
-def _headers(call: Call, stat: ObjectStat, part: _AskedPart | None) -> tuple[int, list[tuple[bytes, bytes]], ByteRange]:
-    """Return status, headers, and the bytes to answer.  S3Error InvalidRange."""
+def _headers(
+    call: Call, stat: ObjectStat, seen: Seen, part: _AskedPart | None, pieces: Sequence[Piece]
+) -> tuple[int, list[tuple[bytes, bytes]], ByteRange]:
+    """Return status, headers, and the bytes to answer; teach them to the door.  S3Error InvalidRange."""
     selected = _selected(call, stat) if part is None else part.selected
     if selected is NoRange.UNSATISFIABLE:
         raise S3Error(
@@ -149,17 +153,29 @@ def _headers(call: Call, stat: ObjectStat, part: _AskedPart | None) -> tuple[int
             headers={"Content-Range": content_range(selected, stat.size_bytes)},
             details={"ActualObjectSize": str(stat.size_bytes)},
         )
-    is_whole = part is None and not isinstance(selected, ByteRange)
-    with_checksums = is_whole and call.header(b"x-amz-checksum-mode").upper() == "ENABLED"
-    headers = object_headers(stat, with_checksums=with_checksums)
-    if part is not None:
-        headers += part.headers
+    headers = object_headers(stat)
     if call.target.parameters:
         headers = _overridden(call, headers)
+    if part is not None:
+        headers += part.headers
+    elif call.lakes.door is not None:
+        _teach(call, call.lakes.door, stat, headers, pieces, seen)
+    is_whole = part is None and not isinstance(selected, ByteRange)
+    if is_whole and call.header(b"x-amz-checksum-mode").upper() == "ENABLED":
+        headers += checksum_headers(stat.checksums)
     if isinstance(selected, ByteRange):
         headers.append((b"Content-Range", content_range(selected, stat.size_bytes).encode()))
         return 206, headers, selected
     return 200, headers, ByteRange(0, stat.size_bytes)
+
+
+def _teach(
+    call: Call, door: S3Door, stat: ObjectStat, lines: list[tuple[bytes, bytes]], pieces: Sequence[Piece], seen: Seen
+) -> None:
+    """Teach the door an answer: it is the same for every caller with a key that may read it."""
+    if call.signature is not None and not call.target.moved:
+        door.learn_signature(call.request.head, call.signature)
+        door.learn_object(call.request.head, call.target, call.signature, stat, lines, pieces, seen)
 
 
 def _overridden(call: Call, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

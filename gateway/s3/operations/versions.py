@@ -13,12 +13,13 @@ from typing import Final
 
 from gateway.http.messages import Response
 from gateway.http.ranges import format_http_date
+from gateway.s3.door.teaching import Seen
 from gateway.s3.operations.buckets import iso_time
 from gateway.s3.operations.list_objects import KEYS_MAX, STORE_DELIMITERS, max_keys, shown_names
 from gateway.s3.protocol.bodies import read_versioning
 from gateway.s3.protocol.errors import S3Error, invalid_argument
 from gateway.s3.protocol.xml import OWNER, document, element
-from gateway.s3.request.call import Call, xml_response
+from gateway.s3.request.call import Call, stat_of, xml_response
 from gateway.s3.request.payload import read_proven_xml
 from lakefs.wire.messages import (
     BucketList,
@@ -26,6 +27,7 @@ from lakefs.wire.messages import (
     BucketSet,
     ListedVersions,
     ListVersions,
+    NameResults,
     ObjectStat,
     StatNames,
     VersionEntry,
@@ -79,9 +81,17 @@ def refuse_marker(stat: ObjectStat) -> None:
 
 async def asked_stat(call: Call) -> ObjectStat:
     """Return the stat of the version that a request names.  S3Error also for a delete marker."""
-    stat = await call.ask_one(StatNames([(call.bucket, call.key)], versions=[asked_version(call)]))
+    return (await asked_stat_seen(call))[0]
+
+
+async def asked_stat_seen(call: Call) -> tuple[ObjectStat, Seen]:
+    """Return the stat of the version that a request names, and what it was read from.  S3Error as `asked_stat`."""
+    request = StatNames([(call.bucket, call.key)], versions=[asked_version(call)], stamps=call.lakes.wants_stamps())
+    epoch = call.lakes.engine.epoch
+    result = (await call.ask(request, NameResults)).results[0]
+    stat = stat_of(result, call.key)
     refuse_marker(stat)
-    return stat
+    return stat, Seen(result.stamps, epoch)
 
 
 # --- the setting -----------------------------------------------------------------------------------------

@@ -87,8 +87,8 @@ def attributes_of(
     )
 
 
-def object_headers(stat: ObjectStat, *, with_checksums: bool) -> list[tuple[bytes, bytes]]:
-    """Return the headers of GET and HEAD for an object, without its length."""
+def object_headers(stat: ObjectStat) -> list[tuple[bytes, bytes]]:
+    """Return the headers of GET and HEAD for an object, without length and checksums."""
     headers = [
         (b"Last-Modified", format_http_date(stat.mtime_ns // 1_000_000_000).encode()),
         (b"ETag", b'"%b"' % stat.etag.encode()),
@@ -101,8 +101,6 @@ def object_headers(stat: ObjectStat, *, with_checksums: bool) -> list[tuple[byte
     headers += [(_META + _text(name), _text(value)) for name, value in stat.user_metadata.items()]
     if stat.tags:
         headers.append((b"x-amz-tagging-count", b"%d" % len(stat.tags)))
-    if with_checksums:
-        headers += checksum_headers(stat.checksums)
     return headers
 
 

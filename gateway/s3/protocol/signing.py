@@ -39,9 +39,10 @@ class AccessKey(msgspec.Struct, frozen=True):
 class SigningKey:
     """The key of one secret, day and region.  HMAC's two halves are prepared: signing takes 0.7 us, not 1.7."""
 
-    __slots__ = ("_inner", "_outer")
+    __slots__ = ("_inner", "_outer", "key")
 
     def __init__(self, key: bytes) -> None:
+        self.key: Final = key
         padded = key.ljust(_HMAC_BLOCK_BYTES, b"\0")
         self._inner = sha256(bytes(byte ^ 0x36 for byte in padded))
         self._outer = sha256(bytes(byte ^ 0x5C for byte in padded))
@@ -59,6 +60,8 @@ class Signature(msgspec.Struct, frozen=True):
     """A request's proven signature.  `seed`, `signing_key`, `scope` and `timestamp` begin the chunks' chain.
 
     `payload_sha256` is the hex digest that the body must have when `payload` is HASH, else "".
+    `canonical_target`: path and query, each on a line, in the form that was signed.
+    A signature in the query holds from `signed_s`, in seconds since 1970, for `expires_s`; one in a header has 0 there.
     """
 
     key: AccessKey
@@ -68,6 +71,10 @@ class Signature(msgspec.Struct, frozen=True):
     signing_key: SigningKey
     scope: str
     timestamp: str
+    canonical_target: bytes = b""
+    signed_headers: tuple[bytes, ...] = ()
+    signed_s: int = 0
+    expires_s: int = 0
 
     def __repr__(self) -> str:
         return f"Signature({self.key!r}, {self.payload}, {self.scope!r}, {self.timestamp!r})"

@@ -120,7 +120,7 @@ def _by_header(
             403, "RequestTimeTooSkewed", "The difference between the request time and the current time is too large."
         )
     key = _known(claim.access_key, find_key)
-    return _proven(head, claim, key, head.query, timestamp, payload, content, given)
+    return _proven(head, claim, key, head.query, timestamp, payload, content, given, signed_s)
 
 
 def _content_of_header(headers: Mapping[bytes, bytes], claim: _Claim) -> bytes:
@@ -162,7 +162,9 @@ def _by_query(head: RequestHead, region: str, now_s: float, find_key: Callable[[
         raise _no_tokens()
     content = head.headers.get(_CONTENT_SHA256) or parameters.get("X-Amz-Content-Sha256", b"UNSIGNED-PAYLOAD")
     key = _known(claim.access_key, find_key)
-    return _proven(head, claim, key, unsigned_query, timestamp, _payload(content), content, given)
+    payload = _payload(content)
+    expires_s = int(expires_text)
+    return _proven(head, claim, key, unsigned_query, timestamp, payload, content, given, signed_s, expires_s)
 
 
 def _known(access_key: str, find_key: Callable[[str], AccessKey | None]) -> AccessKey:
@@ -181,6 +183,8 @@ def _proven(
     payload: Payload,
     content: bytes,
     given: bytes,
+    signed_s: int,
+    expires_s: int = 0,
 ) -> Signature:
     """Return the signature, or raise a 403: the same for a wrong path, query, header, date, scope or key."""
     signing_key = _signing_key(key.secret_key, claim.date, claim.region)
@@ -193,11 +197,12 @@ def _proven(
         return signing_key.sign(to_sign.encode())
 
     pairs = _pairs(query) if query else []
-    seed = signature_over(path, _joined(pairs))  # as received: most clients sign that
+    signed_path, signed_query = path, _joined(pairs)  # as received: most clients sign that
+    seed = signature_over(signed_path, signed_query)
     if not hmac.compare_digest(seed.encode(), given):
-        encoded_path = quote_from_bytes(unquote_to_bytes(path), b"/~").encode()
-        encoded_pairs = [(_encoded(name), _encoded(value)) for name, value in pairs]
-        seed = signature_over(encoded_path, _joined(encoded_pairs))
+        signed_path = quote_from_bytes(unquote_to_bytes(path), b"/~").encode()
+        signed_query = _joined([(_encoded(name), _encoded(value)) for name, value in pairs])
+        seed = signature_over(signed_path, signed_query)
         if not hmac.compare_digest(seed.encode(), given):
             raise S3Error(
                 403,
@@ -206,7 +211,17 @@ def _proven(
                 "Check your key and signing method.",
             )
     return Signature(
-        key, payload, content.decode() if payload is Payload.HASH else "", seed, signing_key, claim.scope, when
+        key,
+        payload,
+        content.decode() if payload is Payload.HASH else "",
+        seed,
+        signing_key,
+        claim.scope,
+        when,
+        b"%b\n%b" % (signed_path, signed_query),
+        claim.signed,
+        signed_s,
+        expires_s,
     )
 
 

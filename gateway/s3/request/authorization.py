@@ -6,6 +6,7 @@ So a revoked key works for a second at the most, and a new one may take as long 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Final
 
 import trio
@@ -16,7 +17,8 @@ from gateway.s3.protocol.targets import READING, Operation, Target
 from lakefs.wire.engine_port import EngineClient
 from lakefs.wire.messages import AccessKeyList, AccessKeys, BucketList, Buckets
 
-_FRESH_S: Final = 1.0
+FRESH_S: Final = 1.0
+"""Seconds for which keys that were read are used."""
 _OPEN_TO_STRANGERS: Final = (
     Operation.GET_OBJECT,
     Operation.HEAD_OBJECT,
@@ -30,25 +32,28 @@ _OPEN_TO_STRANGERS: Final = (
 class KnownKeys:
     """The access keys of one store."""
 
-    def __init__(self, engine: EngineClient) -> None:
+    def __init__(self, engine: EngineClient, was_read: Callable[[float, bool], None]) -> None:
+        """`was_read` is called with the time from which the keys are a second fresh, and whether they have changed."""
         self._engine = engine
+        self._was_read = was_read
         self._keys: dict[str, AccessKey] = {}
-        self._read_at = -_FRESH_S
+        self._read_at = -FRESH_S
         self._reading = trio.Lock()
 
     @property
     def are_old(self) -> bool:
         """True if the keys were read a second ago or earlier."""
-        return time.monotonic() - self._read_at >= _FRESH_S
+        return time.monotonic() - self._read_at >= FRESH_S
 
-    async def refresh(self) -> None:
-        """Read the keys again, if they are old."""
+    async def refresh(self, older_than_s: float = FRESH_S) -> None:
+        """Read the keys again, if they were read that long ago."""
         async with self._reading:
-            if not self.are_old:
+            if time.monotonic() - self._read_at < older_than_s:
                 return
             began = time.monotonic()
-            self._keys = await self._read()
-            self._read_at = began
+            keys = await self._read()
+            have_changed, self._keys, self._read_at = keys != self._keys, keys, began
+            self._was_read(began, have_changed)
 
     def find(self, access_key: str) -> AccessKey | None:
         """Return the key pair of an access key, or None."""

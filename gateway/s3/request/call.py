@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from gateway.http.messages import Request, Response
+from gateway.s3.door.teaching import S3Door
 from gateway.s3.protocol.errors import S3Error, from_lake, invalid_argument, no_such_key
 from gateway.s3.protocol.signing import Signature
 from gateway.s3.protocol.targets import Target
@@ -26,14 +27,20 @@ XML: Final = (b"Content-Type", b"application/xml")
 class Lakes:
     """The store, as the operations use it: requests, whole operations, content, and threads for long computations."""
 
-    __slots__ = ("contents", "driver", "engine", "memory", "offload")
+    __slots__ = ("contents", "door", "driver", "engine", "memory", "offload")
 
-    def __init__(self, engine: EngineClient, driver: TrioDriver, offload: Offload) -> None:
+    def __init__(self, engine: EngineClient, driver: TrioDriver, offload: Offload, door: S3Door | None = None) -> None:
+        """`door`: what learns the answers to GET and HEAD; None: they are not repeated."""
         self.engine = engine
         self.driver = driver
         self.offload = offload
-        self.contents = Contents(engine, driver)
+        self.door = door
+        self.contents = Contents(engine, driver, self.wants_stamps)
         self.memory = ReceiveMemory(S3_RECEIVE_BYTES)
+
+    def wants_stamps(self) -> bool:
+        """Return True if answers about names are to be asked for with their stamps, to be learned."""
+        return self.door is not None and self.door.is_open
 
 
 @dataclass(slots=True)

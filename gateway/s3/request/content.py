@@ -18,6 +18,7 @@ short, or the engine is on another machine) a piece of 1 MiB is kept until its c
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -54,8 +55,10 @@ _TURN_BYTES: Final = 1 << 20
 class Contents:
     """Opens objects of one store, and reads them."""
 
-    def __init__(self, engine: EngineClient, driver: TrioDriver) -> None:
+    def __init__(self, engine: EngineClient, driver: TrioDriver, wants_stamps: Callable[[], bool]) -> None:
+        """`wants_stamps` returns True if objects are to be opened with their stamps."""
         self._engine = engine
+        self._wants_stamps = wants_stamps
         self._driver = driver
         self._window = memoryview(bytearray(S3_SEND_BYTES))
 
@@ -64,10 +67,12 @@ class Contents:
 
         Grants are asked for the `wanted` bytes; up to a granule may be read once without a lease: see `at_hand`.
         """
-        reply = await self._engine.call(_request(name, wanted, version))
+        epoch = self._engine.epoch
+        reply = await self._engine.call(_request(name, wanted, version, stamps=self._wants_stamps()))
         message = reply.message
         assert isinstance(message, OpenResults)
-        answer, failure = message.results[0].opened, message.results[0].failure
+        result = message.results[0]
+        answer, failure = result.opened, result.failure
         if answer is None:
             assert failure is not None
             raise failure.as_error()
@@ -77,7 +82,8 @@ class Contents:
         if opened is None:
             # A layout too long for the answer, or a small payload that could not be read at once.
             await self._end(answer.lease)
-            opened = await self.open_leased(name, version)
+            return await self.open_leased(name, version)
+        opened.epoch, opened.stamps = epoch, result.stamps
         return opened
 
     async def open_leased(self, name: Name, version: str = "") -> Opened:
@@ -152,10 +158,12 @@ def _is_short(wanted: ByteRange | None) -> bool:
     return wanted is not None and wanted.stop - wanted.first <= GRANULE_BYTES
 
 
-def _request(name: Name, wanted: ByteRange | None, version: str) -> OpenObjects:
+def _request(name: Name, wanted: ByteRange | None, version: str, *, stamps: bool) -> OpenObjects:
     versions = [version] if version else []
     if wanted is None or wanted.first >= BLOB_BYTES_MAX:
-        return OpenObjects([name], inline_bytes=SMALL_PAYLOAD_BYTES, lease_inline=False, versions=versions)
+        return OpenObjects(
+            [name], inline_bytes=SMALL_PAYLOAD_BYTES, lease_inline=False, versions=versions, stamps=stamps
+        )
     return OpenObjects(
         [name],
         inline_bytes=SMALL_PAYLOAD_BYTES,
@@ -164,6 +172,7 @@ def _request(name: Name, wanted: ByteRange | None, version: str) -> OpenObjects:
         grants_from=wanted.first,
         grants_bytes=min(wanted.stop, BLOB_BYTES_MAX) - wanted.first,
         versions=versions,
+        stamps=stamps,
     )
 
 

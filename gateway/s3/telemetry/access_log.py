@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -29,7 +30,8 @@ from lakefs.ports import Offload
 
 STDERR: Final = "stderr"
 _WRITE_EVERY_S: Final = 1.0
-_WRITE_BYTES: Final = 64 << 10
+WRITE_BYTES: Final = 64 << 10
+"""Bytes of lines that are written at once."""
 _AGENT_BYTES: Final = 256
 _PATH_BYTES: Final = 1024
 _log: Final = structlog.get_logger(__name__)
@@ -52,6 +54,8 @@ class AccessLog:
         self._is_due = trio.Event()
         self._second = (0, "")
         self._file = self._opened()
+        self.take_more: Callable[[], tuple[bytes, int]] = lambda: (b"", 0)
+        """Returns lines that were written elsewhere since the last call, and the count of those lost there."""
 
     def answered(
         self,
@@ -87,7 +91,7 @@ class AccessLog:
             return
         self._lines.append(line)
         self._bytes += len(line)
-        if self._bytes >= _WRITE_BYTES:
+        if self._bytes >= WRITE_BYTES:
             self._is_due.set()
 
     async def run(self) -> None:
@@ -116,15 +120,24 @@ class AccessLog:
         os.dup2(new, self._file, inheritable=False)  # a write under way ends in one of the two
         os.close(new)
 
+    def write_soon(self) -> None:
+        """Write what has gathered now, here and elsewhere."""
+        self._is_due.set()
+
     async def _write(self) -> None:
-        if not self._lines:
-            return
+        more, lost = self.take_more()
+        self.lost += lost
         lines, self._lines, self._bytes = self._lines, [], 0
+        if more:
+            lines.append(more)
+        if not lines:
+            return
         try:
             await self._offload.run(_write_all, self._file, b"".join(lines))
         except OSError as error:
-            self.lost += len(lines)
-            _log.error("access_log_not_written", lines=len(lines), reason=error.strerror)
+            count = sum(line.count(b"\n") for line in lines)
+            self.lost += count
+            _log.error("access_log_not_written", lines=count, reason=error.strerror)
 
     def _opened(self) -> int:
         if self._destination == STDERR:

@@ -58,6 +58,10 @@ class Snapshot(msgspec.Struct):
     turned_away: int = 0
     timed_out: int = 0
     log_lost: int = 0
+    repeated: dict[str, int] = msgspec.field(default_factory=dict)
+    """Answers of the door by operation; they are among `requests`."""
+    passed_on: dict[str, int] = msgspec.field(default_factory=dict)
+    """Requests that the door left to Python, by reason."""
 
     def plus(self, other: Snapshot) -> Snapshot:
         """Return the sum of both."""
@@ -68,11 +72,17 @@ class Snapshot(msgspec.Struct):
             self.bytes_in + other.bytes_in,
             self.bytes_out + other.bytes_out,
             self.cut_short + other.cut_short,
-            {code: self.errors.get(code, 0) + other.errors.get(code, 0) for code in self.errors | other.errors},
+            _sum(self.errors, other.errors),
             self.turned_away + other.turned_away,
             self.timed_out + other.timed_out,
             self.log_lost + other.log_lost,
+            _sum(self.repeated, other.repeated),
+            _sum(self.passed_on, other.passed_on),
         )
+
+
+def _sum(left: dict[str, int], right: dict[str, int]) -> dict[str, int]:
+    return {name: left.get(name, 0) + right.get(name, 0) for name in left | right}
 
 
 class Connections(msgspec.Struct, frozen=True):
@@ -179,6 +189,18 @@ def _families(counts: Snapshot, connections: Connections) -> Iterator[Metric]:
         errors.add_metric([code], count)
     yield errors
     yield _histogram(counts)
+    repeated = CounterMetricFamily(
+        "lake_s3_repeated", "Answers that native code repeated, by operation", labels=["operation"]
+    )
+    for operation_name, count in sorted(counts.repeated.items()):
+        repeated.add_metric([operation_name], count)
+    yield repeated
+    passed_on = CounterMetricFamily(
+        "lake_s3_passed_on", "Requests that native code left to Python, by reason", labels=["reason"]
+    )
+    for reason, count in sorted(counts.passed_on.items()):
+        passed_on.add_metric([reason], count)
+    yield passed_on
     for name, documentation, field in _SUMS:
         yield CounterMetricFamily(name, documentation, value=getattr(counts, field))
     gauge = GaugeMetricFamily("lake_s3_connections", "Connections by state", labels=["state"])

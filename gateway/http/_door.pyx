@@ -1,0 +1,205 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False
+"""The native door: parked connections, and answers that are repeated to them; `door.h` has the rules."""
+
+cimport cython
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from libc.stdint cimport int64_t, uint8_t
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memcpy, memset
+
+import os
+import select
+
+cdef extern from *:
+    """
+    #ifndef _GNU_SOURCE
+    #define _GNU_SOURCE
+    #endif
+    """
+
+cdef extern from "door.h" nogil:
+    enum:
+        DOOR_BYTES
+        DOOR_ENDED
+        DOOR_PEER_BYTES
+    const char *REPEATER_CAPSULE
+    ctypedef struct span:
+        const uint8_t *at
+        size_t length
+    ctypedef struct repeater:
+        pass
+    ctypedef struct door_connection:
+        int64_t heard_ns, began_ns
+        void *rest
+        uint8_t is_parked, is_last, waits_to_send, peer_length
+        uint8_t peer[92]
+    ctypedef struct door:
+        int epoll
+        repeater by
+        door_connection *connections
+        int connection_count, unkept
+    ctypedef struct door_handed:
+        int descriptor, kind
+        span received, unsent
+        void *rest
+    int64_t door_now_ns()
+    int door_is_parked(const door *, int descriptor)
+    void door_leave(door *, int descriptor)
+    void door_begin(door *, int64_t until_ns)
+    void door_serve(door *, door_handed *)
+    int door_long_under_way(door *, int64_t began_ns, door_handed *)
+    void door_set_rest(door *, int descriptor, void *rest, int is_kept)
+    void door_wait(door *, int descriptor, int to_send)
+
+
+cdef inline bytes bytes_of(span text):
+    return PyBytes_FromStringAndSize(<const char *>text.at, <Py_ssize_t>text.length)
+
+
+@cython.no_gc_clear  # what repeats answers is in use until this is freed
+cdef class Door:
+    """Connections without a request under way, by their descriptors, which stay their owners'.
+
+    `by.native` is the port of what repeats answers (`repeater.h`).
+    """
+
+    cdef door *at
+    cdef object by, epoll
+
+    def __cinit__(self, by not None):
+        self.at = <door *>calloc(1, sizeof(door))
+        if self.at == NULL:
+            raise MemoryError("no memory for the door")
+        self.at.by = (<repeater *>PyCapsule_GetPointer(by.native, REPEATER_CAPSULE))[0]
+        self.by = by
+        self.epoll = select.epoll()
+        self.at.epoll = self.epoll.fileno()
+
+    def __dealloc__(self):
+        cdef int descriptor
+        if self.at == NULL:
+            return
+        for descriptor in range(self.at.connection_count):
+            door_leave(self.at, descriptor)
+        free(self.at.connections)
+        free(self.at)
+
+    def fileno(self):
+        """A descriptor that is readable while a parked connection is."""
+        return self.at.epoll
+
+    def close(self):
+        """Release the descriptor; parked connections are no longer served."""
+        self.epoll.close()
+        self.at.epoll = -1
+
+    def park(self, int descriptor, bytes peer not None, rest=None):
+        """Receive from this connection from now on; OSError if the system does not watch it.
+
+        `peer`: what the log says of its client; it is cut to 92 bytes.  `rest`: what `take_rest` of the
+        repeater has returned, of an answer to go on with; then the connection is handed over when it has been sent.
+        """
+        self.make_room(descriptor)
+        cdef door_connection *parked = self.at.connections + descriptor
+        parked.peer_length = <uint8_t>min(<Py_ssize_t>DOOR_PEER_BYTES, len(peer))
+        memcpy(parked.peer, <const char *>peer, parked.peer_length)
+        self.epoll.register(descriptor, select.EPOLLIN)
+        parked.is_parked, parked.is_last, parked.waits_to_send = 1, 0, 0
+        parked.heard_ns = door_now_ns()
+        if rest is not None:
+            parked.began_ns = rest.began_ns
+            door_set_rest(self.at, descriptor, <void *><size_t>rest.release(), 1)
+            door_wait(self.at, descriptor, 1)
+
+    def leave(self, int descriptor):
+        """Leave a connection to its owner, if it is parked; an answer under way is broken off."""
+        door_leave(self.at, descriptor)
+
+    def is_sending(self, int descriptor):
+        """Return True if an answer is under way on a parked connection."""
+        return bool(door_is_parked(self.at, descriptor)) and self.at.connections[descriptor].rest != NULL
+
+    def finish(self, int descriptor):
+        """Hand a connection over, with no bytes, when the answer under way has been sent."""
+        if door_is_parked(self.at, descriptor):
+            self.at.connections[descriptor].is_last = 1
+
+    def heard_ns(self, int descriptor):
+        """Time of the monotonic clock when bytes of a parked connection last came or went, or when it was parked."""
+        return self.at.connections[descriptor].heard_ns if door_is_parked(self.at, descriptor) else 0
+
+    def begin(self, int64_t most_ns):
+        """Begin a turn of at most about `most_ns`."""
+        door_begin(self.at, door_now_ns() + most_ns)
+
+    def serve(self):
+        """Serve until no connection is ready, one is handed over, or the turn is over.
+
+        Return None, or a connection that is its owner's again: (descriptor, received, unsent, rest).  `received` of None
+        means that the connection has ended.  Else `unsent` bytes of an answer go out first, then its rest, if there is
+        one: what `by.take_rest` has returned.
+        """
+        cdef door_handed handed
+        with nogil:
+            door_serve(self.at, &handed)
+        return self.handed_over(&handed)
+
+    def late(self, int64_t idle_ns, int64_t stall_ns):
+        """Return the descriptors of parked connections on which nothing has come for `idle_ns`, or gone for `stall_ns`."""
+        cdef int64_t now_ns = door_now_ns(), allowed_ns
+        cdef int descriptor
+        found = []
+        for descriptor in range(self.at.connection_count):
+            if self.at.connections[descriptor].is_parked:
+                allowed_ns = idle_ns if self.at.connections[descriptor].rest == NULL else stall_ns
+                if now_ns - self.at.connections[descriptor].heard_ns > allowed_ns:
+                    found.append(descriptor)
+        return found
+
+    def quietest(self):
+        """Return the parked connection without an answer under way that was heard longest ago; -1 if there is none."""
+        cdef int descriptor, found = -1
+        for descriptor in range(self.at.connection_count):
+            if self.at.connections[descriptor].is_parked and self.at.connections[descriptor].rest == NULL:
+                if found < 0 or self.at.connections[descriptor].heard_ns < self.at.connections[found].heard_ns:
+                    found = descriptor
+        return found
+
+    @property
+    def unkept(self):
+        """Count of answers under way whose content is not kept."""
+        return self.at.unkept
+
+    def take_long(self, int64_t began_ns):
+        """Return, as `serve` does, a connection whose answer began before that time and is not kept; None: none."""
+        cdef door_handed handed
+        door_long_under_way(self.at, began_ns, &handed)
+        return self.handed_over(&handed)
+
+    cdef object handed_over(self, const door_handed *handed):
+        if handed.descriptor < 0:
+            return None
+        cdef const door_connection *of = self.at.connections + handed.descriptor
+        received = None if handed.kind == DOOR_ENDED else bytes_of(handed.received)
+        rest = None
+        if handed.rest != NULL:
+            peer = PyBytes_FromStringAndSize(<const char *>of.peer, of.peer_length)
+            rest = self.by.take_rest(<size_t>handed.rest, peer, of.began_ns)
+        return handed.descriptor, received, bytes_of(handed.unsent), rest
+
+    cdef int make_room(self, int descriptor) except -1:
+        cdef int count = self.at.connection_count
+        cdef door_connection *grown
+        if descriptor < 0:
+            raise ValueError("the connection is closed")
+        if descriptor < count:
+            return 0
+        while count <= descriptor:
+            count = count * 2 if count else 64
+        grown = <door_connection *>realloc(self.at.connections, count * sizeof(door_connection))
+        if grown == NULL:
+            raise MemoryError("no memory for another connection")
+        memset(grown + self.at.connection_count, 0, (count - self.at.connection_count) * sizeof(door_connection))
+        self.at.connections, self.at.connection_count = grown, count
+        return 0

@@ -1,0 +1,135 @@
+"""The door: where connections without a request under way wait, and known answers are repeated without their tasks.
+
+    connection   next_bytes  --  parked: native code receives; what it knows it answers; the rest is handed over
+    run          --  wait until a parked connection is readable  --  serve; wake the tasks of those handed over
+
+Rules kept here:
+- A parked connection is the door's alone.  Its task gets it back with every byte that was received and not answered,
+  as if it had received them itself, and with the rest of an answer that its client was too slow for: the task sends
+  that first.
+- The door decides nothing.  What repeats answers is given to it (`repeater.h`), and knows what it was taught.
+- A turn of the loop serves for `_TURN_NS` at most; then other tasks run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from time import monotonic_ns
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import outcome
+import trio
+
+from gateway.http.messages import ResponseSender
+
+if TYPE_CHECKING:
+    from gateway.http._door import Door as NativeDoor, Repeats, Rest
+
+    IS_BUILT: bool
+else:
+    try:
+        from gateway.http._door import Door as NativeDoor
+    except ImportError:
+        NativeDoor = None
+    IS_BUILT = NativeDoor is not None
+
+GoOn = Callable[["Rest"], Awaitable["Rest | None"]]
+"""Sends a rest natively; returns what is left of it when its next bytes are not at hand, None when all was sent."""
+SendRest = Callable[["Rest", GoOn, ResponseSender], Awaitable[None]]
+_TURN_NS: Final = 1_000_000
+_LONG_S: Final = 0.05
+"""Age of an answer under way at which its task has its content kept, so that gc leaves it to a slow client."""
+_NS: Final = 1_000_000_000
+
+
+class HandedOver(NamedTuple):
+    """A connection that is its task's again: `received` is None if it has ended.
+
+    `unsent` goes out first, and then the rest of the answer, if there is one (`Door.send_rest`).
+    """
+
+    received: bytes | None
+    unsent: bytes
+    rest: Rest | None = None
+
+
+class Door:
+    """The parked connections of one server.  `run` serves them, in a task of its owner."""
+
+    def __init__(self, by: Repeats, before_turn: Callable[[], None], send_rest: SendRest) -> None:
+        """`before_turn` is called before each turn of the loop; it must not wait."""
+        self._native = NativeDoor(by)
+        self.send_rest: Final = send_rest
+        """Sends the rest of an answer that takes long, or that native code could not go on with."""
+        self._waiting: dict[int, trio.lowlevel.Task] = {}
+        self._before_turn = before_turn
+
+    async def run(self) -> None:
+        """Serve parked connections until cancelled; those that are left are handed over as ended."""
+        try:
+            while True:
+                with trio.move_on_after(_LONG_S if self._native.unkept else math.inf):
+                    await trio.lowlevel.wait_readable(self._native.fileno())
+                self._before_turn()
+                self._native.begin(_TURN_NS)
+                while (handed := self._native.serve()) is not None:
+                    self._wake(handed[0], HandedOver(*handed[1:]))
+                if self._native.unkept:
+                    self._hand_over_long()
+        finally:
+            for descriptor in list(self._waiting):
+                self.leave(descriptor)
+            self._native.close()
+
+    def _hand_over_long(self) -> None:
+        before_ns = monotonic_ns() - int(_LONG_S * _NS)
+        while (handed := self._native.take_long(before_ns)) is not None:
+            self._wake(handed[0], HandedOver(*handed[1:]))
+
+    async def next_bytes(self, descriptor: int, peer: bytes, rest: Rest | None = None) -> HandedOver:
+        """Park a connection until it is handed over; `peer` is for the log.  OSError if it cannot be watched.
+
+        With the `rest` of an answer, that is sent first, and the connection handed over then.
+        """
+        self._native.park(descriptor, peer, rest)
+        self._waiting[descriptor] = trio.lowlevel.current_task()
+
+        def abort(_: Callable[[], Any]) -> trio.lowlevel.Abort:
+            self._native.leave(descriptor)
+            del self._waiting[descriptor]
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        found = await trio.lowlevel.wait_task_rescheduled(abort)
+        assert isinstance(found, HandedOver)
+        return found
+
+    def leave(self, descriptor: int) -> None:
+        """Hand a connection over as ended, if it is parked; called before its descriptor is closed."""
+        self._native.leave(descriptor)
+        self._wake(descriptor, HandedOver(None, b""))
+
+    def is_sending(self, descriptor: int) -> bool:
+        """Return True if an answer is under way on a parked connection."""
+        return self._native.is_sending(descriptor)
+
+    def is_quiet(self, descriptor: int) -> bool:
+        """Return True for a parked connection without an answer under way."""
+        return self._native.heard_ns(descriptor) != 0 and not self._native.is_sending(descriptor)
+
+    def finish(self, descriptor: int) -> None:
+        """Hand a connection over, with no bytes, when the answer under way on it has been sent."""
+        self._native.finish(descriptor)
+
+    def late(self, idle_s: float, stall_s: float) -> list[int]:
+        """Return the parked connections on which nothing came for `idle_s`, or went for `stall_s` of an answer."""
+        return self._native.late(int(idle_s * _NS), int(stall_s * _NS))
+
+    def quietest(self) -> int:
+        """Return the parked connection that has been idle longest; -1 if there is none."""
+        return self._native.quietest()
+
+    def _wake(self, descriptor: int, handed: HandedOver) -> None:
+        task = self._waiting.pop(descriptor, None)
+        if task is not None:
+            trio.lowlevel.reschedule(task, outcome.Value(handed))

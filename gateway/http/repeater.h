@@ -1,0 +1,34 @@
+/* The port between the door and what it repeats: a table of functions, which a native module of the service fills.
+
+   An answer is sent at once, or its body has a rest that is sent in pieces as the socket takes them. */
+#ifndef LAKE_REPEATER_H
+#define LAKE_REPEATER_H
+
+#include "span.h"
+
+#define REPEATER_CAPSULE "lake_repeater"
+
+typedef struct {
+    span bytes; /* valid until the next call */
+    void *rest; /* what follows; NULL: nothing */
+} repeated;
+
+typedef struct {
+    void *context;
+    /* Called at the begin of a turn, before its requests. */
+    void (*begin)(void *context);
+    /* Answers the request at the beginning of `received`; returns how many bytes it has, 0 if it is Python's business.
+       An answer with a rest belongs to the last request of `received`. */
+    size_t (*repeat)(void *context, span received, int64_t began_ns, repeated *answer);
+    /* Called once the socket has taken an answer without a rest, or some of it; `peer`: as the connection was parked. */
+    void (*sent)(void *context, span peer, uint64_t took_ns);
+    /* Returns the next bytes of a rest, valid until the next call; none: they are not at hand, and the rest is left to
+       Python. */
+    span (*piece)(void *context, void *rest);
+    /* Notes that the socket has taken so many of them; returns 1 if that was all of the rest. */
+    int (*taken)(void *context, void *rest, size_t count);
+    /* Ends a rest, instead of `sent`: it was taken as a whole, or is cut because the connection broke. */
+    void (*ended)(void *context, void *rest, span peer, uint64_t took_ns, int is_cut);
+} repeater;
+
+#endif

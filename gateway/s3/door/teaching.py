@@ -1,0 +1,381 @@
+"""Teaching the door: what Python has proven and answered, with all that the repeated answer rests on.
+
+    a request is authenticated   ->  learn_signature: whose signature it was
+    an object is answered        ->  learn_object: header lines, checksum lines, chunk, stamps
+    the access keys were read    ->  keys_were_read: for how long claims hold
+
+`repeat.h` repeats, and decides nothing.  What is learned here is the whole of what it can answer.
+
+Rules kept here:
+- An answer is learned with the stamps of every record that it was read from, after the engine has given it: so all of
+  it is durable.  It is repeated while the stamps stand.
+- A claim is learned from a signature that was proven, for a key that may read the bucket, and holds as long as the
+  keys that it was proven with: a second.  When a key changes or goes, all claims are dropped.
+- Stamps, places and answers are those of one connection to one engine.  On another connection all is forgotten, and the
+  engine is asked for its own; an answer that was read on the connection before is not learned.
+- An engine that has no stamps (an older one, or one on another machine) is asked as before: the door stays shut.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+import msgspec
+import structlog
+import trio
+
+from gateway.http.door import IS_BUILT as HTTP_IS_BUILT, Door, GoOn
+from gateway.http.head import RequestHead
+from gateway.http.messages import ResponseSender
+from gateway.http.ranges import ByteRange
+from gateway.s3.door.counts import counts_of
+from gateway.s3.door.shared_content import SharedContent
+from gateway.s3.protocol.attributes import checksum_headers
+from gateway.s3.protocol.signing import AccessKey, Signature
+from gateway.s3.protocol.targets import Target
+from gateway.s3.telemetry.access_log import WRITE_BYTES, AccessLog
+from gateway.s3.telemetry.traffic import Snapshot
+from lakefs.client.trio.driver import TrioDriver
+from lakefs.direct.index_in_use import open_shared_index
+from lakefs.errors import LakeError, PermissionDenied, UnsupportedVersion
+from lakefs.get.opened import Opened, Piece
+from lakefs.host.descriptors import close_all
+from lakefs.ids import ChunkId
+from lakefs.limits import READ_NOTES_EVERY, S3_ACCESS_LOG_BYTES_MAX, S3_CLOCK_SKEW_S, S3_DOOR_PIECES_MAX
+from lakefs.names import Name
+from lakefs.stamps.stamps import StampReader
+from lakefs.wire.engine_port import EngineClient
+from lakefs.wire.grants import MEDIUM_NONE, Grant, PinChunks, Pinned, UnpinChunks
+from lakefs.wire.messages import NoteReads, ObjectStat, OpenStamps
+
+if TYPE_CHECKING:
+    from gateway.http._door import Rest as AnyRest
+    from gateway.s3.door._repeater import PASSED as PASSED, Repeater, Rest
+
+    IS_BUILT: bool
+else:
+    try:
+        from gateway.s3.door._repeater import PASSED, Repeater, Rest
+    except ImportError:
+        PASSED, Repeater, Rest = (), None, None
+    IS_BUILT = Repeater is not None and HTTP_IS_BUILT
+
+_log: Final = structlog.get_logger(__name__)
+_NS: Final = 1_000_000_000
+_encode: Final = msgspec.json.Encoder().encode
+_NOTE_S: Final = 1.0
+"""Seconds between two reports of reads to the engine's DRAM tier."""
+_RETRY_S: Final = 0.25
+"""Least seconds between two tries to read the access keys in the background."""
+_REOPEN_S: Final = 1.0
+"""Seconds after which an engine that was busy is asked for its stamps again."""
+_NEVER: Final = -1
+_SIGNATURE_BYTES: Final = 64
+_PIECE: Final = struct.Struct("<Q33s")
+_READING: Final = ("GET", "HEAD")
+Line = tuple[bytes, bytes]
+
+
+class Leased(Protocol):
+    """The part of `gateway.s3.request.content.Contents` that rests of answers need."""
+
+    async def open_leased(self, name: Name) -> Opened:
+        """Open an object with a lease."""
+        ...
+
+    async def send(self, opened: Opened, chosen: ByteRange, sender: ResponseSender) -> None:
+        """Send bytes of an opened object."""
+        ...
+
+    async def close(self, opened: Opened) -> None:
+        """Release the lease."""
+        ...
+
+
+class Seen(NamedTuple):
+    """Stamps of the records that an answer about a name was read from; the engine is that of connection `epoch`."""
+
+    stamps: bytes
+    epoch: int
+
+
+class S3Door:
+    """The door of one S3 port, and its teacher.  `run` serves it, in a task of its owner."""
+
+    def __init__(
+        self, engine: EngineClient, driver: TrioDriver, bounds_s: tuple[float, ...], memory_bytes: int
+    ) -> None:
+        """`bounds_s`: upper bounds of the buckets of `repeater.times`.  At most `memory_bytes` of answers are kept."""
+        self.repeater: Final = Repeater([round(bound * _NS) for bound in bounds_s], memory_bytes, READ_NOTES_EVERY)
+        self.door: Final = Door(self.repeater, self._before_turn, self._send_rest)
+        self.refresh_keys: Callable[[], Awaitable[None]] | None = None
+        """Reads the access keys again before claims end; set by the keys' owner."""
+        self.find_key: Callable[[str], AccessKey | None] = lambda access_key: None
+        """Returns the present key pair of an access key; set by the keys' owner."""
+        self.contents: Leased
+        """Opens, sends and closes content; set by its owner."""
+        self._log: AccessLog | None = None
+        self._engine = engine
+        self._driver = driver
+        self._content = SharedContent(engine, self.repeater)
+        self._epoch = _NEVER
+        """The connection whose engine's stamps are used."""
+        self._asked_epoch = _NEVER
+        """The connection whose engine was last asked for them."""
+        self._ageing_at = self._noted_at = self._open_at = 0.0
+        self._wanted = trio.Event()
+        self._is_refreshing = False
+        self._nursery: trio.Nursery | None = None
+
+    def use_log(self, log: AccessLog, one_of: int) -> None:
+        """Write one in so many repeated answers to the access log."""
+        self.repeater.log(one_of, S3_ACCESS_LOG_BYTES_MAX)
+        log.take_more = self.repeater.take_log
+        self._log = log
+
+    def counts(self) -> Snapshot:
+        """Return the counts of the answers that were repeated, and of the requests that were passed on."""
+        return counts_of(self.repeater, PASSED)
+
+    @property
+    def is_open(self) -> bool:
+        """True if the engine of this connection has stamps, so that its answers can be learned."""
+        return self._epoch == self._engine.epoch
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve parked connections, and get what the engine shares, until cancelled."""
+        try:
+            async with trio.open_nursery() as self._nursery:
+                self._nursery.start_soon(self.door.run)
+                self._nursery.start_soon(self._content.run)
+                task_status.started()
+                while True:
+                    await self._open()
+                    await self._wanted.wait()
+                    self._wanted = trio.Event()
+        finally:
+            self._nursery = None
+            self.repeater.forget()
+
+    async def _open(self) -> None:
+        """Use the stamps and the shared index of the present connection, if its engine has them."""
+        self._epoch = _NEVER
+        self.repeater.forget()
+        epoch = self._asked_epoch = self._engine.epoch
+        try:
+            stamps = await self._stamps()
+            index = await self._driver.run(open_shared_index())
+        except (PermissionDenied, UnsupportedVersion) as error:
+            _log.debug("s3_door_shut", reason=error.message)
+            return
+        except LakeError:  # the engine is busy, or away
+            self._asked_epoch, self._open_at = _NEVER, time.monotonic() + _REOPEN_S
+            return
+        if epoch != self._engine.epoch:
+            self._wanted.set()
+            return
+        self.repeater.use_stamps(stamps)
+        if index is not None:
+            self.repeater.use_places(index.table)
+        self._content.use(index)
+        self._epoch = epoch
+
+    async def _stamps(self) -> StampReader:
+        reply = await self._engine.call(OpenStamps())
+        try:
+            return StampReader(reply.descriptors[0])
+        finally:
+            close_all(reply.descriptors)
+
+    # --- learning ------------------------------------------------------------------------------------------------
+
+    def learn_signature(self, head: RequestHead, signature: Signature) -> None:
+        """Learn whose signature a request of GET or HEAD has, if the key that it was proven with is a present one.
+
+        The keys may have been read again since the proof.
+        """
+        is_present = self.find_key(signature.key.access_key) == signature.key
+        if not (is_present and self.is_open and head.method in _READING):
+            return
+        buckets = b"".join(bucket.encode() + b"\0" for bucket in signature.key.buckets)
+        authorization = head.headers.get(b"authorization")
+        if authorization is None:
+            self._learn_presigned(head, signature, buckets)
+            return
+        text = authorization[:-_SIGNATURE_BYTES]
+        if not self.repeater.knows_signer(text):
+            key, scope = signature.signing_key.key, signature.scope.encode()
+            self.repeater.learn_signer(text, signature.signed_headers, scope, key, buckets, _logged(signature))
+
+    def _learn_presigned(self, head: RequestHead, signature: Signature, buckets: bytes) -> None:
+        if signature.signed_headers != (b"host",) or any(name.startswith(b"x-amz-") for name in head.headers):
+            return
+        begin = signature.signed_s - S3_CLOCK_SKEW_S
+        end = signature.signed_s + signature.expires_s
+        self.repeater.learn_presigned(
+            head.method.encode(), head.authority, head.target, buckets, _logged(signature), begin, end
+        )
+
+    def learn_object(
+        self,
+        head: RequestHead,
+        target: Target,
+        signature: Signature,
+        stat: ObjectStat,
+        lines: list[Line],
+        pieces: Sequence[Piece],
+        seen: Seen,
+    ) -> None:
+        """Learn the answer to a GET or HEAD of a whole object, or of a range of it.
+
+        `lines`: the headers of a 200 but for length and checksums.  `pieces`: of the content; none: they are not known.
+        """
+        if self._asked_epoch != self._engine.epoch or not self._content.is_current:
+            if time.monotonic() >= self._open_at:
+                self._wanted.set()
+            return
+        if not self.is_open or not seen.stamps or seen.epoch != self._epoch:
+            return
+        if len(pieces) > S3_DOOR_PIECES_MAX:
+            pieces = []
+        self.repeater.learn_answer(
+            head.headers.get(b"host", b""),
+            head.target,
+            of_get=head.method == "GET",
+            canonical_target=b"" if signature.expires_s else signature.canonical_target,
+            bucket=target.bucket.encode(),
+            lines=_joined(lines),
+            sums=_joined(checksum_headers(stat.checksums)),
+            layout=_layout(pieces),
+            size_bytes=stat.size_bytes,
+            stamps=seen.stamps,
+            logged=_encode({"bucket": target.bucket, "key": target.key})[1:-1],
+        )
+        self._content.want([piece.chunk for piece in pieces])
+
+    def keys_were_read(self, began: float, fresh_s: float, *, have_changed: bool) -> None:
+        """Let claims hold for `fresh_s` from `began`, when the access keys were read; forget them if keys changed."""
+        if have_changed:
+            self.repeater.forget_claims()
+        self.repeater.hold_until(began + fresh_s)
+        self._ageing_at = began + fresh_s / 2
+
+    async def _send_rest(self, rest: AnyRest, go_on: GoOn, sender: ResponseSender) -> None:
+        """Send the rest of an answer that takes long; its content is kept meanwhile: gc leaves it to a slow client.
+
+        What is not at hand natively is sent as any content.  EngineUnreachable if the client is gone, or no more can be
+        read: the answer is cut short then.
+        """
+        assert isinstance(rest, Rest)
+        async with self._kept(rest) as opened:
+            left = await go_on(rest)
+            if left is None:
+                return
+            assert isinstance(left, Rest)
+            try:
+                await self.contents.send(opened, ByteRange(*left.span), sender)
+            finally:
+                left.end(sender.sent_bytes)
+
+    @asynccontextmanager
+    async def _kept(self, rest: Rest) -> AsyncIterator[Opened]:
+        """Keep the content of an answer: by a lease, or by pins if its name has other content by now.
+
+        Without room for them in the engine, or without the engine, it is not kept.
+        """
+        pieces, name, stop = _pieces_of(rest), _name_of(rest), rest.span[1]
+        leased = await self._leased(name, {piece.chunk for piece in pieces})
+        if leased is not None:
+            try:
+                yield leased
+            finally:
+                await self.contents.close(leased)
+            return
+        async with self._pinned([piece.chunk for piece in pieces]) as grants:
+            stat = ObjectStat(name.bucket, name.key, kind=2, node=0, size_bytes=stop, etag="", mtime_ns=0)
+            yield Opened(name, stat, 0, pieces, grants, {})
+
+    async def _leased(self, name: Name, chunks: set[ChunkId]) -> Opened | None:
+        """Open an object with a lease; None if it cannot be opened, or has not all of these chunks any more."""
+        try:
+            opened = await self.contents.open_leased(name)
+        except LakeError:
+            return None
+        if chunks <= {piece.chunk for piece in opened.pieces}:
+            return opened
+        await self.contents.close(opened)
+        return None
+
+    @asynccontextmanager
+    async def _pinned(self, chunks: list[ChunkId]) -> AsyncIterator[dict[ChunkId, Grant]]:
+        """Keep chunks at their places; yields their grants, none where the engine cannot keep more."""
+        epoch = self._engine.epoch
+        try:
+            pinned = (await self._engine.call(PinChunks(list(chunks)))).message
+        except LakeError as error:
+            _log.warning("s3_answer_not_kept", reason=error.message)
+            yield {}
+            return
+        assert isinstance(pinned, Pinned)
+        try:
+            found = zip(chunks, pinned.grants, strict=True)
+            yield {chunk: grant for chunk, grant in found if grant.medium != MEDIUM_NONE}
+        finally:
+            if self._engine.epoch == epoch:  # pins end with their connection
+                with trio.CancelScope(shield=True), suppress(LakeError):
+                    await self._engine.call(UnpinChunks(list(chunks)))
+
+    # --- turns ---------------------------------------------------------------------------------------------------
+
+    def _before_turn(self) -> None:
+        now = time.monotonic()
+        if self._log is not None and self.repeater.logged_bytes >= WRITE_BYTES:
+            self._log.write_soon()
+        if now >= self._ageing_at and not self._is_refreshing and self._nursery is not None:
+            self._is_refreshing = True
+            self._nursery.start_soon(self._refresh)
+        if now >= self._noted_at:
+            self._noted_at = now + _NOTE_S
+            noted = self.repeater.take_notes()
+            if noted:
+                self._driver.tell(NoteReads(noted))
+
+    async def _refresh(self) -> None:
+        try:
+            if self.refresh_keys is not None:
+                await self.refresh_keys()
+        except LakeError:  # claims end; the next request finds out
+            self._ageing_at = time.monotonic() + _RETRY_S
+        finally:
+            self._is_refreshing = False
+
+
+def _logged(signature: Signature) -> bytes:
+    return _encode(signature.key.access_key)
+
+
+def _pieces_of(rest: Rest) -> list[Piece]:
+    """Return the pieces of what is left of an answer."""
+    (at, _), begin, found = rest.span, 0, []
+    for end, chunk in _PIECE.iter_unpack(rest.layout):
+        if end > at:
+            found.append(Piece(ChunkId(chunk), begin, end - begin))
+        begin = end
+    return found
+
+
+def _name_of(rest: Rest) -> Name:
+    name = msgspec.json.decode(b"{%b}" % rest.name, type=dict[str, str])
+    return Name(name["bucket"], name["key"])
+
+
+def _layout(pieces: Sequence[Piece]) -> bytes:
+    return b"".join([_PIECE.pack(piece.offset + piece.length, piece.chunk) for piece in pieces])
+
+
+def _joined(lines: list[Line]) -> bytes:
+    return b"".join([b"%b: %b\r\n" % line for line in lines])
