@@ -55,6 +55,7 @@ PARTS = {
     "flips": Part("tests.flips", {"--flips": 10_000}),
     "mount": Part("tests.mount", {"--sequences": 10_000}),
     "inputs": Part("tests.fuzz", {"--inputs": 1_000_000}),
+    "door-inputs": Part("tests.fuzz.door_inputs", {"--inputs": 1_000_000}, has_jobs=False),
 }
 
 

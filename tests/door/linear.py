@@ -105,7 +105,7 @@ class _Search:
         self._order: list[_Taken] = []
         self._tried: set[tuple[int, int, Value]] = set()
         self._furthest = (-1, 0)
-        """How many operations were taken at most, and which one could not be taken then."""
+        """Most operations that were taken, and the one that could not be taken then."""
 
     def run(self) -> Operation | None:
         """Return None, or the operation that could not be explained when most others were."""

@@ -69,7 +69,7 @@ class NotSent(Lost):
 
 @dataclass
 class Notes:
-    """What one client did: operations by key, and counts."""
+    """Operations of one client by key, and counts."""
 
     operations: list[tuple[str, Operation]] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)

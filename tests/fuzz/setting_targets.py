@@ -113,6 +113,8 @@ _SETTINGS: Final = (
     b"/etc/key",
     b"stderr",
     b"1/100",
+    b"on",
+    b"64M",
     b"off",
     b"debug",
     b"on",

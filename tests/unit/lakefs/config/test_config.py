@@ -43,6 +43,8 @@ def test_nothing_given_gives_the_documented_defaults(monkeypatch: pytest.MonkeyP
         "s3_tls_key": "",
         "s3_access_log": "off",
         "s3_access_log_sample": "1/1",
+        "s3_door": "on",
+        "s3_door_memory": "67108864",
         "admin": "127.0.0.1:9001",
         "log_level": "info",
         "strict_permissions": "off",

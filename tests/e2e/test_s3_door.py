@@ -1,0 +1,147 @@
+"""The door at work behind a gateway: what users would notice if it were not as exact as Python."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.e2e.gateways import Gateway, gateway, new_key, s3_client
+from tests.e2e.served import Served, serving
+from tests.e2e.test_s3_operated import figure, logged
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def served(folder: Path) -> Iterator[Served]:
+    with serving(folder) as started:
+        yield started
+
+
+def repeated(found: Gateway) -> float:
+    """Return how many GETs the door has answered."""
+    return figure(found.admin("/metrics")[1], 'lake_s3_repeated_total{operation="GetObject"}')
+
+
+def got(client: Any, key: str, times: int = 1) -> bytes:
+    """Return an object, after so many GETs."""
+    return [client.get_object(Bucket="bkt", Key=key)["Body"].read() for _ in range(times)][-1]
+
+
+def test_answers_are_repeated_until_something_changes(served: Served) -> None:
+    key = new_key(served)
+    with gateway(served.server) as found:
+        client = s3_client(found.url, key)
+        client.create_bucket(Bucket="bkt")
+        for content in (b"first", b"second", os.urandom(5 * MIB)):
+            before = repeated(found)
+            client.put_object(Bucket="bkt", Key="k", Body=content)
+            assert got(client, "k", 6) == content
+            assert repeated(found) - before >= 3
+        client.delete_object(Bucket="bkt", Key="k")
+        with pytest.raises(client.exceptions.NoSuchKey):
+            got(client, "k")
+
+
+def test_without_a_door_every_answer_is_made_anew(served: Served) -> None:
+    key = new_key(served)
+    with gateway(served.server, "--s3-door", "off") as found:
+        client = s3_client(found.url, key)
+        client.create_bucket(Bucket="bkt")
+        client.put_object(Bucket="bkt", Key="k", Body=b"content")
+        assert got(client, "k", 6) == b"content"
+        assert repeated(found) == 0
+
+
+def test_a_slow_client_gets_all_of_an_object_that_is_deleted_and_collected_meanwhile(served: Served) -> None:
+    content = os.urandom(24 * MIB)
+    key = new_key(served)
+    with gateway(served.server) as found:
+        client = s3_client(found.url, key)
+        client.create_bucket(Bucket="bkt")
+        client.put_object(Bucket="bkt", Key="big", Body=content)
+        target = urlsplit(client.generate_presigned_url("get_object", Params={"Bucket": "bkt", "Key": "big"}))
+        request = f"GET {target.path}?{target.query} HTTP/1.1\r\nHost: {target.netloc}\r\n\r\n".encode()
+        while repeated(found) < 3:  # until its content stays where the door reads it
+            assert whole(target, request, wait_s=0) == content
+        before = repeated(found)
+        answers: list[bytes] = []
+        slow = threading.Thread(target=lambda: answers.append(whole(target, request, wait_s=2)))
+        slow.start()
+        time.sleep(0.5)  # its socket is full by then, and the engine has pinned the rest
+        client.delete_object(Bucket="bkt", Key="big")
+        for _ in range(2):
+            served.good("gc", "--compact")
+        slow.join()
+        assert answers == [content]
+        assert repeated(found) - before >= 1
+        assert figure(found.admin("/metrics")[1], "lake_s3_cut_short_total") == 0
+
+
+def whole(target: Any, request: bytes, wait_s: float) -> bytes:
+    """Send a request on a connection with a small buffer, wait, and return the body of the answer."""
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+        sock.settimeout(30)
+        sock.connect((target.hostname, target.port))
+        sock.sendall(request)
+        time.sleep(wait_s)
+        with sock.makefile("rb") as file:
+            length = 0
+            while (line := file.readline()) != b"\r\n":
+                assert line, "the connection ended in the head"
+                if line.lower().startswith(b"content-length:"):
+                    length = int(line.split(b":")[1])
+            return file.read(length)
+
+
+def test_each_repeated_answer_is_a_line_of_the_access_log(folder: Path, served: Served) -> None:
+    log = folder / "access.log"
+    key = new_key(served)
+    with gateway(served.server, "--s3-access-log", str(log)) as found:
+        client = s3_client(found.url, key)
+        client.create_bucket(Bucket="bkt")
+        odd = 'a "quoted" \u00e9 key'
+        client.put_object(Bucket="bkt", Key=odd, Body=b"x" * 100)
+        assert got(client, odd, 10) == b"x" * 100
+        assert repeated(found) >= 6
+        lines = [line for line in logged(log, 12) if line["operation"] == "GetObject"]
+        assert len(lines) == 10
+        assert len({line["request_id"] for line in lines}) == 10
+        for line in lines:
+            assert line.keys() == lines[0].keys()
+            assert (line["bucket"], line["key"], line["status"], line["bytes_out"]) == ("bkt", odd, 200, 100)
+            assert line["access_key"] == key[0]
+            assert line["remote"].startswith("127.0.0.1:")
+            assert "Boto3" in line["user_agent"]
+
+
+def test_a_key_that_was_removed_is_refused_by_the_door_within_a_second_or_two(served: Served) -> None:
+    owners, key = new_key(served), new_key(served)
+    with gateway(served.server) as found:
+        owner = s3_client(found.url, owners)
+        owner.create_bucket(Bucket="bkt")
+        for number in range(200):
+            owner.put_object(Bucket="bkt", Key=f"k{number}", Body=b"x")
+        client = s3_client(found.url, key)
+        assert got(client, "k0", 6) == b"x"
+        served.good("key", "rm", key[0])
+        refused_at = time.monotonic() + 2.5
+        for number in range(1, 10_000):
+            try:
+                got(client, f"k{number % 200}")  # new ones are taught while the keys are read again
+            except client.exceptions.ClientError:
+                break
+            assert time.monotonic() < refused_at, "the key still reads"
+        for _ in range(20):
+            with pytest.raises(client.exceptions.ClientError):
+                got(client, "k0")
+            time.sleep(0.05)
