@@ -41,6 +41,8 @@ SETTINGS: Final = {
     "s3_tls_key": ("a PEM file: the certificate's key, not encrypted", "none"),
     "s3_access_log": ("`off`, `stderr` or a file", "`off`"),
     "s3_access_log_sample": ("`1/N`: one request of so many is logged, and every answer of 500 and more", "`1/1`"),
+    "s3_door": ("`on`: answers to GET and HEAD are repeated while nothing has changed; `off`: never", "`on`"),
+    "s3_door_memory": ("bytes of answers that each process keeps, `64M`", "`64M`"),
     "admin": ("`HOST:PORT` or `off`", f"`{config.DEFAULT_ADMIN}`"),
     "log_level": (", ".join(f"`{level}`" for level in config.LOG_LEVELS), "`info`"),
     "strict_permissions": (

@@ -163,17 +163,18 @@ def contest_of(
     *,
     expected_s: float,
     stores: bool,
+    connections: int = CONNECTIONS,
 ) -> Sampled:
     """Return a scenario of one operation on ours and these peers; a peer without a goal is shown for comparison.
 
-    The figure is the CPU time that all processes of a server take per request.
+    The figure is the CPU time that all processes of a server take per request, on that many connections.
     """
 
     @contextmanager
     def sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
         made = servers(bench)
         with set_up(bench) as work:
-            yield [Entrant(who, partial(_side, made[who], work)) for who in (OURS, *goals)]
+            yield [Entrant(who, partial(_side, made[who], work, connections)) for who in (OURS, *goals)]
 
     targets = [Target("server_cpu_us", goal, who) for who, goal in goals.items() if goal is not None]
     return Sampled(
@@ -182,11 +183,11 @@ def contest_of(
 
 
 @contextmanager
-def _side(make: Callable[[], AbstractContextManager[Server]], work: Work) -> Iterator[Side]:
+def _side(make: Callable[[], AbstractContextManager[Server]], work: Work, connections: int) -> Iterator[Side]:
     """Context manager: a filled server; the result of its first round is compared with what it should be."""
     requests: list[Request] = []
     unchecked = [work.check]
-    with make() as server, Load(server.endpoint, CONNECTIONS) as load:
+    with make() as server, Load(server.endpoint, connections) as load:
         work.fill(server)
 
         def prepare() -> None:

@@ -1,4 +1,5 @@
-"""Server CPU per S3 operation, signed, 8 connections kept open, against openlaked; GETs against nginx, too.
+"""Server CPU per S3 operation, signed, 8 connections kept open where no other number is named, against openlaked;
+GETs against nginx, too.
 
 Contents are all different and incompressible, so no server can deduplicate or compress them.  Objects that are read
 are hot.  Every PUT of a round has new content, for keys that are overwritten from round to round.  A PUT is as
@@ -17,7 +18,7 @@ from typing import Final
 import lakefs
 from bench.harness.content import window
 from bench.harness.measure import Bench, Goal, Scenario, at_most
-from bench.harness.s3_contest import Work, contest_of, same
+from bench.harness.s3_contest import CONNECTIONS, Work, contest_of, same
 from bench.harness.s3_load import Load, WrongAnswer, ask
 from bench.harness.s3_requests import BUCKET, UNSIGNED, Request, Signer
 from bench.peers.s3_sides import Server
@@ -99,6 +100,39 @@ def _path(number: int) -> str:
 
 
 @contextmanager
+def mixing(size: int, keys: int, requests: int) -> Iterator[Work]:
+    """Context manager: GETs of `keys` objects in turn; every tenth request is a PUT of new content to one of them."""
+    given: dict[str, list[bytes]] = {}
+
+    def fill(server: Server) -> None:
+        for number in range(keys):
+            server.put(f"mixed/{number:04}", bytes(window(size)))
+
+    def renew() -> None:
+        given.clear()
+
+    def made(server: Server, signer: Signer) -> Sequence[Request]:
+        given.clear()
+        return [one(signer, number) for number in range(requests)]
+
+    def one(signer: Signer, number: int) -> Request:
+        key = f"mixed/{number * 7 % keys:04}"
+        if number % 10:
+            return signer.request("GET", f"/{BUCKET}/{key}", answer_bytes=size)
+        body = bytes(window(size))
+        given.setdefault(key, []).append(body)
+        return signer.request("PUT", f"/{BUCKET}/{key}", body=body, payload_hash=sha256(body).hexdigest())
+
+    def check(server: Server) -> None:
+        signer = Signer(server.endpoint)
+        for key, bodies in given.items():
+            _, got = ask(server.endpoint, signer.request("GET", f"/{BUCKET}/{key}"))
+            same(server, key, got if got in bodies else bodies[-1], got)
+
+    yield Work(fill, renew, made, check)
+
+
+@contextmanager
 def _listing(bench: Bench) -> Iterator[Work]:
     """Context manager: the first page of 1,000 keys, of 100,000 small objects in one folder."""
     names = [f"list/{number:09}" for number in range(bench.scale.pick(LISTED, 1100))]
@@ -152,21 +186,47 @@ _RANGES: Final = tuple(place * 4 * MIB + 12_345 for place in range(16))
 """Offsets across the 64 MiB, on no boundary."""
 
 
-def _row(name: str, what: str, limit: float, expected_s: float, set_up: _SetUp, **others: Goal | None) -> Scenario:
+def _mixed(size: int, keys: int, requests: int) -> _SetUp:
+    return lambda bench: mixing(size, keys, bench.scale.pick(requests, 20))
+
+
+def _row(
+    name: str,
+    what: str,
+    limit: float,
+    expected_s: float,
+    set_up: _SetUp,
+    connections: int = CONNECTIONS,
+    **others: Goal | None,
+) -> Scenario:
     goals = {"openlaked": at_most(limit, "x"), **others}
     stores = name.startswith("put-")
-    return contest_of(f"s3-{name}", f"S3 {what}", goals, set_up, expected_s=expected_s, stores=stores)
+    return contest_of(
+        f"s3-{name}", f"S3 {what}", goals, set_up, expected_s=expected_s, stores=stores, connections=connections
+    )
 
 
 SCENARIOS: Final[tuple[Scenario, ...]] = (
-    _row("get-4k", "GET of 4 KiB, hot", 0.35, 20, _get(4 * KIB, 100, 8000), nginx=None),
+    _row("get-4k", "GET of 4 KiB, hot", 0.22, 20, _get(4 * KIB, 100, 8000), nginx=None),
+    _row(
+        "get-4k-64",
+        "GET of 4 KiB, hot, 64 connections",
+        0.18,
+        20,
+        _get(4 * KIB, 100, 8000),
+        64,
+        nginx=at_most(1.2, "x"),
+    ),
+    _row("get-4k-1", "GET of 4 KiB, hot, 1 connection", 0.2, 20, _get(4 * KIB, 100, 4000), 1, nginx=None),
     _row("put-4k", "PUT of 4 KiB, durable", 0.08, 18, _put(4 * KIB, 1000, signed=True)),
-    _row("get-1m", "GET of 1 MiB", 0.5, 15, _get(MIB, 16, 400), nginx=None),
-    _row("get-64m", "GET of 64 MiB", 0.8, 40, _get(64 * MIB, 2, 24), nginx=at_most(1, "x")),
+    _row("put-4k-64", "PUT of 4 KiB, durable, 64 connections", 0.06, 18, _put(4 * KIB, 2000, signed=True), 64),
+    _row("mixed-4k", "9 GETs to a PUT of 4 KiB, 100 keys, 64 connections", 0.2, 20, _mixed(4 * KIB, 100, 4000), 64),
+    _row("get-1m", "GET of 1 MiB", 0.35, 15, _get(MIB, 16, 400), nginx=at_most(1.15, "x")),
+    _row("get-64m", "GET of 64 MiB", 0.8, 40, _get(64 * MIB, 2, 24), nginx=at_most(1.25, "x")),
     _row("put-1m", "PUT of 1 MiB, UNSIGNED-PAYLOAD", 0.4, 12, _put(MIB, 96, signed=False)),
     _row("put-1m-signed", "PUT of 1 MiB, payload signed", 0.5, 12, _put(MIB, 96, signed=True)),
-    _row("put-64m", "PUT of 64 MiB, UNSIGNED-PAYLOAD", 0.65, 28, _put(64 * MIB, 8, signed=False)),
+    _row("put-64m", "PUT of 64 MiB, UNSIGNED-PAYLOAD", 0.5, 28, _put(64 * MIB, 8, signed=False)),
     _row("put-64m-signed", "PUT of 64 MiB, payload signed", 0.8, 28, _put(64 * MIB, 8, signed=True)),
-    _row("range-4k", "4 KiB of 64 MiB, by range", 0.1, 45, _get(64 * MIB, 2, 1600, ranged=_RANGES), nginx=None),
+    _row("range-4k", "4 KiB of 64 MiB, by range", 0.05, 45, _get(64 * MIB, 2, 1600, ranged=_RANGES), nginx=None),
     _row("list", "LIST of 1,000 of 100,000 keys", 0.2, 115, _listing),
 )
