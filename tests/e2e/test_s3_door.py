@@ -33,7 +33,8 @@ def repeated(found: Gateway) -> float:
 
 def got(client: Any, key: str, times: int = 1) -> bytes:
     """Return an object, after so many GETs."""
-    return [client.get_object(Bucket="bkt", Key=key)["Body"].read() for _ in range(times)][-1]
+    contents = [bytes(client.get_object(Bucket="bkt", Key=key)["Body"].read()) for _ in range(times)]
+    return contents[-1]
 
 
 def test_answers_are_repeated_until_something_changes(served: Served) -> None:
