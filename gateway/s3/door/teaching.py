@@ -11,8 +11,9 @@ Rules kept here:
   it is durable.  It is repeated while the stamps stand.
 - A claim is learned from a signature that was proven, for a key that may read the bucket, and holds as long as the
   keys that it was proven with: a second.  When a key changes or goes, all claims are dropped.
-- Stamps, places and answers are those of one connection to one engine.  On another connection all is forgotten, and the
-  engine is asked for its own; an answer that was read on the connection before is not learned.
+- Stamps, places and answers are those of one connection to one engine.  When it ends all is forgotten, before anything
+  else is answered; on the next one the engine is asked for its own.  An answer that was read on the connection before
+  is not learned.
 - An engine that has no stamps (an older one, or one on another machine) is asked as before: the door stays shut.
 """
 
@@ -163,8 +164,7 @@ class S3Door:
 
     async def _open(self) -> None:
         """Use the stamps and the shared index of the present connection, if its engine has them."""
-        self._epoch = _NEVER
-        self.repeater.forget()
+        self._shut()
         epoch = self._asked_epoch = self._engine.epoch
         try:
             stamps = await self._stamps()
@@ -332,6 +332,8 @@ class S3Door:
     # --- turns ---------------------------------------------------------------------------------------------------
 
     def _before_turn(self) -> None:
+        if self._epoch != _NEVER and not self._driver.is_held(self._epoch):
+            self._shut()
         now = time.monotonic()
         if self._log is not None and self.repeater.logged_bytes >= WRITE_BYTES:
             self._log.write_soon()
@@ -343,6 +345,11 @@ class S3Door:
             noted = self.repeater.take_notes()
             if noted:
                 self._driver.tell(NoteReads(noted))
+
+    def _shut(self) -> None:
+        """Forget all: the connection to the engine has ended, and with it what the engine has shared on it."""
+        self._epoch = _NEVER
+        self.repeater.forget()
 
     async def _refresh(self) -> None:
         try:
