@@ -20,7 +20,7 @@ from tests.sim.__main__ import say
 
 TIMES: Final = 3
 """Each request is sent so often: what the first teaches the door, the others are answered from."""
-_SHARE_MIN: Final = 0.25
+_SHARE_MIN: Final = 0.4
 _REASONS: Final = "lake_s3_passed_on_total"
 
 

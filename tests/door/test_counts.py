@@ -18,8 +18,9 @@ from tests.door.asks import Ask, Flaw, Way
 from tests.door.line import Line, address_of
 from tests.door.stored import KIB, OPEN, THINGS
 from tests.door.warm import HOT, content
-from tests.door.world import HAS_DOOR, SETTINGS, World, door, repeated, world
+from tests.door.world import HAS_DOOR, SETTINGS, World, door, figure, repeated, world
 from tests.e2e.gateways import Gateway, gateway
+from tests.e2e.test_gateway import until
 
 pytestmark = pytest.mark.slow
 TIMES = 200
@@ -111,6 +112,16 @@ def test_the_access_log_has_the_lines_of_repeated_answers(made: World, tmp_path:
 
 def _without_own(lines: list[dict[str, Any]]) -> list[str]:
     return sorted(json.dumps({name: value for name, value in line.items() if name not in OWN}) for line in lines)
+
+
+def test_a_team_counts_the_answers_of_all_its_processes(made: World) -> None:
+    with gateway(made.engine.server, *SETTINGS, *door("on"), "--processes", "2") as team:
+        raw = made.raw(ASKS[0])
+        for _ in range(10):
+            with Line(address_of(team.url)) as line:
+                assert [line.ask(raw).status for _ in range(TIMES // 10)] == [200] * (TIMES // 10)
+        until(lambda: figure(team, "lake_s3_requests_total", 'operation="GetObject"') == TIMES)
+        assert repeated(team) > TIMES / 2 or not HAS_DOOR
 
 
 def test_request_ids_are_never_given_twice(made: World) -> None:
