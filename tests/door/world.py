@@ -15,7 +15,6 @@ from typing import Final
 
 from lakefs.client.blocking.lake import Lake
 from lakefs.client.connect import connect
-from lakefs.config.settings import SETTING_NAMES
 from tests.crash.small_engine import SmallEngine
 from tests.door.asks import DOMAIN, Ask, Key, raw_of
 from tests.door.line import Line, Reply, address_of, without_own
@@ -24,7 +23,6 @@ from tests.e2e.gateways import Gateway, gateway
 from tests.e2e.s3_client import url_of
 from tests.e2e.served import LAKE, Served, serving
 
-HAS_DOOR: Final = "s3_door" in SETTING_NAMES
 SETTINGS: Final = ("--s3-domains", DOMAIN, "--log-level", "error")
 """Options of all gateways."""
 _SERIES: Final = re.compile(r"(\w+)(?:\{([^}]*)\})? ([0-9.e+-]+)")
@@ -32,7 +30,7 @@ _SERIES: Final = re.compile(r"(\w+)(?:\{([^}]*)\})? ([0-9.e+-]+)")
 
 def door(state: str) -> list[str]:
     """Return the options that turn the door `on` or `off`."""
-    return ["--s3-door", state] if HAS_DOOR else []
+    return ["--s3-door", state]
 
 
 def figure(found: Gateway, name: str, labels: str = "") -> float:
