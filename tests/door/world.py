@@ -15,15 +15,14 @@ from typing import Final
 
 from lakefs.client.blocking.lake import Lake
 from lakefs.client.connect import connect
-from lakefs.config.settings import SETTING_NAMES
 from tests.crash.small_engine import SmallEngine
 from tests.door.asks import DOMAIN, Ask, Key, raw_of
 from tests.door.line import Line, Reply, address_of, without_own
 from tests.door.stored import OPEN, OTHER, store_all
 from tests.e2e.gateways import Gateway, gateway
+from tests.e2e.s3_client import url_of
 from tests.e2e.served import LAKE, Served, serving
 
-HAS_DOOR: Final = "s3_door" in SETTING_NAMES
 SETTINGS: Final = ("--s3-domains", DOMAIN, "--log-level", "error")
 """Options of all gateways."""
 _SERIES: Final = re.compile(r"(\w+)(?:\{([^}]*)\})? ([0-9.e+-]+)")
@@ -31,7 +30,7 @@ _SERIES: Final = re.compile(r"(\w+)(?:\{([^}]*)\})? ([0-9.e+-]+)")
 
 def door(state: str) -> list[str]:
     """Return the options that turn the door `on` or `off`."""
-    return ["--s3-door", state] if HAS_DOOR else []
+    return ["--s3-door", state]
 
 
 def figure(found: Gateway, name: str, labels: str = "") -> float:
@@ -70,9 +69,16 @@ class World:
     def beside(self, program: Sequence[str]) -> Iterator[World]:
         """Run another gateway, whose Python path has a planted bug, in the place of the one with the door."""
         with gateway(self.engine.server, *SETTINGS, *door("off"), program=program) as other:
-            found = World(self.engine, other, self.without, self.keys, self.lake)
-            found.versions = self.versions
-            yield found
+            yield self._with(other, other.url)
+
+    def by_engine(self) -> World:
+        """Return the same with the engine's own S3 port in the place of the gateway with the door."""
+        return self._with(self.with_door, url_of(self.engine))
+
+    def _with(self, other: Gateway, url: str) -> World:
+        found = World(self.engine, other, self.without, self.keys, self.lake)
+        found.versions, found.door_address = self.versions, address_of(url)
+        return found
 
     def raw(self, ask: Ask) -> bytes:
         """Return the bytes of a request, signed now."""
