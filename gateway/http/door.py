@@ -13,7 +13,6 @@ Rules kept here:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -69,7 +68,10 @@ class Door:
         """Serve parked connections until cancelled; those that are left are handed over as ended."""
         try:
             while True:
-                with trio.move_on_after(_LONG_S if self._native.unkept else math.inf):
+                if self._native.unkept:
+                    with trio.move_on_after(_LONG_S):
+                        await trio.lowlevel.wait_readable(self._native.fileno())
+                else:
                     await trio.lowlevel.wait_readable(self._native.fileno())
                 self._before_turn()
                 self._native.begin(_TURN_NS)

@@ -11,9 +11,9 @@ Rules kept here:
   it is durable.  It is repeated while the stamps stand.
 - A claim is learned from a signature that was proven, for a key that may read the bucket, and holds as long as the
   keys that it was proven with: a second.  When a key changes or goes, all claims are dropped.
-- Stamps, places and answers are those of one connection to one engine.  When it ends all is forgotten, before anything
-  else is answered; on the next one the engine is asked for its own.  An answer that was read on the connection before
-  is not learned.
+- Stamps, places and answers are those of one connection to one engine.  When it ends all is forgotten, before another
+  engine can have opened the store; on the next one the engine is asked for its own.  An answer that was read on the
+  connection before is not learned.
 - An engine that has no stamps (an older one, or one on another machine) is asked as before: the door stays shut.
 """
 
@@ -72,6 +72,8 @@ _NOTE_S: Final = 1.0
 """Seconds between two reports of reads to the engine's DRAM tier."""
 _RETRY_S: Final = 0.25
 """Least seconds between two tries to read the access keys in the background."""
+_LOOK_S: Final = 0.005
+"""Seconds between two looks at the connection to the engine; another engine takes longer to open the store."""
 _REOPEN_S: Final = 1.0
 """Seconds after which an engine that was busy is asked for its stamps again."""
 _NEVER: Final = -1
@@ -127,7 +129,7 @@ class S3Door:
         """The connection whose engine's stamps are used."""
         self._asked_epoch = _NEVER
         """The connection whose engine was last asked for them."""
-        self._ageing_at = self._noted_at = self._open_at = 0.0
+        self._ageing_at = self._noted_at = self._open_at = self._looked_at = 0.0
         self._wanted = trio.Event()
         self._is_refreshing = False
         self._nursery: trio.Nursery | None = None
@@ -332,9 +334,11 @@ class S3Door:
     # --- turns ---------------------------------------------------------------------------------------------------
 
     def _before_turn(self) -> None:
-        if self._epoch != _NEVER and not self._driver.is_held(self._epoch):
-            self._shut()
         now = time.monotonic()
+        if now >= self._looked_at + _LOOK_S:
+            self._looked_at = now
+            if self._epoch != _NEVER and not self._driver.is_held(self._epoch):
+                self._shut()
         if self._log is not None and self.repeater.logged_bytes >= WRITE_BYTES:
             self._log.write_soon()
         if now >= self._ageing_at and not self._is_refreshing and self._nursery is not None:
