@@ -290,7 +290,7 @@ class S3Door:
         Without room for them in the engine, or without the engine, it is not kept.
         """
         pieces, name, stop = _pieces_of(rest), _name_of(rest), rest.span[1]
-        leased = await self._leased(name, {piece.chunk for piece in pieces})
+        leased = await self._leased(name, pieces)
         if leased is not None:
             try:
                 yield leased
@@ -301,13 +301,16 @@ class S3Door:
             stat = ObjectStat(name.bucket, name.key, kind=2, node=0, size_bytes=stop, etag="", mtime_ns=0)
             yield Opened(name, stat, 0, pieces, grants, {})
 
-    async def _leased(self, name: Name, chunks: set[ChunkId]) -> Opened | None:
-        """Open an object with a lease; None if it cannot be opened, or has not all of these chunks any more."""
+    async def _leased(self, name: Name, pieces: list[Piece]) -> Opened | None:
+        """Open an object with a lease; None if it cannot be opened, or has other content than these pieces by now.
+
+        The same chunks at other offsets are other content: the rest of the answer is read by this object's layout.
+        """
         try:
             opened = await self.contents.open_leased(name)
         except LakeError:
             return None
-        if chunks <= {piece.chunk for piece in opened.pieces}:
+        if set(pieces) <= set(opened.pieces):
             return opened
         await self.contents.close(opened)
         return None
