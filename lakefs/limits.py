@@ -390,6 +390,8 @@ S3_DOOR_BYTES: Final = 64 * MIB
 """Answers that the door keeps: some 100,000 of objects without metadata."""
 S3_DOOR_PIECES_MAX: Final = 1024
 """Chunks of an object that the door sends: 4 GiB; its answers keep 41 bytes of each."""
+S3_PUTS_GATHERED_MAX: Final = 64
+"""PUTs of small objects that the door has stored with one request: 4 MiB at most."""
 S3_TAGS_MAX: Final = 10
 S3_QUERY_PARAMETERS_MAX: Final = 64
 HISTOGRAM_MAX_NS: Final = 3600 * 10**9

@@ -2,9 +2,9 @@
 """The native door: parked connections, and answers that are repeated to them; `door.h` has the rules."""
 
 cimport cython
-from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.pycapsule cimport PyCapsule_GetPointer
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcpy, memset
 
@@ -29,16 +29,24 @@ cdef extern from "door.h" nogil:
         size_t length
     ctypedef struct repeater:
         pass
+    enum:
+        DOOR_TO_RECEIVE
+        DOOR_TO_SEND
+    ctypedef struct door_ticket:
+        int descriptor
+        uint64_t number
     ctypedef struct door_connection:
         int64_t heard_ns, began_ns
         void *rest
-        uint8_t is_parked, is_last, waits_to_send, peer_length
+        uint64_t held
+        uint8_t is_parked, is_last, waits, peer_length
         uint8_t peer[92]
     ctypedef struct door:
         int epoll
         repeater by
         door_connection *connections
-        int connection_count, unkept
+        int connection_count, timed
+        uint8_t *taken
     ctypedef struct door_handed:
         int descriptor, kind
         span received, unsent
@@ -50,11 +58,21 @@ cdef extern from "door.h" nogil:
     void door_serve(door *, door_handed *)
     int door_long_under_way(door *, int64_t began_ns, door_handed *)
     void door_set_rest(door *, int descriptor, void *rest, int is_kept)
-    void door_wait(door *, int descriptor, int to_send)
+    void door_wait(door *, int descriptor, uint8_t wanted)
+    int door_is_busy(const door *, int descriptor)
+    int door_answer(door *, door_ticket, span answer, door_handed *)
+    int door_give_back(door *, door_ticket, span request, door_handed *)
 
 
 cdef inline bytes bytes_of(span text):
     return PyBytes_FromStringAndSize(<const char *>text.at, <Py_ssize_t>text.length)
+
+
+cdef inline span span_of(bytes text) noexcept:
+    cdef span made
+    made.at = <const uint8_t *>PyBytes_AS_STRING(text)
+    made.length = <size_t>PyBytes_GET_SIZE(text)
+    return made
 
 
 @cython.no_gc_clear  # what repeats answers is in use until this is freed
@@ -82,6 +100,7 @@ cdef class Door:
             return
         for descriptor in range(self.at.connection_count):
             door_leave(self.at, descriptor)
+        free(self.at.taken)
         free(self.at.connections)
         free(self.at)
 
@@ -105,23 +124,23 @@ cdef class Door:
         parked.peer_length = <uint8_t>min(<Py_ssize_t>DOOR_PEER_BYTES, len(peer))
         memcpy(parked.peer, <const char *>peer, parked.peer_length)
         self.epoll.register(descriptor, select.EPOLLIN)
-        parked.is_parked, parked.is_last, parked.waits_to_send = 1, 0, 0
+        parked.is_parked, parked.is_last, parked.waits = 1, 0, DOOR_TO_RECEIVE
         parked.heard_ns = door_now_ns()
         if rest is not None:
             parked.began_ns = rest.began_ns
             door_set_rest(self.at, descriptor, <void *><size_t>rest.release(), 1)
-            door_wait(self.at, descriptor, 1)
+            door_wait(self.at, descriptor, DOOR_TO_SEND)
 
     def leave(self, int descriptor):
         """Leave a connection to its owner, if it is parked; an answer under way is broken off."""
         door_leave(self.at, descriptor)
 
-    def is_sending(self, int descriptor):
-        """Return True if an answer is under way on a parked connection."""
-        return bool(door_is_parked(self.at, descriptor)) and self.at.connections[descriptor].rest != NULL
+    def is_busy(self, int descriptor):
+        """Return True for a parked connection with half a request, a request that is held, or an answer under way."""
+        return bool(door_is_busy(self.at, descriptor))
 
     def finish(self, int descriptor):
-        """Hand a connection over, with no bytes, when the answer under way has been sent."""
+        """Hand a connection over, with no bytes, when its busy time is over."""
         if door_is_parked(self.at, descriptor):
             self.at.connections[descriptor].is_last = 1
 
@@ -145,34 +164,52 @@ cdef class Door:
             door_serve(self.at, &handed)
         return self.handed_over(&handed)
 
+    def answer(self, int descriptor, uint64_t number, bytes answer not None):
+        """Answer a request that is held, by its ticket; return, as `serve` does, its connection if it is handed over.
+
+        The answer to a connection that has left is dropped.
+        """
+        cdef door_handed handed
+        door_answer(self.at, door_ticket(descriptor, number), span_of(answer), &handed)
+        return self.handed_over(&handed)
+
+    def give_back(self, int descriptor, uint64_t number, bytes request not None):
+        """Hand a connection over with the request that is held, by its ticket; return it as `serve` does; None: it left."""
+        cdef door_handed handed
+        door_give_back(self.at, door_ticket(descriptor, number), span_of(request), &handed)
+        return self.handed_over(&handed)
+
     def late(self, int64_t idle_ns, int64_t stall_ns):
-        """Return the descriptors of parked connections on which nothing has come for `idle_ns`, or gone for `stall_ns`."""
+        """Return the descriptors of parked connections on which nothing has come for `idle_ns`, or gone for `stall_ns`.
+
+        Those whose request is held wait for us.
+        """
         cdef int64_t now_ns = door_now_ns(), allowed_ns
         cdef int descriptor
         found = []
         for descriptor in range(self.at.connection_count):
-            if self.at.connections[descriptor].is_parked:
+            if self.at.connections[descriptor].is_parked and not self.at.connections[descriptor].held:
                 allowed_ns = idle_ns if self.at.connections[descriptor].rest == NULL else stall_ns
                 if now_ns - self.at.connections[descriptor].heard_ns > allowed_ns:
                     found.append(descriptor)
         return found
 
     def quietest(self):
-        """Return the parked connection without an answer under way that was heard longest ago; -1 if there is none."""
+        """Return the parked connection that is not busy and was heard longest ago; -1 if there is none."""
         cdef int descriptor, found = -1
         for descriptor in range(self.at.connection_count):
-            if self.at.connections[descriptor].is_parked and self.at.connections[descriptor].rest == NULL:
+            if self.at.connections[descriptor].is_parked and not door_is_busy(self.at, descriptor):
                 if found < 0 or self.at.connections[descriptor].heard_ns < self.at.connections[found].heard_ns:
                     found = descriptor
         return found
 
     @property
-    def unkept(self):
-        """Count of answers under way whose content is not kept."""
-        return self.at.unkept
+    def timed(self):
+        """Count of connections that `take_long` returns in time: with half a request, or content that is not kept."""
+        return self.at.timed
 
     def take_long(self, int64_t began_ns):
-        """Return, as `serve` does, a connection whose answer began before that time and is not kept; None: none."""
+        """Return, as `serve` does, a connection of `timed` on which that began before this time; None: there is none."""
         cdef door_handed handed
         door_long_under_way(self.at, began_ns, &handed)
         return self.handed_over(&handed)

@@ -29,7 +29,7 @@ from gateway.http.door import Door
 from gateway.http.framing import body_framing
 from gateway.http.head import HeadWatch, HttpRefusal, RequestHead, head_length, parse_head
 from gateway.http.messages import FixedLines, Handler, Observer, Refused, Request, Response, response_head
-from lakefs.errors import EngineUnreachable
+from lakefs.errors import EngineUnreachable, LakeError
 from lakefs.ids import Buffer
 from lakefs.limits import (
     HTTP_HEAD_BYTES_MAX,
@@ -79,6 +79,8 @@ class Connection:
         self.parked_as = NOT_PARKED
         """Its descriptor while the door has it, or has handed it over and its task has not run yet."""
         self._peer = msgspec.json.encode(stream.peer)
+        self._failure: LakeError | None = None
+        """Of the next request, which was tried before this task has got it."""
         self._handler = handler
         self._refused = refused
         self._fixed = fixed
@@ -140,7 +142,8 @@ class Connection:
             await self._answer(response, keep_alive=False, with_body=True)
             return False
         began = perf_counter()
-        request = Request(head, body, self._stream.peer)
+        request = Request(head, body, self._stream.peer, failure=self._failure)
+        self._failure = None
         try:
             response = await self._handler(request)
         except HttpRefusal as refusal:  # the body broke the rules
@@ -220,7 +223,7 @@ class Connection:
             if descriptor < 0:
                 raise EngineUnreachable("the connection was closed here")
             try:
-                received, unsent, rest = await self._door.next_bytes(descriptor, self._peer)
+                received, unsent, rest, self._failure = await self._door.next_bytes(descriptor, self._peer)
             except OSError:  # the system watches no more descriptors
                 return await self._receive()
             finally:
@@ -244,7 +247,7 @@ class Connection:
         assert isinstance(self._stream, SocketStream)
         self.parked_as = self._stream.descriptor
         try:
-            received, unsent, left = await self._door.next_bytes(self.parked_as, self._peer, rest)
+            received, unsent, left, _ = await self._door.next_bytes(self.parked_as, self._peer, rest)
         finally:
             self.parked_as = NOT_PARKED
         if received is None:

@@ -4,11 +4,16 @@
    What a request means, and what is sent, is the repeater's business (`gateway/http/repeater.h`).
 
    An answer that takes long is shown to its task once, before it goes on: the task has its content kept, and parks the
-   connection again with the rest.  It is handed over when that has been sent. */
+   connection again with the rest.  It is handed over when that has been sent.
+
+   A request that is still to come whole, if the repeater waits for it, is received into memory of its own; one that takes
+   long is handed over with what has come.  While a request is held nothing is received: its connection waits for the
+   answer. */
 #ifndef LAKE_DOOR_H
 #define LAKE_DOOR_H
 
 #include <errno.h>
+#include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <time.h>
@@ -19,14 +24,19 @@
 #define DOOR_RECEIVE_BYTES (16 << 10)
 #define DOOR_PEER_BYTES 92
 #define DOOR_TURN_BYTES (1 << 20) /* of one answer, before other connections are served */
+#define DOOR_PARTIAL_BYTES (16 << 20) /* of all requests that are still to come whole */
 
 enum { DOOR_BYTES = 0, DOOR_ENDED = 1 };
+enum { DOOR_TO_RECEIVE = 0, DOOR_TO_SEND = 1, DOOR_FOR_NOTHING = 2 };
 
 typedef struct {
     int64_t heard_ns; /* CLOCK_MONOTONIC: when bytes last came or went, or it was parked */
-    int64_t began_ns; /* when the answer under way began */
+    int64_t began_ns; /* when the request or answer under way began */
     void *rest;       /* of the answer under way; NULL: none */
-    uint8_t is_parked, waits_to_send, peer_length;
+    uint8_t *partial; /* of a request, as far as it has come; NULL: none */
+    uint32_t partial_length, partial_wanted;
+    uint64_t held; /* number of the request that is held; 0: none */
+    uint8_t is_parked, waits, peer_length;
     uint8_t is_kept; /* the task has had the rest's content kept: it is handed over when the rest is sent */
     uint8_t is_last; /* it is handed over when the answer under way is sent */
     uint8_t peer[DOOR_PEER_BYTES];
@@ -37,8 +47,11 @@ typedef struct {
     repeater by;
     door_connection *connections; /* by descriptor */
     int connection_count;
-    int unkept; /* rests under way that are not kept */
+    int timed; /* connections that are handed over if it takes long: with a rest that is not kept, or half a request */
     int64_t until_ns; /* end of the present turn */
+    uint64_t tickets; /* given so far */
+    size_t partial_bytes;
+    uint8_t *taken; /* memory of the last request that came in parts */
     struct epoll_event events[DOOR_EVENTS];
     int next, count;
     uint8_t received[DOOR_RECEIVE_BYTES];
@@ -67,13 +80,15 @@ static inline int door_is_parked(const door *at, int descriptor)
     return descriptor >= 0 && descriptor < at->connection_count && at->connections[descriptor].is_parked;
 }
 
-static void door_wait(door *at, int descriptor, int to_send)
+/* Waits on a connection, for one of DOOR_TO_RECEIVE, DOOR_TO_SEND and DOOR_FOR_NOTHING. */
+static void door_wait(door *at, int descriptor, uint8_t wanted)
 {
-    if (at->connections[descriptor].waits_to_send == to_send)
+    static const uint32_t events[] = {EPOLLIN, EPOLLOUT, EPOLLONESHOT}; /* the end of a connection is told once */
+    if (at->connections[descriptor].waits == wanted)
         return;
-    at->connections[descriptor].waits_to_send = (uint8_t)to_send;
-    struct epoll_event wanted = {.events = to_send ? EPOLLOUT : EPOLLIN, .data.fd = descriptor};
-    epoll_ctl(at->epoll, EPOLL_CTL_MOD, descriptor, &wanted);
+    at->connections[descriptor].waits = wanted;
+    struct epoll_event event = {.events = events[wanted], .data.fd = descriptor};
+    epoll_ctl(at->epoll, EPOLL_CTL_MOD, descriptor, &event);
 }
 
 static inline span door_peer(const door *at, int descriptor)
@@ -81,12 +96,59 @@ static inline span door_peer(const door *at, int descriptor)
     return (span){at->connections[descriptor].peer, at->connections[descriptor].peer_length};
 }
 
+static inline int door_is_timed(const door_connection *of)
+{
+    return of->partial != NULL || (of->rest != NULL && !of->is_kept);
+}
+
+/* Returns 1 for a parked connection with half a request, a request that is held, or an answer under way. */
+static inline int door_is_busy(const door *at, int descriptor)
+{
+    const door_connection *of = at->connections + descriptor;
+    return door_is_parked(at, descriptor) && (of->partial != NULL || of->rest != NULL || of->held);
+}
+
 static void door_set_rest(door *at, int descriptor, void *rest, int is_kept)
 {
     door_connection *of = at->connections + descriptor;
-    at->unkept += (rest != NULL && !is_kept) - (of->rest != NULL && !of->is_kept);
+    at->timed -= door_is_timed(of);
     of->rest = rest;
     of->is_kept = (uint8_t)is_kept;
+    at->timed += door_is_timed(of);
+}
+
+/* Keeps the begin of a request; returns 0 if there is no memory for all of it. */
+static int door_set_partial(door *at, int descriptor, span begun, size_t wanted)
+{
+    door_connection *of = at->connections + descriptor;
+    if (wanted <= begun.length || wanted > DOOR_PARTIAL_BYTES - at->partial_bytes)
+        return 0;
+    uint8_t *memory = malloc(wanted);
+    if (memory == NULL)
+        return 0;
+    memcpy(memory, begun.at, begun.length);
+    at->timed -= door_is_timed(of);
+    of->partial = memory;
+    of->partial_length = (uint32_t)begun.length;
+    of->partial_wanted = (uint32_t)wanted;
+    at->partial_bytes += wanted;
+    at->timed += door_is_timed(of);
+    return 1;
+}
+
+/* Takes what has come of a request; the bytes are valid until the next call. */
+static span door_take_partial(door *at, int descriptor)
+{
+    door_connection *of = at->connections + descriptor;
+    if (of->partial == NULL)
+        return door_nothing;
+    at->timed -= door_is_timed(of);
+    free(at->taken);
+    at->taken = of->partial;
+    at->partial_bytes -= of->partial_wanted;
+    of->partial = NULL;
+    at->timed += door_is_timed(of);
+    return (span){at->taken, of->partial_length};
 }
 
 static void door_end_rest(door *at, int descriptor, int is_cut)
@@ -105,6 +167,8 @@ static void door_leave(door *at, int descriptor)
     if (!door_is_parked(at, descriptor))
         return;
     door_end_rest(at, descriptor, 1);
+    door_take_partial(at, descriptor);
+    at->connections[descriptor].held = 0;
     at->connections[descriptor].is_parked = 0;
     epoll_ctl(at->epoll, EPOLL_CTL_DEL, descriptor, NULL);
 }
@@ -150,47 +214,54 @@ static int door_go_on(door *at, int descriptor, door_handed *handed)
             door_end_rest(at, descriptor, 0);
             if (is_awaited)
                 return door_hand_over(at, descriptor, DOOR_BYTES, door_nothing, door_nothing, handed);
-            door_wait(at, descriptor, 0);
+            door_wait(at, descriptor, DOOR_TO_RECEIVE);
             return 0;
         }
         if ((size_t)sent < piece.length || left <= (size_t)sent) {
-            door_wait(at, descriptor, 1);
+            door_wait(at, descriptor, DOOR_TO_SEND);
             return 0;
         }
         left -= (size_t)sent;
     }
 }
 
-/* Receives from one connection and repeats answers to it; returns 1 if it was handed over. */
-static int door_receive(door *at, int descriptor, door_handed *handed)
+/* Sends what is left of an answer's bytes; returns 1 if the connection was handed over. */
+static int door_sent(door *at, int descriptor, span answer, ssize_t sent, span received, door_handed *handed)
 {
-    ssize_t count = recv(descriptor, at->received, sizeof at->received, MSG_DONTWAIT);
-    if (count < 0 && (errno == EAGAIN || errno == EINTR))
-        return 0;
-    if (count <= 0)
+    if (sent < 0)
         return door_hand_over_ended(at, descriptor, handed);
-    door_connection *from = at->connections + descriptor;
-    int64_t began_ns = from->heard_ns = door_now_ns();
-    span left = {at->received, (size_t)count};
+    if ((size_t)sent == answer.length)
+        return 0;
+    span unsent = {answer.at + sent, answer.length - (size_t)sent};
+    return door_hand_over(at, descriptor, DOOR_BYTES, received, unsent, handed);
+}
+
+/* Repeats answers to requests of one connection; returns 1 if it was handed over. */
+static int door_repeat(door *at, int descriptor, span left, int64_t began_ns, door_handed *handed)
+{
+    door_connection *to = at->connections + descriptor;
     while (left.length) {
-        repeated answer = {door_nothing, NULL};
-        size_t used = at->by.repeat(at->by.context, left, began_ns, &answer);
+        repeated answer = {door_nothing, NULL, 0, 0};
+        door_ticket ticket = {descriptor, at->tickets + 1};
+        size_t used = at->by.repeat(at->by.context, left, began_ns, ticket, &answer);
+        to->began_ns = began_ns;
+        if (!used && answer.wanted && door_set_partial(at, descriptor, left, answer.wanted))
+            return 0;
         if (!used)
             return door_hand_over(at, descriptor, DOOR_BYTES, left, door_nothing, handed);
+        if (answer.is_held) {
+            to->held = at->tickets = ticket.number;
+            return 0;
+        }
         left.at += used;
         left.length -= used;
         ssize_t sent = door_send(descriptor, answer.bytes, answer.rest == NULL ? 0 : MSG_MORE);
-        from->began_ns = began_ns;
         door_set_rest(at, descriptor, answer.rest, 0);
         int64_t ended_ns = door_now_ns();
         if (answer.rest == NULL)
             at->by.sent(at->by.context, door_peer(at, descriptor), (uint64_t)(ended_ns - began_ns));
-        if (sent < 0)
-            return door_hand_over_ended(at, descriptor, handed);
-        if ((size_t)sent < answer.bytes.length) {
-            span unsent = {answer.bytes.at + sent, answer.bytes.length - (size_t)sent};
-            return door_hand_over(at, descriptor, DOOR_BYTES, left, unsent, handed);
-        }
+        if (door_sent(at, descriptor, answer.bytes, sent, left, handed))
+            return 1;
         if (answer.rest != NULL)
             return door_go_on(at, descriptor, handed);
         began_ns = ended_ns;
@@ -198,13 +269,70 @@ static int door_receive(door *at, int descriptor, door_handed *handed)
     return 0;
 }
 
-/* Hands over a connection whose answer began before `began_ns` and has content that is not kept; 0: there is none. */
+/* Receives from one connection and repeats answers to it; returns 1 if it was handed over. */
+static int door_receive(door *at, int descriptor, door_handed *handed)
+{
+    door_connection *from = at->connections + descriptor;
+    uint8_t *into = from->partial == NULL ? at->received : from->partial + from->partial_length;
+    size_t room = from->partial == NULL ? sizeof at->received : from->partial_wanted - from->partial_length;
+    ssize_t count = recv(descriptor, into, room, MSG_DONTWAIT);
+    if (count < 0 && (errno == EAGAIN || errno == EINTR))
+        return 0;
+    if (count <= 0 && from->partial == NULL)
+        return door_hand_over_ended(at, descriptor, handed);
+    if (count <= 0) /* its task answers half a request */
+        return door_hand_over(at, descriptor, DOOR_BYTES, door_take_partial(at, descriptor), door_nothing, handed);
+    from->heard_ns = door_now_ns();
+    if (from->partial == NULL)
+        return door_repeat(at, descriptor, (span){at->received, (size_t)count}, from->heard_ns, handed);
+    from->partial_length += (uint32_t)count;
+    if (from->partial_length < from->partial_wanted)
+        return 0;
+    return door_repeat(at, descriptor, door_take_partial(at, descriptor), from->began_ns, handed);
+}
+
+/* Returns 1 if the connection has the request that the ticket was given for. */
+static inline int door_has(const door *at, door_ticket ticket)
+{
+    return door_is_parked(at, ticket.descriptor) && ticket.number && at->connections[ticket.descriptor].held == ticket.number;
+}
+
+/* Answers a request that was held; returns 1 if its connection was handed over. */
+static int door_answer(door *at, door_ticket ticket, span answer, door_handed *handed)
+{
+    handed->descriptor = -1;
+    if (!door_has(at, ticket))
+        return 0;
+    door_connection *to = at->connections + ticket.descriptor;
+    ssize_t sent = door_send(ticket.descriptor, answer, 0);
+    to->held = 0;
+    to->heard_ns = door_now_ns();
+    at->by.sent(at->by.context, door_peer(at, ticket.descriptor), (uint64_t)(to->heard_ns - to->began_ns));
+    if (door_sent(at, ticket.descriptor, answer, sent, door_nothing, handed))
+        return 1;
+    if (to->is_last)
+        return door_hand_over(at, ticket.descriptor, DOOR_BYTES, door_nothing, door_nothing, handed);
+    door_wait(at, ticket.descriptor, DOOR_TO_RECEIVE);
+    return 0;
+}
+
+/* Hands over a connection with the request that was held; returns 0 if it has left. */
+static int door_give_back(door *at, door_ticket ticket, span request, door_handed *handed)
+{
+    handed->descriptor = -1;
+    return door_has(at, ticket) && door_hand_over(at, ticket.descriptor, DOOR_BYTES, request, door_nothing, handed);
+}
+
+/* Hands over a connection on which half a request, or an answer with content that is not kept, began before `began_ns`;
+   0: there is none. */
 static int door_long_under_way(door *at, int64_t began_ns, door_handed *handed)
 {
-    for (int descriptor = 0; at->unkept && descriptor < at->connection_count; descriptor++) {
+    for (int descriptor = 0; at->timed && descriptor < at->connection_count; descriptor++) {
         const door_connection *of = at->connections + descriptor;
-        if (of->is_parked && of->rest != NULL && !of->is_kept && of->began_ns < began_ns)
-            return door_hand_over(at, descriptor, DOOR_BYTES, door_nothing, door_nothing, handed);
+        if (!of->is_parked || !door_is_timed(of) || of->began_ns >= began_ns)
+            continue;
+        span received = door_take_partial(at, descriptor);
+        return door_hand_over(at, descriptor, DOOR_BYTES, received, door_nothing, handed);
     }
     handed->descriptor = -1;
     return 0;
@@ -233,6 +361,10 @@ static void door_serve(door *at, door_handed *handed)
         /* Its connection may have left since the event was fetched. */
         if (!door_is_parked(at, descriptor))
             continue;
+        if (at->connections[descriptor].held) {
+            door_wait(at, descriptor, DOOR_FOR_NOTHING);
+            continue;
+        }
         if (at->connections[descriptor].rest != NULL ? door_go_on(at, descriptor, handed)
                                                      : door_receive(at, descriptor, handed))
             return;

@@ -2,11 +2,14 @@
 
     connection   next_bytes  --  parked: native code receives; what it knows it answers; the rest is handed over
     run          --  wait until a parked connection is readable  --  serve; wake the tasks of those handed over
+    answer       --  to a request that native code holds: its connection stays parked
+    give_back    --  such a request to its task
 
 Rules kept here:
 - A parked connection is the door's alone.  Its task gets it back with every byte that was received and not answered,
   as if it had received them itself, and with the rest of an answer that its client was too slow for: the task sends
   that first.
+- A request that is held keeps its connection parked, and nothing is received there until it is answered.
 - The door decides nothing.  What repeats answers is given to it (`repeater.h`), and knows what it was taught.
 - A turn of the loop serves for `_TURN_NS` at most; then other tasks run.
 """
@@ -15,12 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import outcome
 import trio
 
 from gateway.http.messages import ResponseSender
+from lakefs.errors import LakeError
 
 if TYPE_CHECKING:
     from gateway.http._door import Door as NativeDoor, Repeats, Rest
@@ -38,37 +42,57 @@ GoOn = Callable[["Rest"], Awaitable["Rest | None"]]
 SendRest = Callable[["Rest", GoOn, ResponseSender], Awaitable[None]]
 _TURN_NS: Final = 1_000_000
 _LONG_S: Final = 0.05
-"""Age of an answer under way at which its task has its content kept, so that gc leaves it to a slow client."""
+"""Age at which half a request is handed over, and an answer under way so that its task has its content kept: gc leaves
+it to a slow client then."""
 _NS: Final = 1_000_000_000
 
 
 class HandedOver(NamedTuple):
     """A connection that is its task's again: `received` is None if it has ended.
 
-    `unsent` goes out first, and then the rest of the answer, if there is one (`Door.send_rest`).
+    `unsent` goes out first, and then the rest of the answer, if there is one (`Door.send_rest`).  A `failure` is
+    that of the request that was received: it was tried, and is answered with that.
     """
 
     received: bytes | None
     unsent: bytes
     rest: Rest | None = None
+    failure: LakeError | None = None
+
+
+class Ticket(Protocol):
+    """A request that is held, for its answer."""
+
+    @property
+    def descriptor(self) -> int:
+        """Its connection's."""
+        ...
+
+    @property
+    def number(self) -> int:
+        """Given to no other request."""
+        ...
 
 
 class Door:
     """The parked connections of one server.  `run` serves them, in a task of its owner."""
 
-    def __init__(self, by: Repeats, before_turn: Callable[[], None], send_rest: SendRest) -> None:
-        """`before_turn` is called before each turn of the loop; it must not wait."""
+    def __init__(
+        self, by: Repeats, before_turn: Callable[[], None], after_turn: Callable[[], None], send_rest: SendRest
+    ) -> None:
+        """`before_turn` and `after_turn` are called around each turn of the loop; they must not wait."""
         self._native = NativeDoor(by)
         self.send_rest: Final = send_rest
         """Sends the rest of an answer that takes long, or that native code could not go on with."""
         self._waiting: dict[int, trio.lowlevel.Task] = {}
         self._before_turn = before_turn
+        self._after_turn = after_turn
 
     async def run(self) -> None:
         """Serve parked connections until cancelled; those that are left are handed over as ended."""
         try:
             while True:
-                if self._native.unkept:
+                if self._native.timed:
                     with trio.move_on_after(_LONG_S):
                         await trio.lowlevel.wait_readable(self._native.fileno())
                 else:
@@ -77,8 +101,9 @@ class Door:
                 self._native.begin(_TURN_NS)
                 while (handed := self._native.serve()) is not None:
                     self._wake(handed[0], HandedOver(*handed[1:]))
-                if self._native.unkept:
+                if self._native.timed:
                     self._hand_over_long()
+                self._after_turn()
         finally:
             for descriptor in list(self._waiting):
                 self.leave(descriptor)
@@ -111,16 +136,30 @@ class Door:
         self._native.leave(descriptor)
         self._wake(descriptor, HandedOver(None, b""))
 
-    def is_sending(self, descriptor: int) -> bool:
-        """Return True if an answer is under way on a parked connection."""
-        return self._native.is_sending(descriptor)
+    def answer(self, ticket: Ticket, answer: bytes) -> None:
+        """Answer a request that is held; its connection stays parked if its client takes all of the answer.
+
+        The answer to a client that has gone is dropped.
+        """
+        handed = self._native.answer(ticket.descriptor, ticket.number, answer)
+        if handed is not None:
+            self._wake(handed[0], HandedOver(*handed[1:]))
+
+    def give_back(self, ticket: Ticket, request: bytes, failure: LakeError | None = None) -> None:
+        """Hand a connection over with the request that is held, as if it had just been received.
+
+        With a `failure` the request was tried, and must not be tried again: its task answers with that.
+        """
+        handed = self._native.give_back(ticket.descriptor, ticket.number, request)
+        if handed is not None:
+            self._wake(handed[0], HandedOver(*handed[1:], failure))
 
     def is_quiet(self, descriptor: int) -> bool:
-        """Return True for a parked connection without an answer under way."""
-        return self._native.heard_ns(descriptor) != 0 and not self._native.is_sending(descriptor)
+        """Return True for a parked connection that is not busy."""
+        return self._native.heard_ns(descriptor) != 0 and not self._native.is_busy(descriptor)
 
     def finish(self, descriptor: int) -> None:
-        """Hand a connection over, with no bytes, when the answer under way on it has been sent."""
+        """Hand a connection over, with no bytes, when its busy time is over."""
         self._native.finish(descriptor)
 
     def late(self, idle_s: float, stall_s: float) -> list[int]:

@@ -11,6 +11,7 @@ from http import HTTPStatus
 from typing import Final, Protocol
 
 from gateway.http.head import HttpRefusal, RequestHead
+from lakefs.errors import LakeError
 from lakefs.ids import Buffer
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -67,6 +68,8 @@ class Request:
     target: object = None
     """The parsed target and, next, the signature, set by the handler: for observers."""
     signature: object = None
+    failure: LakeError | None = None
+    """It was tried already and has failed: it is answered with this, and not tried again."""
 
 
 @dataclass(slots=True)

@@ -30,6 +30,7 @@ from gateway.s3.operations import (
     tagging,
     versions,
 )
+from gateway.s3.operations.gathered import GatheredPuts
 from gateway.s3.protocol.errors import S3Error, error_body, from_lake, internal_error
 from gateway.s3.protocol.headers import check_headers
 from gateway.s3.protocol.sigv4 import authenticate
@@ -85,6 +86,7 @@ class S3Service:
             lakes.door.refresh_keys = partial(self._keys.refresh, FRESH_S / 2)
             lakes.door.find_key = self._keys.find
             lakes.door.contents = lakes.contents
+            lakes.door.gathering.store = GatheredPuts(lakes.engine, lakes.door, domains, self._keys.find).store
         self._host_id = os.urandom(8).hex()
         self._first_id = int.from_bytes(os.urandom(8), "big")
         self._requests = 0
@@ -126,6 +128,9 @@ class S3Service:
 
     async def _dispatched(self, request: Request) -> Response:
         head = request.head
+        if request.failure is not None:
+            request.target = parse_target(head, self._domains)
+            raise request.failure
         if self._keys.are_old:
             await self._keys.refresh()
         signature = authenticate(head, region=self._region, now_s=time.time(), find_key=self._keys.find)

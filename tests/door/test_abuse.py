@@ -91,6 +91,7 @@ def test_an_object_that_changes_while_a_slow_reader_reads_it_is_whole(made: Worl
         raw = made.raw(Ask(path))
         with Line(made.door_address, receive_bytes=TINY_BYTES) as slow, Line(made.door_address) as line:
             assert line.ask(raw).body == stored
+            until(lambda: not _is_held(made))
             slow.send(raw)
             began = slow.receive(1000)
             until(lambda: _is_held(made))

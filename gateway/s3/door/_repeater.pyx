@@ -5,6 +5,7 @@ Memory that is used natively (stamps, places, slabs) is kept by references here 
 """
 
 cimport cython
+from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_New
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -33,6 +34,8 @@ cdef extern from "repeat.h" nogil:
         TIMES_MAX
         PASSED_COUNT
         FIELD_NONE
+        MD5_DIGEST_LENGTH
+        OF_COUNT
     const char *REPEATER_CAPSULE
     const char *LAKE_PLACES_CAPSULE
     const char *LAKE_STAMPS_CAPSULE
@@ -41,10 +44,13 @@ cdef extern from "repeat.h" nogil:
         size_t length
     ctypedef struct repeated:
         pass
+    ctypedef struct door_ticket:
+        int descriptor
+        uint64_t number
     ctypedef struct repeater:
         void *context
         void (*begin)(void *)
-        size_t (*repeat)(void *, span, int64_t, repeated *)
+        size_t (*repeat)(void *, span, int64_t, door_ticket, repeated *)
         void (*sent)(void *, span, uint64_t)
         span (*piece)(void *, void *)
         int (*taken)(void *, void *, size_t)
@@ -85,19 +91,26 @@ cdef extern from "repeat.h" nogil:
         uint8_t *lines
         size_t length, room
         uint64_t one_of, lost
+    ctypedef struct gathered:
+        door_ticket ticket
+        span request, host, target, type, body, signer
+        uint8_t md5[16]
+    ctypedef struct gathered_puts:
+        size_t count, bytes
     ctypedef struct s3_repeater:
+        gathered_puts puts
         access_log log
         claims_table claims
         answers_table answers
         content_table content
         uint64_t next_id, random
         int64_t date_s
-        uint64_t counts[2][2]
-        uint64_t times[2][32]
-        uint64_t took_ns[2]
+        uint64_t counts[3][2]
+        uint64_t times[3][32]
+        uint64_t took_ns[3]
         uint64_t bounds_ns[32]
         size_t bound_count
-        uint64_t sent_bytes, cut_short
+        uint64_t received_bytes, sent_bytes, cut_short
         uint64_t passed[16]
         uint8_t notes[256][33]
         size_t note_count
@@ -105,7 +118,10 @@ cdef extern from "repeat.h" nogil:
     void head_begin()
     void lake_crc32c_begin()
     void repeat_begin(void *)
-    size_t repeat_one(void *, span, int64_t, repeated *)
+    size_t repeat_one(void *, span, int64_t, door_ticket, repeated *)
+    void puts_begin(gathered_puts *)
+    gathered *puts_take(gathered_puts *)
+    span answer_put(s3_repeater *, const gathered *, span lines, span logged)
     span rest_piece(void *, void *)
     int rest_taken(void *, void *, size_t)
     void rest_ended(void *, void *, span, uint64_t, int)
@@ -139,6 +155,8 @@ cdef extern from *:
     """
     uint64_t hash_by_python(span text) noexcept nogil
 
+OPERATIONS: tuple = ("GetObject", "HeadObject", "PutObject")
+"""The operations of the door's answers, in the order of their counts."""
 PASSED: tuple = ("head", "field", "keys", "new", "changed", "signature", "content")
 """Reasons for passing a request on, in the order of their counts."""
 
@@ -151,6 +169,10 @@ cdef inline span span_of(bytes text) noexcept:
     made.at = <const uint8_t *>PyBytes_AS_STRING(text)
     made.length = <size_t>PyBytes_GET_SIZE(text)
     return made
+
+
+cdef inline bytes bytes_of(span text):
+    return PyBytes_FromStringAndSize(<const char *>text.at, <Py_ssize_t>text.length)
 
 
 @cython.no_gc_clear  # its parts are in use until it is freed
@@ -175,6 +197,7 @@ cdef class Repeater:
             self.at.content.segments[slot].descriptor = -1
         if not answers_begin(&self.at.answers, hash_by_python, memory_bytes):
             raise MemoryError("no memory for the door's answers")
+        puts_begin(&self.at.puts)
         self.at.claims.hash = hash_by_python
         self.at.next_id = int.from_bytes(os.urandom(8), "little")
         self.at.random = int.from_bytes(os.urandom(8), "little")
@@ -195,6 +218,10 @@ cdef class Repeater:
     def __dealloc__(self):
         if self.at == NULL:
             return
+        cdef gathered *put = puts_take(&self.at.puts)
+        while put != NULL:
+            free(put)
+            put = puts_take(&self.at.puts)
         self.drop()
         answers_end(&self.at.answers)
         free(self.at.log.lines)
@@ -392,6 +419,27 @@ cdef class Repeater:
         rest.at = <body_rest *>address
         return rest
 
+    # --- puts ----------------------------------------------------------------------------------------------------
+
+    @property
+    def gathered(self):
+        """Count of the PUTs that wait to be taken."""
+        return self.at.puts.count
+
+    def take_puts(self, int count_max):
+        """Return the PUTs that came first (`Put`), at most so many; each is to be answered, or given back."""
+        cdef gathered *at
+        cdef Put put
+        taken = []
+        while len(taken) < count_max:
+            at = puts_take(&self.at.puts)
+            if at == NULL:
+                break
+            put = Put(self)
+            put.at = at
+            taken.append(put)
+        return taken
+
     # --- the access log ------------------------------------------------------------------------------------------
 
     def log(self, uint64_t one_of, size_t room):
@@ -426,19 +474,30 @@ cdef class Repeater:
         self.at.note_count = 0
         return noted
 
-    def times(self, bint is_head):
-        """Return how many answers took up to each bound, and longer than all; and the sum in nanoseconds."""
-        return [self.at.times[is_head][slot] for slot in range(<int>self.at.bound_count + 1)], self.at.took_ns[is_head]
+    def times(self, int operation):
+        """Return how many answers took up to each bound, and longer than all; and the sum in nanoseconds.
+
+        `operation`: its place in OPERATIONS.
+        """
+        if not 0 <= operation < OF_COUNT:
+            raise ValueError("there is no such operation")
+        times = [self.at.times[operation][slot] for slot in range(<int>self.at.bound_count + 1)]
+        return times, self.at.took_ns[operation]
 
     @property
-    def repeated(self):
-        """Counts of answers: GET, GET of a range, HEAD, HEAD of a range."""
-        return tuple(self.at.counts[is_head][is_range] for is_head in range(2) for is_range in range(2))
+    def answered(self):
+        """Counts of answers by OPERATIONS: of a whole object, and of a range."""
+        return [(self.at.counts[operation][0], self.at.counts[operation][1]) for operation in range(OF_COUNT)]
 
     @property
     def passed(self):
         """Counts of requests that were passed on, by `PASSED`."""
         return tuple(self.at.passed[reason] for reason in range(PASSED_COUNT))
+
+    @property
+    def received_bytes(self):
+        """Bytes of the bodies of PUTs that were answered."""
+        return self.at.received_bytes
 
     @property
     def sent_bytes(self):
@@ -511,3 +570,68 @@ cdef class Rest:
     cdef void finish(self, int is_cut) noexcept:
         rest_ended(self.by.at, self.at, span_of(self.peer), <uint64_t>(time.monotonic_ns() - self.began_ns), is_cut)
         self.at = NULL
+
+
+@cython.no_gc_clear  # its bytes are in use until this is freed
+cdef class Put:
+    """A PUT of a small object that came whole, with a signature and digests that were proven; its buffer is the body.
+
+    `descriptor` and `number` are its ticket at the door.
+    """
+
+    cdef gathered *at
+    cdef Repeater by
+
+    def __cinit__(self, Repeater by not None):
+        self.by = by
+
+    def __dealloc__(self):
+        free(self.at)
+
+    def __getbuffer__(self, Py_buffer *buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, <void *>self.at.body.at, <Py_ssize_t>self.at.body.length, 1, flags)
+
+    def __len__(self):
+        return <Py_ssize_t>self.at.body.length
+
+    @property
+    def descriptor(self):
+        return self.at.ticket.descriptor
+
+    @property
+    def number(self):
+        return self.at.ticket.number
+
+    @property
+    def host(self):
+        """The Host, as received."""
+        return bytes_of(self.at.host)
+
+    @property
+    def target(self):
+        """The target, as received: a path without a query."""
+        return bytes_of(self.at.target)
+
+    @property
+    def content_type(self):
+        """The Content-Type; b"" without one."""
+        return bytes_of(self.at.type)
+
+    @property
+    def signer(self):
+        """The access key that it was signed with, as JSON."""
+        return bytes_of(self.at.signer)
+
+    @property
+    def md5(self):
+        """MD5 of the body."""
+        return PyBytes_FromStringAndSize(<const char *>self.at.md5, MD5_DIGEST_LENGTH)
+
+    @property
+    def request(self):
+        """The whole request, as received."""
+        return bytes_of(self.at.request)
+
+    def answer(self, bytes lines not None, bytes logged not None):
+        """Return the bytes of a 200 with these header lines, to be sent at once; `logged` as of `learn_answer`."""
+        return bytes_of(answer_put(self.by.at, self.at, span_of(lines), span_of(logged)))

@@ -244,7 +244,8 @@ static void sign(const claim *by, span date, const uint8_t canonical[SHA256_DIGE
 }
 
 /* Returns the signer whose signature in the Authorization header is right for this request; NULL: Python decides.
-   A target that has a signature in its query has no canonical form here. */
+   A target that has a signature in its query has no canonical form here.  That the body is the one that was signed is
+   another question: `content_is`. */
 static const claim *claims_signer(claims *in, span method, span canonical_target, const fields *of, int64_t now_s)
 {
     static const uint32_t needed = FIELD_BIT(FIELD_HOST) | FIELD_BIT(FIELD_AUTHORIZATION) | FIELD_BIT(FIELD_DATE) |
@@ -256,20 +257,33 @@ static const claim *claims_signer(claims *in, span method, span canonical_target
     const claim *by = claims_find(in, text);
     if (by == NULL || !canonical_target.length || by->signed_fields & ~of->present || of->present & FIELDS_OF_AMZ & ~by->signed_fields)
         return NULL;
-    span date = of->value[FIELD_DATE], content = of->value[FIELD_CONTENT];
+    span date = of->value[FIELD_DATE];
     int64_t signed_s = epoch_of(date);
     if (signed_s < 0 || by->scope.length < 8 || memcmp(date.at, by->scope.at, 8))
         return NULL;
     if (now_s - signed_s > CLOCK_SKEW_S || signed_s - now_s > CLOCK_SKEW_S)
-        return NULL;
-    if (!SPAN_IS(content, "UNSIGNED-PAYLOAD") &&
-        !SPAN_IS(content, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"))
         return NULL;
     uint8_t digest[SHA256_DIGEST_LENGTH], hex[SIGNATURE_BYTES];
     if (!canonical_digest(in, by, method, canonical_target, of, digest))
         return NULL;
     sign(by, date, digest, hex);
     return CRYPTO_memcmp(hex, text.at + text.length, SIGNATURE_BYTES) ? NULL : by;
+}
+
+/* Returns 1 if a body is the one that x-amz-content-sha256 says, or that field leaves the body open. */
+static int content_is(const fields *of, span body)
+{
+    span content = of->value[FIELD_CONTENT];
+    if (SPAN_IS(content, "UNSIGNED-PAYLOAD"))
+        return 1;
+    if (!body.length)
+        return SPAN_IS(content, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+    uint8_t digest[SHA256_DIGEST_LENGTH], hex[2 * SHA256_DIGEST_LENGTH];
+    if (content.length != sizeof hex)
+        return 0;
+    SHA256(body.at, body.length, digest);
+    hex_of(hex, digest);
+    return !CRYPTO_memcmp(hex, content.at, sizeof hex);
 }
 
 /* Writes what a presigned claim is kept under; an empty span if it is too long. */

@@ -1,7 +1,8 @@
 /* The header fields that the door understands.  A request with any other field, or with one twice, is Python's.
 
    That a field is on this list says: with it, the answer is the same as without it, or the door does what it asks for
-   (`range`, `x-amz-checksum-mode`, `connection: keep-alive`), or it belongs to the signature. */
+   (`range`, `x-amz-checksum-mode`, `connection: keep-alive`, `content-md5`), or it belongs to the signature.  Of a PUT
+   `content-type` is kept with the object. */
 #ifndef LAKE_S3_FIELDS_H
 #define LAKE_S3_FIELDS_H
 
@@ -22,6 +23,9 @@ typedef enum {
     FIELD_SDK_REQUEST,
     FIELD_SDK_AGENT,
     FIELD_AGENT,
+    FIELD_LENGTH,
+    FIELD_TYPE,
+    FIELD_MD5,
     FIELD_COUNT
 } field_id;
 
@@ -40,12 +44,18 @@ static const span field_names[FIELD_COUNT] = {
     [FIELD_SDK_REQUEST] = FIELD_NAME("amz-sdk-request"),
     [FIELD_SDK_AGENT] = FIELD_NAME("x-amz-user-agent"),
     [FIELD_AGENT] = FIELD_NAME("user-agent"),
+    [FIELD_LENGTH] = FIELD_NAME("content-length"),
+    [FIELD_TYPE] = FIELD_NAME("content-type"),
+    [FIELD_MD5] = FIELD_NAME("content-md5"),
 #undef FIELD_NAME
 };
 
 #define FIELD_BIT(id) (UINT32_C(1) << (id))
 #define FIELDS_OF_AMZ                                                                                                  \
     (FIELD_BIT(FIELD_DATE) | FIELD_BIT(FIELD_CONTENT) | FIELD_BIT(FIELD_CHECKSUM_MODE) | FIELD_BIT(FIELD_SDK_AGENT))
+#define FIELDS_OF_BODY (FIELD_BIT(FIELD_LENGTH) | FIELD_BIT(FIELD_TYPE) | FIELD_BIT(FIELD_MD5))
+#define FIELDS_OF_READS (~FIELDS_OF_BODY)
+#define FIELDS_OF_PUT (~(FIELD_BIT(FIELD_RANGE) | FIELD_BIT(FIELD_CHECKSUM_MODE)))
 
 typedef struct {
     span value[FIELD_COUNT];

@@ -1,7 +1,7 @@
-/* Lines of the access log for repeated answers: the same JSON as `gateway.s3.telemetry.access_log` writes.
+/* Lines of the access log for answers of the door: the same JSON as `gateway.s3.telemetry.access_log` writes.
 
    What never changes is escaped once, by Python, when it is learned: bucket and key with an answer, the access key with
-   a claim, the address with a connection.  Lines gather here until they are taken; those without room are counted. */
+   a claim, the address with a connection; those of a PUT with its answer.  Lines gather here until they are taken; those without room are counted. */
 #ifndef LAKE_S3_LOG_H
 #define LAKE_S3_LOG_H
 
@@ -21,11 +21,23 @@ typedef struct {
     char date[LOG_STAMP_BYTES]; /* of the second: YYYY-MM-DDTHH:MM:SS */
 } access_log;
 
+typedef enum { OF_GET, OF_HEAD, OF_PUT, OF_COUNT } log_operation;
+
 typedef struct {
     span id, remote, signer, name, agent; /* `remote`, `signer` and `name` are JSON */
-    int is_head, is_range, is_cut;
-    uint64_t sent_bytes, took_ns;
+    log_operation operation;
+    int is_range, is_cut;
+    uint64_t received_bytes, sent_bytes, took_ns;
 } log_entry;
+
+/* The client's name, as much of it as is logged. */
+static span log_agent(const fields *of)
+{
+    span agent = field_has(of, FIELD_AGENT) ? of->value[FIELD_AGENT] : (span){NULL, 0};
+    if (agent.length > LOG_AGENT_BYTES)
+        agent.length = LOG_AGENT_BYTES;
+    return agent;
+}
 
 static void write_number(writer *to, uint64_t number)
 {
@@ -93,7 +105,9 @@ static void log_answer(access_log *in, const log_entry *of)
     write_span(&to, of->remote);
     WRITE(&to, ",\"access_key\":");
     write_span(&to, of->signer);
-    if (of->is_head)
+    if (of->operation == OF_PUT)
+        WRITE(&to, ",\"method\":\"PUT\",\"operation\":\"PutObject\",");
+    else if (of->operation == OF_HEAD)
         WRITE(&to, ",\"method\":\"HEAD\",\"operation\":\"HeadObject\",");
     else
         WRITE(&to, ",\"method\":\"GET\",\"operation\":\"GetObject\",");
@@ -102,7 +116,9 @@ static void log_answer(access_log *in, const log_entry *of)
         WRITE(&to, ",\"status\":206");
     else
         WRITE(&to, ",\"status\":200");
-    WRITE(&to, ",\"error\":\"\",\"bytes_in\":0,\"bytes_out\":");
+    WRITE(&to, ",\"error\":\"\",\"bytes_in\":");
+    write_number(&to, of->received_bytes);
+    WRITE(&to, ",\"bytes_out\":");
     write_number(&to, of->sent_bytes);
     WRITE(&to, ",\"total_ms\":");
     write_ms(&to, of->took_ns);

@@ -1,4 +1,5 @@
-/* GET and HEAD of objects that were answered before: recognised, proven, and answered again.
+/* GET and HEAD of objects that were answered before: recognised, proven, and answered again.  PUTs of small objects:
+   proven, and gathered (`gather.h`).
 
    Nothing is decided here.  Where a request, a signer, an answer or the bytes are not known, or a check fails, the
    request is passed on: Python answers it, and may teach the door.  Reasons are counted. */
@@ -10,6 +11,7 @@
 #include "../../http/repeater.h"
 #include "answers.h"
 #include "content.h"
+#include "gather.h"
 #include "log.h"
 
 #define OUT_HEAD_BYTES (8 << 10)
@@ -40,14 +42,15 @@ typedef struct {
     int64_t now_s, date_s;
     uint8_t date_lines[DATE_LINES_BYTES];
     size_t date_length;
+    gathered_puts puts;
     log_entry last; /* of an answer without a rest */
     access_log log;
     uint8_t id[ID_BYTES]; /* of the last answer */
-    uint64_t counts[2][2]; /* GET and HEAD; whole and range */
-    uint64_t times[2][TIMES_MAX], took_ns[2];
+    uint64_t counts[OF_COUNT][2]; /* whole and range */
+    uint64_t times[OF_COUNT][TIMES_MAX], took_ns[OF_COUNT];
     uint64_t bounds_ns[TIMES_MAX];
     size_t bound_count;
-    uint64_t sent_bytes, cut_short, passed[PASSED_COUNT];
+    uint64_t received_bytes, sent_bytes, cut_short, passed[PASSED_COUNT];
     uint8_t notes[NOTES_MAX][CHUNK_ID_BYTES];
     size_t note_count;
     uint32_t note_every, note_skip;
@@ -322,21 +325,10 @@ static void answer_in_pieces(s3_repeater *in, const answer *kept, const fields *
     *into = (repeated){bytes, rest};
 }
 
-static size_t repeat_one(void *context, span received, int64_t began_ns, repeated *into)
+static size_t repeat_read(s3_repeater *in, span received, const head *request, const fields *of, repeated *into)
 {
-    s3_repeater *in = context;
-    head request;
-    fields of;
-    if (!head_read(received, &request))
-        return passed_on(in, PASSED_HEAD);
-    int is_head = SPAN_IS(request.method, "HEAD");
-    if (!is_head && !SPAN_IS(request.method, "GET"))
-        return passed_on(in, PASSED_HEAD);
-    if (!fields_read(&request, &of) || !field_has(&of, FIELD_HOST) || !asks_plainly(&of))
-        return passed_on(in, PASSED_FIELD);
-    if (began_ns >= in->claims.until_ns)
-        return passed_on(in, PASSED_KEYS);
-    answer **found = answers_find(&in->answers, answers_key(&in->answers, of.value[FIELD_HOST], request.target));
+    int is_head = SPAN_IS(request->method, "HEAD");
+    answer **found = answers_find(&in->answers, answers_key(&in->answers, of->value[FIELD_HOST], request->target));
     if (found == NULL || !(is_head || (*found)->is_of_get))
         return passed_on(in, PASSED_NEW);
     const answer *kept = *found;
@@ -345,35 +337,109 @@ static size_t repeat_one(void *context, span received, int64_t began_ns, repeate
         return passed_on(in, PASSED_CHANGED);
     }
     byte_range range = {0, kept->size_bytes};
-    if (field_has(&of, FIELD_RANGE) && !range_read(of.value[FIELD_RANGE], kept->size_bytes, &range))
+    if (field_has(of, FIELD_RANGE) && !range_read(of->value[FIELD_RANGE], kept->size_bytes, &range))
         return passed_on(in, PASSED_FIELD);
-    const claim *by = field_has(&of, FIELD_AUTHORIZATION)
-                          ? claims_signer(&in->claims, request.method, kept->canonical_target, &of, in->now_s)
-                          : claims_presigned(&in->claims, request.method, request.target, &of, in->now_s);
+    const claim *by = NULL;
+    if (!field_has(of, FIELD_AUTHORIZATION))
+        by = claims_presigned(&in->claims, request->method, request->target, of, in->now_s);
+    else if (content_is(of, (span){NULL, 0}))
+        by = claims_signer(&in->claims, request->method, kept->canonical_target, of, in->now_s);
     if (by == NULL || !claim_allows(by, kept->bucket))
         return passed_on(in, PASSED_SIGNATURE);
-    span agent = field_has(&of, FIELD_AGENT) ? of.value[FIELD_AGENT] : (span){NULL, 0};
-    if (agent.length > LOG_AGENT_BYTES)
-        agent.length = LOG_AGENT_BYTES;
     log_entry logged = {
         .id = {in->id, ID_BYTES},
         .signer = by->logged,
         .name = kept->logged,
-        .agent = agent,
-        .is_head = is_head,
-        .is_range = field_has(&of, FIELD_RANGE),
+        .agent = log_agent(of),
+        .operation = is_head ? OF_HEAD : OF_GET,
+        .is_range = field_has(of, FIELD_RANGE),
         .sent_bytes = is_head ? 0 : range.stop - range.first,
     };
     if (is_head || !kept->size_bytes)
-        into->bytes = write_head(in, kept, &of, &range, in->out + OUT_HEAD_BYTES);
+        into->bytes = write_head(in, kept, of, &range, in->out + OUT_HEAD_BYTES);
     else if (kept->size_bytes <= GRANULE_BYTES)
-        answer_at_once(in, kept, &of, &range, into);
-    else if (request.length == received.length)
-        answer_in_pieces(in, kept, &of, &range, &logged, into);
+        answer_at_once(in, kept, of, &range, into);
+    else if (request->length == received.length)
+        answer_in_pieces(in, kept, of, &range, &logged, into);
     if (!into->bytes.length)
         return passed_on(in, PASSED_CONTENT);
     in->last = logged;
-    return request.length;
+    return request->length;
+}
+
+/* Gathers a PUT whose target is a plain path: its canonical form is the path itself. */
+static size_t gather_one(s3_repeater *in, span received, const head *request, const fields *of, int64_t began_ns,
+                         door_ticket ticket, repeated *into)
+{
+    size_t length = put_length(request, of);
+    if (!length)
+        return passed_on(in, PASSED_FIELD);
+    const claim *by = claims_signer(&in->claims, request->method, put_canonical(&in->puts, request->target), of, in->now_s);
+    if (by == NULL)
+        return passed_on(in, PASSED_SIGNATURE);
+    if (received.length < request->length + length) {
+        into->wanted = request->length + length;
+        return 0;
+    }
+    span body = {received.at + request->length, length};
+    if (received.length > request->length + length)
+        return passed_on(in, PASSED_HEAD);
+    if (!content_is(of, body))
+        return passed_on(in, PASSED_SIGNATURE);
+    gathered *put = put_make(received, request, of, by, body);
+    if (put == NULL || !puts_add(&in->puts, put)) {
+        free(put);
+        return passed_on(in, PASSED_FIELD);
+    }
+    put->ticket = ticket;
+    put->began_ns = began_ns;
+    into->is_held = 1;
+    return received.length;
+}
+
+static size_t repeat_one(void *context, span received, int64_t began_ns, door_ticket ticket, repeated *into)
+{
+    s3_repeater *in = context;
+    head request;
+    fields of;
+    if (!head_read(received, &request))
+        return passed_on(in, PASSED_HEAD);
+    int is_put = SPAN_IS(request.method, "PUT");
+    if (!is_put && !SPAN_IS(request.method, "GET") && !SPAN_IS(request.method, "HEAD"))
+        return passed_on(in, PASSED_HEAD);
+    if (!fields_read(&request, &of) || of.present & ~(is_put ? FIELDS_OF_PUT : FIELDS_OF_READS))
+        return passed_on(in, PASSED_FIELD);
+    if (!field_has(&of, FIELD_HOST) || !asks_plainly(&of))
+        return passed_on(in, PASSED_FIELD);
+    if (began_ns >= in->claims.until_ns)
+        return passed_on(in, PASSED_KEYS);
+    if (is_put)
+        return gather_one(in, received, &request, &of, began_ns, ticket, into);
+    return repeat_read(in, received, &request, &of, into);
+}
+
+/* Writes the answer to a PUT; `lines` as of `answer`.  Returns nothing if it is too long. */
+static span answer_put(s3_repeater *in, const gathered *put, span lines, span logged)
+{
+    repeat_begin(in);
+    writer to = writer_of(in->out, sizeof in->out);
+    WRITE(&to, "HTTP/1.1 200 OK\r\n");
+    write_span(&to, (span){in->date_lines, in->date_length});
+    WRITE(&to, "x-amz-request-id: ");
+    next_id(in);
+    write_span(&to, (span){in->id, ID_BYTES});
+    WRITE(&to, "\r\n");
+    write_span(&to, lines);
+    WRITE(&to, "Content-Length: 0\r\n\r\n");
+    in->last = (log_entry){
+        .id = {in->id, ID_BYTES},
+        .signer = put->signer,
+        .name = logged,
+        .agent = put->agent,
+        .operation = OF_PUT,
+        .received_bytes = put->body.length,
+    };
+    return to.is_full ? (span){NULL, 0} : written(&to);
 }
 
 static void count_answer(s3_repeater *in, log_entry *of, span peer, uint64_t took_ns)
@@ -381,9 +447,10 @@ static void count_answer(s3_repeater *in, log_entry *of, span peer, uint64_t too
     size_t bound = 0;
     while (bound < in->bound_count && took_ns > in->bounds_ns[bound])
         bound++;
-    in->counts[of->is_head][of->is_range]++;
-    in->times[of->is_head][bound]++;
-    in->took_ns[of->is_head] += took_ns;
+    in->counts[of->operation][of->is_range]++;
+    in->times[of->operation][bound]++;
+    in->took_ns[of->operation] += took_ns;
+    in->received_bytes += of->received_bytes;
     in->sent_bytes += of->sent_bytes;
     in->cut_short += (uint64_t)of->is_cut;
     of->remote = peer;

@@ -34,6 +34,7 @@ from gateway.http.head import RequestHead
 from gateway.http.messages import ResponseSender
 from gateway.http.ranges import ByteRange
 from gateway.s3.door.counts import counts_of
+from gateway.s3.door.gathering import Gathering
 from gateway.s3.door.shared_content import SharedContent
 from gateway.s3.protocol.attributes import checksum_headers
 from gateway.s3.protocol.signing import AccessKey, Signature
@@ -55,14 +56,14 @@ from lakefs.wire.messages import NoteReads, ObjectStat, OpenStamps
 
 if TYPE_CHECKING:
     from gateway.http._door import Rest as AnyRest
-    from gateway.s3.door._repeater import PASSED as PASSED, Repeater, Rest
+    from gateway.s3.door._repeater import OPERATIONS as OPERATIONS, PASSED as PASSED, Put, Repeater, Rest
 
     IS_BUILT: bool
 else:
     try:
-        from gateway.s3.door._repeater import PASSED, Repeater, Rest
+        from gateway.s3.door._repeater import OPERATIONS, PASSED, Repeater, Rest
     except ImportError:
-        PASSED, Repeater, Rest = (), None, None
+        OPERATIONS, PASSED, Repeater, Rest = (), (), None, None
     IS_BUILT = Repeater is not None and HTTP_IS_BUILT
 
 _log: Final = structlog.get_logger(__name__)
@@ -79,7 +80,7 @@ _REOPEN_S: Final = 1.0
 _NEVER: Final = -1
 _SIGNATURE_BYTES: Final = 64
 _PIECE: Final = struct.Struct("<Q33s")
-_READING: Final = ("GET", "HEAD")
+_METHODS: Final = ("GET", "HEAD", "PUT")
 Line = tuple[bytes, bytes]
 
 
@@ -114,7 +115,8 @@ class S3Door:
     ) -> None:
         """`bounds_s`: upper bounds of the buckets of `repeater.times`.  At most `memory_bytes` of answers are kept."""
         self.repeater: Final = Repeater([round(bound * _NS) for bound in bounds_s], memory_bytes, READ_NOTES_EVERY)
-        self.door: Final = Door(self.repeater, self._before_turn, self._send_rest)
+        self.gathering: Final = Gathering(self.repeater)
+        self.door: Final = Door(self.repeater, self._before_turn, self.gathering.after_turn, self._send_rest)
         self.refresh_keys: Callable[[], Awaitable[None]] | None = None
         """Reads the access keys again before claims end; set by the keys' owner."""
         self.find_key: Callable[[str], AccessKey | None] = lambda access_key: None
@@ -142,7 +144,7 @@ class S3Door:
 
     def counts(self) -> Snapshot:
         """Return the counts of the answers that were repeated, and of the requests that were passed on."""
-        return counts_of(self.repeater, PASSED)
+        return counts_of(self.repeater, OPERATIONS, PASSED)
 
     @property
     def is_open(self) -> bool:
@@ -155,6 +157,7 @@ class S3Door:
             async with trio.open_nursery() as self._nursery:
                 self._nursery.start_soon(self.door.run)
                 self._nursery.start_soon(self._content.run)
+                self._nursery.start_soon(self.gathering.run)
                 task_status.started()
                 while True:
                     await self._open()
@@ -196,17 +199,18 @@ class S3Door:
     # --- learning ------------------------------------------------------------------------------------------------
 
     def learn_signature(self, head: RequestHead, signature: Signature) -> None:
-        """Learn whose signature a request of GET or HEAD has, if the key that it was proven with is a present one.
+        """Learn whose signature a request of GET, HEAD or PUT has, if the key that it was proven with is a present one.
 
         The keys may have been read again since the proof.
         """
         is_present = self.find_key(signature.key.access_key) == signature.key
-        if not (is_present and self.is_open and head.method in _READING):
+        if not (is_present and self.is_open and head.method in _METHODS):
             return
         buckets = b"".join(bucket.encode() + b"\0" for bucket in signature.key.buckets)
         authorization = head.headers.get(b"authorization")
         if authorization is None:
-            self._learn_presigned(head, signature, buckets)
+            if head.method != "PUT":
+                self._learn_presigned(head, signature, buckets)
             return
         text = authorization[:-_SIGNATURE_BYTES]
         if not self.repeater.knows_signer(text):
@@ -250,12 +254,12 @@ class S3Door:
             of_get=head.method == "GET",
             canonical_target=b"" if signature.expires_s else signature.canonical_target,
             bucket=target.bucket.encode(),
-            lines=_joined(lines),
-            sums=_joined(checksum_headers(stat.checksums)),
+            lines=joined_lines(lines),
+            sums=joined_lines(checksum_headers(stat.checksums)),
             layout=_layout(pieces),
             size_bytes=stat.size_bytes,
             stamps=seen.stamps,
-            logged=_encode({"bucket": target.bucket, "key": target.key})[1:-1],
+            logged=logged_name(target.bucket, target.key),
         )
         self._content.want([piece.chunk for piece in pieces])
 
@@ -334,6 +338,21 @@ class S3Door:
                 with trio.CancelScope(shield=True), suppress(LakeError):
                     await self._engine.call(UnpinChunks(list(chunks)))
 
+    # --- puts ----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_logging(self) -> bool:
+        """True if answers are written to the access log."""
+        return self._log is not None
+
+    def answer(self, put: Put, lines: bytes, name: bytes) -> None:
+        """Answer a PUT that is durable with these header lines; `name`: as of `logged_name`."""
+        self.door.answer(put, put.answer(lines, name))
+
+    def give_back(self, put: Put, failure: LakeError | None = None) -> None:
+        """Leave a PUT to its connection's task; with a `failure` it was tried, and is answered with that."""
+        self.door.give_back(put, put.request, failure)
+
     # --- turns ---------------------------------------------------------------------------------------------------
 
     def _before_turn(self) -> None:
@@ -391,5 +410,11 @@ def _layout(pieces: Sequence[Piece]) -> bytes:
     return b"".join([_PIECE.pack(piece.offset + piece.length, piece.chunk) for piece in pieces])
 
 
-def _joined(lines: list[Line]) -> bytes:
+def joined_lines(lines: list[Line]) -> bytes:
+    """Return header lines as they are sent."""
     return b"".join([b"%b: %b\r\n" % line for line in lines])
+
+
+def logged_name(bucket: str, key: str) -> bytes:
+    """Return bucket and key as members in JSON, for the access log."""
+    return _encode({"bucket": bucket, "key": key})[1:-1]

@@ -28,7 +28,7 @@ from lakefs.limits import BLOB_BYTES_MAX, CHUNK_BYTES, S3_STORE_WINDOW
 from lakefs.put.upload import Upload, abandon_upload, commit_upload, open_upload
 from lakefs.wire.messages import Condition, NameChange, NameResults, ObjectStat, PutObjects, StoreChunks, Stored
 
-_ETAG_MD5: Final = 1
+ETAG_MD5: Final = 1
 
 
 async def put_object(call: Call) -> Response:
@@ -41,8 +41,17 @@ async def put_object(call: Call) -> Response:
         stat = await _put_one_chunk(call, incoming, condition)
     else:
         stat = await _put_chunks(call, incoming, condition)
-    headers = [(b"ETag", b'"%b"' % stat.etag.encode()), *checksum_headers(stat.checksums)]
-    return Response(200, headers + version_headers(stat))
+    if call.lakes.door is not None and call.signature is not None:
+        call.lakes.door.learn_signature(call.request.head, call.signature)
+    return Response(200, put_headers(stat))
+
+
+def put_headers(stat: ObjectStat) -> list[tuple[bytes, bytes]]:
+    """Return the headers of the answer to a PUT."""
+    headers = [(b"ETag", b'"%b"' % stat.etag.encode())]
+    if stat.checksums:
+        headers += checksum_headers(stat.checksums)
+    return headers + version_headers(stat)
 
 
 async def _put_one_chunk(call: Call, incoming: Incoming, condition: Condition) -> ObjectStat:
@@ -78,7 +87,7 @@ async def _put_chunks(call: Call, incoming: Incoming, condition: Condition) -> O
 
 async def _proven_change(call: Call, incoming: Incoming, condition: Condition) -> NameChange:
     sums = await incoming.finish()
-    attributes = attributes_of(call.headers, time.time_ns(), etag_kind=_ETAG_MD5, etag=incoming.md5, sums=sums)
+    attributes = attributes_of(call.headers, time.time_ns(), etag_kind=ETAG_MD5, etag=incoming.md5, sums=sums)
     return NameChange(call.bucket, call.key, b"", attributes, condition)
 
 

@@ -27,7 +27,7 @@ OPERATIONS: Final = (*(operation.value for operation in Operation), "none")
 """`none`: a request that was refused before its operation was known."""
 CLASSES: Final = ("1xx", "2xx", "3xx", "4xx", "5xx")
 BOUNDS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-_NUMBERS: Final = {name: number for number, name in enumerate(OPERATIONS)}
+NUMBERS: Final = {name: number for number, name in enumerate(OPERATIONS)}
 _NONE: Final = len(OPERATIONS) - 1
 _BUCKETS: Final = len(BOUNDS_S) + 1
 _CODES_MAX: Final = 128
@@ -115,7 +115,7 @@ class Traffic:
         now = perf_counter()
         counts = self._counts
         target = request.target
-        number = _NUMBERS[target.operation._value_] if isinstance(target, Target) else _NONE
+        number = NUMBERS[target.operation._value_] if isinstance(target, Target) else _NONE
         if sent < 0:
             sent = sum(map(len, response.parts))
         status = response.status
@@ -190,7 +190,7 @@ def _families(counts: Snapshot, connections: Connections) -> Iterator[Metric]:
     yield errors
     yield _histogram(counts)
     repeated = CounterMetricFamily(
-        "lake_s3_repeated", "Answers that native code repeated, by operation", labels=["operation"]
+        "lake_s3_repeated", "Answers that native code gave, by operation", labels=["operation"]
     )
     for operation_name, count in sorted(counts.repeated.items()):
         repeated.add_metric([operation_name], count)

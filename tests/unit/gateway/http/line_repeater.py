@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from gateway.http._door import Rest
@@ -22,12 +22,16 @@ class _Span(ctypes.Structure):
         return ctypes.string_at(self.at, self.length) if self.length else b""
 
 
+class _Ticket(ctypes.Structure):
+    _fields_ = (("descriptor", ctypes.c_int), ("number", ctypes.c_uint64))
+
+
 class _Repeated(ctypes.Structure):
-    _fields_ = (("bytes", _Span), ("rest", ctypes.c_void_p))
+    _fields_ = (("bytes", _Span), ("rest", ctypes.c_void_p), ("is_held", ctypes.c_int), ("wanted", ctypes.c_size_t))
 
 
 _Begin = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-_Repeat = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_void_p, _Span, ctypes.c_int64, ctypes.POINTER(_Repeated))
+_Repeat = ctypes.CFUNCTYPE(ctypes.c_size_t, ctypes.c_void_p, _Span, ctypes.c_int64, _Ticket, ctypes.POINTER(_Repeated))
 _Sent = ctypes.CFUNCTYPE(None, ctypes.c_void_p, _Span, ctypes.c_uint64)
 _Taken = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 _Ended = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, _Span, ctypes.c_uint64, ctypes.c_int)
@@ -45,12 +49,24 @@ class _Port(ctypes.Structure):
     )
 
 
+class Held(NamedTuple):
+    """A line that is held, with its ticket."""
+
+    descriptor: int
+    number: int
+    line: bytes
+
+
 class LineRepeater:
-    """Answers `?TEXT LF` with `answer(TEXT)`; other lines, and what is no whole line, are not known."""
+    """Answers `?TEXT LF` with `answer(TEXT)`; other lines, and what is no whole line, are not known.
+
+    `N:TEXT`, with as many bytes of TEXT as the digit N says, is waited for until it is whole, and held.
+    """
 
     def __init__(self, answer: Callable[[bytes], bytes] = bytes.upper) -> None:
         self.batches = 0
         self.peers: list[bytes] = []
+        self.held: list[Held] = []
         self._answer = answer
         self._out: Any = None
         self._port = _Port(
@@ -75,13 +91,22 @@ class LineRepeater:
     def _begin(self, _: int) -> None:
         self.batches += 1
 
-    def _repeat(self, _: int, received: _Span, began_ns: int, answer: Any) -> int:
-        line, end, _rest = received.text().partition(b"\n")
+    def _repeat(self, _: int, received: _Span, began_ns: int, ticket: _Ticket, answer: Any) -> int:
+        text = received.text()
+        if text[:1].isdigit() and text[1:2] == b":":
+            length = int(text[:1]) + 2
+            if len(text) == length:
+                self.held.append(Held(ticket.descriptor, ticket.number, text))
+                answer[0] = _Repeated(_Span(None, 0), None, 1, 0)
+                return length
+            answer[0] = _Repeated(_Span(None, 0), None, 0, length)
+            return 0
+        line, end, _rest = text.partition(b"\n")
         if not end or line[:1] != b"?":
             return 0
         out = self._answer(line[1:])
         self._out = ctypes.create_string_buffer(out, len(out))  # valid until the next call
-        answer[0] = _Repeated(_Span(ctypes.addressof(self._out), len(out)), None)
+        answer[0] = _Repeated(_Span(ctypes.addressof(self._out), len(out)), None, 0, 0)
         return len(line) + 1
 
     def _sent(self, _: int, peer: _Span, took_ns: int) -> None:

@@ -179,7 +179,7 @@ def test_a_long_peer_is_cut() -> None:
     assert repeater.peers == [b"x" * 92]
 
 
-async def _no_rest(rest: object, go_on: object, sender: ResponseSender) -> None:
+async def no_rest(rest: object, go_on: object, sender: ResponseSender) -> None:
     raise AssertionError("no answer has a rest")
 
 
@@ -193,7 +193,7 @@ def test_a_task_waits_at_the_door_and_gets_what_is_not_known() -> None:
 async def _waits_and_gets() -> None:
     client, server = socket.socketpair()
     turns: list[None] = []
-    door = Door(LineRepeater(), lambda: turns.append(None), _no_rest)
+    door = Door(LineRepeater(), lambda: turns.append(None), lambda: turns.append(None), no_rest)
     with client, server:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(door.run)
@@ -216,7 +216,7 @@ async def _leaves() -> None:
     first, server = socket.socketpair()
     second, other = socket.socketpair()
     found: list[HandedOver] = []
-    door = Door(LineRepeater(), lambda: None, _no_rest)
+    door = Door(LineRepeater(), lambda: None, lambda: None, no_rest)
 
     async def wait(sock: socket.socket) -> None:
         found.append(await door.next_bytes(sock.fileno(), PEER))

@@ -178,7 +178,7 @@ class Taught:
         """Return the door's answer, read in pieces."""
         self.begin(request)
         got = self.client.recv(1 << 20)
-        while self.door.is_sending(self.server.fileno()):
+        while self.door.is_busy(self.server.fileno()):
             self.door.begin(1_000_000_000)
             assert self.door.serve() is None
             got += self.client.recv(1 << 20)

@@ -37,7 +37,7 @@ def read_on(taught: Taught, count: int) -> bytes:
 def test_long_content_is_sent_in_pieces(long: Taught) -> None:
     whole = long.answer(long.request())
     assert whole.endswith(long.content)
-    assert long.repeater.repeated == (1, 0, 0, 0)
+    assert long.repeater.answered == [(1, 0), (0, 0), (0, 0)]
     assert long.repeater.sent_bytes == LONG
 
 
@@ -73,18 +73,18 @@ def test_an_answer_that_takes_long_is_shown_once_and_goes_on_from_there(long: Ta
     long.narrow()
     long.begin(long.request())
     head = read_on(long, 5000)
-    assert long.door.unkept == 1
+    assert long.door.timed == 1
     assert long.door.take_long(0) is None
     handed = long.door.take_long(time.monotonic_ns())
     assert handed is not None
     descriptor, received, unsent, rest = handed
-    assert (descriptor, received, unsent, long.door.unkept) == (long.server.fileno(), b"", b"", 0)
+    assert (descriptor, received, unsent, long.door.timed) == (long.server.fileno(), b"", b"", 0)
     assert isinstance(rest, Rest)
     assert rest.span[1] == LONG
     assert long.chunk in rest.layout
     assert rest.name == b'"bucket":"bucket","key":"a key"'
     long.door.park(long.server.fileno(), b'"peer"', rest)
-    assert long.door.is_sending(long.server.fileno())
+    assert long.door.is_busy(long.server.fileno())
     assert long.door.take_long(time.monotonic_ns()) is None
     got = head
     handed = None
@@ -95,7 +95,7 @@ def test_an_answer_that_takes_long_is_shown_once_and_goes_on_from_there(long: Ta
     assert handed == (long.server.fileno(), b"", b"", None)
     while not got.endswith(long.content):
         got += long.client.recv(1 << 20)
-    assert (long.repeater.repeated, long.repeater.cut_short) == ((1, 0, 0, 0), 0)
+    assert (long.repeater.answered, long.repeater.cut_short) == ([(1, 0), (0, 0), (0, 0)], 0)
 
 
 def test_content_that_moves_away_in_the_midst_is_left_to_python(long: Taught) -> None:

@@ -40,7 +40,7 @@ def test_get_is_repeated(taught: Taught) -> None:
     assert re.search(
         rb"\r\nDate: \w{3}, \d\d \w{3} \d{4} \d\d:\d\d:\d\d GMT\r\nx-amz-request-id: [0-9A-F]{16}\r\n", answer
     )
-    assert taught.repeater.repeated == (1, 0, 0, 0)
+    assert taught.repeater.answered == [(1, 0), (0, 0), (0, 0)]
     assert taught.repeater.sent_bytes == 11
 
 
@@ -48,7 +48,7 @@ def test_head_is_get_without_the_content(taught: Taught) -> None:
     get, head = taught.ask(taught.request()), taught.ask(taught.request("HEAD"))
     assert parts(head)[:2] == parts(get)[:2]
     assert parts(head)[2] == b""
-    assert taught.repeater.repeated == (1, 0, 1, 0)
+    assert taught.repeater.answered == [(1, 0), (1, 0), (0, 0)]
 
 
 def test_a_range_is_cut_from_the_content(taught: Taught) -> None:
@@ -58,7 +58,7 @@ def test_a_range_is_cut_from_the_content(taught: Taught) -> None:
     assert parts(taught.ask(taught.request(more={"Range": "bytes=4-"})))[2] == b"content"
     assert parts(taught.ask(taught.request(more={"Range": "bytes=4-999999999999999999"})))[2] == b"content"
     assert parts(taught.ask(taught.request("HEAD", more={"Range": "bytes=4-6"})))[1][-1] == b"Content-Length: 3"
-    assert taught.repeater.repeated == (0, 3, 0, 1)
+    assert taught.repeater.answered == [(0, 3), (0, 1), (0, 0)]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_other_headers_are_passed_on(taught: Taught, name: str, value: str) -> N
     assert taught.ask(taught.request(more={name: value})) is None
 
 
-@pytest.mark.parametrize("method", ["PUT", "POST", "DELETE", "OPTIONS", "get", "GETS", "G"])
+@pytest.mark.parametrize("method", ["POST", "DELETE", "OPTIONS", "get", "GETS", "G"])
 def test_other_methods_are_passed_on(taught: Taught, method: str) -> None:
     assert taught.ask(taught.request(method)) is None
     assert taught.passed() == {"head": 1}
@@ -289,7 +289,7 @@ def test_forgetting_drops_everything_but_the_counts(taught: Taught) -> None:
     taught.repeater.forget()
     assert taught.repeater.held == (0, 0)
     assert taught.ask(taught.request()) is None
-    assert taught.repeater.repeated == (1, 0, 0, 0)
+    assert taught.repeater.answered == [(1, 0), (0, 0), (0, 0)]
 
 
 def test_an_answer_of_head_alone_is_not_given_to_get(taught: Taught) -> None:

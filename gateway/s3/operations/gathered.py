@@ -1,0 +1,108 @@
+"""PUTs that the door has gathered: each decided as any PUT is, all stored with one request.
+
+Rules kept here:
+- The target is parsed, and the rights of the key are checked, by the functions that every request meets.  The header
+  fields of a gathered PUT are from a closed list (`fields.h`): none of them asks for more than a content type.
+- What is refused here, or by the store, is given back: its connection's task finds out again why, and says so.
+- A request that may have been carried out, though its answer is lost, is not tried again: each PUT of it fails.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import structlog
+
+from gateway.http.head import RequestHead
+from gateway.s3.door.teaching import S3Door, joined_lines, logged_name
+from gateway.s3.operations.storing import ETAG_MD5, put_headers
+from gateway.s3.protocol.attributes import attributes_of
+from gateway.s3.protocol.errors import S3Error
+from gateway.s3.protocol.signing import AccessKey
+from gateway.s3.protocol.targets import parse_target
+from gateway.s3.request.authorization import check_key
+from lakefs.errors import InternalError, LakeError, UserError
+from lakefs.wire.engine_port import EngineClient
+from lakefs.wire.messages import NO_CONDITION, NameChange, NameResults, PutObjects
+
+if TYPE_CHECKING:
+    from gateway.s3.door._repeater import Put
+
+_log: Final = structlog.get_logger(__name__)
+_VERSION: Final = (1, 1)
+_read_signer: Final = msgspec.json.Decoder(str).decode
+
+
+class GatheredPuts:
+    """Stores the PUTs of one door."""
+
+    def __init__(
+        self, engine: EngineClient, door: S3Door, domains: tuple[str, ...], find_key: Callable[[str], AccessKey | None]
+    ) -> None:
+        """`domains`: host suffixes that follow a bucket's name.  `find_key` returns the present key pair of a key."""
+        self._engine = engine
+        self._door = door
+        self._domains = domains
+        self._find_key = find_key
+
+    async def store(self, puts: Sequence[Put]) -> None:
+        """Store PUTs, and answer or give back each of them.  Durable when answered."""
+        try:
+            await self._store(puts)
+        except Exception:  # noqa: BLE001 - a bug, met by these requests
+            _log.exception("s3_puts_failed")
+            for put in puts:  # those that were answered are not given back
+                self._door.give_back(put, InternalError("an error in the gateway"))
+
+    async def _store(self, puts: Sequence[Put]) -> None:
+        now_ns = time.time_ns()
+        changes: list[NameChange] = []
+        taken: list[Put] = []
+        for put in puts:
+            change = self._change(put, now_ns)
+            if change is None:
+                self._door.give_back(put)
+            else:
+                changes.append(change)
+                taken.append(put)
+        if not taken:
+            return
+        payloads = [memoryview(put) for put in taken]
+        try:
+            results = (await self._engine.call(PutObjects(list(map(len, payloads)), changes), payloads)).message
+        except UserError:  # nothing was done: one of them is at fault
+            for put in taken:
+                self._door.give_back(put)
+            return
+        except LakeError as error:
+            for put in taken:
+                self._door.give_back(put, error)
+            return
+        assert isinstance(results, NameResults)
+        for put, change, result in zip(taken, changes, results.results, strict=True):
+            if result.stat is None:
+                self._door.give_back(put)
+            else:
+                name = logged_name(change.bucket, change.key) if self._door.is_logging else b""
+                self._door.answer(put, joined_lines(put_headers(result.stat)), name)
+
+    def _change(self, put: Put, now_ns: int) -> NameChange | None:
+        """Return what a PUT asks for; None if it must not be done."""
+        target, host, content_type = put.target, put.host, put.content_type
+        headers = {b"content-type": content_type} if content_type else {}
+        head = RequestHead("PUT", target, target, b"", host, _VERSION, headers, keep_alive=True)
+        key = self._find_key(_read_signer(put.signer))
+        if key is None:
+            return None
+        try:
+            named = parse_target(head, self._domains)
+            check_key(key, named)
+        except S3Error:
+            return None
+        if not named.key:
+            return None
+        attributes = attributes_of(headers, now_ns, etag_kind=ETAG_MD5, etag=put.md5)
+        return NameChange(named.bucket, named.key, b"", attributes, NO_CONDITION)
