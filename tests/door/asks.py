@@ -136,6 +136,8 @@ class Ask:
     more: tuple[bytes, ...] = ()
     """Lines behind the headers, as they are."""
     body: bytes = b""
+    hashed: str = ""
+    """What the signature says of the body; "": its SHA-256."""
     age_s: float = 0.0
     """Seconds since it was signed."""
     expires_s: int = 3600
@@ -277,7 +279,7 @@ def _signed_headers(
     """Return the headers with those of a signature."""
     flaw, scope = ask.flaw, _scope(ask, keys)
     hashed = {Flaw.ODD_HASH: "abc", Flaw.STREAMING: "STREAMING-AWS4-HMAC-SHA256-PAYLOAD"}.get(
-        flaw or Flaw.BIT, hashlib.sha256(ask.body).hexdigest()
+        flaw or Flaw.BIT, ask.hashed or hashlib.sha256(ask.body).hexdigest()
     )
     sent = [*headers]
     if flaw is not Flaw.NO_DATE:

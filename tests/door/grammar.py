@@ -42,9 +42,13 @@ def asks(draw: Draw) -> Ask:
     bucket, key = draw(st.sampled_from(HOT if is_plain or draw(st.booleans()) else _EVERY))
     ask = Ask(path_of(bucket, key) if bucket else "/", draw(st.sampled_from(("GET", "GET", "HEAD"))))
     ask = _plainly(draw, ask)
-    if not is_plain:
-        for oddly in draw(st.lists(st.sampled_from(_ODDITIES), min_size=1, max_size=3)):
-            ask = oddly(draw, ask)
+    return ask if is_plain else oddly(draw, ask)
+
+
+def oddly(draw: Draw, ask: Ask) -> Ask:
+    """Make a request odd in one to three ways."""
+    for change in draw(st.lists(st.sampled_from(_ODDITIES), min_size=1, max_size=3)):
+        ask = change(draw, ask)
     return ask
 
 

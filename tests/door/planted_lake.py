@@ -1,7 +1,7 @@
 """`lake` with one bug in its gateway: `python -m tests.door.planted_lake BUG gateway ...`.
 
 For the tests that show that a check can fail.  Some bugs are those that a door may have; they are planted in the Python
-path, so they need no door.
+path, so they need no door.  Those of gathered PUTs do.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
+
+import msgspec
 
 from tests.crash import small_lake
 from tests.door import brief_lake
@@ -200,6 +202,45 @@ def _never_check() -> None:
     grant_reads._check_granules = lambda *_: None
 
 
+def _puts_without_type() -> None:
+    """Forget the content type of PUTs that were gathered."""
+    from gateway.s3.door._repeater import Put
+    from gateway.s3.operations.gathered import GatheredPuts
+    from lakefs.wire.messages import NameChange
+
+    read = GatheredPuts._change
+
+    def forgetful(puts: GatheredPuts, put: Put, now_ns: int) -> NameChange | None:
+        change = read(puts, put, now_ns)
+        if change is not None:
+            msgspec.structs.force_setattr(change.attributes, "content_type", "x")
+        return change
+
+    GatheredPuts._change = forgetful  # type: ignore[method-assign,assignment]
+
+
+def _puts_by_anybody() -> None:
+    """Let any key write, in any bucket, what was gathered."""
+    from gateway.s3.operations import gathered
+
+    vars(gathered)["check_key"] = lambda key, target: None
+
+
+def _puts_of_another() -> None:
+    """Say the wrong ETag of a PUT that was gathered."""
+    from gateway.s3.operations import gathered
+
+    vars(gathered)["put_headers"] = lambda stat: [(b"ETag", b'"%b"' % stat.etag[::-1].encode())]
+
+
+def _early_puts() -> None:
+    """Answer PUTs that were gathered before they are durable."""
+    from gateway.s3.operations import gathered
+    from lakefs.wire.messages import PutObjects
+
+    vars(gathered)["PutObjects"] = lambda lengths, changes: PutObjects(lengths, changes, durable=False)
+
+
 BUGS: Final[dict[str, Callable[[], None]]] = {
     "stale": _remember,
     "stale-after-removal": lambda: _remember(after_removal=True),
@@ -220,6 +261,10 @@ BUGS: Final[dict[str, Callable[[], None]]] = {
     "hasty-end": _end_answers_at_the_end,
     "hoard": _hoard,
     "no-check": _never_check,
+    "puts-without-type": _puts_without_type,
+    "puts-by-anybody": _puts_by_anybody,
+    "puts-of-another": _puts_of_another,
+    "early-puts": _early_puts,
 }
 
 

@@ -26,6 +26,7 @@ from tests.door.linear import NOTHING, UNKNOWN, Nothing, Operation, Value
 
 BUCKET: Final = "registers"
 _LENGTHS: Final = (48, 3200, 65_536, 70_000, 48, 1008, 48, 262_144)
+_TYPE: Final = "value/"
 _UNIT_BYTES: Final = 16
 _CACHED: Final = 2000
 _REFUSED_S: Final = 0.01
@@ -135,7 +136,7 @@ class Client:
         if reply.status == 404:
             return None
         assert reply.status == (206 if kind == "range" else 200), f"no answer to a {kind}: {reply.head!r}"
-        value = int(reply.header("x-amz-meta-value"))
+        value = int(reply.header("x-amz-meta-value") or reply.header("content-type").removeprefix(_TYPE))
         content = content_of(value)
         expected = {"get": content, "head": b"", "range": content[_UNIT_BYTES : 3 * _UNIT_BYTES]}[kind]
         assert reply.body == expected, f"the headers are of {value}: {reply.head!r} {reply.body[:64]!r}"
@@ -199,8 +200,10 @@ class Client:
         return self._ask(self._put_ask(name, value))
 
     def _put_ask(self, name: str, value: int, headers: tuple[tuple[str, str], ...] = ()) -> Ask:
+        """Return a PUT that says its value in a header: the door gathers those with a content type only."""
         content = content_of(value)
-        more = (("x-amz-meta-value", str(value)), ("content-length", str(len(content))))
+        said = ("content-type", f"{_TYPE}{value}") if value % 2 else ("x-amz-meta-value", str(value))
+        more = (said, ("content-length", str(len(content))))
         return Ask(f"/{BUCKET}/{name}", "PUT", headers=(*headers, *more), body=content)
 
     # --- requests --------------------------------------------------------------------------------------

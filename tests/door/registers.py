@@ -31,7 +31,7 @@ from tests.crash.small_engine import WarmEngine
 from tests.door.line import address_of
 from tests.door.linear import Operation, contradiction
 from tests.door.register_client import BUCKET, Client, Values
-from tests.door.world import door, new_key, repeated
+from tests.door.world import door, gathered, new_key, repeated
 from tests.e2e.gateways import Gateway
 from tests.e2e.s3_client import KEYS_ARE_FRESH_S
 from tests.e2e.served import LAKE
@@ -63,10 +63,11 @@ _FAULTS: Final = (
 class Registers:
     """One store, its three ports, and the rounds."""
 
-    def __init__(self, folder: Path, seed: int, program: Sequence[str] = ()) -> None:
-        """`program`: a command whose Python path has a planted bug, for the gateways."""
+    def __init__(self, folder: Path, seed: int, program: Sequence[str] = (), *, doors: str = "") -> None:
+        """`program`: a command with a planted bug, for the gateways; their doors are `off` then, or as `doors` says."""
         self._chance = random.Random(seed)
         self._program = program
+        self._doors = doors or ("off" if program else "on")
         self._values = Values()
         port = _free_port()
         self.engine = WarmEngine(folder, "--log-level", "error", "--s3", f"127.0.0.1:{port}", *door("on"))
@@ -76,7 +77,7 @@ class Registers:
         self._gateways = [self._start("127.0.0.1:0") for _ in range(2)]
         self._addresses = [("127.0.0.1", port), *(address_of(gateway.url) for gateway in self._gateways)]
         self.figures: Counter[str] = Counter()
-        self._repeated = 0.0
+        self._repeated = self._gathered = 0.0
         time.sleep(KEYS_ARE_FRESH_S)
 
     def __enter__(self) -> Self:
@@ -94,6 +95,11 @@ class Registers:
         """Answers that the doors of the gateways gave."""
         return self._repeated + sum(map(repeated, self._gateways))
 
+    @property
+    def gathered(self) -> float:
+        """PUTs among them."""
+        return self._gathered + sum(map(gathered, self._gateways))
+
     def run(self, rounds: int, faults: Sequence[str] = _FAULTS, said: Callable[[str], None] = lambda _: None) -> None:
         """Run so many rounds, the faults in turn.  AssertionError names the round."""
         for number in range(rounds):
@@ -108,7 +114,7 @@ class Registers:
 
     def __str__(self) -> str:
         counts = ", ".join(f"{count} {name}" for name, count in sorted(self.figures.items()))
-        return f"{counts}; {self.repeated:.0f} answers of the door"
+        return f"{counts}; {self.repeated:.0f} answers of the door, {self.gathered:.0f} to PUTs"
 
     # --- one round -------------------------------------------------------------------------------------
 
@@ -171,6 +177,7 @@ class Registers:
             case "kill a gateway":
                 old = self._gateways[gateway]
                 self._repeated += repeated(old)
+                self._gathered += gathered(old)
                 old.process.kill()
                 old.ended()
                 self._gateways[gateway] = self._start(old.url.removeprefix("http://"))
@@ -189,7 +196,7 @@ class Registers:
                     return
 
     def _start(self, address: str) -> Gateway:
-        options = ("--s3", address, "--log-level", "error", *door("off" if self._program else "on"))
+        options = ("--s3", address, "--log-level", "error", *door(self._doors))
         return Gateway(self.engine.server, *options, program=self._program or LAKE)
 
 
@@ -238,7 +245,7 @@ def main() -> int:
         registers = stack.enter_context(Registers(folder, asked.seed))
         registers.run(asked.rounds, said=say)
         say(str(registers))
-        return 0 if registers.repeated else 1
+        return 0 if registers.repeated and registers.gathered else 1
 
 
 if __name__ == "__main__":

@@ -30,10 +30,11 @@ PLANTED = (sys.executable, "-m", "tests.door.planted_lake")
 
 
 @contextmanager
-def registers(bug: str = "") -> Iterator[Registers]:
+def registers(bug: str = "", doors: str = "") -> Iterator[Registers]:
     program = (*PLANTED, bug) if bug else ()
-    with TemporaryDirectory(prefix="lake-") as folder, Registers(Path(folder), seed=1, program=program) as made:
-        yield made
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="lake-")))
+        yield stack.enter_context(Registers(folder, 1, program, doors=doors))
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +52,18 @@ def test_what_clients_of_three_ports_find_is_linearizable_while_processes_are_ki
             assert made.figures[figure], f"nothing was tried: {made}"
         assert reads > writes > 500, str(made)
         assert made.repeated > reads / 20, str(made)
+        assert made.gathered > made.figures["put"] / 20, str(made)
 
 
 @pytest.mark.parametrize("bug", ["stale", "stale-after-removal", "any-range"])
 def test_a_gateway_that_remembers_too_much_is_noticed(bug: str) -> None:
     with registers(bug) as made, pytest.raises(AssertionError, match=r"is no register|the headers are of|no answer to"):
         made.run(ROUNDS_TO_NOTICE, faults=["nothing"])
+
+
+def test_a_gateway_that_answers_puts_before_they_are_durable_is_noticed() -> None:
+    with registers("early-puts", "on") as made, pytest.raises(AssertionError, match="is no register"):
+        made.run(ROUNDS_TO_NOTICE, faults=["kill the engine twice"])
 
 
 # --- rights ----------------------------------------------------------------------------------------------

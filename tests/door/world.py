@@ -44,6 +44,11 @@ def repeated(found: Gateway) -> float:
     return figure(found, "lake_s3_repeated_total")
 
 
+def gathered(found: Gateway) -> float:
+    """Return the number of PUTs that the door of a gateway has had stored."""
+    return figure(found, "lake_s3_repeated_total", 'operation="PutObject"')
+
+
 def new_key(lake: Lake, *, buckets: Sequence[str] = (), read_only: bool = False) -> Key:
     """Make an access key."""
     made = lake.create_access_key(buckets=buckets, read_only=read_only)
@@ -66,9 +71,9 @@ class World:
         """Requests that were sent to the gateway with the door."""
 
     @contextmanager
-    def beside(self, program: Sequence[str]) -> Iterator[World]:
-        """Run another gateway, whose Python path has a planted bug, in the place of the one with the door."""
-        with gateway(self.engine.server, *SETTINGS, *door("off"), program=program) as other:
+    def beside(self, program: Sequence[str], state: str = "off") -> Iterator[World]:
+        """Run another gateway, which has a planted bug, in the place of the one with the door; its own is `state`."""
+        with gateway(self.engine.server, *SETTINGS, *door(state), program=program) as other:
             yield self._with(other, other.url)
 
     def by_engine(self) -> World:
