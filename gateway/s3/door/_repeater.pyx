@@ -633,5 +633,11 @@ cdef class Put:
         return bytes_of(self.at.request)
 
     def answer(self, bytes lines not None, bytes logged not None):
-        """Return the bytes of a 200 with these header lines, to be sent at once; `logged` as of `learn_answer`."""
-        return bytes_of(answer_put(self.by.at, self.at, span_of(lines), span_of(logged)))
+        """Return the bytes of a 200 with these header lines, to be sent at once; `logged` as of `learn_answer`.
+
+        ValueError for lines that are too long.
+        """
+        cdef span answer = answer_put(self.by.at, self.at, span_of(lines), span_of(logged))
+        if not answer.length:
+            raise ValueError("the header lines are too long for an answer")
+        return bytes_of(answer)

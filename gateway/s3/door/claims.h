@@ -273,6 +273,8 @@ static const claim *claims_signer(claims *in, span method, span canonical_target
 /* Returns 1 if a body is the one that x-amz-content-sha256 says, or that field leaves the body open. */
 static int content_is(const fields *of, span body)
 {
+    if (!field_has(of, FIELD_CONTENT))
+        return 0;
     span content = of->value[FIELD_CONTENT];
     if (SPAN_IS(content, "UNSIGNED-PAYLOAD"))
         return 1;

@@ -58,8 +58,8 @@ static const span field_names[FIELD_COUNT] = {
 #define FIELDS_OF_PUT (~(FIELD_BIT(FIELD_RANGE) | FIELD_BIT(FIELD_CHECKSUM_MODE)))
 
 typedef struct {
-    span value[FIELD_COUNT];
-    uint32_t present; /* FIELD_BIT of each that came */
+    span value[FIELD_COUNT]; /* of those that came; of the others there is nothing */
+    uint32_t present;        /* FIELD_BIT of each that came */
 } fields;
 
 /* Compares names in any case; `lower` is in lower case. */
@@ -93,7 +93,7 @@ static inline int field_has(const fields *from, field_id id)
 /* Returns 1 if every field of a head is on the list, once. */
 static int fields_read(const head *from, fields *into)
 {
-    into->present = 0;
+    memset(into, 0, sizeof *into);
     for (size_t at = 0; at < from->field_count; at++) {
         field_id id = field_of(from->fields[at].name);
         if (id == FIELD_NONE || field_has(into, id))

@@ -13,7 +13,7 @@ from hashlib import sha256
 from typing import Final
 
 from gateway.http._door import Door
-from gateway.s3.door._repeater import Repeater
+from gateway.s3.door._repeater import Put, Repeater
 from lakefs.host.crc import crc32c
 from lakefs.limits import GRANULE_BYTES, KIB
 from lakefs.shared_index.table import SharedTable
@@ -23,6 +23,7 @@ from lakefs.wire.grants import MEDIUM_DRAM
 
 HOST: Final = b"lake.test:9000"
 TARGET: Final = b"/bucket/a%20key"
+NEW: Final = b"/bucket/a/new%20key"
 SECRET: Final = "a secret"
 KEY_ID: Final = "AKIDTEST"
 EMPTY: Final = sha256(b"").hexdigest()
@@ -133,8 +134,9 @@ class Taught:
         date: str | None = None,
         content: str = EMPTY,
         secret_day: str | None = None,
+        body: bytes = b"",
     ) -> bytes:
-        """Return a signed request."""
+        """Return a signed request; `content` is what the signature says of the body."""
         date = date or time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         lines = f"host:{HOST.decode()}\nx-amz-content-sha256:{content}\nx-amz-date:{date}\n"
         names = b";".join(NAMES).decode()
@@ -149,7 +151,42 @@ class Taught:
             **more,
         }
         fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        return b"%b %b HTTP/1.1\r\n%b\r\n" % (method.encode(), target, fields.encode())
+        return b"%b %b HTTP/1.1\r\n%b\r\n%b" % (method.encode(), target, fields.encode(), body)
+
+    def put(
+        self,
+        body: bytes,
+        *,
+        target: bytes = NEW,
+        more: Mapping[str, str] = {},
+        content: str | None = None,
+        date: str | None = None,
+        length: str | None = None,
+    ) -> bytes:
+        """Return a signed PUT."""
+        hashed = sha256(body).hexdigest() if content is None else content
+        headers = {"Content-Length": str(len(body)) if length is None else length, **more}
+        return self.request("PUT", target=target, more=headers, content=hashed, date=date, body=body)
+
+    def held(self, request: bytes) -> Put | None:
+        """Return the PUT that the door holds after this request; None if it passed the request on, untouched."""
+        assert self.repeater.gathered == 0
+        self.door.park(self.server.fileno(), b'"peer"')
+        self.client.sendall(request)
+        handed = None
+        for _ in range(1 + len(request) // 1000):  # a long one comes in parts
+            self.door.begin(1_000_000_000)
+            handed = handed or self.door.serve()
+        if handed is not None:
+            descriptor, received, unsent, rest = handed
+            assert (descriptor, unsent, rest) == (self.server.fileno(), b"", None)
+            assert received is not None
+            assert request.startswith(received)
+            with suppress(BlockingIOError):
+                self.server.recv(1 << 20, socket.MSG_DONTWAIT)
+            return None
+        (put,) = self.repeater.take_puts(10)
+        return put
 
     def ask(self, request: bytes) -> bytes | None:
         """Return the door's answer; None if it passed the request on, untouched."""
