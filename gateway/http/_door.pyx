@@ -42,7 +42,8 @@ cdef extern from "door.h" nogil:
         uint8_t is_parked, is_last, waits, peer_length
         uint8_t peer[92]
     ctypedef struct door:
-        int epoll
+        int epoll, loop
+        uint8_t is_called
         repeater by
         door_connection *connections
         int connection_count, timed
@@ -55,6 +56,7 @@ cdef extern from "door.h" nogil:
     int door_is_parked(const door *, int descriptor)
     void door_leave(door *, int descriptor)
     void door_begin(door *, int64_t until_ns)
+    int door_await(door *, int64_t until_ns)
     void door_serve(door *, door_handed *)
     int door_long_under_way(door *, int64_t began_ns, door_handed *)
     void door_set_rest(door *, int descriptor, void *rest, int is_kept)
@@ -93,6 +95,7 @@ cdef class Door:
         self.by = by
         self.epoll = select.epoll()
         self.at.epoll = self.epoll.fileno()
+        self.at.loop = -1
 
     def __dealloc__(self):
         cdef int descriptor
@@ -147,6 +150,23 @@ cdef class Door:
     def heard_ns(self, int descriptor):
         """Time of the monotonic clock when bytes of a parked connection last came or went, or when it was parked."""
         return self.at.connections[descriptor].heard_ns if door_is_parked(self.at, descriptor) else 0
+
+    def watch_loop(self, int descriptor):
+        """End waits also when this descriptor is readable: the owner's loop has work of its own then."""
+        self.epoll.register(descriptor, select.EPOLLIN)
+        self.at.loop = descriptor
+
+    def wait(self, int64_t until_ns):
+        """Wait for connections, up to that time of the monotonic clock; return True if there are some to serve."""
+        cdef int found
+        with nogil:
+            found = door_await(self.at, until_ns)
+        return bool(found)
+
+    @property
+    def is_called(self):
+        """True if the loop had other work when it was last looked at."""
+        return bool(self.at.is_called)
 
     def begin(self, int64_t most_ns):
         """Begin a turn of at most about `most_ns`."""

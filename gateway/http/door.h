@@ -6,6 +6,9 @@
    An answer that takes long is shown to its task once, before it goes on: the task has its content kept, and parks the
    connection again with the rest.  It is handed over when that has been sent.
 
+   A turn serves what is ready.  The door may also wait in the place of its owner's loop (`door_await`): it watches the
+   descriptor by which that loop learns that it has other work, too.
+
    A request that is still to come whole, if the repeater waits for it, is received into memory of its own; one that takes
    long is handed over with what has come.  While a request is held nothing is received: its connection waits for the
    answer. */
@@ -13,6 +16,7 @@
 #define LAKE_DOOR_H
 
 #include <errno.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -44,6 +48,8 @@ typedef struct {
 
 typedef struct {
     int epoll;
+    int loop;          /* readable when the owner's loop has work of its own; -1: it is not watched */
+    uint8_t is_called; /* it had some when it was last looked at */
     repeater by;
     door_connection *connections; /* by descriptor */
     int connection_count;
@@ -345,17 +351,49 @@ static void door_begin(door *at, int64_t until_ns)
     at->by.begin(at->by.context);
 }
 
+/* Takes the owner's loop out of the events that were fetched. */
+static void door_look_for_call(door *at)
+{
+    for (int number = 0; number < at->count; number++)
+        if (at->events[number].data.fd == at->loop) {
+            at->is_called = 1;
+            at->events[number] = at->events[--at->count];
+            return;
+        }
+}
+
+/* Waits until a connection is ready, the owner's loop has other work, a signal comes, or until `until_ns`.  Returns 1 if
+   there are connections to serve. */
+static int door_await(door *at, int64_t until_ns)
+{
+    at->is_called = 0;
+    if (at->next < at->count)
+        return 1;
+    int64_t left_ms = (until_ns - door_now_ns() + 999999) / 1000000;
+    int wait_ms = left_ms < 0 ? 0 : left_ms < INT_MAX ? (int)left_ms : INT_MAX;
+    int ready = epoll_wait(at->epoll, at->events, DOOR_EVENTS, wait_ms);
+    at->is_called = ready < 0;
+    at->next = 0;
+    at->count = ready < 0 ? 0 : ready;
+    door_look_for_call(at);
+    return at->count > 0;
+}
+
 /* Serves connections until none is ready, the turn is over, or one is handed over; then the turn may go on. */
 static void door_serve(door *at, door_handed *handed)
 {
     handed->descriptor = -1;
     while (door_now_ns() < at->until_ns) {
         if (at->next == at->count) {
+            if (at->is_called)
+                return;
             at->next = at->count = 0;
             int ready = epoll_wait(at->epoll, at->events, DOOR_EVENTS, 0);
             if (ready <= 0)
                 return;
             at->count = ready;
+            door_look_for_call(at);
+            continue;
         }
         int descriptor = at->events[at->next++].data.fd;
         /* Its connection may have left since the event was fetched. */

@@ -1,7 +1,8 @@
 """The door: where connections without a request under way wait, and known answers are repeated without their tasks.
 
     connection   next_bytes  --  parked: native code receives; what it knows it answers; the rest is handed over
-    run          --  wait until a parked connection is readable  --  serve; wake the tasks of those handed over
+    run          --  in the gap of trio's loop: wait until a parked connection is readable, serve, wake the tasks of
+                     those handed over
     answer       --  to a request that native code holds: its connection stays parked
     give_back    --  such a request to its task
 
@@ -11,11 +12,12 @@ Rules kept here:
   that first.
 - A request that is held keeps its connection parked, and nothing is received there until it is answered.
 - The door decides nothing.  What repeats answers is given to it (`repeater.h`), and knows what it was taught.
-- A turn of the loop serves for `_TURN_NS` at most; then other tasks run.
+- A turn serves for `_TURN_NS` at most.  Then other tasks run, if there are any; without, the next turn follows.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -23,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 import outcome
 import trio
 
+from gateway.http.loop_gap import HasTasks, gap
 from gateway.http.messages import ResponseSender
 from lakefs.errors import LakeError
 
@@ -87,27 +90,52 @@ class Door:
         self._waiting: dict[int, trio.lowlevel.Task] = {}
         self._before_turn = before_turn
         self._after_turn = after_turn
+        self._failed = trio.Event()
+        self._failure: BaseException | None = None
 
     async def run(self) -> None:
         """Serve parked connections until cancelled; those that are left are handed over as ended."""
-        try:
-            while True:
-                if self._native.timed:
-                    with trio.move_on_after(_LONG_S):
+        with gap(self._native.watch_loop, self._serve_in_gap, self._has_failed) as has_gap:
+            try:
+                while not has_gap:
+                    with trio.move_on_after(_LONG_S if self._native.timed else math.inf):
                         await trio.lowlevel.wait_readable(self._native.fileno())
-                else:
-                    await trio.lowlevel.wait_readable(self._native.fileno())
-                self._before_turn()
-                self._native.begin(_TURN_NS)
-                while (handed := self._native.serve()) is not None:
-                    self._wake(handed[0], HandedOver(*handed[1:]))
-                if self._native.timed:
-                    self._hand_over_long()
-                self._after_turn()
-        finally:
-            for descriptor in list(self._waiting):
-                self.leave(descriptor)
-            self._native.close()
+                    self._turn()
+                await self._failed.wait()
+                assert self._failure is not None
+                raise self._failure
+            finally:
+                for descriptor in list(self._waiting):
+                    self.leave(descriptor)
+                self._native.close()
+
+    def _turn(self) -> None:
+        self._before_turn()
+        self._native.begin(_TURN_NS)
+        while (handed := self._native.serve()) is not None:
+            self._wake(handed[0], HandedOver(*handed[1:]))
+        if self._native.timed:
+            self._hand_over_long()
+        self._after_turn()
+
+    def _serve_in_gap(self, most_s: float, has_tasks: HasTasks) -> bool:
+        """Serve in the place of trio's wait, which would last so long; see `gateway.http.loop_gap`."""
+        native = self._native
+        if not self._waiting:
+            return False
+        end_ns = monotonic_ns() + int(most_s * _NS)
+        while True:
+            soon_ns = monotonic_ns() + int(_LONG_S * _NS)
+            if native.wait(min(end_ns, soon_ns) if native.timed else end_ns) or native.timed:
+                self._turn()
+            if native.is_called:  # trio will not wait
+                return False
+            if has_tasks() or monotonic_ns() >= end_ns:
+                return True
+
+    def _has_failed(self, error: BaseException) -> None:
+        self._failure = error
+        self._failed.set()
 
     def _hand_over_long(self) -> None:
         before_ns = monotonic_ns() - int(_LONG_S * _NS)
