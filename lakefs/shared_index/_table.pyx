@@ -206,7 +206,6 @@ cdef extern from *:
     /* --- places as the grants of an answer (msgpack; `lakefs.wire.grants.Grant`) ---------------- */
 
     #define LAKE_GRANT_BYTES 35  /* at most: array 1, tier 1, slab 3 and generation 9, four numbers of 5, a zero */
-    #define LAKE_GENERATION_BITS 48
     #define LAKE_ARRAY_BYTES 5
 
     static inline uint8_t *lake_pack_number(uint8_t *at, uint64_t number)
