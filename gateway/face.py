@@ -7,6 +7,7 @@ engine nor the command line.  A warning is logged if it serves without TLS at an
 from __future__ import annotations
 
 import ipaddress
+from functools import partial
 from typing import Final
 
 import structlog
@@ -18,12 +19,14 @@ from gateway.s3.dispatch import S3Service
 from gateway.s3.door.teaching import IS_BUILT, S3Door
 from gateway.s3.request.call import Lakes
 from gateway.s3.telemetry.access_log import AccessLog
+from gateway.s3.telemetry.notes import keep_noted, note_of
 from gateway.s3.telemetry.traffic import BOUNDS_S, Connections, Snapshot, Traffic, connections_of
 from lakefs.config.settings import Address, Config
 from lakefs.errors import AddressInUse
 from lakefs.limits import HTTP_CONNECTIONS_MAX
 from lakefs.ports import Listener
 from lakefs.transport.streams import PortUse, TrioNetwork
+from lakefs.wire.messages import NoteGateway
 
 _log: Final = structlog.get_logger(__name__)
 
@@ -33,6 +36,7 @@ class S3Face:
 
     def __init__(self, lakes: Lakes, config: Config) -> None:
         """Raises ConfigError if the certificate cannot be used, LocalFileError for the access log."""
+        self._engine = lakes.engine
         self._certificates = certificates_of(config)
         self._door = self._made_door(lakes, config)
         lakes.door = self._door
@@ -75,7 +79,9 @@ class S3Face:
                     "the content; set s3_tls_cert and s3_tls_key",
                     address=bound,
                 )
-            task_status.started(f"{scheme}://{bound}")
+            url = f"{scheme}://{bound}"
+            nursery.start_soon(keep_noted, self._engine, partial(self._note, url))
+            task_status.started(url)
 
     async def _serve(
         self, listener: Listener, all_of_it: trio.CancelScope, *, task_status: trio.TaskStatus[str]
@@ -85,11 +91,17 @@ class S3Face:
 
     def counts(self) -> tuple[Snapshot, Connections]:
         """Return the counts of traffic, and those of the present connections."""
+        return self._sums(), connections_of(self._server)
+
+    def _note(self, url: str) -> NoteGateway:
+        return note_of(url, self._sums(), has_door=self._door is not None)
+
+    def _sums(self) -> Snapshot:
         lost = self._log.lost if self._log is not None else 0
         found = self._traffic.snapshot(self._server, lost)
         if self._door is not None:
             found = found.plus(self._door.counts())
-        return found, connections_of(self._server)
+        return found
 
     async def drain(self, timeout_s: float) -> None:
         """Accept no more, let answers under way finish for at most `timeout_s`, and end the rest."""

@@ -357,6 +357,14 @@ HTTP_STALL_TIMEOUT_S: Final = 60.0
 """Time for the next bytes of a body to arrive, or to be accepted: up to 1 MiB that way, 17 KiB/s at least."""
 GATEWAY_PROCESSES_MAX: Final = 64
 """Processes of one `lake gateway`; each takes about 60 MiB and a connection to the engine."""
+GATEWAY_NOTE_S: Final = 2.0
+"""Time between two notes of a gateway's counts to the engine, for `lake status`."""
+GATEWAY_URL_CHARACTERS_MAX: Final = 300
+GATEWAY_REASONS_MAX: Final = 16
+GATEWAY_REASON_CHARACTERS_MAX: Final = 32
+"""A note is 300 + 16 x (32 + 20 digits) = 1.2 KB at most: 5 MB on 4096 connections."""
+GATEWAYS_LISTED_MAX: Final = 1024
+"""Notes in one answer to Status, of 1.5 KB as JSON: 1.5 MB of the 4 MiB that a frame may have."""
 HTTP_LINGER_S: Final = 5.0
 """Time that a refused client's bytes are read and dropped, so that the refusal reaches it before a reset."""
 HTTP_LINGER_BYTES_MAX: Final = 64 * MIB

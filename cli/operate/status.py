@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from typing import Any
 
 import click
@@ -22,7 +23,8 @@ def status(where: Target, as_json: bool) -> int:
     if as_json:
         write_json(found)
     else:
-        for line in _lines(found):
+        gateways = found.pop("gateways", [])  # an older engine has none
+        for line in [*_lines(found), *_gateway_lines(gateways)]:
             write_line(line)
     return 0 if found.get("state") == "serving" else StoreReadOnly.exit_code
 
@@ -51,5 +53,34 @@ def _lines(figures: dict[str, Any], prefix: str = "") -> list[str]:
             lines.extend(_lines(value, f"{prefix}{name}."))
             continue
         text = human_bytes(value) if name.endswith("_bytes") and isinstance(value, int) else str(value)
-        lines.append(f"{prefix + name:<36} {escaped(text)}".rstrip())
+        lines.append(_line(prefix + name, text))
     return lines
+
+
+def _gateway_lines(gateways: list[dict[str, Any]]) -> list[str]:
+    """Return two lines for each S3 address: the answers that the door repeated, and why others were not.
+
+    Counts are the sums of the processes that serve an address, since each began.
+    """
+    by_address: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    for gateway in gateways:
+        machine = gateway["peer"].rpartition(":")[0]  # of a client over TCP
+        by_address[f"s3 {gateway['url']}{f' at {machine}' if machine else ''}"].append(gateway)
+    lines = []
+    for address, processes in by_address.items():
+        answers, repeated = (sum(process[name] for process in processes) for name in ("answers", "repeated"))
+        reasons: Counter[str] = Counter()
+        for process in processes:
+            reasons.update(process["passed_on"])
+        text = f"{repeated} of {answers} answers repeated by the door"
+        if not any(process["door"] for process in processes):
+            text = f"{answers} answers, none repeated: no door"
+        lines.append(_line(address, f"{text} ({len(processes)} processes)" if len(processes) > 1 else text))
+        passed = [f"{reason} {count}" for reason, count in reasons.most_common() if count]
+        if passed:
+            lines.append(_line("  not repeated, by reason", ", ".join(passed)))
+    return lines
+
+
+def _line(name: str, value: str) -> str:
+    return f"{name:<36} {escaped(value)}".rstrip()

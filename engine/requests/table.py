@@ -33,7 +33,14 @@ from engine.store.store import Store
 from engine.upkeep.index_upkeep import with_what_happens
 from lakefs.errors import IndexDamaged, InvalidArgument, UnsupportedVersion
 from lakefs.host.descriptors import close_all, close_later
-from lakefs.limits import COMPACT_SHARE, COMPACT_SHARE_MOST, SCRUB_STEP_S_MAX
+from lakefs.limits import (
+    COMPACT_SHARE,
+    COMPACT_SHARE_MOST,
+    GATEWAY_REASON_CHARACTERS_MAX,
+    GATEWAY_REASONS_MAX,
+    GATEWAY_URL_CHARACTERS_MAX,
+    SCRUB_STEP_S_MAX,
+)
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Body, Reply, ServedClient
 
@@ -120,6 +127,12 @@ class Service:
     async def _status(self) -> Reply:
         return Reply(m.StatusReply(json.dumps(await self._store.status())))
 
+    @handles(m.NoteGateway)
+    async def _note_gateway(self, client: Client, request: m.NoteGateway) -> Reply:
+        _check_note(request)
+        client.gateway = request
+        return Reply(m.Done())
+
     @handles(m.Sync)
     async def _sync(self) -> Reply:
         await self._store.metadata.sync()
@@ -147,6 +160,21 @@ class Service:
         if request.damaged:
             report["damaged"] = await self._store.damaged()
         return Reply(m.ReportReply(json.dumps(report)))
+
+
+def _check_note(note: m.NoteGateway) -> None:
+    """Raise InvalidArgument for counts and texts that no gateway has."""
+    texts = [(note.url, GATEWAY_URL_CHARACTERS_MAX)]
+    texts += [(reason, GATEWAY_REASON_CHARACTERS_MAX) for reason in note.passed_on]
+    if len(note.passed_on) > GATEWAY_REASONS_MAX or any(
+        len(text) > most or not (text.isascii() and text.isprintable()) for text, most in texts
+    ):
+        raise InvalidArgument(
+            f"a gateway has an address of at most {GATEWAY_URL_CHARACTERS_MAX} characters, and at most "
+            f"{GATEWAY_REASONS_MAX} reasons of {GATEWAY_REASON_CHARACTERS_MAX} each, all printable ASCII"
+        )
+    if min(note.process, note.answers, note.repeated, *note.passed_on.values()) < 0:
+        raise InvalidArgument("a gateway's counts are not negative")
 
 
 # `Service.watch` serves Watch, which has more than one reply.

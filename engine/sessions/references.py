@@ -20,6 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
 
 from engine.host.user_shares import Shares, user_of
 from engine.memory.lent_memory import LentMemory
@@ -28,6 +31,7 @@ from engine.tables.number_set import NumberSet
 from lakefs.errors import EngineBusy, SessionLost
 from lakefs.ids import Birth, BlobId, SessionId, new_id16
 from lakefs.limits import (
+    GATEWAYS_LISTED_MAX,
     LEASES_MAX,
     LEASES_PER_CONNECTION_MAX,
     SESSION_LINGER_S,
@@ -36,6 +40,7 @@ from lakefs.limits import (
     SESSIONS_PER_CONNECTION_MAX,
 )
 from lakefs.ports import Clock
+from lakefs.wire.session_messages import NoteGateway
 
 
 @dataclass(eq=False)
@@ -66,6 +71,8 @@ class Client:
     sources: dict[int, int] = field(default_factory=dict)
     memories: dict[int, LentMemory] = field(default_factory=dict)
     pins: ClientPins = field(default_factory=dict)
+    gateway: NoteGateway | None = None
+    """The last note of the S3 gateway that this client is."""
     next_number: int = field(default_factory=_first_number)
 
     def number(self) -> int:
@@ -217,3 +224,9 @@ class References:
         """Counts for `lake status`."""
         self.expire()
         return {"connections": len(self._clients), "sessions": len(self._sessions), "leases": len(self._lease_shares)}
+
+    def gateways(self) -> list[dict[str, Any]]:
+        """Return the counts of connected S3 gateways for `lake status`, by address; the first GATEWAYS_LISTED_MAX."""
+        noted = ((client.gateway, client.peer) for client in self._clients.values())
+        found = [{"peer": peer, **msgspec.structs.asdict(note)} for note, peer in noted if note is not None]
+        return sorted(found, key=lambda gateway: (gateway["url"], gateway["process"]))[:GATEWAYS_LISTED_MAX]

@@ -152,6 +152,7 @@ class Store:
             "reads": self.segments.batches.statistics(),
             "metadata": self.metadata.stats(),
             "clients": self.references.statistics(),
+            "gateways": self.references.gateways(),
             "buffers": {"in_use": self.buffers.in_use, "capacity": self.buffers.capacity},
             "lent_memory": self.lent.statistics(),
             "pins": self.segments.pins.statistics(),

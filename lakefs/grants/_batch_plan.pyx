@@ -16,6 +16,7 @@ from libc.string cimport memcpy
 
 cdef extern from *:
     """
+    #include "../../lakefs/shared_index/place.h"
     #include <errno.h>
     #include <stdint.h>
     #include <string.h>
@@ -27,9 +28,6 @@ cdef extern from *:
     #error "places are little-endian, as the shared index is"
     #endif
 
-    #define LAKE_SEGMENT_TIER 1
-    #define LAKE_SLAB_TIER 3
-    #define LAKE_GENERATION_BITS 48
     #define LAKE_UNIT 16384
     #define LAKE_DATA 1
     #define LAKE_GRANULE 65536
@@ -39,12 +37,6 @@ cdef extern from *:
     #define LAKE_ASK_FROM (256 << 10)
     #define LAKE_PAGE 4096
     #define LAKE_CACHESTAT 451
-
-    typedef struct {
-        uint64_t segment;
-        uint32_t offset, stored_bytes, crc, tier;
-    } lake_place;
-    _Static_assert(sizeof(lake_place) == 24, "as PLACE of the format");
 
     typedef struct {
         uint64_t offset, bytes;
@@ -90,8 +82,8 @@ cdef extern from *:
     }
     """
     enum:
-        LAKE_SEGMENT_TIER
-        LAKE_SLAB_TIER
+        LAKE_TIER_SEGMENT
+        LAKE_TIER_DRAM
         LAKE_GENERATION_BITS
         LAKE_UNIT
         LAKE_DATA
@@ -178,11 +170,11 @@ cdef class ReadPlan:
             place = &self.places[number]
             if place.stored_bytes == 0 or place.stored_bytes > longest or not is_data(chunks[number]):
                 continue
-            if place.tier == LAKE_SLAB_TIER:
+            if place.tier == LAKE_TIER_DRAM:
                 PyObject_GetBuffer(targets[number], &self.targets[number], PyBUF_WRITABLE)
                 self.in_slot[number] = 1
                 self.slot_count += 1
-            if place.tier != LAKE_SEGMENT_TIER:
+            if place.tier != LAKE_TIER_SEGMENT:
                 continue
             PyObject_GetBuffer(targets[number], &self.targets[number], PyBUF_WRITABLE)
             if self.targets[number].len < <Py_ssize_t>place.stored_bytes:

@@ -25,11 +25,10 @@ from lakefs.shared_index.table_format import entries_max, is_capacity, stripe_sh
 
 cdef extern from *:
     """
+    #include "../host/crc32c.h"
     #include "place.h"
+    #include <stddef.h>
     #include <string.h>
-    #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-    #error "the shared index is little-endian"
-    #endif
 
     #define LAKE_PROBE_SLOTS 64
     #define LAKE_SHIFT_SLOTS 1024
@@ -62,43 +61,9 @@ cdef extern from *:
         int home_shift, stripe_shift;
     } lake_table;
 
-    static uint32_t lake_crc_table[256];
-
-    static uint32_t lake_crc_plain(const lake_entry *entry)
+    static inline uint32_t lake_crc(const lake_entry *entry)
     {
-        const uint8_t *bytes = (const uint8_t *)entry;
-        uint32_t crc = ~0u;
-        for (int i = 0; i < 60; i++)
-            crc = (crc >> 8) ^ lake_crc_table[(crc ^ bytes[i]) & 255];
-        return ~crc;
-    }
-
-    #if defined(__x86_64__)
-    __attribute__((target("sse4.2")))
-    static uint32_t lake_crc_sse42(const lake_entry *entry)
-    {
-        uint64_t crc = 0xffffffffu;
-        for (int i = 0; i < 7; i++)
-            crc = __builtin_ia32_crc32di(crc, entry->words[i]);
-        return ~__builtin_ia32_crc32si((uint32_t)crc, entry->crc);
-    }
-    #endif
-
-    static uint32_t (*lake_crc)(const lake_entry *) = lake_crc_plain;
-
-    static void lake_choose_crc(void)
-    {
-        for (uint32_t i = 0; i < 256; i++) {
-            uint32_t crc = i;
-            for (int bit = 0; bit < 8; bit++)
-                crc = (crc >> 1) ^ (0x82f63b78u & (0u - (crc & 1)));
-            lake_crc_table[i] = crc;
-        }
-    #if defined(__x86_64__)
-        __builtin_cpu_init();
-        if (__builtin_cpu_supports("sse4.2"))
-            lake_crc = lake_crc_sse42;
-    #endif
+        return lake_crc32c((const uint8_t *)entry, offsetof(lake_entry, check));
     }
 
     static inline void lake_pause(void)
@@ -206,7 +171,6 @@ cdef extern from *:
     /* --- places as the grants of an answer (msgpack; `lakefs.wire.grants.Grant`) ---------------- */
 
     #define LAKE_GRANT_BYTES 35  /* at most: array 1, tier 1, slab 3 and generation 9, four numbers of 5, a zero */
-    #define LAKE_GENERATION_BITS 48
     #define LAKE_ARRAY_BYTES 5
 
     static inline uint8_t *lake_pack_number(uint8_t *at, uint64_t number)
@@ -448,7 +412,7 @@ cdef extern from *:
         int stripe_shift
 
     void PyObject_GC_UnTrack(void *tracked)
-    void lake_choose_crc() nogil
+    void lake_crc32c_begin() nogil
     void lake_prefetch(const lake_table *table, const uint8_t *chunk) nogil
     int lake_find(const lake_table *table, const uint8_t *chunk, lake_entry *found) nogil
     void lake_tell(const lake_entry *found, void *into) nogil
@@ -462,7 +426,7 @@ cdef extern from *:
     void *memcpy(void *target, const void *source, size_t length) nogil
     void *memset(void *target, int value, size_t length) nogil
 
-lake_choose_crc()
+lake_crc32c_begin()
 
 
 cdef inline const uint8_t *id_bytes(object chunk) except NULL:

@@ -6,6 +6,7 @@
 
 #define LAKE_TIER_SEGMENT 1
 #define LAKE_TIER_DRAM 3 /* `segment` is slab and generation in one number: `lakefs.shared_index.table_format` */
+#define LAKE_GENERATION_BITS 48
 #define LAKE_PLACES_CAPSULE "lake_places"
 
 typedef struct {

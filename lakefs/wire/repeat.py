@@ -22,6 +22,7 @@ REPEATABLE: Final[frozenset[type[m.Request]]] = frozenset(
         m.ListNames,
         m.ListVersions,
         m.Locate,
+        m.NoteGateway,
         m.NoteReads,
         m.Offer,
         m.OpenSharedIndex,

@@ -70,6 +70,24 @@ class Status(Request, frozen=True):
     REPLY = StatusReply
 
 
+class NoteGateway(Request, frozen=True):
+    """Note what an S3 gateway on this connection has answered since its process began; Status lists it.
+
+    The connection's last note counts, until the connection ends.  `process`: its process id.  `door`: it has a door;
+    `repeated`: of its `answers`, those that the door repeated; `passed_on`: requests that the door left to Python, by
+    reason.  The texts are printable ASCII.
+    """
+
+    OP = 4
+    REPLY = Done
+    url: str
+    process: int
+    door: bool
+    answers: int
+    repeated: int
+    passed_on: dict[str, int]
+
+
 # --- sessions and chunks -----------------------------------------------------------------------------
 
 

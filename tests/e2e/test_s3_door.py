@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import socket
 import threading
 import time
@@ -14,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.e2e.gateways import Gateway, gateway, new_key, s3_client
-from tests.e2e.served import Served, serving
+from tests.e2e.served import WAIT_S, Served, serving
 from tests.e2e.test_s3_operated import figure, logged
 
 MIB = 1 << 20
@@ -146,3 +148,77 @@ def test_a_key_that_was_removed_is_refused_by_the_door_within_a_second_or_two(se
             with pytest.raises(client.exceptions.ClientError):
                 got(client, "k0")
             time.sleep(0.05)
+
+
+def noted(served: Served, **wanted: float) -> list[dict[str, Any]]:
+    """Wait until the gateways of `lake status` have these sums; return them."""
+    give_up_at = time.monotonic() + WAIT_S
+    while True:
+        gateways: list[dict[str, Any]] = json.loads(served.good("status", "--json").text)["gateways"]
+        sums = {name: sum(found[name] for found in gateways) for name in wanted}
+        if sums == wanted:
+            return gateways
+        assert time.monotonic() < give_up_at, f"{sums} instead of {wanted}"
+        time.sleep(0.2)
+
+
+def series(found: Gateway, name: str) -> dict[str, float]:
+    """Return the values of a metric by what its labels are."""
+    lines = re.findall(rf"^{name}{{(.*)}} (\S+)$", found.admin("/metrics")[1], re.MULTILINE)
+    return {labels: float(value) for labels, value in lines}
+
+
+def test_lake_status_has_how_many_answers_were_repeated_and_why_others_were_not(served: Served) -> None:
+    key = new_key(served)
+    with gateway(served.server) as found:
+        client = s3_client(found.url, key)
+        client.create_bucket(Bucket="bkt")
+        client.put_object(Bucket="bkt", Key="k", Body=b"first")
+        got(client, "k", 4)
+        for number in range(3):
+            client.put_object(Bucket="bkt", Key=f"{number}", Body=b"new")
+            got(client, f"{number}")
+        client.put_object(Bucket="bkt", Key="k", Body=b"second")
+        got(client, "k", 6)
+        client.get_object(Bucket="bkt", Key="k", Range="bytes=0-0,2-2")["Body"].read()
+        assert sum(series(found, "lake_s3_requests_total").values()) == 20
+        [status] = noted(served, answers=20, repeated=repeated(found))
+        assert status["repeated"] >= 5
+        reasons = {f'reason="{reason}"': count for reason, count in status["passed_on"].items()}
+        assert reasons == series(found, "lake_s3_passed_on_total")
+        assert status["passed_on"]["head"] == 6
+        assert status["passed_on"]["new"] >= 4
+        assert status["passed_on"]["changed"] >= 1
+        assert status["passed_on"]["field"] == 1
+        assert (status["url"], status["process"], status["door"]) == (found.url, found.process.pid, True)
+        lines = served.good("status").lines
+        at = lines.index(f"{f's3 {found.url}':<36} {status['repeated']} of 20 answers repeated by the door")
+        assert re.search(r"^  not repeated, by reason +.*\bhead 6\b.*\bfield 1\b", lines[at + 1])
+        got(client, "k")
+        noted(served, answers=21, repeated=repeated(found))
+    assert noted(served, answers=0) == []
+
+
+def test_lake_status_has_all_gateways_and_each_of_their_processes(folder: Path) -> None:
+    with serving(folder, "--native", "127.0.0.1:0", "--s3", "127.0.0.1:0") as served:
+        key = new_key(served)
+        assert served.process is not None
+        token = (served.data / "native.token").read_text().strip()
+        [tcp] = [line.split()[1] for line in served.printed if line.startswith("listen  tcp:")]
+        [own] = [line.split()[1] for line in served.printed if line.startswith("s3 ")]
+        with gateway(served.server, "--processes", "2") as team, gateway(tcp, token=token) as remote:
+            s3_client(team.url, key).create_bucket(Bucket="bkt")
+            for url in (team.url, remote.url, own):
+                client = s3_client(url, key)
+                client.put_object(Bucket="bkt", Key="k", Body=b"content")
+                got(client, "k", 5)
+            gateways = noted(served, answers=19)
+            assert {(found["url"], found["process"], found["door"]) for found in gateways} == {
+                (own, served.process.pid, True),
+                *((team.url, child, True) for child in team.children()),
+                (remote.url, remote.process.pid, False),
+            }
+            text = served.good("status").text
+            assert re.search(rf"^s3 {team.url} +[1-9] of 7 answers repeated by the door \(2 processes\)$", text, re.M)
+            assert re.search(rf"^s3 {remote.url} at 127\.0\.0\.1 +6 answers, none repeated: no door$", text, re.M)
+            assert re.search(rf"^s3 {own} +[1-9] of 6 answers repeated by the door$", text, re.M)

@@ -39,6 +39,15 @@ def test_the_checksums_of_memory_are_the_twins(length: int, where: int) -> None:
     assert vector_of(bytearray(content)[where:]) == wanted
 
 
+def test_checksums_are_the_twins_at_every_length_at_which_the_way_to_compute_them_changes() -> None:
+    content = memoryview(random.Random(2).randbytes(4 * GRANULE_BYTES + 20))
+    for parts in (0, 3 * 256, 3 * 2048, 3 * 21840, 3 * (21840 + 2048 + 256), GRANULE_BYTES, 4 * GRANULE_BYTES):
+        for length in range(max(0, parts - 20), parts + 20):
+            wanted = twin_granule_crcs(content[:length])
+            assert granule_crcs(content[:length]) == wanted
+            assert granule_crcs_by_tables(content[:length]) == wanted
+
+
 def test_a_bit_that_turns_over_is_seen_in_its_granule_only() -> None:
     content = bytearray(random.Random(1).randbytes(6 * GRANULE_BYTES + 100))
     before = granule_crcs(content)
