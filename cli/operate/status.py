@@ -72,13 +72,13 @@ def _gateway_lines(gateways: list[dict[str, Any]]) -> list[str]:
         reasons: Counter[str] = Counter()
         for process in processes:
             reasons.update(process["passed_on"])
-        text = f"{repeated} of {answers} answers repeated by the door"
+        text = f"{repeated} of {answers} answers given by the door"
         if not any(process["door"] for process in processes):
             text = f"{answers} answers, none repeated: no door"
         lines.append(_line(address, f"{text} ({len(processes)} processes)" if len(processes) > 1 else text))
         passed = [f"{reason} {count}" for reason, count in reasons.most_common() if count]
         if passed:
-            lines.append(_line("  not repeated, by reason", ", ".join(passed)))
+            lines.append(_line("  left to Python, by reason", ", ".join(passed)))
     return lines
 
 

@@ -63,11 +63,10 @@ _FAULTS: Final = (
 class Registers:
     """One store, its three ports, and the rounds."""
 
-    def __init__(self, folder: Path, seed: int, program: Sequence[str] = (), *, doors: str = "") -> None:
-        """`program`: a command with a planted bug, for the gateways; their doors are `off` then, or as `doors` says."""
+    def __init__(self, folder: Path, seed: int, program: Sequence[str] = ()) -> None:
+        """`program`: a command whose Python path has a planted bug, for the gateways."""
         self._chance = random.Random(seed)
         self._program = program
-        self._doors = doors or ("off" if program else "on")
         self._values = Values()
         port = _free_port()
         self.engine = WarmEngine(folder, "--log-level", "error", "--s3", f"127.0.0.1:{port}", *door("on"))
@@ -196,7 +195,7 @@ class Registers:
                     return
 
     def _start(self, address: str) -> Gateway:
-        options = ("--s3", address, "--log-level", "error", *door(self._doors))
+        options = ("--s3", address, "--log-level", "error", *door("off" if self._program else "on"))
         return Gateway(self.engine.server, *options, program=self._program or LAKE)
 
 

@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
+from lakefs.client.connect import connect
+from lakefs.errors import KeyNotFound
+from tests.crash.small_engine import WarmEngine
+from tests.door.asks import Ask, raw_of
+from tests.door.line import Line, address_of
 from tests.door.puts import compare_puts
-from tests.door.world import World, gathered, world
+from tests.door.stored import THINGS
+from tests.door.world import SETTINGS, World, door, gathered, new_key, world
+from tests.e2e.gateways import gateway
+from tests.e2e.served import LAKE
 
 pytestmark = pytest.mark.slow
 EXAMPLES = 400
+EXAMPLES_TO_NOTICE = 3000
 SHARE_MIN = 0.2
 """Part of the PUTs that the door must have gathered; half of those drawn are plain, a third of these by other keys."""
+ROUNDS_OF_KILLS = 4
+TEACHING_MAX = 50
 PLANTED = (sys.executable, "-m", "tests.door.planted_lake")
 
 
@@ -33,4 +47,46 @@ def test_puts_of_every_form_have_the_same_answer_and_leave_the_same_objects(made
 @pytest.mark.parametrize("bug", ["puts-without-type", "puts-by-anybody", "puts-of-another"])
 def test_a_gateway_that_stores_puts_otherwise_is_noticed(made: World, bug: str) -> None:
     with made.beside((*PLANTED, bug), "on") as planted, pytest.raises(AssertionError, match="they differ from byte"):
-        compare_puts(planted, EXAMPLES, shrink=False)
+        compare_puts(planted, EXAMPLES_TO_NOTICE, shrink=False)
+
+
+def put_and_kill(program: Sequence[str]) -> None:
+    """Put objects through the door; the engine is killed at each answer, and must have the object afterwards."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="lake-")))
+        engine = WarmEngine(folder, "--log-level", "error")
+        stack.callback(engine.close)
+        with connect(engine.server) as lake:
+            lake.create_bucket(THINGS)
+            key = new_key(lake)
+        options = (*SETTINGS, *door("on"))
+        found = stack.enter_context(gateway(engine.server, *options, program=program))
+        for number in range(ROUNDS_OF_KILLS):
+            with Line(address_of(found.url)) as line:
+
+                def put(name: str, line: Line = line) -> None:
+                    headers = (("content-length", str(len(name))),)
+                    ask = Ask(f"/{THINGS}/{name}", "PUT", headers=headers, body=name.encode())
+                    assert line.ask(raw_of(ask, {"owner": key})).status == 200
+
+                before = gathered(found)
+                for more in range(TEACHING_MAX):  # until the door knows this engine, and the signer
+                    put(f"{number}-{more}")
+                    if gathered(found) > before:
+                        break
+                before = gathered(found)
+                put(f"{number}")
+                engine.kill()
+                assert gathered(found) == before + 1
+            engine.start()
+            with connect(engine.server) as lake:
+                assert lake.get(f"{THINGS}/{number}") == str(number).encode()
+
+
+def test_a_put_that_was_answered_is_there_when_the_engine_is_killed_at_once() -> None:
+    put_and_kill(LAKE)
+
+
+def test_a_put_that_is_answered_before_it_is_durable_is_noticed() -> None:
+    with pytest.raises(KeyNotFound):
+        put_and_kill((*PLANTED, "early-puts"))

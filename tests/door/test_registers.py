@@ -30,11 +30,11 @@ PLANTED = (sys.executable, "-m", "tests.door.planted_lake")
 
 
 @contextmanager
-def registers(bug: str = "", doors: str = "") -> Iterator[Registers]:
+def registers(bug: str = "") -> Iterator[Registers]:
     program = (*PLANTED, bug) if bug else ()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="lake-")))
-        yield stack.enter_context(Registers(folder, 1, program, doors=doors))
+        yield stack.enter_context(Registers(folder, 1, program))
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +59,6 @@ def test_what_clients_of_three_ports_find_is_linearizable_while_processes_are_ki
 def test_a_gateway_that_remembers_too_much_is_noticed(bug: str) -> None:
     with registers(bug) as made, pytest.raises(AssertionError, match=r"is no register|the headers are of|no answer to"):
         made.run(ROUNDS_TO_NOTICE, faults=["nothing"])
-
-
-def test_a_gateway_that_answers_puts_before_they_are_durable_is_noticed() -> None:
-    with registers("early-puts", "on") as made, pytest.raises(AssertionError, match="is no register"):
-        made.run(ROUNDS_TO_NOTICE, faults=["kill the engine twice"])
 
 
 # --- rights ----------------------------------------------------------------------------------------------

@@ -186,14 +186,14 @@ def test_lake_status_has_how_many_answers_were_repeated_and_why_others_were_not(
         assert status["repeated"] >= 5
         reasons = {f'reason="{reason}"': count for reason, count in status["passed_on"].items()}
         assert reasons == series(found, "lake_s3_passed_on_total")
-        assert status["passed_on"]["head"] == 6
+        assert status["passed_on"]["head"] == 0
         assert status["passed_on"]["new"] >= 4
         assert status["passed_on"]["changed"] >= 1
-        assert status["passed_on"]["field"] == 1
+        assert status["passed_on"]["field"] >= 6  # that of the range, and of the PUTs: a checksum, 100-continue
         assert (status["url"], status["process"], status["door"]) == (found.url, found.process.pid, True)
         lines = served.good("status").lines
-        at = lines.index(f"{f's3 {found.url}':<36} {status['repeated']} of 20 answers repeated by the door")
-        assert re.search(r"^  not repeated, by reason +.*\bhead 6\b.*\bfield 1\b", lines[at + 1])
+        at = lines.index(f"{f's3 {found.url}':<36} {status['repeated']} of 20 answers given by the door")
+        assert re.search(r"^  left to Python, by reason +.*\bfield \d\b", lines[at + 1])
         got(client, "k")
         noted(served, answers=21, repeated=repeated(found))
     assert noted(served, answers=0) == []
@@ -219,6 +219,6 @@ def test_lake_status_has_all_gateways_and_each_of_their_processes(folder: Path) 
                 (remote.url, remote.process.pid, False),
             }
             text = served.good("status").text
-            assert re.search(rf"^s3 {team.url} +[1-9] of 7 answers repeated by the door \(2 processes\)$", text, re.M)
+            assert re.search(rf"^s3 {team.url} +[1-9] of 7 answers given by the door \(2 processes\)$", text, re.M)
             assert re.search(rf"^s3 {remote.url} at 127\.0\.0\.1 +6 answers, none repeated: no door$", text, re.M)
-            assert re.search(rf"^s3 {own} +[1-9] of 6 answers repeated by the door$", text, re.M)
+            assert re.search(rf"^s3 {own} +[1-9] of 6 answers given by the door$", text, re.M)

@@ -204,7 +204,7 @@ class S3Door:
         The keys may have been read again since the proof.
         """
         is_present = self.find_key(signature.key.access_key) == signature.key
-        if not (is_present and self.is_open and head.method in _METHODS):
+        if not (is_present and head.method in _METHODS and self._is_current() and self.is_open):
             return
         buckets = b"".join(bucket.encode() + b"\0" for bucket in signature.key.buckets)
         authorization = head.headers.get(b"authorization")
@@ -240,11 +240,7 @@ class S3Door:
 
         `lines`: the headers of a 200 but for length and checksums.  `pieces`: of the content; none: they are not known.
         """
-        if self._asked_epoch != self._engine.epoch or not self._content.is_current:
-            if time.monotonic() >= self._open_at:
-                self._wanted.set()
-            return
-        if not self.is_open or not seen.stamps or seen.epoch != self._epoch:
+        if not (self._is_current() and self.is_open) or not seen.stamps or seen.epoch != self._epoch:
             return
         if len(pieces) > S3_DOOR_PIECES_MAX:
             pieces = []
@@ -262,6 +258,13 @@ class S3Door:
             logged=logged_name(target.bucket, target.key),
         )
         self._content.want([piece.chunk for piece in pieces])
+
+    def _is_current(self) -> bool:
+        """Return True if the present engine was asked for what it shares; if not, ask it soon."""
+        is_current = self._asked_epoch == self._engine.epoch and self._content.is_current
+        if not is_current and time.monotonic() >= self._open_at:
+            self._wanted.set()
+        return is_current
 
     def keys_were_read(self, began: float, fresh_s: float, *, have_changed: bool) -> None:
         """Let claims hold for `fresh_s` from `began`, when the access keys were read; forget them if keys changed."""
