@@ -1,0 +1,234 @@
+"""The door in the gap of trio's loop: nothing that trio has to do is late, and without a gap all is the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import pytest
+import trio
+import trio.lowlevel
+import trio.testing
+
+from gateway.http import loop_gap
+from gateway.http.door import Door, HandedOver
+from tests.unit.gateway.http.line_repeater import LineRepeater
+from tests.unit.gateway.http.test_door import PEER, no_rest
+
+SOON_S = 1.0
+Body = Callable[[Door, socket.socket, socket.socket], Awaitable[None]]
+
+
+@pytest.fixture(params=["in the gap", "in a task"])
+def has_gap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    if request.param == "in a task":
+        monkeypatch.setattr(loop_gap, "_inside", lambda: None)
+    return bool(request.param == "in the gap")
+
+
+def with_door(body: Body, before_turn: Callable[[], None] = lambda: None) -> None:
+    """Run `body` with a door and a connection, whose task waits there."""
+
+    async def run() -> None:
+        client, server = socket.socketpair()
+        door = Door(LineRepeater(), before_turn, lambda: None, no_rest)
+        with client, server:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(door.run)
+                await trio.testing.wait_all_tasks_blocked()
+                with trio.fail_after(10 * SOON_S):
+                    await body(door, client, server)
+                nursery.cancel_scope.cancel()
+
+    trio.run(run)
+
+
+def park(nursery: trio.Nursery, door: Door, server: socket.socket, found: list[HandedOver]) -> None:
+    """Have a task wait at the door; what it gets is added to `found`."""
+
+    async def wait() -> None:
+        found.append(await door.next_bytes(server.fileno(), PEER))
+
+    nursery.start_soon(wait)
+
+
+async def until(holds: Callable[[], object]) -> None:
+    while not holds():  # noqa: ASYNC110 - what is waited for comes through a socket
+        await trio.sleep(0.001)
+
+
+def test_the_gap_is_found_in_the_trio_that_is_used_here() -> None:
+    async def look() -> None:
+        assert loop_gap._inside() is not None
+
+    trio.run(look)
+
+
+def test_answers_are_given_while_no_task_runs(has_gap: bool) -> None:
+    async def body(door: Door, client: socket.socket, server: socket.socket) -> None:
+        async with trio.open_nursery() as nursery:
+            park(nursery, door, server, [])
+            await trio.testing.wait_all_tasks_blocked()
+            steps: list[object] = []
+
+            class Steps(trio.abc.Instrument):
+                def before_task_step(self, task: trio.lowlevel.Task) -> None:
+                    steps.append(task)
+
+            def ask() -> float:
+                client.send(b"?first\n")
+                assert client.recv(100) == b"FIRST"
+                steps.clear()
+                began = time.monotonic()
+                for _ in range(100):
+                    client.send(b"?line\n")
+                    assert client.recv(100) == b"LINE"
+                return time.monotonic() - began
+
+            instrument = Steps()
+            trio.lowlevel.add_instrument(instrument)
+            done = await trio.to_thread.run_sync(ask)
+            assert done < SOON_S
+            assert (len(steps) < 20) is has_gap, "in the gap no task is needed for an answer"
+            trio.lowlevel.remove_instrument(instrument)
+            nursery.cancel_scope.cancel()
+
+    with_door(body)
+
+
+def test_a_task_that_is_woken_by_the_door_runs_at_once(has_gap: bool) -> None:
+    async def body(door: Door, client: socket.socket, server: socket.socket) -> None:
+        for number in range(20):
+            found: list[HandedOver] = []
+            began = trio.current_time()
+            async with trio.open_nursery() as nursery:
+                park(nursery, door, server, found)
+                threading.Timer(0.01, client.send, (b"!%d\n" % number,)).start()
+            assert found == [HandedOver(b"!%d\n" % number, b"")]
+            assert trio.current_time() - began < SOON_S
+
+    with_door(body)
+
+
+def test_timers_fire_in_time_while_connections_wait_and_while_they_are_busy(has_gap: bool) -> None:
+    async def body(door: Door, client: socket.socket, server: socket.socket) -> None:
+        async with trio.open_nursery() as nursery:
+            park(nursery, door, server, [])
+            await trio.testing.wait_all_tasks_blocked()
+            for seconds in (0.001, 0.02, 0.1):
+                began = trio.current_time()
+                await trio.sleep(seconds)
+                assert seconds <= trio.current_time() - began < seconds + SOON_S
+            stop = threading.Event()
+
+            def ask() -> int:
+                count = 0
+                while not stop.is_set():
+                    client.send(b"?line\n")
+                    client.recv(100)
+                    count += 1
+                return count
+
+            counts: list[int] = []
+
+            async def keep_busy() -> None:
+                counts.append(await trio.to_thread.run_sync(ask))
+
+            async with trio.open_nursery() as busy:
+                busy.start_soon(keep_busy)
+                for _ in range(20):
+                    began = trio.current_time()
+                    await trio.sleep(0.01)
+                    assert trio.current_time() - began < SOON_S
+                stop.set()
+            assert counts[0] > 100
+            nursery.cancel_scope.cancel()
+
+    with_door(body)
+
+
+def test_other_sockets_and_threads_are_met_while_connections_wait(has_gap: bool) -> None:
+    async def body(door: Door, client: socket.socket, server: socket.socket) -> None:
+        async with trio.open_nursery() as nursery:
+            park(nursery, door, server, [])
+            one, other = trio.socket.socketpair()
+            with one, other:
+                for number in range(20):
+                    threading.Timer(0.005, os.write, (one.fileno(), b"%d" % number)).start()
+                    assert await other.recv(100) == b"%d" % number
+                    assert await trio.to_thread.run_sync(abs, number) == number
+                    await trio.to_thread.run_sync(lambda: trio.from_thread.run(trio.sleep, 0))
+            nursery.cancel_scope.cancel()
+
+    with_door(body)
+
+
+def test_an_error_before_a_turn_ends_the_door_with_it(has_gap: bool) -> None:
+    async def body(door: Door, client: socket.socket, server: socket.socket) -> None:
+        async with trio.open_nursery() as nursery:
+            park(nursery, door, server, [])
+            await trio.testing.wait_all_tasks_blocked()
+            client.send(b"?a\n")
+            await trio.sleep_forever()
+
+    def fail() -> None:
+        raise KeyError("a bug")
+
+    with pytest.RaisesGroup(KeyError, flatten_subgroups=True):
+        with_door(body, fail)
+
+
+def test_a_second_door_of_a_loop_waits_in_a_task_and_both_serve() -> None:
+    async def body(door: Door, client: socket.socket, server: socket.socket) -> None:
+        second = Door(LineRepeater(), lambda: None, lambda: None, no_rest)
+        client2, server2 = socket.socketpair()
+        with client2, server2:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(second.run)
+                park(nursery, door, server, [])
+                park(nursery, second, server2, [])
+                for _ in range(20):
+                    for one in (client, client2):
+                        one.setblocking(False)
+                        one.send(b"?a\n")
+                        got: list[bytes] = []
+
+                        def received(one: socket.socket = one, got: list[bytes] = got) -> bool:
+                            with suppress(BlockingIOError):
+                                got.append(one.recv(100))
+                            return bool(got)
+
+                        await until(received)
+                        assert got == [b"A"]
+                nursery.cancel_scope.cancel()
+
+    with_door(body)
+
+
+def test_the_gap_is_free_again_when_its_door_has_ended() -> None:
+    async def run() -> None:
+        for _ in range(2):
+            with loop_gap.gap(lambda _: None, lambda *_: False, lambda _: None) as has_gap:
+                assert has_gap
+                with loop_gap.gap(lambda _: None, lambda *_: False, lambda _: None) as has_another:
+                    assert not has_another
+                await trio.lowlevel.checkpoint()
+
+    trio.run(run)
+
+
+def test_a_signal_is_met_while_connections_wait(has_gap: bool) -> None:
+    async def body(door: Door, client: socket.socket, server: socket.socket) -> None:
+        with trio.open_signal_receiver(signal.SIGUSR1) as signals:
+            async with trio.open_nursery() as nursery:
+                park(nursery, door, server, [])
+                threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+                assert await anext(signals) == signal.SIGUSR1
+                nursery.cancel_scope.cancel()
+
+    with_door(body)
