@@ -27,8 +27,8 @@ from engine.chunks.manifests import HeldBlob, HeldBlobs, checked_chunks
 from engine.chunks.payload import Fill, Hashed, Payload, ReceivedBody, Written, check_lengths
 from engine.host.client_files import check_source, filler
 from engine.memory.lent_memory import LentMemory, read_into
+from engine.namespace.binding import Binding, bind_many
 from engine.namespace.buckets import BucketRef, PlannedBuckets, find_bucket
-from engine.namespace.names import Binding, bind_many
 from engine.namespace.object_stat import new_object, to_object_stat
 from engine.namespace.tree import ChangedBy, Resolved
 from engine.namespace.versions import version_id
