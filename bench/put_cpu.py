@@ -30,7 +30,8 @@ from typing import Final
 from bench.harness.content import payload
 from bench.harness.cpu import cpu_s
 from bench.harness.process import ROOT, clean_environment
-from lakefs.client.blocking.engine import BlockingEngine, Ticket, connect_blocking
+from lakefs.client.blocking.engine import BlockingEngine, connect_blocking
+from lakefs.client.blocking.link import Ticket
 from lakefs.wire import messages as m
 
 SIZE: Final = 4096

@@ -47,6 +47,10 @@ class RecordedView(TableView):
             self._is_whole = False
         return super().get(table, key)
 
+    def present(self, table: Table, keys: list[bytes]) -> set[bytes]:
+        """Return the keys that have a value, as `get` of each."""
+        return {key for key in keys if self.get(table, key) is not None}
+
     def scan(self, table: Table, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Iterate over entries as `TableView.scan` does."""
         self._is_whole = False

@@ -12,7 +12,8 @@ import pytest
 from engine.format.layouts import Mutation, Op, Table, seal_value
 from engine.tables import lmdb_index as index_module
 from engine.tables.index_check import Verification, probe
-from engine.tables.lmdb_index import Index, remove_index, replace_index
+from engine.tables.index_folder import remove_index, replace_index
+from engine.tables.lmdb_index import Index
 from engine.tables.overlay import Layer
 from lakefs.errors import DiskFailed, IndexDamaged, StoreFull
 from lakefs.ids import Sequence
