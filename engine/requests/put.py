@@ -27,12 +27,9 @@ from engine.chunks.manifests import HeldBlob, HeldBlobs, checked_chunks
 from engine.chunks.payload import Fill, Hashed, Payload, ReceivedBody, Written, check_lengths
 from engine.host.client_files import check_source, filler
 from engine.memory.lent_memory import LentMemory, read_into
-from engine.namespace.binding import Binding, bind_many
-from engine.namespace.buckets import BucketRef, PlannedBuckets, find_bucket
-from engine.namespace.object_stat import new_object, to_object_stat
-from engine.namespace.tree import ChangedBy, Resolved
-from engine.namespace.versions import version_id
-from engine.requests.answers import failed, stored
+from engine.namespace.tree import ChangedBy
+from engine.requests.answers import stored
+from engine.requests.changes import bind_changes
 from engine.requests.handlers import handles
 from engine.sessions.references import Client
 from engine.store.store import Store
@@ -218,7 +215,7 @@ class Puts:
         if len(changes) != len(payloads):
             raise InvalidArgument(f"{len(changes)} names for {len(payloads)} payloads")
         hashed, written = await self._chunks.ingest.take_in(payloads, self._choose_absent())
-        blobs = [HeldBlob(BlobId(item.chunk), item.payload.length, 1) for item in hashed]
+        blobs: list[HeldBlob | LakeError] = [HeldBlob(BlobId(item.chunk), item.payload.length, 1) for item in hashed]
         wanted = {item.chunk: item for item in hashed if item.chunk != EMPTY_CHUNK}
 
         def decide(txn: Transaction) -> list[m.NameResult]:
@@ -269,64 +266,14 @@ class Puts:
     def _bind(
         self, txn: Transaction, client: Client, changes: Sequence[m.NameChange], blobs: Sequence[HeldBlob | LakeError]
     ) -> list[m.NameResult]:
-        """Bind the changes that can be bound; every change has a result."""
+        """Bind the changes that can be bound, for a client; every change has a result."""
         txn.note(ChangedBy(client))
-        now_ns = self._store.clock.wall_ns()
-        buckets = _Buckets(txn, PlannedBuckets(txn, now_ns))
-        results: list[m.NameResult | None] = [None] * len(changes)
-        bindings: list[Binding] = []
-        places: list[int] = []
-        for index, (change, blob) in enumerate(zip(changes, blobs, strict=True)):
-            try:
-                if isinstance(blob, LakeError):
-                    raise blob
-                bindings.append(_binding(change, blob, buckets, now_ns))
-                places.append(index)
-            except (UserError, ChunkNotFound) as error:
-                results[index] = failed(error)
-        for index, outcome in zip(places, bind_many(txn, bindings, now_ns), strict=True):
-            results[index] = _result(changes[index], buckets.of(changes[index]), outcome)
-            if isinstance(outcome, Resolved):
-                buckets.planned.make(changes[index].bucket)
-        bound = [result for result in results if result is not None]
-        assert len(bound) == len(changes), "each change has a result"
-        return bound
-
-
-class _Buckets:
-    """The buckets of one transaction's changes, each looked up once."""
-
-    def __init__(self, txn: Transaction, planned: PlannedBuckets) -> None:
-        self._txn = txn
-        self.planned = planned
-        self._found: dict[tuple[str, bool], BucketRef] = {}
-
-    def of(self, change: m.NameChange) -> BucketRef:
-        """Return the change's bucket; the planned one if it is missing and the change may create it."""
-        wanted = (change.bucket, change.create_bucket)
-        bucket = self._found.get(wanted)
-        if bucket is None:
-            planned = change.create_bucket
-            bucket = self.planned.ensure(wanted[0]) if planned else find_bucket(self._txn, wanted[0])
-            self._found[wanted] = bucket
-        return bucket
-
-
-def _binding(change: m.NameChange, blob: HeldBlob, buckets: _Buckets, now_ns: int) -> Binding:
-    node = new_object(blob.blob, blob.size_bytes, blob.chunk_count, change.attributes, now_ns)
-    return Binding(buckets.of(change), change.key, node, change.condition, change.keep_node, change.named_ns)
+        return bind_changes(txn, changes, blobs, self._store.clock.wall_ns())
 
 
 def _check_room(client: Client) -> None:
     if len(client.sources) >= SOURCES_PER_CONNECTION_MAX:
         raise EngineBusy(f"{SOURCES_PER_CONNECTION_MAX} sources are open on this connection; close some")
-
-
-def _result(change: m.NameChange, bucket: BucketRef, outcome: Resolved | UserError) -> m.NameResult:
-    if isinstance(outcome, UserError):
-        return failed(outcome)
-    version = version_id(bucket, outcome.node)
-    return m.NameResult(to_object_stat(change.bucket, change.key, outcome.node_id, outcome.node, version))
 
 
 def _filler(memory: LentMemory, offset: int) -> Fill:
