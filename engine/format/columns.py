@@ -19,10 +19,12 @@ from typing import Final, NamedTuple
 import msgspec
 
 from engine.format.layouts import (
+    CHUNK_RECORD,
     NAME_RECORD,
     NODE_HEAD,
     RECORD_HEADER,
     Attributes,
+    ChunkRecord,
     Mutation,
     Node,
     NodeKind,
@@ -30,7 +32,7 @@ from engine.format.layouts import (
     Table,
     pack_name,
 )
-from lakefs.ids import BlobId, NodeId
+from lakefs.ids import Birth, BlobId, NodeId, SegmentId
 
 _KEY_BYTES_MAX: Final = 511
 _SIZE_AT: Final = NODE_HEAD.offset_of("size_bytes")
@@ -175,3 +177,28 @@ def _up_to_checksums(attributes: Attributes) -> Attributes:
 def pack_names(kind: NodeKind, first: NodeId, count: int) -> list[bytes]:
     """Return the values of names of nodes with consecutive ids."""
     return patched(pack_name(kind, first), [Column(_NODE_ID_AT, "Q", range(first, first + count))])
+
+
+class ChunkColumns(msgspec.Struct):
+    """The values in which records of chunks differ, of each chunk in order."""
+
+    segments: list[SegmentId]
+    offsets: list[int]
+    lengths: list[int]
+    crcs: list[int]
+
+
+def pack_chunks(first: Birth, chunks: ChunkColumns) -> list[bytes]:
+    """Return the packed records of chunks with consecutive births."""
+    length = chunks.lengths[0]
+    record = ChunkRecord(first, chunks.segments[0], chunks.offsets[0], length, length, chunks.crcs[0])
+    columns = {
+        "birth": range(first, first + len(chunks.crcs)),
+        "segment_id": chunks.segments,
+        "offset": chunks.offsets,
+        "stored_bytes": chunks.lengths,
+        "logical_bytes": chunks.lengths,
+        "crc": chunks.crcs,
+    }
+    fields = [field for field in CHUNK_RECORD.fields if field.name in columns]
+    return patched(record.pack(), [Column(field.offset, field.code, columns[field.name]) for field in fields])

@@ -220,7 +220,8 @@ class Puts:
 
         def decide(txn: Transaction) -> list[m.NameResult]:
             self._chunks.record_in(txn, written)
-            for chunk in wanted.keys() - {item.hashed.chunk for item in written}:
+            found = () if len(written) == len(wanted) else wanted.keys() - {item.hashed.chunk for item in written}
+            for chunk in found:
                 record = find_chunk(txn, chunk)
                 if record is None:
                     raise _Vanished
@@ -248,8 +249,8 @@ class Puts:
         def choose(items: Sequence[Hashed]) -> list[Hashed]:
             absent: list[Hashed] = []
             with self._metadata.view() as view:
-                for item in items:
-                    if item.chunk not in chosen and self._chunks.find_good(view, item.chunk) is None:
+                for item in self._chunks.absent(view, items):
+                    if item.chunk not in chosen:
                         chosen.add(item.chunk)
                         absent.append(item)
             return absent
@@ -260,8 +261,7 @@ class Puts:
         """Return items that are neither recorded nor written by this request."""
         done = {item.hashed.chunk for item in written}
         with self._metadata.view() as view:
-            present = self._chunks.find_good
-            return [item for item in items if item.chunk not in done and present(view, item.chunk) is None]
+            return [item for item in self._chunks.absent(view, items) if item.chunk not in done]
 
     def _bind(
         self, txn: Transaction, client: Client, changes: Sequence[m.NameChange], blobs: Sequence[HeldBlob | LakeError]

@@ -35,6 +35,8 @@ from lakefs.ids import ROOT_NODE, Birth, NodeId, SegmentId, Sequence
 
 _KEY_BYTES_MAX: Final = 511
 _RECORD_HEADER_BYTES: Final = RECORD_HEADER.size
+_MANY_KEYS: Final = 4
+"""Fewer keys are looked up one by one: that costs less than a cursor."""
 _Scan = Generator[tuple[bytes, bytes], None, None]
 
 
@@ -143,9 +145,11 @@ class TableView:
 
     def present(self, table: Table, keys: list[bytes]) -> set[bytes]:
         """Return the keys that have a value; as `get` of each, in one call.  IndexDamaged."""
-        for layer in (self._current, self._applying):
-            if layer is not None and not layer.tables[table].keys().isdisjoint(keys):
-                return {key for key in keys if self.get(table, key) is not None}
+        layers = (self._current, self._applying)
+        if len(keys) < _MANY_KEYS or not all(
+            layer is None or layer.tables[table].keys().isdisjoint(keys) for layer in layers
+        ):
+            return {key for key in keys if self.get(table, key) is not None}
         return self._index_present(table, keys)
 
     def scan(self, table: Table, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:

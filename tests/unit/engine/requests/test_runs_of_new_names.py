@@ -18,6 +18,7 @@ import pytest
 import trio
 from hypothesis import given, settings, strategies as st
 
+from engine.chunks.chunk_store import Chunks
 from engine.format.columns import pack_names, pack_nodes
 from engine.format.layouts import Table, chunk_id_of_key
 from engine.namespace import new_names
@@ -208,9 +209,10 @@ steps = st.one_of(
 
 @contextmanager
 def one_by_one() -> Iterator[None]:
-    """Context manager: no run is found."""
+    """Context manager: no run is found, and the records of chunks are made one by one."""
     with mock.patch.object(requests_changes, "plain_run", return_value=(b"", [])):
-        yield
+        with mock.patch.object(Chunks, "_record_new", return_value=False):
+            yield
 
 
 @dataclass
