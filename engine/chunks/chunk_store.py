@@ -32,8 +32,8 @@ from lakefs.findings import Finding
 from lakefs.ids import EMPTY_CHUNK, Birth, ChunkId, Sequence, id_text
 from lakefs.ports import Offload
 
-_MANY: Final = 4
-"""Fewer records are made one by one: columns would cost more."""
+_MANY: Final = 8
+"""Fewer chunks are looked up and recorded one by one: columns would cost as much, or more."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,8 @@ class Chunks:
 
     def absent(self, view: View, items: Seq[Hashed]) -> list[Hashed]:
         """Return those whose chunk has no record, or one whose bytes are known to be damaged."""
+        if len(items) < _MANY:
+            return [item for item in items if self.find_good(view, item.chunk) is None]
         present = view.present(Table.CHUNKS, [chunk_key(item.chunk) for item in items])
         if not present:
             return list(items)
@@ -147,7 +149,7 @@ class Chunks:
 
     def record_in(self, txn: Transaction, items: Seq[Written]) -> list[Written]:
         """Add records for written payloads; returns, unused, the payloads whose chunk has a good record by now."""
-        if self._record_new(txn, items):
+        if len(items) >= _MANY and self._record_new(txn, items):
             return []
         unused: list[Written] = []
         for item in items:
@@ -167,9 +169,9 @@ class Chunks:
         return unused
 
     def _record_new(self, txn: Transaction, items: Seq[Written]) -> bool:
-        """Add the records as columns if there are several, and every chunk is new; else do nothing, return False."""
+        """Add the records as columns if every chunk is new; else do nothing, and return False."""
         keys = [chunk_key(item.hashed.chunk) for item in items]
-        if len(keys) < _MANY or len(set(keys)) < len(keys) or txn.present(Table.CHUNKS, keys):
+        if len(set(keys)) < len(keys) or txn.present(Table.CHUNKS, keys):
             return False
         if len(self._quarantine) and any(item.hashed.chunk in self._quarantine for item in items):
             return False

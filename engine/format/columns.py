@@ -48,8 +48,8 @@ class Insertions:
     __slots__ = ("key_bytes", "keys", "table", "value_bytes", "values")
 
     def __init__(self, table: Table, keys: list[bytes], values: list[bytes]) -> None:
-        lengths = list(map(len, keys))
         assert len(keys) == len(values) > 0, "each key has a value"
+        lengths = list(map(len, keys))
         assert min(lengths) > 0, "the index takes keys of 1 to 511 bytes"
         assert max(lengths) <= _KEY_BYTES_MAX, "the index takes keys of 1 to 511 bytes"
         self.table: Final = table
@@ -72,11 +72,6 @@ class Insertions:
     def mutations(self) -> Iterator[Mutation]:
         """Yield a mutation for each entry."""
         return zip(repeat(Op.INSERT), repeat(self.table), self.keys, self.values)
-
-
-def table_of(mutation: Mutation | Insertions) -> Table:
-    """Return the table that a mutation changes."""
-    return mutation.table if isinstance(mutation, Insertions) else mutation[1]
 
 
 def singly(mutations: Iterable[Mutation | Insertions]) -> Iterator[Mutation]:

@@ -34,7 +34,7 @@ from typing import Final, Protocol, TypeVar
 import structlog
 import trio
 
-from engine.format.columns import Insertions, singly, table_of
+from engine.format.columns import Insertions
 from engine.format.layouts import RECORD_HEADER, Mutation, Table
 from engine.format.sizes import DEFAULT_SIZES, MetadataSizes
 from engine.journal.writer import Journal
@@ -312,17 +312,20 @@ class Committer:
         if not group.record_count:
             group.since = trio.current_time()
         parts, pack, mutations = group.parts, RECORD_HEADER.pack, transaction.mutations
+        watched = self._watched_tables
         self.turn_stamps(mutations)  # first: had it failed, nothing would be changed
         for mutation in mutations:
             if isinstance(mutation, Insertions):
                 parts += mutation.parts()
+                if mutation.table in watched:
+                    group.watched += mutation.mutations()
             else:
                 op, table, key, value = mutation
                 parts += (pack(table, op, len(key), len(value)), key, value)
+                if table in watched:
+                    group.watched.append(mutation)
         group.body_bytes += body_bytes
         group.record_count += transaction.record_count
-        if self._watched_tables:
-            group.watched += singly(mutation for mutation in mutations if table_of(mutation) in self._watched_tables)
         self._tables.overlay.current.publish(group.sequence, mutations)
         transaction.settle_counters(group.sequence)
         if transaction.notes:

@@ -36,6 +36,7 @@ _shared_of_change: Final = attrgetter("bucket", "create_bucket", "keep_node", "n
 _shared_of_attributes: Final = attrgetter(
     *(name for name in ObjectAttributes.__struct_fields__ if name not in _COLUMNS)
 )
+_NONE: Final[dict[str, int]] = {}
 Blobs = Sequence[HeldBlob | LakeError]
 """A blob for each change, or the error that the change ends with."""
 
@@ -85,8 +86,10 @@ class _Changes:
         """Return the bindings and runs of the changes, with the indexes of their first; notes the failures."""
         steps: list[tuple[int, Binding | Run]] = []
         at, count = 0, len(self._changes)
+        if count < RUN_MIN:
+            return list(self._bindings(0, count))
         while at < count:
-            folder, names = plain_run(self._changes, self._blobs, at) if count - at >= RUN_MIN else (b"", [])
+            folder, names = plain_run(self._changes, self._blobs, at)
             run = self._run(at, folder, names) if len(names) >= RUN_MIN else None
             end = at + max(1, len(names))
             if run is not None:
@@ -161,25 +164,27 @@ def plain_run(changes: Sequence[NameChange], blobs: Blobs, start: int) -> tuple[
 
     The folder's path is empty or ends with `/`.
     """
-    names: dict[bytes, None] = {}
     first = changes[start]
-    folder = first.key.encode("utf-8", "replace").rpartition(b"/")
-    path = folder[0] + folder[1]
-    if not _may_lead(first):
-        return path, []
-    shared = _shared_of_change(first), _shared_of_attributes(first.attributes), _shape(first.attributes)
+    folder = first.key[: first.key.rfind("/") + 1].encode("utf-8", "replace")
+    names: dict[bytes, None] = {}
+    if not _may_lead(first) or b"\0" in folder:
+        return folder, []
+    shared, shared_attributes = _shared_of_change(first), _shared_of_attributes(first.attributes)
+    etag_bytes, sums = _etag_bytes(first.attributes), _lengths(first.attributes.checksums)
     for index in range(start, len(changes)):
         change, blob = changes[index], blobs[index]
         attributes = change.attributes
+        if _shared_of_change(change) != shared or _shared_of_attributes(attributes) != shared_attributes:
+            break
+        if _etag_bytes(attributes) != etag_bytes or _lengths(attributes.checksums) != sums:
+            break
         if not isinstance(blob, HeldBlob) or blob.chunk_count != 1:
             break
-        if (_shared_of_change(change), _shared_of_attributes(attributes), _shape(attributes)) != shared:
-            break
-        name = _name_below(path, change.key)
+        name = _name_below(folder, change.key)
         if name is None or name in names or not -_TIME_LIMIT_NS <= attributes.mtime_ns < _TIME_LIMIT_NS:
             break
         names[name] = None
-    return path, list(names)
+    return folder, list(names)
 
 
 def _may_lead(change: NameChange) -> bool:
@@ -193,10 +198,12 @@ def _may_lead(change: NameChange) -> bool:
     )
 
 
-def _shape(attributes: ObjectAttributes) -> tuple[int, list[tuple[str, int]]]:
-    """Return the lengths of the columns that are packed."""
-    etag_bytes = len(attributes.etag) if attributes.etag_kind else 0
-    return etag_bytes, [(name, len(value)) for name, value in attributes.checksums.items()]
+def _etag_bytes(attributes: ObjectAttributes) -> int:
+    return len(attributes.etag) if attributes.etag_kind else 0
+
+
+def _lengths(checksums: dict[str, bytes]) -> dict[str, int]:
+    return {name: len(value) for name, value in checksums.items()} if checksums else _NONE
 
 
 def _name_below(folder: bytes, key: str) -> bytes | None:
@@ -206,8 +213,6 @@ def _name_below(folder: bytes, key: str) -> bytes | None:
     except UnicodeEncodeError:
         return None
     name = path[len(folder) :]
-    if len(path) > KEY_BYTES_MAX or not 0 < len(name) < COMPONENT_SPLIT_BYTES:
+    if not path.startswith(folder) or not name or b"/" in name or b"\0" in name:
         return None
-    if b"/" in name or b"\0" in path or not path.startswith(folder):
-        return None
-    return name
+    return name if len(name) < COMPONENT_SPLIT_BYTES and len(path) <= KEY_BYTES_MAX else None
