@@ -31,8 +31,10 @@ from engine.namespace.tree import ChangedBy
 from engine.requests.answers import stored
 from engine.requests.changes import bind_changes
 from engine.requests.handlers import handles
+from engine.requests.stamped import with_stamps
 from engine.sessions.references import Client
 from engine.store.store import Store
+from engine.tables.recorded_view import RecordedView
 from engine.tables.views import Transaction
 from lakefs.errors import ChunkNotFound, EngineBusy, InvalidArgument, LakeError, RequestTooLarge, SessionLost, UserError
 from lakefs.host.descriptors import close_later, duplicates
@@ -201,7 +203,8 @@ class Puts:
     @handles(m.PutObjects)
     async def put_objects(self, client: Client, request: m.PutObjects, body: Body) -> Reply:
         assert isinstance(body, ReceivedBody)
-        return await self._put_payloads(client, body.payloads, request.changes, durable=request.durable)
+        payloads, changes = body.payloads, request.changes
+        return await self._put_payloads(client, payloads, changes, durable=request.durable, stamps=request.stamps)
 
     @handles(m.PutSlots)
     async def put_slots(self, client: Client, request: m.PutSlots) -> Reply:
@@ -209,7 +212,13 @@ class Puts:
             return await self._put_payloads(client, payloads, request.changes, durable=request.durable)
 
     async def _put_payloads(
-        self, client: Client, payloads: Sequence[Payload], changes: Sequence[m.NameChange], *, durable: bool
+        self,
+        client: Client,
+        payloads: Sequence[Payload],
+        changes: Sequence[m.NameChange],
+        *,
+        durable: bool,
+        stamps: bool = False,
     ) -> Reply:
         """Store payloads and bind a name to each, in one group; replies to PutObjects and to PutSlots."""
         if len(changes) != len(payloads):
@@ -236,11 +245,18 @@ class Puts:
                 except _Vanished:
                     missing = self._not_present(list(wanted.values()), written)
                     written += await self._chunks.ingest.write(missing)
+            if stamps:
+                results = self._with_stamps(results)  # no checkpoint since the decision: these are its own stamps
             if durable:
                 await self._metadata.wait_durable(sequence)
         finally:
             self._chunks.ingest.settle(written)
         return Reply(m.NameResults(results))
+
+    def _with_stamps(self, results: list[m.NameResult]) -> list[m.NameResult]:
+        """Return results of changes that were made in this step, with their stamps if this engine has any."""
+        with self._metadata.recorded_view() as view:
+            return with_stamps(view, results) if isinstance(view, RecordedView) else results
 
     def _choose_absent(self) -> Choose:
         """Return a filter that picks, from chunks as they are hashed, those not in the store, each once."""

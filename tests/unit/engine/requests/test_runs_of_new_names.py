@@ -8,7 +8,7 @@ after a kill and a restart.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 from unittest import mock
@@ -18,6 +18,7 @@ import pytest
 import trio
 from hypothesis import given, settings, strategies as st
 
+from engine.chunks import chunk_store
 from engine.chunks.chunk_store import Chunks
 from engine.format.columns import pack_names, pack_nodes
 from engine.format.layouts import Table, chunk_id_of_key
@@ -31,7 +32,7 @@ from lakefs.stamps.stamps import HEADER_BYTES
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import EngineClient
 from tests.sim.world.disk import SimCrashed, SimDisk
-from tests.store_rig import client_of, fsck, run, session_of, simulated_store, store_chunks
+from tests.store_rig import ask, client_of, fsck, run, session_of, simulated_store, store_chunks
 
 FOLDERS: Final = ("", "", "d/", "d/e/", "new/f/", "l" * 500 + "/")
 NAMES: Final = tuple(f"{letter}{number}" for letter in "ab" for number in range(8))
@@ -137,6 +138,7 @@ class Put:
     changes: list[m.NameChange]
     contents: list[bytes | None]
     durable: bool
+    stamps: bool
 
     async def do(self, client: EngineClient, number: int) -> m.Message:
         """Send it."""
@@ -144,8 +146,19 @@ class Put:
             b"%d/%d" % (number, index) if content is None else content
             for index, (_, content) in enumerate(zip(self.changes, self.contents * 20, strict=False))
         ]
-        reply = await client.call(m.PutObjects(list(map(len, payloads)), self.changes, self.durable), payloads)
-        return reply.message
+        request = m.PutObjects(list(map(len, payloads)), self.changes, self.durable, self.stamps)
+        results = await ask(client, request, m.NameResults, *payloads)
+        await self.check_stamps(client, results.results)
+        return results
+
+    async def check_stamps(self, client: EngineClient, results: list[m.NameResult]) -> None:
+        """Check that names have the stamps that opening them has now, if any were asked for."""
+        names = [(change.bucket, change.key) for change in self.changes]
+        request = m.OpenObjects(names, lease=False, stamps=True)
+        opened = await ask(client, request, m.OpenResults)
+        for result, now in zip(results, opened.results, strict=True):
+            assert result.stamps == (now.stamps if self.stamps and result.stat is not None else b"")
+            assert bool(result.stamps) == (self.stamps and result.stat is not None)
 
 
 @dataclass(frozen=True)
@@ -195,9 +208,9 @@ plain = st.one_of(
     st.builds(m.BucketSet, buckets, versioning=st.sampled_from(("enabled", "suspended"))),
 )
 steps = st.one_of(
-    st.builds(Put, alike(), st.lists(st.none() | contents, min_size=1, max_size=3), coins),
-    st.builds(Put, alike(), st.just([None]), st.just(True)),
-    st.builds(Put, st.lists(any_changes, min_size=1, max_size=6), st.just([None]), coins),
+    st.builds(Put, alike(), st.lists(st.none() | contents, min_size=1, max_size=3), coins, coins),
+    st.builds(Put, alike(), st.just([None]), st.just(True), coins),
+    st.builds(Put, st.lists(any_changes, min_size=1, max_size=6), st.just([None]), coins, coins),
     st.builds(Commit, alike(), st.integers(0, 30)),
     st.builds(Plain, plain),
     st.builds(Pause),
@@ -224,7 +237,7 @@ class Counted:
 
 @contextmanager
 def counting() -> Iterator[Counted]:
-    """Context manager: count the names bound as columns."""
+    """Context manager: count the names bound as columns, which begin at 3 names so that histories have many runs."""
     counted, original = Counted(), new_names._insert
 
     def insert(*arguments: Any) -> list[m.ObjectStat]:
@@ -232,7 +245,10 @@ def counting() -> Iterator[Counted]:
         counted.names += len(stats)
         return stats
 
-    with mock.patch.object(new_names, "_insert", insert):
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(new_names, "_insert", insert))
+        for module, least in ((new_names, "RUN_MIN"), (requests_changes, "RUN_MIN"), (chunk_store, "_MANY")):
+            stack.enter_context(mock.patch.object(module, least, 3))
         yield counted
 
 
@@ -346,7 +362,7 @@ def _put(names: Sequence[str]) -> Put:
     changes = [
         m.NameChange("one", name, b"", m.ObjectAttributes(etag_kind=1, etag=name.encode() * 8)) for name in names
     ]
-    return Put(changes, [None], durable=True)
+    return Put(changes, [None], durable=True, stamps=True)
 
 
 def _wrong_record(*arguments: Any) -> list[bytes]:
@@ -365,6 +381,7 @@ def _wrong_names(*arguments: Any) -> list[bytes]:
         ("engine.namespace.new_names.pack_names", _wrong_names),
         ("engine.tables.merged_tables.TableView.present", lambda *_: set()),
         ("engine.format.columns.Insertions.mutations", lambda *_: iter(())),
+        ("engine.requests.stamped.node_key", lambda _: bytes(8)),
     ],
 )
 def test_a_planted_bug_of_runs_is_noticed(planted: str, instead: Any) -> None:
