@@ -308,6 +308,10 @@ CHECK_BYTES: Final = CHUNK_BYTES
 WRITE_FILES_BATCH: Final = 32
 STORE_WINDOW: Final = 48 * MIB // STORE_REQUEST_BYTES
 PUT_MANY_WINDOW: Final = 32 * MIB // BODY_BYTES_MAX
+PUT_MANY_COUNT: Final = 64
+"""Short objects in a request from which two requests are in flight: with fewer, one of twice as many is faster."""
+PUT_MANY_SHORT_BYTES: Final = 16 * KIB
+"""A request of PUT_MANY_COUNT such objects is one of 1 MiB, which is received and hashed in less than a sync takes."""
 FRAMES_PER_JOB: Final = 8 * MIB // FRAME_BYTES
 WRITE_BEHIND_WINDOW: Final = 16 * MIB // STORE_REQUEST_BYTES
 WRITE_BEHIND_FILES: Final = 32 * MIB // (WRITE_BEHIND_WINDOW * STORE_REQUEST_BYTES)

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import Final
 
 import trio
 
 from engine.chunks.ingest import Ingest
 from engine.chunks.payload import Hashed, Payload, Written
 from engine.chunks.quarantine import Quarantine
+from engine.format.columns import ChunkColumns, pack_chunks
 from engine.format.layouts import ChunkRecord, Table, chunk_key, unpack_chunk_record
 from engine.metadata.metadata_store import Metadata
 from engine.segments.segment_store import Segments
@@ -27,8 +29,11 @@ from engine.tables.views import Transaction, View
 from lakefs.content.verify import matches_id
 from lakefs.errors import ChunkDamaged, LakeError, StaleGrant, StoreDamaged
 from lakefs.findings import Finding
-from lakefs.ids import EMPTY_CHUNK, ChunkId, Sequence, id_text
+from lakefs.ids import EMPTY_CHUNK, Birth, ChunkId, Sequence, id_text
 from lakefs.ports import Offload
+
+_MANY: Final = 8
+"""Fewer chunks are looked up and recorded one by one: columns would cost as much, or more."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,15 @@ class Chunks:
     def find_good(self, view: View, chunk: ChunkId) -> ChunkRecord | None:
         """Return the chunk's record; None if it has none, or its bytes are known to be damaged."""
         return None if chunk in self._quarantine else find_chunk(view, chunk)
+
+    def absent(self, view: View, items: Seq[Hashed]) -> list[Hashed]:
+        """Return those whose chunk has no record, or one whose bytes are known to be damaged."""
+        if len(items) < _MANY:
+            return [item for item in items if self.find_good(view, item.chunk) is None]
+        present = view.present(Table.CHUNKS, [chunk_key(item.chunk) for item in items])
+        if not present:
+            return list(items)
+        return [item for item in items if chunk_key(item.chunk) not in present or item.chunk in self._quarantine]
 
     def is_quarantined(self, chunk: ChunkId) -> bool:
         """Return True if the chunk's bytes are known to be damaged."""
@@ -135,6 +149,8 @@ class Chunks:
 
     def record_in(self, txn: Transaction, items: Seq[Written]) -> list[Written]:
         """Add records for written payloads; returns, unused, the payloads whose chunk has a good record by now."""
+        if len(items) >= _MANY and self._record_new(txn, items):
+            return []
         unused: list[Written] = []
         for item in items:
             key = chunk_key(item.hashed.chunk)
@@ -151,6 +167,26 @@ class Chunks:
             self._quarantine.drop_in(txn, item.hashed.chunk)
             self._references.keep(birth)
         return unused
+
+    def _record_new(self, txn: Transaction, items: Seq[Written]) -> bool:
+        """Add the records as columns if every chunk is new; else do nothing, and return False."""
+        keys = [chunk_key(item.hashed.chunk) for item in items]
+        if len(set(keys)) < len(keys) or txn.present(Table.CHUNKS, keys):
+            return False
+        if len(self._quarantine) and any(item.hashed.chunk in self._quarantine for item in items):
+            return False
+        chunks = ChunkColumns(
+            segments=[item.place.segment for item in items],
+            offsets=[item.place.offset for item in items],
+            lengths=[item.hashed.payload.length for item in items],
+            crcs=[item.hashed.crc for item in items],
+        )
+        assert min(chunks.lengths) > 0, "the empty chunk has no record"
+        first = txn.new_births(len(keys))
+        txn.insert_many(Table.CHUNKS, keys, pack_chunks(first, chunks))
+        for birth in range(first, first + len(keys)):
+            self._references.keep(Birth(birth))
+        return True
 
     async def _record(self, session: Session, written: list[Written]) -> None:
         if not written:

@@ -32,7 +32,7 @@ from engine.host.tasks import run_all
 from engine.segments.large import IsLast, not_last
 from engine.segments.segment_store import Segments
 from lakefs.errors import StoreFull
-from lakefs.ids import chunk_id_of
+from lakefs.ids import ChunkKind, chunk_id_of, data_chunk_id
 from lakefs.limits import WRITE_AHEAD_RUN_BYTES, WRITE_RUN_BYTES, WRITE_RUNS_AT_ONCE
 from lakefs.ports import Offload
 
@@ -258,7 +258,12 @@ def _length_of(item: Hashed) -> int:
 
 
 def _hash_all(payloads: Seq[Payload]) -> list[Hashed]:
-    return [_hash(payload) for payload in payloads]
+    return [
+        Hashed(payload, data_chunk_id(payload.small), crc32c(payload.small))
+        if payload.small is not None and payload.fill is None and payload.kind is ChunkKind.DATA
+        else _hash(payload)
+        for payload in payloads
+    ]
 
 
 def _hash(payload: Payload) -> Hashed:

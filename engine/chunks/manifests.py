@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, cast
 
+import msgspec
 import trio
 
 from engine.chunks.chunk_store import Chunks, find_chunk
@@ -98,8 +98,7 @@ class Manifests:
             assert self._cached_entries >= 0
 
 
-@dataclass(frozen=True)
-class HeldBlob:
+class HeldBlob(msgspec.Struct, frozen=True):
     """A blob whose chunks a session holds."""
 
     blob: BlobId

@@ -1,7 +1,8 @@
 """Payloads being stored: their stages (in memory, hashed, written), and the memory that they are received into.
 
 Payloads of 65,536 bytes and more are received into pooled, page-aligned buffers, and are hashed and written from there
-without another copy; smaller ones share one bytearray.  Several payloads share a buffer, each with room for the vector
+without another copy; smaller ones share one bytearray, and those that
+follow each other are received as one part.  Several payloads share a buffer, each with room for the vector
 and padding behind it, so one request of at most 16 MiB takes at most `BUFFERS_PER_REQUEST_MAX`.
 
 Rules kept here:
@@ -15,7 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
+import msgspec
 import trio
 
 from engine.format.extents import Place, large_extent_bytes
@@ -34,8 +37,7 @@ Fill = Callable[[memoryview, int], bytes | None]
 checksums of the granules copied, as `checksums.vector_of` would."""
 
 
-@dataclass
-class Payload:
+class Payload(msgspec.Struct):
     """Bytes to store, in memory of the engine's own: `area` (65,536 bytes and more) or `small`.
 
     An area is page-aligned and has room for the vector and padding behind the payload (`large_extent_bytes`).
@@ -50,8 +52,7 @@ class Payload:
     fill: Fill | None = None
 
 
-@dataclass(frozen=True)
-class Hashed:
+class Hashed(msgspec.Struct, frozen=True):
     """A payload with the id and record checksum that the engine computed."""
 
     payload: Payload
@@ -59,8 +60,7 @@ class Hashed:
     crc: int
 
 
-@dataclass(frozen=True)
-class Written:
+class Written(msgspec.Struct, frozen=True):
     """A payload that is synced, or small and placed, and not yet recorded; in flight until settled."""
 
     hashed: Hashed
@@ -147,16 +147,17 @@ class PayloadMemory:
             raise
         payloads: list[Payload] = []
         parts: list[memoryview] = []
+        begin = end = 0  # the small payloads that lie behind the last part
         for kind, length in zip(checked, lengths, strict=True):
             if is_small(length):
-                parts.append(small[:length])
-                payloads.append(Payload(kind, length, small=small[:length]))
-                small = small[length:]
+                payloads.append(Payload(kind, length, small=small[end : end + length]))
+                end += length
             else:
                 area = next(areas)
-                parts.append(area[:length])
+                parts += (small[begin:end], area[:length])
+                begin = end
                 payloads.append(Payload(kind, length, area=area))
-        return ReceivedBody(parts, release, payloads)
+        return ReceivedBody([part for part in (*parts, small[begin:]) if part], release, payloads)
 
     async def _take_areas(self, lengths: Sequence[int], buffers: list[PooledBuffer]) -> list[memoryview]:
         """Return page-aligned memory for large payloads, one behind the other in buffers, which join `buffers`."""
@@ -178,14 +179,17 @@ def check_lengths(lengths: Sequence[int]) -> None:
     """Raise InvalidArgument or RequestTooLarge unless each length is 0 to 4 MiB and the sum fits one body."""
     if len(lengths) > BATCH_MAX:
         raise RequestTooLarge(f"{len(lengths)} payloads in one request; the limit is {BATCH_MAX}")
-    if any(not 0 <= length <= CHUNK_BYTES for length in lengths):
+    if lengths and not 0 <= min(lengths) <= max(lengths) <= CHUNK_BYTES:
         raise InvalidArgument(f"a payload has at most {CHUNK_BYTES} bytes")
     if sum(lengths) > BODY_BYTES_MAX:
         raise RequestTooLarge(f"{sum(lengths)} bytes in one request; the limit is {BODY_BYTES_MAX}")
 
 
+_KINDS: Final = {int(kind): kind for kind in ChunkKind}
+
+
 def _kind(kind: int) -> ChunkKind:
-    try:
-        return ChunkKind(kind)
-    except ValueError as error:
-        raise InvalidArgument(f"{kind} is not a kind of chunk") from error
+    known = _KINDS.get(kind)
+    if known is None:
+        raise InvalidArgument(f"{kind} is not a kind of chunk")
+    return known

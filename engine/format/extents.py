@@ -128,6 +128,12 @@ class InFlight:
         assert place.offset not in offsets, f"offset {place.offset} of {place.segment} given out twice"
         offsets.add(place.offset)
 
+    def begin_many(self, segment: SegmentId, begun: set[int]) -> None:
+        """Record that places of one segment, by their offsets, are given out."""
+        offsets = self._offsets.setdefault(segment, set())
+        assert offsets.isdisjoint(begun), f"offsets of {segment} given out twice"
+        offsets |= begun
+
     def settle(self, place: Place) -> None:
         """Record that the place's chunk record is durable, or that the place was given up."""
         offsets = self._offsets.get(place.segment, set())

@@ -34,6 +34,7 @@ from typing import Final, Protocol, TypeVar
 import structlog
 import trio
 
+from engine.format.columns import Insertions
 from engine.format.layouts import RECORD_HEADER, Mutation, Table
 from engine.format.sizes import DEFAULT_SIZES, MetadataSizes
 from engine.journal.writer import Journal
@@ -132,7 +133,7 @@ class Committer:
         self._refused_at = Sequence(0)  # sequence of what the last refusal had read
         self.after_group: Callable[[], None] = lambda: None
         """Called on the loop when a group has become durable."""
-        self.turn_stamps: Callable[[list[Mutation]], None] = lambda mutations: None
+        self.turn_stamps: Callable[[list[Mutation | Insertions]], None] = lambda mutations: None
         """Called with the mutations of a decision in the step in which they become visible, just before that."""
         self._joined_observers: list[Observer] = []
         self._durable_observers: list[Observer] = []
@@ -311,13 +312,20 @@ class Committer:
         if not group.record_count:
             group.since = trio.current_time()
         parts, pack, mutations = group.parts, RECORD_HEADER.pack, transaction.mutations
+        watched = self._watched_tables
         self.turn_stamps(mutations)  # first: had it failed, nothing would be changed
-        for op, table, key, value in mutations:
-            parts += (pack(table, op, len(key), len(value)), key, value)
+        for mutation in mutations:
+            if isinstance(mutation, Insertions):
+                parts += mutation.parts()
+                if mutation.table in watched:
+                    group.watched += mutation.mutations()
+            else:
+                op, table, key, value = mutation
+                parts += (pack(table, op, len(key), len(value)), key, value)
+                if table in watched:
+                    group.watched.append(mutation)
         group.body_bytes += body_bytes
-        group.record_count += len(mutations)
-        if self._watched_tables:
-            group.watched += [mutation for mutation in mutations if mutation[1] in self._watched_tables]
+        group.record_count += transaction.record_count
         self._tables.overlay.current.publish(group.sequence, mutations)
         transaction.settle_counters(group.sequence)
         if transaction.notes:

@@ -17,7 +17,8 @@ from engine.host.failpoints import reached
 from engine.journal.reader import Group, JournalFile, decode_records, read_groups
 from engine.metadata.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
 from engine.tables.index_check import IndexProgress
-from engine.tables.lmdb_index import Index, remove_index, replace_index
+from engine.tables.index_folder import remove_index, replace_index
+from engine.tables.lmdb_index import Index
 from engine.tables.overlay import Layer
 from lakefs.ids import Sequence
 from lakefs.limits import OVERLAY_BYTES_MAX, OVERLAY_ENTRIES_MAX

@@ -35,7 +35,8 @@ from engine.metadata.index_building import build_index, new_path
 from engine.metadata.recovery import INDEX_FOLDER, Recovered, recover, verify_journal
 from engine.metadata.stamps import Stamps
 from engine.tables.index_check import IndexProgress, walk
-from engine.tables.lmdb_index import Index, IndexPages, remove_index, replace_index
+from engine.tables.index_folder import remove_index, replace_index
+from engine.tables.lmdb_index import Index, IndexPages
 from engine.tables.merged_tables import Tables, TableView
 from engine.tables.recorded_view import RecordedView
 from engine.tables.views import Transaction, View

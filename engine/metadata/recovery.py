@@ -51,7 +51,8 @@ from engine.journal.writer import Journal, no_reserve, start_journal
 from engine.metadata.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
 from engine.metadata.index_building import build_index, new_path, rebuild_index
 from engine.tables.index_check import probe
-from engine.tables.lmdb_index import Index, remove_index, replace_index
+from engine.tables.index_folder import remove_index, replace_index
+from engine.tables.lmdb_index import Index
 from engine.tables.overlay import Overlay
 from lakefs.errors import IndexDamaged
 from lakefs.ids import Sequence

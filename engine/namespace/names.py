@@ -1,9 +1,7 @@
-"""Names: look keys up, bind them to nodes and move them, on one view or transaction.  `removal` removes them.
+"""Names: look keys up, copy and move them, on one view or transaction.  `binding` binds them, `removal` removes them.
 
 Pure decisions: no I/O of their own, no `await`.  Rules kept here:
 - A function that raises has changed nothing in the transaction, so a failed item of a batch leaves the others whole.
-- A binding makes a new node.  It removes the node it replaces, or keeps it as a version (`versions`).  Only two keep
-  their node: folders (a key that ends in `/` sets the folder's own blob), and the object whose id is `keep_node`.
 - Object `a` and folder `a/` may coexist: they are two keys.
 - An implicit folder (no blob: no request made it) appears with the first name below it and vanishes with the last.
   The request that removes the last name may keep it, as an explicit one (`keep_folder`).
@@ -15,16 +13,15 @@ Every change hands a `NameEvent` to `Transaction.note`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from itertools import islice
 
 import msgspec
 
 from engine.format.layouts import Node, NodeKind, Table, node_key, pack_name, unpack_node
+from engine.namespace.binding import bind
 from engine.namespace.buckets import BucketRef
 from engine.namespace.keys import check_key, lookup_path
-from engine.namespace.object_stat import check_condition, check_record_size, with_attributes, with_owner
+from engine.namespace.object_stat import check_record_size, with_attributes, with_owner
 from engine.namespace.refusals import already_there, deleted, is_a_marker, not_empty, not_found, shown_name, subject
 from engine.namespace.tree import (
     NameEvent,
@@ -55,37 +52,14 @@ from engine.namespace.versions import (
     node_of,
     numbered,
     version_not_found,
-    with_number,
 )
 from engine.tables.views import Transaction, View
-from lakefs.errors import InvalidArgument, PreconditionFailed, UserError
+from lakefs.errors import InvalidArgument
 from lakefs.ids import EMPTY_BLOB, NodeId
-from lakefs.limits import COMPONENT_SPLIT_BYTES
 from lakefs.names import shown
-from lakefs.wire.messages import NO_CONDITION, Condition, ObjectAttributes
+from lakefs.wire.messages import Condition, ObjectAttributes
 
 _NODES_END = b"\xff" * 9
-
-
-class Binding(msgspec.Struct, frozen=True):
-    """One item of `bind_many`."""
-
-    bucket: BucketRef
-    key: str
-    node: Node
-    condition: Condition = NO_CONDITION
-    keep_node: int = 0
-    named_ns: int = 0
-
-
-@dataclass(slots=True)
-class _Batch:
-    """State shared by items that are bound one after the other; valid only while nothing is removed."""
-
-    folders: dict[tuple[NodeId, bytes], NodeId] = field(default_factory=dict)
-    """Folders found so far, by bucket and path."""
-    noted: set[tuple[NodeId, bytes]] = field(default_factory=set)
-    """Folders whose change time this batch has already updated."""
 
 
 # --- looking up --------------------------------------------------------------------------------------
@@ -134,120 +108,7 @@ def iter_nodes(view: View, after: NodeId, limit: int) -> list[tuple[NodeId, Node
     return [(NodeId(int.from_bytes(key, "big")), unpack_node(value)) for key, value in islice(scan, limit)]
 
 
-# --- binding -----------------------------------------------------------------------------------------
-
-
-def bind(txn: Transaction, bucket: BucketRef, key: str, node: Node, condition: Condition, now_ns: int) -> Resolved:
-    """Bind `key` to a new node with the record `node`; returns the node and the record as stored.
-
-    A key that ends in `/` sets the folder's own blob instead.  Makes missing parents.  Raises InvalidName,
-    RequestTooLarge (attributes), InvalidArgument (a folder that is a symlink), and the errors of `check_condition`.
-    """
-    return _bind(txn, Binding(bucket, key, node, condition), now_ns, _Batch())
-
-
-def bind_many(txn: Transaction, bindings: Iterable[Binding], now_ns: int) -> list[Resolved | UserError]:
-    """Bind items one after the other; returns for each the result of `bind`, or the error it raised.
-
-    Each name is atomic by itself.  Parents that items share are looked up once.
-    """
-    batch = _Batch()
-    results: list[Resolved | UserError] = []
-    for binding in bindings:
-        try:
-            results.append(_bind(txn, binding, now_ns, batch))
-        except UserError as error:
-            results.append(error.with_traceback(None))  # a traceback keeps frames, which keep the payload
-    return results
-
-
-def _bind(txn: Transaction, binding: Binding, now_ns: int, batch: _Batch) -> Resolved:
-    bucket, key, condition = binding.bucket, binding.key, binding.condition
-    path = check_key(key)
-    is_folder = path.endswith(b"/")
-    node = _record_for(binding.node, bucket, key, is_folder)
-    record = node.pack()
-    check_record_size(record)
-    assert (node.kind is NodeKind.FOLDER) == is_folder, "only folders have keys that end in '/'"
-
-    cut = path.rfind(b"/", 0, len(path) - 1) + 1
-    folder = (bucket.node, path[:cut])
-    known = batch.folders.get(folder)
-    place = find_place(txn, bucket.node, path) if known is None else find_place(txn, known, path[cut:])
-    old = child_at(txn, place)
-    if condition != NO_CONDITION:
-        check_condition(condition, condition_subject(txn, old, is_folder), bucket.name, key)
-    if binding.keep_node:
-        _check_kept(txn, binding, old)
-
-    if old is None and (binding.named_ns or folder not in batch.noted):
-        names_changed(txn, place, binding.named_ns or now_ns, is_past=bool(binding.named_ns))
-        batch.noted.add(folder)
-    make_parents(txn, bucket.name, place, now_ns)
-    if known is None and len(path) - cut < COMPONENT_SPLIT_BYTES:
-        batch.folders[folder] = place.parent
-    if bucket.versioning and not is_folder:
-        node = _as_version(txn, binding, path, old, node)
-        record = node.pack()
-    if old is None:
-        node_id = add_node(txn, place.key, node.kind, record)
-    elif is_folder or binding.keep_node:
-        assert is_folder or node.kind is NodeKind.OBJECT, "only folders and objects keep their node"
-        node_id = old
-        txn.put(Table.NODES, node_key(node_id), record)
-    else:
-        node_id = txn.new_node_id()
-        if not bucket.versioning:
-            txn.delete(Table.NODES, node_key(old))
-        txn.insert(Table.NODES, node_key(node_id), record)
-        txn.put(Table.NAMES, place.key, pack_name(node.kind, node_id))
-    txn.note(NameEvent("put", bucket.name, key, node_id, blob=node.blob))
-    return Resolved(node_id, node)
-
-
-def _as_version(txn: Transaction, binding: Binding, path: bytes, old: NodeId | None, node: Node) -> Node:
-    """Return the record as that of a new version, after moving the present version aside.
-
-    A kept node that is bound to its present blob stays the same version: a change of attributes makes no new one.
-    """
-    present = None if old is None else Resolved(old, load_node(txn, old))
-    is_kept = binding.keep_node != 0
-    if is_kept and present is not None and present.node.blob == node.blob:
-        return with_number(node, present.node.attributes.version)
-    make_room(txn, binding.bucket, path, present, is_kept=is_kept)
-    return numbered(txn, binding.bucket, node)
-
-
-def _check_kept(view: View, binding: Binding, node_id: NodeId | None) -> None:
-    """Raise PreconditionFailed unless the present node is the object whose id is `keep_node`."""
-    bucket, key = binding.bucket, binding.key
-    present = None if node_id is None else Resolved(node_id, load_node(view, node_id))
-    check_condition(Condition(node=binding.keep_node), present, bucket.name, key)
-    if present is None or present.kind is not NodeKind.OBJECT:
-        raise PreconditionFailed(
-            f"{shown_name(bucket, key)} was not changed: only an object keeps its node, and it is none",
-            subject=subject(bucket, key),
-        )
-
-
-def _record_for(node: Node, bucket: BucketRef, key: str, is_folder: bool) -> Node:
-    """Return the record as stored under a key of this kind.  A folder that may be read may also be entered."""
-    if not is_folder:
-        return msgspec.structs.replace(node, kind=NodeKind.OBJECT) if node.kind is NodeKind.FOLDER else node
-    if node.kind is NodeKind.SYMLINK:
-        raise InvalidArgument(
-            f"{shown_name(bucket, key)} ends in '/': a symlink cannot be a folder", subject=subject(bucket, key)
-        )
-    mode = node.mode | (node.mode & 0o444) >> 2
-    return msgspec.structs.replace(node, kind=NodeKind.FOLDER, mode=mode, blob=node.blob or EMPTY_BLOB)
-
-
-def condition_subject(view: View, node_id: NodeId | None, is_folder: bool) -> Resolved | None:
-    """Return the node that a condition is checked against; None for an implicit folder: as a key it does not exist."""
-    if node_id is None:
-        return None
-    node = load_node(view, node_id)
-    return None if is_folder and node.blob is None else Resolved(node_id, node)
+# --- copies ------------------------------------------------------------------------------------------
 
 
 def copy(

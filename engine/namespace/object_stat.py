@@ -5,10 +5,13 @@ Attributes from a client are checked here, once, before they become a record.  N
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import repeat
 from typing import Final
 
 import msgspec
 
+from engine.format.columns import ObjectColumns
 from engine.format.layouts import NO_ATTRIBUTES, NODE_HEAD, Attributes, EtagKind, Node, NodeKind
 from engine.namespace.keys import subject_of
 from engine.namespace.tree import Resolved
@@ -232,9 +235,12 @@ def etag_of(node: Node) -> str:
         return node.attributes.etag.hex()
     if node.etag_kind is EtagKind.MULTIPART:
         return node.attributes.etag.decode("ascii")
-    if node.blob == EMPTY_BLOB:
-        return EMPTY_ETAG
-    return f"{node.blob[1:17].hex()}-{chunk_count_of(node)}"
+    return derived_etag(node.blob, chunk_count_of(node))
+
+
+def derived_etag(blob: BlobId, chunk_count: int) -> str:
+    """Return the ETag of a blob for which the client gave none."""
+    return EMPTY_ETAG if blob == EMPTY_BLOB else f"{blob[1:17].hex()}-{chunk_count}"
 
 
 def check_condition(condition: Condition, present: Resolved | None, bucket: str, key: str) -> None:
@@ -306,6 +312,28 @@ def to_object_stat(bucket: str, key: str, node_id: NodeId, node: Node, version: 
         version=version,
         is_marker=node.is_marker,
     )
+
+
+def to_object_stats(
+    first: ObjectStat, keys: Sequence[str], nodes: Sequence[int], objects: ObjectColumns
+) -> list[ObjectStat]:
+    """Return the messages of objects of a run (`engine.namespace.new_names`), of which `first` describes the first."""
+    etags = [etag.hex() for etag in objects.etags] or [derived_etag(blob, 1) for blob in objects.blobs]
+    columns: dict[str, Sequence[object]] = {
+        "key": keys,
+        "node": nodes,
+        "size_bytes": objects.sizes_bytes,
+        "etag": etags,
+        "mtime_ns": objects.mtimes_ns,
+        "blob": objects.blobs,
+    }
+    if objects.sums:
+        (name,) = first.checksums
+        columns["checksums"] = [{name: value} for value in objects.sums]
+    fields = ObjectStat.__struct_fields__
+    stats = list(map(ObjectStat, *(columns.get(field) or repeat(getattr(first, field)) for field in fields)))
+    assert stats[0] == first, "the first object has the columns' first values"
+    return stats
 
 
 def to_list_entry(key: str, node_id: NodeId, node: Node) -> ListEntry:

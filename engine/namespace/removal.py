@@ -12,9 +12,10 @@ from __future__ import annotations
 import msgspec
 
 from engine.format.layouts import NO_ATTRIBUTES, EtagKind, Table, node_key, pack_name
+from engine.namespace.binding import condition_subject
 from engine.namespace.buckets import BucketRef
 from engine.namespace.keys import check_key, lookup_path
-from engine.namespace.names import condition_subject, folder_key, same_named_object
+from engine.namespace.names import folder_key, same_named_object
 from engine.namespace.object_stat import check_condition
 from engine.namespace.refusals import not_empty, not_found, object_instead
 from engine.namespace.tree import (

@@ -27,15 +27,14 @@ from engine.chunks.manifests import HeldBlob, HeldBlobs, checked_chunks
 from engine.chunks.payload import Fill, Hashed, Payload, ReceivedBody, Written, check_lengths
 from engine.host.client_files import check_source, filler
 from engine.memory.lent_memory import LentMemory, read_into
-from engine.namespace.buckets import BucketRef, PlannedBuckets, find_bucket
-from engine.namespace.names import Binding, bind_many
-from engine.namespace.object_stat import new_object, to_object_stat
-from engine.namespace.tree import ChangedBy, Resolved
-from engine.namespace.versions import version_id
-from engine.requests.answers import failed, stored
+from engine.namespace.tree import ChangedBy
+from engine.requests.answers import stored
+from engine.requests.changes import bind_changes
 from engine.requests.handlers import handles
+from engine.requests.stamped import with_stamps
 from engine.sessions.references import Client
 from engine.store.store import Store
+from engine.tables.recorded_view import RecordedView
 from engine.tables.views import Transaction
 from lakefs.errors import ChunkNotFound, EngineBusy, InvalidArgument, LakeError, RequestTooLarge, SessionLost, UserError
 from lakefs.host.descriptors import close_later, duplicates
@@ -204,7 +203,8 @@ class Puts:
     @handles(m.PutObjects)
     async def put_objects(self, client: Client, request: m.PutObjects, body: Body) -> Reply:
         assert isinstance(body, ReceivedBody)
-        return await self._put_payloads(client, body.payloads, request.changes, durable=request.durable)
+        payloads, changes = body.payloads, request.changes
+        return await self._put_payloads(client, payloads, changes, durable=request.durable, stamps=request.stamps)
 
     @handles(m.PutSlots)
     async def put_slots(self, client: Client, request: m.PutSlots) -> Reply:
@@ -212,18 +212,25 @@ class Puts:
             return await self._put_payloads(client, payloads, request.changes, durable=request.durable)
 
     async def _put_payloads(
-        self, client: Client, payloads: Sequence[Payload], changes: Sequence[m.NameChange], *, durable: bool
+        self,
+        client: Client,
+        payloads: Sequence[Payload],
+        changes: Sequence[m.NameChange],
+        *,
+        durable: bool,
+        stamps: bool = False,
     ) -> Reply:
         """Store payloads and bind a name to each, in one group; replies to PutObjects and to PutSlots."""
         if len(changes) != len(payloads):
             raise InvalidArgument(f"{len(changes)} names for {len(payloads)} payloads")
         hashed, written = await self._chunks.ingest.take_in(payloads, self._choose_absent())
-        blobs = [HeldBlob(BlobId(item.chunk), item.payload.length, 1) for item in hashed]
+        blobs: list[HeldBlob | LakeError] = [HeldBlob(BlobId(item.chunk), item.payload.length, 1) for item in hashed]
         wanted = {item.chunk: item for item in hashed if item.chunk != EMPTY_CHUNK}
 
         def decide(txn: Transaction) -> list[m.NameResult]:
             self._chunks.record_in(txn, written)
-            for chunk in wanted.keys() - {item.hashed.chunk for item in written}:
+            found = () if len(written) == len(wanted) else wanted.keys() - {item.hashed.chunk for item in written}
+            for chunk in found:
                 record = find_chunk(txn, chunk)
                 if record is None:
                     raise _Vanished
@@ -238,11 +245,18 @@ class Puts:
                 except _Vanished:
                     missing = self._not_present(list(wanted.values()), written)
                     written += await self._chunks.ingest.write(missing)
+            if stamps:
+                results = self._with_stamps(results)  # no checkpoint since the decision: these are its own stamps
             if durable:
                 await self._metadata.wait_durable(sequence)
         finally:
             self._chunks.ingest.settle(written)
         return Reply(m.NameResults(results))
+
+    def _with_stamps(self, results: list[m.NameResult]) -> list[m.NameResult]:
+        """Return results of changes that were made in this step, with their stamps if this engine has any."""
+        with self._metadata.recorded_view() as view:
+            return with_stamps(view, results) if isinstance(view, RecordedView) else results
 
     def _choose_absent(self) -> Choose:
         """Return a filter that picks, from chunks as they are hashed, those not in the store, each once."""
@@ -251,8 +265,8 @@ class Puts:
         def choose(items: Sequence[Hashed]) -> list[Hashed]:
             absent: list[Hashed] = []
             with self._metadata.view() as view:
-                for item in items:
-                    if item.chunk not in chosen and self._chunks.find_good(view, item.chunk) is None:
+                for item in self._chunks.absent(view, items):
+                    if item.chunk not in chosen:
                         chosen.add(item.chunk)
                         absent.append(item)
             return absent
@@ -263,70 +277,19 @@ class Puts:
         """Return items that are neither recorded nor written by this request."""
         done = {item.hashed.chunk for item in written}
         with self._metadata.view() as view:
-            present = self._chunks.find_good
-            return [item for item in items if item.chunk not in done and present(view, item.chunk) is None]
+            return [item for item in self._chunks.absent(view, items) if item.chunk not in done]
 
     def _bind(
         self, txn: Transaction, client: Client, changes: Sequence[m.NameChange], blobs: Sequence[HeldBlob | LakeError]
     ) -> list[m.NameResult]:
-        """Bind the changes that can be bound; every change has a result."""
+        """Bind the changes that can be bound, for a client; every change has a result."""
         txn.note(ChangedBy(client))
-        now_ns = self._store.clock.wall_ns()
-        buckets = _Buckets(txn, PlannedBuckets(txn, now_ns))
-        results: list[m.NameResult | None] = [None] * len(changes)
-        bindings: list[Binding] = []
-        places: list[int] = []
-        for index, (change, blob) in enumerate(zip(changes, blobs, strict=True)):
-            try:
-                if isinstance(blob, LakeError):
-                    raise blob
-                bindings.append(_binding(change, blob, buckets, now_ns))
-                places.append(index)
-            except (UserError, ChunkNotFound) as error:
-                results[index] = failed(error)
-        for index, outcome in zip(places, bind_many(txn, bindings, now_ns), strict=True):
-            results[index] = _result(changes[index], buckets.of(changes[index]), outcome)
-            if isinstance(outcome, Resolved):
-                buckets.planned.make(changes[index].bucket)
-        bound = [result for result in results if result is not None]
-        assert len(bound) == len(changes), "each change has a result"
-        return bound
-
-
-class _Buckets:
-    """The buckets of one transaction's changes, each looked up once."""
-
-    def __init__(self, txn: Transaction, planned: PlannedBuckets) -> None:
-        self._txn = txn
-        self.planned = planned
-        self._found: dict[tuple[str, bool], BucketRef] = {}
-
-    def of(self, change: m.NameChange) -> BucketRef:
-        """Return the change's bucket; the planned one if it is missing and the change may create it."""
-        wanted = (change.bucket, change.create_bucket)
-        bucket = self._found.get(wanted)
-        if bucket is None:
-            planned = change.create_bucket
-            bucket = self.planned.ensure(wanted[0]) if planned else find_bucket(self._txn, wanted[0])
-            self._found[wanted] = bucket
-        return bucket
-
-
-def _binding(change: m.NameChange, blob: HeldBlob, buckets: _Buckets, now_ns: int) -> Binding:
-    node = new_object(blob.blob, blob.size_bytes, blob.chunk_count, change.attributes, now_ns)
-    return Binding(buckets.of(change), change.key, node, change.condition, change.keep_node, change.named_ns)
+        return bind_changes(txn, changes, blobs, self._store.clock.wall_ns())
 
 
 def _check_room(client: Client) -> None:
     if len(client.sources) >= SOURCES_PER_CONNECTION_MAX:
         raise EngineBusy(f"{SOURCES_PER_CONNECTION_MAX} sources are open on this connection; close some")
-
-
-def _result(change: m.NameChange, bucket: BucketRef, outcome: Resolved | UserError) -> m.NameResult:
-    if isinstance(outcome, UserError):
-        return failed(outcome)
-    version = version_id(bucket, outcome.node)
-    return m.NameResult(to_object_stat(change.bucket, change.key, outcome.node_id, outcome.node, version))
 
 
 def _filler(memory: LentMemory, offset: int) -> Fill:

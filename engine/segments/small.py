@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate, repeat
 
 import trio
 
@@ -132,21 +133,23 @@ class SmallWriter:
         `into_headroom`: half of the room that payload leaves free may be taken, by callers that at once free more.
         No checkpoint when there is room already.
         """
-        assert all(0 < len(payload) < SMALL_PAYLOAD_BYTES for payload in payloads)
+        lengths = list(map(len, payloads))
+        assert not lengths or 0 < min(lengths) <= max(lengths) < SMALL_PAYLOAD_BYTES
         places: list[Place] = []
         try:
-            for payload in payloads:
+            if len(lengths) > 1 and self._has_room(sum(lengths)) and self._fits_memory(sum(lengths)):
                 self._maker.gate.check()
-                while not self._has_room(len(payload)):
-                    await self._make_room(len(payload), into_headroom)
+                return self._put_many(payloads, lengths)
+            for payload, length in zip(payloads, lengths, strict=True):
+                self._maker.gate.check()
+                while not self._has_room(length):
+                    await self._make_room(length, into_headroom)
                     self._maker.gate.check()
-                places.append(self._put(payload))
+                places.append(self._put(payload, length))
         except BaseException:
             for place in places:
                 self._maker.in_flight.settle(place)
             raise
-        if self._unwritten_bytes >= SMALL_UNWRITTEN_BYTES:
-            self.urge()
         return places
 
     def take(self) -> SmallBatch | None:
@@ -210,6 +213,9 @@ class SmallWriter:
             and self._unwritten_bytes < SMALL_UNWRITTEN_BYTES_MAX
         )
 
+    def _fits_memory(self, length: int) -> bool:
+        return self._unwritten_bytes + length <= SMALL_UNWRITTEN_BYTES_MAX
+
     async def _make_room(self, length: int, into_headroom: bool) -> None:
         """Make room for a payload: begin a segment, write zeros ahead, or wait for memory."""
         async with self._making_room:
@@ -252,18 +258,41 @@ class SmallWriter:
             left_free = self._maker.left_free_bytes(into_headroom=True)
             return grow(disk, take, segment.extended, need, need, left_free)
 
-    def _put(self, payload: Buffer) -> Place:
-        segment = self._current
-        assert segment is not None
-        if not self._runs or self._runs[-1].segment is not segment:
-            self._runs.append(_Run(segment, segment.cursor))
-        place = segment.take(len(payload))
+    def _put(self, payload: Buffer, length: int) -> Place:
+        """Give out a place; there is room for it."""
+        segment = self._begin_run()
+        place = segment.take(length)
         self._maker.in_flight.begin(place)
         self._runs[-1].payloads.append(payload)
         self._placed.append(place)
         self.unwritten[place] = payload
-        self._unwritten_bytes += len(payload)
+        self._note_unwritten(length)
         return place
+
+    def _put_many(self, payloads: Sequence[Buffer], lengths: list[int]) -> list[Place]:
+        """Give out places, one behind the other; there is room for all."""
+        segment, total = self._begin_run(), sum(lengths)
+        offsets = list(accumulate(lengths[:-1], initial=segment.take(total).offset))
+        places = list(map(Place, repeat(segment.segment), offsets))
+        self._maker.in_flight.begin_many(segment.segment, set(offsets))
+        self._runs[-1].payloads += payloads
+        self._placed += places
+        self.unwritten.update(zip(places, payloads, strict=True))
+        self._note_unwritten(total)
+        return places
+
+    def _begin_run(self) -> OpenSegment:
+        """Return the segment that takes the next payload; it has a run."""
+        segment = self._current
+        assert segment is not None
+        if not self._runs or self._runs[-1].segment is not segment:
+            self._runs.append(_Run(segment, segment.cursor))
+        return segment
+
+    def _note_unwritten(self, length: int) -> None:
+        self._unwritten_bytes += length
+        if self._unwritten_bytes >= SMALL_UNWRITTEN_BYTES:
+            self.urge()
 
     def _ended(self, batch: SmallBatch) -> None:
         """Forget a written batch's payloads.  Those of a failed one stay in memory: they are visible until restart."""

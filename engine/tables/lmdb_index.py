@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -34,6 +33,7 @@ import lmdb
 from engine.format.layouts import Table, open_value, seal_value
 from engine.host.failpoints import reached
 from engine.host.memory_limits import refuse_little_address_space
+from engine.tables.index_folder import sync_path
 from engine.tables.overlay import Entry, Layer
 from lakefs.errors import DiskFailed, IndexDamaged, LakeError, StoreFull
 from lakefs.ids import Sequence
@@ -167,6 +167,17 @@ class Index:
             _show_absent(self._reader, self._databases[table], table, key, or_at=False)
         return None
 
+    def present(self, table: Table, keys: list[bytes]) -> set[bytes]:
+        """Return the keys that have a value in the reader's snapshot, which is checked; one call of LMDB for all."""
+        database = self._databases[table]
+        with _translated("read"), self._reader.cursor(database) as cursor:
+            found = cursor.getmulti(keys)
+        present = {key for key, sealed in found if open_value(table, key, sealed) is not None}
+        if not self.is_walked:
+            for key in set(keys) - present:
+                _show_absent(self._reader, database, table, key, or_at=False)
+        return present
+
     def scan(self, table: Table, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield the checked entries with start <= key < end in the reader's snapshot.  Close it before `refresh`."""
         return _scan(self._reader, self._databases[table], table, start, end, self.is_walked)
@@ -286,8 +297,8 @@ class Index:
         path.mkdir(mode=0o700)
         with _translated("copy"):
             self._env.copy(str(path), compact=True)
-        _sync_path(path / DATA_FILE)
-        _sync_path(path)
+        sync_path(path / DATA_FILE)
+        sync_path(path)
 
     def close(self) -> None:
         """Close reader and environment.  No snapshot may be open."""
@@ -331,35 +342,6 @@ class IndexSnapshot:
     def close(self) -> None:
         """End the snapshot."""
         self._txn.abort()
-
-
-def remove_index(path: Path) -> None:
-    """Remove an index folder that is not open; does nothing when there is none."""
-    try:
-        shutil.rmtree(path)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise DiskFailed(f"cannot remove {path}: {error.strerror}", subject=str(path)) from error
-
-
-def replace_index(new: Path, path: Path) -> Path:
-    """Put the folder `new` in the place of `path`; returns the old folder's new name, for the caller to remove.
-
-    Open environments keep their files.  A crash between the renames leaves no index, and the next start rebuilds it.
-    """
-    old = path.with_name(path.name + ".old")
-    remove_index(old)
-    try:
-        if path.exists():
-            os.rename(path, old)
-            reached("index.put-aside")
-        os.rename(new, path)
-        reached("index.put-in-place")
-        _sync_path(path.parent)
-    except OSError as error:
-        raise DiskFailed(f"cannot move {new} to {path}: {error.strerror}", subject=str(path)) from error
-    return old
 
 
 def _scan(
@@ -437,11 +419,3 @@ def _read_stats(txn: lmdb.Transaction[bytes], meta: lmdb._Database | None, table
 
 def _stats_key(table: Table) -> bytes:
     return b"stats/" + bytes([table])
-
-
-def _sync_path(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

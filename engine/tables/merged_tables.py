@@ -26,6 +26,7 @@ from collections.abc import Callable, Generator, Iterator
 from types import TracebackType
 from typing import Final
 
+from engine.format.columns import Insertions
 from engine.format.layouts import COUNTER_RECORD, RECORD_HEADER, Mutation, Op, Table
 from engine.tables.lmdb_index import Index
 from engine.tables.overlay import Layer, Overlay
@@ -34,6 +35,8 @@ from lakefs.ids import ROOT_NODE, Birth, NodeId, SegmentId, Sequence
 
 _KEY_BYTES_MAX: Final = 511
 _RECORD_HEADER_BYTES: Final = RECORD_HEADER.size
+_MANY_KEYS: Final = 4
+"""Fewer keys are looked up one by one: that costs less than a cursor."""
 _Scan = Generator[tuple[bytes, bytes], None, None]
 
 
@@ -101,13 +104,14 @@ class Tables:
 class TableView:
     """A consistent read of all tables (`engine.tables.views.View`); a context manager, open for its `with` block."""
 
-    __slots__ = ("_applying", "_current", "_index_get", "_scans", "_sequence", "_tables")
+    __slots__ = ("_applying", "_current", "_index_get", "_index_present", "_scans", "_sequence", "_tables")
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self._current = tables.overlay.current
         self._applying = tables.overlay.applying
         self._index_get: Callable[[Table, bytes], bytes | None] = tables.index.get
+        self._index_present: Callable[[Table, list[bytes]], set[bytes]] = tables.index.present
         self._sequence = Sequence(0)
         self._scans: list[_Scan] = []
 
@@ -138,6 +142,15 @@ class TableView:
         if entry[0] > self._sequence:
             self._sequence = entry[0]
         return entry[1]
+
+    def present(self, table: Table, keys: list[bytes]) -> set[bytes]:
+        """Return the keys that have a value; as `get` of each, in one call.  IndexDamaged."""
+        layers = (self._current, self._applying)
+        if len(keys) < _MANY_KEYS or not all(
+            layer is None or layer.tables[table].keys().isdisjoint(keys) for layer in layers
+        ):
+            return {key for key in keys if self.get(table, key) is not None}
+        return self._index_present(table, keys)
 
     def scan(self, table: Table, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Iterate over the entries with start <= key < end, ascending.  IndexDamaged when a record is damaged."""
@@ -188,16 +201,17 @@ class TableTransaction(TableView):
     """A view that collects mutations and reads its own (`engine.tables.views.Transaction`).
 
     `mutations` are in the order they were made; `Committer` publishes them.  `body_bytes` is their size in a group's
-    body.
+    body, `record_count` the count of their records there.
     """
 
-    __slots__ = ("_marks", "_own", "body_bytes", "mutations", "notes")
+    __slots__ = ("_marks", "_own", "body_bytes", "mutations", "notes", "record_count")
 
     def __init__(self, tables: Tables) -> None:
         super().__init__(tables)
-        self.mutations: list[Mutation] = []
+        self.mutations: list[Mutation | Insertions] = []
         self.notes: list[object] = []
         self.body_bytes = 0
+        self.record_count = 0
         self._own: dict[Table, dict[bytes, bytes | None]] = {}
         self._marks: dict[Counter, int] = {}
 
@@ -212,6 +226,13 @@ class TableTransaction(TableView):
             return own[key]
         return super().get(table, key)
 
+    def present(self, table: Table, keys: list[bytes]) -> set[bytes]:
+        """Return the keys that have a value, this transaction's own mutations included."""
+        own = self._own.get(table)
+        if own is not None and not own.keys().isdisjoint(keys):
+            return {key for key in keys if self.get(table, key) is not None}
+        return super().present(table, keys)
+
     def scan(self, table: Table, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Iterate over entries with start <= key < end, ascending, own mutations before the first `next` included."""
         scan = self._merge_own(table, start, end)
@@ -222,6 +243,14 @@ class TableTransaction(TableView):
         """Add an entry that the caller has seen to be absent."""
         self._mutate(Op.INSERT, table, key, value)
 
+    def insert_many(self, table: Table, keys: list[bytes], values: list[bytes]) -> None:
+        """Add entries, each key once, that the caller has seen to be absent; the lists are this transaction's now."""
+        insertions = Insertions(table, keys, values)
+        self.mutations.append(insertions)
+        self.body_bytes += insertions.body_bytes
+        self.record_count += len(keys)
+        self._own.setdefault(table, {}).update(zip(keys, values, strict=True))
+
     def put(self, table: Table, key: bytes, value: bytes) -> None:
         """Add or replace an entry."""
         self._mutate(Op.PUT, table, key, value)
@@ -230,17 +259,25 @@ class TableTransaction(TableView):
         """Remove an entry that the caller has seen."""
         self._mutate(Op.DELETE, table, key, b"")
 
-    def note(self, note: object) -> None:
-        """Add a frozen value to the mutations; it is dropped with them when the decision raises."""
-        self.notes.append(note)
+    def note(self, *notes: object) -> None:
+        """Add frozen values to the mutations; they are dropped with them when the decision raises."""
+        self.notes += notes
 
     def new_node_id(self) -> NodeId:
         """Return a node id never used before."""
         return NodeId(self._take(self._tables.counters.node))
 
+    def new_node_ids(self, count: int) -> NodeId:
+        """Return the first of that many consecutive node ids, none used before."""
+        return NodeId(self._take(self._tables.counters.node, count))
+
     def new_birth(self) -> Birth:
         """Return the next birth number."""
         return Birth(self._take(self._tables.counters.birth))
+
+    def new_births(self, count: int) -> Birth:
+        """Return the first of that many consecutive birth numbers, the next ones."""
+        return Birth(self._take(self._tables.counters.birth, count))
 
     def new_segment_id(self) -> SegmentId:
         """Return a segment id never used before."""
@@ -253,19 +290,23 @@ class TableTransaction(TableView):
             counter.mark = mark
             counter.mark_sequence = sequence
 
-    def _take(self, counter: Counter) -> int:
+    def _take(self, counter: Counter, count: int = 1) -> int:
         taken = counter.next
-        counter.next = taken + 1
-        if taken >= self._marks.get(counter, counter.mark):
-            mark = self._marks[counter] = taken + counter.block
-            self._mutate(Op.PUT, Table.COUNTERS, counter.key, COUNTER_RECORD.pack(mark))
-        elif counter.mark_sequence > self._sequence:
+        counter.next = taken + count
+        mark = self._marks.get(counter, counter.mark)
+        if taken < mark and counter.mark_sequence > self._sequence:
             self._sequence = counter.mark_sequence
+        if counter.next > mark:
+            while counter.next > mark:  # the first number that is not below the mark moves it up by a block
+                mark = max(mark, taken) + counter.block
+            self._marks[counter] = mark
+            self._mutate(Op.PUT, Table.COUNTERS, counter.key, COUNTER_RECORD.pack(mark))
         return taken
 
     def _mutate(self, op: Op, table: Table, key: bytes, value: bytes) -> None:
         assert 0 < len(key) <= _KEY_BYTES_MAX, "the index takes keys of 1 to 511 bytes"
         self.mutations.append((op, table, key, value))
+        self.record_count += 1
         self.body_bytes += _RECORD_HEADER_BYTES + len(key) + len(value)
         own = self._own.get(table)
         if own is None:

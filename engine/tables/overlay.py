@@ -20,8 +20,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
+from itertools import repeat
 from typing import Final
 
+from engine.format.columns import Insertions
 from engine.format.layouts import Mutation, Op, Table
 from lakefs.ids import Sequence
 
@@ -47,12 +49,16 @@ class Layer:
         self.nbytes = 0
         self.last_sequence = Sequence(0)
 
-    def publish(self, sequence: Sequence, mutations: Iterable[Mutation]) -> None:
+    def publish(self, sequence: Sequence, mutations: Iterable[Mutation | Insertions]) -> None:
         """Add the mutations of a decision of group `sequence`; later mutations of a key replace earlier ones."""
         assert sequence >= self.last_sequence, "groups are published in order"
         tables, unsorted = self.tables, self._unsorted
         fresh_count = nbytes = 0
-        for op, table, key, value in mutations:
+        for mutation in mutations:
+            if isinstance(mutation, Insertions):
+                self._insert(sequence, mutation)
+                continue
+            op, table, key, value = mutation
             entries = tables[table]
             previous = entries.get(key)
             if previous is None:
@@ -67,6 +73,17 @@ class Layer:
         self.entry_count += fresh_count
         self.nbytes += nbytes + fresh_count * _ENTRY_BYTES
         self.last_sequence = sequence
+
+    def _insert(self, sequence: Sequence, insertions: Insertions) -> None:
+        """Add the insertions of a decision of group `sequence`."""
+        entries, keys = self.tables[insertions.table], insertions.keys
+        if not entries.keys().isdisjoint(keys):  # some were removed, and are not gone from the index
+            self.publish(sequence, insertions.mutations())
+            return
+        entries.update(zip(keys, zip(repeat(sequence), insertions.values, repeat(True))))  # noqa: B905 - of no length
+        self._unsorted[insertions.table] += keys
+        self.entry_count += len(keys)
+        self.nbytes += insertions.key_bytes + insertions.value_bytes + len(keys) * _ENTRY_BYTES
 
     def keys_between(self, table: Table, start: bytes, end: bytes) -> Iterator[bytes]:
         """Iterate over keys with start <= key < end, tombstones' too, ascending.  Valid until the next `publish`."""

@@ -47,6 +47,10 @@ class RecordedView(TableView):
             self._is_whole = False
         return super().get(table, key)
 
+    def present(self, table: Table, keys: list[bytes]) -> set[bytes]:
+        """Return the keys that have a value, as `get` of each."""
+        return {key for key in keys if self.get(table, key) is not None}
+
     def scan(self, table: Table, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Iterate over entries as `TableView.scan` does."""
         self._is_whole = False
@@ -54,6 +58,20 @@ class RecordedView(TableView):
 
     def take_stamps(self) -> bytes:
         """Return the set of stamps of all that was read since the last call; b"" if it may not be repeated."""
-        records, is_whole = self._records, self._is_whole
-        self._records, self._is_whole = [], True
+        is_whole = self._is_whole
+        records = self._take()
         return self._stamps_of(records) if is_whole else b""
+
+    def take_records(self) -> list[Record]:
+        """Return the records that were read since the last call, all by their keys."""
+        assert self._is_whole, "nothing but records with stamps was read"
+        return self._take()
+
+    def stamps_of(self, records: list[Record]) -> bytes:
+        """Return the set of stamps of records."""
+        return self._stamps_of(records)
+
+    def _take(self) -> list[Record]:
+        records = self._records
+        self._records, self._is_whole = [], True
+        return records

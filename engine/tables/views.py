@@ -30,6 +30,10 @@ class View(Protocol):
         """The value, verified and without its checksum; None when absent.  IndexDamaged."""
         ...
 
+    def present(self, table: Table, keys: list[bytes]) -> set[bytes]:
+        """The keys that have a value: as `get` of each, in one call.  IndexDamaged."""
+        ...
+
     def scan(self, table: Table, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Iterate over the entries with start <= key < end, ascending.  Close or exhaust it before the view ends."""
         ...
@@ -40,6 +44,10 @@ class Transaction(View, Protocol):
 
     def insert(self, table: Table, key: bytes, value: bytes) -> None:
         """Add an entry that the caller has seen to be absent."""
+        ...
+
+    def insert_many(self, table: Table, keys: list[bytes], values: list[bytes]) -> None:
+        """Add entries, each key once, that the caller has seen to be absent.  The lists are not changed afterwards."""
         ...
 
     def put(self, table: Table, key: bytes, value: bytes) -> None:
@@ -54,17 +62,25 @@ class Transaction(View, Protocol):
         """A node id never used before.  Ids taken by a transaction that fails are skipped."""
         ...
 
+    def new_node_ids(self, count: int) -> NodeId:
+        """The first of that many consecutive node ids, none used before."""
+        ...
+
     def new_birth(self) -> Birth:
         """The next birth number."""
+        ...
+
+    def new_births(self, count: int) -> Birth:
+        """The first of that many consecutive birth numbers, the next ones."""
         ...
 
     def new_segment_id(self) -> SegmentId:
         """A segment id never used before."""
         ...
 
-    def note(self, note: object) -> None:
-        """Add a frozen value to the mutations: it joins the group with them, and is dropped with them.
+    def note(self, *notes: object) -> None:
+        """Add frozen values to the mutations: they join the group with them, and are dropped with them.
 
-        Observers get it with the group's sequence: `on_joined` ones when it joins, `on_durable` ones once durable.
+        Observers get them with the group's sequence: `on_joined` ones when they join, `on_durable` ones once durable.
         """
         ...

@@ -22,9 +22,10 @@ import msgspec
 from engine.chunks.manifests import HeldBlob
 from engine.format.layouts import EtagKind, Node, Table, node_key, unpack_node
 from engine.format.records import PartRecord, UploadRecord, decode_record
+from engine.namespace.binding import bind
 from engine.namespace.buckets import BucketRef
 from engine.namespace.keys import check_key, lookup_path
-from engine.namespace.names import bind, resolve
+from engine.namespace.names import resolve
 from engine.namespace.object_stat import check_record_size, new_object
 from engine.namespace.refusals import shown_name, subject
 from engine.namespace.tree import Resolved

@@ -140,9 +140,10 @@ class LakeSteps(UploadSteps, ReadSteps):
         """Store many small objects (each at most 4 MiB, one chunk) in few journal groups; return stats in order.
 
         `objects`: pairs of a name and a buffer or slot of shared memory.  All are durable on return.  At most
-        `in_flight` objects are under way, in two requests: the engine receives one while it syncs the other.  Each
-        name changes atomically by itself.  InvalidName and InvalidArgument are raised before any request is sent;
-        other failures do not stop the rest, and the first is raised after all were tried.
+        `in_flight` objects are under way, in two requests: the engine receives one while it syncs the other (in one
+        request if two would have less than 64 short objects each).  Each name changes atomically by itself.
+        InvalidName and InvalidArgument are raised before any request is sent; other failures do not stop the rest, and
+        the first is raised after all were tried.
         """
         attributes = ObjectAttributes(mtime_ns=time.time_ns())
         return put_many(self.transfer(None), objects, attributes, create_bucket=create_bucket, in_flight=in_flight)

@@ -3,7 +3,8 @@
 Rules kept here:
 - Each name is atomic by itself; all are tried, and the first failure is raised at the end.
 - Names and lengths are checked before any request is sent.
-- At most two requests are under way: the engine receives or copies, and decides, one while it syncs the other.
+- At most two requests are under way: the engine receives or copies, and decides, one while it syncs the other.  Only
+  one is if two would hold too few short objects each: a group of the journal costs the engine as much as 30 of them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ from typing import NamedTuple
 
 from lakefs.errors import InvalidArgument, LakeError, SessionLost
 from lakefs.ids import Buffer
-from lakefs.limits import BODY_BYTES_MAX, CHUNK_BYTES, FRAME_BYTES, PUT_MANY_WINDOW
+from lakefs.limits import (
+    BODY_BYTES_MAX,
+    CHUNK_BYTES,
+    FRAME_BYTES,
+    PUT_MANY_COUNT,
+    PUT_MANY_SHORT_BYTES,
+    PUT_MANY_WINDOW,
+)
 from lakefs.names import Name, parse_object_name
 from lakefs.put.lent import forget_number, lend, send_slots, take_back
 from lakefs.put.shared_memory import SharedMemory, Slot
@@ -78,7 +86,7 @@ def put_many(
     parsed = [_parsed(place, name, data) for place, (name, data) in enumerate(objects)]
     put = _Put(transfer, len(parsed), attributes, create_bucket)
     try:
-        yield from _put_all(put, parsed, max(1, in_flight // PUT_MANY_WINDOW))
+        yield from _put_all(put, parsed, in_flight)
     except LakeError:
         raise  # nothing is in flight
     except BaseException:
@@ -91,12 +99,16 @@ def put_many(
     return [stat for stat in put.stats if stat is not None]
 
 
-def _put_all(put: _Put, objects: Sequence[_Object], at_once: int) -> Steps[None]:
-    """Put all, at most `at_once` in one request; nothing is in flight when this returns or raises a LakeError."""
+def _put_all(put: _Put, objects: Sequence[_Object], in_flight: int) -> Steps[None]:
+    """Put all, at most so many under way; nothing is in flight when this returns or raises a LakeError."""
+    at_once = max(1, in_flight // PUT_MANY_WINDOW)
+    if all(item.length <= PUT_MANY_SHORT_BYTES for item in objects):
+        at_once = max(at_once, min(in_flight, PUT_MANY_COUNT))
+    is_single = at_once * PUT_MANY_WINDOW > in_flight
     pipeline = Pipeline(PUT_MANY_WINDOW)
     try:
         for memory, group in _by_memory(objects):
-            yield from _submit_group(pipeline, put, memory, group, at_once)
+            yield from _submit_group(pipeline, put, memory, group, at_once, is_single)
         yield from pipeline.drain()
     except LakeError:
         yield from pipeline.settle()
@@ -104,15 +116,19 @@ def _put_all(put: _Put, objects: Sequence[_Object], at_once: int) -> Steps[None]
 
 
 def _submit_group(
-    pipeline: Pipeline, put: _Put, memory: SharedMemory | None, group: Sequence[_Object], at_once: int
+    pipeline: Pipeline, put: _Put, memory: SharedMemory | None, group: Sequence[_Object], at_once: int, is_single: bool
 ) -> Steps[None]:
-    """Submit the requests for objects of one memory, or of none."""
+    """Submit the requests for objects of one memory, or of none; `is_single`: one after the other."""
     number = None if memory is None else (yield from lend(put.transfer, memory))
     if memory is None or number is None:
         for batch in _batches(group, FRAME_BYTES, at_once):
+            if is_single:
+                yield from pipeline.drain()
             yield from pipeline.submit(_bodies(put, batch), _noting(put, batch))
     else:
         for batch in _batches(group, BODY_BYTES_MAX, at_once):
+            if is_single:
+                yield from pipeline.drain()
             yield from _submit_slots(pipeline, put, batch, memory, number)
 
 

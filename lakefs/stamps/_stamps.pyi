@@ -1,5 +1,14 @@
 from collections.abc import Iterable, Sequence
 from mmap import mmap
+from typing import Protocol
+
+class ManyMutations(Protocol):
+    """Mutations of many records of one table, each once; `keys` is a list."""
+
+    @property
+    def table(self) -> int: ...
+    @property
+    def keys(self) -> list[bytes]: ...
 
 class StampMemory:
     """Stamps in memory that the caller maps: the engine's in writable memory, a reader's in read-only memory.
@@ -20,7 +29,7 @@ class StampMemory:
 
         The mutex is unlocked only by the thread that called `begin`; after another one's `end` the memory is leaked.
         """
-    def turn(self, mutations: Sequence[tuple[int, int, bytes, bytes]]) -> None:
+    def turn(self, mutations: Sequence[tuple[int, int, bytes, bytes] | ManyMutations]) -> None:
         """Add 1 to the stamp of each changed record whose table has stamps; a mutation is (op, table, key, value)."""
     def turn_all(self) -> None:
         """Add 1 to every stamp."""

@@ -192,9 +192,15 @@ cdef class StampMemory:
         if self.writable == NULL:
             raise ValueError("stamps are turned by the engine")
         for mutation in mutations:
-            table = (<tuple?>mutation)[1]
-            if table < 64 and self.tables >> table & 1:
-                lake_stamps_turn(self.writable, self._slot(table, (<tuple?>mutation)[2]))
+            if isinstance(mutation, tuple):
+                table = (<tuple>mutation)[1]
+                if table < 64 and self.tables >> table & 1:
+                    lake_stamps_turn(self.writable, self._slot(table, (<tuple>mutation)[2]))
+            else:
+                table = mutation.table
+                if table < 64 and self.tables >> table & 1:
+                    for key in <list?>mutation.keys:
+                        lake_stamps_turn(self.writable, self._slot(table, key))
 
     def turn_all(self):
         """Turn every stamp."""

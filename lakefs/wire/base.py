@@ -141,8 +141,8 @@ class ObjectStat(Message, frozen=True):
 class NameResult(Message, frozen=True):
     """Result of one item of a batch: the name's stat after the change (before it, for a removal), or the failure.
 
-    `marker` is the id of the delete marker that a removal left.  `stamps`: the set of stamps of a StatNames that asked
-    for it; b"": the result may not be repeated.
+    `marker` is the id of the delete marker that a removal left.  `stamps`: the set of stamps of a StatNames or
+    PutObjects that asked for it; b"": the result may not be repeated.
     """
 
     stat: ObjectStat | None = None

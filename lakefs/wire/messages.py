@@ -40,6 +40,7 @@ class PutObjects(Request, frozen=True):
     """Store small objects and bind their names in one request; payloads in the body, each at most 4 MiB.
 
     `changes[i].blob` is empty: the engine computes it.  Chunk and name are one journal group.  `durable` as in Commit.
+    With `stamps` each result that succeeded has the set that OpenObjects of that name would have right after.
     """
 
     OP = 21
@@ -47,6 +48,7 @@ class PutObjects(Request, frozen=True):
     lengths: list[int]
     changes: list[NameChange]
     durable: bool = True
+    stamps: bool = False
 
 
 class StatNames(Request, frozen=True):

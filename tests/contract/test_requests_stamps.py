@@ -44,6 +44,22 @@ async def _reader(client: EngineClient) -> StampReader:
     return reader
 
 
+def test_puts_have_the_stamps_that_opening_the_names_has_if_the_request_asks_for_them(kind: Kind) -> None:
+    async def body(engine: Engine) -> None:
+        client = engine.client
+        changes = [m.NameChange(*name, b"", m.ObjectAttributes(), create_bucket=True) for name in NAMES]
+        changes[1] = m.NameChange("bkt", "no such", b"", m.ObjectAttributes(), m.Condition(etags=["*"]))
+        for asked in (True, False):
+            request = m.PutObjects([1] * len(changes), changes, stamps=asked)
+            results = (await ask(client, request, m.NameResults, *[b"1"] * len(changes))).results
+            assert [result.stat is not None for result in results] == [True, False, True]
+            opened = await _opened(client, stamps=asked)
+            assert [result.stamps for result in results] == [opened[0], b"", opened[2]]
+            assert bool(opened[0]) == asked
+
+    kind.run(body)
+
+
 def test_each_result_has_a_set_of_stamps_if_the_request_asks_for_them(kind: Kind) -> None:
     async def body(engine: Engine) -> None:
         client = engine.client

@@ -8,6 +8,7 @@ from unittest import mock
 
 import msgspec
 
+from engine.format.columns import Insertions
 from engine.format.layouts import Mutation, Table
 from engine.metadata.metadata_store import Metadata
 from engine.metadata.stamps import Stamps
@@ -23,7 +24,7 @@ def turn_when_durable() -> AbstractContextManager[Any]:
     def use_stamps(self: Metadata, stamps: Stamps | None) -> None:
         original(self, stamps)
         assert stamps is not None
-        late: list[Mutation] = []
+        late: list[Mutation | Insertions] = []
         after_group, turn = self._committer.after_group, stamps.turn
 
         def turn_late() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from engine.format.columns import singly
 from engine.format.layouts import Op, Table
 from engine.tables.merged_tables import TableTransaction
 from engine.tables.views import Transaction
@@ -68,7 +69,7 @@ def removed_uploads(transaction: Transaction) -> list[bytes]:
     assert isinstance(transaction, TableTransaction)
     return [
         upload_of(key)
-        for op, table, key, _ in transaction.mutations
+        for op, table, key, _ in singly(transaction.mutations)
         if op is Op.DELETE and table is Table.UPLOADS and UPLOADS_BEGIN <= key < UPLOADS_END
     ]
 

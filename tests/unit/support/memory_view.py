@@ -74,6 +74,9 @@ class MemoryView:
         self.store.gets += 1
         return self.store.tables[table].get(key)
 
+    def present(self, table: Table, keys: list[bytes]) -> set[bytes]:
+        return {key for key in keys if self.get(table, key) is not None}
+
     def scan(self, table: Table, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         assert 0 < len(start) <= 511, "LMDB refuses such a key"
         entries = self.store.tables[table]
@@ -102,6 +105,10 @@ class MemoryTransaction(MemoryView):
         assert key not in self.store.tables[table], "insert of a key that is there"
         self._set(table, key, value)
 
+    def insert_many(self, table: Table, keys: list[bytes], values: list[bytes]) -> None:
+        for key, value in zip(keys, values, strict=True):
+            self.insert(table, key, value)
+
     def put(self, table: Table, key: bytes, value: bytes) -> None:
         self._set(table, key, value)
 
@@ -115,16 +122,23 @@ class MemoryTransaction(MemoryView):
         self.store.last_node += 1
         return NodeId(self.store.last_node)
 
+    def new_node_ids(self, count: int) -> NodeId:
+        self.store.last_node += count
+        return NodeId(self.store.last_node - count + 1)
+
     def new_birth(self) -> Birth:
-        self.store.last_birth += 1
-        return Birth(self.store.last_birth)
+        return self.new_births(1)
+
+    def new_births(self, count: int) -> Birth:
+        self.store.last_birth += count
+        return Birth(self.store.last_birth - count + 1)
 
     def new_segment_id(self) -> SegmentId:
         self.store.last_segment += 1
         return SegmentId(self.store.last_segment)
 
-    def note(self, note: object) -> None:
-        self.notes.append(note)
+    def note(self, *notes: object) -> None:
+        self.notes += notes
 
     def undo(self) -> None:
         """Put everything back, last change first."""

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from engine.format.layouts import Node
+from engine.namespace.binding import Binding, bind, bind_many
 from engine.namespace.buckets import BucketRef, create_bucket, initialise
-from engine.namespace.names import Binding, bind, bind_many, copy, make_folder, rename, resolve
+from engine.namespace.names import copy, make_folder, rename, resolve
 from engine.namespace.object_stat import new_object
 from engine.namespace.removal import remove, remove_folder
 from engine.namespace.tree import NameEvent, Resolved

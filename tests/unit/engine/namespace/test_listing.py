@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from engine.namespace.binding import bind
 from engine.namespace.listing import list_names
-from engine.namespace.names import bind
 from lakefs.errors import InvalidArgument
 from lakefs.ids import EMPTY_BLOB
 from lakefs.limits import LIST_PAGE_MAX

@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 
 from engine.format.layouts import NodeKind
+from engine.namespace.binding import bind
 from engine.namespace.listing import list_names
-from engine.namespace.names import bind, copy, rename
+from engine.namespace.names import copy, rename
 from engine.namespace.object_stat import etag_of, new_object
 from lakefs.errors import AlreadyExists, FolderNotEmpty, InvalidArgument, KeyNotFound, PreconditionFailed
 from lakefs.ids import DomainIndex

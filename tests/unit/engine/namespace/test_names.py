@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from engine.format.layouts import Node, NodeKind, Table, node_key
+from engine.namespace.binding import Binding, bind, bind_many
 from engine.namespace.buckets import ensure_bucket
-from engine.namespace.names import Binding, bind, bind_many, require, resolve
+from engine.namespace.names import require, resolve
 from engine.namespace.object_stat import etag_of, new_object
 from engine.namespace.tree import Resolved
 from lakefs.errors import (

@@ -8,8 +8,9 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from engine.format.layouts import NodeKind
+from engine.namespace.binding import Binding, bind, bind_many
 from engine.namespace.listing import list_names
-from engine.namespace.names import Binding, bind, bind_many, copy, make_folder, rename, resolve
+from engine.namespace.names import copy, make_folder, rename, resolve
 from engine.namespace.node_changes import make_symlink
 from engine.namespace.removal import remove, remove_folder
 from engine.namespace.tree import Resolved

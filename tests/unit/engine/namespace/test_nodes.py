@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from engine.format.layouts import Node, NodeKind, Table, node_key
-from engine.namespace.names import Binding, bind, bind_many, make_folder, rename
+from engine.namespace.binding import Binding, bind, bind_many
+from engine.namespace.names import make_folder, rename
 from engine.namespace.node_changes import make_symlink, set_attributes
 from engine.namespace.object_stat import new_object, to_list_entry, to_object_stat
 from engine.namespace.removal import remove, remove_folder

@@ -8,9 +8,10 @@ import random
 import pytest
 
 from engine.format.layouts import NodeKind
+from engine.namespace.binding import Binding, bind, bind_many
 from engine.namespace.buckets import BucketRef, find_bucket, set_bucket
 from engine.namespace.listing import list_names, list_versions
-from engine.namespace.names import Binding, bind, bind_many, copy, rename, require, resolve
+from engine.namespace.names import copy, rename, require, resolve
 from engine.namespace.removal import remove, remove_version
 from engine.namespace.tree import Resolved
 from engine.namespace.versions import version_id

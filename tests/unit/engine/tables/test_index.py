@@ -12,7 +12,8 @@ import pytest
 from engine.format.layouts import Mutation, Op, Table, seal_value
 from engine.tables import lmdb_index as index_module
 from engine.tables.index_check import Verification, probe
-from engine.tables.lmdb_index import Index, remove_index, replace_index
+from engine.tables.index_folder import remove_index, replace_index
+from engine.tables.lmdb_index import Index
 from engine.tables.overlay import Layer
 from lakefs.errors import DiskFailed, IndexDamaged, StoreFull
 from lakefs.ids import Sequence
@@ -346,4 +347,32 @@ def test_a_write_that_was_cut_short_is_a_full_disk_when_there_is_no_room(
     index.apply(layer_of((Op.INSERT, Table.NAMES, b"new", b"value"), sequence=2), Sequence(2))
     index.refresh()
     assert index.get(Table.NAMES, b"new") == b"value"
+    index.close()
+
+
+@pytest.mark.parametrize("is_walked", [True, False])
+def test_many_keys_are_looked_up_at_once_and_what_is_found_is_checked(tmp_path: Path, is_walked: bool) -> None:
+    index = filled(tmp_path / "index")
+    index.is_walked = is_walked
+    keys = [b"key-100", b"missing", b"key-001", b"a", b"z", b"key-1000"]
+    assert index.present(Table.NAMES, keys) == {b"key-100", b"key-001"}
+    assert index.present(Table.NODES, keys) == set()
+    index.close()
+    flip_value(tmp_path / "index", b"value 100")
+    index = Index(tmp_path / "index")
+    index.is_walked = is_walked
+    assert index.present(Table.NAMES, [b"key-001", b"key-050"]) == {b"key-001", b"key-050"}
+    with pytest.raises(IndexDamaged):
+        index.present(Table.NAMES, keys)
+    index.close()
+
+
+def test_an_absent_key_beside_damage_is_not_believed_until_the_index_was_walked(tmp_path: Path) -> None:
+    filled(tmp_path / "index").close()
+    flip_value(tmp_path / "index", b"value 100")
+    index = Index(tmp_path / "index")
+    with pytest.raises(IndexDamaged):
+        index.present(Table.NAMES, [b"key-1000"])
+    index.is_walked = True
+    assert index.present(Table.NAMES, [b"key-1000"]) == set()
     index.close()

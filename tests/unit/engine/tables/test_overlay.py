@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from engine.format.columns import singly
 from engine.format.layouts import COUNTER_RECORD, Op, Table
 from engine.tables.index_check import Verification
 from engine.tables.lmdb_index import Index
@@ -23,6 +24,7 @@ STEPS = st.lists(
         st.tuples(st.just("change"), KEYS, st.one_of(st.none(), st.binary(max_size=12))),
         st.tuples(st.sampled_from(["freeze", "apply", "drop", "raise"]), KEYS, st.none()),
         st.tuples(st.just("scan"), KEYS, KEYS),
+        st.tuples(st.just("insert many"), KEYS, st.binary(max_size=24)),
     ),
     max_size=60,
 )
@@ -73,6 +75,35 @@ class Model:
             self.tables.overlay.current.publish(Sequence(self.sequence), txn.mutations)
             self.sequences[key] = self.sequence
 
+    def insert_many(self, key: bytes, others: bytes) -> None:
+        """Remove one key, and insert those of the others that are absent then, all in one transaction."""
+        self.sequence += 1
+        keys = list(dict.fromkeys([key, *(others[at : at + 2] for at in range(0, len(others), 2))]))
+        with TableTransaction(self.tables) as txn:
+            if key in self.entries:
+                txn.delete(TABLE, key)
+                del self.entries[key]
+            present = self.present_in(txn, keys)
+            absent = [each for each in keys if each not in present]
+            values = [b"%d/" % self.sequence + each for each in absent]
+            txn.insert_many(TABLE, absent, values)
+            self.entries.update(zip(absent, values, strict=True))
+            assert self.present_in(txn, keys) == set(keys)
+            assert list(txn.scan(TABLE, b"\0", LAST)) == sorted(self.entries.items())
+        counted = singly(txn.mutations)
+        assert txn.record_count == len(list(counted))
+        self.tables.overlay.current.publish(Sequence(self.sequence), txn.mutations)
+        self.sequences.update(dict.fromkeys(keys, self.sequence))
+
+    def present_in(self, view: TableView, keys: list[bytes]) -> set[bytes]:
+        present = view.present(TABLE, keys)
+        with TableView(self.tables) as singles, TableView(self.tables) as at_once:
+            there = {key for key in keys if singles.get(TABLE, key) is not None}
+            assert at_once.present(TABLE, keys) == there
+            assert at_once.sequence == singles.sequence
+        assert present == {key for key in keys if key in self.entries}
+        return present
+
     def freeze(self) -> None:
         if self.tables.overlay.applying is None:
             self.tables.overlay.freeze()
@@ -122,6 +153,9 @@ def test_overlay_and_index_scan_and_get_as_one_sorted_map(steps: list[tuple[str,
             match step:
                 case "change":
                     model.change(key, value)
+                case "insert many":
+                    assert value is not None
+                    model.insert_many(key, value)
                 case "freeze":
                     model.freeze()
                 case "apply":
@@ -244,6 +278,24 @@ def test_numbers_of_a_decision_that_failed_are_skipped_and_their_mark_is_not_mov
         assert txn.new_birth() == 2
         assert txn.new_birth() == 3
     assert txn.mutations == [(Op.PUT, Table.COUNTERS, b"birth", COUNTER_RECORD.pack(2 + 4096))]
+
+
+def test_numbers_taken_many_at_once_are_those_taken_one_by_one(folder: Path) -> None:
+    def marks(takes: list[int], *, at_once: bool) -> list[tuple[int, int]]:
+        tables, seen = new_tables(folder / str(at_once)), []
+        for count in takes:
+            with TableTransaction(tables) as txn:
+                first = txn.new_births(count) if at_once else min([txn.new_birth() for _ in range(count)])
+                if count % 5:  # every fifth decision fails
+                    txn.settle_counters(Sequence(1))
+            seen += [(first, tables.counters.birth.mark), (tables.counters.birth.next, len(txn.mutations))]
+        tables.index.close()
+        return seen
+
+    for at_once in (True, False):
+        (folder / str(at_once)).mkdir()
+    takes = [1, 4000, 95, 1, 4096, 5, 4095, 3, 4096, 20, 1]
+    assert marks(takes, at_once=True) == marks(takes, at_once=False)
 
 
 def test_a_number_depends_on_the_group_of_its_mark(folder: Path) -> None:
