@@ -7,7 +7,9 @@
 Rules kept here:
 - Each Put that is taken is answered or given back, however its storing ends.  One that was not tried goes to its
   connection's task, which treats it like any other request.
-- At most `_UNDER_WAY_MAX` requests are under way, so that puts gather meanwhile.
+- One request is under way at a time, so that puts gather meanwhile.
+- Clients that were answered together ask again together.  So a request with many puts is followed by a short pause, up
+  to when as many have come: else the first of them would have a commit of its own, and the others wait for it.
 """
 
 from __future__ import annotations
@@ -24,8 +26,10 @@ if TYPE_CHECKING:
 
 Store = Callable[[Sequence["Put"]], Awaitable[None]]
 """Stores puts, and answers each of them, or gives it back."""
-_UNDER_WAY_MAX: Final = 1
-"""Requests that store puts at a time."""
+_MANY: Final = 8
+"""Puts in a request after which there is a pause."""
+_PAUSE_S: Final = 0.0005
+"""The longest pause; a commit takes longer."""
 
 
 class Gathering:
@@ -35,15 +39,22 @@ class Gathering:
         self.store: Store
         """Set by its owner before the first put comes."""
         self._repeater = repeater
-        self._under_way = 0
+        self._is_storing = False
+        self._awaited = 0
+        """Puts that end the pause."""
+        self._has_awaited = trio.Event()
         self._nursery: trio.Nursery | None = None
 
     def after_turn(self) -> None:
-        """Begin to store what waits, if a place is free."""
-        nursery = self._nursery
-        if nursery is not None and self._under_way < _UNDER_WAY_MAX and self._repeater.gathered:
-            self._under_way += 1
-            nursery.start_soon(self._store_all)
+        """Begin to store what waits, if no request is under way; end the pause if enough have come."""
+        count = self._repeater.gathered
+        if not count or self._nursery is None:
+            return
+        if not self._is_storing:
+            self._is_storing = True
+            self._nursery.start_soon(self._store_all)
+        elif self._awaited and count >= self._awaited:
+            self._has_awaited.set()
 
     async def run(self) -> None:
         """Have puts stored until cancelled."""
@@ -55,5 +66,16 @@ class Gathering:
         try:
             while puts := self._repeater.take_puts(S3_PUTS_GATHERED_MAX):
                 await self.store(puts)
+                if len(puts) >= _MANY:
+                    await self._pause(len(puts))
         finally:
-            self._under_way -= 1
+            self._is_storing = False
+
+    async def _pause(self, count: int) -> None:
+        """Wait until so many puts have come, for a moment at most."""
+        if self._repeater.gathered >= count:
+            return
+        self._awaited, self._has_awaited = count, trio.Event()
+        with trio.move_on_after(_PAUSE_S):
+            await self._has_awaited.wait()
+        self._awaited = 0
