@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from hashlib import sha256
-from itertools import cycle, islice
+from itertools import count, cycle, islice
 from typing import Final
 
 import lakefs
@@ -71,32 +71,35 @@ def getting(size: int, keys: int, requests: int, ranged: tuple[int, ...] = ()) -
 
 @contextmanager
 def putting(size: int, requests: int, *, signed: bool) -> Iterator[Work]:
-    """Context manager: PUTs of new content, each to its own key."""
+    """Context manager: PUTs of new content, each to a new key."""
     bodies: list[memoryview] = []
     hashes = [UNSIGNED] * requests
+    rounds = count(1)
+    folder = ""
+
+    def path(number: int) -> str:
+        return f"/{BUCKET}/put/{folder}/{number:06}"
 
     def renew() -> None:
+        nonlocal folder
+        folder = str(next(rounds))
         bodies[:] = [window(size) for _ in range(requests)]
         if signed:
             hashes[:] = [sha256(body).hexdigest() for body in bodies]
 
     def made(server: Server, signer: Signer) -> Sequence[Request]:
         return [
-            signer.request("PUT", _path(number), body=body, payload_hash=digest)
+            signer.request("PUT", path(number), body=body, payload_hash=digest)
             for number, (body, digest) in enumerate(zip(bodies, hashes, strict=True))
         ]
 
     def check(server: Server) -> None:
         signer = Signer(server.endpoint)
         for number in range(0, requests, max(1, requests // READ_BACK)):
-            _, got = ask(server.endpoint, signer.request("GET", _path(number)))
-            same(server, _path(number), bytes(bodies[number]), got)
+            _, got = ask(server.endpoint, signer.request("GET", path(number)))
+            same(server, path(number), bytes(bodies[number]), got)
 
     yield Work(lambda server: None, renew, made, check)
-
-
-def _path(number: int) -> str:
-    return f"/{BUCKET}/put/{number:06}"
 
 
 @contextmanager

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Store = Callable[[Sequence["Put"]], Awaitable[None]]
 """Stores puts, and answers each of them, or gives it back."""
-_MANY: Final = 8
+_MANY: Final = 4
 """Puts in a request after which there is a pause."""
 _PAUSE_S: Final = 0.0005
 """The longest pause; a commit takes longer."""
