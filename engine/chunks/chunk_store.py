@@ -147,9 +147,12 @@ class Chunks:
         await self._metadata.wait_durable(sequence)
         return present
 
-    def record_in(self, txn: Transaction, items: Seq[Written]) -> list[Written]:
-        """Add records for written payloads; returns, unused, the payloads whose chunk has a good record by now."""
-        if len(items) >= _MANY and self._record_new(txn, items):
+    def record_in(self, txn: Transaction, items: Seq[Written], absent_at: Birth | None = None) -> list[Written]:
+        """Add records for written payloads; returns, unused, the payloads whose chunk has a good record by now.
+
+        `absent_at`: the next birth at a time since when each was seen to have no good record.
+        """
+        if len(items) >= _MANY and self._record_new(txn, items, absent_at):
             return []
         unused: list[Written] = []
         for item in items:
@@ -168,12 +171,15 @@ class Chunks:
             self._references.keep(birth)
         return unused
 
-    def _record_new(self, txn: Transaction, items: Seq[Written]) -> bool:
+    def _record_new(self, txn: Transaction, items: Seq[Written], absent_at: Birth | None) -> bool:
         """Add the records as columns if every chunk is new; else do nothing, and return False."""
         keys = [chunk_key(item.hashed.chunk) for item in items]
-        if len(set(keys)) < len(keys) or txn.present(Table.CHUNKS, keys):
+        if len(set(keys)) < len(keys):
             return False
         if len(self._quarantine) and any(item.hashed.chunk in self._quarantine for item in items):
+            return False
+        is_known = absent_at == self._metadata.next_birth  # no chunk was recorded since
+        if not is_known and txn.present(Table.CHUNKS, keys):
             return False
         chunks = ChunkColumns(
             segments=[item.place.segment for item in items],

@@ -223,12 +223,13 @@ class Puts:
         """Store payloads and bind a name to each, in one group; replies to PutObjects and to PutSlots."""
         if len(changes) != len(payloads):
             raise InvalidArgument(f"{len(changes)} names for {len(payloads)} payloads")
+        absent_at = self._metadata.next_birth  # what is written is looked up from now on
         hashed, written = await self._chunks.ingest.take_in(payloads, self._choose_absent())
         blobs: list[HeldBlob | LakeError] = [HeldBlob(BlobId(item.chunk), item.payload.length, 1) for item in hashed]
         wanted = {item.chunk: item for item in hashed if item.chunk != EMPTY_CHUNK}
 
         def decide(txn: Transaction) -> list[m.NameResult]:
-            self._chunks.record_in(txn, written)
+            self._chunks.record_in(txn, written, absent_at)
             found = () if len(written) == len(wanted) else wanted.keys() - {item.hashed.chunk for item in written}
             for chunk in found:
                 record = find_chunk(txn, chunk)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import logging
 import multiprocessing
 import os
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
+import msgspec
 import structlog
 import trio
 
@@ -125,7 +125,7 @@ def _name_chunks_as_told() -> AbstractContextManager[Any]:
     def hash_as_told(payloads: Any) -> Any:
         hashed = original(payloads)
         if len(hashed) > 2:
-            hashed[0] = dataclasses.replace(hashed[0], chunk=hashed[1].chunk)
+            hashed[0] = msgspec.structs.replace(hashed[0], chunk=hashed[1].chunk)
         return hashed
 
     return mock.patch.object(ingest, "_hash_all", hash_as_told)
@@ -213,7 +213,7 @@ def _drop_what_is_overwritten() -> AbstractContextManager[Any]:
         if old is not None and not is_kept:
             txn.delete(Table.NODES, node_key(old.node_id))
 
-    return mock.patch("engine.namespace.names.make_room", make_room)
+    return mock.patch("engine.namespace.binding.make_room", make_room)
 
 
 def _leave_the_node_of_a_removed_version() -> AbstractContextManager[Any]:
