@@ -9,7 +9,7 @@
 
 #include "../../http/repeater.h"
 #include "answers.h"
-#include "content.h"
+#include "../../../lakefs/shared_index/content.h"
 #include "log.h"
 
 #define OUT_HEAD_BYTES (8 << 10)
