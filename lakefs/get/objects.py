@@ -77,12 +77,13 @@ def open_objects(
                 if isinstance(opened[-1], Opened):
                     opened[-1].epoch = reply.epoch
                     opened[-1].stamps = result.stamps
-                    if learner is not None:
-                        learner.learn(name, opened[-1].stat, result.stamps, reply.epoch, is_opened=True)
         except BaseException:
             found = [result.opened for result in reply.message.results if result.opened]
             yield from close_leases([answer.lease for answer in found])
             raise
+        if learner is not None:
+            learned = [(one.name, one.stat, one.stamps) for one in opened[start:] if isinstance(one, Opened)]
+            learner.learn(learned, reply.epoch, is_opened=True)
     return opened
 
 

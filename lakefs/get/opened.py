@@ -23,6 +23,10 @@ AT_ONCE_BYTES = 256 << 10
 """Most cached payload that is copied and checked between two steps, in the driver's own thread: 60 us of a loop."""
 
 
+Learned = tuple[Name, ObjectStat, bytes]
+"""A name, its stat, and the stamps of what both rest on; b"": the answer may not be repeated."""
+
+
 class Learner(Protocol):
     """Takes answers about names that may be repeated while their stamps stand; see `lakefs.known`."""
 
@@ -30,10 +34,10 @@ class Learner(Protocol):
     def wants_stamps(self) -> bool:
         """True if answers should be asked for with stamps, to be learned."""
 
-    def learn(self, name: Name, stat: ObjectStat, stamps: bytes, epoch: int, *, is_opened: bool) -> None:
-        """Learn a durable answer about the current version of a name; `is_opened`: to a request to open it.
+    def learn(self, answers: Sequence[Learned], epoch: int, *, is_opened: bool) -> None:
+        """Learn durable answers about current versions of names; `is_opened`: to a request to open them.
 
-        `epoch`: the number of the connection that it arrived on.
+        `epoch`: the number of the connection that they arrived on.
         """
 
 

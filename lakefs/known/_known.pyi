@@ -34,12 +34,11 @@ class KnownTable:
     def forget(self) -> None:
         """Drop everything: all answers, and all that the engine shared."""
 
-    def learn(
-        self, name: str, stamps: bytes, stat: bytes, chunk: bytes | None, size_bytes: int
-    ) -> tuple[int, int] | None:
-        """Learn the stat of BUCKET/KEY, as bytes, and its chunk if its content is one of at most 64 KiB.
+    def learn(self, answers: list[tuple[str, bytes, bytes, bytes | None, int]]) -> set[tuple[int, int]]:
+        """Learn of each name (BUCKET/KEY) its stamps, its stat as bytes, its chunk if it has content, and its length.
 
-        Returns the tier of the chunk and its segment or slab if that is known and not in use here, else None.
+        Content is known only if it is of one chunk of at most 64 KiB.  Returns tier and number of the segments and slabs
+        in which chunks lie, and which are not in use here.
         """
 
     def stat(self, name: str) -> bytes | None:

@@ -189,24 +189,27 @@ cdef class KnownTable:
 
     # --- learning ------------------------------------------------------------------------------------------------
 
-    def learn(self, str name not None, bytes stamps not None, bytes stat not None, bytes chunk, uint64_t size_bytes):
+    def learn(self, list answers not None):
+        cdef bytes stamps, stat, chunk
+        cdef uint64_t size_bytes
         cdef known_answer parts
         cdef lake_place place
-        memset(&parts, 0, sizeof(parts))
-        if not is_name(name, &parts.name):
-            return None
-        parts.stamps = span_of(stamps)
-        parts.stat = span_of(stat)
-        if chunk is not None and size_bytes <= GRANULE_BYTES:
-            if PyBytes_GET_SIZE(chunk) != KNOWN_CHUNK_BYTES:
-                raise ValueError("an id has 33 bytes")
-            parts.has_content = True
-            parts.size_bytes = size_bytes
-            memcpy(parts.chunk, PyBytes_AS_STRING(chunk), KNOWN_CHUNK_BYTES)
-        if not known_keep(self.at, &parts) or not parts.size_bytes or not known_wants(self.at, parts.chunk, &place):
-            return None
-        is_segment = place.tier == LAKE_TIER_SEGMENT
-        return place.tier, place.segment if is_segment else place.segment >> CONTENT_GENERATION_BITS
+        wanted = set()
+        for name, stamps, stat, chunk, size_bytes in answers:
+            memset(&parts, 0, sizeof(parts))
+            if not is_name(name, &parts.name):
+                continue
+            parts.stamps = span_of(stamps)
+            parts.stat = span_of(stat)
+            if chunk is not None and len(chunk) == KNOWN_CHUNK_BYTES and size_bytes <= GRANULE_BYTES:
+                parts.has_content = True
+                parts.size_bytes = size_bytes
+                memcpy(parts.chunk, PyBytes_AS_STRING(chunk), KNOWN_CHUNK_BYTES)
+            if known_keep(self.at, &parts) and parts.size_bytes and known_wants(self.at, parts.chunk, &place):
+                is_segment = place.tier == LAKE_TIER_SEGMENT
+                number = place.segment if is_segment else place.segment >> CONTENT_GENERATION_BITS
+                wanted.add((place.tier, number))
+        return wanted
 
     # --- answering -----------------------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ import msgspec
 from lakefs.content.verify import Check
 from lakefs.direct.index_in_use import SharedIndexUser
 from lakefs.errors import LakeError
-from lakefs.get.opened import Opened, Piece
+from lakefs.get.opened import Learned, Opened, Piece
 from lakefs.host.descriptors import close_all
 from lakefs.host.writable_memory import WritableBuffer, writable_memory
 from lakefs.ids import ChunkId, ChunkKind, data_chunk_id
@@ -40,7 +40,7 @@ from lakefs.known.shared_content import SharedContent
 from lakefs.lake.lake_steps import LakeSteps
 from lakefs.lake.uploads import Progress
 from lakefs.limits import KNOWN_NAMES_BYTES
-from lakefs.names import Name, parse_object_name
+from lakefs.names import parse_object_name
 from lakefs.stamps import stamps as shared_stamps
 from lakefs.stamps.stamps import StampReader
 from lakefs.steps.steps import Steps, send
@@ -254,19 +254,19 @@ class KnownNames:
         """True if answers can be learned: the engine of this connection has stamps."""
         return self._epoch != _NEVER and self._epoch == self._client.epoch
 
-    def learn(self, name: Name, stat: ObjectStat, stamps: bytes, epoch: int, *, is_opened: bool) -> None:
-        """Learn a durable answer about the current version of a name; `is_opened`: to a request to open it."""
-        if not stamps:
+    def learn(self, answers: Sequence[Learned], epoch: int, *, is_opened: bool) -> None:
+        """See `Learner.learn`."""
+        if epoch != self._epoch:
             return
-        packed = _pack(stat)
-        chunk = stat.blob if is_opened and stat.blob[:1] == _DATA else None
+        parts = [
+            (f"{bucket}/{key}", stamps, _pack(stat), _chunk_of(stat) if is_opened else None, stat.size_bytes)
+            for (bucket, key), stat, stamps in answers
+            if stamps
+        ]
         with self._lock:
-            if epoch != self._epoch:
-                return
-            place = self._table.learn(str(name), stamps, packed, chunk, stat.size_bytes)
-            if place is not None:
-                self._content.want(*place)
-            self._is_index_due = self._client.direct_chunks.is_due
+            if epoch == self._epoch:
+                self._content.want(self._table.learn(parts))
+                self._is_index_due = self._client.direct_chunks.is_due
 
     # --- what the engine shares --------------------------------------------------------------------------------------
 
@@ -335,6 +335,11 @@ class KnownNames:
         self._epoch = self._asked_epoch = _NEVER
         self._table.forget()
         self._content.forget(self._client.steps.descriptors, is_forked=True)
+
+
+def _chunk_of(stat: ObjectStat) -> bytes | None:
+    """Return the chunk that is the whole content of an opened object; None if a manifest lists its chunks."""
+    return stat.blob if stat.blob[:1] == _DATA else None
 
 
 def _only(sizes: Steps[list[int]]) -> Steps[int]:

@@ -8,6 +8,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from lakefs.errors import LakeError
@@ -38,11 +39,11 @@ class SharedContent:
         """True if something is to be brought."""
         return bool(self._wanted)
 
-    def want(self, tier: int, number: int) -> None:
-        """Have a segment or slab brought, if it was not asked for in vain."""
-        place = (tier, number)
-        if place not in self._asked and len(self._wanted) < KNOWN_WANTED_MAX:
-            self._wanted.add(place)
+    def want(self, places: Iterable[tuple[int, int]]) -> None:
+        """Have segments and slabs brought, those that were not requested in vain."""
+        for place in places:
+            if place not in self._asked and len(self._wanted) < KNOWN_WANTED_MAX:
+                self._wanted.add(place)
 
     def bring(self) -> Steps[list[tuple[int, int]]]:
         """Ask for what is wanted and not at hand; return what was wanted, for `use`."""

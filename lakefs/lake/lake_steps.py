@@ -167,7 +167,7 @@ class LakeSteps(UploadSteps, ReadSteps):
         stat = only_result(reply)
         if learner is not None:
             assert isinstance(reply.message, NameResults)
-            learner.learn(parsed, stat, reply.message.results[0].stamps, reply.epoch, is_opened=False)
+            learner.learn([(parsed, stat, reply.message.results[0].stamps)], reply.epoch, is_opened=False)
         return stat
 
     def stat_many(self, names: Sequence[Name]) -> Steps[list[ObjectStat | LakeError]]:
