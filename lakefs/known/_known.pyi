@@ -37,8 +37,8 @@ class KnownTable:
     def learn(self, answers: list[tuple[str, bytes, bytes, bytes | None, int]]) -> set[tuple[int, int]]:
         """Learn of each name (BUCKET/KEY) its stamps, its stat as bytes, its chunk if it has content, and its length.
 
-        Content is known only if it is of one chunk of at most 64 KiB.  Returns tier and number of the segments and slabs
-        in which chunks lie, and which are not in use here.
+        Content is known only if it is of one chunk of at most 64 KiB.  Returns tier and number of the segments and
+        slabs in which chunks lie, and which are not in use here.
         """
 
     def stat(self, name: str) -> bytes | None:

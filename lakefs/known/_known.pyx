@@ -197,6 +197,8 @@ cdef class KnownTable:
         wanted = set()
         for name, stamps, stat, chunk, size_bytes in answers:
             memset(&parts, 0, sizeof(parts))
+            if stamps is None or stat is None:
+                raise TypeError("an answer has stamps and a stat")
             if not is_name(name, &parts.name):
                 continue
             parts.stamps = span_of(stamps)

@@ -118,8 +118,11 @@ static int known_keep(known *in, const known_answer *parts)
     known_answer **earlier = known_find(in, parts->name), *made;
     if (earlier != NULL && (*earlier)->has_content && !parts->has_content && span_equals((*earlier)->stamps, parts->stamps))
         return 1;
-    if (bytes > in->limit_bytes || (made = malloc(bytes)) == NULL)
+    if (bytes > in->limit_bytes || (made = malloc(bytes)) == NULL) {
+        if (earlier != NULL)
+            known_drop(in, earlier);
         return 0;
+    }
     *made = *parts;
     uint8_t *at = made->bytes;
     made->stamps = known_copied(&at, parts->stamps);

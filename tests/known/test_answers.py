@@ -1,0 +1,496 @@
+"""A client that repeats answers and one that asks each time are given the same ones, whatever has changed before."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from lakefs.client.blocking.lake import Lake
+from lakefs.client.connect import connect
+from lakefs.client.facade import driver_of
+from lakefs.content.verify import Check
+from lakefs.errors import EngineUnreachable, KeyNotFound
+from lakefs.get.opened import Learned
+from lakefs.known import known_names
+from lakefs.known.known_names import KnownNames
+from lakefs.limits import GRANULE_BYTES, HOT_INDEX_SLOTS_MIN
+from lakefs.shared_index.table import SharedTable
+from lakefs.shared_index.table_format import table_bytes
+from lakefs.stamps.stamps import STAMP, StampReader
+from lakefs.wire import messages as m
+from tests.e2e.served import Served
+from tests.known.clients import KINDS, Reader, everything, into, outcome, read_whole, reader
+from tests.known.history import ASKED, BUCKET, ROOM, History
+
+CHANGES = 60
+SEEDS = (1, 2, 3)
+ONE = f"{BUCKET}/one"
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    made = Served(tmp_path_factory.mktemp("known"))
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def writer(engine: Served) -> Iterator[Lake]:
+    """A client for changes, in an empty bucket."""
+    with connect(engine.server, repeats=False) as lake:
+        if BUCKET in [bucket.name for bucket in lake.buckets()]:
+            lake.set_bucket(BUCKET, anonymous_read=False)
+            for entry in lake.ls(f"{BUCKET}/"):
+                lake.remove(f"{BUCKET}/{entry.key}")
+        else:
+            lake.create_bucket(BUCKET)
+        yield lake
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def learned(client: Reader, *names: str) -> None:
+    """Read names until the client answers them by itself."""
+    for name in names:
+        for _ in range(20):
+            before = client.known.answered
+            client.get(name)
+            if client.known.answered > before:
+                break
+        else:
+            raise AssertionError(f"{name} is never answered from memory")
+
+
+def same_answers(engine: Served, writer: Lake, kind: str, check: Check, seed: int) -> None:
+    """Change things at random; after each change ask both clients for everything, twice."""
+    history = History(writer, seed)
+    with (
+        reader(kind, engine.server, check=check) as repeating,
+        reader("blocking", engine.server, check=check, repeats=False) as asking,
+    ):
+        for _ in range(CHANGES):
+            history.change()
+            for _ in range(2):
+                assert everything(repeating, ASKED, ROOM) == everything(asking, ASKED, ROOM), history.tried[-5:]
+        assert asking.known.answered == 0
+        assert repeating.known.answered > 10 * CHANGES, repeating.known
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("check", list(Check))
+def test_whatever_changes_both_clients_answer_alike(
+    engine: Served, writer: Lake, kind: str, check: Check, seed: int
+) -> None:
+    same_answers(engine, writer, kind, check, seed)
+
+
+def _look_at_no_stamps() -> Any:
+    """Learn every answer with a stamp that hardly ever turns."""
+    learn = KnownNames.learn
+
+    def planted(self: KnownNames, answers: Sequence[Learned], epoch: int, *, is_opened: bool) -> None:
+        value = 0
+        held = [(name, stat, STAMP.pack(1, value) if stamps else b"") for name, stat, stamps in answers]
+        learn(self, held, epoch, is_opened=is_opened)
+
+    return mock.patch.object(KnownNames, "learn", planted)
+
+
+def test_a_client_that_looks_at_no_stamps_is_noticed(engine: Served, writer: Lake, kind: str) -> None:
+    with _look_at_no_stamps(), pytest.raises(AssertionError, match=r"_put|_remove|_move|_copy|_make|_set|_upload"):
+        same_answers(engine, writer, kind, Check.CRC32C, 1)
+
+
+# --- what is answered, and what it takes -------------------------------------------------------------------
+
+
+def requests(lake: Lake) -> list[m.Request]:
+    """Note the requests that a client sends from now on."""
+    sent: list[m.Request] = []
+    blocking = driver_of(lake)._engine
+    start = blocking.start
+
+    def noting(request: m.Request, *args: Any, **options: Any) -> object:
+        sent.append(request)
+        return start(request, *args, **options)
+
+    blocking.start = noting  # type: ignore[method-assign]
+    return sent
+
+
+def test_known_names_take_no_request_and_their_reads_are_counted(engine: Served, writer: Lake) -> None:
+    contents = {f"{BUCKET}/{size}": os.urandom(size) for size in (0, 1, 4096, GRANULE_BYTES)}
+    writer.put_many(list(contents.items()))
+    with connect(engine.server) as lake:
+        learned(lake, *contents)
+        sent, before = requests(lake), lake.known.answered
+        for name, content in contents.items():
+            assert lake.get(name) == lake.get(f"lake://{name}") == content
+            assert lake.stat(name).size_bytes == len(content)
+            assert lake.exists(name)
+            assert read_whole(lake, name) == (lake.stat(name), content)
+        assert lake.get_many(list(contents)) == list(contents.values())
+        assert sent == []
+        assert lake.known.answered == before + 7 * len(contents)
+        assert lake.known.names == len(contents)
+
+
+def test_a_command_that_reads_one_object_sends_one_request(engine: Served, writer: Lake) -> None:
+    writer.put(ONE, b"1")
+    with connect(engine.server) as lake:
+        sent = requests(lake)
+        lake.get(ONE)
+        assert list(map(type, sent)) == [m.OpenObjects]
+        lake.get(ONE)
+        lake.get(ONE)
+        kinds = list(map(type, sent))
+        assert kinds.count(m.OpenStamps) == kinds.count(m.OpenSharedIndex) == 1
+
+
+def test_one_missing_name_is_asked_for_alone(engine: Served, writer: Lake) -> None:
+    names = [f"{BUCKET}/{number}" for number in range(5)]
+    writer.put_many([(name, name.encode()) for name in names])
+    with connect(engine.server) as lake:
+        learned(lake, *names)
+        writer.put(names[2], b"new")
+        sent = requests(lake)
+        assert lake.get_many(names) == [b"new" if name == names[2] else name.encode() for name in names]
+        assert [request.names for request in sent if isinstance(request, m.OpenObjects)] == [[(BUCKET, "2")]]
+
+
+def test_an_opened_object_stays_readable_without_a_lease(engine: Served, writer: Lake, kind: str) -> None:
+    content = os.urandom(5000)
+    writer.put(ONE, content)
+    with reader(kind, engine.server) as client:
+        learned(client, ONE)
+        before = client.known.answered
+        with client.open(ONE) as opened:
+            assert client.known.answered == before + 1
+            writer.remove(ONE)
+            for _ in range(2):
+                writer.gc(compact=True)
+            assert opened.read() == content
+        with pytest.raises(KeyNotFound):
+            client.open(ONE)
+
+
+def test_what_one_caller_gets_another_cannot_change(engine: Served, writer: Lake) -> None:
+    writer.put(ONE, b"1", user_metadata={"a": "b"})
+    with connect(engine.server) as lake:
+        learned(lake, ONE)
+        lake.stat(ONE).user_metadata["a"] = "c"
+        assert lake.stat(ONE).user_metadata == {"a": "b"}
+
+
+def test_progress_is_called_and_a_short_buffer_refused_as_ever(engine: Served, writer: Lake) -> None:
+    writer.put(ONE, b"12345")
+    with connect(engine.server) as lake, connect(engine.server, repeats=False) as asking:
+        learned(lake, ONE)
+        told: list[tuple[int, int]] = []
+        lake.get(ONE, progress=lambda done, there: told.append((done, there)))
+        assert told == [(5, 0)]
+        for client in (lake, asking):
+            assert "only 3" in str(outcome(lambda client=client: client.get_into(ONE, bytearray(3))))  # type: ignore[misc]
+
+
+def test_a_tcp_client_and_one_that_wants_no_repeats_ask_each_time(tmp_path: Path) -> None:
+    served = Served(tmp_path, "--native", "127.0.0.1:0")
+    try:
+        where = next(line.split()[-1] for line in served.printed if "tcp://" in line)
+        token = (served.data / "native.token").read_text().strip()
+        for lake in (connect(where, token=token), connect(served.server, repeats=False)):
+            with lake:
+                lake.put(ONE, b"1", create_bucket=True)
+                assert [lake.get(ONE) for _ in range(5)] == [b"1"] * 5
+                assert lake.known.names == lake.known.answered == 0
+    finally:
+        served.kill()
+
+
+# --- content that is not right, or not at hand -----------------------------------------------------------
+
+
+def test_flipped_bytes_of_a_segment_are_never_returned(tmp_path: Path, kind: str) -> None:
+    """The bytes in the page cache are changed under a client that reads there."""
+    served = Served(tmp_path, "--dram-tier-bytes", "0")
+    try:
+        with connect(served.server) as writer, reader(kind, served.server, check=Check.CRC32C) as client:
+            for at in (0, 100, 4095):
+                content = os.urandom(4096)
+                writer.put(ONE, content, create_bucket=True)
+                learned(client, ONE)
+                segment, offset = _place_of(served, content)
+                with open(segment, "r+b", buffering=0) as file:
+                    os.pwrite(file.fileno(), bytes([content[at] ^ 1]), offset + at)
+                before = client.known.answered
+                for call in (lambda: client.get(ONE), lambda: client.get_many([ONE]), lambda: into(client, ONE, 4096)):
+                    found = outcome(call)
+                    assert found in (content, [content], (4096, content)) or "ChunkDamaged" in str(found)
+                assert client.known.answered == before
+    finally:
+        served.kill()
+
+
+def _place_of(engine: Served, content: bytes) -> tuple[Path, int]:
+    for segment in (engine.data / "segments").rglob("*"):
+        if segment.is_file() and (at := segment.read_bytes().find(content)) >= 0:
+            return segment, at
+    raise AssertionError("the content is in no segment")
+
+
+def test_a_blake3_client_believes_no_checksum_of_the_engine(engine: Served, writer: Lake) -> None:
+    """The index has the place and the CRC32C of other content: only the hash tells."""
+    contents = [os.urandom(4096), os.urandom(4096)]
+    names = [f"{BUCKET}/{number}" for number in range(2)]
+    writer.put_many(list(zip(names, contents, strict=True)))
+    chunks = [bytes(writer.stat(name).blob) for name in names]
+    for check, found in ((Check.BLAKE3, contents[0]), (Check.CRC32C, contents[1])):
+        with connect(engine.server, check=check) as lake:
+            learned(lake, *names)
+            known = driver_of(lake)._known
+            reads = driver_of(lake).direct_chunks.direct_reads()
+            assert known is not None
+            assert reads is not None
+            place = reads.index.find(chunks[1])
+            assert place is not None
+            lying = SharedTable(bytearray(table_bytes(HOT_INDEX_SLOTS_MIN)), HOT_INDEX_SLOTS_MIN)
+            lying.put(chunks[0], *place)
+            before = lake.known.answered
+            known._table.use_places(lying)
+            buffer = bytearray(4096)
+            assert lake.get(names[0]) == found
+            assert lake.get_many(names[:1]) == [found]
+            assert lake.get_into(names[0], buffer) == 4096
+            assert bytes(buffer) == found
+            assert read_whole(lake, names[0])[1] == found
+            assert lake.known.answered == before + (4 if check is Check.CRC32C else 0)
+
+
+def test_content_that_was_moved_is_found_again(engine: Served, writer: Lake) -> None:
+    names = [f"{BUCKET}/{number}" for number in range(200)]
+    contents = [os.urandom(2000) for _ in names]
+    writer.put_many(list(zip(names, contents, strict=True)))
+    with connect(engine.server) as lake:
+        learned(lake, *names[:1])
+        lake.get_many(names)
+        for name in names[20:]:
+            writer.remove(name)
+        for _ in range(2):
+            writer.gc(compact=True)
+        for _ in range(3):
+            assert lake.get_many(names[:20]) == contents[:20]
+        learned(lake, *names[:20])
+
+
+# --- connections, processes, threads ---------------------------------------------------------------------
+
+
+def _frozen_stamps() -> Any:
+    """Let clients read a copy of the stamps, as if no engine that had them ever ended or changed anything."""
+
+    class Frozen(StampReader):
+        def __init__(self, descriptor: int) -> None:
+            length = os.fstat(descriptor).st_size
+            copy = os.memfd_create("frozen", os.MFD_ALLOW_SEALING)
+            try:
+                os.write(copy, os.pread(descriptor, length, 0))
+                fcntl.fcntl(copy, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+                super().__init__(copy)
+            finally:
+                os.close(copy)
+
+    return mock.patch.object(known_names, "StampReader", Frozen)
+
+
+def forgets_with_its_connection(folder: Path, kind: str) -> None:
+    """Kill an engine whose stamps never tell, and change a name by the next one."""
+    served = Served(folder)
+    try:
+        with connect(served.server) as writer:
+            writer.put(ONE, b"old", create_bucket=True)
+            with _frozen_stamps(), reader(kind, served.server) as client:
+                learned(client, ONE)
+                served.kill()
+                served.start()
+                writer.put(ONE, b"new")
+                assert client.get(ONE) == b"new", "an answer of an engine that has ended"
+                assert client.stat(ONE).size_bytes == 3
+    finally:
+        served.kill()
+
+
+def test_answers_are_forgotten_with_their_connection_even_if_the_mutex_says_nothing(tmp_path: Path, kind: str) -> None:
+    forgets_with_its_connection(tmp_path, kind)
+
+
+def test_a_client_that_keeps_answers_over_a_new_connection_is_noticed(tmp_path: Path, kind: str) -> None:
+    with (
+        mock.patch.object(KnownNames, "_standing", lambda known: known._epoch),
+        mock.patch.object(KnownNames, "_forget"),
+        pytest.raises((AssertionError, ValueError), match=r"an engine that has ended|other stamps"),
+    ):
+        forgets_with_its_connection(tmp_path, kind)
+
+
+def test_a_killed_and_a_stopped_engine_are_noticed_by_their_stamps(tmp_path: Path, kind: str) -> None:
+    """Also by a client that does not look at its connection."""
+    served = Served(tmp_path)
+    try:
+        with connect(served.server) as writer, reader(kind, served.server) as client:
+            for number, end in enumerate((served.kill, served.stop)):
+                writer.put(ONE, b"%d" % number, create_bucket=True)
+                learned(client, ONE)
+                before = client.known.answered
+                end()
+                served.start()
+                with mock.patch.object(KnownNames, "_standing", lambda known: known._epoch):
+                    assert client.get(ONE) == b"%d" % number
+                assert client.known.answered == before
+    finally:
+        served.kill()
+
+
+def test_a_suspended_engine_changes_nothing_so_its_clients_go_on(tmp_path: Path) -> None:
+    served = Served(tmp_path)
+    try:
+        with connect(served.server) as lake:
+            lake.put(ONE, b"1", create_bucket=True)
+            learned(lake, ONE)
+            assert served.process is not None
+            served.process.send_signal(signal.SIGSTOP)
+            assert lake.get(ONE) == b"1"
+            served.process.send_signal(signal.SIGCONT)
+    finally:
+        served.kill()
+
+
+def test_a_closed_lake_answers_nothing(engine: Served, writer: Lake) -> None:
+    writer.put(ONE, b"1")
+    lake = connect(engine.server)
+    learned(lake, ONE)
+    lake.close()
+    with pytest.raises(EngineUnreachable, match="closed"):
+        lake.get(ONE)
+    assert lake.known.names == 0
+
+
+def test_a_forked_child_learns_anew_and_its_parent_goes_on(engine: Served, writer: Lake) -> None:
+    writer.put(ONE, b"1")
+    with connect(engine.server) as lake:
+        learned(lake, ONE)
+        child = os.fork()
+        if child == 0:
+            is_good = lake.known.names == 0 and [lake.get(ONE) for _ in range(5)] == [b"1"] * 5
+            os._exit(0 if is_good and lake.known.answered > 0 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        sent = requests(lake)
+        assert lake.get(ONE) == b"1"
+        assert sent == []
+
+
+def test_threads_of_one_lake_read_while_others_learn_and_the_engine_changes_everything(
+    engine: Served, writer: Lake
+) -> None:
+    names = [f"{BUCKET}/{number}" for number in range(32)]
+    writer.put_many([(name, b"0" * 1000) for name in names])
+    errors: list[BaseException] = []
+    with connect(engine.server) as lake:
+        learned(lake, *names)
+        stop = threading.Event()
+
+        def read() -> None:
+            try:
+                while not stop.is_set():
+                    for content in lake.get_many(names):
+                        assert len(set(content)) == 1
+                        assert len(content) == 1000
+                    lake.stat(names[0])
+            except BaseException as error:  # noqa: BLE001 - raised by the test
+                errors.append(error)
+
+        threads = [threading.Thread(target=read) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for number in range(1, 30):
+            writer.put_many([(name, b"%d" % (number % 10) * 1000) for name in names[number % 3 :: 3]])
+            if number % 10 == 0:
+                known = driver_of(lake)._known
+                assert known is not None
+                known.close()
+                known._asked_epoch = -1
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert errors == []
+        assert lake.known.answered > 1000
+
+
+def test_get_many_is_one_moment(engine: Served, writer: Lake, kind: str) -> None:
+    """A writer counts up, first one name, then the other: at no moment is the other ahead."""
+    names = [f"{BUCKET}/first", f"{BUCKET}/second"]
+    stop = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            for name in names:
+                writer.put(name, b"%d" % number)
+
+    for name in names:
+        writer.put(name, b"0")
+    with reader(kind, engine.server) as client:
+        learned(client, *names)
+        thread = threading.Thread(target=write)
+        thread.start()
+        try:
+            for _ in range(1500):
+                first, second = map(int, client.get_many(names))
+                assert first - second in (0, 1)
+                second, first = map(int, client.get_many(names[::-1]))
+                assert first - second in (0, 1)
+        finally:
+            stop.set()
+            thread.join()
+
+
+# --- engines that share less -----------------------------------------------------------------------------
+
+
+def test_without_a_shared_index_only_content_is_asked_for(tmp_path: Path, kind: str) -> None:
+    served = Served(tmp_path, "--hot-index", "off")
+    try:
+        with connect(served.server) as writer, reader(kind, served.server) as client:
+            writer.put(ONE, b"1", create_bucket=True)
+            for _ in range(4):
+                assert client.get(ONE) == b"1"
+                assert client.stat(ONE).size_bytes == 1
+            assert client.known.answered > 0
+            before = client.known.answered
+            client.get(ONE)
+            assert client.known.answered == before
+    finally:
+        served.kill()
+
+
+def test_what_is_known_is_bounded(engine: Served, writer: Lake) -> None:
+    names = [f"{BUCKET}/{number:04}" for number in range(400)]
+    writer.put_many([(name, b"x") for name in names])
+    with mock.patch.object(known_names, "KNOWN_NAMES_BYTES", 40_000), connect(engine.server) as lake:
+        lake.stat(names[0])
+        for _ in range(3):
+            assert lake.get_many(names) == [b"x"] * len(names)
+            assert 0 < lake.known.held_bytes <= 40_000
+            assert lake.known.names < len(names)
