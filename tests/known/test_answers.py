@@ -96,7 +96,7 @@ def test_whatever_changes_both_clients_answer_alike(
     same_answers(engine, writer, kind, check, seed)
 
 
-def _look_at_no_stamps() -> Any:
+def look_at_no_stamps() -> Any:
     """Learn every answer with a stamp that hardly ever turns."""
     learn = KnownNames.learn
 
@@ -109,7 +109,7 @@ def _look_at_no_stamps() -> Any:
 
 
 def test_a_client_that_looks_at_no_stamps_is_noticed(engine: Served, writer: Lake, kind: str) -> None:
-    with _look_at_no_stamps(), pytest.raises(AssertionError, match=r"_put|_remove|_move|_copy|_make|_set|_upload"):
+    with look_at_no_stamps(), pytest.raises(AssertionError, match=r"_put|_remove|_move|_copy|_make|_set|_upload"):
         same_answers(engine, writer, kind, Check.CRC32C, 1)
 
 
