@@ -37,7 +37,7 @@ class KnownTable:
     def learn(self, answers: list[tuple[str, bytes, bytes, bytes | None, int]]) -> set[tuple[int, int]]:
         """Learn of each name (BUCKET/KEY) its stamps, its stat as bytes, its chunk if it has content, and its length.
 
-        Content is known only if it is of one chunk of at most 64 KiB.  Returns tier and number of the segments and
+        Content is known only if it is of one chunk of at most 256 KiB.  Returns tier and number of the segments and
         slabs in which chunks lie, and which are not in use here.
         """
 
@@ -45,7 +45,7 @@ class KnownTable:
         """Return the stat of a name."""
 
     def read(self, name: str, with_stat: bool = False) -> tuple[bytes, ...] | None:
-        """Return content and chunk of a name, and the stat behind them if it is wanted."""
+        """Return content and chunk of a name; `with_stat`: if it has at most 64 KiB, and with the stat behind them."""
 
     @overload
     def read_many(

@@ -15,6 +15,7 @@
 #define KNOWN_WAYS 4
 #define KNOWN_BYTES_EXPECTED 512 /* of one answer, to choose the count of sets */
 #define KNOWN_CHUNK_BYTES 33
+#define KNOWN_CONTENT_MAX (256 << 10) /* bytes of the longest content that is known */
 #define KNOWN_SCHEME "lake://"
 
 typedef struct {
@@ -144,7 +145,11 @@ static int known_keep(known *in, const known_answer *parts)
 /* Fills `into`, as long as the content, with checked bytes; returns 0 if they are not at hand. */
 static int known_content(known *in, const known_answer *of, uint8_t *into)
 {
-    return !of->size_bytes || content_whole(&in->content, of->chunk, of->size_bytes, into);
+    content_vector vector = {0};
+    uint64_t count = (of->size_bytes + GRANULE_BYTES - 1) / GRANULE_BYTES;
+    if (count > 1)
+        return content_granules(&in->content, of->chunk, of->size_bytes, 0, count, &vector, into);
+    return !count || content_whole(&in->content, of->chunk, of->size_bytes, into);
 }
 
 /* Returns 1 if the place of a chunk is known here, and its segment or slab is not: then `place` is to be asked for. */

@@ -13,8 +13,9 @@ Rules kept here:
   lives.
 - The whole answer of one call was true at one instant of the call: that at which its first name was looked up.  Where a
   part had to be asked for, the rest must still stand when that has arrived; else all is asked for.
-- Content is copied at once, and checked: by CRC32C always, and by BLAKE3 if the client checks so.  So an opened object
-  needs no lease.  Only content of one chunk of at most 64 KiB is known; other objects are opened as ever.
+- Content is copied at once, and checked: by CRC32C always, and by BLAKE3 if the client checks so.  Only content of one
+  chunk of at most 256 KiB is known.
+- An object of at most 64 KiB that is opened is copied whole, so it needs no lease; longer ones are opened as ever.
 - An error is never learned.
 - Any thread may call.  Each native call is one step under the interpreter's lock; `_lock` guards what is shared by the
   engine, and what is learned, against a connection that ends.

@@ -15,7 +15,7 @@ from tests.contract.engines import KINDS, Kind
 from tests.contract.test_lake import Driven, run
 
 SIZES = (0, 1, 5000, 65_535, 65_536, 65_537, 300_000)
-SHORT = tuple(f"bkt/{size}" for size in SIZES if size <= 65_536)
+SHORT = tuple(f"bkt/{size}" for size in SIZES if size <= 256 << 10)
 
 
 async def _call(lake: Driven, method: str, *args: Any) -> Any:

@@ -21,7 +21,7 @@ from lakefs.errors import EngineUnreachable, KeyNotFound
 from lakefs.get.opened import Learned
 from lakefs.known import known_names
 from lakefs.known.known_names import KnownNames
-from lakefs.limits import GRANULE_BYTES, HOT_INDEX_SLOTS_MIN
+from lakefs.limits import GRANULE_BYTES, HOT_INDEX_SLOTS_MIN, UNLEASED_BELOW_BYTES
 from lakefs.shared_index.table import SharedTable
 from lakefs.shared_index.table_format import table_bytes
 from lakefs.stamps.stamps import STAMP, StampReader
@@ -33,6 +33,7 @@ from tests.known.history import ASKED, BUCKET, ROOM, History
 CHANGES = 60
 SEEDS = (1, 2, 3)
 ONE = f"{BUCKET}/one"
+LONGEST = 256 << 10
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +146,27 @@ def test_known_names_take_no_request_and_their_reads_are_counted(engine: Served,
         assert sent == []
         assert lake.known.answered == before + 7 * len(contents)
         assert lake.known.names == len(contents)
+
+
+def test_up_to_a_quarter_of_a_mebibyte_is_known_and_longer_content_asked_for(engine: Served, writer: Lake) -> None:
+    """An object of more than 64 KiB is opened with a lease all the same."""
+    contents = {f"{BUCKET}/{size}": os.urandom(size) for size in (GRANULE_BYTES + 1, 100_000, LONGEST, LONGEST + 1)}
+    for name, content in contents.items():
+        writer.put(name, content)
+    *known, unknown = contents
+    with connect(engine.server) as lake:
+        for _ in range(5):
+            for name, content in contents.items():
+                assert lake.get(name) == content
+        learned(lake, *known)
+        sent = requests(lake)
+        assert lake.get_many(known) == [contents[name] for name in known]
+        assert lake.stat(unknown).size_bytes == LONGEST + 1
+        assert sent == []
+        assert lake.get(unknown) == contents[unknown]
+        assert read_whole(lake, known[0])[1] == contents[known[0]]
+        opening = [request for request in sent if isinstance(request, m.OpenObjects)]
+        assert [request.lease_from for request in opening] == [UNLEASED_BELOW_BYTES, 0]
 
 
 def test_a_command_that_reads_one_object_sends_one_request(engine: Served, writer: Lake) -> None:

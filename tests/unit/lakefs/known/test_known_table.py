@@ -13,6 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 from engine.format.layouts import Op, Table
 from engine.memory.sealed_memory import SealedMemory
+from lakefs.content.verify import granule_crcs
 from lakefs.grants.dram_slabs import UNIT_BYTES
 from lakefs.host.crc import crc32c
 from lakefs.ids import EMPTY_CHUNK, data_chunk_id
@@ -24,6 +25,7 @@ from lakefs.stamps.stamps import STAMP, StampMemory, StampReader, memory_bytes
 from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT
 
 COUNT: Final = 1 << 16
+LONGEST: Final = 256 << 10
 SEGMENT: Final = 7
 SLAB: Final = 3
 SLAB_BYTES: Final = 8 * UNIT_BYTES
@@ -64,12 +66,14 @@ class Rig:
         os.close(self.file)
 
     def store(self, content: bytes, *, crc: int | None = None, segment: int = SEGMENT, length: int = -1) -> bytes:
-        """Put content into the segment and the index; return its chunk."""
+        """Put content into the segment and the index, with the CRCs of its granules behind it; return its chunk."""
         chunk = bytes(data_chunk_id(content))
-        os.pwrite(self.file, content, self._used)
+        vector = granule_crcs(content) if len(content) > GRANULE_BYTES else b""
+        os.pwrite(self.file, content + vector, self._used)
+        right = crc32c(vector or content)
         length = len(content) if length < 0 else length
-        self.index.put(chunk, MEDIUM_SEGMENT, segment, self._used, length, crc32c(content) if crc is None else crc)
-        self._used += len(content)
+        self.index.put(chunk, MEDIUM_SEGMENT, segment, self._used, length, right if crc is None else crc)
+        self._used += len(content) + len(vector)
         return chunk
 
     def store_in_slab(
@@ -97,7 +101,7 @@ class Rig:
         found = self.table.read(name)
         many: list[tuple[bytes, bytes, int] | None] = []
         self.table.read_many([name], many, 1 << 20)
-        memory = bytearray(b"\xff" * (GRANULE_BYTES + 9))
+        memory = bytearray(b"\xff" * (LONGEST + 9))
         filled: list[tuple[int, bytes, int] | None] = []
         self.table.read_many([name], filled, 1 << 20, [memoryview(memory)])
         if found is None:
@@ -122,12 +126,13 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 # --- content -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [1, 4096, GRANULE_BYTES])
+@pytest.mark.parametrize("size", [1, 4096, GRANULE_BYTES, GRANULE_BYTES + 1, 3 * GRANULE_BYTES, LONGEST])
 def test_content_is_read_where_the_index_says_it_lies(rig: Rig, size: int) -> None:
     content = os.urandom(size)
     assert rig.learn("b/k", rig.store(content), size) == set()
     assert rig.read("b/k") == rig.read("lake://b/k") == content
-    assert rig.table.read("b/k", True) == (content, bytes(data_chunk_id(content)), b"stat")
+    opened = (content, bytes(data_chunk_id(content)), b"stat")
+    assert rig.table.read("b/k", True) == (opened if size <= GRANULE_BYTES else None)
     for name in ("b/other", "b/k/", "lake://lake://b/k", "LAKE://b/k", "", "lake://", "\ud800", 7, None, b"b/k"):
         assert rig.read(name) is None
         assert rig.table.stat(name) is None  # type: ignore[arg-type]
@@ -166,13 +171,16 @@ def test_places_outside_of_what_is_mapped_are_not_read(rig: Rig) -> None:
     assert rig.read("b/k") is None
 
 
-def test_flipped_bytes_are_not_returned(rig: Rig) -> None:
-    content = os.urandom(2000)
-    rig.learn("b/k", rig.store(content), 2000)
-    for at in (0, 1, 1000, 1999):
-        os.pwrite(rig.file, bytes([content[at] ^ 0x80]), at)
+@pytest.mark.parametrize("size", [2000, GRANULE_BYTES + 1, LONGEST])
+def test_flipped_bytes_are_not_returned(rig: Rig, size: int) -> None:
+    content = os.urandom(size)
+    rig.learn("b/k", rig.store(content), size)
+    vector = range(size, size + 4 * -(-size // GRANULE_BYTES)) if size > GRANULE_BYTES else ()
+    for at in (0, 1, 1000, size - 1, *vector):
+        before = os.pread(rig.file, 1, at)
+        os.pwrite(rig.file, bytes([before[0] ^ 0x80]), at)
         assert rig.read("b/k") is None
-        os.pwrite(rig.file, content[at : at + 1], at)
+        os.pwrite(rig.file, before, at)
     assert rig.read("b/k") == content
 
 
@@ -190,7 +198,7 @@ def test_segments_and_slabs_that_are_missing_are_named(rig: Rig) -> None:
 def test_empty_content_lies_nowhere_and_long_content_is_not_known(rig: Rig) -> None:
     assert rig.learn("b/empty", bytes(EMPTY_CHUNK), 0) == set()
     assert rig.read("b/empty") == b""
-    rig.learn("b/long", b"\x01" * 33, GRANULE_BYTES + 1)
+    rig.learn("b/long", b"\x01" * 33, LONGEST + 1)
     assert rig.table.stat("b/long") == b"stat"
     assert rig.read("b/long") is None
     rig.learn("b/folder", None, 0)
