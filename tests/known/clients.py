@@ -9,12 +9,15 @@ from typing import Any, Final, Protocol
 
 import trio
 
+from lakefs.client.blocking.lake import Lake
 from lakefs.client.connect import connect
 from lakefs.client.connect_trio import connect_trio
+from lakefs.client.facade import driver_of
 from lakefs.client.trio.lake import TrioLake
 from lakefs.content.verify import Check
 from lakefs.errors import LakeError
 from lakefs.known.counts import KnownCounts
+from lakefs.wire import messages as m
 from lakefs.wire.messages import ObjectStat
 
 
@@ -167,3 +170,29 @@ def everything(client: Reader, names: Sequence[str], room: int) -> list[object]:
     found.append(outcome(lambda: client.get_many(present)))
     found.append(outcome(lambda: many_into(client, present, room)))
     return found
+
+
+def learned(client: Reader, *names: str) -> None:
+    """Read names until the client answers them by itself."""
+    for name in names:
+        for _ in range(20):
+            before = client.known.answered
+            client.get(name)
+            if client.known.answered > before:
+                break
+        else:
+            raise AssertionError(f"{name} is never answered from memory")
+
+
+def requests(lake: Lake) -> list[m.Request]:
+    """Note the requests that a client sends from now on."""
+    sent: list[m.Request] = []
+    blocking = driver_of(lake)._engine
+    start = blocking.start
+
+    def noting(request: m.Request, *args: Any, **options: Any) -> object:
+        sent.append(request)
+        return start(request, *args, **options)
+
+    blocking.start = noting  # type: ignore[method-assign]
+    return sent

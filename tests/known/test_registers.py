@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from tests.known.planted import look_at_no_stamps
 from tests.known.registers import FAULTS, Registers
-from tests.known.test_answers import look_at_no_stamps
 
 pytestmark = pytest.mark.slow
 ROUNDS = 2 * len(FAULTS)
