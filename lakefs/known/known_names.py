@@ -42,6 +42,7 @@ from lakefs.lake.lake_steps import LakeSteps
 from lakefs.lake.uploads import Progress
 from lakefs.limits import KNOWN_NAMES_BYTES
 from lakefs.names import parse_object_name
+from lakefs.shared_index.table import SharedIndexReader
 from lakefs.stamps import stamps as shared_stamps
 from lakefs.stamps.stamps import StampReader
 from lakefs.steps.steps import Steps, send
@@ -103,6 +104,7 @@ class KnownNames:
         """The connection whose engine's stamps are used."""
         self._asked_epoch = _NEVER
         """The connection whose engine was last asked for them."""
+        self._index: SharedIndexReader | None = None
         self._is_index_due = False
         self._is_hashed: Final = client.steps.check is Check.BLAKE3
 
@@ -267,7 +269,7 @@ class KnownNames:
         with self._lock:
             if epoch == self._epoch:
                 self._content.want(self._table.learn(parts))
-                self._is_index_due = self._client.direct_chunks.is_due
+                self._is_index_due = self._has_old_index()
 
     # --- what the engine shares --------------------------------------------------------------------------------------
 
@@ -296,6 +298,9 @@ class KnownNames:
             reply = yield from send(OpenStamps())
         except LakeError:  # none, or the connection is lost: then the next one is asked
             return
+        except BaseException:  # cancelled: the next call asks
+            self._asked_epoch = _NEVER
+            raise
         try:
             stamps = StampReader(reply.descriptors[0])
         except LakeError:
@@ -316,14 +321,26 @@ class KnownNames:
         with self._lock:
             reads = direct.direct_reads()
             if reads is not None and self._epoch == epoch == self._client.epoch:
+                self._index = reads.index
                 self._table.use_places(reads.index.table)
             self._is_index_due = False
+
+    def _has_old_index(self) -> bool:
+        """Return True if the engine has replaced the index that is in use here, or the client has a newer one."""
+        direct = self._client.direct_chunks
+        reads = direct.direct_reads()
+        return direct.is_due or (reads is not None and reads.index is not self._index)
 
     def _forget(self) -> None:
         """Forget everything: the connection has ended, or another begins.  The lock is held."""
         self._epoch = _NEVER
+        self._index = None
         self._table.forget()
         self._content.forget(self._client.steps.descriptors, is_forked=False)
+
+    def look(self) -> None:
+        """Forget everything if the connection has ended."""
+        self._standing()
 
     def close(self) -> None:
         """Forget everything: the client was closed."""
@@ -334,6 +351,7 @@ class KnownNames:
         """Forget everything in a child just forked: it is of the parent's connection.  Waits for no lock."""
         self._lock = threading.Lock()
         self._epoch = self._asked_epoch = _NEVER
+        self._index = None
         self._table.forget()
         self._content.forget(self._client.steps.descriptors, is_forked=True)
 

@@ -11,13 +11,18 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import trio
 
 from lakefs.client.blocking.lake import Lake
 from lakefs.client.connect import connect
+from lakefs.client.connect_trio import connect_trio
 from lakefs.client.facade import driver_of
 from lakefs.errors import EngineUnreachable
 from lakefs.known import known_names
 from lakefs.known.known_names import KnownNames
+from lakefs.limits import HOT_INDEX_SLOTS_MIN
+from lakefs.shared_index.table import SharedTable
+from lakefs.shared_index.table_format import table_bytes
 from lakefs.stamps.stamps import StampReader
 from tests.e2e.served import Served
 from tests.known.clients import learned, reader, requests
@@ -193,6 +198,46 @@ def test_get_many_is_one_moment(engine: Served, writer: Lake, kind: str) -> None
         finally:
             stop.set()
             thread.join()
+
+
+def test_a_replaced_index_is_replaced_here_whoever_asked_for_the_new_one(engine: Served, writer: Lake) -> None:
+    writer.put(ONE, b"1")
+    with connect(engine.server) as lake:
+        learned(lake, ONE)
+        driver = driver_of(lake)
+        assert driver._known is not None
+        driver._known._table.use_places(SharedTable(bytearray(table_bytes(HOT_INDEX_SLOTS_MIN)), HOT_INDEX_SLOTS_MIN))
+        driver.run(driver.direct_chunks.renewal())
+        learned(lake, ONE)
+
+
+def test_a_cancelled_first_read_does_not_keep_others_from_learning(engine: Served, writer: Lake) -> None:
+    writer.put(ONE, b"1")
+
+    async def main() -> None:
+        async with connect_trio(engine.server) as lake:
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                await lake.get(ONE)
+            for _ in range(3):
+                assert await lake.get(ONE) == b"1"
+            assert lake.known.answered > 0
+
+    trio.run(main)
+
+
+def test_a_long_operation_of_another_thread_keeps_no_known_name_waiting(engine: Served, writer: Lake) -> None:
+    writer.put(ONE, b"1")
+    with connect(engine.server) as lake:
+        learned(lake, ONE)
+        driver = driver_of(lake)
+        assert driver._known is not None
+        driver._known._is_index_due = True
+        with driver._lock:
+            thread = threading.Thread(target=lambda: [lake.get(ONE) for _ in range(10)])
+            thread.start()
+            thread.join(30)
+            assert not thread.is_alive()
 
 
 # --- engines that share less -----------------------------------------------------------------------------

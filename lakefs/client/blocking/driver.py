@@ -174,6 +174,8 @@ class BlockingDriver:
     def _forget_old_descriptors(self) -> None:
         """After a new connection, close the descriptors: it may be another store, with the same segment numbers."""
         if self._engine.epoch != self._epoch:
+            if self._known is not None:
+                self._known.look()
             self._descriptors.close()
             self._epoch = self._engine.epoch
 
@@ -233,8 +235,14 @@ class BlockingDriver:
         known = self._known
         if known is None:
             known = self._make_known()
-        if known is not None and known.is_due and self.is_connected():
-            self.run(known.renewal())
+        if (
+            known is not None and known.is_due and self._lock.acquire(blocking=False)
+        ):  # else other names are known still
+            try:
+                if not self.is_closed and self.is_connected():
+                    self.run(known.renewal())
+            finally:
+                self._lock.release()
         return known
 
     def _make_known(self) -> KnownNames | None:

@@ -89,6 +89,8 @@ class TrioDriver:
         """Return the settings of this client's reads, for callers that fetch themselves; valid to the next `await`."""
         if self._engine.epoch != self._epoch:
             # Another connection may be another store, with segments of the same numbers.
+            if self._known is not None:
+                self._known.look()
             self._descriptors.close()
             self._epoch = self._engine.epoch
         return self._access
