@@ -34,7 +34,7 @@ PAGE: Final = "performance.md"
 PLOTS: Final = "plots"
 
 SECTIONS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
-    ("Reading from Python", ("get-", "grant-", "locate", "cold", "random-", "map-", "loader")),
+    ("Reading from Python", ("get-", "grant-", "locate", "cold", "random-", "map-", "known-", "loader")),
     ("Writing", ("put-", "seal", "dedup-", "space")),
     ("Key-value blocks: the hot path against its peers", ("kv-", "pool-", "lookup")),
     ("Tails: open loops", ("open-get", "open-s3", "null-")),

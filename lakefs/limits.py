@@ -100,6 +100,17 @@ STAMP_COUNT: Final = 1 << 18
 STAMPS_PER_ANSWER_MAX: Final = 32
 """Most records of one answer with stamps: a key of 28 parts.  A batch of 4,096 answers has at most 1.5 MiB of them."""
 
+# --- known names ----------------------------------------------------------------------------------------
+KNOWN_NAMES_BYTES: Final = 32 * MIB
+"""Most bytes that a client keeps of what it has learned about names: some 80,000 names at 400 bytes.  With none
+it takes 0.1 MiB, and 0.5 MiB of address space."""
+KNOWN_CONTENT_BYTES_MAX: Final = 256 * KIB
+"""Longest content of a known name: it is copied and checked in 60 us, for which the interpreter's lock is held."""
+KNOWN_SEGMENTS_MAX: Final = 256
+"""Most segments whose descriptors are borrowed to read known names: half of what a client holds."""
+KNOWN_WANTED_MAX: Final = 64
+"""Most segments and slabs that are asked for at once; others are asked for when their names are learned again."""
+
 # --- shared index ---------------------------------------------------------------------------------------
 HOT_INDEX_SLOTS_MIN: Final = 1 << 10
 HOT_INDEX_SLOTS_MAX: Final = 1 << 32

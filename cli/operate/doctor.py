@@ -48,6 +48,7 @@ NATIVE_MODULES = (
     "engine.tiers._frequency",
     "lakefs.shared_index._table",
     "lakefs.stamps._stamps",
+    "lakefs.known._known",
     "lakefs.grants._batch_plan",
     "gateway.http._door",
     "gateway.s3.door._repeater",
@@ -57,6 +58,7 @@ NATIVE_MODULES = (
 SPARED_MODULES = {
     "engine.host._io_uring",
     "lakefs.stamps._stamps",
+    "lakefs.known._known",
     "lakefs.grants._batch_plan",
     "gateway.http._door",
     "gateway.s3.door._repeater",

@@ -35,7 +35,7 @@ from engine.requests.answers import PackedLocated, failure_of, grant_of, inline_
 from engine.requests.handlers import handles
 from engine.sessions.references import Client
 from engine.store.store import Store
-from engine.tables.recorded_view import RecordedView
+from engine.tables.recorded_view import Record, RecordedView
 from engine.tables.views import View
 from engine.tiers.shared_index import NO_GRANT, SharedIndex
 from engine.upkeep.index_upkeep import with_what_happens
@@ -175,8 +175,13 @@ class Reads:
             buckets: dict[str, BucketRef] = {}
             return [self._open(view, buckets, client, *name, version, request) for name, version in wanted]
         opening: list[_Opening | LakeError] = []
+        found: dict[str, tuple[BucketRef, list[Record]]] = {}
         for name, version in wanted:
-            opening.append(self._open(view, {}, client, *name, version, request))  # each name rests on its bucket too
+            buckets = {}
+            if name[0] in found:
+                buckets[name[0]], records = found[name[0]]
+                view.note(records)  # each name rests on its bucket too
+            opening.append(self._open(view, buckets, client, *name, version, request, found))
             stamps.append(view.take_stamps())
         return opening
 
@@ -189,12 +194,18 @@ class Reads:
         key: str,
         version: str,
         request: m.OpenObjects,
+        rests: dict[str, tuple[BucketRef, list[Record]]] | None = None,
     ) -> _Opening | LakeError:
-        """Open one object.  `buckets` caches the buckets found in this view so far."""
+        """Open one object.  `buckets` caches the buckets found in this view so far.
+
+        `rests`: gets each bucket with the records that it was read from, if they are wanted.
+        """
         try:
             ref = buckets.get(bucket)
             if ref is None:
                 ref = buckets[bucket] = find_bucket(view, bucket)
+                if rests is not None and isinstance(view, RecordedView):
+                    rests[bucket] = ref, view.noted()
             found = require(view, ref, key, version)
             if found.node.is_marker:
                 raise is_a_marker(ref, key, version)

@@ -56,6 +56,14 @@ class RecordedView(TableView):
         self._is_whole = False
         return super().scan(table, start, end)
 
+    def noted(self) -> list[Record]:
+        """Return the records that were noted since the last `take_stamps`."""
+        return list(self._records)
+
+    def note(self, records: list[Record]) -> None:
+        """Note records that were read from this view before."""
+        self._records += records
+
     def take_stamps(self) -> bytes:
         """Return the set of stamps of all that was read since the last call; b"" if it may not be repeated."""
         is_whole = self._is_whole

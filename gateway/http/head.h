@@ -8,7 +8,7 @@
 #ifndef LAKE_HEAD_H
 #define LAKE_HEAD_H
 
-#include "span.h"
+#include "../../lakefs/host/span.h"
 
 #define HEAD_FIELDS_MAX 24
 

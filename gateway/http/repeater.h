@@ -5,7 +5,7 @@
 #ifndef LAKE_REPEATER_H
 #define LAKE_REPEATER_H
 
-#include "span.h"
+#include "../../lakefs/host/span.h"
 
 #define REPEATER_CAPSULE "lake_repeater"
 

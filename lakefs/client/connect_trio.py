@@ -15,7 +15,7 @@ from lakefs.limits import CLIENT_THREADS
 
 @asynccontextmanager
 async def connect_trio(
-    address: str | None = None, *, token: str | None = None, check: Check = Check.BLAKE3
+    address: str | None = None, *, token: str | None = None, check: Check = Check.BLAKE3, repeats: bool = True
 ) -> AsyncIterator[TrioLake]:
     """Connect to an engine until the block ends; if it is lost during the block, wait for it, at most 5 s.
 
@@ -26,7 +26,7 @@ async def connect_trio(
         ThreadOffload(CLIENT_THREADS, "lake-work") as offload,
         connect_reconnecting(where, token=secret) as engine,
     ):
-        lake = TrioLake(engine, offload, network=where.startswith("tcp"), check=check)
+        lake = TrioLake(engine, offload, network=where.startswith("tcp"), check=check, repeats=repeats)
         try:
             yield lake
         finally:

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar
+from types import GeneratorType
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 if TYPE_CHECKING:  # commands that need only `driver_of` load nothing else
     from lakefs.client.blocking.driver import BlockingDriver
@@ -67,6 +68,40 @@ def awaited(
     async def call(self: Facade[TrioDriver], /, *args: P.args, **kwargs: P.kwargs) -> R:
         driver = self._driver
         return await driver.run(steps(driver.steps, *args, **kwargs))
+
+    return _declare(call, steps)
+
+
+def blocking_known(
+    steps: Callable[Concatenate[LakeSteps, P], Steps[R]],
+) -> Callable[Concatenate[Facade[BlockingDriver], P], R]:
+    """Like `blocking`, for what `KnownNames` may answer without a request."""
+    method = steps.__name__
+
+    def call(self: Facade[BlockingDriver], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        driver = self._driver
+        known = driver.known_names()
+        if known is None:
+            return driver.run(steps(driver.steps, *args, **kwargs))
+        found = getattr(known, method)(*args, **kwargs)
+        return driver.run(found) if isinstance(found, GeneratorType) else cast("R", found)
+
+    return _declare(call, steps)
+
+
+def awaited_known(
+    steps: Callable[Concatenate[LakeSteps, P], Steps[R]],
+) -> Callable[Concatenate[Facade[TrioDriver], P], Coroutine[Any, Any, R]]:
+    """Like `awaited`, for what `KnownNames` may answer without a request."""
+    method = steps.__name__
+
+    async def call(self: Facade[TrioDriver], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        driver = self._driver
+        known = await driver.known_names()
+        if known is None:
+            return await driver.run(steps(driver.steps, *args, **kwargs))
+        found = getattr(known, method)(*args, **kwargs)
+        return await driver.found(found)
 
     return _declare(call, steps)
 

@@ -20,6 +20,7 @@ from lakefs.content.verify import Check, damaged, granule_crcs, matches_id
 from lakefs.errors import ChunkNotFound, CorruptionError, StaleGrant
 from lakefs.get.opened import Access, Opened, Piece
 from lakefs.grants.descriptors import SegmentDescriptors
+from lakefs.grants.dram_slabs import Slabs
 from lakefs.grants.grant_reads import (
     BRING_IN_FROM,
     fetch_cached,
@@ -162,12 +163,16 @@ def ask_for_places(chunks: Mapping[ChunkId, Places], media: int) -> Steps[dict[C
 def _need_descriptors(access: Access, grants: Iterable[Grant]) -> Steps[None]:
     """Get missing descriptors of the segments and slabs that the grants point to."""
     segments, slabs = missing_for(access.descriptors, grants)
-    for start in range(0, len(slabs), SLABS_PER_REQUEST_MAX):
-        reply = yield from send(OpenSlabs(slabs[start : start + SLABS_PER_REQUEST_MAX]))
-        assert isinstance(reply.message, SlabsOpened)
-        opened = reply.message
-        access.descriptors.slabs.add(opened.slabs, reply.descriptors, opened.slab_bytes)
+    yield from need_slabs(access.descriptors.slabs, slabs)
     yield from need_segments(access.descriptors, segments)
+
+
+def need_slabs(held: Slabs, slabs: Sequence[int]) -> Steps[None]:
+    """Ask for these slabs of the DRAM tier, and map those that the engine sends.  PermissionDenied."""
+    for start in range(0, len(slabs), SLABS_PER_REQUEST_MAX):
+        reply = yield from send(OpenSlabs(list(slabs[start : start + SLABS_PER_REQUEST_MAX])))
+        assert isinstance(reply.message, SlabsOpened)
+        held.add(reply.message.slabs, reply.descriptors, reply.message.slab_bytes)
 
 
 def need_segments(descriptors: SegmentDescriptors, segments: Sequence[SegmentId]) -> Steps[None]:

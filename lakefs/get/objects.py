@@ -54,6 +54,7 @@ def open_objects(
     `lease_from`: no lease on content shorter than this many bytes; its chunks may then be removed at any moment.
     """
     opened: list[Opened | LakeError] = []
+    learner = access.learner if durable and not version else None
     for start in range(0, len(names), BATCH_MAX):
         batch = names[start : start + BATCH_MAX]
         request = OpenObjects(
@@ -64,6 +65,7 @@ def open_objects(
             versions=[version] if version else [],
             media=access.media,
             lease_from=lease_from,
+            stamps=learner is not None and learner.wants_stamps,
         )
         reply = yield from send(request)
         assert isinstance(reply.message, OpenResults)
@@ -74,10 +76,14 @@ def open_objects(
                 opened.append((yield from _opened_or_error(access, name, result, body)))
                 if isinstance(opened[-1], Opened):
                     opened[-1].epoch = reply.epoch
+                    opened[-1].stamps = result.stamps
         except BaseException:
             found = [result.opened for result in reply.message.results if result.opened]
             yield from close_leases([answer.lease for answer in found])
             raise
+        if learner is not None:
+            learned = [(one.name, one.stat, one.stamps) for one in opened[start:] if isinstance(one, Opened)]
+            learner.learn(learned, reply.epoch, is_opened=True)
     return opened
 
 

@@ -9,7 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from lakefs.content.verify import Check
 from lakefs.get.lookahead import Lookahead
@@ -21,6 +21,24 @@ from lakefs.wire.messages import Grant, ObjectStat, OpenedObject
 
 AT_ONCE_BYTES = 256 << 10
 """Most cached payload that is copied and checked between two steps, in the driver's own thread: 60 us of a loop."""
+
+
+Learned = tuple[Name, ObjectStat, bytes]
+"""A name, its stat, and the stamps of what both rest on; b"": the answer may not be repeated."""
+
+
+class Learner(Protocol):
+    """Takes answers about names that may be repeated while their stamps stand; see `lakefs.known`."""
+
+    @property
+    def wants_stamps(self) -> bool:
+        """True if answers should be asked for with stamps, to be learned."""
+
+    def learn(self, answers: Sequence[Learned], epoch: int, *, is_opened: bool) -> None:
+        """Learn durable answers about current versions of names; `is_opened`: to a request to open them.
+
+        `epoch`: the number of the connection that they arrived on.
+        """
 
 
 @dataclass(frozen=True)
@@ -40,6 +58,8 @@ class Access:
     progress: Callable[[int, int], None] = lambda done, present: None
     is_held: Callable[[int], bool] = lambda epoch: True
     """Returns True if leases of that epoch are still held: its connection is open."""
+    learner: Learner | None = None
+    """Learns the answers to requests that open names."""
 
 
 class Piece(NamedTuple):

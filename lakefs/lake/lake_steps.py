@@ -22,7 +22,7 @@ import msgspec
 
 from lakefs.content.verify import Check
 from lakefs.errors import BucketNotFound, InvalidArgument, KeyNotFound, LakeError
-from lakefs.get.opened import AT_ONCE_BYTES, Access
+from lakefs.get.opened import AT_ONCE_BYTES, Access, Learner
 from lakefs.grants.descriptors import SegmentDescriptors
 from lakefs.ids import Buffer
 from lakefs.lake.reads import ReadSteps
@@ -83,6 +83,8 @@ class LakeSteps(UploadSteps, ReadSteps):
     """Most bytes of cached content that are copied and checked between two steps, in the driver's own thread."""
     is_held: Callable[[int], bool] = lambda epoch: True
     """See `Access.is_held`."""
+    learner: Learner | None = None
+    """Learns the answers to requests about names."""
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -160,7 +162,14 @@ class LakeSteps(UploadSteps, ReadSteps):
         KeyNotFound, BucketNotFound.
         """
         parsed = parse_name(name)
-        return only_result((yield from send(StatNames([(parsed.bucket, parsed.key)]))))
+        learner = self.learner
+        request = StatNames([(parsed.bucket, parsed.key)], stamps=learner is not None and learner.wants_stamps)
+        reply = yield from send(request)
+        stat = only_result(reply)
+        if learner is not None:
+            assert isinstance(reply.message, NameResults)
+            learner.learn([(parsed, stat, reply.message.results[0].stamps)], reply.epoch, is_opened=False)
+        return stat
 
     def stat_many(self, names: Sequence[Name]) -> Steps[list[ObjectStat | LakeError]]:
         """Return the stats of names, in order; for a name that fails, its error, such as KeyNotFound."""
@@ -338,7 +347,13 @@ class LakeSteps(UploadSteps, ReadSteps):
         """Return the settings of this client's reads."""
         media = MEDIA_DRAM if self.carries_descriptors else 0
         access = Access(
-            self.descriptors, self.carries_descriptors, self.check, media, self.at_once_bytes, is_held=self.is_held
+            self.descriptors,
+            self.carries_descriptors,
+            self.check,
+            media,
+            self.at_once_bytes,
+            is_held=self.is_held,
+            learner=self.learner,
         )
         return replace(access, progress=progress) if progress else access
 

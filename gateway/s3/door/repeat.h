@@ -10,7 +10,7 @@
 
 #include "../../http/repeater.h"
 #include "answers.h"
-#include "content.h"
+#include "../../../lakefs/shared_index/content.h"
 #include "gather.h"
 #include "log.h"
 

@@ -18,12 +18,13 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from lakefs.content.verify import Check
 from lakefs.errors import EngineUnreachable, InvalidArgument
 from lakefs.grants.descriptors import SegmentDescriptors
 from lakefs.host.forks import NO_FORK, follow_forks
+from lakefs.known.counts import NOTHING_KNOWN, KnownCounts
 from lakefs.lake.lake_steps import LakeSteps
 from lakefs.limits import CLIENT_THREADS, MIB
 from lakefs.put.shared_memory import LentMemories
@@ -33,10 +34,12 @@ from lakefs.wire.messages import Request
 
 if TYPE_CHECKING:
     from lakefs.direct.index_in_use import SharedIndexUser
+    from lakefs.known.known_names import KnownNames
 
 T = TypeVar("T")
 AT_ONCE_BYTES = 2 * MIB
 """Most cached content that the caller's thread reads itself: no event loop waits for it.  Threads share more."""
+_NEVER: Final = -1
 UNWIND_STEPS_MAX = 100
 """Most steps of a cleanup: far more than any has."""
 
@@ -55,14 +58,18 @@ class BlockingDriver:
     """One engine's connection, descriptors and threads, and `run`."""
 
     _direct_chunks: SharedIndexUser | None = None
+    _known: KnownNames | None = None
 
-    def __init__(self, engine: BlockingEngineClient, *, check: Check = Check.BLAKE3) -> None:
+    def __init__(self, engine: BlockingEngineClient, *, check: Check = Check.BLAKE3, repeats: bool = True) -> None:
+        """`repeats`: answer for known names without a request."""
         self._engine = engine
         self._descriptors = SegmentDescriptors()
         self._threads: ThreadPoolExecutor | None = None
         self._lock = threading.RLock()
         self._epoch = engine.epoch
         self.is_closed = False
+        self._reads_by_name = 0 if repeats else _NEVER
+        """Reads by name before `_known` was made."""
         self._process = os.getpid()
         """The process that uses the connection.  Another one would take its answers, and does not have its threads."""
         self.steps = LakeSteps(
@@ -85,6 +92,8 @@ class BlockingDriver:
                 self._threads.shutdown(wait=True, cancel_futures=True)
                 self._threads = None
             self._engine.close()
+            if self._known is not None:
+                self._known.close()
             self._descriptors.close()
 
     def run(self, steps: Steps[T]) -> T:
@@ -165,6 +174,8 @@ class BlockingDriver:
     def _forget_old_descriptors(self) -> None:
         """After a new connection, close the descriptors: it may be another store, with the same segment numbers."""
         if self._engine.epoch != self._epoch:
+            if self._known is not None:
+                self._known.look()
             self._descriptors.close()
             self._epoch = self._engine.epoch
 
@@ -202,6 +213,8 @@ class BlockingDriver:
         self._descriptors.leave_all()
         self._descriptors = SegmentDescriptors()
         self.steps = replace(self.steps, descriptors=self._descriptors, lent=LentMemories())
+        if self._known is not None:
+            self._known.begin_anew()
         self._process = os.getpid()
 
     @property
@@ -212,6 +225,49 @@ class BlockingDriver:
                 module = import_module("lakefs.direct.index_in_use")
                 self._direct_chunks = cast("SharedIndexUser", module.SharedIndexUser(self))
             return self._direct_chunks
+
+    def known_names(self) -> KnownNames | None:
+        """Return the names that are known; None if every name is to be asked for.
+
+        They are made at the second read by name, so that a command that reads one object needs neither them nor the
+        requests that they take.
+        """
+        known = self._known
+        if known is None:
+            known = self._make_known()
+        if (
+            known is not None and known.is_due and self._lock.acquire(blocking=False)
+        ):  # else other names are known still
+            try:
+                if not self.is_closed and self.is_connected():
+                    self.run(known.renewal())
+            finally:
+                self._lock.release()
+        return known
+
+    def _make_known(self) -> KnownNames | None:
+        if self._reads_by_name == _NEVER or not self.steps.carries_descriptors:
+            return None
+        self._reads_by_name += 1
+        if self._reads_by_name < 2:
+            return None
+        module = import_module("lakefs.known.known_names")
+        with NO_FORK:
+            if self._known is None and module.IS_BUILT:
+                known = cast("KnownNames", module.KnownNames(self, is_patient=True))
+                self.steps = replace(self.steps, learner=known)
+                self._known = known
+            return self._known
+
+    @property
+    def repeats(self) -> bool:
+        """True if known names may be answered without a request."""
+        return self._reads_by_name != _NEVER
+
+    @property
+    def known_counts(self) -> KnownCounts:
+        """Counts of what is known, and of what was answered."""
+        return NOTHING_KNOWN if self._known is None else self._known.counts
 
     def work_threads(self) -> ThreadPoolExecutor:
         """Return the threads that read and check.  The lake is not closed."""

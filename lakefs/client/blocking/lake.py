@@ -15,13 +15,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from lakefs.client.blocking.driver import BlockingDriver
-from lakefs.client.facade import Facade, blocking, blocking_pages
+from lakefs.client.facade import Facade, blocking, blocking_known, blocking_pages
 from lakefs.content.verify import Check
 from lakefs.errors import EngineUnreachable, LakeError
 from lakefs.get.mapping import MAP_ATTEMPTS, MappedObject, unmapped_at_end, unpin
 from lakefs.get.opened import Opened
 from lakefs.get.pools import Pool
 from lakefs.host.forks import NO_FORK
+from lakefs.known.counts import KnownCounts
 from lakefs.lake.lake_steps import LakeSteps, Progress
 from lakefs.names import parse_object_name
 from lakefs.put.shared_memory import SharedMemory
@@ -41,8 +42,8 @@ class Lake(Facade[BlockingDriver]):
     _chunks: Chunks | None = None
     _loads: PoolLoads | None = None
 
-    def __init__(self, engine: BlockingEngineClient, *, check: Check = Check.BLAKE3) -> None:
-        self._driver = BlockingDriver(engine, check=check)
+    def __init__(self, engine: BlockingEngineClient, *, check: Check = Check.BLAKE3, repeats: bool = True) -> None:
+        self._driver = BlockingDriver(engine, check=check, repeats=repeats)
 
     def __enter__(self) -> Self:
         return self
@@ -58,6 +59,11 @@ class Lake(Facade[BlockingDriver]):
     def address(self) -> str:
         """The engine's address: `unix:PATH` or `tcp://HOST:PORT`."""
         return self._driver.address
+
+    @property
+    def known(self) -> KnownCounts:
+        """Counts of the names that this client knows, and of those that it has answered without a request."""
+        return self._driver.known_counts
 
     # --- writing -----------------------------------------------------------------------------------
 
@@ -87,10 +93,10 @@ class Lake(Facade[BlockingDriver]):
 
     # --- reading -----------------------------------------------------------------------------------
 
-    get = blocking(LakeSteps.get)
-    get_into = blocking(LakeSteps.get_into)
-    get_many = blocking(LakeSteps.get_many)
-    get_many_into = blocking(LakeSteps.get_many_into)
+    get = blocking_known(LakeSteps.get)
+    get_into = blocking_known(LakeSteps.get_into)
+    get_many = blocking_known(LakeSteps.get_many)
+    get_many_into = blocking_known(LakeSteps.get_many_into)
 
     @property
     def chunks(self) -> Chunks:
@@ -143,9 +149,9 @@ class Lake(Facade[BlockingDriver]):
 
     def open(self, name: str) -> io.BufferedReader:
         """Open an object as a seekable binary file.  Its content stays the same, whatever happens to the name."""
-        return io.BufferedReader(
-            ObjectReader(self._driver, self._driver.run(self._driver.steps.open(name))), buffer_size=1 << 20
-        )
+        return io.BufferedReader(ObjectReader(self._driver, self._open(name)), buffer_size=1 << 20)
+
+    _open = blocking_known(LakeSteps.open)
 
     @contextlib.contextmanager
     def map(
@@ -176,8 +182,8 @@ class Lake(Facade[BlockingDriver]):
 
     # --- names -------------------------------------------------------------------------------------
 
-    stat = blocking(LakeSteps.stat)
-    exists = blocking(LakeSteps.exists)
+    stat = blocking_known(LakeSteps.stat)
+    exists = blocking_known(LakeSteps.exists)
     ls = blocking_pages(LakeSteps.ls)
     remove = blocking(LakeSteps.remove)
     move = blocking(LakeSteps.move)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
+from types import GeneratorType
 from typing import Any, TypeVar, cast
 
 import trio
@@ -18,6 +19,9 @@ from lakefs.direct.index_in_use import SharedIndexUser
 from lakefs.errors import EngineUnreachable
 from lakefs.get.opened import Access
 from lakefs.grants.descriptors import SegmentDescriptors
+from lakefs.known import known_names
+from lakefs.known.counts import NOTHING_KNOWN, KnownCounts
+from lakefs.known.known_names import KnownNames
 from lakefs.lake.lake_steps import LakeSteps
 from lakefs.ports import Offload
 from lakefs.steps.steps import Send, Start, Step, Steps, Tell, Work, takes
@@ -52,8 +56,15 @@ class TrioDriver:
     """One engine client, the descriptors that it gave, and `run`."""
 
     def __init__(
-        self, engine: EngineClient, offload: Offload, *, network: bool = False, check: Check = Check.BLAKE3
+        self,
+        engine: EngineClient,
+        offload: Offload,
+        *,
+        network: bool = False,
+        check: Check = Check.BLAKE3,
+        repeats: bool = True,
     ) -> None:
+        """`repeats`: answer for known names without a request."""
         self._engine = engine
         self._epoch = engine.epoch
         self.offload = offload
@@ -62,11 +73,15 @@ class TrioDriver:
             self._descriptors, engine.carries_descriptors, network=network, check=check, is_held=self.is_held
         )
         self.direct_chunks = SharedIndexUser(self)
+        self._known: KnownNames | None = None
+        self._repeats = repeats and engine.carries_descriptors and known_names.IS_BUILT
         # Callers that fetch by themselves keep grants for long, and can use only those of segments.
         self._access = replace(self.steps.access(None), media=0)
 
     async def aclose(self) -> None:
         """Close the descriptors; the engine client is its owner's to close."""
+        if self._known is not None:
+            self._known.close()
         self._descriptors.close()
         await trio.lowlevel.checkpoint()
 
@@ -74,6 +89,8 @@ class TrioDriver:
         """Return the settings of this client's reads, for callers that fetch themselves; valid to the next `await`."""
         if self._engine.epoch != self._epoch:
             # Another connection may be another store, with segments of the same numbers.
+            if self._known is not None:
+                self._known.look()
             self._descriptors.close()
             self._epoch = self._engine.epoch
         return self._access
@@ -98,6 +115,29 @@ class TrioDriver:
     def is_held(self, epoch: int) -> bool:
         """Return True if the connection of that epoch is still open, so that the engine keeps what it gave on it."""
         return self.is_connected() and self.epoch == epoch
+
+    async def known_names(self) -> KnownNames | None:
+        """Return the names that are known, made at first use; None if every name is to be asked for."""
+        if self._known is None:
+            if not self._repeats:
+                return None
+            self._known = KnownNames(self, is_patient=False)
+            self.steps = replace(self.steps, learner=self._known)
+        if self._known.is_due and self.is_connected():
+            await self.run(self._known.renewal())
+        return self._known
+
+    async def found(self, found: T | Steps[T]) -> T:
+        """Return what `KnownNames` has found, or run the steps that get it."""
+        if isinstance(found, GeneratorType):
+            return await self.run(cast("Steps[T]", found))
+        await trio.lowlevel.checkpoint()
+        return cast("T", found)
+
+    @property
+    def known_counts(self) -> KnownCounts:
+        """Counts of what is known, and of what was answered."""
+        return NOTHING_KNOWN if self._known is None else self._known.counts
 
     async def run(self, steps: Steps[T]) -> T:
         """Run an operation of `LakeSteps` to its end; return its result."""

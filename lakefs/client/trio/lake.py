@@ -13,7 +13,7 @@ from functools import cached_property, partial
 
 import trio
 
-from lakefs.client.facade import Facade, awaited, awaited_pages
+from lakefs.client.facade import Facade, awaited, awaited_known, awaited_pages
 from lakefs.client.trio.chunks import TrioChunks
 from lakefs.client.trio.driver import CLEANUP_S, TrioDriver
 from lakefs.content.verify import Check
@@ -21,6 +21,7 @@ from lakefs.errors import EngineUnreachable, LakeError
 from lakefs.get.mapping import MAP_ATTEMPTS, MappedObject, unmapped_at_end, unpin
 from lakefs.get.opened import Opened, Piece
 from lakefs.get.pools import Pool
+from lakefs.known.counts import KnownCounts
 from lakefs.lake.lake_steps import LakeSteps
 from lakefs.ports import Offload
 from lakefs.put.shared_memory import SharedMemory
@@ -32,13 +33,24 @@ class TrioLake(Facade[TrioDriver]):
     """A lake over one engine client.  Safe for use by many tasks at once.  Errors are those of `lakefs.errors`."""
 
     def __init__(
-        self, engine: EngineClient, offload: Offload, *, network: bool = False, check: Check = Check.BLAKE3
+        self,
+        engine: EngineClient,
+        offload: Offload,
+        *,
+        network: bool = False,
+        check: Check = Check.BLAKE3,
+        repeats: bool = True,
     ) -> None:
-        self._driver = TrioDriver(engine, offload, network=network, check=check)
+        self._driver = TrioDriver(engine, offload, network=network, check=check, repeats=repeats)
 
     async def aclose(self) -> None:
         """Close the descriptors.  The owner of the engine client closes that."""
         await self._driver.aclose()
+
+    @property
+    def known(self) -> KnownCounts:
+        """Counts of the names that this client knows, and of those that it has answered without a request."""
+        return self._driver.known_counts
 
     # --- writing -----------------------------------------------------------------------------------
 
@@ -69,10 +81,10 @@ class TrioLake(Facade[TrioDriver]):
 
     # --- reading -----------------------------------------------------------------------------------
 
-    get = awaited(LakeSteps.get)
-    get_into = awaited(LakeSteps.get_into)
-    get_many = awaited(LakeSteps.get_many)
-    get_many_into = awaited(LakeSteps.get_many_into)
+    get = awaited_known(LakeSteps.get)
+    get_into = awaited_known(LakeSteps.get_into)
+    get_many = awaited_known(LakeSteps.get_many)
+    get_many_into = awaited_known(LakeSteps.get_many_into)
     load_many = awaited(LakeSteps.load_many)
 
     @cached_property
@@ -97,7 +109,9 @@ class TrioLake(Facade[TrioDriver]):
 
     async def open(self, name: str) -> OpenedObject:
         """Open an object.  Its content stays the same, whatever happens to the name."""
-        return OpenedObject(self._driver, await self._driver.run(self._driver.steps.open(name)))
+        return OpenedObject(self._driver, await self._open(name))
+
+    _open = awaited_known(LakeSteps.open)
 
     @asynccontextmanager
     async def map(
@@ -124,8 +138,8 @@ class TrioLake(Facade[TrioDriver]):
 
     # --- names -------------------------------------------------------------------------------------
 
-    stat = awaited(LakeSteps.stat)
-    exists = awaited(LakeSteps.exists)
+    stat = awaited_known(LakeSteps.stat)
+    exists = awaited_known(LakeSteps.exists)
     ls = awaited_pages(LakeSteps.ls)
     remove = awaited(LakeSteps.remove)
     move = awaited(LakeSteps.move)

@@ -2,17 +2,17 @@
 
    A place is a hint, as everywhere: bytes are copied into a window and checked by CRC32C there, and sent from there.
    A chunk of at most a granule is checked whole.  A longer one has a vector behind it, the CRC of each granule, which
-   is checked by the CRC of the place: so any granules can be read alone.  What is not at hand is Python's business. */
-#ifndef LAKE_S3_CONTENT_H
-#define LAKE_S3_CONTENT_H
+   is checked by the CRC of the place: so any granules can be read alone.  What is not at hand is not answered natively. */
+#ifndef LAKE_CONTENT_H
+#define LAKE_CONTENT_H
 
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "../../../lakefs/host/crc32c.h"
-#include "../../../lakefs/shared_index/place.h"
-#include "../../http/head.h"
+#include "../host/crc32c.h"
+#include "place.h"
+#include "../host/span.h"
 
 #define GRANULE_BYTES (64 << 10)
 #define CHUNK_GRANULES_MAX 256 /* a chunk has at most 16 MiB */

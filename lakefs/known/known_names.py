@@ -1,0 +1,365 @@
+"""`KnownNames`: what a client has learned about names, repeated without a request while it stands.
+
+    get, stat, open of a name     ->  known, stamps stand, content at hand and right?  then it is the answer
+                                      else the steps of `LakeSteps`, whose answer is learned
+
+Each method returns the answer, or the steps that get it; `lakefs.client.facade` runs those.
+
+Rules kept here:
+- An answer is learned with the stamps of every record that it was read from.  It is durable: it has been given.
+- It belongs to the connection on which it was read.  Each call first looks if that connection is still open (the
+  blocking client asks the system at most once in a millisecond, in which no engine starts), and forgets everything,
+  before it answers, if it is not.  Beside that each look at stamps reads the robust mutex, which says if the engine
+  lives.
+- The whole answer of one call was true at one instant of the call: that at which its first name was looked up.  Where a
+  part had to be asked for, the rest must still stand when that has arrived; else all is asked for.
+- Content is copied at once, and checked: by CRC32C always, and by BLAKE3 if the client checks so.  Only content of one
+  chunk of at most 256 KiB is known.
+- An object of at most 64 KiB that is opened is copied whole, so it needs no lease; longer ones are opened as ever.
+- An error is never learned.
+- Any thread may call.  Each native call is one step under the interpreter's lock; `_lock` guards what is shared by the
+  engine, and what is learned, against a connection that ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+import msgspec
+
+from lakefs.content.verify import Check
+from lakefs.direct.index_in_use import SharedIndexUser
+from lakefs.errors import LakeError
+from lakefs.get.opened import Learned, Opened, Piece
+from lakefs.host.descriptors import close_all
+from lakefs.host.writable_memory import WritableBuffer, writable_memory
+from lakefs.ids import ChunkId, ChunkKind, data_chunk_id
+from lakefs.known.counts import KnownCounts
+from lakefs.known.shared_content import SharedContent
+from lakefs.lake.lake_steps import LakeSteps
+from lakefs.lake.uploads import Progress
+from lakefs.limits import KNOWN_NAMES_BYTES
+from lakefs.names import parse_object_name
+from lakefs.shared_index.table import SharedIndexReader
+from lakefs.stamps import stamps as shared_stamps
+from lakefs.stamps.stamps import StampReader
+from lakefs.steps.steps import Steps, send
+from lakefs.wire.messages import ObjectStat, OpenStamps, Request
+
+if TYPE_CHECKING:
+    from lakefs.known._known import KnownTable as KnownTable
+
+    IS_BUILT: bool
+else:
+    try:
+        from lakefs.known._known import KnownTable
+    except ImportError:
+        KnownTable = None
+    IS_BUILT = KnownTable is not None and shared_stamps.IS_BUILT
+
+T = TypeVar("T")
+_NEVER: Final = -1
+_DATA: Final = bytes([ChunkKind.DATA])
+_pack: Final = msgspec.msgpack.Encoder().encode
+_unpack_stat: Final = msgspec.msgpack.Decoder(ObjectStat).decode
+_Found = list[tuple[T, bytes, int] | None]
+"""Content (or its length), chunk and serial of each name; None: not answered here."""
+_ROOM_BYTES: Final = 1 << 20
+"""Bytes that are read by one native call, for which other threads wait: 0.3 ms."""
+
+
+class Connected(Protocol):
+    """The part of a client that `KnownNames` uses."""
+
+    steps: LakeSteps
+
+    @property
+    def epoch(self) -> int:
+        """Count of connections so far."""
+
+    @property
+    def direct_chunks(self) -> SharedIndexUser:
+        """The shared index of the connection."""
+
+    def tell(self, request: Request) -> bool:
+        """Send a request whose answer does not matter, if that needs no wait; return True if it was sent."""
+
+    def is_held(self, epoch: int) -> bool:
+        """Return True if the connection of that epoch is still open."""
+
+
+class KnownNames:
+    """The names that one client knows, and the steps of all others."""
+
+    def __init__(self, client: Connected, *, is_patient: bool) -> None:
+        """`is_patient`: no event loop waits for a call, so it may read any number of bytes."""
+        self._client = client
+        self._is_patient = is_patient
+        self._table: Final = KnownTable(KNOWN_NAMES_BYTES)
+        self._lock = threading.Lock()
+        self._content: Final = SharedContent(self._table, client.steps.descriptors)
+        self._epoch = _NEVER
+        """The connection whose engine's stamps are used."""
+        self._asked_epoch = _NEVER
+        """The connection whose engine was last asked for them."""
+        self._index: SharedIndexReader | None = None
+        self._is_index_due = False
+        self._is_hashed: Final = client.steps.check is Check.BLAKE3
+
+    @property
+    def counts(self) -> KnownCounts:
+        """Counts of what is known, and of what was answered."""
+        return KnownCounts(*self._table.counts)
+
+    # --- answering ---------------------------------------------------------------------------------------------------
+
+    def _standing(self) -> int:
+        """Return the epoch whose answers may be repeated now, or _NEVER; forget answers of one that has ended."""
+        epoch = self._epoch
+        if epoch == _NEVER or self._client.is_held(epoch):
+            return epoch
+        with self._lock:
+            if self._epoch == epoch:
+                self._forget()
+        return _NEVER
+
+    def stat(self, name: str) -> ObjectStat | Steps[ObjectStat]:
+        """See `LakeSteps.stat`."""
+        packed = self._table.stat(name) if self._standing() != _NEVER else None
+        if packed is None:
+            return self._client.steps.stat(name)
+        self._table.count(1)
+        return _unpack_stat(packed)
+
+    def exists(self, name: str) -> bool | Steps[bool]:
+        """See `LakeSteps.exists`."""
+        if self._standing() == _NEVER or self._table.stat(name) is None:
+            return self._client.steps.exists(name)
+        self._table.count(1)
+        return True
+
+    def get(self, name: str, *, progress: Progress | None = None) -> bytes | Steps[bytes]:
+        """See `LakeSteps.get`."""
+        found = self._table.read(name) if self._standing() != _NEVER else None
+        if found is None or not self._is_right(*found):
+            return self._client.steps.get(name, progress=progress)
+        content, chunk = found
+        self._answered([chunk])
+        if progress is not None:
+            progress(len(content), 0)
+        return content
+
+    def open(self, name: str) -> Opened | Steps[Opened]:
+        """See `LakeSteps.open`."""
+        epoch = self._standing()
+        found = self._table.read(name, True) if epoch != _NEVER else None
+        if found is None or not self._is_right(*found[:2]):
+            return self._client.steps.open(name)
+        content, chunk, stat = found
+        self._answered([chunk])
+        pieces = [Piece(ChunkId(chunk), 0, len(content))] if content else []
+        inline = {ChunkId(chunk): content} if content else {}
+        return Opened(parse_object_name(name), _unpack_stat(stat), 0, pieces, {}, inline, epoch)
+
+    def get_many(self, names: Sequence[str]) -> list[bytes] | Steps[list[bytes]]:
+        """See `LakeSteps.get_many`."""
+        epoch, asked = self._standing(), list(names)
+        if epoch == _NEVER or not asked:
+            return self._client.steps.get_many(names)
+        found: _Found[bytes] = []
+        is_one = self._read_many(asked, found, None)
+        if self._is_hashed:
+            found = [read if read and data_chunk_id(read[0]) == read[1] else None for read in found]
+        if None in found or not (is_one or self._still_stand(epoch, asked, found)):
+            return self._rest_of_many(epoch, asked, found)
+        return self._answer(found)
+
+    def _rest_of_many(self, epoch: int, names: list[str], found: _Found[bytes]) -> Steps[list[bytes]]:
+        """Ask for the names that were not found, and then, if something has changed meanwhile, for all."""
+        missing = [name for name, read in zip(names, found, strict=True) if read is None]
+        arrived = yield from self._client.steps.get_many(missing)
+        if len(missing) < len(names) and not self._still_stand(epoch, names, found):
+            return (yield from self._client.steps.get_many(names))
+        return self._answer(found, arrived)
+
+    def get_into(self, name: str, buffer: WritableBuffer) -> int | Steps[int]:
+        """See `LakeSteps.get_into`."""
+        sizes = self.get_many_into([name], [buffer])
+        return sizes[0] if isinstance(sizes, list) else _only(sizes)
+
+    def get_many_into(self, names: Sequence[str], buffers: Sequence[WritableBuffer]) -> list[int] | Steps[list[int]]:
+        """See `LakeSteps.get_many_into`."""
+        epoch, asked = self._standing(), list(names)
+        if epoch == _NEVER or not asked or len(asked) != len(buffers):
+            return self._client.steps.get_many_into(names, buffers)
+        targets = [writable_memory(buffer, name) for name, buffer in zip(asked, buffers, strict=True)]
+        found: _Found[int] = []
+        is_one = self._read_many(asked, found, targets)
+        for at, read in enumerate(found if self._is_hashed else ()):
+            if read is not None and data_chunk_id(targets[at][: read[0]]) != read[1]:
+                found[at] = None
+        if None in found or not (is_one or self._still_stand(epoch, asked, found)):
+            return self._rest_into(epoch, asked, targets, found)
+        return self._answer(found)
+
+    def _rest_into(
+        self, epoch: int, names: list[str], targets: list[memoryview], found: _Found[int]
+    ) -> Steps[list[int]]:
+        """Do `_rest_of_many` for memory of the caller."""
+        missing = [at for at, read in enumerate(found) if read is None]
+        steps = self._client.steps
+        arrived = yield from steps.get_many_into([names[at] for at in missing], [targets[at] for at in missing])
+        if len(missing) < len(names) and not self._still_stand(epoch, names, found):
+            return (yield from steps.get_many_into(names, targets))
+        return self._answer(found, arrived)
+
+    def _answer(self, found: _Found[T], arrived: Sequence[T] = ()) -> list[T]:
+        """Return what was found, and between it what has arrived."""
+        self._answered([read[1] for read in found if read is not None])
+        rest = iter(arrived)
+        return [next(rest) if read is None else read[0] for read in found]
+
+    def _read_many(self, names: list[str], found: _Found[Any], targets: list[memoryview] | None) -> bool:
+        """Read what is at hand; return True if that was one step.
+
+        An event loop does not wait for more than it waits for any read.
+        """
+        room = _ROOM_BYTES if self._is_patient else self._client.steps.at_once_bytes
+        self._table.read_many(names, found, room, targets)
+        is_one = len(found) == len(names)
+        if not self._is_patient:
+            found += [None] * (len(names) - len(found))
+        while len(found) < len(names):
+            self._table.read_many(names, found, room, targets)
+        return is_one or not self._is_patient
+
+    def _still_stand(self, epoch: int, names: list[str], found: _Found[Any]) -> bool:
+        """Return True if what was found on a connection is true now, and so has been since then."""
+        return self._epoch == epoch == self._client.epoch and self._table.stand(names, found)
+
+    def _is_right(self, content: bytes | memoryview, chunk: bytes) -> bool:
+        """Return True unless the client checks by BLAKE3, and these are other bytes."""
+        return not self._is_hashed or data_chunk_id(content) == chunk
+
+    def _answered(self, chunks: Sequence[bytes]) -> None:
+        """Count names that were answered, and note their chunks for the engine's DRAM tier."""
+        self._table.count(len(chunks))
+        direct = self._client.direct_chunks
+        if direct.notes.note_many(chunks):
+            direct.tell_notes()
+
+    # --- learning ----------------------------------------------------------------------------------------------------
+
+    @property
+    def wants_stamps(self) -> bool:
+        """True if answers can be learned: the engine of this connection has stamps."""
+        return self._epoch != _NEVER and self._epoch == self._client.epoch
+
+    def learn(self, answers: Sequence[Learned], epoch: int, *, is_opened: bool) -> None:
+        """See `Learner.learn`."""
+        if epoch != self._epoch:
+            return
+        parts = [
+            (f"{bucket}/{key}", stamps, _pack(stat), _chunk_of(stat) if is_opened else None, stat.size_bytes)
+            for (bucket, key), stat, stamps in answers
+            if stamps
+        ]
+        with self._lock:
+            if epoch == self._epoch:
+                self._content.want(self._table.learn(parts))
+                self._is_index_due = self._has_old_index()
+
+    # --- what the engine shares --------------------------------------------------------------------------------------
+
+    @property
+    def is_due(self) -> bool:
+        """True if `renewal` should run: on each connection, and when content lies where it was not found before."""
+        return self._asked_epoch != self._client.epoch or self._is_index_due or self._content.is_wanted
+
+    def renewal(self) -> Steps[None]:
+        """Ask for what is due: stamps, the shared index, segments and slabs.  Raises no LakeError."""
+        if self._asked_epoch != self._client.epoch:
+            yield from self._open()
+        if self.wants_stamps:
+            epoch = self._epoch
+            wanted = yield from self._content.bring()
+            with self._lock:
+                if self._epoch == epoch == self._client.epoch:
+                    self._content.use(wanted)
+            if self._is_index_due:
+                yield from self._use_index(epoch)
+
+    def _open(self) -> Steps[None]:
+        """Use the stamps and the shared index of the present connection, if its engine has them."""
+        self._asked_epoch = self._client.epoch
+        try:
+            reply = yield from send(OpenStamps())
+        except LakeError:  # none, or the connection is lost: then the next one is asked
+            return
+        except BaseException:  # cancelled: the next call asks
+            self._asked_epoch = _NEVER
+            raise
+        try:
+            stamps = StampReader(reply.descriptors[0])
+        except LakeError:
+            return
+        finally:
+            close_all(reply.descriptors)
+        with self._lock:
+            self._asked_epoch = reply.epoch
+            self._forget()
+            self._table.use_stamps(stamps)
+            self._epoch = reply.epoch
+        yield from self._use_index(reply.epoch)
+
+    def _use_index(self, epoch: int) -> Steps[None]:
+        direct = self._client.direct_chunks
+        if direct.is_due:
+            yield from direct.renewal()
+        with self._lock:
+            reads = direct.direct_reads()
+            if reads is not None and self._epoch == epoch == self._client.epoch:
+                self._index = reads.index
+                self._table.use_places(reads.index.table)
+            self._is_index_due = False
+
+    def _has_old_index(self) -> bool:
+        """Return True if the engine has replaced the index that is in use here, or the client has a newer one."""
+        direct = self._client.direct_chunks
+        reads = direct.direct_reads()
+        return direct.is_due or (reads is not None and reads.index is not self._index)
+
+    def _forget(self) -> None:
+        """Forget everything: the connection has ended, or another begins.  The lock is held."""
+        self._epoch = _NEVER
+        self._index = None
+        self._table.forget()
+        self._content.forget(self._client.steps.descriptors, is_forked=False)
+
+    def look(self) -> None:
+        """Forget everything if the connection has ended."""
+        self._standing()
+
+    def close(self) -> None:
+        """Forget everything: the client was closed."""
+        with self._lock:
+            self._forget()
+
+    def begin_anew(self) -> None:
+        """Forget everything in a child just forked: it is of the parent's connection.  Waits for no lock."""
+        self._lock = threading.Lock()
+        self._epoch = self._asked_epoch = _NEVER
+        self._index = None
+        self._table.forget()
+        self._content.forget(self._client.steps.descriptors, is_forked=True)
+
+
+def _chunk_of(stat: ObjectStat) -> bytes | None:
+    """Return the chunk that is the whole content of an opened object; None if a manifest lists its chunks."""
+    return stat.blob if stat.blob[:1] == _DATA else None
+
+
+def _only(sizes: Steps[list[int]]) -> Steps[int]:
+    return (yield from sizes)[0]

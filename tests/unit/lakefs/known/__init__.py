@@ -1,0 +1,1 @@
+"""Known names: the native table."""
