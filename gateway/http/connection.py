@@ -80,7 +80,7 @@ class Connection:
         """Its descriptor while the door has it, or has handed it over and its task has not run yet."""
         self._peer = msgspec.json.encode(stream.peer)
         self._failure: LakeError | None = None
-        """Of the next request, which was tried before this task has got it."""
+        """Failure of the next request, if it was tried before this task has got it."""
         self._handler = handler
         self._refused = refused
         self._fixed = fixed

@@ -137,7 +137,7 @@ class Ask:
     """Lines behind the headers, as they are."""
     body: bytes = b""
     hashed: str = ""
-    """What the signature says of the body; "": its SHA-256."""
+    """x-amz-content-sha256, as signed; "": the SHA-256 of the body."""
     age_s: float = 0.0
     """Seconds since it was signed."""
     expires_s: int = 3600

@@ -1,5 +1,4 @@
-"""What becomes of gathered PUTs: answered when the store has taken them, else given back; tried again only if nothing
-was done."""
+"""Gathered PUTs are answered when the store has taken them, else given back; tried again only if nothing was done."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ KEY = AccessKey(KEY_ID, "secret")
 
 
 class Engine:
-    """Answers as it was told, and notes what it was asked."""
+    """An engine that gives one answer, and notes its requests."""
 
     def __init__(self, answer: LakeError | Exception | None = None, failing: Sequence[str] = ()) -> None:
         self.requests: list[PutObjects] = []
@@ -70,7 +69,7 @@ def taught() -> Iterator[Taught]:
 
 
 def stored(taught: Taught, targets: Sequence[bytes], engine: Engine, key: AccessKey | None = KEY) -> Door:
-    """Store PUTs of these targets, and return what the door was told."""
+    """Store PUTs of these targets, and return the door, which has noted them."""
     puts = []
     for target in targets:
         put = taught.held(taught.put(target * 3, target=target, more={"Content-Type": "text/x"}))
