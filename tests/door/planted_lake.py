@@ -238,7 +238,7 @@ def _early_puts() -> None:
     from gateway.s3.operations import gathered
     from lakefs.wire.messages import PutObjects
 
-    vars(gathered)["PutObjects"] = lambda lengths, changes: PutObjects(lengths, changes, durable=False)
+    vars(gathered)["PutObjects"] = lambda lengths, changes, stamps: PutObjects(lengths, changes, False, stamps)
 
 
 BUGS: Final[dict[str, Callable[[], None]]] = {

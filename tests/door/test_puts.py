@@ -17,7 +17,7 @@ from tests.door.asks import Ask, raw_of
 from tests.door.line import Line, address_of
 from tests.door.puts import compare_puts
 from tests.door.stored import THINGS
-from tests.door.world import SETTINGS, World, door, gathered, new_key, world
+from tests.door.world import SETTINGS, World, door, gathered, new_key, repeated, world
 from tests.e2e.gateways import gateway
 from tests.e2e.served import LAKE
 
@@ -48,6 +48,22 @@ def test_puts_of_every_form_have_the_same_answer_and_leave_the_same_objects(made
 def test_a_gateway_that_stores_puts_otherwise_is_noticed(made: World, bug: str) -> None:
     with made.beside((*PLANTED, bug), "on") as planted, pytest.raises(AssertionError, match="they differ from byte"):
         compare_puts(planted, EXAMPLES_TO_NOTICE, shrink=False)
+
+
+def test_the_first_get_of_what_was_put_is_answered_by_the_door(made: World) -> None:
+    """Not always: the segment in which an object lies must be known."""
+    first = 0.0
+    with Line(made.door_address) as line:
+        for number in range(20):
+            body = b"the body of %d" % number
+            headers = (("content-length", str(len(body))), ("content-type", f"text/{number}"))
+            put = Ask(f"/{THINGS}/taught-{number}", "PUT", headers=headers, body=body)
+            assert line.ask(made.raw(put)).status == 200
+            before = repeated(made.with_door)
+            reply = line.ask(made.raw(Ask(put.path)))
+            assert (reply.status, reply.body, reply.header("content-type")) == (200, body, f"text/{number}")
+            first += repeated(made.with_door) - before
+    assert first >= 10
 
 
 def put_and_kill(program: Sequence[str]) -> None:

@@ -36,7 +36,7 @@ from gateway.http.ranges import ByteRange
 from gateway.s3.door.counts import counts_of
 from gateway.s3.door.gathering import Gathering
 from gateway.s3.door.shared_content import SharedContent
-from gateway.s3.protocol.attributes import checksum_headers
+from gateway.s3.protocol.attributes import checksum_headers, object_headers
 from gateway.s3.protocol.signing import AccessKey, Signature
 from gateway.s3.protocol.targets import Target
 from gateway.s3.telemetry.access_log import WRITE_BYTES, AccessLog
@@ -351,6 +351,26 @@ class S3Door:
     def answer(self, put: Put, lines: bytes, name: bytes) -> None:
         """Answer a PUT that is durable with these header lines; `name`: as of `logged_name`."""
         self.door.answer(put, put.answer(lines, name))
+
+    def learn_puts(self, written: Sequence[tuple[Put, ObjectStat, bytes]], epoch: int) -> None:
+        """Learn the answers to GET of objects of one chunk that were just written; with the stamps of each."""
+        if not self.is_open or epoch != self._epoch:
+            return
+        for put, stat, stamps in written:
+            self.repeater.learn_answer(
+                put.host,
+                put.target,
+                of_get=True,
+                canonical_target=put.target + b"\n",
+                bucket=stat.bucket.encode(),
+                lines=joined_lines(object_headers(stat)),
+                sums=joined_lines(checksum_headers(stat.checksums)),
+                layout=_PIECE.pack(stat.size_bytes, stat.blob),
+                size_bytes=stat.size_bytes,
+                stamps=stamps,
+                logged=logged_name(stat.bucket, stat.key),
+            )
+        self._content.want([ChunkId(stat.blob) for _, stat, _ in written])
 
     def give_back(self, put: Put, failure: LakeError | None = None) -> None:
         """Leave a PUT to its connection's task; with a `failure` it was tried, and is answered with that."""

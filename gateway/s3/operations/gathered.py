@@ -4,6 +4,7 @@ Rules kept here:
 - The target is parsed, and the rights of the key are checked, by the functions that every request meets.  The header
   fields of a gathered PUT are from a closed list (`fields.h`): none of them asks for more than a content type.
 - What is refused here, or by the store, is given back: its connection's task finds out again why, and says so.
+- The answer to a GET of what was written is taught to the door, with the stamps that the store gave in the same step.
 - A request that may have been carried out, though its answer is lost, is not tried again: each PUT of it fails.
 """
 
@@ -26,13 +27,15 @@ from gateway.s3.protocol.targets import parse_target
 from gateway.s3.request.authorization import check_key
 from lakefs.errors import InternalError, LakeError, UserError
 from lakefs.wire.engine_port import EngineClient
-from lakefs.wire.messages import NO_CONDITION, NameChange, NameResults, PutObjects
+from lakefs.wire.messages import NO_CONDITION, NameChange, NameResults, ObjectStat, PutObjects
 
 if TYPE_CHECKING:
     from gateway.s3.door._repeater import Put
 
 _log: Final = structlog.get_logger(__name__)
 _VERSION: Final = (1, 1)
+OBJECT: Final = 2
+"""Kind of a stat; a key that ends in "/" is a folder, whose GET is left to Python."""
 _read_signer: Final = msgspec.json.Decoder(str).decode
 
 
@@ -71,8 +74,9 @@ class GatheredPuts:
         if not taken:
             return
         payloads = [memoryview(put) for put in taken]
+        request = PutObjects(list(map(len, payloads)), changes, stamps=self._door.is_open)
         try:
-            results = (await self._engine.call(PutObjects(list(map(len, payloads)), changes), payloads)).message
+            reply = await self._engine.call(request, payloads)
         except UserError:  # nothing was done: one of them is at fault
             for put in taken:
                 self._door.give_back(put)
@@ -81,13 +85,18 @@ class GatheredPuts:
             for put in taken:
                 self._door.give_back(put, error)
             return
-        assert isinstance(results, NameResults)
-        for put, change, result in zip(taken, changes, results.results, strict=True):
-            if result.stat is None:
+        assert isinstance(reply.message, NameResults)
+        written: list[tuple[Put, ObjectStat, bytes]] = []
+        for put, result in zip(taken, reply.message.results, strict=True):
+            stat = result.stat
+            if stat is None:
                 self._door.give_back(put)
-            else:
-                name = logged_name(change.bucket, change.key) if self._door.is_logging else b""
-                self._door.answer(put, joined_lines(put_headers(result.stat)), name)
+                continue
+            name = logged_name(stat.bucket, stat.key) if self._door.is_logging else b""
+            self._door.answer(put, joined_lines(put_headers(stat)), name)
+            if result.stamps and stat.kind == OBJECT:
+                written.append((put, stat, result.stamps))
+        self._door.learn_puts(written, reply.epoch)
 
     def _change(self, put: Put, now_ns: int) -> NameChange | None:
         """Return what a PUT asks for; None if it must not be done."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
+from urllib.parse import unquote_to_bytes
 
 import pytest
 import trio
@@ -16,7 +17,12 @@ from lakefs.wire.engine_port import Reply
 from lakefs.wire.messages import Failure, NameResult, NameResults, ObjectStat, PutObjects
 from tests.unit.gateway.s3.door.taught import KEY_ID, Taught
 
+EPOCH = 7
 KEY = AccessKey(KEY_ID, "secret")
+
+
+def _stat(bucket: str, key: str) -> ObjectStat:
+    return ObjectStat(bucket, key, 1 if key.endswith("/") else 2, 1, 5, f"tag-of-{key}", 0, version="v1")
 
 
 class Engine:
@@ -37,24 +43,44 @@ class Engine:
         results = [
             NameResult(failure=Failure(1, "no"))
             if change.key in self._failing
-            else NameResult(ObjectStat(change.bucket, change.key, 2, 1, 5, f"tag-of-{change.key}", 0, version="v1"))
+            else NameResult(
+                ObjectStat(
+                    change.bucket,
+                    change.key,
+                    1 + (change.key[-1] != "/"),
+                    1,
+                    5,
+                    f"tag-of-{change.key}",
+                    0,
+                    version="v1",
+                ),
+                stamps=b"" if change.key == "unstamped" else b"stamps",
+            )
             for change in request.changes
         ]
-        return Reply(NameResults(results))
+        return Reply(NameResults(results), epoch=EPOCH)
 
 
 class Door:
     """Notes what is answered, and given back."""
 
     is_logging = False
+    is_open = True
 
     def __init__(self) -> None:
         self.answered: dict[bytes, bytes] = {}
         self.given_back: dict[bytes, LakeError | None] = {}
+        self.learned: dict[bytes, bytes] = {}
 
     def answer(self, put: Put, lines: bytes, name: bytes) -> None:
         assert put.target not in self.given_back
         self.answered[put.target] = lines
+
+    def learn_puts(self, written: Sequence[tuple[Put, ObjectStat, bytes]], epoch: int) -> None:
+        assert epoch == EPOCH
+        for put, stat, stamps in written:
+            assert stat.key.encode() == unquote_to_bytes(put.target)[len(b"/bucket/") :]
+            self.learned[put.target] = stamps
 
     def give_back(self, put: Put, failure: LakeError | None = None) -> None:
         if put.target not in self.answered:
@@ -114,6 +140,13 @@ def test_a_key_without_the_right_or_that_is_gone_stores_nothing(taught: Taught, 
     door = stored(taught, [b"/bucket/a"], engine, key)
     assert door.given_back == {b"/bucket/a": None}
     assert engine.requests == []
+
+
+def test_objects_are_taught_with_their_stamps_and_folders_are_not(taught: Taught) -> None:
+    engine = Engine()
+    door = stored(taught, [b"/bucket/a", b"/bucket/folder/", b"/bucket/unstamped"], engine)
+    assert engine.requests[0].stamps
+    assert door.learned == {b"/bucket/a": b"stamps"}
 
 
 def test_a_name_that_the_store_refuses_is_given_back_alone(taught: Taught) -> None:
