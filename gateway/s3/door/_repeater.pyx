@@ -184,7 +184,7 @@ cdef class Repeater:
 
     cdef s3_repeater *at
     cdef repeater port
-    cdef dict held
+    cdef dict in_use
 
     def __cinit__(self, list bounds_ns not None, uint64_t memory_bytes, uint32_t note_every):
         cdef int slot
@@ -213,7 +213,7 @@ cdef class Repeater:
         self.port.piece = rest_piece
         self.port.taken = rest_taken
         self.port.ended = rest_ended
-        self.held = {}
+        self.in_use = {}
 
     def __dealloc__(self):
         if self.at == NULL:
@@ -237,12 +237,12 @@ cdef class Repeater:
     def use_stamps(self, reader not None):
         """Check answers by these stamps (`lakefs.stamps.stamps.StampReader`); before any answer is learned."""
         memcpy(&self.at.answers.stamps, PyCapsule_GetPointer(reader.native, LAKE_STAMPS_CAPSULE), sizeof(lake_stamps))
-        self.held["stamps"] = reader
+        self.in_use["stamps"] = reader
 
     def use_places(self, table not None):
         """Look chunks up in this table (`lakefs.shared_index.table.SharedTable`)."""
         memcpy(&self.at.content.places, PyCapsule_GetPointer(table.native, LAKE_PLACES_CAPSULE), sizeof(lake_places))
-        self.held["places"] = table
+        self.in_use["places"] = table
 
     def has_segment(self, uint64_t segment):
         """Return True if a segment's descriptor is held."""
@@ -269,7 +269,7 @@ cdef class Repeater:
     def use_slab(self, int number, const uint8_t[::1] memory not None):
         """Copy cells of a slab from this memory, which the engine has sealed against shrinking."""
         if 0 <= number < CONTENT_SLABS and memory.shape[0]:
-            self.held[number] = memory
+            self.in_use[number] = memory
             self.at.content.slabs[number].at = &memory[0]
             self.at.content.slabs[number].length = memory.shape[0]
 
@@ -277,7 +277,7 @@ cdef class Repeater:
         """Check cells by these generations; slabs that were used with others are dropped."""
         self.drop_slabs()
         if memory.shape[0] >= 8:
-            self.held["generations"] = memory
+            self.in_use["generations"] = memory
             self.at.content.generations = <const uint64_t *>&memory[0]
             self.at.content.generation_count = memory.shape[0] // 8
             self.at.content.slab_bytes = slab_bytes
@@ -287,7 +287,7 @@ cdef class Repeater:
         self.drop()
         memset(&self.at.answers.stamps, 0, sizeof(lake_stamps))
         memset(&self.at.content.places, 0, sizeof(lake_places))
-        self.held.clear()
+        self.in_use.clear()
 
     cdef void drop(self):
         cdef int slot
@@ -392,9 +392,9 @@ cdef class Repeater:
         """Learn the answer to GET (`of_get`) or only to HEAD of a Host and target; replaces an earlier one.
 
         `lines`: header lines of a 200, each with its CRLF, without length and request id.  `sums`: those that
-        x-amz-checksum-mode adds.  `layout`: of each piece its end in the object (8 bytes, little-endian) and its chunk's id;
-        b"" if it is not known.
-        `stamps`: of all records that the answer was read from.  `logged`: bucket and key as members in JSON.  Answers that are too long are not learned.
+        x-amz-checksum-mode adds.  `layout`: of each piece its end in the object (8 bytes, little-endian), its chunk's id;
+        b"" if it is not known.  `stamps`: of all records that the answer was read from.  `logged`: bucket and key as
+        members in JSON.  Answers that are too long are not learned.
         """
         cdef answer parts
         memset(&parts, 0, sizeof(parts))
