@@ -372,7 +372,7 @@ static int door_await(door *at, int64_t until_ns)
     int64_t left_ms = (until_ns - door_now_ns() + 999999) / 1000000;
     int wait_ms = left_ms < 0 ? 0 : left_ms < INT_MAX ? (int)left_ms : INT_MAX;
     int ready = epoll_wait(at->epoll, at->events, DOOR_EVENTS, wait_ms);
-    at->is_called = ready < 0;
+    at->is_called = ready < 0 && errno != EINTR; /* the loop is woken for a signal that is its own */
     at->next = 0;
     at->count = ready < 0 ? 0 : ready;
     door_look_for_call(at);

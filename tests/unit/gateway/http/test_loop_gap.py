@@ -232,3 +232,38 @@ def test_a_signal_is_met_while_connections_wait(has_gap: bool) -> None:
                 nursery.cancel_scope.cancel()
 
     with_door(body)
+
+
+def test_the_door_serves_on_after_a_signal_that_does_not_wake_trio(has_gap: bool) -> None:
+    """A wait also ends like this when the process is stopped and continued, or a debugger attaches."""
+
+    async def body(door: Door, client: socket.socket, server: socket.socket) -> None:
+        found: list[bytes] = []
+
+        def ask() -> None:
+            time.sleep(0.05)  # the loop waits by then
+            os.kill(os.getpid(), signal.SIGUSR1)
+            time.sleep(0.05)
+            client.settimeout(SOON_S)
+            client.send(b"?line\n")
+            with suppress(TimeoutError):
+                found.append(client.recv(100))
+
+        trios = signal.set_wakeup_fd(-1)
+        try:
+            async with trio.open_nursery() as nursery:
+                park(nursery, door, server, [])
+                thread = threading.Thread(target=ask)
+                thread.start()
+                await trio.sleep(2 * SOON_S)
+                thread.join()
+                nursery.cancel_scope.cancel()
+        finally:
+            signal.set_wakeup_fd(trios)
+        assert found == [b"LINE"]
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        with_door(body)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
