@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 import trio
@@ -21,6 +21,7 @@ from tests.unit.gateway.http.line_repeater import LineRepeater
 from tests.unit.gateway.http.test_door import PEER, no_rest
 
 SOON_S = 1.0
+CROWD = 40
 Body = Callable[[Door, socket.socket, socket.socket], Awaitable[None]]
 
 
@@ -150,6 +151,39 @@ def test_timers_fire_in_time_while_connections_wait_and_while_they_are_busy(has_
             nursery.cancel_scope.cancel()
 
     with_door(body)
+
+
+def test_work_of_the_loop_does_not_wait_for_all_connections_that_are_ready(has_gap: bool) -> None:
+    """Each answer takes longer than a turn; the loop gets its work with the first of them."""
+    one, other = socket.socketpair()
+    answered: list[bytes] = []
+
+    def slowly(line: bytes) -> bytes:
+        if not answered:
+            one.send(b"work")
+        answered.append(line)
+        time.sleep(0.002)
+        return line
+
+    async def run() -> None:
+        door = Door(LineRepeater(slowly), lambda: None, lambda: None, no_rest)
+        with ExitStack() as stack:
+            pairs = [socket.socketpair() for _ in range(CROWD)]
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(door.run)
+                for client, server in pairs:
+                    stack.enter_context(client)
+                    stack.enter_context(server)
+                    park(nursery, door, server, [])
+                await trio.testing.wait_all_tasks_blocked()
+                for client, _ in pairs:
+                    client.send(b"?line\n")
+                await trio.lowlevel.wait_readable(other)
+                assert len(answered) < CROWD / 4
+                nursery.cancel_scope.cancel()
+
+    with one, other:
+        trio.run(run)
 
 
 def test_other_sockets_and_threads_are_met_while_connections_wait(has_gap: bool) -> None:
