@@ -151,6 +151,10 @@ cdef class Door:
         """Time of the monotonic clock when bytes of a parked connection last came or went, or when it was parked."""
         return self.at.connections[descriptor].heard_ns if door_is_parked(self.at, descriptor) else 0
 
+    def began_ns(self, int descriptor):
+        """Time of the monotonic clock when the last request of a parked connection began."""
+        return self.at.connections[descriptor].began_ns if door_is_parked(self.at, descriptor) else 0
+
     def watch_loop(self, int descriptor):
         """End waits also when this descriptor is readable: the owner's loop has work of its own then."""
         self.epoll.register(descriptor, select.EPOLLIN)
