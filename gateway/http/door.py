@@ -199,6 +199,10 @@ class Door:
         """Hand a connection over, with no bytes, when its busy time is over."""
         self._native.finish(descriptor)
 
+    def is_finishing(self, descriptor: int) -> bool:
+        """Return True for a parked connection that is handed over, to end, when its busy time is over."""
+        return self._native.is_finishing(descriptor)
+
     def late(self, idle_s: float, stall_s: float) -> list[int]:
         """Return the parked connections on which nothing came for `idle_s`, or went for `stall_s` of an answer."""
         return self._native.late(int(idle_s * _NS), int(stall_s * _NS))

@@ -22,7 +22,7 @@ from tests.door.puts import compare_puts
 from tests.door.stored import THINGS
 from tests.door.world import SETTINGS, World, door, figure, gathered, new_key, world
 from tests.e2e.gateways import Gateway, gateway
-from tests.e2e.served import LAKE
+from tests.e2e.served import LAKE, serving
 from tests.e2e.test_gateway import until
 
 pytestmark = pytest.mark.slow
@@ -129,3 +129,26 @@ def test_a_put_that_failed_at_the_door_is_logged_as_any_other(tmp_path: Path) ->
         assert (failed["access_key"], failed["operation"], failed["key"]) == (key.access_key, "PutObject", "held")
         assert failed["bytes_in"] == len("held")
         assert failed["total_ms"] >= WAITS_S * 1000
+
+
+def test_a_put_that_is_held_when_the_gateway_stops_is_answered_and_is_the_last_of_its_connection() -> None:
+    with ExitStack() as stack:
+        engine = stack.enter_context(serving(Path(stack.enter_context(TemporaryDirectory(prefix="lake-")))))
+        lake = stack.enter_context(connect(engine.server))
+        lake.create_bucket(THINGS)
+        key = new_key(lake)
+        found = stack.enter_context(gateway(engine.server, *SETTINGS, *door("on")))
+        with Line(address_of(found.url)) as line, Line(address_of(found.url)) as idle:
+            teach(found, line, key)
+            assert idle.ask(put_of("idle", key)).status == 200
+            assert engine.process is not None
+            engine.process.send_signal(signal.SIGSTOP)
+            line.send(put_of("held", key))
+            until(lambda: figure(found, "lake_s3_connections", 'state="answering"') == 1)
+            found.process.send_signal(signal.SIGTERM)
+            assert idle.rest() == b""  # the gateway drains by now
+            engine.process.send_signal(signal.SIGCONT)
+            reply = line.reply()
+            assert (reply.status, reply.header("connection")) == (200, "close")
+            assert found.ended() == 0
+        assert lake.get(f"{THINGS}/held") == b"held"
