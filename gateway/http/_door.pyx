@@ -147,9 +147,17 @@ cdef class Door:
         if door_is_parked(self.at, descriptor):
             self.at.connections[descriptor].is_last = 1
 
+    def is_finishing(self, int descriptor):
+        """Return True for a parked connection that is handed over when its busy time is over."""
+        return bool(door_is_parked(self.at, descriptor) and self.at.connections[descriptor].is_last)
+
     def heard_ns(self, int descriptor):
         """Time of the monotonic clock when bytes of a parked connection last came or went, or when it was parked."""
         return self.at.connections[descriptor].heard_ns if door_is_parked(self.at, descriptor) else 0
+
+    def began_ns(self, int descriptor):
+        """Time of the monotonic clock when the last request of a parked connection began."""
+        return self.at.connections[descriptor].began_ns if door_is_parked(self.at, descriptor) else 0
 
     def watch_loop(self, int descriptor):
         """End waits also when this descriptor is readable: the owner's loop has work of its own then."""

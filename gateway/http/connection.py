@@ -25,11 +25,11 @@ import msgspec
 import trio
 
 from gateway.http.body import Body
-from gateway.http.door import Door
+from gateway.http.door import Door, Failed
 from gateway.http.framing import body_framing
 from gateway.http.head import HeadWatch, HttpRefusal, RequestHead, head_length, parse_head
 from gateway.http.messages import FixedLines, Handler, Observer, Refused, Request, Response, response_head
-from lakefs.errors import EngineUnreachable, LakeError
+from lakefs.errors import EngineUnreachable
 from lakefs.ids import Buffer
 from lakefs.limits import (
     HTTP_HEAD_BYTES_MAX,
@@ -52,6 +52,7 @@ _DROPPED_BYTES: Final = 64 << 10
 _NO_BUFFER: Final = memoryview(b"")
 """The buffer of a connection that has received nothing.  Read-only buffers hold what the door received."""
 NOT_PARKED: Final = -1
+_NS: Final = 1_000_000_000
 _REQUESTS_IN_A_ROW: Final = 2
 """Requests answered before a client that always has its next request ready lets others in: with 64 the slowest of
 8 busy clients waited for 450 requests of the others, and an answer was no cheaper."""
@@ -79,8 +80,8 @@ class Connection:
         self.parked_as = NOT_PARKED
         """Its descriptor while the door has it, or has handed it over and its task has not run yet."""
         self._peer = msgspec.json.encode(stream.peer)
-        self._failure: LakeError | None = None
-        """Failure of the next request, if it was tried before this task has got it."""
+        self._failed: Failed | None = None
+        """Set if the next request was tried before this task has got it."""
         self._handler = handler
         self._refused = refused
         self._fixed = fixed
@@ -142,9 +143,12 @@ class Connection:
             await self._answer(response, keep_alive=False, with_body=True)
             return False
         began = perf_counter()
-        request = Request(head, body, self._stream.peer, failure=self._failure)
-        self._failure = None
+        request = Request(head, body, self._stream.peer)
+        failed, self._failed = self._failed, None
         try:
+            if failed is not None:
+                request.failure, began = failed.error, failed.began_ns / _NS  # both are CLOCK_MONOTONIC
+                await body.skip()  # it has been received
             response = await self._handler(request)
         except HttpRefusal as refusal:  # the body broke the rules
             response = self._refused(refusal)
@@ -223,7 +227,7 @@ class Connection:
             if descriptor < 0:
                 raise EngineUnreachable("the connection was closed here")
             try:
-                received, unsent, rest, self._failure = await self._door.next_bytes(descriptor, self._peer)
+                received, unsent, rest, self._failed = await self._door.next_bytes(descriptor, self._peer)
             except OSError:  # the system watches no more descriptors
                 return await self._receive()
             finally:

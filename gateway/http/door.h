@@ -17,6 +17,7 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -367,12 +368,15 @@ static void door_look_for_call(door *at)
 static int door_await(door *at, int64_t until_ns)
 {
     at->is_called = 0;
-    if (at->next < at->count)
+    if (at->next < at->count) {
+        struct pollfd loop = {.fd = at->loop, .events = POLLIN};
+        at->is_called = poll(&loop, 1, 0) > 0; /* these events may take many turns */
         return 1;
+    }
     int64_t left_ms = (until_ns - door_now_ns() + 999999) / 1000000;
     int wait_ms = left_ms < 0 ? 0 : left_ms < INT_MAX ? (int)left_ms : INT_MAX;
     int ready = epoll_wait(at->epoll, at->events, DOOR_EVENTS, wait_ms);
-    at->is_called = ready < 0;
+    at->is_called = ready < 0 && errno != EINTR; /* the loop is woken for a signal that is its own */
     at->next = 0;
     at->count = ready < 0 ? 0 : ready;
     door_look_for_call(at);

@@ -50,17 +50,25 @@ it to a slow client then."""
 _NS: Final = 1_000_000_000
 
 
+class Failed(NamedTuple):
+    """The end of a request that was tried at the door."""
+
+    error: LakeError
+    began_ns: int
+    """Time of the monotonic clock when the request began."""
+
+
 class HandedOver(NamedTuple):
     """A connection that is its task's again: `received` is None if it has ended.
 
-    `unsent` goes out first, and then the rest of the answer, if there is one (`Door.send_rest`).  A `failure` is
-    that of the request that was received: it was tried, and is answered with that.
+    `unsent` goes out first, and then the rest of the answer, if there is one (`Door.send_rest`).  If the
+    request that was received has `failed`, it was tried, and is answered with that error.
     """
 
     received: bytes | None
     unsent: bytes
     rest: Rest | None = None
-    failure: LakeError | None = None
+    failed: Failed | None = None
 
 
 class Ticket(Protocol):
@@ -178,9 +186,10 @@ class Door:
 
         With a `failure` the request was tried, and must not be tried again: its task answers with that.
         """
+        failed = None if failure is None else Failed(failure, self._native.began_ns(ticket.descriptor))
         handed = self._native.give_back(ticket.descriptor, ticket.number, request)
         if handed is not None:
-            self._wake(handed[0], HandedOver(*handed[1:], failure))
+            self._wake(handed[0], HandedOver(*handed[1:], failed))
 
     def is_quiet(self, descriptor: int) -> bool:
         """Return True for a parked connection that is not busy."""
@@ -189,6 +198,10 @@ class Door:
     def finish(self, descriptor: int) -> None:
         """Hand a connection over, with no bytes, when its busy time is over."""
         self._native.finish(descriptor)
+
+    def is_finishing(self, descriptor: int) -> bool:
+        """Return True for a parked connection that is handed over, to end, when its busy time is over."""
+        return self._native.is_finishing(descriptor)
 
     def late(self, idle_s: float, stall_s: float) -> list[int]:
         """Return the parked connections on which nothing came for `idle_s`, or went for `stall_s` of an answer."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -130,6 +131,8 @@ class S3Service:
         head = request.head
         if request.failure is not None:
             request.target = parse_target(head, self._domains)
+            with suppress(S3Error):  # it was proven at the door; the clock, or the keys, may have gone on
+                request.signature = authenticate(head, region=self._region, now_s=time.time(), find_key=self._keys.find)
             raise request.failure
         if self._keys.are_old:
             await self._keys.refresh()

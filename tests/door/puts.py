@@ -31,7 +31,7 @@ NAMES: Final = ((THINGS, "put-0"), (THINGS, "put/a b"), (THINGS, "put/"), (KEPT,
 _SIZES: Final = (1, 2, 100, 4 * KIB, 20_000, 64 * KIB)
 _ODD_SIZES: Final = (0, 64 * KIB + 1, 100_000)
 _OWN: Final = re.compile(rb"(?m)^(x-amz-version-id: )[^\r\n]*|(<LastModified>)[^<]*")
-_TYPES: Final = ("text/plain; charset=utf-8", "application/octet-stream", "x")
+_TYPES: Final = ("text/plain; charset=utf-8", "application/octet-stream", "x", "")
 _PLAIN_HEADERS: Final = (
     ("user-agent", "aws-sdk-go-v2/1.30 os/linux"),
     ("accept", "*/*"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,13 +16,14 @@ import pytest
 from lakefs.client.connect import connect
 from lakefs.errors import KeyNotFound
 from tests.crash.small_engine import WarmEngine
-from tests.door.asks import Ask, raw_of
+from tests.door.asks import Ask, Key, raw_of
 from tests.door.line import Line, address_of
 from tests.door.puts import compare_puts
 from tests.door.stored import THINGS
-from tests.door.world import SETTINGS, World, door, gathered, new_key, repeated, world
-from tests.e2e.gateways import gateway
-from tests.e2e.served import LAKE
+from tests.door.world import SETTINGS, World, door, figure, gathered, new_key, repeated, world
+from tests.e2e.gateways import Gateway, gateway
+from tests.e2e.served import LAKE, serving
+from tests.e2e.test_gateway import until
 
 pytestmark = pytest.mark.slow
 EXAMPLES = 400
@@ -28,6 +32,7 @@ SHARE_MIN = 0.2
 """Part of the PUTs that the door must have gathered; half of those drawn are plain, a third of these by other keys."""
 ROUNDS_OF_KILLS = 4
 TEACHING_MAX = 50
+WAITS_S = 0.2
 PLANTED = (sys.executable, "-m", "tests.door.planted_lake")
 
 
@@ -66,6 +71,21 @@ def test_the_first_get_of_what_was_put_is_answered_by_the_door(made: World) -> N
     assert first >= 10
 
 
+def put_of(name: str, key: Key) -> bytes:
+    """Return a plain PUT of an object whose content is its name."""
+    headers = (("content-length", str(len(name))),)
+    return raw_of(Ask(f"/{THINGS}/{name}", "PUT", headers=headers, body=name.encode()), {"owner": key})
+
+
+def teach(found: Gateway, line: Line, key: Key) -> None:
+    """Put until the door knows the engine and the signer."""
+    before = gathered(found)
+    for number in range(TEACHING_MAX):
+        assert line.ask(put_of(f"teaching-{number}", key)).status == 200
+        if gathered(found) > before:
+            return
+
+
 def put_and_kill(program: Sequence[str]) -> None:
     """Put objects through the door; the engine is killed at each answer, and must have the object afterwards."""
     with ExitStack() as stack:
@@ -79,19 +99,9 @@ def put_and_kill(program: Sequence[str]) -> None:
         found = stack.enter_context(gateway(engine.server, *options, program=program))
         for number in range(ROUNDS_OF_KILLS):
             with Line(address_of(found.url)) as line:
-
-                def put(name: str, line: Line = line) -> None:
-                    headers = (("content-length", str(len(name))),)
-                    ask = Ask(f"/{THINGS}/{name}", "PUT", headers=headers, body=name.encode())
-                    assert line.ask(raw_of(ask, {"owner": key})).status == 200
-
+                teach(found, line, key)
                 before = gathered(found)
-                for more in range(TEACHING_MAX):  # until the door knows this engine, and the signer
-                    put(f"{number}-{more}")
-                    if gathered(found) > before:
-                        break
-                before = gathered(found)
-                put(f"{number}")
+                assert line.ask(put_of(str(number), key)).status == 200
                 engine.kill()
                 assert gathered(found) == before + 1
             engine.start()
@@ -106,3 +116,55 @@ def test_a_put_that_was_answered_is_there_when_the_engine_is_killed_at_once() ->
 def test_a_put_that_is_answered_before_it_is_durable_is_noticed() -> None:
     with pytest.raises(KeyNotFound):
         put_and_kill((*PLANTED, "early-puts"))
+
+
+def test_a_put_that_failed_at_the_door_is_logged_as_any_other(tmp_path: Path) -> None:
+    log = tmp_path / "access.log"
+    with ExitStack() as stack:
+        engine = WarmEngine(tmp_path, "--log-level", "error")
+        stack.callback(engine.close)
+        with connect(engine.server) as lake:
+            lake.create_bucket(THINGS)
+            key = new_key(lake)
+        options = (*SETTINGS, *door("on"), "--s3-access-log", str(log))
+        found = stack.enter_context(gateway(engine.server, *options))
+        with Line(address_of(found.url)) as line:
+            teach(found, line, key)
+            before = gathered(found)
+            assert engine.process is not None
+            engine.process.send_signal(signal.SIGSTOP)
+            line.send(put_of("held", key))
+            until(lambda: figure(found, "lake_s3_connections", 'state="answering"') == 1)
+            time.sleep(WAITS_S)
+            engine.kill()
+            assert line.reply().status == 503
+            assert gathered(found) == before
+        engine.start()
+        until(lambda: '"status":503' in log.read_text())
+        [failed] = [one for one in map(json.loads, log.read_text().splitlines()) if one["status"] == 503]
+        assert (failed["access_key"], failed["operation"], failed["key"]) == (key.access_key, "PutObject", "held")
+        assert failed["bytes_in"] == len("held")
+        assert failed["total_ms"] >= WAITS_S * 1000
+
+
+def test_a_put_that_is_held_when_the_gateway_stops_is_answered_and_is_the_last_of_its_connection() -> None:
+    with ExitStack() as stack:
+        engine = stack.enter_context(serving(Path(stack.enter_context(TemporaryDirectory(prefix="lake-")))))
+        lake = stack.enter_context(connect(engine.server))
+        lake.create_bucket(THINGS)
+        key = new_key(lake)
+        found = stack.enter_context(gateway(engine.server, *SETTINGS, *door("on")))
+        with Line(address_of(found.url)) as line, Line(address_of(found.url)) as idle:
+            teach(found, line, key)
+            assert idle.ask(put_of("idle", key)).status == 200
+            assert engine.process is not None
+            engine.process.send_signal(signal.SIGSTOP)
+            line.send(put_of("held", key))
+            until(lambda: figure(found, "lake_s3_connections", 'state="answering"') == 1)
+            found.process.send_signal(signal.SIGTERM)
+            assert idle.rest() == b""  # the gateway drains by now
+            engine.process.send_signal(signal.SIGCONT)
+            reply = line.reply()
+            assert (reply.status, reply.header("connection")) == (200, "close")
+            assert found.ended() == 0
+        assert lake.get(f"{THINGS}/held") == b"held"

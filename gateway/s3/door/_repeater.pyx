@@ -614,8 +614,8 @@ cdef class Put:
 
     @property
     def content_type(self):
-        """The Content-Type; b"" without one."""
-        return bytes_of(self.at.type)
+        """The Content-Type; None without one."""
+        return bytes_of(self.at.type) if self.at.type.at != NULL else None
 
     @property
     def signer(self):

@@ -80,6 +80,7 @@ _REOPEN_S: Final = 1.0
 _NEVER: Final = -1
 _SIGNATURE_BYTES: Final = 64
 _PIECE: Final = struct.Struct("<Q33s")
+_CLOSE: Final = b"Connection: close\r\n"
 _METHODS: Final = ("GET", "HEAD", "PUT")
 Line = tuple[bytes, bytes]
 
@@ -350,6 +351,8 @@ class S3Door:
 
     def answer(self, put: Put, lines: bytes, name: bytes) -> None:
         """Answer a PUT that is durable with these header lines; `name`: as of `logged_name`."""
+        if self.door.is_finishing(put.descriptor):
+            lines += _CLOSE
         self.door.answer(put, put.answer(lines, name))
 
     def learn_puts(self, written: Sequence[tuple[Put, ObjectStat, bytes]], epoch: int) -> None:

@@ -101,7 +101,7 @@ class GatheredPuts:
     def _change(self, put: Put, now_ns: int) -> NameChange | None:
         """Return what a PUT asks for; None if it must not be done."""
         target, host, content_type = put.target, put.host, put.content_type
-        headers = {b"content-type": content_type} if content_type else {}
+        headers = {} if content_type is None else {b"content-type": content_type}
         head = RequestHead("PUT", target, target, b"", host, _VERSION, headers, keep_alive=True)
         key = self._find_key(_read_signer(put.signer))
         if key is None:

@@ -11,7 +11,7 @@ import trio
 from hypothesis import given, strategies as st
 
 from gateway.http._door import Door as NativeDoor
-from gateway.http.door import Door, HandedOver
+from gateway.http.door import Door, Failed, HandedOver
 from lakefs.errors import EngineUnreachable
 from tests.unit.gateway.http.line_repeater import LineRepeater
 from tests.unit.gateway.http.test_door import PEER, no_rest, parked, turn
@@ -207,12 +207,17 @@ async def _told_so() -> None:
 
             async with trio.open_nursery() as waiters:
                 waiters.start_soon(wait)
+                began_ns = time.monotonic_ns()
                 client.send(b"1:a")
                 await came.wait()
                 assert not door.is_quiet(server.fileno())
                 held = repeater.held[0]
+                now_ns = time.monotonic_ns()
                 door.give_back(held, held.line, failure)
-            assert found == [HandedOver(b"1:a", b"", None, failure)]
+            (handed,) = found
+            assert handed.failed is not None
+            assert began_ns <= handed.failed.began_ns <= now_ns
+            assert handed == HandedOver(b"1:a", b"", None, Failed(failure, handed.failed.began_ns))
             nursery.cancel_scope.cancel()
 
 

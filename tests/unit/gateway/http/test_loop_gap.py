@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 import trio
@@ -21,6 +21,7 @@ from tests.unit.gateway.http.line_repeater import LineRepeater
 from tests.unit.gateway.http.test_door import PEER, no_rest
 
 SOON_S = 1.0
+CROWD = 40
 Body = Callable[[Door, socket.socket, socket.socket], Awaitable[None]]
 
 
@@ -85,7 +86,8 @@ def test_answers_are_given_while_no_task_runs(has_gap: bool) -> None:
                 assert client.recv(100) == b"FIRST"
                 steps.clear()
                 began = time.monotonic()
-                for _ in range(100):
+                for _ in range(50):
+                    time.sleep(0.002)  # longer than a turn: it serves what comes at once
                     client.send(b"?line\n")
                     assert client.recv(100) == b"LINE"
                 return time.monotonic() - began
@@ -150,6 +152,39 @@ def test_timers_fire_in_time_while_connections_wait_and_while_they_are_busy(has_
             nursery.cancel_scope.cancel()
 
     with_door(body)
+
+
+def test_work_of_the_loop_does_not_wait_for_all_connections_that_are_ready(has_gap: bool) -> None:
+    """Each answer takes longer than a turn; the loop gets its work with the first of them."""
+    one, other = socket.socketpair()
+    answered: list[bytes] = []
+
+    def slowly(line: bytes) -> bytes:
+        if not answered:
+            one.send(b"work")
+        answered.append(line)
+        time.sleep(0.002)
+        return line
+
+    async def run() -> None:
+        door = Door(LineRepeater(slowly), lambda: None, lambda: None, no_rest)
+        with ExitStack() as stack:
+            pairs = [socket.socketpair() for _ in range(CROWD)]
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(door.run)
+                for client, server in pairs:
+                    stack.enter_context(client)
+                    stack.enter_context(server)
+                    park(nursery, door, server, [])
+                await trio.testing.wait_all_tasks_blocked()
+                for client, _ in pairs:
+                    client.send(b"?line\n")
+                await trio.lowlevel.wait_readable(other)
+                assert len(answered) < CROWD / 4
+                nursery.cancel_scope.cancel()
+
+    with one, other:
+        trio.run(run)
 
 
 def test_other_sockets_and_threads_are_met_while_connections_wait(has_gap: bool) -> None:
@@ -232,3 +267,38 @@ def test_a_signal_is_met_while_connections_wait(has_gap: bool) -> None:
                 nursery.cancel_scope.cancel()
 
     with_door(body)
+
+
+def test_the_door_serves_on_after_a_signal_that_does_not_wake_trio(has_gap: bool) -> None:
+    """A wait also ends like this when the process is stopped and continued, or a debugger attaches."""
+
+    async def body(door: Door, client: socket.socket, server: socket.socket) -> None:
+        found: list[bytes] = []
+
+        def ask() -> None:
+            time.sleep(0.05)  # the loop waits by then
+            os.kill(os.getpid(), signal.SIGUSR1)
+            time.sleep(0.05)
+            client.settimeout(SOON_S)
+            client.send(b"?line\n")
+            with suppress(TimeoutError):
+                found.append(client.recv(100))
+
+        trios = signal.set_wakeup_fd(-1)
+        try:
+            async with trio.open_nursery() as nursery:
+                park(nursery, door, server, [])
+                thread = threading.Thread(target=ask)
+                thread.start()
+                await trio.sleep(2 * SOON_S)
+                thread.join()
+                nursery.cancel_scope.cancel()
+        finally:
+            signal.set_wakeup_fd(trios)
+        assert found == [b"LINE"]
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        with_door(body)
+    finally:
+        signal.signal(signal.SIGUSR1, before)

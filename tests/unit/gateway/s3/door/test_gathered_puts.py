@@ -81,6 +81,14 @@ def test_bodies_of_up_to_64_kib_are_gathered_in_however_many_parts_they_come(tau
     assert bytes(memoryview(put)) == body[:size]
 
 
+def test_an_empty_content_type_is_not_none(taught: Taught) -> None:
+    for more, found in (({}, None), ({"Content-Type": ""}, b"")):
+        put = taught.held(taught.put(BODY, more=more))
+        assert put is not None
+        assert put.content_type == found
+        taught.door.leave(put.descriptor)
+
+
 def test_content_md5_may_be_sent_if_it_is_right(taught: Taught) -> None:
     assert taught.held(taught.put(BODY, more={"Content-MD5": b64encode(md5(BODY)).decode()})) is not None
 
