@@ -252,8 +252,12 @@ static int door_repeat(door *at, int descriptor, span left, int64_t began_ns, do
         door_ticket ticket = {descriptor, at->tickets + 1};
         size_t used = at->by.repeat(at->by.context, left, began_ns, ticket, &answer);
         to->began_ns = began_ns;
-        if (!used && answer.wanted && door_set_partial(at, descriptor, left, answer.wanted))
-            return 0;
+        if (!used && answer.wanted && door_set_partial(at, descriptor, left, answer.wanted)) {
+            ssize_t sent = answer.bytes.length ? door_send(descriptor, answer.bytes, 0) : 0;
+            if (sent == (ssize_t)answer.bytes.length)
+                return 0;
+            return door_sent(at, descriptor, answer.bytes, sent, door_take_partial(at, descriptor), handed);
+        }
         if (!used)
             return door_hand_over(at, descriptor, DOOR_BYTES, left, door_nothing, handed);
         if (answer.is_held) {

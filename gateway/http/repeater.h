@@ -19,7 +19,8 @@ typedef struct {
     span bytes;    /* valid until the next call */
     void *rest;    /* what follows; NULL: nothing */
     int is_held;   /* the answer comes later, and there are no bytes */
-    size_t wanted; /* bytes that the request has in all, if it has not come whole; 0: it is not waited for */
+    size_t wanted; /* bytes that the request has in all, if it has not come whole; 0: it is not waited for.  `bytes` are
+                      sent at once then, and are no answer yet */
 } repeated;
 
 typedef struct {

@@ -91,9 +91,15 @@ cdef extern from "repeat.h" nogil:
         uint8_t *lines
         size_t length, room
         uint64_t one_of, lost
+    ctypedef struct fields:
+        span value[24]
+        uint32_t present
+    uint32_t FIELDS_GIVEN
+    const span field_names[24]
     ctypedef struct gathered:
         door_ticket ticket
-        span request, host, target, type, body, signer
+        span request, host, target, body, signer
+        fields of
         uint8_t md5[16]
     ctypedef struct gathered_puts:
         size_t count, bytes
@@ -155,6 +161,10 @@ cdef extern from *:
     """
     uint64_t hash_by_python(span text) noexcept nogil
 
+cdef inline bytes bytes_of(span text):
+    return PyBytes_FromStringAndSize(<const char *>text.at, <Py_ssize_t>text.length)
+
+
 OPERATIONS: tuple = ("GetObject", "HeadObject", "PutObject")
 """The operations of the door's answers, in the order of their counts."""
 PASSED: tuple = ("head", "field", "keys", "new", "changed", "signature", "content")
@@ -162,6 +172,7 @@ PASSED: tuple = ("head", "field", "keys", "new", "changed", "signature", "conten
 
 head_begin()
 lake_crc32c_begin()
+_GIVEN: list = [bytes_of(field_names[field]) for field in range(FIELD_COUNT)]
 
 
 cdef inline span span_of(bytes text) noexcept:
@@ -169,10 +180,6 @@ cdef inline span span_of(bytes text) noexcept:
     made.at = <const uint8_t *>PyBytes_AS_STRING(text)
     made.length = <size_t>PyBytes_GET_SIZE(text)
     return made
-
-
-cdef inline bytes bytes_of(span text):
-    return PyBytes_FromStringAndSize(<const char *>text.at, <Py_ssize_t>text.length)
 
 
 @cython.no_gc_clear  # its parts are in use until it is freed
@@ -613,9 +620,15 @@ cdef class Put:
         return bytes_of(self.at.target)
 
     @property
-    def content_type(self):
-        """The Content-Type; None without one."""
-        return bytes_of(self.at.type) if self.at.type.at != NULL else None
+    def headers(self):
+        """The header fields that are kept with the object, or that Python checks, by name in lower case."""
+        cdef int field
+        cdef uint32_t present = self.at.of.present & FIELDS_GIVEN
+        found = {}
+        for field in range(FIELD_COUNT if present else 0):
+            if present >> field & 1:
+                found[_GIVEN[field]] = bytes_of(self.at.of.value[field])
+        return found
 
     @property
     def signer(self):

@@ -1,8 +1,8 @@
 /* The header fields that the door understands.  A request with any other field, or with one twice, is Python's.
 
    That a field is on this list says: with it, the answer is the same as without it, or the door does what it asks for
-   (`range`, `x-amz-checksum-mode`, `connection: keep-alive`, `content-md5`), or it belongs to the signature.  Of a PUT
-   `content-type` is kept with the object. */
+   (`range`, `x-amz-checksum-mode`, `connection: keep-alive`, `content-md5`, `expect`), or it belongs to the signature.
+   Those of a PUT that are kept with the object, or checked by Python, are given to it (`FIELDS_GIVEN`). */
 #ifndef LAKE_S3_FIELDS_H
 #define LAKE_S3_FIELDS_H
 
@@ -26,6 +26,13 @@ typedef enum {
     FIELD_LENGTH,
     FIELD_TYPE,
     FIELD_MD5,
+    FIELD_EXPECT,
+    FIELD_CRC32,
+    FIELD_CRC32C,
+    FIELD_CRC64NVME,
+    FIELD_SHA1,
+    FIELD_SHA256,
+    FIELD_SDK_CHECKSUM,
     FIELD_COUNT
 } field_id;
 
@@ -47,15 +54,29 @@ static const span field_names[FIELD_COUNT] = {
     [FIELD_LENGTH] = FIELD_NAME("content-length"),
     [FIELD_TYPE] = FIELD_NAME("content-type"),
     [FIELD_MD5] = FIELD_NAME("content-md5"),
+    [FIELD_EXPECT] = FIELD_NAME("expect"),
+    [FIELD_CRC32] = FIELD_NAME("x-amz-checksum-crc32"),
+    [FIELD_CRC32C] = FIELD_NAME("x-amz-checksum-crc32c"),
+    [FIELD_CRC64NVME] = FIELD_NAME("x-amz-checksum-crc64nvme"),
+    [FIELD_SHA1] = FIELD_NAME("x-amz-checksum-sha1"),
+    [FIELD_SHA256] = FIELD_NAME("x-amz-checksum-sha256"),
+    [FIELD_SDK_CHECKSUM] = FIELD_NAME("x-amz-sdk-checksum-algorithm"),
 #undef FIELD_NAME
 };
 
 #define FIELD_BIT(id) (UINT32_C(1) << (id))
+#define FIELDS_OF_CHECKSUMS                                                                                            \
+    (FIELD_BIT(FIELD_CRC32) | FIELD_BIT(FIELD_CRC32C) | FIELD_BIT(FIELD_CRC64NVME) | FIELD_BIT(FIELD_SHA1) |           \
+     FIELD_BIT(FIELD_SHA256) | FIELD_BIT(FIELD_SDK_CHECKSUM))
 #define FIELDS_OF_AMZ                                                                                                  \
-    (FIELD_BIT(FIELD_DATE) | FIELD_BIT(FIELD_CONTENT) | FIELD_BIT(FIELD_CHECKSUM_MODE) | FIELD_BIT(FIELD_SDK_AGENT))
-#define FIELDS_OF_BODY (FIELD_BIT(FIELD_LENGTH) | FIELD_BIT(FIELD_TYPE) | FIELD_BIT(FIELD_MD5))
+    (FIELD_BIT(FIELD_DATE) | FIELD_BIT(FIELD_CONTENT) | FIELD_BIT(FIELD_CHECKSUM_MODE) | FIELD_BIT(FIELD_SDK_AGENT) |  \
+     FIELDS_OF_CHECKSUMS)
+#define FIELDS_OF_BODY                                                                                                 \
+    (FIELD_BIT(FIELD_LENGTH) | FIELD_BIT(FIELD_TYPE) | FIELD_BIT(FIELD_MD5) | FIELD_BIT(FIELD_EXPECT) |                \
+     FIELDS_OF_CHECKSUMS)
 #define FIELDS_OF_READS (~FIELDS_OF_BODY)
 #define FIELDS_OF_PUT (~(FIELD_BIT(FIELD_RANGE) | FIELD_BIT(FIELD_CHECKSUM_MODE)))
+#define FIELDS_GIVEN (FIELD_BIT(FIELD_TYPE) | FIELDS_OF_CHECKSUMS)
 
 typedef struct {
     span value[FIELD_COUNT]; /* of those that came; of the others there is nothing */

@@ -21,7 +21,8 @@ typedef struct gathered {
     struct gathered *next;
     door_ticket ticket;
     int64_t began_ns;
-    span request, host, target, type, agent, body, signer; /* in one allocation with this */
+    span request, host, target, agent, body, signer; /* in one allocation with this */
+    fields of;                                        /* as well */
     uint8_t md5[MD5_DIGEST_LENGTH];
     uint8_t bytes[];
 } gathered;
@@ -116,12 +117,13 @@ static gathered *put_make(span received, const head *request, const fields *of, 
     uint8_t *at = made->bytes;
     made->request = span_copied(&at, received);
     made->signer = span_copied(&at, by->logged);
-    made->host = span_moved(of->value[FIELD_HOST], received, made->bytes);
     made->target = span_moved(request->target, received, made->bytes);
     made->body = span_moved(body, received, made->bytes);
-    if (field_has(of, FIELD_TYPE))
-        made->type = span_moved(of->value[FIELD_TYPE], received, made->bytes);
+    made->of.present = of->present;
+    for (int id = 0; id < FIELD_COUNT; id++)
+        made->of.value[id] = span_moved(of->value[id], received, made->bytes);
     made->agent = span_moved(log_agent(of), received, made->bytes);
+    made->host = made->of.value[FIELD_HOST];
     memcpy(made->md5, digest, sizeof digest);
     return made;
 }

@@ -121,16 +121,14 @@ static int range_read(span value, uint64_t size_bytes, byte_range *into)
     return 1;
 }
 
-static int is_keep_alive(span value)
-{
-    static const span name = {(const uint8_t *)"keep-alive", 10};
-    return field_is(value, name);
-}
 
 /* Returns 1 if the values of fields that ask for something are those that the door knows. */
 static int asks_plainly(const fields *of)
 {
-    if (field_has(of, FIELD_CONNECTION) && !is_keep_alive(of->value[FIELD_CONNECTION]))
+    static const span keep_alive = {(const uint8_t *)"keep-alive", 10}, go_on = {(const uint8_t *)"100-continue", 12};
+    if (field_has(of, FIELD_CONNECTION) && !field_is(of->value[FIELD_CONNECTION], keep_alive))
+        return 0;
+    if (field_has(of, FIELD_EXPECT) && !field_is(of->value[FIELD_EXPECT], go_on))
         return 0;
     return !field_has(of, FIELD_CHECKSUM_MODE) || SPAN_IS(of->value[FIELD_CHECKSUM_MODE], "ENABLED");
 }
@@ -378,6 +376,9 @@ static size_t gather_one(s3_repeater *in, span received, const head *request, co
     if (by == NULL)
         return passed_on(in, PASSED_SIGNATURE);
     if (received.length < request->length + length) {
+        static const span go_on = {(const uint8_t *)"HTTP/1.1 100 Continue\r\n\r\n", 25};
+        if (field_has(of, FIELD_EXPECT) && received.length == request->length)
+            into->bytes = go_on;
         into->wanted = request->length + length;
         return 0;
     }

@@ -2,7 +2,7 @@
 
 Rules kept here:
 - The target is parsed, and the rights of the key are checked, by the functions that every request meets.  The header
-  fields of a gathered PUT are from a closed list (`fields.h`): none of them asks for more than a content type.
+  fields of a gathered PUT are from a closed list (`fields.h`): a content type and checksums; they are checked here.
 - What is refused here, or by the store, is given back: its connection's task finds out again why, and says so.
 - The answer to a GET of what was written is taught to the door, with the stamps that the store gave in the same step.
 - A request that may have been carried out, though its answer is lost, is not tried again: each PUT of it fails.
@@ -11,7 +11,7 @@ Rules kept here:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -20,8 +20,10 @@ import structlog
 from gateway.http.head import RequestHead
 from gateway.s3.door.teaching import S3Door, joined_lines, logged_name
 from gateway.s3.operations.storing import ETAG_MD5, put_headers
+from gateway.s3.protocol import checksums
 from gateway.s3.protocol.attributes import attributes_of
 from gateway.s3.protocol.errors import S3Error
+from gateway.s3.protocol.headers import check_headers
 from gateway.s3.protocol.signing import AccessKey
 from gateway.s3.protocol.targets import parse_target
 from gateway.s3.request.authorization import check_key
@@ -100,18 +102,31 @@ class GatheredPuts:
 
     def _change(self, put: Put, now_ns: int) -> NameChange | None:
         """Return what a PUT asks for; None if it must not be done."""
-        target, host, content_type = put.target, put.host, put.content_type
-        headers = {} if content_type is None else {b"content-type": content_type}
-        head = RequestHead("PUT", target, target, b"", host, _VERSION, headers, keep_alive=True)
+        target, headers = put.target, put.headers
+        head = RequestHead("PUT", target, target, b"", put.host, _VERSION, headers, keep_alive=True)
         key = self._find_key(_read_signer(put.signer))
         if key is None:
             return None
         try:
             named = parse_target(head, self._domains)
             check_key(key, named)
+            check_headers(named.operation, headers)
+            sums = _proven_sums(headers, put)
         except S3Error:
             return None
         if not named.key:
             return None
-        attributes = attributes_of(headers, now_ns, etag_kind=ETAG_MD5, etag=put.md5)
+        attributes = attributes_of(headers, now_ns, etag_kind=ETAG_MD5, etag=put.md5, sums=sums)
         return NameChange(named.bucket, named.key, b"", attributes, NO_CONDITION)
+
+
+def _proven_sums(headers: Mapping[bytes, bytes], put: Put) -> dict[str, bytes]:
+    """Return the checksum to keep with the object, if one was sent.  S3Error if it is malformed, or not the body's."""
+    expected = checksums.expected_checksum(headers)
+    if expected is None:
+        return {}
+    running = checksums.start(expected.algorithm)
+    running.update(memoryview(put))
+    if running.digest() != expected.digest:
+        raise checksums.mismatch(expected.algorithm.value)
+    return {expected.algorithm.value: expected.digest}

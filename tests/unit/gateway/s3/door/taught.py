@@ -96,15 +96,14 @@ class Taught:
     def scope(self) -> str:
         return f"{self.day}/us-east-1/s3/aws4_request"
 
-    @property
-    def claim(self) -> bytes:
-        """The Authorization header without its signature."""
-        names = b";".join(NAMES).decode()
-        return f"AWS4-HMAC-SHA256 Credential={KEY_ID}/{self.scope}, SignedHeaders={names}, Signature=".encode()
+    def claim(self, names: tuple[bytes, ...] = NAMES) -> bytes:
+        """Return the Authorization header without its signature."""
+        signed = b";".join(names).decode()
+        return f"AWS4-HMAC-SHA256 Credential={KEY_ID}/{self.scope}, SignedHeaders={signed}, Signature=".encode()
 
-    def learn_signer(self, buckets: bytes = b"") -> None:
+    def learn_signer(self, buckets: bytes = b"", names: tuple[bytes, ...] = NAMES) -> None:
         assert self.repeater.learn_signer(
-            self.claim, NAMES, self.scope.encode(), _key(self.day), buckets, b'"%b"' % KEY_ID.encode()
+            self.claim(names), names, self.scope.encode(), _key(self.day), buckets, b'"%b"' % KEY_ID.encode()
         )
 
     def learn(
@@ -135,19 +134,20 @@ class Taught:
         content: str = EMPTY,
         secret_day: str | None = None,
         body: bytes = b"",
+        names: tuple[bytes, ...] = NAMES,
     ) -> bytes:
         """Return a signed request; `content` is what the signature says of the body."""
         date = date or time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        lines = f"host:{HOST.decode()}\nx-amz-content-sha256:{content}\nx-amz-date:{date}\n"
-        names = b";".join(NAMES).decode()
-        canonical = f"{method}\n{target.decode()}\n\n{lines}\n{names}\n{content}"
+        values = {**more, "host": HOST.decode(), "x-amz-content-sha256": content, "x-amz-date": date}
+        lines = "".join(f"{name.decode()}:{values[name.decode()]}\n" for name in names)
+        canonical = f"{method}\n{target.decode()}\n\n{lines}\n{b';'.join(names).decode()}\n{content}"
         text = f"AWS4-HMAC-SHA256\n{date}\n{self.scope}\n{sha256(canonical.encode()).hexdigest()}"
         signature = hmac.digest(_key(secret_day or self.day), text.encode(), "sha256").hex()
         headers = {
             "Host": HOST.decode(),
             "X-Amz-Date": date,
             "X-Amz-Content-Sha256": content,
-            "Authorization": self.claim.decode() + signature,
+            "Authorization": self.claim(names).decode() + signature,
             **more,
         }
         fields = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
@@ -162,11 +162,12 @@ class Taught:
         content: str | None = None,
         date: str | None = None,
         length: str | None = None,
+        names: tuple[bytes, ...] = NAMES,
     ) -> bytes:
         """Return a signed PUT."""
         hashed = sha256(body).hexdigest() if content is None else content
         headers = {"Content-Length": str(len(body)) if length is None else length, **more}
-        return self.request("PUT", target=target, more=headers, content=hashed, date=date, body=body)
+        return self.request("PUT", target=target, more=headers, content=hashed, date=date, body=body, names=names)
 
     def held(self, request: bytes) -> Put | None:
         """Return the PUT that the door holds after this request; None if it passed the request on, untouched."""

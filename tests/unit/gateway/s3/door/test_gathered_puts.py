@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from gateway.s3.door._repeater import OPERATIONS
-from tests.unit.gateway.s3.door.taught import HOST, KEY_ID, NEW, Taught
+from tests.unit.gateway.s3.door.taught import HOST, KEY_ID, NAMES, NEW, Taught
 
 BODY = b"the body of a PUT" * 100
 LINES = b'ETag: "abc"\r\n'
@@ -36,7 +36,7 @@ def test_a_whole_and_proven_put_is_held_with_all_that_python_needs(taught: Taugh
     assert put is not None
     assert bytes(memoryview(put)) == BODY
     assert len(put) == len(BODY)
-    assert (put.host, put.target, put.content_type) == (HOST, NEW, b"text/x")
+    assert (put.host, put.target, put.headers) == (HOST, NEW, {b"content-type": b"text/x"})
     assert put.signer == b'"%b"' % KEY_ID.encode()
     assert put.md5 == md5(BODY)
     assert put.request == request
@@ -85,12 +85,50 @@ def test_an_empty_content_type_is_not_none(taught: Taught) -> None:
     for more, found in (({}, None), ({"Content-Type": ""}, b"")):
         put = taught.held(taught.put(BODY, more=more))
         assert put is not None
-        assert put.content_type == found
+        assert put.headers.get(b"content-type") == found
         taught.door.leave(put.descriptor)
 
 
 def test_content_md5_may_be_sent_if_it_is_right(taught: Taught) -> None:
     assert taught.held(taught.put(BODY, more={"Content-MD5": b64encode(md5(BODY)).decode()})) is not None
+
+
+def test_a_checksum_that_was_signed_is_given_to_python(taught: Taught) -> None:
+    names = (*NAMES, b"x-amz-checksum-crc32", b"x-amz-sdk-checksum-algorithm")
+    sums = {"x-amz-checksum-crc32": "AAAAAA==", "x-amz-sdk-checksum-algorithm": "CRC32"}
+    taught.learn_signer(names=names)
+    put = taught.held(taught.put(BODY, more=sums, names=names))
+    assert put is not None
+    assert put.headers == {name.encode(): value.encode() for name, value in sums.items()}
+
+
+def test_a_client_that_waits_for_it_is_asked_for_the_body(taught: Taught) -> None:
+    request = taught.put(BODY, more={"Expect": "100-Continue"})
+    head = request[: -len(BODY)]
+    taught.door.park(taught.server.fileno(), b'"peer"')
+    taught.client.sendall(head)
+    taught.door.begin(1_000_000_000)
+    assert taught.door.serve() is None
+    assert taught.client.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    taught.client.sendall(BODY)
+    taught.door.begin(1_000_000_000)
+    assert taught.door.serve() is None
+    (put,) = taught.repeater.take_puts(2)
+    assert put.request == request
+    taught.door.leave(taught.server.fileno())
+    assert taught.held(request) is not None, "a client that did not wait is not asked"
+    taught.client.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        taught.client.recv(100)
+
+
+def test_a_stranger_who_waits_is_not_asked_for_the_body(taught: Taught) -> None:
+    taught.repeater.forget_claims()
+    head = taught.put(BODY, more={"Expect": "100-continue"})[: -len(BODY)]
+    assert taught.held(head) is None
+    taught.client.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        taught.client.recv(100)
 
 
 def test_the_body_may_be_left_open_by_the_signature(taught: Taught) -> None:
@@ -108,7 +146,8 @@ def test_the_body_may_be_left_open_by_the_signature(taught: Taught) -> None:
         ({"x-amz-meta-a": "b"}, "field"),
         ({"x-amz-copy-source": "/bucket/other"}, "field"),
         ({"If-None-Match": "*"}, "field"),
-        ({"Expect": "100-continue"}, "field"),
+        ({"Expect": "something"}, "field"),
+        ({"x-amz-checksum-crc32": "not signed"}, "signature"),
         ({"Transfer-Encoding": "chunked"}, "field"),
         ({"Content-Encoding": "gzip"}, "field"),
         ({"Connection": "close"}, "field"),
