@@ -51,6 +51,7 @@ PARTS = {
     "gc-hour": Part("tests.crash.fire", {"--cycles": 60, "--minutes": 60}, has_jobs=False, waits=True),
     "door": Part("tests.door.oracle", {"--requests": 100_000}, has_jobs=False),
     "registers": Part("tests.door.registers", {"--rounds": 1000}, has_jobs=False),
+    "known": Part("tests.known.registers", {"--rounds": 1000}, has_jobs=False),
     "mixed": Part("tests.mixed", {"--count": 10_000_000}, has_jobs=False),
     "flips": Part("tests.flips", {"--flips": 10_000}),
     "mount": Part("tests.mount", {"--sequences": 10_000}),

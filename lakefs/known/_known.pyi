@@ -34,11 +34,11 @@ class KnownTable:
     def forget(self) -> None:
         """Drop everything: all answers, and all that the engine shared."""
 
-    def learn(self, answers: list[tuple[str, bytes, bytes, bytes | None, int]]) -> set[tuple[int, int]]:
+    def learn(self, answers: list[tuple[str, bytes, bytes, bytes | None, int]]) -> tuple[set[tuple[int, int]], bool]:
         """Learn of each name (BUCKET/KEY) its stamps, its stat as bytes, its chunk if it has content, and its length.
 
         Content is known only if it is of one chunk of at most 256 KiB.  Returns tier and number of the segments and
-        slabs in which chunks lie, and which are not in use here.
+        slabs in which chunks lie, and which are not in use here; and True if the index has all chunks.
         """
 
     def stat(self, name: str) -> bytes | None:

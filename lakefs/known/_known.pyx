@@ -73,7 +73,11 @@ cdef extern from "known.h" nogil:
     const known_answer *known_standing(const known *, span name)
     int known_keep(known *, const known_answer *parts)
     int known_content(known *, const known_answer *, uint8_t *into)
-    int known_wants(known *, const uint8_t *chunk, lake_place *place)
+    ctypedef enum known_where:
+        KNOWN_AT_HAND
+        KNOWN_WANTED
+        KNOWN_NOWHERE
+    known_where known_locate(known *, const uint8_t *chunk, lake_place *place)
     const content_segment *content_find(content_table *, uint64_t segment)
     content_segment *content_room(content_table *, uint64_t segment)
 
@@ -198,6 +202,7 @@ cdef class KnownTable:
         cdef uint64_t size_bytes
         cdef known_answer parts
         cdef lake_place place
+        cdef bint is_found = True
         wanted = set()
         for name, stamps, stat, chunk, size_bytes in answers:
             memset(&parts, 0, sizeof(parts))
@@ -211,11 +216,16 @@ cdef class KnownTable:
                 parts.has_content = True
                 parts.size_bytes = size_bytes
                 memcpy(parts.chunk, PyBytes_AS_STRING(chunk), KNOWN_CHUNK_BYTES)
-            if known_keep(self.at, &parts) and parts.size_bytes and known_wants(self.at, parts.chunk, &place):
+            if not known_keep(self.at, &parts) or not parts.size_bytes:
+                continue
+            where = known_locate(self.at, parts.chunk, &place)
+            if where == KNOWN_NOWHERE:
+                is_found = False
+            elif where == KNOWN_WANTED:
                 is_segment = place.tier == LAKE_TIER_SEGMENT
                 number = place.segment if is_segment else place.segment >> CONTENT_GENERATION_BITS
                 wanted.add((place.tier, number))
-        return wanted
+        return wanted, is_found
 
     # --- answering -----------------------------------------------------------------------------------------------
 

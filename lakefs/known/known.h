@@ -152,15 +152,23 @@ static int known_content(known *in, const known_answer *of, uint8_t *into)
     return !count || content_whole(&in->content, of->chunk, of->size_bytes, into);
 }
 
-/* Returns 1 if the place of a chunk is known here, and its segment or slab is not: then `place` is to be asked for. */
-static int known_wants(known *in, const uint8_t *chunk, lake_place *place)
+typedef enum {
+    KNOWN_AT_HAND, /* or it lies where it can never be read here */
+    KNOWN_WANTED,  /* its segment or slab is not in use here */
+    KNOWN_NOWHERE, /* the index does not have it, or there is none */
+} known_where;
+
+/* Finds the place of a chunk. */
+static known_where known_locate(known *in, const uint8_t *chunk, lake_place *place)
 {
     if (in->content.places.find == NULL || !in->content.places.find(in->content.places.table, chunk, place))
-        return 0;
+        return KNOWN_NOWHERE;
     if (place->tier == LAKE_TIER_SEGMENT)
-        return content_find(&in->content, place->segment) == NULL;
+        return content_find(&in->content, place->segment) == NULL ? KNOWN_WANTED : KNOWN_AT_HAND;
     uint64_t slab = place->segment >> CONTENT_GENERATION_BITS;
-    return place->tier == LAKE_TIER_DRAM && slab < CONTENT_SLABS && in->content.slabs[slab].at == NULL;
+    if (place->tier == LAKE_TIER_DRAM && slab < CONTENT_SLABS && in->content.slabs[slab].at == NULL)
+        return KNOWN_WANTED;
+    return KNOWN_AT_HAND;
 }
 
 #endif

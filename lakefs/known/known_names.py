@@ -268,8 +268,9 @@ class KnownNames:
         ]
         with self._lock:
             if epoch == self._epoch:
-                self._content.want(self._table.learn(parts))
-                self._is_index_due = self._has_old_index()
+                wanted, is_found = self._table.learn(parts)
+                self._content.want(wanted)
+                self._is_index_due = not is_found and self._has_old_index()
 
     # --- what the engine shares --------------------------------------------------------------------------------------
 

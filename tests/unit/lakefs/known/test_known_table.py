@@ -48,6 +48,7 @@ class Rig:
         self.slab = bytearray(SLAB_BYTES)
         self.generations = bytearray(8 * 8 * (SLAB + 1))
         self._used = 0
+        self.found: list[bool] = []
         self.table = KnownTable(memory_bytes_)
         self.open()
 
@@ -91,7 +92,9 @@ class Rig:
         return chunk
 
     def learn(self, name: str, chunk: bytes | None, size: int, stat: bytes = b"stat") -> set[tuple[int, int]]:
-        return self.table.learn([(name, self.stamps.of([(Table.NAMES, name.encode())]), stat, chunk, size)])
+        wanted, is_found = self.table.learn([(name, self.stamps.of([(Table.NAMES, name.encode())]), stat, chunk, size)])
+        self.found.append(is_found)
+        return wanted
 
     def change(self, name: str) -> None:
         self.stamps.turn([(Op.PUT, Table.NAMES, name.encode(), b"")])
@@ -190,6 +193,9 @@ def test_segments_and_slabs_that_are_missing_are_named(rig: Rig) -> None:
     assert rig.learn("b/k", rig.store_in_slab(content, slab=5), 100) == {(MEDIUM_DRAM, 5)}
     assert rig.learn("b/k", rig.store_in_slab(content, slab=5000), 100) == set()
     rig.store(content)
+    assert all(rig.found)
+    rig.learn("b/other", bytes(data_chunk_id(b"none")), 4)
+    assert not rig.found[-1]
     rig.table.drop_segments()
     assert rig.learn("b/k", bytes(data_chunk_id(content)), 100) == {(MEDIUM_SEGMENT, SEGMENT)}
     assert rig.read("b/k") is None
