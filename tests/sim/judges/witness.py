@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import TypeVar
 
 import msgspec
@@ -302,7 +303,8 @@ class Witness:
         """Note a request that arrives; its body is whole."""
         serving = _Serving(request, request, self._history.here)
         if isinstance(request, m.PutObjects):
-            serving.blobs = [BlobId(data_chunk_id(part)) for part in body.parts]
+            whole, cuts = body.joined(), pairwise(accumulate(request.lengths, initial=0))
+            serving.blobs = [BlobId(data_chunk_id(whole[begin:end])) for begin, end in cuts]
         return serving
 
 

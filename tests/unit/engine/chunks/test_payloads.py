@@ -147,3 +147,22 @@ def test_a_request_that_is_cancelled_while_it_waits_for_buffers_gives_its_small_
             buffer.release()
 
     trio.run(main)
+
+
+def test_small_payloads_that_follow_each_other_are_received_as_one_part() -> None:
+    lengths = [5, 0, 7, 65_536, 70_000, 0, 65_536, 3, 65_535]
+    body = take(BufferPool(BUFFER_POOL_BYTES), lengths)
+    assert [len(part) for part in body.parts] == [12, 65_536, 70_000, 65_536, 65_538]
+    content = bytes(number % 251 for number in range(sum(lengths)))
+    at = 0
+    for part in body.parts:
+        view = memoryview(part)
+        view[:] = content[at : at + len(view)]
+        at += len(view)
+    filled = [
+        bytes(payload.small if payload.area is None else payload.area[: payload.length])  # type: ignore[arg-type]
+        for payload in body.payloads
+    ]
+    assert list(map(len, filled)) == lengths
+    assert b"".join(filled) == content
+    body.release()
