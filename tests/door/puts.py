@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 import re
+import zlib
 from base64 import b64encode
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -31,6 +32,8 @@ NAMES: Final = ((THINGS, "put-0"), (THINGS, "put/a b"), (THINGS, "put/"), (KEPT,
 _SIZES: Final = (1, 2, 100, 4 * KIB, 20_000, 64 * KIB)
 _ODD_SIZES: Final = (0, 64 * KIB + 1, 100_000)
 _OWN: Final = re.compile(rb"(?m)^(x-amz-version-id: )[^\r\n]*|(<LastModified>)[^<]*")
+_GO_ON: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""It is sent or not, as the bytes arrive."""
 _TYPES: Final = ("text/plain; charset=utf-8", "application/octet-stream", "x", "")
 _PLAIN_HEADERS: Final = (
     ("user-agent", "aws-sdk-go-v2/1.30 os/linux"),
@@ -64,6 +67,17 @@ def _md5(body: bytes) -> str:
     return b64encode(hashlib.md5(body, usedforsecurity=False).digest()).decode()
 
 
+def _sums(body: bytes) -> list[list[tuple[str, str]]]:
+    """Return right checksums, as header fields."""
+    crc32 = b64encode(zlib.crc32(body).to_bytes(4, "big")).decode()
+    sha256 = b64encode(hashlib.sha256(body).digest()).decode()
+    return [
+        [("x-amz-checksum-crc32", crc32), ("x-amz-sdk-checksum-algorithm", "CRC32")],
+        [("x-amz-checksum-sha256", sha256)],
+        [("x-amz-checksum-sha1", b64encode(hashlib.sha1(body, usedforsecurity=False).digest()).decode())],
+    ]
+
+
 @st.composite
 def put_steps(draw: st.DrawFn) -> PutStep:
     """Draw a PUT."""
@@ -76,6 +90,10 @@ def put_steps(draw: st.DrawFn) -> PutStep:
         headers.append(("content-type", draw(st.sampled_from(_TYPES))))
     if draw(st.integers(0, 3)) == 0:
         headers.append(("content-md5", _md5(body)))
+    if draw(st.integers(0, 3)) == 0:
+        headers += draw(st.sampled_from(_sums(body)))
+    if draw(st.integers(0, 3)) == 0:
+        headers.append(("expect", "100-continue"))
     signed = draw(st.sampled_from(((), ("content-length", "content-type"), ("content-md5", "user-agent"))))
     hashed = draw(st.sampled_from(("", "", UNSIGNED)))
     path = f"/{bucket}/{key.replace(' ', '%20')}"
@@ -114,6 +132,11 @@ def _odd_header(draw: st.DrawFn, ask: Ask) -> Ask:
         ("x-amz-checksum-crc32", "AAAAAA=="),
         ("x-amz-checksum-sha256", b64encode(hashlib.sha256(ask.body).digest()).decode()),
         ("x-amz-sdk-checksum-algorithm", "CRC32"),
+        ("x-amz-sdk-checksum-algorithm", "x"),
+        ("x-amz-checksum-crc32c", "AAAAAA=="),
+        ("x-amz-checksum-crc64nvme", "x"),
+        ("x-amz-checksum-type", "COMPOSITE"),
+        ("expect", "something"),
         ("x-amz-meta-a", "b"),
         ("x-amz-tagging", "a=1"),
         ("x-amz-acl", "private"),
@@ -170,8 +193,8 @@ def exchange(made: World, address: tuple[str, int], raws: Sequence[bytes], step:
 
 
 def masked(answer: bytes) -> bytes:
-    """Return an answer without the id of a version, and the time of a copy."""
-    return _OWN.sub(lambda found: (found[1] or found[2]) + b"-", answer)
+    """Return an answer without the id of a version, the time of a copy, and the request to send the body."""
+    return _OWN.sub(lambda found: (found[1] or found[2]) + b"-", answer.removeprefix(_GO_ON))
 
 
 def left_behind(made: World) -> list[bytes]:
