@@ -305,7 +305,9 @@ static int door_receive(door *at, int descriptor, door_handed *handed)
 /* Returns 1 if the connection has the request that the ticket was given for. */
 static inline int door_has(const door *at, door_ticket ticket)
 {
-    return door_is_parked(at, ticket.descriptor) && ticket.number && at->connections[ticket.descriptor].held == ticket.number;
+    if (!door_is_parked(at, ticket.descriptor) || !ticket.number)
+        return 0;
+    return at->connections[ticket.descriptor].held == ticket.number;
 }
 
 /* Answers a request that was held; returns 1 if its connection was handed over. */

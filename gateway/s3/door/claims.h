@@ -255,7 +255,9 @@ static const claim *claims_signer(claims *in, span method, span canonical_target
         return NULL;
     span text = {authorization.at, authorization.length - SIGNATURE_BYTES};
     const claim *by = claims_find(in, text);
-    if (by == NULL || !canonical_target.length || by->signed_fields & ~of->present || of->present & FIELDS_OF_AMZ & ~by->signed_fields)
+    if (by == NULL || !canonical_target.length)
+        return NULL;
+    if (by->signed_fields & ~of->present || of->present & FIELDS_OF_AMZ & ~by->signed_fields)
         return NULL;
     span date = of->value[FIELD_DATE];
     int64_t signed_s = epoch_of(date);

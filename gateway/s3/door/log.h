@@ -1,7 +1,8 @@
 /* Lines of the access log for answers of the door: the same JSON as `gateway.s3.telemetry.access_log` writes.
 
    What never changes is escaped once, by Python, when it is learned: bucket and key with an answer, the access key with
-   a claim, the address with a connection; those of a PUT with its answer.  Lines gather here until they are taken; those without room are counted. */
+   a claim, the address with a connection; those of a PUT with its answer.  Lines gather here until they are taken;
+   those without room are counted. */
 #ifndef LAKE_S3_LOG_H
 #define LAKE_S3_LOG_H
 

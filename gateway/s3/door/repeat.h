@@ -372,7 +372,8 @@ static size_t gather_one(s3_repeater *in, span received, const head *request, co
     size_t length = put_length(request, of);
     if (!length)
         return passed_on(in, PASSED_FIELD);
-    const claim *by = claims_signer(&in->claims, request->method, put_canonical(&in->puts, request->target), of, in->now_s);
+    span canonical = put_canonical(&in->puts, request->target);
+    const claim *by = claims_signer(&in->claims, request->method, canonical, of, in->now_s);
     if (by == NULL)
         return passed_on(in, PASSED_SIGNATURE);
     if (received.length < request->length + length) {
