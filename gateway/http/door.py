@@ -30,7 +30,7 @@ from gateway.http.messages import ResponseSender
 from lakefs.errors import LakeError
 
 if TYPE_CHECKING:
-    from gateway.http._door import Door as NativeDoor, Repeats, Rest
+    from gateway.http._door import Door as NativeDoor, Handed, Repeats, Rest
 
     IS_BUILT: bool
 else:
@@ -121,7 +121,7 @@ class Door:
         self._before_turn()
         self._native.begin(_TURN_NS)
         while (handed := self._native.serve()) is not None:
-            self._wake(handed[0], HandedOver(*handed[1:]))
+            self._hand_over(handed)
         if self._native.timed:
             self._hand_over_long()
         self._after_turn()
@@ -148,7 +148,7 @@ class Door:
     def _hand_over_long(self) -> None:
         before_ns = monotonic_ns() - int(_LONG_S * _NS)
         while (handed := self._native.take_long(before_ns)) is not None:
-            self._wake(handed[0], HandedOver(*handed[1:]))
+            self._hand_over(handed)
 
     async def next_bytes(self, descriptor: int, peer: bytes, rest: Rest | None = None) -> HandedOver:
         """Park a connection until it is handed over; `peer` is for the log.  OSError if it cannot be watched.
@@ -177,9 +177,7 @@ class Door:
 
         The answer to a client that has gone is dropped.
         """
-        handed = self._native.answer(ticket.descriptor, ticket.number, answer)
-        if handed is not None:
-            self._wake(handed[0], HandedOver(*handed[1:]))
+        self._hand_over(self._native.answer(ticket.descriptor, ticket.number, answer))
 
     def give_back(self, ticket: Ticket, request: bytes, failure: LakeError | None = None) -> None:
         """Hand a connection over with the request that is held, as if it had just been received.
@@ -187,9 +185,7 @@ class Door:
         With a `failure` the request was tried, and must not be tried again: its task answers with that.
         """
         failed = None if failure is None else Failed(failure, self._native.began_ns(ticket.descriptor))
-        handed = self._native.give_back(ticket.descriptor, ticket.number, request)
-        if handed is not None:
-            self._wake(handed[0], HandedOver(*handed[1:], failed))
+        self._hand_over(self._native.give_back(ticket.descriptor, ticket.number, request), failed)
 
     def is_quiet(self, descriptor: int) -> bool:
         """Return True for a parked connection that is not busy."""
@@ -210,6 +206,12 @@ class Door:
     def quietest(self) -> int:
         """Return the parked connection that has been idle longest; -1 if there is none."""
         return self._native.quietest()
+
+    def _hand_over(self, handed: Handed | None, failed: Failed | None = None) -> None:
+        """Wake the task of a connection that native code has handed over, if it has."""
+        if handed is not None:
+            descriptor, received, unsent, rest = handed
+            self._wake(descriptor, HandedOver(received, unsent, rest, failed))
 
     def _wake(self, descriptor: int, handed: HandedOver) -> None:
         task = self._waiting.pop(descriptor, None)

@@ -34,6 +34,16 @@ static inline int span_equals(span left, span right)
 #define SPAN_IS(left, text) span_is((left), (text), sizeof(text) - 1)
 #define SPAN_SKIP(from, text) span_skip((from), (text), sizeof(text) - 1)
 
+/* Copies a span to where `into` is, and moves that behind the copy. */
+static inline span span_copied(uint8_t **into, span from)
+{
+    span copied = {*into, from.length};
+    if (from.length)
+        memcpy(*into, from.at, from.length);
+    *into += from.length;
+    return copied;
+}
+
 static inline span span_trimmed(span text)
 {
     while (text.length && *text.at == ' ') {

@@ -92,14 +92,6 @@ static const known_answer *known_standing(const known *in, span name)
     return *slot;
 }
 
-static span known_copied(uint8_t **at, span from)
-{
-    span copied = {*at, from.length};
-    memcpy(*at, from.at, from.length);
-    *at += from.length;
-    return copied;
-}
-
 /* Returns the place for an answer: that of an earlier one about this name, an empty one, or that of another in turn. */
 static known_answer **known_room(known *in, span name)
 {
@@ -126,9 +118,9 @@ static int known_keep(known *in, const known_answer *parts)
     }
     *made = *parts;
     uint8_t *at = made->bytes;
-    made->stamps = known_copied(&at, parts->stamps);
-    made->name = known_copied(&at, parts->name);
-    made->stat = known_copied(&at, parts->stat);
+    made->stamps = span_copied(&at, parts->stamps);
+    made->name = span_copied(&at, parts->name);
+    made->stat = span_copied(&at, parts->stat);
     made->allocated_bytes = bytes;
     made->hash = in->hash(made->name);
     made->serial = ++in->serial;

@@ -171,7 +171,8 @@ static int answered_held(s3_repeater *in, span input)
     gathered *put = puts_take(&in->puts);
     if (put == NULL || in->puts.count || in->puts.bytes || !span_equals(put->request, input))
         return 1;
-    span all = put->request, parts[] = {put->host, put->target, put->of.value[FIELD_TYPE], put->agent, put->body};
+    span all = put->request, host = put->of.value[FIELD_HOST];
+    span parts[] = {host, put->target, put->of.value[FIELD_TYPE], log_agent(&put->of), put->body};
     for (size_t at = 0; at < sizeof parts / sizeof *parts; at++)
         if (parts[at].at != NULL && (parts[at].at < all.at || parts[at].at + parts[at].length > all.at + all.length))
             return 1;

@@ -34,6 +34,7 @@ cdef extern from "repeat.h" nogil:
         TIMES_MAX
         PASSED_COUNT
         FIELD_NONE
+        FIELD_HOST
         MD5_DIGEST_LENGTH
         OF_COUNT
     const char *REPEATER_CAPSULE
@@ -98,7 +99,7 @@ cdef extern from "repeat.h" nogil:
     const span field_names[24]
     ctypedef struct gathered:
         door_ticket ticket
-        span request, host, target, body, signer
+        span request, target, body, signer
         fields of
         uint8_t md5[16]
     ctypedef struct gathered_puts:
@@ -612,7 +613,7 @@ cdef class Put:
     @property
     def host(self):
         """The Host, as received."""
-        return bytes_of(self.at.host)
+        return bytes_of(self.at.of.value[FIELD_HOST])
 
     @property
     def target(self):

@@ -46,15 +46,6 @@ static const char hex_digits[] = "0123456789abcdef";
 
 /* --- keeping ------------------------------------------------------------------------------------------------- */
 
-static inline span span_copied(uint8_t **into, span from)
-{
-    span copied = {*into, from.length};
-    if (from.length)
-        memcpy(*into, from.at, from.length);
-    *into += from.length;
-    return copied;
-}
-
 /* `buckets`: names, each with a NUL behind.  `logged`: the access key as JSON. */
 static claim *claim_make(const claims *in, span text, span signed_names, span scope, span buckets, span logged)
 {

@@ -21,8 +21,8 @@ typedef struct gathered {
     struct gathered *next;
     door_ticket ticket;
     int64_t began_ns;
-    span request, host, target, agent, body, signer; /* in one allocation with this */
-    fields of;                                        /* as well */
+    span request, target, body, signer; /* in one allocation with this */
+    fields of;                          /* as well */
     uint8_t md5[MD5_DIGEST_LENGTH];
     uint8_t bytes[];
 } gathered;
@@ -122,8 +122,6 @@ static gathered *put_make(span received, const head *request, const fields *of, 
     made->of.present = of->present;
     for (int id = 0; id < FIELD_COUNT; id++)
         made->of.value[id] = span_moved(of->value[id], received, made->bytes);
-    made->agent = span_moved(log_agent(of), received, made->bytes);
-    made->host = made->of.value[FIELD_HOST];
     memcpy(made->md5, digest, sizeof digest);
     return made;
 }

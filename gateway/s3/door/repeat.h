@@ -437,7 +437,7 @@ static span answer_put(s3_repeater *in, const gathered *put, span lines, span lo
         .id = {in->id, ID_BYTES},
         .signer = put->signer,
         .name = logged,
-        .agent = put->agent,
+        .agent = log_agent(&put->of),
         .operation = OF_PUT,
         .received_bytes = put->body.length,
     };

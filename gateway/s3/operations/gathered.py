@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _log: Final = structlog.get_logger(__name__)
 _VERSION: Final = (1, 1)
-OBJECT: Final = 2
+_OBJECT: Final = 2
 """Kind of a stat; a key that ends in "/" is a folder, whose GET is left to Python."""
 _read_signer: Final = msgspec.json.Decoder(str).decode
 
@@ -96,7 +96,7 @@ class GatheredPuts:
                 continue
             name = logged_name(stat.bucket, stat.key) if self._door.is_logging else b""
             self._door.answer(put, joined_lines(put_headers(stat)), name)
-            if result.stamps and stat.kind == OBJECT:
+            if result.stamps and stat.kind == _OBJECT:
                 written.append((put, stat, result.stamps))
         self._door.learn_puts(written, reply.epoch)
 
