@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 from urllib.parse import quote
 
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, settings, strategies as st
 
 from tests.door.asks import DOMAIN, HARMLESS, VERSION, Ask, Flaw, Spelling, Way
 from tests.door.stored import HOT, KEPT, MOVING, OBJECTS, ODD_KEYS, OPEN, THINGS, VERSIONS, path_of
@@ -33,6 +33,17 @@ _DATES: Final = (
     "yesterday",
 )
 _ETAGS: Final = tuple(stored.etag for place, stored in OBJECTS.items() if place in HOT)
+
+
+def drawn(count: int, *, shrink: bool) -> settings:
+    """Return the settings for so many examples; they run real servers, so time and health do not count."""
+    return settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
+    )
 
 
 @st.composite

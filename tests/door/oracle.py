@@ -10,10 +10,10 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
-from hypothesis import HealthCheck, Phase, given, seed as seeded, settings, strategies as st
+from hypothesis import given, seed as seeded, strategies as st
 
 from tests.door.asks import Ask
-from tests.door.grammar import asks
+from tests.door.grammar import asks, drawn
 from tests.door.stored import MOVING, OPEN, THINGS, Stored, content_of, put
 from tests.door.world import World, figure, repeated, world
 from tests.sim.__main__ import say
@@ -95,13 +95,7 @@ def compare(made: World, count: int, seed: int | None = None, *, shrink: bool = 
     """Draw so many steps; after each change, and for each request, both gateways must answer the same."""
     numbers = iter(range(1 << 62))
 
-    @settings(
-        max_examples=count,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
-    )
+    @drawn(count, shrink=shrink)
     @given(steps())
     def one(step: Step) -> None:
         if step.change is not None:

@@ -17,10 +17,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Final
 
-from hypothesis import HealthCheck, Phase, given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from tests.door.asks import UNSIGNED, Ask, Way
-from tests.door.grammar import oddly
+from tests.door.grammar import drawn, oddly
 from tests.door.line import Line, without_own
 from tests.door.pieces import pieces_of
 from tests.door.stored import KEPT, KIB, OTHER, THINGS, content_of
@@ -231,13 +231,7 @@ def agree_on(made: World, step: PutStep) -> None:
 def compare_puts(made: World, count: int, *, shrink: bool = True) -> None:
     """Draw so many PUTs, and compare each."""
 
-    @settings(
-        max_examples=count,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-        phases=(Phase.generate, Phase.shrink) if shrink else (Phase.generate,),
-    )
+    @drawn(count, shrink=shrink)
     @given(put_steps())
     def one(step: PutStep) -> None:
         agree_on(made, step)

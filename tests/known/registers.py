@@ -12,12 +12,9 @@ while, or gc and compaction run all the time.  After each round the history of e
 from __future__ import annotations
 
 import argparse
-import os
 import random
-import signal
-import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -29,23 +26,20 @@ from lakefs.client.connect import connect
 from lakefs.content.verify import Check
 from lakefs.errors import KeyNotFound, LakeError, OperationalError, PreconditionFailed
 from tests.crash.small_engine import WarmEngine
-from tests.door.linear import NOTHING, UNKNOWN, Nothing, Operation, Value, contradiction
+from tests.door.linear import NOTHING, UNKNOWN, Nothing, Operation, Value
 from tests.door.register_client import Values, content_of
+from tests.door.rounds import Rounds
 from tests.known.clients import KINDS, read_whole, reader
 from tests.sim.__main__ import say
 
 BUCKET: Final = "registers"
-NAMES: Final = 3
 READERS: Final = 2
 """Readers of each kind."""
 WRITERS: Final = 2
 STEPS: Final = 60
 FAULTS: Final = ("nothing", "kill the engine", "stop the engine", "collect and compact", "kill the engine twice")
 _ROOM: Final = 1 << 18
-_STOPPED_S: Final = 0.3
 _DIGITS: Final = 16
-_SAID_EVERY: Final = 50
-_SHOWN: Final = 12
 
 
 class Notes:
@@ -186,16 +180,18 @@ class WritingClient:
         self._lake.put(f"{BUCKET}/{name}", content_of(value), user_metadata=metadata, if_match=etag)
 
 
-class Registers:
+class Registers(Rounds[Any]):
     """One store, its clients, and the rounds."""
 
+    steps = STEPS
+    cycles = 1
+
     def __init__(self, folder: Path, seed: int) -> None:
-        self._chance = random.Random(seed)
+        super().__init__(seed)
         self._values = Values()
         self._stack = ExitStack()
         self.engine = WarmEngine(folder, "--log-level", "error")
         self._stack.callback(self.engine.close)
-        self.figures: Counter[str] = Counter()
         with connect(self.engine.server) as lake:
             lake.create_bucket(BUCKET)
         server = self.engine.server
@@ -220,88 +216,21 @@ class Registers:
         return sum(client.known.answered for client in clients)
 
     def run(self, rounds: int, faults: Sequence[str] = FAULTS, said: Callable[[str], None] = lambda _: None) -> None:
-        """Run so many rounds, the faults in turn.  AssertionError names the round."""
-        for number in range(rounds):
-            fault = faults[number % len(faults)]
-            try:
-                self._round(number, fault)
-            except AssertionError as error:
-                raise AssertionError(f"round {number}, {fault}: {error}") from error
-            self.figures["rounds"] += 1
-            if self.figures["rounds"] % _SAID_EVERY == 0:
-                said(str(self))
+        """See `Rounds.run`."""
+        super().run(rounds, faults, said)
 
     def __str__(self) -> str:
-        counts = ", ".join(f"{count} {name}" for name, count in sorted(self.figures.items()))
-        return f"{counts}; {self.repeated} answers from memory"
+        return f"{super().__str__()}; {self.repeated} answers from memory"
 
-    def _round(self, number: int, fault: str) -> None:
-        names = [f"{number}-{which}" for which in "abc"[:NAMES]]
-        clients: list[Any] = [
+    def clients(self, number: int, names: Sequence[str]) -> list[Any]:
+        """See `Rounds.clients`: readers of each kind, and writers."""
+        readers = [
             ReadingClient(kind, client, names, Notes(f"{number}-r{at}-{kind}"))
             for at, (kind, client) in enumerate(self._readers)
         ]
-        clients += [
+        return readers + [
             WritingClient(lake, names, self._values, Notes(f"{number}-w{at}")) for at, lake in enumerate(self._writers)
         ]
-        ended, errors = threading.Event(), list[BaseException]()
-        threads = [threading.Thread(target=_work, args=(client, errors, ended)) for client in clients]
-        for thread in threads:
-            thread.start()
-        try:
-            self._fault(fault)
-        finally:
-            ended.set()
-            for thread in threads:
-                thread.join()
-        if errors:
-            raise errors[0]
-        self._judge([client.notes for client in clients])
-
-    def _judge(self, notes: Sequence[Notes]) -> None:
-        histories: defaultdict[str, list[Operation]] = defaultdict(list)
-        for one in notes:
-            self.figures.update(one.counts)
-            for name, operation in one.operations:
-                histories[name].append(operation)
-        for name, history in histories.items():
-            wrong = contradiction(history)
-            assert wrong is None, f"{name} is no register:\n" + _around(history, wrong)
-
-    def _fault(self, fault: str) -> None:
-        threading.Event().wait(self._chance.uniform(0.05, 0.4))
-        match fault:
-            case "kill the engine" | "kill the engine twice":
-                for _ in range(2 if fault.endswith("twice") else 1):
-                    self.engine.kill()
-                    self.engine.start()
-            case "stop the engine":
-                assert self.engine.process is not None
-                self.engine.process.send_signal(signal.SIGSTOP)
-                threading.Event().wait(_STOPPED_S)
-                os.kill(self.engine.process.pid, signal.SIGCONT)
-            case "collect and compact":
-                with connect(self.engine.server) as lake, suppress(OperationalError):
-                    lake.gc(compact=True)
-                    self.figures["cycles of gc"] += 1
-
-
-def _work(client: Any, errors: list[BaseException], ended: threading.Event) -> None:
-    """Do the steps of a round, and go on until the fault is over."""
-    try:
-        count = 0
-        while not errors and (count < STEPS or not ended.is_set()):
-            client.act()
-            count += 1
-    except BaseException as error:  # noqa: BLE001 - raised by the round
-        errors.append(error)
-
-
-def _around(history: Sequence[Operation], wrong: Operation) -> str:
-    ordered = sorted(history, key=lambda operation: operation.called)
-    at = ordered.index(next(one for one in ordered if one.called == wrong.called and one.who == wrong.who))
-    shown = ordered[max(0, at - _SHOWN) : at + _SHOWN]
-    return "\n".join(f"{'->' if one.called == wrong.called else '  '} {one}" for one in shown)
 
 
 def main() -> int:
