@@ -205,7 +205,8 @@ class FileWriter:
         name = self._generator.choice(present)
         piece = self._generator.randbytes(self._generator.choice((1, 500, 100_000)))
         sync = self._generator.random() < 0.5
-        content = bytearray((self._folder / name).read_bytes())
+        file = (self._folder / name).open("r+b", buffering=0)  # opened again, it could be what another engine has
+        content = bytearray(file.readall())
         read = digest_of(content)  # an engine that died unseen may have lost what was not durable
         allowed = {self._known.last[name], *self._known.may.get(name, ())}
         assert read in allowed, f"{name} reads as {read}, not one of {allowed}"
@@ -213,7 +214,7 @@ class FileWriter:
         content[at : at + len(piece)] = piece
 
         def edit() -> None:
-            with (self._folder / name).open("r+b", buffering=0) as file:
+            with file:
                 file.seek(at)
                 _write_all(file.fileno(), piece)
                 if sync:

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import quote
 
+from hypothesis.vendor.pretty import RepresentationPrinter
+
 DOMAIN: Final = "s3.lake.test"
 """The gateways know it as a suffix of hosts; both get the same Host, so they get the same bytes."""
 REGION: Final = "us-east-1"
@@ -22,6 +24,8 @@ EMPTY_SHA256: Final = hashlib.sha256(b"").hexdigest()
 UNSIGNED: Final = "UNSIGNED-PAYLOAD"
 VERSION: Final = "$version"
 """In a query's value: stands for an id that the store gave out, `$version:NAME`."""
+_PRINTED: Final = 4_000
+"""Characters of a request that a report shows."""
 _SKEW_S: Final = 20 * 60
 _DAY_S: Final = 86_400
 
@@ -142,6 +146,11 @@ class Ask:
     """Seconds since it was signed."""
     expires_s: int = 3600
     """Time for which a presigned request holds."""
+
+    def _repr_pretty_(self, printer: RepresentationPrinter, _: bool) -> None:
+        """Print no body or header whole: Hypothesis warns of long examples, and warnings are errors."""
+        whole = repr(self)
+        printer.text(whole if len(whole) <= _PRINTED else f"{whole[:_PRINTED]}... ({len(whole)} characters)")
 
     @property
     def target(self) -> str:

@@ -46,15 +46,12 @@ _PLAIN_HEADERS: Final = (
 )
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class PutStep:
     """A PUT, and the seed of the pieces that it is sent in; 0: at once."""
 
     ask: Ask
     pieces: int
-
-    def __repr__(self) -> str:
-        return f"PutStep({replace(self.ask, body=b'')!r} with {len(self.ask.body)} bytes, pieces={self.pieces})"
 
     @property
     def is_short(self) -> bool:
