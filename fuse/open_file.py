@@ -10,6 +10,8 @@ Rules kept here:
 - The first commit of a file gives it its node.  Later commits keep it, unless the name was bound to another node
   since the last one: then the last close wins, whole.
 - A file without a name (unlinked, or replaced here) commits nothing.
+- A file that the kernel reads from memory (`hot`) is written to there too, and what mappings wrote there is staged
+  before each commit (`fuse.hot`).
 - A failed commit keeps the staged bytes; the next close or fsync tries again, and after the last handle they stay in
   the staging folder, named in the log.
 """
@@ -24,6 +26,7 @@ from typing import Final
 import structlog
 import trio
 
+from fuse.hot.hot_file import HotFile
 from fuse.reading.blob_reader import BlobReader
 from fuse.staging.commit import Stored, store_staged
 from fuse.staging.folder import Base, Kind, StagedFile
@@ -41,13 +44,17 @@ from lakefs.wire.messages import NO_CONDITION, ObjectStat, SetAttributes
 
 _log: Final = structlog.get_logger(__name__)
 _COMMIT_ATTEMPTS: Final = 3
+_MAPPING_LOOK_S: Final = 0.5
+"""How often a file is looked at whose last handle is closed, and which a mapping may still write to."""
 
 
 class OpenFile:
     """One file that is open, by one handle or many."""
 
-    def __init__(self, mount: Mount, inode: Inode) -> None:
+    def __init__(self, mount: Mount, inode: Inode, hot: HotFile | None = None) -> None:
         self.inode = inode
+        self.hot = hot
+        """The file in memory that all handles pass through to; set at the first handle, or never."""
         self.handles = 0
         self.readers = 0
         """Handles that may read."""
@@ -65,6 +72,11 @@ class OpenFile:
         self._visible_since = b""  # boot of the engine in which the last commit is visible but not known to be durable
 
     # --- handles -------------------------------------------------------------------------------------
+
+    @property
+    def is_stored(self) -> bool:
+        """True if the content is the store's, and nothing was written over it since the first handle."""
+        return self._staged is None and self._reader is not None and not self.is_dirty
 
     async def open(self) -> None:
         """Add a handle.  KeyNotFound or PreconditionFailed if the name has other content by now.
@@ -103,6 +115,7 @@ class OpenFile:
             if self.handles:
                 return
             try:
+                await self._take_over()
                 if self.is_dirty:
                     await self._commit(durable=self._mount.options.sync)
             except LakeError as error:
@@ -110,7 +123,24 @@ class OpenFile:
                     self._leave_staged(error)
             finally:
                 if not self.handles:  # not opened again during the commit
-                    self.abandon()
+                    if self.hot is not None and self.hot.is_mapped_for_writing() and not self._mount.is_ending:
+                        self._keep_for_mapping(self.hot)
+                    else:
+                        self.abandon()
+
+    def _keep_for_mapping(self, hot: HotFile) -> None:
+        """Keep the file open, by a handle that stands for a mapping that may write to it, until that has ended."""
+
+        async def release_when_unmapped() -> None:
+            while hot.is_mapped_for_writing():  # noqa: ASYNC110 - no event tells the end of a mapping
+                await trio.sleep(_MAPPING_LOOK_S)
+            if self in self._mount.mapped:
+                self._mount.mapped.discard(self)
+                await self.release()
+
+        self.handles += 1
+        self._mount.mapped.add(self)
+        self._mount.background.start_soon(release_when_unmapped)
 
     def abandon(self) -> None:
         """Close the file without waiting, as the mount ends.  Unstored bytes stay in the staging folder.
@@ -178,7 +208,7 @@ class OpenFile:
         """
         mount, inode, stat = self._mount, self.inode, opened.stat
         known = mount.table.by_node(stat.node)
-        is_first = inode.cached_blob is None and self.handles <= 1 and self._staged is None
+        is_first = inode.cached_blob is None and self.hot is None and self.handles <= 1 and self._staged is None
         if not is_first or inode.parent is None or known not in (None, inode):
             mount.give_back(opened.lease)
             raise _replaced(mount.table.name_of(inode))
@@ -220,12 +250,16 @@ class OpenFile:
 
     def read_nowait(self, offset: int, length: int) -> Buffer | None:
         """Like `read`, if the content is stored and in memory; else None."""
+        if self.hot is not None:
+            return self.hot.read(offset, length)
         if self._staged is None and self._reader is not None:
             return self._reader.read_nowait(offset, length)
         return None
 
     async def read(self, offset: int, length: int) -> Buffer:
         """Return bytes as this mount sees them now, fewer at the end; valid until the caller's next checkpoint."""
+        if self.hot is not None:
+            return self.hot.read(offset, length)
         if self._staged is None and self._reader is not None:
             return await self._reader.read(offset, length)
         async with self._lock:
@@ -259,7 +293,10 @@ class OpenFile:
         async with self._lock:
             _check_size(self.inode, offset + len(data))
             staged = await self._staging()
-            staged.write(offset, data)
+            if self.hot is None:
+                staged.write(offset, data)
+            else:
+                self.hot.write(offset, data, staged.write)
             self._note_change(staged)
             self._store_behind(staged, offset, offset + len(data))
 
@@ -268,12 +305,28 @@ class OpenFile:
         async with self._lock:
             _check_size(self.inode, size)
             staged = await self._staging()
-            staged.truncate(size)
+            if self.hot is None:
+                staged.truncate(size)
+            else:
+                self.hot.truncate(size, staged.write, staged.truncate)
             self._note_change(staged)
             if not size:
                 self._end_behind()
             elif self._behind is not None:
                 self._behind.changed(size, BLOB_BYTES_MAX)
+
+    async def _take_over(self) -> None:
+        """Stage what mappings wrote to the file in memory, past the mount."""
+        hot = self.hot
+        if hot is None or not hot.may_be_mapped or self.inode.parent is None:
+            return
+        may_be_mapped = hot.is_mapped_for_writing()  # asked before the look: after it nothing may be missed
+        numbers = await self._mount.offload.run(hot.differing)
+        if numbers:
+            staged = await self._staging()
+            hot.take_over(numbers, staged.write)
+            self._note_change(staged)
+        hot.may_be_mapped = may_be_mapped
 
     def _note_change(self, staged: StagedFile) -> None:
         self.is_dirty = True
@@ -338,6 +391,7 @@ class OpenFile:
     async def commit(self, *, durable: bool) -> None:
         """Store written bytes, if any.  Visible to all on return; durable too if `durable`."""
         async with self._lock:
+            await self._take_over()
             if self.is_dirty:
                 await self._commit(durable=durable)
                 if durable or self.handles > 1:
@@ -380,7 +434,7 @@ class OpenFile:
         attributes.blob = stat.blob
         attributes.size_bytes = stat.size_bytes
         attributes.ctime_ns = stat.ctime_ns or attributes.ctime_ns
-        inode.cached_blob = stat.blob  # the kernel's cached pages are the written ones
+        inode.cached_blob = stat.blob if self.hot is None else None  # the kernel's cached pages are the written ones
         self._mount.touch(inode)
         self._stat = stat
         self.is_dirty = False
@@ -394,6 +448,7 @@ class OpenFile:
         With `stored`, written bytes are committed first.
         """
         async with self._lock:
+            await self._take_over()
             if stored and self.is_dirty:
                 await self._commit(durable=False)
             await self._hold()

@@ -68,6 +68,10 @@ class MountOptions:
     attribute_timeout_s: float = 60.0
     entry_timeout_s: float = 60.0
     staging_bytes: int = 64 * GIB
+    hot_bytes: int | None = None
+    """Most memory for hot files; None: a tenth of the memory, 0: none."""
+    hot_forced: bool = False
+    """For tests: every file is hot at its first open."""
     engine_wait_s: float = ENGINE_WAIT_S
     """Longest time that operations wait for a lost engine before they fail with EIO."""
     engine_silence_s: float = ENGINE_SILENCE_S

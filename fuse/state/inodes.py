@@ -79,6 +79,14 @@ class OpenContent(Protocol):
         """Store written bytes; visible on return, and durable too if `durable`."""
         ...
 
+    async def release(self) -> None:
+        """Remove a handle; the last one stores what is unstored."""
+        ...
+
+    def abandon(self) -> None:
+        """Close without waiting; unstored bytes stay in the staging folder."""
+        ...
+
     async def renew_lease(self) -> None:
         """Lease the content again after the connection was lost, where the name still has it."""
         ...

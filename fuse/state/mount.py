@@ -29,7 +29,7 @@ from fuse.kernel.attach import MountOptions
 from fuse.reading.blob_reader import ReadBuffers
 from fuse.staging.folder import StagingFolder
 from fuse.state.attributes import Owner
-from fuse.state.inodes import Inode, InodeTable
+from fuse.state.inodes import Inode, InodeTable, OpenContent
 from lakefs.client.trio.driver import TrioDriver
 from lakefs.client.trio.reconnecting import ReconnectingEngine
 from lakefs.errors import DiskFailed, EngineUnreachable, KeyNotFound, LakeError
@@ -155,12 +155,20 @@ class Mount:
     """Leases to close, many in one request."""
     has_leases: trio.Event = field(default_factory=trio.Event)
 
+    mapped: set[OpenContent] = field(default_factory=set)
+    """Files whose last handle is closed, and which a mapping may still write to; each counts one handle for it."""
+
     end_by: float = math.inf
     """Time by which the mount must have ended, on trio's clock; set when it begins to end."""
     unstored_count: int = 0
     """Number of files that could not be stored since the mount began to end; they stay in the staging folder."""
     unstored_error: LakeError | None = None
     """The first error that kept one of them from being stored."""
+
+    @property
+    def is_ending(self) -> bool:
+        """True once the mount has begun to end."""
+        return self.end_by < math.inf
 
     def begin_to_end(self) -> None:
         """Set the time by which the mount must have ended, and count unstored files from now on."""

@@ -14,7 +14,7 @@ import trio
 
 from engine.format.extents import Extent
 from engine.format.layouts import Mutation
-from engine.host.memory_limits import memory_bytes
+from lakefs.host.memory_limits import memory_bytes
 from engine.memory.backing import open_backing
 from engine.process.embedded import EmbeddedEngine
 from engine.process.shared_index_life import run_shared_index
