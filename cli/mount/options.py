@@ -91,6 +91,12 @@ def _text(name: str, text: str) -> str:
     return text
 
 
+def _on_or_off(name: str, text: str) -> bool:
+    if text not in ("on", "off"):
+        raise InvalidArgument(f"{name}={text}: give on or off")
+    return text == "on"
+
+
 VALUES: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
     "bucket": ("bucket", _text),
     "server": ("server", _text),
@@ -105,6 +111,7 @@ VALUES: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
     "engine_silence": ("engine_silence_s", _seconds),
     "stop_wait": ("stop_wait_s", _seconds),
     "fsname": ("source", _text),
+    "native": ("native", _on_or_off),
 }
 
 
