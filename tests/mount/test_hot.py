@@ -1,0 +1,411 @@
+"""Hot files on real mounts: what the kernel reads by itself is what the mount would have answered.
+
+The model of system calls runs with every file hot at its first open (`hot_forced`); the other tests hold the rules of
+the kernel, what makes a file hot, damage, kills, and little memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import pytest
+
+from lakefs import connect
+from lakefs.limits import GRANULE_BYTES, MIB
+from tests.mount.hunt import hunt
+from tests.mount.model import Ground
+from tests.mount.mounts import LakeMounts, lake
+from tests.mount.tools import catch_up
+
+pytestmark = [pytest.mark.slow, pytest.mark.fuse]
+
+SEQUENCES: Final = int(os.environ.get("MOUNT_SEQUENCES", "60"))
+SIZE: Final = 3 * MIB + 12_345
+FORCED: Final = ("-o", "hot_forced")
+WAIT_S: Final = 20.0
+FILLED: Final = "filled a hot file"
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _offered(forced: LakeMounts) -> None:
+    """Skip where the kernel or the user has no passthrough; the mount then says so."""
+    text = forced.mounts[0].log.read_text()
+    if found := re.search(r"no hot files.*", text):
+        pytest.skip(found.group())
+
+
+@pytest.fixture(scope="module")
+def forced() -> Iterator[LakeMounts]:
+    """Two mounts on which every file is hot at its first open."""
+    with TemporaryDirectory(prefix="lake-") as path, lake(Path(path), *FORCED, mounts=2) as mounted:
+        yield mounted
+
+
+@pytest.fixture(scope="module")
+def plain_hot() -> Iterator[LakeMounts]:
+    """One mount with the rules of every mount."""
+    with TemporaryDirectory(prefix="lake-") as path, lake(Path(path)) as mounted:
+        yield mounted
+
+
+@pytest.fixture
+def here(forced: LakeMounts, request: pytest.FixtureRequest) -> Path:
+    """A new folder on the first mount."""
+    folder = forced.folders[0] / f"{next(_numbers)} {str(request.node.name)[:60]}"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def there(forced: LakeMounts, here: Path) -> Path:
+    """The same folder on the second mount."""
+    return forced.folders[1] / here.name
+
+
+def asked(mounts: LakeMounts, number: int = 0) -> int:
+    """Return how many bytes the mount's process was given to read and write: a read that passes through adds none."""
+    text = Path(f"/proc/{mounts.mounts[number].process.pid}/io").read_text()
+    return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith(("rchar", "wchar")))
+
+
+def passes_through(mounts: LakeMounts, descriptor: int) -> bool:
+    """Return True if reading the file through this descriptor asks the mount for nothing."""
+    before = asked(mounts)
+    size = os.fstat(descriptor).st_size
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    while os.pread(descriptor, 1 * MIB, max(0, size - 1 * MIB)) and (size := size - 1 * MIB) > 0:
+        pass
+    return asked(mounts) - before < 256 * 1024
+
+
+def eventually(true: Callable[[], bool]) -> bool:
+    """Wait for it, not for ever."""
+    until = time.monotonic() + WAIT_S
+    while not true():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+# --- the model ---------------------------------------------------------------------------------------------
+
+
+def test_a_mount_with_hot_files_is_as_a_local_disk(forced: LakeMounts, tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    ground = Ground(tmp_path / "plain", (forced.folders[0],))
+    found = [finding.script() for finding in hunt(range(20_000, 20_000 + SEQUENCES), ground, "h") if finding]
+    assert found == []
+    assert FILLED in forced.mounts[0].log.read_text()
+
+
+def test_two_mounts_with_hot_files_show_what_was_closed_on_one(forced: LakeMounts, tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    ground = Ground(tmp_path / "plain", tuple(forced.folders))
+    found = [finding.script() for finding in hunt(range(30_000, 30_000 + SEQUENCES), ground, "h") if finding]
+    assert found == []
+
+
+# --- rules of the kernel -----------------------------------------------------------------------------------
+
+
+def test_eight_first_opens_at_once_all_pass_through(forced: LakeMounts, here: Path) -> None:
+    content = os.urandom(SIZE)
+    (here / "x").write_bytes(content)
+
+    def read(_: int) -> bool:
+        with (here / "x").open("rb", buffering=0) as file:
+            return b"".join(iter(lambda: file.read(MIB), b"")) == content
+
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(5):
+            assert all(threads.map(read, range(8)))
+    with (here / "x").open("rb") as file:
+        assert passes_through(forced, file.fileno())
+
+
+def test_a_file_that_is_open_in_the_page_cache_passes_through_at_the_next_open_with_none_left(
+    plain_hot: LakeMounts,
+) -> None:
+    path, content = plain_hot.folders[0] / "cached", os.urandom(SIZE)
+    path.write_bytes(content)
+    first = os.open(path, os.O_RDONLY)
+    second = os.open(path, os.O_RDONLY)
+    assert eventually(lambda: FILLED in plain_hot.mounts[0].log.read_text())
+    third = os.open(path, os.O_RDONLY)
+    for descriptor in (first, second, third):
+        assert os.pread(descriptor, SIZE, 0) == content
+        assert not passes_through(plain_hot, descriptor)
+    memory = mmap.mmap(first, 0, mmap.MAP_SHARED, mmap.PROT_READ)
+    for descriptor in (first, second, third):
+        os.close(descriptor)
+    with path.open("rb") as file:  # the mapping still is of the page cache
+        assert not passes_through(plain_hot, file.fileno())
+    assert memory[:] == content
+    memory.close()
+    assert eventually(lambda: _opened_passes_through(plain_hot, path))
+    assert path.read_bytes() == content
+
+
+def _opened_passes_through(mounts: LakeMounts, path: Path) -> bool:
+    with path.open("rb") as file:
+        return passes_through(mounts, file.fileno())
+
+
+def test_two_files_of_one_content_are_two(forced: LakeMounts, here: Path, there: Path) -> None:
+    content = os.urandom(SIZE)
+    for name in ("a", "b"):
+        (here / name).write_bytes(content)
+    with (here / "a").open("rb") as first, (here / "b").open("rb") as second:
+        assert passes_through(forced, first.fileno())
+        with (here / "a").open("r+b", buffering=0) as writing:
+            os.pwrite(writing.fileno(), b"changed", 100_000)
+        assert os.pread(first.fileno(), 7, 100_000) == b"changed"
+        assert os.pread(second.fileno(), SIZE, 0) == content
+    catch_up(here, there)
+    assert (there / "b").read_bytes() == content
+    assert (there / "a").read_bytes() == content[:100_000] + b"changed" + content[100_007:]
+
+
+@pytest.mark.parametrize("flags", [os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_APPEND, os.O_RDWR | os.O_TRUNC])
+def test_a_writer_beside_readers_is_seen_by_them_and_stored(
+    forced: LakeMounts, here: Path, there: Path, flags: int
+) -> None:
+    expected = bytearray(os.urandom(SIZE))
+    (here / "x").write_bytes(expected)
+    with (here / "x").open("rb", buffering=0) as reading:
+        assert passes_through(forced, reading.fileno())
+        memory = mmap.mmap(reading.fileno(), SIZE, mmap.MAP_SHARED, mmap.PROT_READ)
+        writing = os.open(here / "x", flags)
+        if flags & os.O_TRUNC:
+            del expected[:]
+        for offset, data in ((70_000, b"within"), (SIZE + 5000, b"behind the end")):
+            at = len(expected) if flags & os.O_APPEND else offset
+            assert os.pwrite(writing, data, offset) == len(data)
+            expected.extend(bytes(max(0, at + len(data) - len(expected))))
+            expected[at : at + len(data)] = data
+            assert os.pread(reading.fileno(), 2 * SIZE, 0) == expected
+        assert memory[:SIZE] == expected[:SIZE]
+        os.ftruncate(writing, SIZE // 2)
+        del expected[SIZE // 2 :]
+        assert os.pread(reading.fileno(), 2 * SIZE, 0) == expected
+        os.close(writing)
+        memory.close()
+        with (here / "x").open("rb") as again:
+            assert again.read() == expected
+    catch_up(here, there)
+    assert (there / "x").read_bytes() == (here / "x").read_bytes() == expected
+
+
+def test_a_read_only_backing_is_not_written_through(forced: LakeMounts, here: Path) -> None:
+    """The kernel opens a backing file with the handle's flags: what a writer does has to come by the mount."""
+    (here / "x").write_bytes(bytes(SIZE))
+    with (here / "x").open("rb", buffering=0) as reading, (here / "x").open("r+b", buffering=0) as writing:
+        assert passes_through(forced, reading.fileno())
+        before = asked(forced)
+        writing.write(b"x" * MIB)
+        assert asked(forced) - before > MIB
+    assert (here / "x").read_bytes() == b"x" * MIB + bytes(SIZE - MIB)
+
+
+@pytest.mark.parametrize("ends", ["before", "after"])
+def test_a_mapping_that_writes_beside_readers_is_seen_and_stored(
+    forced: LakeMounts, here: Path, there: Path, ends: str
+) -> None:
+    expected = bytearray(os.urandom(SIZE))
+    (here / "x").write_bytes(expected)
+    with (here / "x").open("rb", buffering=0) as reading:
+        assert passes_through(forced, reading.fileno())
+        descriptor = os.open(here / "x", os.O_RDWR)
+        memory = mmap.mmap(descriptor, SIZE)
+        for offset in (0, GRANULE_BYTES - 1, 1 * MIB, SIZE - 3):
+            memory[offset : offset + 3] = expected[offset : offset + 3] = b"new"
+        assert os.pread(descriptor, SIZE, 0) == expected
+        os.pwrite(descriptor, b"both", 1 * MIB + 1)
+        expected[1 * MIB + 1 : 1 * MIB + 5] = b"both"
+        assert memory[:] == os.pread(reading.fileno(), SIZE, 0) == expected
+        os.fsync(descriptor)
+        catch_up(here, there)
+        assert (there / "x").read_bytes() == expected
+        if ends == "after":
+            os.close(descriptor)
+        memory[500:504] = expected[500:504] = b"late"
+        memory.close()
+        if ends == "before":
+            os.close(descriptor)
+        assert os.pread(reading.fileno(), SIZE, 0) == expected
+    assert eventually(lambda: (there / "x").read_bytes() == expected)
+    assert (here / "x").read_bytes() == expected
+
+
+def test_a_mapping_that_outlives_its_handle_sees_later_writers(forced: LakeMounts, here: Path) -> None:
+    (here / "x").write_bytes(bytes(SIZE))
+    with (here / "x").open("rb") as reading:
+        memory = mmap.mmap(reading.fileno(), SIZE, mmap.MAP_SHARED, mmap.PROT_READ)
+    with (here / "x").open("r+b") as writing:
+        writing.write(b"later")
+    os.truncate(here / "x", SIZE - 1)
+    assert memory[:6] == b"later\0"
+    memory.close()
+    assert (here / "x").read_bytes() == b"later" + bytes(SIZE - 6)
+
+
+# --- other clients, names ----------------------------------------------------------------------------------
+
+
+def test_what_was_overwritten_or_removed_elsewhere_is_new_at_the_next_open(
+    forced: LakeMounts, here: Path, there: Path
+) -> None:
+    for number in range(6):
+        content = bytes([number]) * SIZE
+        (there / "x").write_bytes(content)
+        catch_up(there, here)
+        with (here / "x").open("rb") as first:
+            assert passes_through(forced, first.fileno())
+            (there / "x").write_bytes(b"other" * MIB)
+            catch_up(there, here)
+            assert (here / "x").read_bytes() == b"other" * MIB
+            assert os.pread(first.fileno(), SIZE, 0) == content
+            (there / "x").unlink()
+            catch_up(there, here)
+            with pytest.raises(FileNotFoundError):
+                (here / "x").open("rb")
+            assert os.pread(first.fileno(), SIZE, 0) == content
+
+
+def test_a_hot_file_that_is_renamed_over_and_unlinked_stays_readable(forced: LakeMounts, here: Path) -> None:
+    (here / "x").write_bytes(b"x" * SIZE)
+    (here / "y").write_bytes(b"y" * SIZE)
+    with (here / "x").open("rb") as first, (here / "y").open("rb") as second:
+        assert passes_through(forced, first.fileno())
+        (here / "y").rename(here / "x")
+        assert (here / "x").read_bytes() == b"y" * SIZE
+        (here / "x").unlink()
+        assert os.pread(first.fileno(), SIZE, 0) == b"x" * SIZE
+        assert os.pread(second.fileno(), SIZE, 0) == b"y" * SIZE
+
+
+# --- damage ------------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_segment_is_an_error_and_no_backing(short_forced: LakeMounts) -> None:
+    here, content = short_forced.folders[0], os.urandom(8 * MIB)
+    with connect(short_forced.served.server) as client:
+        client.put("bucket/x", content)
+    _flip(short_forced.served.data, content[5 * MIB : 5 * MIB + 512])
+    with (here / "x").open("rb", buffering=0) as file:
+        assert not passes_through_from_start(short_forced, file.fileno())
+        assert os.pread(file.fileno(), MIB, 0) == content[:MIB]
+        with pytest.raises(OSError, match="Input/output error"):
+            os.pread(file.fileno(), GRANULE_BYTES, 5 * MIB)
+    assert "a hot file could not be filled" in short_forced.mounts[0].log.read_text()
+    assert FILLED not in short_forced.mounts[0].log.read_text()
+
+
+def passes_through_from_start(mounts: LakeMounts, descriptor: int) -> bool:
+    """Like `passes_through`, by the first MiB alone."""
+    before = asked(mounts)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.pread(descriptor, MIB, 0)
+    return asked(mounts) - before < 256 * 1024
+
+
+@pytest.fixture
+def short_forced() -> Iterator[LakeMounts]:
+    """A mount of its own, every file hot at once."""
+    with TemporaryDirectory(prefix="lake-") as path, lake(Path(path), *FORCED) as mounted:
+        yield mounted
+
+
+def _flip(data: Path, part: bytes) -> None:
+    for path in (data / "segments").iterdir():
+        at = path.read_bytes().find(part)
+        if at >= 0:
+            with path.open("r+b") as segment:
+                segment.seek(at)
+                segment.write(bytes([part[0] ^ 1]))
+                os.fsync(segment.fileno())
+            return
+    raise AssertionError("the payload is in no segment")
+
+
+# --- memory, kills -----------------------------------------------------------------------------------------
+
+
+def test_hot_files_stay_within_their_memory_and_the_oldest_go(tmp_path: Path) -> None:
+    with TemporaryDirectory(prefix="lake-") as path, lake(Path(path), *FORCED, "--hot-memory", "20M") as mounts:
+        here = mounts.folders[0]
+        contents = {f"f{number}": os.urandom(6 * MIB) for number in range(5)}
+        for name, content in contents.items():
+            (here / name).write_bytes(content)
+        with (here / "f0").open("rb") as held:
+            for name, content in contents.items():
+                assert (here / name).read_bytes() == content
+            assert passes_through(mounts, held.fileno())
+        used = [int(found) for found in re.findall(r"hot_bytes=(\d+)", mounts.mounts[0].log.read_text())]
+        assert len(used) >= 5
+        assert max(used) <= 20 << 20
+        (here / "large").write_bytes(bytes(30 * MIB))
+        assert (here / "large").read_bytes() == bytes(30 * MIB)
+        assert "no room for a hot file" in mounts.mounts[0].log.read_text()
+
+
+def test_no_memory_is_no_hot_files(tmp_path: Path) -> None:
+    with TemporaryDirectory(prefix="lake-") as path, lake(Path(path), *FORCED, "-o", "hot_memory=0") as mounts:
+        (mounts.folders[0] / "x").write_bytes(bytes(SIZE))
+        with (mounts.folders[0] / "x").open("rb") as file:
+            assert not passes_through(mounts, file.fileno())
+        assert "no hot files" in mounts.mounts[0].log.read_text()
+
+
+def test_a_killed_mount_leaves_its_mappings_and_its_readers_fail(short_forced: LakeMounts) -> None:
+    here = short_forced.folders[0]
+    (here / "x").write_bytes(b"x" * SIZE)
+    descriptor = os.open(here / "x", os.O_RDONLY)
+    memory = mmap.mmap(descriptor, SIZE, mmap.MAP_SHARED, mmap.PROT_READ)
+    assert passes_through(short_forced, descriptor)
+    with _killed(short_forced, [descriptor]):
+        assert memory[:] == b"x" * SIZE  # a mapping needs no mount
+        with pytest.raises(OSError, match=r"Transport|aborted"):
+            os.open(here / "x", os.O_RDONLY)
+        memory.close()
+
+
+def test_what_was_written_beside_readers_is_in_the_staging_folder_of_a_killed_mount(short_forced: LakeMounts) -> None:
+    here = short_forced.folders[0]
+    (here / "x").write_bytes(b"x" * SIZE)
+    reading = os.open(here / "x", os.O_RDONLY)
+    assert passes_through(short_forced, reading)
+    writing = os.open(here / "x", os.O_WRONLY)
+    os.pwrite(writing, b"unsaved", 1 * MIB)
+    with _killed(short_forced, [reading, writing]):
+        (staged,) = (here.parent.parent / "staging0").glob("*.bytes")
+        assert staged.read_bytes()[MIB : MIB + 7] == b"unsaved"
+
+
+@contextmanager
+def _killed(mounts: LakeMounts, descriptors: list[int]) -> Iterator[None]:
+    """Kill the mount; after the block close what was open in it, and unmount what is left of it."""
+    mount = mounts.mounts[0]
+    os.kill(mount.process.pid, signal.SIGKILL)
+    mount.process.wait()
+    try:
+        yield
+    finally:
+        for descriptor in descriptors:
+            with suppress(OSError):
+                os.close(descriptor)
+        subprocess.run(["umount", "-l", str(mount.folder)], check=True, timeout=30)
