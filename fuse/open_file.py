@@ -136,6 +136,7 @@ class OpenFile:
         self.is_dirty = False
         self._mount.table.closed(self.inode)
         if reader is not None:
+            reader.close()
             self._mount.give_back(reader.opened.lease)
 
     def _leave_staged(self, error: LakeError) -> None:
@@ -167,6 +168,7 @@ class OpenFile:
             self._take_newer(opened)
         self._stat = opened.stat
         self.inode.xattrs = opened.stat.xattrs
+        assert self._reader is None  # else its native reads would have to end
         self._reader = self._new_reader(opened)
         self._is_new = False
 
@@ -212,6 +214,7 @@ class OpenFile:
                 return
             opened = await self._opened_object(lease=True)
             if opened.stat.blob == reader.opened.stat.blob:
+                reader.close()
                 self._reader = self._new_reader(opened)
             else:
                 self._mount.give_back(opened.lease)
@@ -223,6 +226,11 @@ class OpenFile:
         if self._staged is None and self._reader is not None:
             return self._reader.read_nowait(offset, length)
         return None
+
+    def teach(self, handle: int, offset: int, length: int) -> None:
+        """Have native threads answer reads like the one just answered, while the content is the stored one."""
+        if self._staged is None and self._reader is not None:
+            self._reader.teach(handle, offset, length)
 
     async def read(self, offset: int, length: int) -> Buffer:
         """Return bytes as this mount sees them now, fewer at the end; valid until the caller's next checkpoint."""
@@ -321,6 +329,8 @@ class OpenFile:
             name = self.inode.name if self.inode.parent is None else str(self._mount.table.name_of(self.inode))
             stored = await self._stored()
             base = None if stored is None else _base(stored.opened.stat)
+            if stored is not None:
+                stored.close()  # the bytes below what is written are read here, beside it
             self._staged = self._mount.staging.new(name, base)
         else:
             await self._stored()
@@ -419,6 +429,7 @@ class OpenFile:
         self._staged.mark_stored(base)
         self._end_behind()
         if before is not None:
+            before.close()
             self._mount.give_back(before.opened.lease)
 
     async def _store(self, *, durable: bool) -> Stored:

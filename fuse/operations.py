@@ -44,6 +44,7 @@ from fuse.names.changes import Changes
 from fuse.names.lookups import Lookups
 from fuse.names.readdir import COMPONENT_BYTES_MAX, FolderHandle
 from fuse.names.xattrs import ExtendedAttributes
+from fuse.native import layer
 from fuse.open_file import OpenFile
 from fuse.state.attributes import no_entry, to_entry, without_set_id
 from fuse.state.inodes import SYMLINK, Inode
@@ -291,7 +292,9 @@ class LakeOperations(pyfuse3.Operations):
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
         """Return bytes of a file.  They are sent before anything else runs in the loop and need not live longer."""
         file = self._files[fh].file
-        return file.read_nowait(off, size) or await file.read(off, size)  # type: ignore[return-value]
+        content = file.read_nowait(off, size) or await file.read(off, size)
+        file.teach(fh, off, size)
+        return content  # type: ignore[return-value]
 
     @answering
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
@@ -322,6 +325,7 @@ class LakeOperations(pyfuse3.Operations):
     async def release(self, fh: FileHandleT) -> None:
         """Close a handle; an error is only logged."""
         file, flags, _ = self._files.pop(fh)
+        layer.remove(fh)
         if _may_read(flags):
             file.readers -= 1
         await file.release()
