@@ -16,7 +16,6 @@ Rules kept here:
 
 from __future__ import annotations
 
-import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Final
@@ -29,13 +28,13 @@ from fuse.staging.commit import Stored, store_staged
 from fuse.staging.folder import Base, Kind, StagedFile
 from fuse.staging.write_behind import BEGIN_BYTES, WriteBehind
 from fuse.state.attributes import to_store
-from fuse.state.inodes import Inode
-from fuse.state.mount import Mount, now_ns
+from fuse.state.inodes import Inode, check_size
+from fuse.state.mount import Mount, now_ns, replaced
 from lakefs.errors import DeadlineExceeded, DiskFailed, EngineUnreachable, KeyNotFound, LakeError, PreconditionFailed
 from lakefs.get.objects import open_object
 from lakefs.get.opened import Opened, Piece
 from lakefs.ids import Buffer, ChunkId
-from lakefs.limits import BLOB_BYTES_MAX, FILE_BYTES_MAX, SMALL_PAYLOAD_BYTES
+from lakefs.limits import BLOB_BYTES_MAX, SMALL_PAYLOAD_BYTES
 from lakefs.names import Name
 from lakefs.wire.messages import NO_CONDITION, ObjectStat, SetAttributes
 
@@ -118,7 +117,7 @@ class OpenFile:
         Harmless when called twice.
         """
         if self.is_dirty and self.inode.parent is not None:
-            self._leave_staged(_ended(self.inode.name))
+            self._leave_staged(DeadlineExceeded("the mount had to end before it was stored", subject=self.inode.name))
         self._close()
 
     async def discard(self) -> None:
@@ -183,7 +182,7 @@ class OpenFile:
         is_first = inode.cached_blob is None and self.handles <= 1 and self._staged is None
         if not is_first or inode.parent is None or known not in (None, inode):
             mount.give_back(opened.lease)
-            raise _replaced(mount.table.name_of(inode))
+            raise replaced(mount.table.name_of(inode))
         inode.take(mount.owner.shown(stat))
         mount.table.stored(inode, stat.node)
         mount.forget_attributes(inode)
@@ -200,7 +199,7 @@ class OpenFile:
         if isinstance(found, LakeError):
             raise found
         if found.node != self.inode.node or found.blob != self.inode.attributes.blob:
-            raise _replaced(name)
+            raise replaced(name)
 
     def note(self, stat: ObjectStat) -> None:
         """Take a changed record of the name; its content is the same."""
@@ -265,7 +264,7 @@ class OpenFile:
     async def write(self, offset: int, data: Buffer) -> None:
         """Write to the staging file.  StoreFull; OSError EFBIG."""
         async with self._lock:
-            _check_size(self.inode, offset + len(data))
+            check_size(self.inode, offset + len(data))
             staged = await self._staging()
             staged.write(offset, data)
             self._note_change(staged)
@@ -274,7 +273,7 @@ class OpenFile:
     async def truncate(self, size: int) -> None:
         """Change the file's length.  StoreFull; OSError EFBIG."""
         async with self._lock:
-            _check_size(self.inode, size)
+            check_size(self.inode, size)
             staged = await self._staging()
             staged.truncate(size)
             self._note_change(staged)
@@ -462,18 +461,5 @@ class OpenFile:
         raise AssertionError("the loop returns or raises")
 
 
-def _ended(name: str) -> DeadlineExceeded:
-    return DeadlineExceeded("the mount had to end before it was stored", subject=name)
-
-
 def _base(stat: ObjectStat) -> Base:
     return Base(stat.size_bytes, stat.node, stat.blob)
-
-
-def _check_size(inode: Inode, size: int) -> None:
-    if size > FILE_BYTES_MAX:
-        raise OSError(errno.EFBIG, f"{inode.name}: a file of {size} bytes; the limit of a mount is {FILE_BYTES_MAX}")
-
-
-def _replaced(name: Name) -> PreconditionFailed:
-    return PreconditionFailed(f"{name} was replaced since it was looked up", subject=str(name))

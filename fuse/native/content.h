@@ -243,10 +243,10 @@ static int lake_contents_add(uint64_t handle, lake_content *content)
 {
     int failed = 0;
     pthread_mutex_lock(&lake_all.mutex);
-    int is_added = lake_slot_find(handle)->content == content;
+    int is_added = lake_slot_find(handle)->content == content, ended = content->ended;
     pthread_mutex_unlock(&lake_all.mutex);
-    if (is_added)
-        return 0;
+    if (is_added || ended)
+        return ended ? ESTALE : 0;
     lake_contents_remove(handle);
     pthread_mutex_lock(&lake_all.mutex);
     if (content->ended)
