@@ -99,6 +99,7 @@ typedef struct {
     int dead;  /* errno of the device, when a thread found it gone */
     unsigned misses; /* atomic; in a row */
     int thread_count, threads_started;
+    int threads_left; /* that have not ended: without one the layer never wakes */
     pthread_t threads[LAKE_THREADS_MOST];
     size_t request_bytes; /* room that libfuse makes */
     uint8_t *scratch;     /* libfuse's thread's */
@@ -214,26 +215,47 @@ static lake_request *lake_queue_take(int *dead)
 
 /* --- threads --- */
 
-/* From now on libfuse reads the device itself.  Called without the mutex. */
+/* From now on libfuse reads the device itself.  Called with the mutex; returns 0 if that cannot be. */
+static int lake_rest_now(void)
+{
+    struct epoll_event event = {.events = EPOLLIN};
+    if (!lake.awake || lake.stop)
+        return 1;
+    if (epoll_ctl(lake.session, EPOLL_CTL_ADD, lake.device, &event))
+        return 0;
+    __atomic_store_n(&lake.awake, 0, __ATOMIC_RELEASE);
+    return 1;
+}
+
 static void lake_rest(void)
 {
     pthread_mutex_lock(&lake.mutex);
-    if (lake.awake && !lake.stop) {
-        struct epoll_event event = {.events = EPOLLIN};
-        if (!epoll_ctl(lake.session, EPOLL_CTL_ADD, lake.device, &event))
-            __atomic_store_n(&lake.awake, 0, __ATOMIC_RELEASE);
-    }
+    lake_rest_now(); /* if not, threads go on */
     pthread_mutex_unlock(&lake.mutex);
 }
 
-/* Notes that the device is gone: libfuse sees it when the queue is empty. */
-static void lake_die(int error)
+/* Notes that the device is gone: libfuse sees it when the queue is empty.  Called with the mutex. */
+static void lake_die_now(int error)
 {
-    pthread_mutex_lock(&lake.mutex);
     if (!lake.dead) {
         lake.dead = error;
         eventfd_write(lake.queue_event, 1);
     }
+}
+
+static void lake_die(int error)
+{
+    pthread_mutex_lock(&lake.mutex);
+    lake_die_now(error);
+    pthread_mutex_unlock(&lake.mutex);
+}
+
+/* Ends a thread: the last one leaves the device to libfuse.  A mount that nobody reads for would hang. */
+static void lake_thread_ends(void)
+{
+    pthread_mutex_lock(&lake.mutex);
+    if (!--lake.threads_left && !lake_rest_now())
+        lake_die_now(ENOMEM);
     pthread_mutex_unlock(&lake.mutex);
 }
 
@@ -277,8 +299,6 @@ static void *lake_run(void *unused)
     struct epoll_event device = {.events = EPOLLIN | EPOLLEXCLUSIVE}, stop = {.events = EPOLLIN}, event;
     int is_ready = memory && scratch && poll >= 0 && !epoll_ctl(poll, EPOLL_CTL_ADD, lake.device, &device)
                    && !epoll_ctl(poll, EPOLL_CTL_ADD, lake.stop_event, &stop);
-    if (!is_ready)
-        lake_rest();
     while (is_ready && lake_wait_awake()) {
         ssize_t length = read(lake.device, memory, lake.request_bytes);
         if (length < 0) {
@@ -304,6 +324,7 @@ static void *lake_run(void *unused)
         close(poll);
     free(memory);
     free(scratch);
+    lake_thread_ends();
     return unused;
 }
 
@@ -317,9 +338,9 @@ static void lake_wake(void)
         pthread_sigmask(SIG_SETMASK, &all, &before);
         while (lake.threads_started < lake.thread_count
                && !pthread_create(&lake.threads[lake.threads_started], NULL, lake_run, NULL))
-            lake.threads_started++;
+            lake.threads_started++, lake.threads_left++;
         pthread_sigmask(SIG_SETMASK, &before, NULL);
-        if (lake.threads_started && !epoll_ctl(lake.session, EPOLL_CTL_DEL, lake.device, NULL)) {
+        if (lake.threads_left && !epoll_ctl(lake.session, EPOLL_CTL_DEL, lake.device, NULL)) {
             __atomic_store_n(&lake.misses, 0, __ATOMIC_RELAXED);
             __atomic_store_n(&lake.awake, 1, __ATOMIC_RELEASE);
             LAKE_COUNT(lake.wakes, 1);
@@ -497,7 +518,7 @@ static int lake_attach(int device)
     lake.session = session;
     lake.queue_event = queue;
     lake.stop_event = stop;
-    lake.stop = lake.ended = lake.dead = lake.awake = lake.threads_started = 0;
+    lake.stop = lake.ended = lake.dead = lake.awake = lake.threads_started = lake.threads_left = 0;
     lake.has_passthrough = lake.offers_passthrough = lake.offers_dirops = 0;
     lake.init_unique = 0;
     memset(lake.opens, 0, sizeof lake.opens);
