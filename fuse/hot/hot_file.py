@@ -18,6 +18,7 @@ All calls block for as long as copying memory takes, and are made in one task at
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
@@ -157,10 +158,16 @@ class HotFile:
             self._taken_over(number, stage)
 
     def _taken_over(self, number: int, stage: Take) -> bytearray:
-        """Return a granule as it is now; it is staged and its sum kept, if it is not as known."""
+        """Return a granule as it is now; it is staged and its sum kept, if it is not as known.
+
+        OSError EIO if it is not as known and no mapping may have written it: then it is damaged, and nothing is staged.
+        """
         granule = self._granule(number)
         crc = crc32c(granule)
         if crc != self._sum(number):
+            if not self.may_be_mapped:
+                self.is_damaged = True
+                raise OSError(errno.EIO, "its content in memory is damaged")
             stage(number * GRANULE_BYTES, bytes(granule))
             self._sums[number] = crc
             self.is_written = True

@@ -315,10 +315,12 @@ class HotSet:
             if hot in self._all and _only_reads(hot):
                 hot.holds += 1
                 try:
-                    numbers = await self._mount.offload.run(hot.differing)
+                    is_right = not await self._mount.offload.run(hot.differing)
+                except OSError:  # EIO: the kernel has found the memory itself broken
+                    is_right = False
                 finally:
                     hot.holds -= 1
-                if numbers and _only_reads(hot):
+                if not is_right and _only_reads(hot):
                     self._note_damaged(hot)
 
     def _note_damaged(self, hot: HotFile) -> None:
@@ -336,10 +338,13 @@ class HotSet:
         check_at = trio.current_time() + self._rules.check_s
         while True:
             await trio.sleep(LOOK_S)
-            self.look_after()
-            if trio.current_time() >= check_at:
-                await self.check()
-                check_at = trio.current_time() + self._rules.check_s
+            try:
+                self.look_after()
+                if trio.current_time() >= check_at:
+                    check_at = trio.current_time() + self._rules.check_s
+                    await self.check()
+            except OSError as error:  # of the kernel, which has no memory: tried again at the next look
+                _log.warning("hot files could not be looked after", error=error.strerror)
 
     def close(self) -> None:
         """Log the counts, and give everything up; the kernel's own use is over or ends with the mount."""

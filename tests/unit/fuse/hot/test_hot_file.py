@@ -80,6 +80,7 @@ def test_what_is_staged_and_what_readers_see_is_the_same(
 ) -> None:
     content = bytes(range(256)) * (SIZE // 256 + 1)
     hot = filled(files, content[:SIZE])
+    hot.may_be_mapped = True
     model, staged = Staged(content[:SIZE]), Staged(content[:SIZE])
     try:
         for number, (step, offset, length) in enumerate(steps):
