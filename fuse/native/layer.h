@@ -79,6 +79,7 @@ typedef struct lake_request {
     struct lake_request *next;
     uint8_t *bytes;
     size_t length;
+    size_t taken; /* memory at `bytes`: all of a thread's, where that was handed over */
 } lake_request;
 
 typedef struct {
@@ -160,7 +161,7 @@ static int lake_serve(const uint8_t *request, size_t length, uint8_t *scratch)
 /* --- the queue --- */
 
 /* Puts a request into the queue, waiting for room; takes `bytes` over.  Returns 0 if the layer ends. */
-static int lake_queue(uint8_t *bytes, size_t length)
+static int lake_queue(uint8_t *bytes, size_t length, size_t taken)
 {
     lake_request *request = malloc(sizeof *request);
     if (!request) {
@@ -170,10 +171,10 @@ static int lake_queue(uint8_t *bytes, size_t length)
         free(bytes);
         return 1;
     }
-    *request = (lake_request){NULL, bytes, length};
+    *request = (lake_request){NULL, bytes, length, taken};
     pthread_mutex_lock(&lake.mutex);
     while (!lake.stop && lake.queued
-           && (lake.queued >= LAKE_QUEUE_MOST || lake.queued_bytes + length > LAKE_QUEUE_BYTES_MOST))
+           && (lake.queued >= LAKE_QUEUE_MOST || lake.queued_bytes + taken > LAKE_QUEUE_BYTES_MOST))
         pthread_cond_wait(&lake.changed, &lake.mutex);
     int ends = lake.stop;
     if (!ends) {
@@ -181,7 +182,7 @@ static int lake_queue(uint8_t *bytes, size_t length)
         lake.last = &request->next;
         if (!lake.queued++)
             eventfd_write(lake.queue_event, 1);
-        lake.queued_bytes += length;
+        lake.queued_bytes += taken;
         LAKE_COUNT(lake.queued_ever, 1);
     }
     pthread_mutex_unlock(&lake.mutex);
@@ -201,7 +202,7 @@ static lake_request *lake_queue_take(int *dead)
         lake.first = request->next;
         if (!lake.first)
             lake.last = &lake.first;
-        lake.queued_bytes -= request->length;
+        lake.queued_bytes -= request->taken;
         if (!--lake.queued && !lake.dead) {
             eventfd_t value;
             eventfd_read(lake.queue_event, &value);
@@ -283,11 +284,11 @@ static uint8_t *lake_pass_on(uint8_t *memory, size_t length)
         return memory;
     }
     if (length >= LAKE_HANDED_OVER_FROM) {
-        lake_queue(memory, length);
+        lake_queue(memory, length, lake.request_bytes);
         return other;
     }
     memcpy(other, memory, length);
-    lake_queue(other, length);
+    lake_queue(other, length, length);
     return memory;
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,9 @@ from fuse.native import layer
 if not layer.IS_BUILT:
     pytest.skip("the native module is not built", allow_module_level=True)
 
-from tests.unit.fuse.native.kernel import IN_HEADER, LOOKUP, Answer, kernel, taught
+from fuse.native import _layer
+from lakefs.limits import KIB, MIB
+from tests.unit.fuse.native.kernel import IN_HEADER, LOOKUP, ROOM, Answer, kernel, taught
 
 HANDLE = 7
 WAIT_S = 20.0
@@ -59,5 +62,25 @@ def test_a_layer_whose_threads_could_not_begin_leaves_the_device_to_libfuse(tmp_
             found = device.settle()
             assert isinstance(found, bytes)
             assert IN_HEADER.unpack_from(found)[2] == unique
+        content.end()
+    os.close(descriptor)
+
+
+def test_the_bound_of_the_queue_is_of_the_memory_that_requests_take(tmp_path: Path) -> None:
+    """A longer request takes all of the memory that a thread had for it, however short it is beside that."""
+    piece, count = os.urandom(4096), 200
+    content, descriptor = taught(str(tmp_path / "file"), [piece])
+    content.add(HANDLE)
+    with kernel() as device:
+        unique = device.read(HANDLE, 0, 10)
+        assert device.settle() == Answer(unique, 0, piece[:10])
+        before = _layer.counters()["passed_on"]
+        sending = threading.Thread(target=lambda: [device.ask(LOOKUP, bytes(64 * KIB)) for _ in range(count)])
+        sending.start()
+        sending.join(0.5)
+        assert (_layer.counters()["passed_on"] - before) * ROOM <= 16 * MIB
+        found = {IN_HEADER.unpack_from(device.next_given())[2] for _ in range(count)}
+        sending.join()
+        assert len(found) == count
         content.end()
     os.close(descriptor)
