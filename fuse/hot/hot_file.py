@@ -53,7 +53,11 @@ class HotFile:
         self.holds = 0
         """Checks under way, which read it in a thread."""
         self._writing = descriptor
-        self.descriptor = reopened(descriptor, os.O_RDONLY)
+        try:
+            self.descriptor = reopened(descriptor, os.O_RDONLY)
+        except OSError:
+            os.close(descriptor)
+            raise
         """Reads only; the one that the kernel is given."""
         self._sums: dict[int, int] = {}
 

@@ -12,6 +12,7 @@ import pytest
 import trio
 import trio.testing
 
+from fuse.hot import hot_file
 from fuse.hot.budget import Budget
 from fuse.hot.hot_file import HotFile
 from fuse.hot.hot_set import LOOK_S, HotRules, HotSet
@@ -74,6 +75,19 @@ def test_a_writer_does_not_store_damaged_memory_as_if_a_mapping_had_written_it(
         assert hot.is_damaged
         assert not hot.is_written
     hot.close()
+
+
+def test_a_hot_file_that_cannot_be_made_keeps_no_descriptor(
+    files: MemoryFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(descriptor: int, flags: int) -> NoReturn:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(hot_file, "reopened", fail)
+    with pytest.raises(OSError, match="Too many"):
+        HotFile(b"blob", files.new())
+    assert os.listdir("/proc/self/fd") == before
 
 
 class _Ground:
