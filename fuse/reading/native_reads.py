@@ -8,7 +8,7 @@ Rules kept here:
 - Taught are whole chunks, in segments or in the DRAM tier.  What came inline Python answers.
 - A cell of the DRAM tier may become another chunk's at any time: the check of the copied bytes finds that.
 - Descriptors of segments are held from the first chunk in them until the content has ended.
-- At most `SEGMENTS_MAX` segments are held for one object: one process keeps some hundred descriptors in all.
+- At most `SEGMENTS_MAX` segments are held for one object, and `HELD_MAX` of `lakefs.grants.descriptors` for all.
 """
 
 from __future__ import annotations
@@ -82,12 +82,12 @@ class NativeReads:
         """End the content, then let its descriptors go."""
         self._content.end()
         while self._held:
-            self._descriptors.leave(self._held.popitem()[1])
+            self._descriptors.let_go(self._held.popitem()[1])
 
     def _hold(self, segment: SegmentId) -> Held | None:
         held = self._held.get(segment)
         if held is None and len(self._held) < SEGMENTS_MAX:
-            held = self._descriptors.enter(segment)
+            held = self._descriptors.hold(segment)
             if held is not None:
                 self._held[segment] = held
         return held
