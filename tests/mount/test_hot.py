@@ -175,6 +175,7 @@ def test_two_files_of_one_content_are_two(forced: LakeMounts, here: Path, there:
             os.pwrite(writing.fileno(), b"changed", 100_000)
         assert os.pread(first.fileno(), 7, 100_000) == b"changed"
         assert os.pread(second.fileno(), SIZE, 0) == content
+    assert (here / "b").read_bytes() == content
     catch_up(here, there)
     assert (there / "b").read_bytes() == content
     assert (there / "a").read_bytes() == content[:100_000] + b"changed" + content[100_007:]
@@ -361,6 +362,49 @@ def test_hot_files_stay_within_their_memory_and_the_oldest_go(tmp_path: Path) ->
         (here / "large").write_bytes(bytes(30 * MIB))
         assert (here / "large").read_bytes() == bytes(30 * MIB)
         assert "no room for a hot file" in mounts.mounts[0].log.read_text()
+
+
+def test_a_hot_set_in_a_small_control_group_ends_no_process() -> None:
+    with TemporaryDirectory(prefix="lake-") as path, lake(Path(path), *FORCED) as mounts:
+        here, mount = mounts.folders[0], mounts.mounts[0]
+        contents = {f"f{number}": os.urandom(24 * MIB) for number in range(8)}
+        for name, content in contents.items():
+            (here / name).write_bytes(content)
+        with _control_group(256 * MIB) as processes:
+            processes.write_text(f"{mount.process.pid}\n")
+            for _ in range(2):
+                for name, content in contents.items():
+                    assert (here / name).read_bytes() == content
+            assert mount.process.poll() is None
+        used = [int(found) for found in re.findall(r"hot_bytes=(\d+)", mount.log.read_text())]
+        assert 24 * MIB <= max(used) <= 128 * MIB
+
+
+@contextmanager
+def _control_group(limit_bytes: int) -> Iterator[Path]:
+    """Yield the file that takes processes into a new control group with this limit; they leave it at the end."""
+    for root, limit in (
+        (Path("/sys/fs/cgroup"), "memory.max"),
+        (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
+    ):
+        folder = root / f"lake-test-{os.getpid()}"
+        if root.name == "cgroup" and not (root / "cgroup.controllers").exists():
+            continue
+        try:
+            folder.mkdir()
+            (folder / limit).write_text(f"{limit_bytes}\n")
+        except OSError:
+            with suppress(OSError):
+                folder.rmdir()
+            continue
+        try:
+            yield folder / "cgroup.procs"
+        finally:
+            for process in (folder / "cgroup.procs").read_text().split():
+                (root / "cgroup.procs").write_text(f"{process}\n")
+            folder.rmdir()
+        return
+    pytest.skip("no control group with a memory limit can be made here")
 
 
 def test_no_memory_is_no_hot_files(tmp_path: Path) -> None:
