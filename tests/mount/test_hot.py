@@ -6,6 +6,7 @@ the kernel, what makes a file hot, damage, kills, and little memory.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import mmap
 import os
@@ -15,7 +16,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -254,14 +255,50 @@ def test_a_mapping_that_writes_beside_readers_is_seen_and_stored(
 
 def test_a_mapping_that_outlives_its_handle_sees_later_writers(forced: LakeMounts, here: Path) -> None:
     (here / "x").write_bytes(bytes(SIZE))
-    with (here / "x").open("rb") as reading:
-        memory = mmap.mmap(reading.fileno(), SIZE, mmap.MAP_SHARED, mmap.PROT_READ)
-    with (here / "x").open("r+b") as writing:
-        writing.write(b"later")
-    os.truncate(here / "x", SIZE - 1)
-    assert memory[:6] == b"later\0"
-    memory.close()
+    with _mapped_alone(forced, here / "x", os.O_RDONLY) as memory:
+        with (here / "x").open("r+b") as writing:
+            writing.write(b"later")
+        os.truncate(here / "x", SIZE - 1)
+        assert bytes(memory()[:6]) == b"later\0"
     assert (here / "x").read_bytes() == b"later" + bytes(SIZE - 6)
+
+
+def test_a_mapping_that_writes_when_no_handle_is_left_is_stored_when_it_ends(
+    forced: LakeMounts, here: Path, there: Path
+) -> None:
+    expected = bytearray(os.urandom(SIZE))
+    (here / "x").write_bytes(expected)
+    with ExitStack() as stack:
+        with (here / "x").open("rb") as reading:
+            assert passes_through(forced, reading.fileno())
+            memory = stack.enter_context(_mapped_alone(forced, here / "x", os.O_RDWR))
+        memory()[2 * MIB : 2 * MIB + 4] = expected[2 * MIB : 2 * MIB + 4] = b"late"
+        assert (here / "x").read_bytes() == expected
+        memory()[:5] = expected[:5] = b"later"
+    assert eventually(lambda: (there / "x").read_bytes() == expected)
+    assert (here / "x").read_bytes() == expected
+
+
+@contextmanager
+def _mapped_alone(mounts: LakeMounts, path: Path, flags: int) -> Iterator[Callable[[], memoryview]]:
+    """Map all of a file, shared, and close the handle, which `mmap.mmap` would keep.  Yields what shows the bytes."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (*[ctypes.c_void_p] * 2, *[ctypes.c_int] * 3, ctypes.c_long)
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    descriptor = os.open(path, flags)
+    try:
+        assert flags == os.O_RDWR or passes_through(mounts, descriptor)
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if flags == os.O_RDWR else 0)
+        address = libc.mmap(None, SIZE, protection, mmap.MAP_SHARED, descriptor, 0)
+    finally:
+        os.close(descriptor)
+    assert address is not None
+    assert address != ctypes.c_void_p(-1).value
+    try:
+        yield lambda: memoryview((ctypes.c_char * SIZE).from_address(address)).cast("B")
+    finally:
+        assert libc.munmap(address, SIZE) == 0
 
 
 # --- other clients, names ----------------------------------------------------------------------------------
