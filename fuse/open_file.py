@@ -45,7 +45,7 @@ from lakefs.wire.messages import NO_CONDITION, ObjectStat, SetAttributes
 _log: Final = structlog.get_logger(__name__)
 _COMMIT_ATTEMPTS: Final = 3
 _MAPPING_LOOK_S: Final = 0.5
-"""How often a file is looked at whose last handle is closed, and which a mapping may still write to."""
+"""Time between looks at a file whose last handle is closed, and which a mapping may still write to."""
 
 
 class OpenFile:
