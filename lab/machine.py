@@ -146,6 +146,8 @@ def _add_cxl(qemu: _Command, images: Path) -> None:
     qemu.more += [
         "-device", "pxb-cxl,bus_nr=12,bus=pcie.0,id=cxl.1",
         "-device", "cxl-rp,port=0,bus=cxl.1,id=cxlport0,chassis=0,slot=2",
+        # With one port alone Linux leaves the bridge's decoder as it is, and QEMU drops what is written.
+        "-device", "cxl-rp,port=1,bus=cxl.1,id=cxlport1,chassis=0,slot=3",
         "-device", f"cxl-type3,bus=cxlport0,memdev={memory},lsa={labels},id=cxlmem0",
     ]  # fmt: skip
 

@@ -22,7 +22,7 @@ def index_of(served: Served) -> dict[str, Any]:
 
 def is_kept_over_stops_and_not_over_kills(folder: Path, place: Path, backing: str) -> None:
     """Start, put, stop, start, kill, start: the table is the old one behind the stop alone, and objects are whole."""
-    served = Served(folder, "--hot-index", str(place))
+    served = Served(folder, "--hot-index", str(place), "--hot-index-entries", "1024")
     try:
         with connect(served.server) as client:
             client.create_bucket("lab")

@@ -11,7 +11,7 @@ import pytest
 
 from lakefs.client.connect import connect
 from lakefs.errors import LakeError
-from tests.e2e.served import Served
+from tests.e2e.served import LAKE, Served
 from tests.lab.hardware import ext4_on, found, load_modules, mounted, shell, wait_for
 from tests.lab.kept_index import is_kept_over_stops_and_not_over_kills
 
@@ -70,18 +70,16 @@ def _whole(place: Path) -> None:
     known = objects(30, 3_000) | objects(3, 5 * MIB)
     with connect(served.server) as client:
         client.create_bucket("lab")
-        client.put_many(known.items())
+        for name, content in known.items():
+            client.put(name, content)
     for end in (served.kill, served.stop):
         end()
         served.start()
         with connect(served.server) as client:
             assert {name: bytes(client.get(name)) for name in known} == known
     assert served.stop() == 0
-    done = subprocess.run([*_LAKE, "fsck", "--data", str(served.data)], capture_output=True, text=True)
+    done = subprocess.run([*LAKE, "fsck", "--data", str(served.data)], capture_output=True, text=True)
     assert done.returncode == 0, done
-
-
-_LAKE = (".venv/bin/python", "-m", "cli.main")
 
 
 def test_when_the_disk_is_taken_away_puts_fail_and_what_was_acknowledged_is_there_when_it_comes_back(
@@ -102,7 +100,7 @@ def test_when_the_disk_is_taken_away_puts_fail_and_what_was_acknowledged_is_ther
                 for name, content in objects(50, 20_000).items():
                     client.put(name, content)
                     kept[name] = content
-            assert caught.value.code in ("DiskFailed", "ReadOnly"), caught.value
+            assert type(caught.value).__name__ in ("DiskFailed", "StoreReadOnly"), repr(caught.value)
             with pytest.raises(LakeError) as caught:
                 client.put("lab/later", b"x")
         status = served("status")
