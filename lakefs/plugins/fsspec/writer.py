@@ -68,6 +68,8 @@ class LakeWriter(io.BufferedIOBase):
         self._condition = Condition(absent=mode == "xb")
         self._old: Opened | None = None
         self._process = os.getpid()
+        self._handled = sys.exception()
+        """The error that was being handled when the file was opened: it does not concern the file."""
         self._is_done = False
         if mode == "ab":
             self._run(self._begin_behind_old())
@@ -119,7 +121,7 @@ class LakeWriter(io.BufferedIOBase):
         """Store the rest and make the object visible; drop it if an error ends the `with` block that closes it."""
         if self.closed:
             return
-        if _is_left_by_an_error():
+        if _is_left_by_an_error(self._handled):
             self.discard()
             return
         try:
@@ -184,6 +186,7 @@ class LakeWriter(io.BufferedIOBase):
     def _end(self) -> None:
         """Give up what the engine holds for the put; a lost connection has given it up already."""
         old, self._old = self._old, None
+        self._handled = None
         if os.getpid() != self._process:  # a forked child: put and lease are its parent's
             return
         try:
@@ -231,21 +234,21 @@ class LakeWriter(io.BufferedIOBase):
         self._position = opened.stat.size_bytes
 
 
-def _is_left_by_an_error() -> bool:
-    """Return True if an error is on its way out of a `with` block, whose end closes the file.
+def _is_left_by_an_error(handled: BaseException | None) -> bool:
+    """Return True if an error, other than `handled`, is on its way out of the `with` block whose end closes the file.
 
-    `fsspec.open`, pandas and text files close their files without saying why.  The file is told by its callers: one of
-    them is an `__exit__` that got the error which is being handled.
+    `fsspec.open`, pandas and others close their files without saying why.  So the nearest `__exit__` among the callers
+    decides: it got the error that leaves its block, or none.
     """
     error = sys.exception()
-    if error is None:
+    if error is None or error is handled:
         return False
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_FRAMES_LOOKED_AT):
         if frame is None:
             return False
-        if frame.f_code.co_name == "__exit__" and _is_among(error, frame.f_locals):
-            return True
+        if frame.f_code.co_name == "__exit__":
+            return _is_among(error, frame.f_locals)
         frame = frame.f_back
     return False
 
@@ -270,6 +273,7 @@ class CompressedWriter(io.BufferedIOBase):
 
     def __init__(self, compressor: Any, target: LakeWriter) -> None:
         self._compressor = compressor
+        self._is_ended = False
         self._target = target
 
     def writable(self) -> bool:
@@ -282,7 +286,7 @@ class CompressedWriter(io.BufferedIOBase):
 
     def flush(self) -> None:
         """Add what the compressor holds back, if it can be told to."""
-        if not self.closed:
+        if not self._is_ended:
             self._compressor.flush()
 
     def tell(self) -> int:
@@ -291,7 +295,8 @@ class CompressedWriter(io.BufferedIOBase):
 
     def close(self) -> None:
         """End the compressed content, and close the object."""
-        if not self.closed:
+        if not self._is_ended:
+            self._is_ended = True
             try:
                 self._compressor.close()
                 self._target.close()
