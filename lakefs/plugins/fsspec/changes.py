@@ -7,15 +7,15 @@ it, and copying an object copies no byte.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from glob import has_magic
 from itertools import islice
-from typing import Any, cast
+from typing import Any
 
 from fsspec.utils import other_paths
 
 from lakefs.client.facade import driver_of
-from lakefs.errors import AlreadyExists, BucketNotFound, KeyNotFound, LakeError
+from lakefs.errors import AlreadyExists, BucketNotFound, KeyNotFound
 from lakefs.names import Name, parse_name
 from lakefs.plugins.fsspec.look_ups import LookUps
 from lakefs.plugins.fsspec.os_errors import exists_already, is_a_folder, missing, os_call
@@ -187,11 +187,8 @@ class Changes(LookUps):
     def _touched(self, path: str) -> bool:
         """Set the modification time of an object to now; return False if it does not exist."""
         bucket, key = parse_name(path)
-        request = SetAttributes(bucket, key, mtime_ns=time.time_ns())
-        reply = driver_of(self.lake).run(send(request))
-        failures: Sequence[LakeError] = [
-            result.failure.as_error() for result in cast(Any, reply.message).results if result.failure is not None
-        ]
-        if failures and not isinstance(failures[0], KeyNotFound):
-            raise failures[0]
-        return not failures
+        try:
+            driver_of(self.lake).run(send(SetAttributes(bucket, key, mtime_ns=time.time_ns())))
+        except KeyNotFound:
+            return False
+        return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import gzip
 import io
 import os
@@ -170,11 +169,10 @@ def test_nothing_is_visible_before_the_close(fs: LakeFileSystem, bucket: str, le
 
 
 def test_a_file_that_is_never_closed_stores_nothing_and_warns(fs: LakeFileSystem, bucket: str) -> None:
-    file = fs.open(f"{bucket}/a", "wb")
-    file.write(bytes(LONG))
+    files = [fs.open(f"{bucket}/a", "wb")]
+    files[0].write(bytes(LONG))
     with pytest.warns(ResourceWarning, match="never closed"):
-        del file
-        gc.collect()
+        files.clear()
     assert not fs.exists(f"{bucket}/a")
     assert _sessions(fs) == 0
 
