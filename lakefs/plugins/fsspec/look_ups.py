@@ -162,6 +162,14 @@ class LookUps(AbstractFileSystem):  # type: ignore[misc]
         for entry in self.lake.ls(f"{bucket}/{prefix}", folders=True):
             yield f"{bucket}/{entry.key}", entry
 
+    @overload
+    def find(
+        self, path: str, maxdepth: int | None = ..., withdirs: bool = ..., *, detail: Literal[True], **kwargs: Any
+    ) -> dict[str, Entry]: ...
+    @overload
+    def find(
+        self, path: str, maxdepth: int | None = ..., withdirs: bool = ..., detail: Literal[False] = ..., **kwargs: Any
+    ) -> list[str]: ...
     def find(
         self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **kwargs: Any
     ) -> list[str] | dict[str, Entry]:
@@ -204,7 +212,7 @@ class LookUps(AbstractFileSystem):  # type: ignore[misc]
         self, path: str, total: bool = True, maxdepth: int | None = None, withdirs: bool = False, **kwargs: Any
     ) -> int | dict[str, int]:
         """Return the bytes of the objects below a path, or (`total=False`) those of each; folders have none."""
-        found = cast("dict[str, Entry]", self.find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True, **kwargs))
+        found = self.find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True, **kwargs)
         sizes = {name: entry["size"] for name, entry in found.items()}
         return sum(sizes.values()) if total else sizes
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from lakefs.errors import LakeError
@@ -69,20 +69,56 @@ class _RawReader(io.RawIOBase):
                 super().close()
 
 
-class LakeReader(io.BufferedReader):
+class LakeReader(io.BufferedIOBase):
     """An object opened by `LakeFileSystem.open(path, "rb")`.  Pickled, it is opened anew at its position."""
 
-    raw: _RawReader
     mode = "rb"
     autocommit = True
 
     def __init__(self, fs: LakeFileSystem, path: str, source: ObjectReader) -> None:
-        super().__init__(_RawReader(source), BUFFER_BYTES)
+        self._source = _RawReader(source)
+        self._buffered = io.BufferedReader(self._source, BUFFER_BYTES)
         self.fs = fs
         self.path = path
         self._stat = source.stat
         self.size = self._stat.size_bytes
         """Length of the content in bytes."""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._buffered.tell()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        return self._buffered.seek(offset, whence)
+
+    def read1(self, size: int = -1, /) -> bytes:
+        return self._buffered.read1(size)
+
+    def readinto(self, buffer: Any, /) -> int:
+        return self._buffered.readinto(buffer)
+
+    def readinto1(self, buffer: Any, /) -> int:
+        return self._buffered.readinto1(buffer)
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        return self._buffered.readline(size)
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Iterate over the lines; by the buffer itself, which takes a sixth of the time."""
+        return iter(self._buffered)
+
+    def close(self) -> None:
+        """Give up the object's lease.  Does nothing the second time."""
+        if not self.closed:
+            try:
+                self._buffered.close()
+            finally:
+                super().close()
 
     @property
     def details(self) -> Entry:
@@ -110,11 +146,11 @@ class LakeReader(io.BufferedReader):
             rest = max(0, self.size - position)
             length = rest if size is None or size < 0 else min(size, rest)
             if length >= BUFFER_BYTES:
-                self.raw.seek(position)
-                content = self.raw.read_next(length)
+                self._source.seek(position)
+                content = self._source.read_next(length)
                 self.seek(position + len(content))
                 return content
-        return super().read(size)
+        return self._buffered.read(size)
 
     def __reduce__(self) -> tuple[Callable[..., LakeReader], tuple[Any, ...]]:
         return _reopened, (self.fs, self.path, self._stat.blob, self.tell())

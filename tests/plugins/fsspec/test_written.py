@@ -250,7 +250,7 @@ def test_a_transaction_shows_its_files_when_it_ends(fs: LakeFileSystem, bucket: 
 def test_a_compressed_file_is_whole_after_its_close(fs: LakeFileSystem, bucket: str) -> None:
     with fs.open(f"{bucket}/a.gz", "wb", compression="infer") as file:
         file.write(OLD)
-    assert gzip.decompress(fs.cat(f"{bucket}/a.gz")) == OLD
+    assert gzip.decompress(fs.cat_file(f"{bucket}/a.gz")) == OLD
     assert fs.open(f"{bucket}/a.gz", "r", compression="infer").read() == OLD.decode()
 
 
