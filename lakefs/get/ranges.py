@@ -13,20 +13,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from lakefs.content.verify import Check
+from lakefs.content.verify import Check, granules_around
 from lakefs.errors import LakeError, StaleGrant
 from lakefs.get.fetch import BufferSink, Wanted, fetch_part, fetch_wanted, locate_all, part_request, take_part
 from lakefs.get.objects import GET_MANY_BATCH, close_leases, open_objects
 from lakefs.get.opened import Access, Opened, Piece
-from lakefs.grants.grant_reads import fetch_range
+from lakefs.grants.grant_reads import cached_crcs, cached_granules, fetch_range
 from lakefs.host.new_bytes import NewBytes
-from lakefs.limits import CLIENT_THREADS, FETCH_WINDOW
+from lakefs.ids import ChunkId
+from lakefs.limits import CLIENT_THREADS, FETCH_WINDOW, KIB
 from lakefs.names import Name
 from lakefs.steps.steps import Pipeline, Send, Steps, Work
 from lakefs.wire.engine_port import Reply
 
 PARTS_PER_CALL_MIN: Final = 8
 """Parts of chunks that one call to a thread reads at least, if there are so many: a hand-over costs as much as two."""
+
+
+SHORT_PART_BYTES: Final = 256 * KIB
+"""Longest part that is read from the page cache without a hand-over to a thread."""
 
 
 class Range(NamedTuple):
@@ -108,6 +113,7 @@ def _fetch_parts(access: Access, parts: Sequence[_Part]) -> Steps[None]:
             part.target[:] = memoryview(inline)[part.offset : part.offset + len(part.target)]
     pipeline = Pipeline(FETCH_WINDOW)
     if access.can_use_descriptors:
+        distant = _not_cached(access, distant)
         size = max(PARTS_PER_CALL_MIN, -(-len(distant) // CLIENT_THREADS))
         for start in range(0, len(distant), size):
             yield from _submit_local(access, distant[start : start + size], pipeline)
@@ -115,6 +121,41 @@ def _fetch_parts(access: Access, parts: Sequence[_Part]) -> Steps[None]:
         for part in distant:
             yield from _submit_streamed(part, pipeline)
     yield from pipeline.drain()
+
+
+def _not_cached(access: Access, parts: Sequence[_Part]) -> list[_Part]:
+    """Read what is cached in this thread, `at_once_bytes` at most; return the parts that are left.
+
+    Two threads that read short parts wait for the interpreter's lock most of their time.
+    """
+    left: list[_Part] = []
+    crcs: dict[ChunkId, bytes | None] = {}
+    scratch = bytearray()
+    room = access.at_once_bytes
+    for part in parts:
+        chunk, length = part.piece.chunk, part.piece.length
+        begin, end = granules_around(part.offset, len(part.target), length)
+        grant = part.opened.grants[chunk]
+        if end - begin > min(room, SHORT_PART_BYTES) or grant.logical_bytes != length:
+            left.append(part)
+            continue
+        room -= end - begin
+        is_whole = end - begin == len(part.target)
+        if not is_whole and len(scratch) < end - begin:
+            scratch = bytearray(end - begin)
+        memory = part.target if is_whole else memoryview(scratch)[: end - begin]
+        try:
+            if chunk not in crcs:
+                crcs[chunk] = cached_crcs(access.descriptors, chunk, grant)
+            sums = crcs[chunk]
+            is_read = sums is not None and cached_granules(access.descriptors, chunk, grant, sums, begin, memory)
+        except StaleGrant:  # it is read once more, and then located again
+            is_read = False
+        if not is_read:
+            left.append(part)
+        elif not is_whole:
+            part.target[:] = memory[part.offset - begin : part.offset - begin + len(part.target)]
+    return left
 
 
 def _submit_local(access: Access, group: Sequence[_Part], pipeline: Pipeline) -> Steps[None]:

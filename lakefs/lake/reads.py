@@ -106,9 +106,13 @@ class ReadSteps(ABC):
         yield from look_ahead(access, opened, offset, length)
         return (yield from read_range(access, opened, offset, length))
 
-    def get_ranges(self, ranges: Sequence[Range]) -> Steps[list[bytes | LakeError]]:
-        """Return ranges of objects in order, checked, in few requests; see `lakefs.get.ranges`."""
-        return get_ranges(self.access(None), ranges)
+    def get_ranges(self, ranges: Sequence[Range], at_once_bytes: int = 0) -> Steps[list[bytes | LakeError]]:
+        """Return ranges of objects in order, checked, in few requests; see `lakefs.get.ranges`.
+
+        `at_once_bytes`: at least so many cached bytes are read in the driver's own thread.
+        """
+        access = self.access(None)
+        return get_ranges(replace(access, at_once_bytes=max(at_once_bytes, access.at_once_bytes)), ranges)
 
     def close(self, opened: Opened) -> Steps[None]:
         """Close an opened object."""

@@ -17,13 +17,15 @@ from fsspec.utils import isfilelike
 from lakefs.client.facade import driver_of
 from lakefs.errors import LakeError, PreconditionFailed
 from lakefs.get.ranges import Range
-from lakefs.limits import CHUNK_BYTES, STREAM_BYTES
+from lakefs.limits import CHUNK_BYTES, MIB, STREAM_BYTES
 from lakefs.names import parse_object_name
 from lakefs.plugins.fsspec.changes import Changes
 from lakefs.plugins.fsspec.os_errors import exists_already, is_a_folder, os_call, os_error
 
 RANGES_AT_ONCE: Final = 1024
 """Ranges that one operation of the client reads; others may use its connection between two operations."""
+AT_ONCE_BYTES: Final = 64 * MIB
+"""Cached bytes of short ranges that the caller's thread reads itself: 20 ms, in which only its connection waits."""
 Content = bytes | Exception
 
 
@@ -79,7 +81,7 @@ class Contents(Changes):
             wanted = [
                 Range(parse_object_name(name), *range_) for name, *range_ in zip(names, starts, ends, strict=True)
             ]
-            answers = driver.run(driver.steps.get_ranges(wanted))
+            answers = driver.run(driver.steps.get_ranges(wanted, AT_ONCE_BYTES))
         except LakeError as error:
             if not keeps_errors:
                 raise os_error(error) from error
