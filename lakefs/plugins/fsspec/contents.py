@@ -231,11 +231,11 @@ class Contents(Changes):
         if callback is not DEFAULT_CALLBACK:
             callback.set_size(os.path.getsize(source))
 
-        def told(done: int, present: int) -> None:
+        def note(done: int, present: int) -> None:
             callback.relative_update(done)
 
         try:
-            os_call(self.lake.put, path, Path(source), if_absent=mode == "create", progress=told)
+            os_call(self.lake.put, path, Path(source), if_absent=mode == "create", progress=note)
         except OSError as error:
             if isinstance(error.__cause__, PreconditionFailed):
                 raise exists_already(path) from error.__cause__

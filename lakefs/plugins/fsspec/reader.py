@@ -19,7 +19,7 @@ from lakefs.plugins.fsspec.os_errors import os_error
 
 if TYPE_CHECKING:
     from lakefs.client.blocking.lake import ObjectReader
-    from lakefs.plugins.fsspec.file_system import LakeFileSystem
+    from lakefs.plugins.fsspec.look_ups import LookUps
 
 BUFFER_BYTES: Final = 1 * MIB
 """Bytes that a short read brings in; reads of at least as many pass the buffer."""
@@ -75,7 +75,7 @@ class LakeReader(io.BufferedIOBase):
     mode = "rb"
     autocommit = True
 
-    def __init__(self, fs: LakeFileSystem, path: str, source: ObjectReader) -> None:
+    def __init__(self, fs: LookUps, path: str, source: ObjectReader) -> None:
         self._source = _RawReader(source)
         self._buffered = io.BufferedReader(self._source, BUFFER_BYTES)
         self.fs = fs
@@ -156,7 +156,7 @@ class LakeReader(io.BufferedIOBase):
         return _reopened, (self.fs, self.path, self._stat.blob, self.tell())
 
 
-def _reopened(fs: LakeFileSystem, path: str, blob: bytes, position: int) -> LakeReader:
+def _reopened(fs: LookUps, path: str, blob: bytes, position: int) -> LakeReader:
     """Open an object that another process had open.  OSError if its content is another one now."""
     reader: LakeReader = fs.open(path, "rb")
     if reader.details["blob"] != blob.hex():

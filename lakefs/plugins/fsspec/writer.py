@@ -38,7 +38,7 @@ from lakefs.wire.messages import Condition, NameChange, ObjectAttributes
 if TYPE_CHECKING:
     from lakefs.client.blocking.lake import Lake
     from lakefs.get.opened import Opened
-    from lakefs.plugins.fsspec.file_system import LakeFileSystem
+    from lakefs.plugins.fsspec.look_ups import LookUps
 
 STORED_AT_ONCE_BYTES: Final = 4 * CHUNK_BYTES
 """Bytes gathered in memory before they are stored: two requests, one received while one is written."""
@@ -53,7 +53,7 @@ class LakeWriter(io.BufferedIOBase):
     Not seekable.  Errors are OSError.  Used by one thread at a time.
     """
 
-    def __init__(self, fs: LakeFileSystem, path: str, lake: Lake, mode: WriteMode, *, autocommit: bool) -> None:
+    def __init__(self, fs: LookUps, path: str, lake: Lake, mode: WriteMode, *, autocommit: bool) -> None:
         self.fs = fs
         self.path = path
         self.mode = mode
@@ -285,7 +285,7 @@ class CompressedWriter(io.BufferedIOBase):
         return count
 
     def flush(self) -> None:
-        """Add what the compressor holds back, if it can be told to."""
+        """Add what the compressor holds back, if it can do that."""
         if not self._is_ended:
             self._compressor.flush()
 

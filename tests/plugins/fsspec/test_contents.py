@@ -157,8 +157,8 @@ def test_a_failed_object_of_many_leaves_the_others_stored(fs: LakeFileSystem, bu
     assert fs.cat([f"{bucket}/a", f"{bucket}/c"]) == {f"{bucket}/a": b"a", f"{bucket}/c": b"c"}
 
 
-class Told(Callback):  # type: ignore[misc]
-    """What a program was told of the progress."""
+class Noted(Callback):  # type: ignore[misc]
+    """Notes the progress."""
 
 
 @pytest.mark.parametrize("kind", ["unix", "tcp"])
@@ -169,7 +169,7 @@ def test_files_go_there_and_back_whole(both: dict[str, LakeFileSystem], kind: st
     there.write_bytes(content)
     there.chmod(0o640)
     os.utime(there, ns=(10**18, 10**18))
-    putting, getting = Told(), Told()
+    putting, getting = Noted(), Noted()
     fs.put_file(there, f"ranges/{kind}-file", callback=putting)
     fs.get_file(f"lake://ranges/{kind}-file", back, callback=getting)
     assert back.read_bytes() == content

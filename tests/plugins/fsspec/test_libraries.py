@@ -192,11 +192,11 @@ def test_a_second_checkpoint_with_5_percent_changed_stores_few_new_bytes(
     save = """
         from lakefs.put.pieces import PiecewisePut
         commit = PiecewisePut.commit
-        def told(self, change):
+        def noted(self, change):
             result = yield from commit(self, change)
             print(result.size_bytes, result.new_bytes)
             return result
-        PiecewisePut.commit = told
+        PiecewisePut.commit = noted
         dcp.save(state(1, {0}), checkpoint_id=place + "/{1}")
         print(same(1, place + "/{1}", {0}))
     """
