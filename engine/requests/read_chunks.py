@@ -132,6 +132,8 @@ class ChunkReads:
         ]
         rooms = [0 if index in worth_it else _room_of(item) for index, item in missing]
         targets = await self._targets(client, rooms, releases)
+        if any(rooms):
+            missing, targets = self._still_present(chunks, missing, targets, done)
         found = await self._segments.batches.read_ranges([item for _, item in missing], targets)
         for (index, item), read in zip(missing, found, strict=True):
             if isinstance(read, LakeError):
@@ -152,6 +154,25 @@ class ChunkReads:
         releases.callback(buffer.release)
         ends = accumulate(rooms)
         return [buffer.view[end - room : end] if room else None for room, end in zip(rooms, ends, strict=True)]
+
+    def _still_present(
+        self,
+        chunks: Seq[ChunkId],
+        missing: Seq[tuple[int, Range]],
+        targets: Seq[memoryview | None],
+        done: list[RangeRead | LakeError | None],
+    ) -> tuple[list[tuple[int, Range]], list[memoryview | None]]:
+        """Return the pieces at their present places, after a wait for memory; those that are gone are `done`."""
+        present: list[tuple[int, Range]] = []
+        memory: list[memoryview | None] = []
+        records, _ = self._find([chunks[index] for index, _ in missing])
+        for (index, (_, offset, length)), record, target in zip(missing, records, targets, strict=True):
+            if record is None:
+                done[index] = _absent(chunks[index])
+            else:
+                present.append((index, (record, offset, length)))
+                memory.append(target)
+        return present, memory
 
     async def _read_in_arena(self, chunk: ChunkId, wanted: Range, releases: ExitStack) -> RangeRead | None:
         pinned = await self._dram.read_range(chunk, *wanted)
@@ -187,6 +208,10 @@ class ChunkReads:
         return judged
 
 
+def _absent(chunk: ChunkId) -> ChunkNotFound:
+    return ChunkNotFound(f"chunk {id_text(chunk)} is not in the store", subject=id_text(chunk))
+
+
 def _room_of(wanted: Range) -> int:
     """Return the bytes that are read for a range of a chunk with a vector; 0 for other chunks."""
     record, offset, length = wanted
@@ -214,8 +239,7 @@ def _planned(chunks: Seq[ChunkId], records: Seq[ChunkRecord | None], request: m.
     room = BODY_BYTES_MAX
     for chunk, record, offset, length in zip(chunks, records, request.offsets, request.lengths, strict=True):
         if record is None:
-            missing = f"chunk {id_text(chunk)} is not in the store"
-            planned.append(ChunkNotFound(missing, subject=id_text(chunk)))
+            planned.append(_absent(chunk))
             continue
         end = record.logical_bytes if length == 0 else offset + length
         if not 0 <= offset < end <= record.logical_bytes:
