@@ -18,7 +18,6 @@ Rules kept here:
 
 from __future__ import annotations
 
-import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Final
@@ -32,13 +31,13 @@ from fuse.staging.commit import Stored, store_staged
 from fuse.staging.folder import Base, Kind, StagedFile
 from fuse.staging.write_behind import BEGIN_BYTES, WriteBehind
 from fuse.state.attributes import to_store
-from fuse.state.inodes import Inode
-from fuse.state.mount import Mount, now_ns
+from fuse.state.inodes import Inode, check_size
+from fuse.state.mount import Mount, now_ns, replaced
 from lakefs.errors import DeadlineExceeded, DiskFailed, EngineUnreachable, KeyNotFound, LakeError, PreconditionFailed
 from lakefs.get.objects import open_object
 from lakefs.get.opened import Opened, Piece
 from lakefs.ids import Buffer, ChunkId
-from lakefs.limits import BLOB_BYTES_MAX, FILE_BYTES_MAX, SMALL_PAYLOAD_BYTES
+from lakefs.limits import BLOB_BYTES_MAX, SMALL_PAYLOAD_BYTES
 from lakefs.names import Name
 from lakefs.wire.messages import NO_CONDITION, ObjectStat, SetAttributes
 
@@ -162,7 +161,7 @@ class OpenFile:
         Harmless when called twice.
         """
         if self.is_dirty and self.inode.parent is not None:
-            self._leave_staged(_ended(self.inode.name))
+            self._leave_staged(DeadlineExceeded("the mount had to end before it was stored", subject=self.inode.name))
         self._close()
 
     async def discard(self) -> None:
@@ -180,6 +179,7 @@ class OpenFile:
         self.is_dirty = False
         self._mount.table.closed(self.inode)
         if reader is not None:
+            reader.close()
             self._mount.give_back(reader.opened.lease)
 
     def _leave_staged(self, error: LakeError) -> None:
@@ -211,6 +211,7 @@ class OpenFile:
             self._take_newer(opened)
         self._stat = opened.stat
         self.inode.xattrs = opened.stat.xattrs
+        assert self._reader is None  # else its native reads would have to end
         self._reader = self._new_reader(opened)
         self._is_new = False
 
@@ -225,7 +226,7 @@ class OpenFile:
         is_first = inode.cached_blob is None and self.hot is None and self.handles <= 1 and self._staged is None
         if not is_first or inode.parent is None or known not in (None, inode):
             mount.give_back(opened.lease)
-            raise _replaced(mount.table.name_of(inode))
+            raise replaced(mount.table.name_of(inode))
         inode.take(mount.owner.shown(stat))
         mount.table.stored(inode, stat.node)
         mount.forget_attributes(inode)
@@ -242,7 +243,7 @@ class OpenFile:
         if isinstance(found, LakeError):
             raise found
         if found.node != self.inode.node or found.blob != self.inode.attributes.blob:
-            raise _replaced(name)
+            raise replaced(name)
 
     def note(self, stat: ObjectStat) -> None:
         """Take a changed record of the name; its content is the same."""
@@ -256,6 +257,7 @@ class OpenFile:
                 return
             opened = await self._opened_object(lease=True)
             if opened.stat.blob == reader.opened.stat.blob:
+                reader.close()
                 self._reader = self._new_reader(opened)
             else:
                 self._mount.give_back(opened.lease)
@@ -269,6 +271,11 @@ class OpenFile:
         if self._staged is None and self._reader is not None:
             return self._reader.read_nowait(offset, length)
         return None
+
+    def teach(self, handle: int, offset: int, length: int) -> None:
+        """Have native threads answer reads like the one just answered, while the content is the stored one."""
+        if self.hot is None and self._staged is None and self._reader is not None:
+            self._reader.teach(handle, offset, length)
 
     async def read(self, offset: int, length: int) -> Buffer:
         """Return bytes as this mount sees them now, fewer at the end; valid until the caller's next checkpoint."""
@@ -305,7 +312,7 @@ class OpenFile:
     async def write(self, offset: int, data: Buffer) -> None:
         """Write to the staging file.  StoreFull; OSError EFBIG."""
         async with self._lock:
-            _check_size(self.inode, offset + len(data))
+            check_size(self.inode, offset + len(data))
             staged = await self._staging()
             if self.hot is None:
                 staged.write(offset, data)
@@ -317,7 +324,7 @@ class OpenFile:
     async def truncate(self, size: int) -> None:
         """Change the file's length.  StoreFull; OSError EFBIG."""
         async with self._lock:
-            _check_size(self.inode, size)
+            check_size(self.inode, size)
             staged = await self._staging()
             if self.hot is None:
                 staged.truncate(size)
@@ -388,6 +395,8 @@ class OpenFile:
             name = self.inode.name if self.inode.parent is None else str(self._mount.table.name_of(self.inode))
             stored = await self._stored()
             base = None if stored is None else _base(stored.opened.stat)
+            if stored is not None:
+                stored.close()  # the bytes below what is written are read here, beside it
             self._staged = self._mount.staging.new(name, base)
         else:
             await self._stored()
@@ -488,6 +497,7 @@ class OpenFile:
         self._staged.mark_stored(base)
         self._end_behind()
         if before is not None:
+            before.close()
             self._mount.give_back(before.opened.lease)
 
     async def _store(self, *, durable: bool) -> Stored:
@@ -520,18 +530,5 @@ class OpenFile:
         raise AssertionError("the loop returns or raises")
 
 
-def _ended(name: str) -> DeadlineExceeded:
-    return DeadlineExceeded("the mount had to end before it was stored", subject=name)
-
-
 def _base(stat: ObjectStat) -> Base:
     return Base(stat.size_bytes, stat.node, stat.blob)
-
-
-def _check_size(inode: Inode, size: int) -> None:
-    if size > FILE_BYTES_MAX:
-        raise OSError(errno.EFBIG, f"{inode.name}: a file of {size} bytes; the limit of a mount is {FILE_BYTES_MAX}")
-
-
-def _replaced(name: Name) -> PreconditionFailed:
-    return PreconditionFailed(f"{name} was replaced since it was looked up", subject=str(name))

@@ -45,8 +45,9 @@ from fuse.names.changes import Changes
 from fuse.names.lookups import Lookups
 from fuse.names.readdir import COMPONENT_BYTES_MAX, FolderHandle
 from fuse.names.xattrs import ExtendedAttributes
+from fuse.native import layer
 from fuse.open_file import OpenFile
-from fuse.state.attributes import no_entry, to_entry, without_set_id
+from fuse.state.attributes import no_entry, to_entry, to_statvfs, without_set_id
 from fuse.state.inodes import SYMLINK, Inode, OpenContent
 from fuse.state.mount import Mount
 from lakefs.errors import BucketNotFound, KeyNotFound, LakeError, PreconditionFailed
@@ -57,7 +58,6 @@ R = TypeVar("R")
 _log: Final = structlog.get_logger(__name__)
 _WRITING: Final = os.O_WRONLY | os.O_RDWR
 _STATFS_S: Final = 1.0
-_BLOCK: Final = 4096
 
 
 class _Handle(NamedTuple):
@@ -154,7 +154,7 @@ class LakeOperations(pyfuse3.Operations):
         if self._statfs is None or now >= self._statfs_until:
             answer = await self._mount.ask(Status(), StatusReply)
             disk = msgspec.json.decode(answer.status_json)["disk"]
-            self._statfs = _statvfs(int(disk["free_bytes"]), int(disk["total_bytes"]))
+            self._statfs = to_statvfs(int(disk["free_bytes"]), int(disk["total_bytes"]), COMPONENT_BYTES_MAX)
             self._statfs_until = now + _STATFS_S
         return self._statfs
 
@@ -296,7 +296,9 @@ class LakeOperations(pyfuse3.Operations):
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
         """Return bytes of a file.  They are sent before anything else runs in the loop and need not live longer."""
         file = self._files[fh].file
-        return file.read_nowait(off, size) or await file.read(off, size)  # type: ignore[return-value]
+        content = file.read_nowait(off, size) or await file.read(off, size)
+        file.teach(fh, off, size)
+        return content  # type: ignore[return-value]
 
     @answering
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
@@ -327,6 +329,7 @@ class LakeOperations(pyfuse3.Operations):
     async def release(self, fh: FileHandleT) -> None:
         """Close a handle; an error is only logged."""
         file, flags, _ = self._files.pop(fh)
+        layer.remove(fh)
         if _may_read(flags):
             file.readers -= 1
         if self.hot is not None and file.hot is not None:
@@ -494,13 +497,3 @@ def _component(name: bytes) -> str:
         return name.decode()
     except UnicodeDecodeError:
         raise FUSEError(errno.EILSEQ) from None
-
-
-def _statvfs(free_bytes: int, total_bytes: int) -> StatvfsData:
-    stat = StatvfsData()
-    stat.f_bsize = stat.f_frsize = _BLOCK
-    stat.f_blocks = total_bytes // _BLOCK
-    stat.f_bfree = stat.f_bavail = free_bytes // _BLOCK
-    stat.f_files = stat.f_ffree = stat.f_favail = 1 << 32
-    stat.f_namemax = COMPONENT_BYTES_MAX
-    return stat

@@ -123,6 +123,8 @@ async def mounted(operations: pyfuse3.Operations, options: MountOptions) -> Asyn
                     await _leave(loop, entry, options.stop_wait_s / 3)
             nursery.cancel_scope.cancel()
     finally:
+        if not layer.why_not():
+            _log.info("native layer", **layer.counters())
         layer.end()
         pyfuse3.close(unmount=False)
 

@@ -4,8 +4,9 @@
 This module is loaded with its symbols global, and before pyfuse3: see `fuse.native.layer`, which alone imports it.
 """
 
+cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.errno cimport errno
+from libc.errno cimport EINVAL, errno
 from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport free, malloc
 from posix.uio cimport iovec
@@ -23,9 +24,10 @@ cdef extern from "content.h" nogil:
         uint64_t failed
     lake_contents lake_all
     lake_content *lake_content_make(uint64_t size, const uint64_t *lengths, uint32_t count)
+    uint64_t lake_content_length(lake_content *, uint32_t index)
     bint lake_content_knows(lake_content *, uint32_t index)
-    int lake_content_teach(lake_content *, uint32_t index, int descriptor, uint64_t place, int nowait,
-                           const uint8_t *crcs, size_t crcs_bytes)
+    int lake_content_teach(lake_content *, uint32_t index, const uint8_t *memory, int descriptor, uint64_t place,
+                           int nowait, const uint8_t *crcs, size_t crcs_bytes)
     int lake_contents_add(uint64_t handle, lake_content *)
     void lake_contents_remove(uint64_t handle)
     bint lake_content_end_now(lake_content *)
@@ -37,6 +39,7 @@ cdef extern from "layer.h" nogil:
         const char *why_not
         int session
         int is_attached
+        int may_wake
         int has_passthrough
         int awake
         uint64_t reads, read_bytes, queued_ever, wakes, opens_set
@@ -67,6 +70,10 @@ def why_not():
 def end():
     with nogil:
         lake_end()
+
+
+def answers_reads():
+    return bool(lake.is_attached and lake.may_wake)
 
 
 def has_passthrough():
@@ -113,15 +120,18 @@ def counters():
     }
 
 
+@cython.no_gc_clear  # the memories stay until its reads have ended
 cdef class Content:
     cdef lake_content *content
     cdef bint is_ended
+    cdef list memories
 
     def __init__(self, uint64_t size, lengths):
         cdef uint64_t *given
         cdef Py_ssize_t count = len(lengths), at = 0
         if self.content != NULL:
             raise ValueError("a content is made once")
+        self.memories = []
         if not 0 < count <= LAKE_PIECES_MOST:
             raise ValueError(f"{count} pieces; at most {LAKE_PIECES_MOST} can be read natively")
         given = <uint64_t *>malloc(count * sizeof(uint64_t))
@@ -143,7 +153,9 @@ cdef class Content:
 
     def __dealloc__(self):
         if self.content != NULL:
-            self._end()
+            if lake_content_end_now(self.content):
+                with nogil:
+                    lake_content_wait(self.content)
             lake_content_release(self.content)
 
     cdef void _end(self) noexcept:
@@ -152,6 +164,7 @@ cdef class Content:
             if lake_content_end_now(self.content):
                 with nogil:
                     lake_content_wait(self.content)
+            self.memories = []
 
     def end(self):
         self._end()
@@ -160,8 +173,19 @@ cdef class Content:
         return lake_content_knows(self.content, index)
 
     def teach(self, uint32_t index, int descriptor, uint64_t place, int nowait, bytes crcs not None):
+        self._teach(index, NULL, descriptor, place, nowait, crcs)
+
+    def teach_memory(self, uint32_t index, memory, bytes crcs not None):
+        cdef const uint8_t[::1] view = memory
+        if self.is_ended or not view.shape[0] or <uint64_t>view.shape[0] != lake_content_length(self.content, index):
+            raise _failed(EINVAL)
+        self.memories.append(view)
+        self._teach(index, &view[0], -1, 0, 0, crcs)
+
+    cdef object _teach(self, uint32_t index, const uint8_t *memory, int descriptor, uint64_t place, int nowait,
+                       bytes crcs):
         cdef int failed = lake_content_teach(
-            self.content, index, descriptor, place, nowait, <const uint8_t *>PyBytes_AS_STRING(crcs),
+            self.content, index, memory, descriptor, place, nowait, <const uint8_t *>PyBytes_AS_STRING(crcs),
             PyBytes_GET_SIZE(crcs))
         if failed:
             raise _failed(failed)

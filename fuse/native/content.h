@@ -43,7 +43,8 @@ typedef struct {
 
 typedef struct lake_known {
     struct lake_known *before; /* what was taught of the same content earlier; all is freed with it */
-    uint64_t place;            /* of the piece in its segment's file */
+    const uint8_t *memory;     /* where the piece is; NULL: it is in a segment's file. Its owner may change it */
+    uint64_t place;            /* there */
     int descriptor;
     int nowait;
     int failed;       /* atomic */
@@ -143,6 +144,12 @@ static lake_content *lake_content_make(uint64_t size, const uint64_t *lengths, u
     return content;
 }
 
+/* Returns the length of a piece; 0 if there is none. */
+static uint64_t lake_content_length(const lake_content *content, uint32_t index)
+{
+    return index < content->count ? content->pieces[index].length : 0;
+}
+
 /* Returns 1 if a piece can be read natively, as far as is known. */
 static int lake_content_knows(lake_content *content, uint32_t index)
 {
@@ -150,13 +157,14 @@ static int lake_content_knows(lake_content *content, uint32_t index)
     return known && !LAKE_LOAD(known->failed);
 }
 
-/* Teaches where a piece is, and the CRC32C of each of its granules; returns 0, or an error number.
+/* Teaches where a piece is, in memory or else in a file, and the CRC32C of each of its granules; returns 0, or an error
+   number.
 
-   The descriptor stays the caller's, who keeps it open until the content was ended. */
-static int lake_content_teach(lake_content *content, uint32_t index, int descriptor, uint64_t place, int nowait,
-                              const uint8_t *crcs, size_t crcs_bytes)
+   Descriptor and memory stay the caller's, who keeps them until the content was ended. */
+static int lake_content_teach(lake_content *content, uint32_t index, const uint8_t *memory, int descriptor,
+                              uint64_t place, int nowait, const uint8_t *crcs, size_t crcs_bytes)
 {
-    if (index >= content->count || descriptor < 0 || place > INT64_MAX - LAKE_PIECE_MOST)
+    if (index >= content->count || (!memory && descriptor < 0) || place > INT64_MAX - LAKE_PIECE_MOST)
         return EINVAL;
     uint32_t granules = (uint32_t)((content->pieces[index].length + LAKE_GRANULE - 1) / LAKE_GRANULE);
     if (crcs_bytes != 4 * (size_t)granules)
@@ -170,7 +178,7 @@ static int lake_content_teach(lake_content *content, uint32_t index, int descrip
         free(sums);
         return ENOMEM;
     }
-    *known = (lake_known){content->taught, place, descriptor, nowait, 0, granules, sums};
+    *known = (lake_known){content->taught, memory, place, descriptor, nowait, 0, granules, sums};
     memcpy(known->crcs, crcs, crcs_bytes);
     LAKE_COUNT(lake_all.taught_count, 1);
     content->taught = known;
@@ -234,6 +242,11 @@ moved:
 static int lake_contents_add(uint64_t handle, lake_content *content)
 {
     int failed = 0;
+    pthread_mutex_lock(&lake_all.mutex);
+    int is_added = lake_slot_find(handle)->content == content, ended = content->ended;
+    pthread_mutex_unlock(&lake_all.mutex);
+    if (is_added || ended)
+        return ended ? ESTALE : 0;
     lake_contents_remove(handle);
     pthread_mutex_lock(&lake_all.mutex);
     if (content->ended)
@@ -319,6 +332,10 @@ static int lake_may_be_cached(int descriptor, uint64_t offset, uint64_t length)
 /* Reads bytes of a piece that are cached; returns 0 if some are not. */
 static int lake_read_cached(const lake_known *known, uint64_t begin, uint8_t *into, size_t length)
 {
+    if (known->memory) { /* what is checked is the copy */
+        memcpy(into, known->memory + begin, length);
+        return 1;
+    }
     if (known->nowait && length >= LAKE_LOOK_FROM && !lake_may_be_cached(known->descriptor, known->place + begin, length))
         return 0;
     struct iovec to = {into, length};

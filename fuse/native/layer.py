@@ -62,6 +62,11 @@ def why_not() -> str:
     return _layer.why_not() if IS_BUILT else "the native module is not built"
 
 
+def answers_reads() -> bool:
+    """Return True if there is a layer, and its threads answer reads."""
+    return IS_BUILT and _layer.answers_reads()
+
+
 def end() -> None:
     """End the layer's threads and close the device.  Waits for native reads under way; idempotent."""
     if IS_BUILT:
@@ -133,6 +138,14 @@ class NativeContent:
         """
         try:
             self._content.teach(index, descriptor, place, nowait, crcs)
+        except OSError:
+            return False
+        return True
+
+    def teach_memory(self, index: int, memory: memoryview, crcs: bytes) -> bool:
+        """Like `teach`, for a piece in memory that another process may change: a copy of it is checked."""
+        try:
+            self._content.teach_memory(index, memory, crcs)
         except OSError:
             return False
         return True

@@ -32,7 +32,7 @@ from fuse.state.attributes import Owner
 from fuse.state.inodes import Inode, InodeTable, OpenContent
 from lakefs.client.trio.driver import TrioDriver
 from lakefs.client.trio.reconnecting import ReconnectingEngine
-from lakefs.errors import DiskFailed, EngineUnreachable, KeyNotFound, LakeError
+from lakefs.errors import DiskFailed, EngineUnreachable, KeyNotFound, LakeError, PreconditionFailed
 from lakefs.get.objects import close_leases
 from lakefs.limits import WRITE_BEHIND_FILES
 from lakefs.names import Name
@@ -317,6 +317,11 @@ def stat_or_error(result: NameResult) -> ObjectStat | LakeError:
     if result.failure is None:
         return KeyNotFound("there is nothing of this name")
     return result.failure.as_error()
+
+
+def replaced(name: Name) -> PreconditionFailed:
+    """Return the error for a name that has other content than the kernel knows: it is looked up anew."""
+    return PreconditionFailed(f"{name} was replaced since it was looked up", subject=str(name))
 
 
 def now_ns() -> int:
