@@ -44,7 +44,7 @@ from lakefs.wire.messages import NO_CONDITION, ObjectStat, SetAttributes
 _log: Final = structlog.get_logger(__name__)
 _COMMIT_ATTEMPTS: Final = 3
 _MAPPING_LOOK_S: Final = 0.5
-"""How often a file is looked at whose last handle is closed, and which a mapping may still write to."""
+"""Time between looks at a file whose last handle is closed, and which a mapping may still write to."""
 
 
 class OpenFile:
@@ -120,22 +120,36 @@ class OpenFile:
             except LakeError as error:
                 if not self.handles:
                     self._leave_staged(error)
+                    self._let_go()
             finally:
                 if not self.handles:  # not opened again during the commit
-                    if self.hot is not None and self.hot.is_mapped_for_writing() and not self._mount.is_ending:
-                        self._keep_for_mapping(self.hot)
+                    if self._may_change_by_mapping and not self._mount.is_ending:
+                        self._keep_for_mapping()
                     else:
                         self.abandon()
 
-    def _keep_for_mapping(self, hot: HotFile) -> None:
+    @property
+    def _may_change_by_mapping(self) -> bool:
+        """True if a mapping may have written, since the last `_take_over`, what has to be stored."""
+        return self.hot is not None and self.hot.may_be_mapped and self.inode.parent is not None
+
+    def _let_go(self) -> None:
+        """Take over nothing any more: it could not be staged, or stored."""
+        if self.hot is not None:
+            self.hot.may_be_mapped = False
+
+    def _keep_for_mapping(self) -> None:
         """Keep the file open, by a handle that stands for a mapping that may write to it, until that has ended."""
 
         async def release_when_unmapped() -> None:
-            while hot.is_mapped_for_writing():  # noqa: ASYNC110 - no event tells the end of a mapping
+            while self.hot is not None and self.hot.is_mapped_for_writing():  # noqa: ASYNC110 - no event tells its end
                 await trio.sleep(_MAPPING_LOOK_S)
             if self in self._mount.mapped:
                 self._mount.mapped.discard(self)
-                await self.release()
+                try:
+                    await self.release()
+                except Exception:  # noqa: BLE001 - nothing waits for it, and it must not end the mount
+                    _log.exception("a file could not be closed after its mapping", name=self.inode.name)
 
         self.handles += 1
         self._mount.mapped.add(self)
@@ -328,7 +342,7 @@ class OpenFile:
     async def _take_over(self) -> None:
         """Stage what mappings wrote to the file in memory, past the mount."""
         hot = self.hot
-        if hot is None or not hot.may_be_mapped or self.inode.parent is None:
+        if hot is None or not self._may_change_by_mapping:
             return
         may_be_mapped = hot.is_mapped_for_writing()  # asked before the look: after it nothing may be missed
         numbers = await self._mount.offload.run(hot.differing)

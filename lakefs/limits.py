@@ -265,6 +265,12 @@ BUFFER_POOL_BYTES: Final = 64 * MIB
 BUFFERS_HUGE: Final = 6
 """Pool buffers on huge pages, from the first large payload on: 26 MiB, for a request of 16 x 1 MiB, or six of a
 chunk."""
+ANSWER_CLIENT_BYTES: Final = 8 * MIB
+"""Content of streamed answers to one client that is being read or sent: a request of two chunks, or two of one."""
+ANSWER_MEMORY_BYTES: Final = 512 * MIB
+"""The same of all clients: 64 clients that do not take their answers.  FRAME_TIMEOUT_S ends those."""
+ANSWER_KEPT_BYTES: Final = 24 * MIB
+"""Of it, what is kept while no answer needs it: for three clients, and less than a processor's last cache."""
 SMALL_MEMORY_BYTES: Final = 128 * MIB
 """Small payloads of all requests that are being received or stored: 8 requests of 16 MiB, or 2,000 of 64 KiB."""
 WATCHERS_MAX: Final = 1024
@@ -301,6 +307,7 @@ LISTEN_BACKLOG: Final = 1024
 # FRAMES_PER_JOB       4 MiB   8 MiB   2  frames of small files of one job; one is read while one is stored
 # WRITE_BEHIND_WINDOW  8 MiB  16 MiB   2  requests to store an open file; one is hashed while one is written to disk
 # WRITE_BEHIND_FILES  16 MiB  32 MiB   2  open files of one mount that are being stored; 8 of the engine's 15 buffers
+# HOT_FILLS            1 MiB   2 MiB   2  hot files that a mount fills at once; half of the threads that read for it
 # S3_STORE_WINDOW      4 MiB  12 MiB   3  chunks of one PUT; a gateway's S3_RECEIVE_BYTES are enough for 15 such PUTs
 # FETCH_WINDOW        16 MiB  96 MiB   6  groups of chunks, or streamed chunks; enough for two threads and a disk
 # LOAD_WINDOW          4 MiB  16 MiB   4  streamed chunks, requests to load, portions to check; two for each thread
@@ -313,6 +320,8 @@ STORE_REQUEST_BYTES: Final = 2 * CHUNK_BYTES
 STORE_REQUEST_CHUNKS: Final = STORE_REQUEST_BYTES // CHUNK_BYTES
 FRAME_BYTES: Final = 4 * MIB
 """Payload of small objects that travel together."""
+STREAM_GROUP_BYTES: Final = 2 * CHUNK_BYTES
+"""Chunks that one request has streamed: a request costs as much as copying half of it."""
 FETCH_GROUP_BYTES: Final = 16 * MIB
 CHECK_BYTES: Final = CHUNK_BYTES
 """Bytes checked by one call to a thread: a chunk, or short ones together."""
@@ -326,6 +335,7 @@ PUT_MANY_SHORT_BYTES: Final = 16 * KIB
 FRAMES_PER_JOB: Final = 8 * MIB // FRAME_BYTES
 WRITE_BEHIND_WINDOW: Final = 16 * MIB // STORE_REQUEST_BYTES
 WRITE_BEHIND_FILES: Final = 32 * MIB // (WRITE_BEHIND_WINDOW * STORE_REQUEST_BYTES)
+HOT_FILLS: Final = 2 * MIB // MIB
 S3_STORE_WINDOW: Final = 12 * MIB // CHUNK_BYTES
 FETCH_WINDOW: Final = 96 * MIB // FETCH_GROUP_BYTES
 LOAD_WINDOW: Final = 16 * MIB // CHECK_BYTES

@@ -1,4 +1,4 @@
-"""How much memory hot files may take.
+"""The memory that hot files may take.
 
 `--hot-memory` is a wish, 10% of the memory without it.  Beside it hot files take at most half of what is available, and
 at most half of the limit of each control group.  When less than 10% of the memory is available, of the machine's or of

@@ -44,7 +44,7 @@ class HotFile:
         self.handles = 0
         """Handles that pass through to it."""
         self.writers = 0
-        """Those of them that may write."""
+        """Handles of those that may write."""
         self.is_written = False
         """True if its content is not the blob's any more: it belongs to one open inode until that is closed."""
         self.may_be_mapped = False

@@ -37,12 +37,11 @@ from fuse.hot.memory_files import MemoryFiles
 from fuse.state.inodes import Inode
 from fuse.state.mount import Mount
 from lakefs.errors import LakeError
-from lakefs.limits import MIB
+from lakefs.limits import HOT_FILLS, MIB
 
 MIN_BYTES: Final = 2 * MIB
 """Smaller objects are read at once by most readers: what a handle costs is then more than what its reads cost."""
 SECOND_OPEN_S: Final = 600.0
-FILLS_MAX: Final = 2
 WAITING_MAX: Final = 64
 SEEN_MAX: Final = 4096
 """100 bytes each."""
@@ -93,7 +92,7 @@ class HotSet:
         self._seen: OrderedDict[bytes, float] = OrderedDict()
         self._filling: dict[bytes, int] = {}
         """Content that is being filled, or waits for that: its bytes, once room was found for them."""
-        self._fills = trio.CapacityLimiter(FILLS_MAX)
+        self._fills = trio.CapacityLimiter(HOT_FILLS)
         self._all: OrderedDict[HotFile, int] = OrderedDict()
         """All hot files, and the memory of each; the one opened longest ago first."""
         self._by_blob: dict[bytes, HotFile] = {}

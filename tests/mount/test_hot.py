@@ -1,29 +1,27 @@
 """Hot files on real mounts: what the kernel reads by itself is what the mount would have answered.
 
 The model of system calls runs with every file hot at its first open (`hot_forced`); the other tests hold the rules of
-the kernel, what makes a file hot, damage, kills, and little memory.
+the kernel, writers and mappings beside readers, and changes made elsewhere.
 """
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import mmap
 import os
-import re
-import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
 import pytest
 
-from lakefs import connect
 from lakefs.limits import GRANULE_BYTES, MIB
+from tests.mount.hot_mounts import FILLED, SIZE, asked, forced_mounts, passes_through
 from tests.mount.hunt import hunt
 from tests.mount.model import Ground
 from tests.mount.mounts import LakeMounts, lake
@@ -32,30 +30,19 @@ from tests.mount.tools import catch_up
 pytestmark = [pytest.mark.slow, pytest.mark.fuse]
 
 SEQUENCES: Final = int(os.environ.get("MOUNT_SEQUENCES", "60"))
-SIZE: Final = 3 * MIB + 12_345
-FORCED: Final = ("-o", "hot_forced")
 WAIT_S: Final = 20.0
-FILLED: Final = "filled a hot file"
 _numbers = itertools.count()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _offered(forced: LakeMounts) -> None:
-    """Skip where the kernel or the user has no passthrough; the mount then says so."""
-    text = forced.mounts[0].log.read_text()
-    if found := re.search(r"no hot files.*", text):
-        pytest.skip(found.group())
 
 
 @pytest.fixture(scope="module")
 def forced() -> Iterator[LakeMounts]:
     """Two mounts on which every file is hot at its first open."""
-    with TemporaryDirectory(prefix="lake-") as path, lake(Path(path), *FORCED, mounts=2) as mounted:
+    with forced_mounts(mounts=2) as mounted:
         yield mounted
 
 
 @pytest.fixture(scope="module")
-def plain_hot() -> Iterator[LakeMounts]:
+def plain_hot(forced: LakeMounts) -> Iterator[LakeMounts]:
     """One mount with the rules of every mount."""
     with TemporaryDirectory(prefix="lake-") as path, lake(Path(path)) as mounted:
         yield mounted
@@ -73,22 +60,6 @@ def here(forced: LakeMounts, request: pytest.FixtureRequest) -> Path:
 def there(forced: LakeMounts, here: Path) -> Path:
     """The same folder on the second mount."""
     return forced.folders[1] / here.name
-
-
-def asked(mounts: LakeMounts, number: int = 0) -> int:
-    """Return how many bytes the mount's process was given to read and write: a read that passes through adds none."""
-    text = Path(f"/proc/{mounts.mounts[number].process.pid}/io").read_text()
-    return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith(("rchar", "wchar")))
-
-
-def passes_through(mounts: LakeMounts, descriptor: int) -> bool:
-    """Return True if reading the file through this descriptor asks the mount for nothing."""
-    before = asked(mounts)
-    size = os.fstat(descriptor).st_size
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    while os.pread(descriptor, 1 * MIB, max(0, size - 1 * MIB)) and (size := size - 1 * MIB) > 0:
-        pass
-    return asked(mounts) - before < 256 * 1024
 
 
 def eventually(true: Callable[[], bool]) -> bool:
@@ -175,6 +146,7 @@ def test_two_files_of_one_content_are_two(forced: LakeMounts, here: Path, there:
             os.pwrite(writing.fileno(), b"changed", 100_000)
         assert os.pread(first.fileno(), 7, 100_000) == b"changed"
         assert os.pread(second.fileno(), SIZE, 0) == content
+    assert (here / "b").read_bytes() == content
     catch_up(here, there)
     assert (there / "b").read_bytes() == content
     assert (there / "a").read_bytes() == content[:100_000] + b"changed" + content[100_007:]
@@ -253,14 +225,50 @@ def test_a_mapping_that_writes_beside_readers_is_seen_and_stored(
 
 def test_a_mapping_that_outlives_its_handle_sees_later_writers(forced: LakeMounts, here: Path) -> None:
     (here / "x").write_bytes(bytes(SIZE))
-    with (here / "x").open("rb") as reading:
-        memory = mmap.mmap(reading.fileno(), SIZE, mmap.MAP_SHARED, mmap.PROT_READ)
-    with (here / "x").open("r+b") as writing:
-        writing.write(b"later")
-    os.truncate(here / "x", SIZE - 1)
-    assert memory[:6] == b"later\0"
-    memory.close()
+    with _mapped_alone(forced, here / "x", os.O_RDONLY) as memory:
+        with (here / "x").open("r+b") as writing:
+            writing.write(b"later")
+        os.truncate(here / "x", SIZE - 1)
+        assert bytes(memory()[:6]) == b"later\0"
     assert (here / "x").read_bytes() == b"later" + bytes(SIZE - 6)
+
+
+def test_a_mapping_that_writes_when_no_handle_is_left_is_stored_when_it_ends(
+    forced: LakeMounts, here: Path, there: Path
+) -> None:
+    expected = bytearray(os.urandom(SIZE))
+    (here / "x").write_bytes(expected)
+    with ExitStack() as stack:
+        with (here / "x").open("rb") as reading:
+            assert passes_through(forced, reading.fileno())
+            memory = stack.enter_context(_mapped_alone(forced, here / "x", os.O_RDWR))
+        memory()[2 * MIB : 2 * MIB + 4] = expected[2 * MIB : 2 * MIB + 4] = b"late"
+        assert (here / "x").read_bytes() == expected
+        memory()[:5] = expected[:5] = b"later"
+    assert eventually(lambda: (there / "x").read_bytes() == expected)
+    assert (here / "x").read_bytes() == expected
+
+
+@contextmanager
+def _mapped_alone(mounts: LakeMounts, path: Path, flags: int) -> Iterator[Callable[[], memoryview]]:
+    """Map all of a file, shared, and close the handle, which `mmap.mmap` would keep.  Yields what shows the bytes."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (*[ctypes.c_void_p] * 2, *[ctypes.c_int] * 3, ctypes.c_long)
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    descriptor = os.open(path, flags)
+    try:
+        assert flags == os.O_RDWR or passes_through(mounts, descriptor)
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if flags == os.O_RDWR else 0)
+        address = libc.mmap(None, SIZE, protection, mmap.MAP_SHARED, descriptor, 0)
+    finally:
+        os.close(descriptor)
+    assert address is not None
+    assert address != ctypes.c_void_p(-1).value
+    try:
+        yield lambda: memoryview((ctypes.c_char * SIZE).from_address(address)).cast("B")
+    finally:
+        assert libc.munmap(address, SIZE) == 0
 
 
 # --- other clients, names ----------------------------------------------------------------------------------
@@ -296,116 +304,3 @@ def test_a_hot_file_that_is_renamed_over_and_unlinked_stays_readable(forced: Lak
         (here / "x").unlink()
         assert os.pread(first.fileno(), SIZE, 0) == b"x" * SIZE
         assert os.pread(second.fileno(), SIZE, 0) == b"y" * SIZE
-
-
-# --- damage ------------------------------------------------------------------------------------------------
-
-
-def test_a_damaged_segment_is_an_error_and_no_backing(short_forced: LakeMounts) -> None:
-    here, content = short_forced.folders[0], os.urandom(8 * MIB)
-    with connect(short_forced.served.server) as client:
-        client.put("bucket/x", content)
-    _flip(short_forced.served.data, content[5 * MIB : 5 * MIB + 512])
-    with (here / "x").open("rb", buffering=0) as file:
-        assert not passes_through_from_start(short_forced, file.fileno())
-        assert os.pread(file.fileno(), MIB, 0) == content[:MIB]
-        with pytest.raises(OSError, match="Input/output error"):
-            os.pread(file.fileno(), GRANULE_BYTES, 5 * MIB)
-    assert "a hot file could not be filled" in short_forced.mounts[0].log.read_text()
-    assert FILLED not in short_forced.mounts[0].log.read_text()
-
-
-def passes_through_from_start(mounts: LakeMounts, descriptor: int) -> bool:
-    """Like `passes_through`, by the first MiB alone."""
-    before = asked(mounts)
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.pread(descriptor, MIB, 0)
-    return asked(mounts) - before < 256 * 1024
-
-
-@pytest.fixture
-def short_forced() -> Iterator[LakeMounts]:
-    """A mount of its own, every file hot at once."""
-    with TemporaryDirectory(prefix="lake-") as path, lake(Path(path), *FORCED) as mounted:
-        yield mounted
-
-
-def _flip(data: Path, part: bytes) -> None:
-    for path in (data / "segments").iterdir():
-        at = path.read_bytes().find(part)
-        if at >= 0:
-            with path.open("r+b") as segment:
-                segment.seek(at)
-                segment.write(bytes([part[0] ^ 1]))
-                os.fsync(segment.fileno())
-            return
-    raise AssertionError("the payload is in no segment")
-
-
-# --- memory, kills -----------------------------------------------------------------------------------------
-
-
-def test_hot_files_stay_within_their_memory_and_the_oldest_go(tmp_path: Path) -> None:
-    with TemporaryDirectory(prefix="lake-") as path, lake(Path(path), *FORCED, "--hot-memory", "20M") as mounts:
-        here = mounts.folders[0]
-        contents = {f"f{number}": os.urandom(6 * MIB) for number in range(5)}
-        for name, content in contents.items():
-            (here / name).write_bytes(content)
-        with (here / "f0").open("rb") as held:
-            for name, content in contents.items():
-                assert (here / name).read_bytes() == content
-            assert passes_through(mounts, held.fileno())
-        used = [int(found) for found in re.findall(r"hot_bytes=(\d+)", mounts.mounts[0].log.read_text())]
-        assert len(used) >= 5
-        assert max(used) <= 20 << 20
-        (here / "large").write_bytes(bytes(30 * MIB))
-        assert (here / "large").read_bytes() == bytes(30 * MIB)
-        assert "no room for a hot file" in mounts.mounts[0].log.read_text()
-
-
-def test_no_memory_is_no_hot_files(tmp_path: Path) -> None:
-    with TemporaryDirectory(prefix="lake-") as path, lake(Path(path), *FORCED, "-o", "hot_memory=0") as mounts:
-        (mounts.folders[0] / "x").write_bytes(bytes(SIZE))
-        with (mounts.folders[0] / "x").open("rb") as file:
-            assert not passes_through(mounts, file.fileno())
-        assert "no hot files" in mounts.mounts[0].log.read_text()
-
-
-def test_a_killed_mount_leaves_its_mappings_and_its_readers_fail(short_forced: LakeMounts) -> None:
-    here = short_forced.folders[0]
-    (here / "x").write_bytes(b"x" * SIZE)
-    descriptor = os.open(here / "x", os.O_RDONLY)
-    memory = mmap.mmap(descriptor, SIZE, mmap.MAP_SHARED, mmap.PROT_READ)
-    assert passes_through(short_forced, descriptor)
-    with _killed(short_forced, [descriptor]):
-        assert memory[:] == b"x" * SIZE  # a mapping needs no mount
-        with pytest.raises(OSError, match=r"Transport|aborted"):
-            os.open(here / "x", os.O_RDONLY)
-        memory.close()
-
-
-def test_what_was_written_beside_readers_is_in_the_staging_folder_of_a_killed_mount(short_forced: LakeMounts) -> None:
-    here = short_forced.folders[0]
-    (here / "x").write_bytes(b"x" * SIZE)
-    reading = os.open(here / "x", os.O_RDONLY)
-    assert passes_through(short_forced, reading)
-    writing = os.open(here / "x", os.O_WRONLY)
-    os.pwrite(writing, b"unsaved", 1 * MIB)
-    with _killed(short_forced, [reading, writing]):
-        (staged,) = (here.parent.parent / "staging0").glob("*.bytes")
-        assert staged.read_bytes()[MIB : MIB + 7] == b"unsaved"
-
-
-@contextmanager
-def _killed(mounts: LakeMounts, descriptors: list[int]) -> Iterator[None]:
-    """Kill the mount; after the block close what was open in it, and unmount what is left of it."""
-    mount = mounts.mounts[0]
-    os.kill(mount.process.pid, signal.SIGKILL)
-    mount.process.wait()
-    try:
-        yield
-    finally:
-        for descriptor in descriptors:
-            with suppress(OSError):
-                os.close(descriptor)
-        subprocess.run(["umount", "-l", str(mount.folder)], check=True, timeout=30)
