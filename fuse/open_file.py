@@ -134,8 +134,9 @@ class OpenFile:
         return self.hot is not None and self.hot.may_be_mapped and self.inode.parent is not None
 
     def _let_go(self) -> None:
-        """Take over nothing any more: it could not be staged, or stored."""
-        if self.hot is not None:
+        """Take over nothing any more: it could not be staged, or stored.  No other file gets what mappings wrote."""
+        if self.hot is not None and self.hot.may_be_mapped:
+            self.hot.is_written = True
             self.hot.may_be_mapped = False
 
     def _keep_for_mapping(self) -> None:

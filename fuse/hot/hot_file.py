@@ -46,9 +46,9 @@ class HotFile:
         self.writers = 0
         """Handles of those that may write."""
         self.is_written = False
-        """True if its content is not the blob's any more: it belongs to one open inode until that is closed."""
+        """True if it was written to: its content is not the blob's any more."""
         self.may_be_mapped = False
-        """True if a mapping may write to it: a handle was opened that reads and writes."""
+        """True if a mapping may have written what is not taken over: a handle was opened that reads and writes."""
         self.is_damaged = False
         self.holds = 0
         """Checks under way, which read it in a thread."""
@@ -95,6 +95,11 @@ class HotFile:
     def used_bytes(self) -> int:
         """Memory that it takes."""
         return used_bytes(self.descriptor)
+
+    @property
+    def is_changed(self) -> bool:
+        """True if its content may not be the blob's: it belongs to one open inode, and to none after that."""
+        return self.is_written or self.may_be_mapped
 
     def is_in_use(self) -> bool:
         """Return True if a handle passes through to it, or a mapping is left."""
@@ -169,7 +174,7 @@ class HotFile:
         granule = self._granule(number)
         crc = crc32c(granule)
         if crc != self._sum(number):
-            if not self.may_be_mapped:
+            if not (self.may_be_mapped or self.is_written):
                 self.is_damaged = True
                 raise OSError(errno.EIO, "its content in memory is damaged")
             stage(number * GRANULE_BYTES, bytes(granule))

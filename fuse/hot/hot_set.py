@@ -135,7 +135,7 @@ class HotSet:
         hot = self._by_blob.get(inode.attributes.blob)
         if hot is None or hot.is_damaged or hot.size != inode.attributes.size_bytes:
             return None
-        if hot.is_written or (self._owner.get(hot) is not inode and self._is_busy(hot)):
+        if hot.is_changed or (self._owner.get(hot) is not inode and self._is_busy(hot)):
             return None
         if not hot.backing and not self._register(hot):
             return None
@@ -192,12 +192,12 @@ class HotSet:
 
     def _is_wanted(self, blob: bytes, size: int) -> bool:
         if self._rules.forced:
-            return size > 0 and (blob not in self._by_blob or self._by_blob[blob].is_written)
+            return size > 0 and (blob not in self._by_blob or self._by_blob[blob].is_changed)
         known = self._by_blob.get(blob)
         return (
             size >= self._rules.min_bytes
             and size <= self._budget.limit_bytes
-            and (known is None or known.is_written)
+            and (known is None or known.is_changed)
             and blob not in self._filling
             and len(self._filling) < WAITING_MAX
         )
@@ -234,7 +234,7 @@ class HotSet:
 
     def _is_known(self, blob: bytes) -> bool:
         known = self._by_blob.get(blob)
-        return known is not None and not known.is_written
+        return known is not None and not known.is_changed
 
     def _add(self, hot: HotFile) -> None:
         self._all[hot] = hot.used_bytes
@@ -278,7 +278,7 @@ class HotSet:
         owner = self._owner.pop(hot, None)
         if owner is not None:
             del self._owned[owner]
-        if hot.is_written and hot in self._all:
+        if hot.is_changed and hot in self._all:
             self._close(hot)
 
     def _close(self, hot: HotFile) -> None:
@@ -302,7 +302,7 @@ class HotSet:
         for hot in list(self._all):
             if hot.is_written:
                 self._all[hot] = hot.used_bytes  # it may have grown
-            if (hot.is_written or hot.is_damaged or self._is_scarce) and not self._is_busy(hot):
+            if (hot.is_changed or hot.is_damaged or self._is_scarce) and not self._is_busy(hot):
                 self._close(hot)
                 self.counts.evicted += 1
 
@@ -311,7 +311,7 @@ class HotSet:
     async def check(self) -> None:
         """Compare all hot files with their checksums; those that differ are given to nobody any more."""
         for hot in list(self._all):
-            if hot in self._all and _only_reads(hot):
+            if hot in self._all and not hot.is_changed:
                 hot.holds += 1
                 try:
                     is_right = not await self._mount.offload.run(hot.differing)
@@ -319,7 +319,7 @@ class HotSet:
                     is_right = False
                 finally:
                     hot.holds -= 1
-                if not is_right and _only_reads(hot):
+                if not is_right and not hot.is_changed:
                     self._note_damaged(hot)
 
     def _note_damaged(self, hot: HotFile) -> None:
@@ -353,11 +353,6 @@ class HotSet:
             hot.close()
         self._all.clear()
         self._files.close()
-
-
-def _only_reads(hot: HotFile) -> bool:
-    """Return True if nothing may have written to it since it was filled."""
-    return not (hot.is_written or hot.may_be_mapped)
 
 
 def made_hot_set(

@@ -41,3 +41,17 @@ def test_a_handle_that_was_read_shows_what_a_mapping_writes_beside_readers(force
     os.close(writing)
     os.close(reading)
     assert path.read_bytes()[8190:8197] == b"\0\0new\0\0"
+
+
+def test_what_a_mapping_wrote_to_a_removed_file_shows_in_no_other_file_of_its_content(forced: LakeMounts) -> None:
+    here, content = forced.folders[0], os.urandom(SIZE)
+    for name in ("removed", "other"):
+        (here / name).write_bytes(content)
+    reading, writing = os.open(here / "removed", os.O_RDONLY), os.open(here / "removed", os.O_RDWR)
+    with mmap.mmap(writing, SIZE) as memory:
+        (here / "removed").unlink()
+        memory[MIB : MIB + 7] = b"unnamed"
+        assert os.pread(reading, 7, MIB) == b"unnamed"
+    os.close(writing)
+    os.close(reading)
+    assert (here / "other").read_bytes() == content

@@ -118,6 +118,27 @@ def on_ground(
     trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0.001))
 
 
+@pytest.mark.parametrize("change", ["is_written", "may_be_mapped"])
+def test_a_file_that_may_have_other_bytes_is_given_to_nobody_and_filled_anew(
+    files: MemoryFiles, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    async def test(ground: Ground) -> None:
+        first, second = ground.inode("x", b"1"), ground.inode("y", b"1")
+        await ground.seen_twice(first)
+        hot = ground.hot.given(first)
+        assert hot is not None
+        setattr(hot, change, True)
+        assert ground.hot.given(second) is None
+        await ground.seen_twice(second)
+        new = ground.hot.given(second)
+        assert new is not None
+        assert new is not hot
+        assert ground.hot.held(first) is None
+        assert ground.hot.file_count == 1
+
+    on_ground(files, monkeypatch, test)
+
+
 def test_it_is_filled_once_at_the_second_open_within_ten_minutes(
     files: MemoryFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,6 +175,7 @@ def test_it_is_given_to_one_inode_at_a_time(files: MemoryFiles, monkeypatch: pyt
         assert ground.hot.given(second) is None
         for flags in (os.O_RDONLY, os.O_RDWR):
             ground.hot.closed(hot, flags)
+        hot.may_be_mapped = False  # as the look at the last close finds
         assert ground.hot.held(first) is None
         assert ground.hot.given(second) is hot
         ground.hot.opened(hot, 9, os.O_RDONLY)
