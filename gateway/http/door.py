@@ -120,7 +120,7 @@ class Door:
         self.attend: Attend = lambda descriptor, peer, handed: os.close(descriptor)
         """Set by the server.  It must not wait."""
         self._waiting: dict[int, _Waiting] = {}
-        """By descriptor, in the order in which they were parked."""
+        """Waiting tasks by descriptor, in the order in which they were parked."""
         self._before_turn = before_turn
         self._after_turn = after_turn
         self._failed = trio.Event()

@@ -1,4 +1,4 @@
-"""As many connections as a gateway takes, all without a task: little memory for each, and each as good as a new one.
+"""Thousands of connections, all that a gateway takes, without a task: little memory for each, as good as new ones.
 
 They are opened at once, and two of three have got an answer.  Figures are of RssAnon: `-s` prints them.
 """
