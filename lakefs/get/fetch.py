@@ -145,6 +145,12 @@ def locate(access: Access, opened: Places, chunks: Sequence[ChunkId]) -> Steps[N
     return _locate_missing(access, [(opened, chunk) for chunk in chunks])
 
 
+def locate_all(access: Access, wanted: Sequence[tuple[Places, ChunkId]]) -> Steps[None]:
+    """Do `locate` for chunks of any number of opened objects, with a request for each LOCATE_BATCH of them."""
+    for start in range(0, len(wanted), LOCATE_BATCH):
+        yield from _locate_missing(access, wanted[start : start + LOCATE_BATCH])
+
+
 def _locate_anew(access: Access, opened: Places, chunk: ChunkId) -> Steps[Grant]:
     """Return a new grant of a chunk whose check failed, of its place in a segment, whose descriptor is then held."""
     opened.grants.update((yield from ask_for_places({chunk: opened}, 0)))
@@ -404,7 +410,17 @@ def fetch_part(access: Access, opened: Opened, piece: Piece, offset: int, length
 
 
 def _stream_part(opened: Opened, piece: Piece, offset: int, length: int) -> Steps[memoryview]:
-    reply = yield from send(ReadChunks([bytes(piece.chunk)], [offset], [length]))
+    reply = yield from send(part_request(piece, offset, length))
+    return take_part(opened, piece, offset, length, reply)
+
+
+def part_request(piece: Piece, offset: int, length: int) -> ReadChunks:
+    """Return the request that streams a range inside one chunk; `take_part` takes its answer."""
+    return ReadChunks([bytes(piece.chunk)], [offset], [length])
+
+
+def take_part(opened: Opened, piece: Piece, offset: int, length: int, reply: Reply) -> memoryview:
+    """Return a streamed range, checked by granule.  ChunkDamaged, ChunkNotFound."""
     payload = memoryview(reply.body.joined())
     reply.body.release()
     assert isinstance(reply.message, ReadChunksReply)
