@@ -301,11 +301,45 @@ def test_a_request_that_is_given_back_during_a_drain_is_answered_once_more() -> 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(served.server.drain, WAIT_S)
                 await trio.testing.wait_all_tasks_blocked()
+                began = trio.current_time()
                 served.door.give_back(served.repeater.held[0], GET)
                 assert await answer(busy) == b"/x"
                 assert await is_ended(busy)
+            assert trio.current_time() - began < WAIT_S / 2
 
     run(body)
+
+
+@pytest.mark.parametrize("which", ["the door", "the server"])
+def test_the_end_of_either_closes_what_is_dormant(which: str) -> None:
+    async def body() -> None:
+        door = Door(LineRepeater(), lambda: None, lambda: None, no_rest)
+        server = HttpServer(never, refused, connections_max=10, door=door)
+        scopes = {name: trio.CancelScope() for name in ("the door", "the server")}
+        async with trio.open_nursery() as nursery:
+
+            async def run_door() -> None:
+                with scopes["the door"]:
+                    await door.run()
+
+            async def run_server(*, task_status: trio.TaskStatus[str]) -> None:
+                with scopes["the server"]:
+                    await server.serve(await TrioNetwork().listen("tcp://127.0.0.1:0"), task_status=task_status)
+
+            nursery.start_soon(run_door)
+            port = int((await nursery.start(run_server)).rpartition(":")[2])
+            async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+                await until(lambda: door.dormant_count)
+                scopes[which].cancel()
+                assert await is_ended(stream)
+                assert door.dormant_count == 0
+            nursery.cancel_scope.cancel()
+
+    run(body)
+
+
+async def never(request: Request) -> Response:
+    raise AssertionError("no request is sent")
 
 
 def test_a_connection_that_the_system_does_not_watch_is_served_by_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
