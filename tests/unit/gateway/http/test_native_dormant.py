@@ -110,7 +110,8 @@ def test_a_dormant_connection_cannot_be_let_go_again_and_is_closed_once() -> Non
 def test_a_door_that_goes_closes_what_is_dormant() -> None:
     door = NativeDoor(LineRepeater())
     pairs = [socket.socketpair() for _ in range(3)]
-    for _, server in pairs:
+    for client, server in pairs:
+        client.settimeout(WAIT_S)
         door.park(server.fileno(), PEER)
     (quiet, _), (busy, _), (kept, attended) = pairs
     for _, server in pairs[:2]:
