@@ -21,6 +21,7 @@ from engine.chunks.payload import ReceivedBody
 from engine.namespace.buckets import find_bucket
 from engine.namespace.watch import Watch
 from engine.requests.handlers import handles, require_handlers, table_of, takes_descriptors
+from engine.requests.keyed import KeyedRequests
 from engine.requests.load_ranges import Loads
 from engine.requests.local_clients import LocalRequests
 from engine.requests.names import NameRequests
@@ -61,6 +62,7 @@ class Service:
                 UploadRequests(store),
                 LocalRequests(store),
                 Loads(store),
+                KeyedRequests(),
             )
         )
 
