@@ -24,6 +24,7 @@ from engine.format.layouts import ReadOnlyFeature
 from engine.format.sizes import StoreSizes
 from engine.fsck.check import check_store
 from engine.fsck.damage_report import damage_report
+from engine.keyed.keyed_blobs import KeyedBlobs
 from engine.metadata.metadata_store import Metadata
 from engine.metadata.recovery import INDEX_FOLDER
 from engine.namespace.watch import Watchers
@@ -86,10 +87,12 @@ class Store:
     """Called in a thread when a cycle of `collect` has ended."""
     leaving: AsyncExitStack = field(default_factory=AsyncExitStack)
     dram: Dram = field(init=False)
+    keyed: KeyedBlobs = field(init=False)
     _superblock_lock: trio.Lock = field(default_factory=trio.Lock)
 
     def __post_init__(self) -> None:
         self.lent = Lendings(self.offload)
+        self.keyed = KeyedBlobs(self.metadata, self.quarantine, self.clock)
         self.use_tier(None)
 
     def use_tier(self, tier: DramTier | None) -> None:
@@ -156,6 +159,7 @@ class Store:
             "buffers": {"in_use": self.buffers.in_use, "capacity": self.buffers.capacity},
             "lent_memory": self.lent.statistics(),
             "pins": self.segments.pins.statistics(),
+            "keyed": self.keyed.statistics(),
             "dram": self.dram.statistics(),
             "gc_running": self.collector.running,
             "scrub": self.scrubber.status(),

@@ -183,7 +183,7 @@ class KeyedPut(Request, frozen=True):
 class KeyedCommit(Request, frozen=True):
     """Like KeyedPut, of chunks that the session holds: for values longer than one request may have.
 
-    `chunks` has the ids of all parts; a key fails with ChunkNotFound when the session does not hold one of them.
+    `chunks` has the ids of all parts; a key fails with ChunkNotFound when one of them is not in the store.
     SessionLost.
     """
 
