@@ -45,7 +45,7 @@ PYTHON_PACKAGES = (
 NATIVE_MODULES = (
     "engine.host._io_uring",
     "engine.format._granules",
-    "engine.tiers._frequency",
+    "engine.tables._frequency",
     "lakefs.shared_index._table",
     "lakefs.stamps._stamps",
     "lakefs.known._known",
