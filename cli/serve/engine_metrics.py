@@ -98,6 +98,25 @@ def gc_readings(store: Store) -> list[Reading]:
     ]
 
 
+def keyed_readings(store: Store) -> list[Reading]:
+    """Return the metrics of keyed blobs."""
+    keyed = store.keyed
+
+    def outcomes() -> dict[str, float]:
+        counts = asdict(keyed.counts)
+        return {name: count for name, count in counts.items() if not name.endswith("_bytes")}
+
+    return [
+        Reading("lake_keyed_spaces", "Spaces of keyed blobs", lambda: keyed.statistics()["spaces"]),
+        Reading("lake_keyed_values", "Values of keys", lambda: keyed.statistics()["entries"]),
+        Reading("lake_keyed_bytes", "Bytes of the values of keys", lambda: keyed.statistics()["value_bytes"]),
+        Reading("lake_keyed_keys_total", "Keys by what became of them", outcomes, "outcome"),
+        Reading("lake_keyed_stored_bytes_total", "Bytes of values stored", lambda: keyed.counts.stored_bytes),
+        Reading("lake_keyed_loaded_bytes_total", "Bytes of values loaded", lambda: keyed.counts.loaded_bytes),
+        Reading("lake_keyed_evicted_bytes_total", "Bytes of values evicted", lambda: keyed.counts.evicted_bytes),
+    ]
+
+
 def scrub_readings(store: Store) -> list[Reading]:
     """Return the metrics of scrub and quarantine."""
     scrubber = store.scrubber
