@@ -290,6 +290,12 @@ BUFFER_POOL_BYTES: Final = 64 * MIB
 BUFFERS_HUGE: Final = 6
 """Pool buffers on huge pages, from the first large payload on: 26 MiB, for a request of 16 x 1 MiB, or six of a
 chunk."""
+ANSWER_CLIENT_BYTES: Final = 8 * MIB
+"""Content of streamed answers to one client that is being read or sent: a request of two chunks, or two of one."""
+ANSWER_MEMORY_BYTES: Final = 512 * MIB
+"""The same of all clients: 64 clients that do not take their answers.  FRAME_TIMEOUT_S ends those."""
+ANSWER_KEPT_BYTES: Final = 24 * MIB
+"""Of it, what is kept while no answer needs it: for three clients, and less than a processor's last cache."""
 SMALL_MEMORY_BYTES: Final = 128 * MIB
 """Small payloads of all requests that are being received or stored: 8 requests of 16 MiB, or 2,000 of 64 KiB."""
 WATCHERS_MAX: Final = 1024
@@ -338,6 +344,8 @@ STORE_REQUEST_BYTES: Final = 2 * CHUNK_BYTES
 STORE_REQUEST_CHUNKS: Final = STORE_REQUEST_BYTES // CHUNK_BYTES
 FRAME_BYTES: Final = 4 * MIB
 """Payload of small objects that travel together."""
+STREAM_GROUP_BYTES: Final = 2 * CHUNK_BYTES
+"""Chunks that one request has streamed: a request costs as much as copying half of it."""
 FETCH_GROUP_BYTES: Final = 16 * MIB
 CHECK_BYTES: Final = CHUNK_BYTES
 """Bytes checked by one call to a thread: a chunk, or short ones together."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 
 from engine.process.engine_process import RunningEngine
 from engine.store.store import Store
@@ -37,6 +38,7 @@ def readings(engine: RunningEngine) -> list[Reading]:
             "lake_io_uring", "1 when the disk is read through io_uring", lambda: small_reads()["through"] == "io_uring"
         ),
         *gc_readings(store),
+        *keyed_readings(store),
         *scrub_readings(store),
         *shared_index_readings(store),
         *dram_readings(store),
