@@ -102,7 +102,9 @@ def _in_guest(item: pytest.Item) -> dict[str, list[pytest.TestReport]]:
     for line in lines:
         report = cast(
             "pytest.TestReport",
-            item.config.hook.pytest_report_from_serializable(config=item.config, data=cast("dict[str, Any]", json.loads(line))),
+            item.config.hook.pytest_report_from_serializable(
+                config=item.config, data=cast("dict[str, Any]", json.loads(line))
+            ),
         )
         found.setdefault(report.nodeid, []).append(report)
     return found
