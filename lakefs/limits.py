@@ -231,6 +231,31 @@ COMPACT_BYTES_PER_S: Final = 128 * MIB
 COMPACT_RECORDS_MAX: Final = 100_000
 """Records in memory while segments are compacted, about 400 bytes each: 40 MiB."""
 
+# --- keyed blobs ------------------------------------------------------------------------------------------
+KEYED_KEY_BYTES_MAX: Final = 64
+"""Longest key: a hash with a few bytes beside it."""
+KEYED_PARTS_MAX: Final = 256
+"""Most parts of a value: 36 bytes of its record each, 9 KiB."""
+KEYED_VALUE_BYTES_MAX: Final = 256 * MIB
+"""Longest value: 64 parts of 4 MiB."""
+KEYED_DEPTH_MAX: Final = 65_535
+KEYED_PARTS_ANSWERED_MAX: Final = 32_768
+"""Most parts in one answer to KeyedMatch, at most 49 bytes each with their leases: 1.6 MB of the 4 MiB of a frame."""
+KEYED_QUOTA_BYTES_MIN: Final = 64 * MIB
+"""Least quota of a space: a twentieth of it, the room that eviction keeps free, is a request of small values."""
+KEYED_REMOVALS_MAX: Final = 256
+"""Most values removed by one decision of upkeep."""
+KEYED_ROUND_S: Final = 5.0
+"""Time between rounds of upkeep of keyed blobs: a value is removed within twice this time after it has expired."""
+KEYED_ROOM_WAIT_S: Final = 2.0
+"""Longest time that a put waits for eviction."""
+KEYED_GC_GAP_S: Final = 60.0
+"""Least time between cycles of gc that eviction asks for."""
+KEYED_TTL_S_MAX: Final = 10 * 366 * 24 * 3600
+SPACES_MAX: Final = 1024
+"""Spaces of a store, removed ones too until their values are gone: about 300 bytes each in one answer."""
+SPACE_NAME_BYTES_MAX: Final = 200
+
 # --- wire --------------------------------------------------------------------------------------------
 CONTROL_BYTES_MAX: Final = 4 * MIB
 """Control part of one frame.  A locate of 4096 chunks answers with about 0.5 MiB."""
