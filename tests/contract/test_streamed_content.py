@@ -34,8 +34,7 @@ from lakefs.transport.streams import TrioNetwork
 from lakefs.wire import messages as m
 from lakefs.wire.connection import FailureReceived, ReplyReceived
 from tests.contract.engines import TCP, TOKEN, _local_store, _simulated_network, _simulated_store
-from tests.contract.test_dram import World as DramWorld
-from tests.contract.test_dram import run as run_with_tier
+from tests.contract.test_dram import World as DramWorld, run as run_with_tier
 from tests.raw_client import RawClient, raw_client
 from tests.sim.world.disk import SimDisk
 from tests.store_rig import delete, gc, put, read
