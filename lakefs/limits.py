@@ -289,7 +289,7 @@ ANSWER_CLIENT_BYTES: Final = 8 * MIB
 ANSWER_MEMORY_BYTES: Final = 512 * MIB
 """The same of all clients: 64 clients that do not take their answers.  FRAME_TIMEOUT_S ends those."""
 ANSWER_KEPT_BYTES: Final = 24 * MIB
-"""Of it, what is kept while no answer needs it: for three clients, and less than a processor's last cache."""
+"""Memory of it that is kept while no answer needs it: for three clients, and less than a processor's last cache."""
 SMALL_MEMORY_BYTES: Final = 128 * MIB
 """Small payloads of all requests that are being received or stored: 8 requests of 16 MiB, or 2,000 of 64 KiB."""
 WATCHERS_MAX: Final = 1024
