@@ -243,14 +243,8 @@ KEYED_PARTS_ANSWERED_MAX: Final = 32_768
 """Most parts in one answer to KeyedMatch, at most 49 bytes each with their leases: 1.6 MB of the 4 MiB of a frame."""
 KEYED_QUOTA_BYTES_MIN: Final = 64 * MIB
 """Least quota of a space: a twentieth of it, the room that eviction keeps free, is a request of small values."""
-KEYED_REMOVALS_MAX: Final = 256
-"""Most values removed by one decision of upkeep."""
-KEYED_ROUND_S: Final = 5.0
-"""Time between rounds of upkeep of keyed blobs: a value is removed within twice this time after it has expired."""
 KEYED_ROOM_WAIT_S: Final = 2.0
 """Longest time that a put waits for eviction."""
-KEYED_GC_GAP_S: Final = 60.0
-"""Least time between cycles of gc that eviction asks for."""
 KEYED_TTL_S_MAX: Final = 10 * 366 * 24 * 3600
 SPACES_MAX: Final = 1024
 """Spaces of a store, removed ones too until their values are gone: about 300 bytes each in one answer."""

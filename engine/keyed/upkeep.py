@@ -5,7 +5,7 @@ Rules kept here:
 - A space over EVICT_ABOVE of its quota loses values down to EVICT_TO.  Of NEIGHBOURS values that follow each other one
   is evicted: one that has expired, else the one least used lately, else the deepest, so leaves go before roots.  A hand
   goes round the keys: they are hashes, so those that follow each other are a sample, and each is looked at in turn.
-- Rounds are begun at once when a put waits for room, else every KEYED_ROUND_S: nothing outlives its time by more than
+- Rounds are begun at once when a put waits for room, else every ROUND_S: nothing outlives its time by more than
   twice that, unless the disk takes no writes.
 """
 
@@ -37,9 +37,12 @@ from engine.metadata.metadata_store import Metadata
 from engine.metadata.pacing import Pacing, Writers
 from engine.tables.views import Transaction, View
 from lakefs.errors import LakeError
-from lakefs.limits import KEYED_REMOVALS_MAX, KEYED_ROUND_S
 from lakefs.ports import Clock
 
+REMOVALS_MAX: Final = 256
+"""Most values removed by one decision."""
+ROUND_S: Final = 5.0
+"""Time between rounds: a value is removed within twice this time after it has expired."""
 NEIGHBOURS: Final = 32
 """Values of which one is evicted."""
 EVICT_BATCH: Final = 8
@@ -53,7 +56,7 @@ _Candidate = tuple[bool, int, int, bytes]
 class KeyedUpkeep:
     """Runs rounds of upkeep, one at a time."""
 
-    def __init__(self, metadata: Metadata, keyed: KeyedBlobs, clock: Clock, *, batch: int = KEYED_REMOVALS_MAX) -> None:
+    def __init__(self, metadata: Metadata, keyed: KeyedBlobs, clock: Clock, *, batch: int = REMOVALS_MAX) -> None:
         self._metadata = metadata
         self._keyed = keyed
         self._clock = clock
@@ -74,7 +77,7 @@ class KeyedUpkeep:
             finally:
                 self._keyed.end_round()
             await trio.sleep(_ROUND_GAP_S)
-            with trio.move_on_after(KEYED_ROUND_S):
+            with trio.move_on_after(ROUND_S):
                 await self._keyed.round_wanted.wait()
 
     async def round(self) -> None:

@@ -33,11 +33,13 @@ from engine.tiers.arena import tier_bytes
 from lakefs.config.settings import Config
 from lakefs.errors import LakeError
 from lakefs.grants.dram_slabs import SLAB_BYTES
-from lakefs.limits import CONNECTIONS_MAX, KEYED_GC_GAP_S, SCRUB_STEP_S_MAX, STRANGERS_MAX
+from lakefs.limits import CONNECTIONS_MAX, SCRUB_STEP_S_MAX, STRANGERS_MAX
 from lakefs.transport.streams import TrioNetwork
 
 DRAIN_TIMEOUT_S: Final = 20.0
 GC_INTERVAL_S: Final = 600.0
+KEYED_GC_GAP_S: Final = 60.0
+"""Least time between cycles of gc that eviction asks for."""
 SCRUB_DELAY_S: Final = 60.0
 """Delay of the scrub after the start, so that clients reconnect first."""
 OWN_DESCRIPTORS: Final = 128
