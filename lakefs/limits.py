@@ -243,6 +243,14 @@ KEYED_PARTS_ANSWERED_MAX: Final = 32_768
 """Most parts in one answer to KeyedMatch, at most 49 bytes each with their leases: 1.6 MB of the 4 MiB of a frame."""
 KEYED_QUOTA_BYTES_MIN: Final = 64 * MIB
 """Least quota of a space: a twentieth of it, the room that eviction keeps free, is a request of small values."""
+KEYED_REMOVALS_MAX: Final = 256
+"""Most values removed by one decision of upkeep."""
+KEYED_ROUND_S: Final = 5.0
+"""Time between rounds of upkeep of keyed blobs: a value is removed within twice this time after it has expired."""
+KEYED_ROOM_WAIT_S: Final = 2.0
+"""Longest time that a put waits for eviction."""
+KEYED_GC_GAP_S: Final = 60.0
+"""Least time between cycles of gc that eviction asks for."""
 KEYED_TTL_S_MAX: Final = 10 * 366 * 24 * 3600
 SPACES_MAX: Final = 1024
 """Spaces of a store, removed ones too until their values are gone: about 300 bytes each in one answer."""
@@ -282,6 +290,12 @@ BUFFER_POOL_BYTES: Final = 64 * MIB
 BUFFERS_HUGE: Final = 6
 """Pool buffers on huge pages, from the first large payload on: 26 MiB, for a request of 16 x 1 MiB, or six of a
 chunk."""
+ANSWER_CLIENT_BYTES: Final = 8 * MIB
+"""Content of streamed answers to one client that is being read or sent: a request of two chunks, or two of one."""
+ANSWER_MEMORY_BYTES: Final = 512 * MIB
+"""The same of all clients: 64 clients that do not take their answers.  FRAME_TIMEOUT_S ends those."""
+ANSWER_KEPT_BYTES: Final = 24 * MIB
+"""Of it, what is kept while no answer needs it: for three clients, and less than a processor's last cache."""
 SMALL_MEMORY_BYTES: Final = 128 * MIB
 """Small payloads of all requests that are being received or stored: 8 requests of 16 MiB, or 2,000 of 64 KiB."""
 WATCHERS_MAX: Final = 1024
@@ -330,6 +344,8 @@ STORE_REQUEST_BYTES: Final = 2 * CHUNK_BYTES
 STORE_REQUEST_CHUNKS: Final = STORE_REQUEST_BYTES // CHUNK_BYTES
 FRAME_BYTES: Final = 4 * MIB
 """Payload of small objects that travel together."""
+STREAM_GROUP_BYTES: Final = 2 * CHUNK_BYTES
+"""Chunks that one request has streamed: a request costs as much as copying half of it."""
 FETCH_GROUP_BYTES: Final = 16 * MIB
 CHECK_BYTES: Final = CHUNK_BYTES
 """Bytes checked by one call to a thread: a chunk, or short ones together."""

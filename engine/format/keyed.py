@@ -4,6 +4,7 @@
     name     1, name of a space            number of the space
     value    2, number (4), key (1 to 64)  keyed head, then a keyed part for each part
     space    3, number (4)                 msgpack array: settings and usage of the space
+    expiry   4, expires_ns (8), number (4), key: empty; one for each value that expires
 
 A value is one record, however many parts it has: so it exists whole or not at all.  A space that was removed has no
 name, and keeps its record, with `removed` set, until all its values are gone.
@@ -27,6 +28,8 @@ VALUES_BEGIN: Final = b"\x02"
 VALUES_END: Final = b"\x03"
 SPACES_BEGIN: Final = b"\x03"
 SPACES_END: Final = b"\x04"
+EXPIRIES_BEGIN: Final = b"\x04"
+EXPIRIES_END: Final = b"\x05"
 NUMBER_MAX: Final = (1 << 32) - 1
 _KEY_AT: Final = 5
 _VERSION: Final = 1
@@ -140,6 +143,21 @@ def value_key(number: int, key: bytes) -> bytes:
 def space_and_key(key: bytes) -> tuple[int, bytes]:
     """The space's number and the caller's key, from the key of a value."""
     return int.from_bytes(key[1:_KEY_AT], "big"), key[_KEY_AT:]
+
+
+def expiry_key(expires_ns: int, number: int, key: bytes) -> bytes:
+    """Key of the record that says when a value expires."""
+    return EXPIRIES_BEGIN + expires_ns.to_bytes(8, "big") + number.to_bytes(4, "big") + key
+
+
+def unpack_expiry_key(key: bytes) -> tuple[int, int, bytes]:
+    """The time, the space's number and the caller's key, from the key of an expiry."""
+    return int.from_bytes(key[1:9], "big"), int.from_bytes(key[9:13], "big"), key[13:]
+
+
+def expiries_until(now_ns: int) -> tuple[bytes, bytes]:
+    """Start and end of the keys of all expiries up to a time."""
+    return EXPIRIES_BEGIN, EXPIRIES_BEGIN + (now_ns + 1).to_bytes(8, "big")
 
 
 def values_range(number: int) -> tuple[bytes, bytes]:

@@ -4,6 +4,7 @@ Pure decisions; a function that raises has changed nothing.  Rules kept here:
 - A key that has a value keeps it: a put of other bytes changes nothing.  A value that has expired, or one of whose
   chunks is in quarantine, counts as absent, and a put replaces it.
 - A value is put only when each of its chunks has a record, in the same transaction or held by the caller.
+- A value that expires has an expiry record, which comes and goes in the same transactions.
 - A value expires by the wall clock, at the time that was fixed when it was put.  A clock that is set back makes it
   expire later, never earlier than its TTL by that clock.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from engine.format.keyed import KeyedValue, SpaceRecord, unpack_value, value_key
+from engine.format.keyed import KeyedValue, SpaceRecord, expiry_key, unpack_value, value_key
 from engine.format.layouts import Table
 from engine.keyed.spaces import Usage
 from engine.tables.views import Transaction, View
@@ -48,8 +49,10 @@ class Values:
         if present is not None:
             if not self.is_absent(present):
                 return present
-            usage.take(present.size_bytes)
+            _forget(txn, usage, number, key, present)
         usage.add(value.size_bytes)
+        if value.expires_ns:
+            txn.put(Table.KEYED, expiry_key(value.expires_ns, number, key), b"")
         (txn.insert if present is None else txn.put)(Table.KEYED, place, value.pack())
         return None
 
@@ -74,8 +77,15 @@ def remove_value(txn: Transaction, usage: Usage, number: int, key: bytes) -> Key
         return None
     value = unpack_value(record)
     txn.delete(Table.KEYED, place)
-    usage.take(value.size_bytes)
+    _forget(txn, usage, number, key, value)
     return value
+
+
+def _forget(txn: Transaction, usage: Usage, number: int, key: bytes, value: KeyedValue) -> None:
+    """Take a value that is removed or replaced out of the usage, and remove its expiry."""
+    usage.take(value.size_bytes)
+    if value.expires_ns:
+        txn.delete(Table.KEYED, expiry_key(value.expires_ns, number, key))
 
 
 # --- what clients send -----------------------------------------------------------------------------------

@@ -84,6 +84,9 @@ class KeyedRequests:
         found = sum(count > 0 for count in matched.counts)
         self._keyed.counts.matched += found
         self._keyed.counts.missed += len(request.keys) - found
+        self._keyed.note_used(
+            request.space, (key for key, count in zip(request.keys, matched.counts, strict=True) if count)
+        )
         if failures:
             matched.failures.extend(failures.get(index) for index in range(len(request.keys)))
         return Reply(matched)

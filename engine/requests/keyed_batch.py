@@ -78,8 +78,8 @@ class KeyedBatch:
             index for index in self.wanted if index not in self._failures and self.outcomes[index] == m.KEYED_FAILED
         ]
 
-    def look(self, view: View, keyed: KeyedBlobs) -> SpaceRecord:
-        """Settle the keys that fail by themselves, and those that are present.  Returns the space.  SpaceNotFound."""
+    def look(self, view: View, keyed: KeyedBlobs) -> None:
+        """Settle the keys that fail by themselves, and those that are present.  SpaceNotFound."""
         space, values = find_space(view, self.number), keyed.values()
         for index in self.wanted:
             lengths = self.lengths_of(index)
@@ -93,7 +93,6 @@ class KeyedBatch:
                 self.outcomes[index] = m.KEYED_PRESENT
                 keyed.counts.differed += present.size_bytes != sum(lengths)
         self.drop_settled()
-        return space
 
     def admit(self, keyed: KeyedBlobs, space: SpaceRecord) -> int:
         """Fail the keys for which their space has no room; returns the bytes of the others."""

@@ -106,6 +106,8 @@ class KeyedLoads:
         answer = wanted.reply(await self._loads.load(client, slots, wanted.chunks))
         self._keyed.counts.loaded += sum(count > 0 for count in answer.counts)
         self._keyed.counts.loaded_bytes += sum(answer.lengths)
+        loaded = (key for key, count in zip(request.keys, answer.counts, strict=True) if count)
+        self._keyed.note_used(request.space, loaded)
         return Reply(answer)
 
 

@@ -60,11 +60,12 @@ class KeyedPuts:
             if len(payloads) != len(request.lengths):
                 raise InvalidArgument(f"{len(request.lengths)} parts, and neither slots nor a body for them")
             await self._put_body(client, batch, payloads)
+        self._keyed.note_used(batch.number, batch.keys)
         return batch.reply(self._keyed)
 
     async def _put_body(self, client: Client, batch: KeyedBatch, payloads: Sequence[Payload]) -> None:
-        space = await self._decisions.look(lambda view: batch.look(view, self._keyed))
-        with self._keyed.admitted(batch.number, batch.admit(self._keyed, space)):
+        await self._decisions.look(lambda view: batch.look(view, self._keyed))
+        with self._keyed.admitted(batch.number, await self._room_for(batch)):
             wanted = [part for index in batch.wanted for part in batch.parts(index)]
             await self._store_parts(client, batch, wanted, [payloads[part] for part in wanted], set())
 
@@ -74,8 +75,8 @@ class KeyedPuts:
                 size = memory.size_bytes
                 batch.fail(index, InvalidArgument(f"a slot lies outside a lent memory of {size} bytes"))
         batch.drop_settled()
-        space = await self._decisions.look(lambda view: batch.look(view, self._keyed))
-        with self._keyed.admitted(batch.number, batch.admit(self._keyed, space)):
+        await self._decisions.look(lambda view: batch.look(view, self._keyed))
+        with self._keyed.admitted(batch.number, await self._room_for(batch)):
             wanted = [part for index in batch.wanted for part in batch.parts(index)]
             lengths = [batch.lengths[part] for part in wanted]
             check_lengths(lengths)
@@ -87,6 +88,15 @@ class KeyedPuts:
                 await self._store_parts(client, batch, wanted, taken.payloads, spoiled)
             finally:
                 taken.release()
+
+    async def _room_for(self, batch: KeyedBatch) -> int:
+        """Wait until the batch's space has room, a moment at most; returns the bytes of the keys that find room.
+
+        The others fail.
+        """
+        size_bytes = sum(map(batch.size_of, batch.wanted))
+        space = await self._keyed.room_for(batch.number, size_bytes)
+        return batch.admit(self._keyed, space)
 
     async def _store_parts(
         self, client: Client, batch: KeyedBatch, wanted: Sequence[int], payloads: Sequence[Payload], spoiled: set[int]
@@ -133,18 +143,19 @@ class KeyedPuts:
                     break
                 chunks[part], batch.lengths[part] = ChunkId(name), held[0].logical_bytes
         batch.drop_settled()
-        space = await self._decisions.look(lambda view: batch.look(view, self._keyed))
+        await self._decisions.look(lambda view: batch.look(view, self._keyed))
 
         def bind(txn: Transaction) -> dict[int, KeyedValue]:
             if not self._store.references.is_open(session):
                 raise SessionLost("the put session ended before its commit; store the chunks again")
             return batch.bind(txn, self._keyed, chunks)
 
-        with self._keyed.admitted(batch.number, batch.admit(self._keyed, space)):
+        with self._keyed.admitted(batch.number, await self._room_for(batch)):
             found = await self._decisions.change(client, bind)
         batch.settle(self._keyed, chunks, found)
         if request.end_session and not any(outcome == m.KEYED_FAILED for outcome in batch.outcomes):
             self._store.references.end_session(session.identifier)
+        self._keyed.note_used(batch.number, batch.keys)
         return batch.reply(self._keyed)
 
 

@@ -110,6 +110,7 @@ class LocalRequests:
             for chunk, length in zip(chunks, self._lengths(chunks), strict=True):
                 if length is not None and self._dram.note_read(chunk, length, by_client=True):
                     self._dram.want(chunk)
+        self._store.keyed.note_used(request.space, request.keys)
         return Reply(m.Done())
 
     def _lengths(self, chunks: Sequence[ChunkId]) -> list[int | None]:
