@@ -21,7 +21,7 @@ setup: ## Debian packages and .venv in the checkout
 clients: ## .venv-clients: the S3 clients that the tests drive; 2.6 GB
 	@scripts/clients.sh
 
-plugins: ## .venv-plugins: the libraries that the plug-ins are tested with; 1.5 GB
+plugins: ## .venv-plugins: the libraries that the plug-ins are tested with; 2.8 GB
 	@scripts/plugins.sh
 
 lab: setup ## tests on hardware that this machine lacks, in a guest: docs/lab.md
