@@ -10,13 +10,14 @@ Rules kept here:
 - The first commit of a file gives it its node.  Later commits keep it, unless the name was bound to another node
   since the last one: then the last close wins, whole.
 - A file without a name (unlinked, or replaced here) commits nothing.
+- A file that the kernel reads from memory (`hot`) is written to there too, and what mappings wrote there is staged
+  before each commit (`fuse.hot`).
 - A failed commit keeps the staged bytes; the next close or fsync tries again, and after the last handle they stay in
   the staging folder, named in the log.
 """
 
 from __future__ import annotations
 
-import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Final
@@ -24,30 +25,35 @@ from typing import Final
 import structlog
 import trio
 
+from fuse.hot.hot_file import HotFile
 from fuse.reading.blob_reader import BlobReader
 from fuse.staging.commit import Stored, store_staged
 from fuse.staging.folder import Base, Kind, StagedFile
 from fuse.staging.write_behind import BEGIN_BYTES, WriteBehind
 from fuse.state.attributes import to_store
-from fuse.state.inodes import Inode
-from fuse.state.mount import Mount, now_ns
+from fuse.state.inodes import Inode, check_size
+from fuse.state.mount import Mount, now_ns, replaced
 from lakefs.errors import DeadlineExceeded, DiskFailed, EngineUnreachable, KeyNotFound, LakeError, PreconditionFailed
 from lakefs.get.objects import open_object
 from lakefs.get.opened import Opened, Piece
 from lakefs.ids import Buffer, ChunkId
-from lakefs.limits import BLOB_BYTES_MAX, FILE_BYTES_MAX, SMALL_PAYLOAD_BYTES
+from lakefs.limits import BLOB_BYTES_MAX, SMALL_PAYLOAD_BYTES
 from lakefs.names import Name
 from lakefs.wire.messages import NO_CONDITION, ObjectStat, SetAttributes
 
 _log: Final = structlog.get_logger(__name__)
 _COMMIT_ATTEMPTS: Final = 3
+_MAPPING_LOOK_S: Final = 0.5
+"""Time between looks at a file whose last handle is closed, and which a mapping may still write to."""
 
 
 class OpenFile:
     """One file that is open, by one handle or many."""
 
-    def __init__(self, mount: Mount, inode: Inode) -> None:
+    def __init__(self, mount: Mount, inode: Inode, hot: HotFile | None = None) -> None:
         self.inode = inode
+        self.hot = hot
+        """The file in memory that all handles pass through to; set at the first handle, or never."""
         self.handles = 0
         self.readers = 0
         """Handles that may read."""
@@ -65,6 +71,11 @@ class OpenFile:
         self._visible_since = b""  # boot of the engine in which the last commit is visible but not known to be durable
 
     # --- handles -------------------------------------------------------------------------------------
+
+    @property
+    def is_stored(self) -> bool:
+        """True if the content is the store's, and nothing was written over it since the first handle."""
+        return self._staged is None and self._reader is not None and not self.is_dirty
 
     async def open(self) -> None:
         """Add a handle.  KeyNotFound or PreconditionFailed if the name has other content by now.
@@ -103,14 +114,46 @@ class OpenFile:
             if self.handles:
                 return
             try:
+                await self._take_over()
                 if self.is_dirty:
                     await self._commit(durable=self._mount.options.sync)
             except LakeError as error:
                 if not self.handles:
                     self._leave_staged(error)
+                    self._let_go()
             finally:
                 if not self.handles:  # not opened again during the commit
-                    self.abandon()
+                    if self._may_change_by_mapping and not self._mount.is_ending:
+                        self._keep_for_mapping()
+                    else:
+                        self.abandon()
+
+    @property
+    def _may_change_by_mapping(self) -> bool:
+        """True if a mapping may have written, since the last `_take_over`, what has to be stored."""
+        return self.hot is not None and self.hot.may_be_mapped and self.inode.parent is not None
+
+    def _let_go(self) -> None:
+        """Take over nothing any more: it could not be staged, or stored."""
+        if self.hot is not None:
+            self.hot.may_be_mapped = False
+
+    def _keep_for_mapping(self) -> None:
+        """Keep the file open, by a handle that stands for a mapping that may write to it, until that has ended."""
+
+        async def release_when_unmapped() -> None:
+            while self.hot is not None and self.hot.is_mapped_for_writing():  # noqa: ASYNC110 - no event tells its end
+                await trio.sleep(_MAPPING_LOOK_S)
+            if self in self._mount.mapped:
+                self._mount.mapped.discard(self)
+                try:
+                    await self.release()
+                except Exception:  # noqa: BLE001 - nothing waits for it, and it must not end the mount
+                    _log.exception("a file could not be closed after its mapping", name=self.inode.name)
+
+        self.handles += 1
+        self._mount.mapped.add(self)
+        self._mount.background.start_soon(release_when_unmapped)
 
     def abandon(self) -> None:
         """Close the file without waiting, as the mount ends.  Unstored bytes stay in the staging folder.
@@ -118,7 +161,7 @@ class OpenFile:
         Harmless when called twice.
         """
         if self.is_dirty and self.inode.parent is not None:
-            self._leave_staged(_ended(self.inode.name))
+            self._leave_staged(DeadlineExceeded("the mount had to end before it was stored", subject=self.inode.name))
         self._close()
 
     async def discard(self) -> None:
@@ -136,6 +179,7 @@ class OpenFile:
         self.is_dirty = False
         self._mount.table.closed(self.inode)
         if reader is not None:
+            reader.close()
             self._mount.give_back(reader.opened.lease)
 
     def _leave_staged(self, error: LakeError) -> None:
@@ -167,6 +211,7 @@ class OpenFile:
             self._take_newer(opened)
         self._stat = opened.stat
         self.inode.xattrs = opened.stat.xattrs
+        assert self._reader is None  # else its native reads would have to end
         self._reader = self._new_reader(opened)
         self._is_new = False
 
@@ -178,10 +223,10 @@ class OpenFile:
         """
         mount, inode, stat = self._mount, self.inode, opened.stat
         known = mount.table.by_node(stat.node)
-        is_first = inode.cached_blob is None and self.handles <= 1 and self._staged is None
+        is_first = inode.cached_blob is None and self.hot is None and self.handles <= 1 and self._staged is None
         if not is_first or inode.parent is None or known not in (None, inode):
             mount.give_back(opened.lease)
-            raise _replaced(mount.table.name_of(inode))
+            raise replaced(mount.table.name_of(inode))
         inode.take(mount.owner.shown(stat))
         mount.table.stored(inode, stat.node)
         mount.forget_attributes(inode)
@@ -198,7 +243,7 @@ class OpenFile:
         if isinstance(found, LakeError):
             raise found
         if found.node != self.inode.node or found.blob != self.inode.attributes.blob:
-            raise _replaced(name)
+            raise replaced(name)
 
     def note(self, stat: ObjectStat) -> None:
         """Take a changed record of the name; its content is the same."""
@@ -212,6 +257,7 @@ class OpenFile:
                 return
             opened = await self._opened_object(lease=True)
             if opened.stat.blob == reader.opened.stat.blob:
+                reader.close()
                 self._reader = self._new_reader(opened)
             else:
                 self._mount.give_back(opened.lease)
@@ -220,12 +266,24 @@ class OpenFile:
 
     def read_nowait(self, offset: int, length: int) -> Buffer | None:
         """Like `read`, if the content is stored and in memory; else None."""
+        if self.hot is not None:
+            return self.hot.read(offset, length)
         if self._staged is None and self._reader is not None:
             return self._reader.read_nowait(offset, length)
         return None
 
+    def teach(self, handle: int, offset: int, length: int) -> None:
+        """Have native threads answer reads like the one just answered, while the content is the stored one.
+
+        Not of a hot file: a mapping may write to it at any time, and reads show that.
+        """
+        if self.hot is None and self._staged is None and self._reader is not None:
+            self._reader.teach(handle, offset, length)
+
     async def read(self, offset: int, length: int) -> Buffer:
         """Return bytes as this mount sees them now, fewer at the end; valid until the caller's next checkpoint."""
+        if self.hot is not None:
+            return self.hot.read(offset, length)
         if self._staged is None and self._reader is not None:
             return await self._reader.read(offset, length)
         async with self._lock:
@@ -257,23 +315,42 @@ class OpenFile:
     async def write(self, offset: int, data: Buffer) -> None:
         """Write to the staging file.  StoreFull; OSError EFBIG."""
         async with self._lock:
-            _check_size(self.inode, offset + len(data))
+            check_size(self.inode, offset + len(data))
             staged = await self._staging()
-            staged.write(offset, data)
+            if self.hot is None:
+                staged.write(offset, data)
+            else:
+                self.hot.write(offset, data, staged.write)
             self._note_change(staged)
             self._store_behind(staged, offset, offset + len(data))
 
     async def truncate(self, size: int) -> None:
         """Change the file's length.  StoreFull; OSError EFBIG."""
         async with self._lock:
-            _check_size(self.inode, size)
+            check_size(self.inode, size)
             staged = await self._staging()
-            staged.truncate(size)
+            if self.hot is None:
+                staged.truncate(size)
+            else:
+                self.hot.truncate(size, staged.write, staged.truncate)
             self._note_change(staged)
             if not size:
                 self._end_behind()
             elif self._behind is not None:
                 self._behind.changed(size, BLOB_BYTES_MAX)
+
+    async def _take_over(self) -> None:
+        """Stage what mappings wrote to the file in memory, past the mount."""
+        hot = self.hot
+        if hot is None or not self._may_change_by_mapping:
+            return
+        may_be_mapped = hot.is_mapped_for_writing()  # asked before the look: after it nothing may be missed
+        numbers = await self._mount.offload.run(hot.differing)
+        if numbers:
+            staged = await self._staging()
+            hot.take_over(numbers, staged.write)
+            self._note_change(staged)
+        hot.may_be_mapped = may_be_mapped
 
     def _note_change(self, staged: StagedFile) -> None:
         self.is_dirty = True
@@ -321,6 +398,8 @@ class OpenFile:
             name = self.inode.name if self.inode.parent is None else str(self._mount.table.name_of(self.inode))
             stored = await self._stored()
             base = None if stored is None else _base(stored.opened.stat)
+            if stored is not None:
+                stored.close()  # the bytes below what is written are read here, beside it
             self._staged = self._mount.staging.new(name, base)
         else:
             await self._stored()
@@ -338,6 +417,7 @@ class OpenFile:
     async def commit(self, *, durable: bool) -> None:
         """Store written bytes, if any.  Visible to all on return; durable too if `durable`."""
         async with self._lock:
+            await self._take_over()
             if self.is_dirty:
                 await self._commit(durable=durable)
                 if durable or self.handles > 1:
@@ -380,7 +460,7 @@ class OpenFile:
         attributes.blob = stat.blob
         attributes.size_bytes = stat.size_bytes
         attributes.ctime_ns = stat.ctime_ns or attributes.ctime_ns
-        inode.cached_blob = stat.blob  # the kernel's cached pages are the written ones
+        inode.cached_blob = stat.blob if self.hot is None else None  # the kernel's cached pages are the written ones
         self._mount.touch(inode)
         self._stat = stat
         self.is_dirty = False
@@ -394,6 +474,7 @@ class OpenFile:
         With `stored`, written bytes are committed first.
         """
         async with self._lock:
+            await self._take_over()
             if stored and self.is_dirty:
                 await self._commit(durable=False)
             await self._hold()
@@ -419,6 +500,7 @@ class OpenFile:
         self._staged.mark_stored(base)
         self._end_behind()
         if before is not None:
+            before.close()
             self._mount.give_back(before.opened.lease)
 
     async def _store(self, *, durable: bool) -> Stored:
@@ -451,18 +533,5 @@ class OpenFile:
         raise AssertionError("the loop returns or raises")
 
 
-def _ended(name: str) -> DeadlineExceeded:
-    return DeadlineExceeded("the mount had to end before it was stored", subject=name)
-
-
 def _base(stat: ObjectStat) -> Base:
     return Base(stat.size_bytes, stat.node, stat.blob)
-
-
-def _check_size(inode: Inode, size: int) -> None:
-    if size > FILE_BYTES_MAX:
-        raise OSError(errno.EFBIG, f"{inode.name}: a file of {size} bytes; the limit of a mount is {FILE_BYTES_MAX}")
-
-
-def _replaced(name: Name) -> PreconditionFailed:
-    return PreconditionFailed(f"{name} was replaced since it was looked up", subject=str(name))

@@ -40,13 +40,15 @@ from pyfuse3 import (
 )
 
 from fuse.errno_map import errno_of
+from fuse.hot.hot_set import HotSet
 from fuse.names.changes import Changes
 from fuse.names.lookups import Lookups
 from fuse.names.readdir import COMPONENT_BYTES_MAX, FolderHandle
 from fuse.names.xattrs import ExtendedAttributes
+from fuse.native import layer
 from fuse.open_file import OpenFile
-from fuse.state.attributes import no_entry, to_entry, without_set_id
-from fuse.state.inodes import SYMLINK, Inode
+from fuse.state.attributes import no_entry, to_entry, to_statvfs, without_set_id
+from fuse.state.inodes import SYMLINK, Inode, OpenContent
 from fuse.state.mount import Mount
 from lakefs.errors import BucketNotFound, KeyNotFound, LakeError, PreconditionFailed
 from lakefs.wire.messages import SetAttributes, Status, StatusReply
@@ -56,7 +58,6 @@ R = TypeVar("R")
 _log: Final = structlog.get_logger(__name__)
 _WRITING: Final = os.O_WRONLY | os.O_RDWR
 _STATFS_S: Final = 1.0
-_BLOCK: Final = 4096
 
 
 class _Handle(NamedTuple):
@@ -98,6 +99,8 @@ class LakeOperations(pyfuse3.Operations):
 
     def __init__(self, mount: Mount) -> None:
         super().__init__()
+        self.hot: HotSet | None = None
+        """Contents in memory that the kernel reads by itself; None: every read is asked for."""
         self._mount = mount
         self._table = mount.table
         self._lookups = Lookups(mount)
@@ -151,7 +154,7 @@ class LakeOperations(pyfuse3.Operations):
         if self._statfs is None or now >= self._statfs_until:
             answer = await self._mount.ask(Status(), StatusReply)
             disk = msgspec.json.decode(answer.status_json)["disk"]
-            self._statfs = _statvfs(int(disk["free_bytes"]), int(disk["total_bytes"]))
+            self._statfs = to_statvfs(int(disk["free_bytes"]), int(disk["total_bytes"]), COMPONENT_BYTES_MAX)
             self._statfs_until = now + _STATFS_S
         return self._statfs
 
@@ -261,13 +264,15 @@ class LakeOperations(pyfuse3.Operations):
         except BaseException:
             await file.discard()
             raise
-        if flags & os.O_TRUNC:
-            try:
+        try:
+            if flags & os.O_TRUNC:
                 await self._drop_set_id(known, ctx)
                 await file.truncate(0)
-            except BaseException:
-                await file.release()
-                raise
+            elif self.hot is not None and file.is_stored and not flags & _WRITING:
+                await self.hot.seen(known)
+        except BaseException:
+            await file.release()
+            raise
         return self._opened(known, file, flags, ctx)
 
     @answering
@@ -291,7 +296,9 @@ class LakeOperations(pyfuse3.Operations):
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
         """Return bytes of a file.  They are sent before anything else runs in the loop and need not live longer."""
         file = self._files[fh].file
-        return file.read_nowait(off, size) or await file.read(off, size)  # type: ignore[return-value]
+        content = file.read_nowait(off, size) or await file.read(off, size)
+        file.teach(fh, off, size)
+        return content  # type: ignore[return-value]
 
     @answering
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
@@ -299,7 +306,7 @@ class LakeOperations(pyfuse3.Operations):
         file, flags, opener = self._files[fh]
         await self._drop_set_id(file.inode, opener)
         await file.write(off, buf)
-        if file.readers and not _may_read(flags):
+        if file.readers and not _may_read(flags) and file.hot is None:
             await self._mount.forget_pages(file.inode)  # a reader may have cached pages of it before this write
         return len(buf)
 
@@ -322,24 +329,33 @@ class LakeOperations(pyfuse3.Operations):
     async def release(self, fh: FileHandleT) -> None:
         """Close a handle; an error is only logged."""
         file, flags, _ = self._files.pop(fh)
+        layer.remove(fh)
         if _may_read(flags):
             file.readers -= 1
+        if self.hot is not None and file.hot is not None:
+            self.hot.closed(file.hot, flags)
         await file.release()
 
     async def release_all(self, within_s: float) -> None:
         """Close all open files when the mount has ended; files not stored within `within_s` stay staged."""
-        files = [handle.file for handle in self._files.values()]
+        files: list[OpenContent] = [handle.file for handle in self._files.values()]
+        if self.hot is not None:
+            for file, flags, _ in self._files.values():
+                if file.hot is not None:
+                    self.hot.closed(file.hot, flags)
         self._files.clear()
+        files += self._mount.mapped
+        self._mount.mapped.clear()
         with trio.move_on_after(within_s) as limit:
-            for file in files:
+            for opened in files:
                 try:
-                    await file.release()
+                    await opened.release()
                 except LakeError as error:
-                    _log.error("an open file could not be given back", name=file.inode.name, error=error.message)
+                    _log.error("an open file could not be given back", error=error.message)
         if limit.cancelled_caught:
             _log.warning("the mount had to end before everything was stored", after_s=self._mount.options.stop_wait_s)
-            for file in files:
-                file.abandon()
+            for opened in files:
+                opened.abandon()
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         """Subtract the kernel's look-ups of inodes that it forgets."""
@@ -434,18 +450,31 @@ class LakeOperations(pyfuse3.Operations):
 
     def _file_of(self, inode: Inode) -> OpenFile:
         if not isinstance(inode.file, OpenFile):
-            inode.file = OpenFile(self._mount, inode)
+            inode.file = OpenFile(self._mount, inode, None if self.hot is None else self.hot.held(inode))
         return inode.file
 
     def _opened(self, inode: Inode, file: OpenFile, flags: int, ctx: RequestContext) -> FileInfo:
         handle = self._handle()
         self._files[handle] = _Handle(file, flags, ctx)
+        if _may_read(flags):
+            file.readers += 1
+        if self._passes_through(handle, file, flags):
+            inode.cached_blob = None
+            return FileInfo(fh=FileHandleT(handle))
         blob = inode.attributes.blob
         keep_cache = inode.cached_blob == blob and inode.cached_blob is not None
         inode.cached_blob = blob
-        if _may_read(flags):
-            file.readers += 1
         return FileInfo(fh=FileHandleT(handle), keep_cache=keep_cache, direct_io=not _may_read(flags))
+
+    def _passes_through(self, handle: int, file: OpenFile, flags: int) -> bool:
+        """Have the handle pass through to the file's content in memory, if all handles of the inode do; else False."""
+        if self.hot is None:
+            return False
+        if file.hot is None and file.handles == 1 and file.is_stored and not flags & _WRITING:
+            file.hot = self.hot.given(file.inode)
+        if file.hot is not None:
+            self.hot.opened(file.hot, handle, flags)
+        return file.hot is not None
 
     def _handle(self) -> int:
         self._next_handle += 1
@@ -468,13 +497,3 @@ def _component(name: bytes) -> str:
         return name.decode()
     except UnicodeDecodeError:
         raise FUSEError(errno.EILSEQ) from None
-
-
-def _statvfs(free_bytes: int, total_bytes: int) -> StatvfsData:
-    stat = StatvfsData()
-    stat.f_bsize = stat.f_frsize = _BLOCK
-    stat.f_blocks = total_bytes // _BLOCK
-    stat.f_bfree = stat.f_bavail = free_bytes // _BLOCK
-    stat.f_files = stat.f_ffree = stat.f_favail = 1 << 32
-    stat.f_namemax = COMPONENT_BYTES_MAX
-    return stat

@@ -15,6 +15,8 @@ from typing import Final
 import structlog
 import trio
 
+from fuse.hot.hot_set import HotRules, HotSet, made_hot_set
+from fuse.hot.kernel_backings import KernelBackings, why_not
 from fuse.kernel.attach import MountOptions, mounted
 from fuse.names.watches import Watcher
 from fuse.operations import LakeOperations
@@ -61,6 +63,9 @@ async def serve_mount(address: str, token: str, options: MountOptions, ready: Ca
                 operations = LakeOperations(mount)
                 try:
                     async with mounted(operations, options):
+                        operations.hot = hot = _hot_set(mount)
+                        if hot is not None:
+                            nursery.start_soon(hot.run)
                         ready(f"mounted {options.mount_point}")
                         try:
                             await trio.sleep(math.inf)  # the block is cancelled when the mount is taken away
@@ -70,10 +75,22 @@ async def serve_mount(address: str, token: str, options: MountOptions, ready: Ca
                     with trio.CancelScope(shield=True):
                         await operations.release_all(max(0.0, mount.end_by - trio.current_time()))
                 nursery.cancel_scope.cancel()
+            if operations.hot is not None:
+                operations.hot.close()
             await driver.aclose()
             _raise_unstored(mount)
     finally:
         staging.close()
+
+
+def _hot_set(mount: Mount) -> HotSet | None:
+    """Return the hot set of the mount; None, with a line in the log which says why, if there can be none."""
+    rules = HotRules(forced=mount.options.hot_forced)
+    found = why_not() or made_hot_set(mount, KernelBackings(), mount.options.hot_bytes, rules)
+    if isinstance(found, HotSet):
+        return found
+    _log.info("no hot files: every read is asked of the mount", reason=found)
+    return None
 
 
 def _log_leftovers(staging: StagingFolder) -> None:

@@ -326,6 +326,7 @@ LISTEN_BACKLOG: Final = 1024
 # FRAMES_PER_JOB       4 MiB   8 MiB   2  frames of small files of one job; one is read while one is stored
 # WRITE_BEHIND_WINDOW  8 MiB  16 MiB   2  requests to store an open file; one is hashed while one is written to disk
 # WRITE_BEHIND_FILES  16 MiB  32 MiB   2  open files of one mount that are being stored; 8 of the engine's 15 buffers
+# HOT_FILLS            1 MiB   2 MiB   2  hot files that a mount fills at once; half of the threads that read for it
 # S3_STORE_WINDOW      4 MiB  12 MiB   3  chunks of one PUT; a gateway's S3_RECEIVE_BYTES are enough for 15 such PUTs
 # FETCH_WINDOW        16 MiB  96 MiB   6  groups of chunks, or streamed chunks; enough for two threads and a disk
 # LOAD_WINDOW          4 MiB  16 MiB   4  streamed chunks, requests to load, portions to check; two for each thread
@@ -353,6 +354,7 @@ PUT_MANY_SHORT_BYTES: Final = 16 * KIB
 FRAMES_PER_JOB: Final = 8 * MIB // FRAME_BYTES
 WRITE_BEHIND_WINDOW: Final = 16 * MIB // STORE_REQUEST_BYTES
 WRITE_BEHIND_FILES: Final = 32 * MIB // (WRITE_BEHIND_WINDOW * STORE_REQUEST_BYTES)
+HOT_FILLS: Final = 2 * MIB // MIB
 S3_STORE_WINDOW: Final = 12 * MIB // CHUNK_BYTES
 FETCH_WINDOW: Final = 96 * MIB // FETCH_GROUP_BYTES
 LOAD_WINDOW: Final = 16 * MIB // CHECK_BYTES

@@ -13,6 +13,7 @@ mount's pages are single ones on today's kernels, and their order in memory deci
 
 from __future__ import annotations
 
+import ctypes
 import io
 import itertools
 import mmap
@@ -45,6 +46,11 @@ DIRECT_BYTES: Final = 4096
 THREADS: Final = 8
 HOT_REPEATS: Final = 4
 MEMORY_LIMIT: Final = float(200 << 20)
+M_TRIM_THRESHOLD: Final = -1
+M_MMAP_THRESHOLD: Final = -3
+"""Parameters of mallopt(3)."""
+MMAP_THRESHOLD_MAX: Final = 32 << 20
+"""The most that glibc accepts; the largest tensor has 8 MiB."""
 
 
 @contextmanager
@@ -149,13 +155,16 @@ def safetensors_sides(*, hot: bool) -> Callable[[Bench], AbstractContextManager[
             ours = mount.folder / "bench" / "model.safetensors"
 
             def prepare() -> None:
-                if not hot:
+                if hot:
+                    write_anew(local)
+                else:
                     os.sync()
                     forget_pages(ours)
                     forget_pages(local)
                     forget_pages_below(engine.data)
 
             def spend(path: Path) -> float:
+                keep_freed_memory()
                 if hot:
                     load(path)
                 return timed(lambda: load(path))
@@ -163,6 +172,25 @@ def safetensors_sides(*, hot: bool) -> Callable[[Bench], AbstractContextManager[
             yield Sides(lambda: spend(ours), lambda: spend(local), prepare)
 
     return sides
+
+
+def write_anew(path: Path) -> None:
+    """Replace a file by a copy just written: once its pages were dropped a disk's file is cached in smaller folios."""
+    copy = path.with_suffix(".copy")
+    with path.open("rb") as source, copy.open("wb") as target:
+        shutil.copyfileobj(source, target, BLOCK)
+    copy.replace(path)
+
+
+def keep_freed_memory() -> None:
+    """Have malloc keep what is freed: else the pages of a loader's own copies are new each time, on all sides.
+
+    The same as MALLOC_TRIM_THRESHOLD_ and MALLOC_MMAP_THRESHOLD_ in the environment of a loader.
+    """
+    libc = ctypes.CDLL(None)
+    for parameter, threshold in ((M_TRIM_THRESHOLD, 1 << 30), (M_MMAP_THRESHOLD, MMAP_THRESHOLD_MAX)):
+        if libc.mallopt(parameter, threshold) != 1:
+            raise RuntimeError("this C library does not keep freed memory")
 
 
 def write_model(path: Path, size: int) -> None:

@@ -33,6 +33,7 @@ from bench.scenarios.mount import (
     DIRECT_BYTES,
     READ_BYTES,
     THREADS,
+    keep_freed_memory,
     make_archive,
     make_files,
     make_repository,
@@ -197,6 +198,7 @@ def loading(*, hot: bool) -> Work:
         def run() -> float:
             number = next(numbers)
             path = place.side.folder / f"x{0 if hot else number}"
+            keep_freed_memory()
             if not hot:
                 place.side.cool()
             seconds = timed(lambda: load(path))

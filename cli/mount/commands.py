@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cli.mount.places import MountPlaces
     from fuse.kernel.attach import MountOptions
 
-FLAG_NAMES = ("bucket", "read_only", "allow_other", "sync", "staging", "staging_size", "read_ahead")
+FLAG_NAMES = ("bucket", "read_only", "allow_other", "sync", "staging", "staging_size", "read_ahead", "hot_memory")
 
 
 @click.command()
@@ -34,6 +34,7 @@ FLAG_NAMES = ("bucket", "read_only", "allow_other", "sync", "staging", "staging_
 @click.option("--staging", metavar="DIR", help="Folder for what is written and not stored yet; one mount's alone.")
 @click.option("--staging-size", metavar="SIZE", help="Most bytes in it; writes beyond fail with ENOSPC.")
 @click.option("--read-ahead", metavar="KIB", help="How far the kernel reads ahead; else 4096.")
+@click.option("--hot-memory", metavar="SIZE", help="Most memory for files that the kernel reads by itself; 0: none.")
 @click.option("-o", "texts", metavar="OPTIONS", multiple=True, help="Options as mount(8) takes them: ro,sync,...")
 @click.option("--quiet", is_flag=True, hidden=True)
 @engine_options
@@ -103,7 +104,7 @@ def unmount(folder: Path, lazy: bool) -> None:
 
 def _given(texts: tuple[str, ...], flags: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of -o and the flags, by the names of MountOptions' fields; a flag overrides -o."""
-    from cli.mount.options import parse_mount_options, parse_read_ahead, parse_staging_size
+    from cli.mount.options import parse_byte_count, parse_mount_options, parse_read_ahead
 
     given = parse_mount_options(texts)
     for name in FLAG_NAMES:
@@ -111,7 +112,9 @@ def _given(texts: tuple[str, ...], flags: dict[str, Any]) -> dict[str, Any]:
         if value is None or value is False:
             continue
         elif name == "staging_size":
-            given["staging_bytes"] = parse_staging_size("--staging-size", value)
+            given["staging_bytes"] = parse_byte_count("--staging-size", value)
+        elif name == "hot_memory":
+            given["hot_bytes"] = parse_byte_count("--hot-memory", value)
         elif name == "read_ahead":
             given["read_ahead_kib"] = parse_read_ahead("--read-ahead", value)
         else:

@@ -27,7 +27,9 @@ FLAGS: Final = {
     "allow_other": "allow_other",
     "nonempty": "may_hold_files",
     "debug": "debug",
+    "hot_forced": "hot_forced",
 }
+"""`hot_forced` is for tests."""
 TAKEN_BACK: Final = {"rw": "read_only", "async": "sync"}
 """The later of two contradicting options wins, as in other mounts."""
 READ_AHEAD_KIB_MAX: Final = 1 << 20
@@ -65,7 +67,7 @@ def parse_read_ahead(name: str, text: str) -> int:
     return int(text)
 
 
-def parse_staging_size(name: str, text: str) -> int:
+def parse_byte_count(name: str, text: str) -> int:
     """Parse bytes, with an optional unit."""
     try:
         return parse_size(text)
@@ -89,12 +91,19 @@ def _text(name: str, text: str) -> str:
     return text
 
 
+def _on_or_off(name: str, text: str) -> bool:
+    if text not in ("on", "off"):
+        raise InvalidArgument(f"{name}={text}: give on or off")
+    return text == "on"
+
+
 VALUES: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
     "bucket": ("bucket", _text),
     "server": ("server", _text),
     "token_file": ("token_file", _text),
     "staging": ("staging", _text),
-    "staging_size": ("staging_bytes", parse_staging_size),
+    "staging_size": ("staging_bytes", parse_byte_count),
+    "hot_memory": ("hot_bytes", parse_byte_count),
     "read_ahead": ("read_ahead_kib", parse_read_ahead),
     "attr_timeout": ("attribute_timeout_s", _seconds),
     "entry_timeout": ("entry_timeout_s", _seconds),
@@ -102,6 +111,7 @@ VALUES: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
     "engine_silence": ("engine_silence_s", _seconds),
     "stop_wait": ("stop_wait_s", _seconds),
     "fsname": ("source", _text),
+    "native": ("native", _on_or_off),
 }
 
 

@@ -53,6 +53,7 @@ NATIVE_MODULES = (
     "lakefs.grants._batch_plan",
     "gateway.http._door",
     "gateway.s3.door._repeater",
+    "fuse.native._layer",
 )  # fmt: skip
 
 
@@ -64,9 +65,10 @@ SPARED_MODULES = {
     "lakefs.grants._batch_plan",
     "gateway.http._door",
     "gateway.s3.door._repeater",
+    "fuse.native._layer",
 }
-"""Modules that have a fallback: reads through threads, requests to the engine instead of reads by clients, and S3
-without a door."""
+"""Modules that have a fallback: reads through threads, requests to the engine instead of reads by clients, S3 without a
+door, and a mount that answers each read in Python."""
 
 
 @dataclass(frozen=True)

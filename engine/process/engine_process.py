@@ -21,7 +21,7 @@ import structlog
 import trio
 
 from engine.host.local_disk import LocalDisk
-from engine.host.memory_limits import give_back_free_heap, memory_bytes
+from engine.host.memory_limits import give_back_free_heap
 from engine.process.places import group_id, judge_permissions, places_made
 from engine.process.shared_index_life import run_shared_index
 from engine.requests.table import Service
@@ -33,6 +33,7 @@ from engine.tiers.arena import tier_bytes
 from lakefs.config.settings import Config
 from lakefs.errors import LakeError
 from lakefs.grants.dram_slabs import SLAB_BYTES
+from lakefs.host.memory_limits import memory_bytes
 from lakefs.limits import CONNECTIONS_MAX, SCRUB_STEP_S_MAX, STRANGERS_MAX
 from lakefs.transport.streams import TrioNetwork
 

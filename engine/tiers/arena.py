@@ -1,7 +1,7 @@
 """The arena of the DRAM tier: slabs of sealed memory, each cut into cells of one size, and the cells' generations.
 
 Cells fit payloads with their vectors of CRCs: 16 KiB, 64 KiB, and 256 KiB, 1 MiB and 4 MiB plus a page.  The size of
-the tier is a share of this process's memory (`tier_bytes`, `engine.host.memory_limits`).
+the tier is a share of this process's memory (`tier_bytes`, `lakefs.host.memory_limits`).
 
 Rules kept here:
 - At most `slabs_max` slabs are made, each when it is first needed.  A slab's number is never used again.

@@ -38,11 +38,11 @@ from engine.format.layouts import (
     Table,
     chunk_id_of_key,
 )
-from engine.host.memory_limits import memory_bytes
 from engine.memory.backing import Backing, open_backing
 from engine.metadata.metadata_store import Metadata
 from engine.metadata.pacing import Pacing, Writers
 from lakefs.errors import EngineBusy, LakeError, StoreDamaged
+from lakefs.host.memory_limits import memory_bytes
 from lakefs.ids import Birth, BootId, ChunkId, SegmentId, Sequence
 from lakefs.limits import GC_BATCH, HOT_INDEX_MEMORY_SHARE, HOT_INDEX_SLOTS_MIN, MIB
 from lakefs.ports import Offload

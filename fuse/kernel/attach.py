@@ -11,6 +11,7 @@ Rules kept here:
 - One mount per process: libfuse's session is a global of pyfuse3.
 - No code here touches a path below the mount point on the loop's thread: it would wait for itself.
 - When `mounted` has returned no handler runs and no call of pyfuse3 may be made: its session is gone.
+- The native layer (`fuse.native.layer`) ends before the session does: its threads first, then the device.
 
 Not here: operations, staged writes.  A RELEASE that was under way when the mount was removed may never arrive: the
 owner of the operations treats every handle that is still open as released.
@@ -32,6 +33,7 @@ import structlog
 import trio
 
 from fuse.kernel.mount_point import MountEntry, check_mount_point, mount_at, unmount
+from fuse.native import layer
 from lakefs.errors import EngineBusy, InvalidArgument, LakeError, LocalFileError, PermissionDenied
 from lakefs.limits import ENGINE_SILENCE_S, ENGINE_WAIT_S, GIB
 
@@ -68,6 +70,10 @@ class MountOptions:
     attribute_timeout_s: float = 60.0
     entry_timeout_s: float = 60.0
     staging_bytes: int = 64 * GIB
+    hot_bytes: int | None = None
+    """Most memory for hot files; None: a tenth of the memory, 0: none."""
+    hot_forced: bool = False
+    """For tests: every file is hot at its first open."""
     engine_wait_s: float = ENGINE_WAIT_S
     """Longest time that operations wait for a lost engine before they fail with EIO."""
     engine_silence_s: float = ENGINE_SILENCE_S
@@ -80,6 +86,8 @@ class MountOptions:
     """Passed on unchanged: noexec, noatime, nodiratime, dirsync."""
     debug: bool = False
     """libfuse prints every request."""
+    native: bool = True
+    """Put the native layer below libfuse, where it can be."""
     stop: trio.Event = field(default_factory=trio.Event, compare=False)
     """Set to end the mount in order; cancelling also ends the task that stores the last writes."""
 
@@ -115,6 +123,9 @@ async def mounted(operations: pyfuse3.Operations, options: MountOptions) -> Asyn
                     await _leave(loop, entry, options.stop_wait_s / 3)
             nursery.cancel_scope.cancel()
     finally:
+        if not layer.why_not():
+            _log.info("native layer", **layer.counters())
+        layer.end()
         pyfuse3.close(unmount=False)
 
 
@@ -228,6 +239,8 @@ def _raise_read_ahead(device: str, read_ahead_kib: int) -> None:
 def _start_session(operations: pyfuse3.Operations, options: MountOptions) -> None:
     """Mount.  Text that libfuse and fusermount3 write to stderr becomes the error, or is logged."""
     said: list[str] = []
+    if options.native:
+        layer.arm(reads=not options.debug)
     try:
         with _stderr_lines(said):
             pyfuse3.init(operations, str(options.mount_point), _session_options(options))
@@ -235,6 +248,8 @@ def _start_session(operations: pyfuse3.Operations, options: MountOptions) -> Non
         raise _mount_error(said, options) from error
     for line in said:
         _log.warning("libfuse said", line=line)
+    if reason := layer.why_not() if options.native else "-o native=off":
+        _log.info("every request is answered in Python: there is no native layer below libfuse", reason=reason)
 
 
 def _session_options(options: MountOptions) -> set[str]:

@@ -32,6 +32,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
+from fuse.reading.native_reads import NativeReads
 from lakefs.client.trio.driver import TrioDriver
 from lakefs.content.verify import granules_around
 from lakefs.errors import StaleGrant
@@ -139,6 +140,35 @@ class BlobReader:
         covered = opened.pieces[-1].offset + opened.pieces[-1].length if opened.pieces else 0
         self._size = min(opened.stat.size_bytes, covered)
         self._vectors: OrderedDict[ChunkId, bytes] = OrderedDict()
+        self._native: NativeReads | None = None
+        self._may_be_native = len(opened.inline) < len(opened.pieces)
+
+    def teach(self, handle: int, offset: int, length: int) -> None:
+        """Have native threads answer reads of the handle, as far as they can read the pieces of this range.
+
+        Call it when a read of the range was answered here: then the places and checksums of its chunks are known.
+        """
+        end = min(offset + length, self._size)
+        if not self._may_be_native or offset >= end or not self._access.can_use_descriptors:
+            return
+        if self._native is None:
+            self._native = NativeReads.of(self._access.descriptors, self.opened, self._size)
+            self._may_be_native = self._native is not None
+            if self._native is None:
+                return
+        self._native.add(handle)
+        first = bisect_right(self._starts, offset) - 1
+        for index in range(first, first + len(self._pieces(offset, end))):
+            if not self._native.knows(index):
+                piece = self.opened.pieces[index]
+                self._native.teach(index, self.opened.grants.get(piece.chunk), self._known_crcs)
+
+    def close(self) -> None:
+        """End native reads of this content; none runs on return.  Others still work."""
+        native, self._native = self._native, None
+        self._may_be_native = False
+        if native is not None:
+            native.close()
 
     def read_nowait(self, offset: int, length: int) -> Buffer | None:
         """Return the bytes [offset, offset + length), cut at the end, if they are in memory; None: use `read`."""

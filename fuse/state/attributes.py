@@ -18,6 +18,7 @@ from lakefs.wire.messages import ListEntry, ObjectAttributes, ObjectStat
 
 BLOCK_BYTES: Final = 1 << 20
 """Size of one read or write that `st_blksize` suggests."""
+_STATFS_BLOCK: Final = 4096
 
 
 class Owner:
@@ -112,3 +113,14 @@ def _is_member(gid: int, ctx: pyfuse3.RequestContext) -> bool:
         return gid in pyfuse3.get_sup_groups(ctx.pid)
     except OSError:  # the caller has ended, or is in another namespace of processes
         return False
+
+
+def to_statvfs(free_bytes: int, total_bytes: int, name_bytes_max: int) -> pyfuse3.StatvfsData:
+    """Return the fields of `statvfs` for a store's disk."""
+    found = pyfuse3.StatvfsData()
+    found.f_bsize = found.f_frsize = _STATFS_BLOCK
+    found.f_blocks = total_bytes // _STATFS_BLOCK
+    found.f_bfree = found.f_bavail = free_bytes // _STATFS_BLOCK
+    found.f_files = found.f_ffree = found.f_favail = 1 << 32
+    found.f_namemax = name_bytes_max
+    return found

@@ -15,6 +15,7 @@ Pure state: no I/O, no trio, no pyfuse3.  An inode's number is that of its node,
 
 from __future__ import annotations
 
+import errno
 import stat as modes
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from lakefs.errors import KeyNotFound
+from lakefs.limits import FILE_BYTES_MAX
 from lakefs.names import Name
 from lakefs.wire.messages import ObjectStat
 
@@ -77,6 +79,14 @@ class OpenContent(Protocol):
 
     async def commit(self, *, durable: bool) -> None:
         """Store written bytes; visible on return, and durable too if `durable`."""
+        ...
+
+    async def release(self) -> None:
+        """Remove a handle; the last one stores what is unstored."""
+        ...
+
+    def abandon(self) -> None:
+        """Close without waiting; unstored bytes stay in the staging folder."""
         ...
 
     async def renew_lease(self) -> None:
@@ -387,3 +397,9 @@ def _is_shown_by(inode: Inode, found: Attributes) -> bool:
     if inode.attributes.kind != found.kind:
         return False
     return found.kind != OBJECT or inode.attributes.blob == found.blob or inode.is_dirty
+
+
+def check_size(inode: Inode, size: int) -> None:
+    """Raise OSError EFBIG if a file may not have this length."""
+    if size > FILE_BYTES_MAX:
+        raise OSError(errno.EFBIG, f"{inode.name}: a file of {size} bytes; the limit of a mount is {FILE_BYTES_MAX}")

@@ -29,10 +29,10 @@ from fuse.kernel.attach import MountOptions
 from fuse.reading.blob_reader import ReadBuffers
 from fuse.staging.folder import StagingFolder
 from fuse.state.attributes import Owner
-from fuse.state.inodes import Inode, InodeTable
+from fuse.state.inodes import Inode, InodeTable, OpenContent
 from lakefs.client.trio.driver import TrioDriver
 from lakefs.client.trio.reconnecting import ReconnectingEngine
-from lakefs.errors import DiskFailed, EngineUnreachable, KeyNotFound, LakeError
+from lakefs.errors import DiskFailed, EngineUnreachable, KeyNotFound, LakeError, PreconditionFailed
 from lakefs.get.objects import close_leases
 from lakefs.limits import WRITE_BEHIND_FILES
 from lakefs.names import Name
@@ -155,12 +155,20 @@ class Mount:
     """Leases to close, many in one request."""
     has_leases: trio.Event = field(default_factory=trio.Event)
 
+    mapped: set[OpenContent] = field(default_factory=set)
+    """Files whose last handle is closed, and which a mapping may still write to; each counts one handle for it."""
+
     end_by: float = math.inf
     """Time by which the mount must have ended, on trio's clock; set when it begins to end."""
     unstored_count: int = 0
     """Number of files that could not be stored since the mount began to end; they stay in the staging folder."""
     unstored_error: LakeError | None = None
     """The first error that kept one of them from being stored."""
+
+    @property
+    def is_ending(self) -> bool:
+        """True once the mount has begun to end."""
+        return self.end_by < math.inf
 
     def begin_to_end(self) -> None:
         """Set the time by which the mount must have ended, and count unstored files from now on."""
@@ -309,6 +317,11 @@ def stat_or_error(result: NameResult) -> ObjectStat | LakeError:
     if result.failure is None:
         return KeyNotFound("there is nothing of this name")
     return result.failure.as_error()
+
+
+def replaced(name: Name) -> PreconditionFailed:
+    """Return the error for a name that has other content than the kernel knows: it is looked up anew."""
+    return PreconditionFailed(f"{name} was replaced since it was looked up", subject=str(name))
 
 
 def now_ns() -> int:

@@ -3,6 +3,7 @@
 Rules kept here:
 - A descriptor is never closed while a fetch uses it.
 - A new descriptor beyond `DESCRIPTORS_MAX` closes the one that was unused for longest.
+- At most `HELD_MAX` are held for as long as a file is open (`hold`): those that fetches need still come and go.
 - Descriptors that were not closed are closed when the `SegmentDescriptors` is freed.  In a forked child they are closed
   without waiting for a lock (`leave_all`).
 """
@@ -25,6 +26,7 @@ from lakefs.host.page_cache import is_cached, is_in_memory
 from lakefs.ids import Buffer, SegmentId
 
 DESCRIPTORS_MAX: Final = 512
+HELD_MAX: Final = DESCRIPTORS_MAX // 2
 
 
 @dataclass(slots=True)
@@ -34,6 +36,8 @@ class Held:
     descriptor: int
     nowait: int
     users: int = 0
+    holders: int = 0
+    """Those users that stay long."""
     dropped: bool = False
 
 
@@ -46,6 +50,7 @@ class SegmentDescriptors:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: OrderedDict[SegmentId, Held] = OrderedDict()
+        self._held_count = 0
         self.ahead = ReadAhead(self.use)
         """Brings places of these segments into the page cache before they are read."""
         self.slabs = Slabs()
@@ -92,6 +97,24 @@ class SegmentDescriptors:
             held.users -= 1
             if held.dropped and not held.users:
                 os.close(held.descriptor)
+
+    def hold(self, segment: SegmentId) -> Held | None:
+        """Like `enter`, for as long as a file is open; None too when `HELD_MAX` are held.  End it by `let_go`."""
+        with self._lock:
+            held = self._open.get(segment)
+            if held is None or (not held.holders and self._held_count >= HELD_MAX):
+                return None
+            self._held_count += not held.holders
+            held.holders += 1
+            held.users += 1
+            return held
+
+    def let_go(self, held: Held) -> None:
+        """End what `hold` began."""
+        with self._lock:
+            held.holders -= 1
+            self._held_count -= not held.holders
+        self.leave(held)
 
     def read_cached(self, segment: SegmentId, target: memoryview, offset: int) -> bool:
         """Fill `target` from the page cache; return False when it lacks some bytes, or no descriptor is held.

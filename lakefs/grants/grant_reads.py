@@ -188,6 +188,19 @@ def bring_in(descriptor: int, offset: int, length: int) -> None:
         populate(descriptor, offset, length)
 
 
+def drop_pages(descriptors: SegmentDescriptors, grants: Iterable[Grant]) -> None:
+    """Have the kernel drop the cached pages of these extents, for a reader that keeps their bytes elsewhere.
+
+    Only pages that are wholly in an extent, and clean.  Blocks.  Does nothing for extents whose segment is not held.
+    """
+    for grant in grants:
+        if grant.medium == MEDIUM_SEGMENT and (held := descriptors.enter(SegmentId(grant.segment))) is not None:
+            try:
+                os.posix_fadvise(held.descriptor, grant.offset, grant.stored_bytes, os.POSIX_FADV_DONTNEED)
+            finally:
+                descriptors.leave(held)
+
+
 def read_ahead(descriptors: SegmentDescriptors, grant: Grant, begin: int, end: int) -> None:
     """Start to bring in [begin, end) of a granted chunk in another thread, with its vector of CRCs.
 

@@ -14,13 +14,13 @@ import trio
 
 from engine.format.extents import Extent
 from engine.format.layouts import Mutation
-from engine.host.memory_limits import memory_bytes
 from engine.memory.backing import open_backing
 from engine.process.embedded import EmbeddedEngine
 from engine.process.shared_index_life import run_shared_index
 from engine.store.store import Store
 from engine.tiers.shared_index import WATCHED, SharedIndex
 from lakefs.errors import ChunkDamaged, ConfigError, StoreLocked
+from lakefs.host.memory_limits import memory_bytes
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.shared_index.table import SharedIndexReader
 from lakefs.shared_index.table_format import HEADER_PAGE_BYTES, table_bytes, unpack_header

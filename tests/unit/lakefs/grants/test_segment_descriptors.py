@@ -1,4 +1,4 @@
-"""Descriptors of segments: each is closed just once."""
+"""Descriptors of segments: each is closed just once, and not too many are kept open."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from lakefs.grants.descriptors import SegmentDescriptors
+from lakefs.grants.descriptors import DESCRIPTORS_MAX, HELD_MAX, SegmentDescriptors
 from lakefs.ids import SegmentId
 
 
@@ -30,3 +30,28 @@ def test_an_interrupt_while_all_are_closed_closes_none_twice(monkeypatch: pytest
     descriptors.close()
     os.fstat(somebodys)
     os.close(somebodys)
+
+
+def test_many_open_files_do_not_keep_more_segments_open_than_are_to_be() -> None:
+    descriptors = SegmentDescriptors()
+    segments = [SegmentId(number) for number in range(DESCRIPTORS_MAX + 100)]
+    before = len(os.listdir("/proc/self/fd"))
+    held = []
+    for segment in segments:
+        descriptors.add(segment, os.open(os.devnull, os.O_RDONLY))
+        if (found := descriptors.hold(segment)) is not None:
+            held.append(found)
+    assert len(held) == HELD_MAX
+    assert len(os.listdir("/proc/self/fd")) - before == DESCRIPTORS_MAX
+    again = descriptors.hold(segments[0])
+    assert again is held[0], "one that is held may be held again"
+    descriptors.let_go(again)
+    assert descriptors.hold(segments[-1]) is None
+    descriptors.let_go(held.pop())
+    last = descriptors.hold(segments[-1])
+    assert last is not None
+    descriptors.close()
+    assert len(os.listdir("/proc/self/fd")) - before == HELD_MAX
+    for each in (*held, last):
+        descriptors.let_go(each)
+    assert len(os.listdir("/proc/self/fd")) == before
