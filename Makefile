@@ -1,4 +1,4 @@
-# make setup | demo | check | test | bench | torture | docs
+# make setup | demo | check | test | test-plugins | bench | torture | docs
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -9,7 +9,7 @@ SCENARIO ?=
 STATIC := check-ruff check-format check-types check-imports
 export PYTHON
 
-.PHONY: help setup clients lock demo check test bench torture docs clean
+.PHONY: help setup clients plugins lab lock demo check test test-plugins bench torture docs clean
 .PHONY: check-ruff check-format check-types check-imports check-tests
 
 help: ## what there is to make
@@ -20,6 +20,13 @@ setup: ## Debian packages and .venv in the checkout
 
 clients: ## .venv-clients: the S3 clients that the tests drive; 2.6 GB
 	@scripts/clients.sh
+
+plugins: ## .venv-plugins: the libraries that the plug-ins are tested with; 1.5 GB
+	@scripts/plugins.sh
+
+lab: setup ## tests on hardware that this machine lacks, in a guest: docs/lab.md
+	@lab/setup
+	@$(BIN)/python -m pytest -q tests/lab
 
 lock: ## write requirements/*.txt anew from pyproject.toml
 	@scripts/lock.sh
@@ -49,7 +56,11 @@ check-tests:
 # works while others wait for disks, signals and clients.
 test: setup clients ## lint, types and layering, then every test
 	@$(MAKE) --no-print-directory -j 3 --keep-going --output-sync=target $(STATIC)
-	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 1 tests
+	@lab/setup
+	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 1 -m "not plugins" tests
+
+test-plugins: setup plugins ## the plug-ins with the libraries that use them: torch, pandas, datasets
+	@$(BIN)/python -m pytest -q -m plugins tests/plugins
 
 bench: setup ## measure: make bench SCENARIO=name
 	@$(BIN)/python -m bench.run $(SCENARIO)
@@ -63,4 +74,4 @@ docs: setup ## write the reference page and the picture of rooms anew
 	@$(BIN)/python -m scripts.rooms
 
 clean: ## remove what make made
-	@rm -rf .venv .venv-clients build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf .venv .lab .venv-clients .venv-plugins build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

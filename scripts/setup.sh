@@ -4,44 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-missing_packages() {
-    local package
-    for package in "$@"; do
-        dpkg-query -W -f '${db:Status-Status}\n' "$package" 2>/dev/null | grep -qx installed || echo "$package"
-    done
-}
-
-install_packages() {
-    local as_root=()
-    [ "$(id -u)" = 0 ] || as_root=(sudo)
-    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@"
-}
-
-update_package_lists() {
-    local as_root=()
-    [ "$(id -u)" = 0 ] || as_root=(sudo)
-    "${as_root[@]}" apt-get update -q
-}
-
-setup_debian() {
-    local wanted missing
-    mapfile -t wanted < <(sed 's/#.*//' debian-packages.txt | awk 'NF { print $1 }')
-    if ! command -v dpkg-query >/dev/null; then
-        echo "setup: not a Debian system; make sure that it has what these packages bring: ${wanted[*]}" >&2
-        return
-    fi
-    mapfile -t missing < <(missing_packages "${wanted[@]}")
-    [ "${#missing[@]}" -gt 0 ] || return 0
-    echo "setup: installing Debian packages: ${missing[*]}"
-    # The lists of a new machine may be empty or old: refresh them only when the first try fails.
-    install_packages "${missing[@]}" || { update_package_lists && install_packages "${missing[@]}"; } || true
-    mapfile -t missing < <(missing_packages "${missing[@]}")
-    if [ "${#missing[@]}" -gt 0 ]; then
-        echo "setup: these Debian packages are missing and could not be installed: ${missing[*]}" >&2
-        echo "setup: install them as root, then run make setup again: apt-get install ${missing[*]}" >&2
-        exit 1
-    fi
-}
+source scripts/debian.sh
 
 find_python() {
     local candidate
@@ -73,5 +36,5 @@ setup_venv() {
     echo "$wanted" > "$stamp"
 }
 
-setup_debian
+setup_debian setup debian-packages.txt
 setup_venv

@@ -44,8 +44,9 @@ PYTHON_PACKAGES = (
 )  # fmt: skip
 NATIVE_MODULES = (
     "engine.host._io_uring",
+    "engine.memory._cache_lines",
     "engine.format._granules",
-    "engine.tiers._frequency",
+    "engine.tables._frequency",
     "lakefs.shared_index._table",
     "lakefs.stamps._stamps",
     "lakefs.known._known",
@@ -58,6 +59,7 @@ NATIVE_MODULES = (
 
 SPARED_MODULES = {
     "engine.host._io_uring",
+    "engine.memory._cache_lines",
     "lakefs.stamps._stamps",
     "lakefs.known._known",
     "lakefs.grants._batch_plan",

@@ -32,6 +32,7 @@ from engine.host.folder_lock import NO_DESCRIPTOR, FolderLock, SpareDescriptors
 from engine.host.zeros import zeros
 from lakefs.errors import DiskFailed, EngineBusy, LakeError, SourceChanged, StoreFull, StoreReadOnly
 from lakefs.host.descriptors import after
+from lakefs.host.page_cache import is_cached
 from lakefs.ids import Buffer
 from lakefs.limits import PAGE_BYTES
 from lakefs.ports import FileStat
@@ -42,6 +43,8 @@ _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NOT_SUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
 _BLOCK_BYTES: Final = 512
 """Unit of st_blocks, on every file system."""
+_ASKED_FROM_BYTES: Final = 128 << 10
+"""Bytes of a read for which the kernel is asked first if they are cached: on a miss it would begin to fetch them."""
 _VECTORS_MAX: Final = 1024  # IOV_MAX of Linux
 _CLOSED: Final = (1 << 31) - 1  # no process has so many: EBADF, where Python refuses -1 in its own way
 _ROOT_NAMES: Final = frozenset({"", "."})
@@ -130,7 +133,10 @@ class LocalFile:
 
     def preadv_cached_into(self, buffers: Sequence[memoryview], offset: int) -> bool:
         """Fill the buffers from the page cache; returns True if all of it was cached."""
-        if self._cached_flags is None:
+        length = sum(map(len, buffers))
+        if self._cached_flags is None or (
+            length >= _ASKED_FROM_BYTES and is_cached(self._descriptor, offset, length) is False
+        ):
             return False
         with _Translating("read", self._name):
             try:
@@ -143,7 +149,7 @@ class LocalFile:
                 # The file system does not support the flag; one in memory need not.
                 self._cached_flags = 0 if self.in_memory else None
                 return self.preadv_cached_into(buffers, offset)
-        return count == sum(map(len, buffers))
+        return count == length
 
     def pwrite(self, payload: Buffer, offset: int) -> None:
         """Write all of `payload` at `offset`."""

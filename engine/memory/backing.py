@@ -1,18 +1,17 @@
-"""The memory that holds the shared index: anonymous, or anonymous and kept in a file over a clean stop.
+"""The memory that holds the shared index: anonymous, or anonymous and kept over a clean stop.
 
 The setting chooses:
 
     memory   sealed memory, on reserved huge pages if the machine has any; lost with the process
-    a file   the same, read from the file at the start and written to it at a clean stop
+    a file, or a DAX device   the same, read from there at the start and written there at a clean stop
 
 Rules kept here:
 - Only sealed memory is mapped, which cannot be cut under the mapping, and never a file: an error of its disk would be
   SIGBUS in the engine and in every reader.
-- The file is locked while it is used; another engine that names it is refused.
-- While the engine uses a kept table its file is empty (`mark_in_use`): the start after a crash finds no table there.
+- File and device are locked while they are used; another engine that names them is refused.
+- While the engine uses a kept table there is none at its place (`mark_in_use`): the start after a crash finds nothing.
 - A file that is not a shared index is refused and left as it is.
-- A device is refused unopened: keeping a table in a DAX device takes other calls than a file does (msync(2) of one
-  fails with EINVAL).  No file is created in /dev.
+- A device that is no DAX device is refused unopened.  No file is created in /dev.
 - The caller bounds the size by a share of the memory of machine and control group (`capacity_allowed`).
 """
 
@@ -25,6 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from engine.memory.dax_device import DaxDevice, is_dax_device
 from engine.memory.sealed_memory import SealedMemory
 from lakefs.errors import ConfigError, DiskFailed, StoreLocked
 from lakefs.host.aligned_mapping import HUGE_BYTES
@@ -46,13 +46,15 @@ class Backing:
         self.on_huge_pages = self._sealed.on_huge_pages
         """True if all of the memory is known to be on huge pages."""
         self.kind = "huge pages" if self.on_huge_pages else "memory"
-        """For people: `memory`, `huge pages`, `file`."""
+        """For people: `memory`, `huge pages`, `file`, `DAX device`."""
         self.note = "" if self.on_huge_pages else "no huge pages are set aside (sysctl vm.nr_hugepages)"
         """A hint for people: a wished-for feature that the machine lacks."""
         self.file: int | None = None
-        """Descriptor of the locked file, if the memory is kept in one."""
+        """Descriptor of the locked file or device, if the memory is kept in one."""
+        self.device: DaxDevice | None = None
+        """The device, if it is one."""
         self.is_old = False
-        """True if the memory holds the file's content, which may be a usable table."""
+        """True if the memory holds the content that was kept, which may be a usable table."""
 
     def erase(self) -> None:
         """Fill the memory with zeros.  Blocks."""
@@ -67,14 +69,17 @@ class Backing:
 
     @property
     def is_kept(self) -> bool:
-        """True if the memory is kept in a file over a restart."""
+        """True if the memory is kept over a restart."""
         return self.file is not None
 
     def save(self) -> None:
-        """Write the memory to the file, if there is one; durable on return.  Blocks.  DiskFailed."""
+        """Write the memory to where it is kept, if anywhere; durable on return.  Blocks.  DiskFailed."""
         if self.file is None:
             return
         try:
+            if self.device is not None:
+                self.device.save(self.descriptor, len(self.memory))
+                return
             os.ftruncate(self.file, len(self.memory))
             position = 0
             while position < len(self.memory):
@@ -83,22 +88,28 @@ class Backing:
             assert position == len(self.memory), "all of the memory is in the file"
             os.fsync(self.file)
         except OSError as error:
-            raise DiskFailed(f"the shared index cannot be written to its file: {error.strerror}") from error
+            raise DiskFailed(f"the shared index cannot be written to where it is kept: {error.strerror}") from error
 
     def mark_in_use(self) -> None:
-        """Empty the file, durably, so that the start after a crash does not use it.  Blocks.  DiskFailed."""
+        """Empty the file or device, durably, so that the start after a crash does not use it.  Blocks.  DiskFailed."""
         assert self.file is not None, "only a kept table is marked"
         try:
+            if self.device is not None:
+                self.device.mark_in_use()
+                return
             os.ftruncate(self.file, 0)
             os.fsync(self.file)
         except OSError as error:
-            raise DiskFailed(f"the file of the shared index: {error.strerror}") from error
+            raise DiskFailed(f"the place where the shared index is kept: {error.strerror}") from error
 
     def close(self) -> None:
         """Release memory, descriptors and lock."""
         with suppress(BufferError):
             self.memory.release()
         self._sealed.close()
+        if self.device is not None:
+            self.device.close()
+            self.device = None
         if self.file is not None:
             os.close(self.file)
             self.file = None
@@ -113,7 +124,8 @@ def open_backing(setting: str, size_bytes: int) -> Backing:
         return Backing(size_bytes)
     file = _opened(Path(setting))
     try:
-        return _on_file(Path(setting), file, size_bytes)
+        on = _on_device if is_dax_device(Path(setting)) else _on_file
+        return on(Path(setting), file, size_bytes)
     except BaseException as error:
         os.close(file)
         if isinstance(error, OSError):
@@ -144,9 +156,9 @@ def _refuse_device(path: Path) -> None:
         mode = os.stat(path).st_mode
     except (OSError, ValueError):  # opening it reports the error
         return
-    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+    if (stat.S_ISCHR(mode) or stat.S_ISBLK(mode)) and not is_dax_device(path):
         raise ConfigError(
-            f"hot_index: {path} is a device, and a shared index is kept in no device, DAX and CXL memory neither: "
+            f"hot_index: {path} is a device, and of devices only a DAX device keeps a shared index: "
             "name a file on a file system, or set it to memory",
             subject=str(path),
         )
@@ -171,6 +183,20 @@ def _on_file(path: Path, file: int, size_bytes: int) -> Backing:
     inside.is_old = _read_into(inside.memory, file, found.st_size)
     if not inside.is_old and found.st_size:
         inside.erase()  # a part of the file may have been read
+    return inside
+
+
+def _on_device(path: Path, file: int, size_bytes: int) -> Backing:
+    device = DaxDevice(path, file, size_bytes)
+    try:
+        inside = Backing(max(size_bytes, min(device.length, 2 * size_bytes)))
+    except BaseException:
+        device.close()
+        raise
+    inside.kind, inside.file, inside.device = device.kind, file, device
+    inside.is_old = device.read_into(inside.memory)
+    if not inside.is_old and device.length:
+        inside.erase()  # a part of the content may have been read
     return inside
 
 

@@ -33,7 +33,7 @@ from engine.tiers.arena import tier_bytes
 from lakefs.config.settings import Config
 from lakefs.errors import LakeError
 from lakefs.grants.dram_slabs import SLAB_BYTES
-from lakefs.limits import CONNECTIONS_MAX, SCRUB_STEP_S_MAX, STRANGERS_MAX
+from lakefs.limits import CONNECTIONS_MAX, KEYED_GC_GAP_S, SCRUB_STEP_S_MAX, STRANGERS_MAX
 from lakefs.transport.streams import TrioNetwork
 
 DRAIN_TIMEOUT_S: Final = 20.0
@@ -158,9 +158,12 @@ async def _cancel_on_signal(signals: Any, drain: trio.CancelScope) -> None:
 
 
 async def _collect_periodically(store: Store) -> None:
-    """Collect garbage every GC_INTERVAL_S; logs a failing cycle and tries again at the next."""
+    """Collect garbage every GC_INTERVAL_S, or when eviction asks; logs a failing cycle and tries again at the next."""
     while True:
-        await trio.sleep(GC_INTERVAL_S)
+        gap_s = min(KEYED_GC_GAP_S, GC_INTERVAL_S)
+        await trio.sleep(gap_s)
+        with trio.move_on_after(GC_INTERVAL_S - gap_s):
+            await store.keyed.garbage.wait()
         try:
             report = await store.collect()
         except LakeError as error:

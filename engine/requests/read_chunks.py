@@ -1,7 +1,8 @@
 """Requests that stream chunks: ranges of payload, from the arena or the segments, checked by CRC32C before sending.
 
 Rules kept here:
-- Memory of the arena is pinned until the reply is sent.
+- Memory of the arena is pinned until the reply is sent; other long content lies in `AnswerMemory` until then, which
+  bounds what slow clients hold.  Bytes that the DRAM tier takes over have memory of their own.
 - A chunk that compaction moved during the read is located again; a mismatch at its present place is damage.
 - Places are taken from the shared index where it knows them, in one look-up for all.  On a mismatch at such a place the
   chunk is looked up in the store before an error is returned.
@@ -11,15 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from contextlib import ExitStack
+from itertools import accumulate
 from typing import Final
 
 from engine.chunks.chunk_store import find_chunk
 from engine.chunks.manifests import checked_chunks
 from engine.format.layouts import ChunkRecord
+from engine.requests.answer_memory import AnswerMemory
 from engine.requests.answers import failure_of
 from engine.requests.handlers import handles
 from engine.segments.batch_reader import Range
 from engine.segments.reader import READ_AT_ONCE_BYTES, RangeRead
+from engine.sessions.references import Client
 from engine.store.store import Store
 from engine.tiers.shared_index import record_at
 from lakefs.content.verify import granules_around
@@ -31,6 +35,8 @@ from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Body, Reply
 from lakefs.wire.grants import MEDIUM_SEGMENT
 
+_LENT_FROM_BYTES: Final = 128 << 10
+"""Content of less has memory of its own: at most 8 MiB for all requests of a connection."""
 READ_ATTEMPTS: Final = 4
 """Times that a moved chunk is located and read again; compaction moves a chunk at most once in minutes."""
 
@@ -43,9 +49,10 @@ class ChunkReads:
         self._metadata = store.metadata
         self._segments = store.segments
         self._dram = store.dram
+        self._memory = AnswerMemory()
 
     @handles(m.ReadChunks)
-    async def read_chunks(self, request: m.ReadChunks) -> Reply:
+    async def read_chunks(self, client: Client, request: m.ReadChunks) -> Reply:
         chunks = checked_chunks(request.chunks)
         if not len(chunks) == len(request.offsets) == len(request.lengths):
             raise InvalidArgument("chunks, offsets and lengths go together")
@@ -58,7 +65,7 @@ class ChunkReads:
         pieces: list[m.ReadPiece] = []
         parts: list[bytes | bytearray | memoryview] = []
         with ExitStack() as releases:
-            for read in await self._read_planned(chunks, planned, releases):
+            for read in await self._read_planned(client, chunks, planned, releases):
                 if isinstance(read, LakeError):
                     pieces.append(m.ReadPiece(0, 0, b"", failure_of(read)))
                     continue
@@ -108,9 +115,9 @@ class ChunkReads:
             return records, view.sequence
 
     async def _read_planned(
-        self, chunks: Seq[ChunkId], planned: Seq[Range | LakeError], releases: ExitStack
+        self, client: Client, chunks: Seq[ChunkId], planned: Seq[Range | LakeError], releases: ExitStack
     ) -> list[RangeRead | LakeError]:
-        """Read each piece from the arena or the segments; `releases` unpins memory of the arena."""
+        """Read each piece from the arena or the segments; `releases` gives memory back, and unpins the arena's."""
         done: list[RangeRead | LakeError | None] = [item if isinstance(item, LakeError) else None for item in planned]
         worth_it: set[int] = set()
         if self._dram.tier is not None:
@@ -123,7 +130,11 @@ class ChunkReads:
         missing = [
             (index, item) for index, item in enumerate(planned) if done[index] is None and isinstance(item, tuple)
         ]
-        found = await self._segments.batches.read_ranges([item for _, item in missing])
+        rooms = [0 if index in worth_it else _room_of(item) for index, item in missing]
+        targets = await self._targets(client, rooms, releases)
+        if any(rooms):
+            missing, targets = self._still_present(chunks, missing, targets, done)
+        found = await self._segments.batches.read_ranges([item for _, item in missing], targets)
         for (index, item), read in zip(missing, found, strict=True):
             if isinstance(read, LakeError):
                 read = await self._read_elsewhere(chunks[index], item, read)
@@ -133,6 +144,35 @@ class ChunkReads:
         answers = [read for read in done if read is not None]
         assert len(answers) == len(planned), "each piece has an answer"
         return answers
+
+    async def _targets(self, client: Client, rooms: Seq[int], releases: ExitStack) -> list[memoryview | None]:
+        """Return memory of each length, as parts of one; None for length 0, and where all together are short."""
+        total = sum(rooms)
+        if total < _LENT_FROM_BYTES:
+            return [None] * len(rooms)
+        buffer = await self._memory.take(client, total)
+        releases.callback(buffer.release)
+        ends = accumulate(rooms)
+        return [buffer.view[end - room : end] if room else None for room, end in zip(rooms, ends, strict=True)]
+
+    def _still_present(
+        self,
+        chunks: Seq[ChunkId],
+        missing: Seq[tuple[int, Range]],
+        targets: Seq[memoryview | None],
+        done: list[RangeRead | LakeError | None],
+    ) -> tuple[list[tuple[int, Range]], list[memoryview | None]]:
+        """Return the pieces at their present places, after a wait for memory; those that are gone are `done`."""
+        present: list[tuple[int, Range]] = []
+        memory: list[memoryview | None] = []
+        records, _ = self._find([chunks[index] for index, _ in missing])
+        for (index, (_, offset, length)), record, target in zip(missing, records, targets, strict=True):
+            if record is None:
+                done[index] = _absent(chunks[index])
+            else:
+                present.append((index, (record, offset, length)))
+                memory.append(target)
+        return present, memory
 
     async def _read_in_arena(self, chunk: ChunkId, wanted: Range, releases: ExitStack) -> RangeRead | None:
         pinned = await self._dram.read_range(chunk, *wanted)
@@ -168,6 +208,17 @@ class ChunkReads:
         return judged
 
 
+def _absent(chunk: ChunkId) -> ChunkNotFound:
+    return ChunkNotFound(f"chunk {id_text(chunk)} is not in the store", subject=id_text(chunk))
+
+
+def _room_of(wanted: Range) -> int:
+    """Return the bytes that are read for a range of a chunk with a vector; 0 for other chunks."""
+    record, offset, length = wanted
+    begin, end = granules_around(offset, length, record.stored_bytes)
+    return end - begin if record.vector_bytes else 0
+
+
 def _plain(places: Seq[Found | None], request: m.ReadChunks) -> list[Found]:
     """Return the places if all are known, in segments, one granule each at most, and hold the ranges; else []."""
     plain: list[Found] = []
@@ -188,8 +239,7 @@ def _planned(chunks: Seq[ChunkId], records: Seq[ChunkRecord | None], request: m.
     room = BODY_BYTES_MAX
     for chunk, record, offset, length in zip(chunks, records, request.offsets, request.lengths, strict=True):
         if record is None:
-            missing = f"chunk {id_text(chunk)} is not in the store"
-            planned.append(ChunkNotFound(missing, subject=id_text(chunk)))
+            planned.append(_absent(chunk))
             continue
         end = record.logical_bytes if length == 0 else offset + length
         if not 0 <= offset < end <= record.logical_bytes:

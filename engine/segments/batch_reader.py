@@ -7,7 +7,10 @@ Rules kept here:
 - A few reads try the page cache first.  Many are submitted to the `IoQueue` together: io_uring copies cached bytes
   during the submission, at less than a system call for each.
 - Payloads of at most one granule are read back to back into one buffer, without an object for each.
-- At most READ_AT_ONCE_BYTES are read before other tasks may run, so that a long request does not delay the others.
+- At most READ_AT_ONCE_BYTES of several reads, or READ_STEP_BYTES of a long one, are read before other tasks may run, so
+  that a long request does not delay the others.
+- A long range that is in the page cache is read and checked on the loop, whose processor sends it next: handed over by
+  a thread, the bytes would be fetched from another processor's cache.  Threads read what is not cached.
 - Files stay open, and counted as used, while the kernel reads them.
 """
 
@@ -24,7 +27,7 @@ from crc32c import crc32c
 from engine.format.checksums import check_vector, vector_of
 from engine.format.layouts import ChunkRecord
 from engine.segments.files import HeldFiles, ReadFiles
-from engine.segments.reader import READ_AT_ONCE_BYTES, RangeRead, SegmentReader
+from engine.segments.reader import READ_AT_ONCE_BYTES, READ_STEP_BYTES, RangeRead, SegmentReader
 from lakefs.content.verify import crcs_between, granules_around
 from lakefs.errors import LakeError, OperationalError, StoreDamaged
 from lakefs.ids import SegmentId
@@ -51,6 +54,8 @@ class BatchReader:
         """Small payloads found in memory: not written yet, or in the page cache."""
         self.from_queue = 0
         """Small payloads and ranges that the queue read and that matched."""
+        self.from_loop = 0
+        """Long ranges that were in the page cache and that matched."""
         self.from_threads = 0
         """Small payloads and ranges that a thread read, or read again."""
 
@@ -61,6 +66,7 @@ class BatchReader:
             "reason": self._queue.reason,
             "cached": self.from_cache,
             "queue": self.from_queue,
+            "loop": self.from_loop,
             "threads": self.from_threads,
         }
 
@@ -89,13 +95,24 @@ class BatchReader:
         assert len(answers) == len(records), "each record has an answer"
         return answers
 
-    async def read_ranges(self, ranges: Sequence[Range]) -> list[RangeRead | LakeError]:
-        """Return ranges widened to granules and checked, as `SegmentReader.read_range` does, or the error of each."""
+    async def read_ranges(
+        self, ranges: Sequence[Range], into: Sequence[memoryview | None] | None = None
+    ) -> list[RangeRead | LakeError]:
+        """Return ranges widened to granules and checked, as `SegmentReader.read_range` does, or the error of each.
+
+        `into`: memory for each, as long as the range is wide, or None for new memory.  Bytes of chunks of at most a
+        granule are not read into it.
+        """
         found: list[RangeRead | LakeError | None] = [None] * len(ranges)
+        targets = [None] * len(ranges) if into is None else into
         is_plain = [record.stored_bytes <= GRANULE_BYTES for record, _, _ in ranges]
         records = [record for record, _, _ in compress(ranges, is_plain)]
         plain = iter(await self._read_plain(records))
-        pieces = [_Piece(*wanted) for wanted, plainly in zip(ranges, is_plain, strict=True) if not plainly]
+        pieces = [
+            _Piece(*wanted, target)
+            for wanted, target, plainly in zip(ranges, targets, is_plain, strict=True)
+            if not plainly
+        ]
         others = iter(await self._read_pieces(pieces) if pieces else ())
         for index, plainly in enumerate(is_plain):
             if not plainly:
@@ -106,7 +123,7 @@ class BatchReader:
             if found[index] is None:
                 self.from_threads += 1
                 try:
-                    found[index] = await self._reader.read_range(*wanted)
+                    found[index] = await self._reader.read_range(*wanted, targets[index])
                 except LakeError as error:
                     found[index] = error
         answers = [read for read in found if read is not None]
@@ -185,7 +202,22 @@ class BatchReader:
                 await trio.lowlevel.checkpoint()
             await self._read_group(pieces, group, found)
         self.from_queue += sum(read is not None for read in found)
+        for index, piece in enumerate(pieces):
+            if piece.length > READ_AT_ONCE_BYTES:
+                found[index] = await self._read_long(piece)
+                self.from_loop += found[index] is not None
         return found
+
+    async def _read_long(self, piece: _Piece) -> RangeRead | None:
+        """Return a range that is in the page cache; None if it is not, or does not match."""
+        segment = piece.record.segment
+        held = await self._hold({segment})
+        try:
+            return await piece.cached(held[segment].file) if segment in held else None
+        except OperationalError:
+            return None
+        finally:
+            self._files.leave_all(held)
 
     async def _read_group(self, pieces: Sequence[_Piece], group: Sequence[int], found: list[RangeRead | None]) -> None:
         held = await self._hold({pieces[index].record.segment for index in group})
@@ -222,11 +254,13 @@ class BatchReader:
 class _Piece:
     """The granules that a range touches, in a chunk with a vector, and that vector."""
 
-    __slots__ = ("_begin", "_end", "_payload", "_vector", "record")
+    __slots__ = ("_begin", "_end", "_into", "_payload", "_vector", "record")
 
-    def __init__(self, record: ChunkRecord, offset: int, length: int) -> None:
+    def __init__(self, record: ChunkRecord, offset: int, length: int, into: memoryview | None = None) -> None:
         self.record = record
         self._begin, self._end = granules_around(offset, length, record.stored_bytes)
+        self._into = into
+        assert into is None or len(into) == self.length
 
     @property
     def length(self) -> int:
@@ -234,10 +268,9 @@ class _Piece:
         return self._end - self._begin
 
     def reads(self, file: DiskFile) -> list[FileRead]:
-        """Return the reads, into memory allocated here."""
+        """Return the reads, into memory that was given or is allocated here."""
         record = self.record
-        self._payload = memoryview(bytearray(self.length))
-        self._vector = memoryview(bytearray(record.vector_bytes))
+        self._allocate()
         return [
             FileRead(file, self._payload, record.offset + self._begin),
             FileRead(file, self._vector, record.offset + record.stored_bytes),
@@ -254,6 +287,29 @@ class _Piece:
             return None
         crcs = crcs_between(self._vector, self._begin, self._end)
         return (self._begin, self._payload, crcs) if vector_of(self._payload) == crcs else None
+
+    async def cached(self, file: DiskFile) -> RangeRead | None:
+        """Read the range step by step, each checked at once; None if bytes are not cached, or do not match."""
+        record = self.record
+        self._allocate()
+        if not file.preadv_cached_into([self._vector], record.offset + record.stored_bytes):
+            return None
+        if not check_vector(record, self._vector):
+            return None
+        crcs = crcs_between(self._vector, self._begin, self._end)
+        for at in range(0, self.length, READ_STEP_BYTES):
+            if at:
+                await trio.lowlevel.checkpoint()
+            step = self._payload[at : at + READ_STEP_BYTES]
+            if not file.preadv_cached_into([step], record.offset + self._begin + at):
+                return None
+            if vector_of(step) != crcs_between(crcs, at, at + len(step)):
+                return None
+        return self._begin, self._payload, crcs
+
+    def _allocate(self) -> None:
+        self._payload = memoryview(bytearray(self.length)) if self._into is None else self._into
+        self._vector = memoryview(bytearray(self.record.vector_bytes))
 
 
 def _groups(lengths: Sequence[int]) -> Iterator[list[int]]:

@@ -29,7 +29,9 @@ from lakefs.ports import Disk, DiskFile, Offload
 T = TypeVar("T")
 
 READ_AT_ONCE_BYTES = 512 << 10
-"""Most bytes copied and checked on the loop between two checkpoints: about 0.1 ms."""
+"""Most bytes of several reads copied and checked on the loop between two checkpoints: about 0.1 ms."""
+READ_STEP_BYTES = 1 << 20
+"""Bytes of one long read copied and checked on the loop between two checkpoints: 0.16 ms, less than sending them."""
 
 RangeRead = tuple[int, memoryview, bytes]
 """(offset of the bytes in the chunk, the bytes, CRC32C of each of their granules: 4 bytes each, little-endian)"""
@@ -87,10 +89,15 @@ class SegmentReader:
         payload = extent[: record.stored_bytes]
         return bytes(payload) if check_payload(record, payload, extent[record.stored_bytes :]) else None
 
-    async def read_range(self, record: ChunkRecord, offset: int, length: int) -> RangeRead:
-        """Return a range of the payload, widened to granules and checked, with the checksums to send."""
+    async def read_range(
+        self, record: ChunkRecord, offset: int, length: int, into: memoryview | None = None
+    ) -> RangeRead:
+        """Return a range of the payload, widened to granules and checked, with the checksums to send.
+
+        The bytes are in `into` if it is given (exactly as long) and the payload is longer than a granule.
+        """
         assert 0 <= offset < offset + length <= record.stored_bytes
-        return await self._offload.run(self._checked, record, _range, offset, length)
+        return await self._offload.run(self._checked, record, _range, offset, length, into)
 
     def read_each_blocking(self, records: Sequence[ChunkRecord]) -> list[bytes | LakeError]:
         """Return the checked payload of each, or the error that `read_chunk` raises; for a thread of the pool."""
@@ -147,7 +154,9 @@ def _whole(record: ChunkRecord, read_at: _ReadAt, buffer: memoryview | None) -> 
     return payload if check_payload(record, payload, extent[record.stored_bytes :]) else None
 
 
-def _range(record: ChunkRecord, read_at: _ReadAt, offset: int, length: int) -> RangeRead | None:
+def _range(
+    record: ChunkRecord, read_at: _ReadAt, offset: int, length: int, into: memoryview | None
+) -> RangeRead | None:
     """Read the granules that the range touches; None when vector or granules do not match."""
     if not record.vector_bytes:
         payload = _whole(record, read_at, None)
@@ -157,7 +166,8 @@ def _range(record: ChunkRecord, read_at: _ReadAt, offset: int, length: int) -> R
     if count < len(vector) or not check_vector(record, vector):
         return None
     begin, stop = granules_around(offset, length, record.stored_bytes)
-    payload = memoryview(bytearray(stop - begin))
+    payload = memoryview(bytearray(stop - begin)) if into is None else into
+    assert len(payload) == stop - begin
     crcs = crcs_between(vector, begin, stop)
     if read_at(record.offset + begin, payload) < len(payload) or vector_of(payload) != crcs:
         return None

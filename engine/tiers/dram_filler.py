@@ -26,6 +26,7 @@ from engine.chunks.quarantine import ChunkQuarantined, Quarantine
 from engine.format.checksums import check_payload, check_vector, vector_of
 from engine.format.layouts import ChunkRecord
 from engine.metadata.metadata_store import Metadata
+from engine.segments.reader import READ_STEP_BYTES
 from engine.segments.segment_store import Segments
 from engine.tiers.dram_tier import DramTier, Placement
 from lakefs.content.verify import crcs_between, granules_around
@@ -42,8 +43,6 @@ from lakefs.ports import Offload
 from lakefs.shared_index.table_format import Found
 from lakefs.wire.messages import Grant
 
-_CHECKED_AT_ONCE_BYTES: Final = 256 << 10
-"""Longest range checked on the loop: 15 us.  Longer ones are checked in a thread."""
 _COPIED_AT_ONCE_BYTES: Final = GRANULE_BYTES
 """Longest payload copied on the loop: 5 us.  Longer ones are copied in a thread."""
 _log: Final = structlog.get_logger(__name__)
@@ -178,7 +177,8 @@ class Dram:
     async def read_range(self, chunk: ChunkId, record: ChunkRecord, offset: int, length: int) -> PinnedRange | None:
         """Return the checked granules that hold [offset, offset + length), or None if the disk has to serve them.
 
-        That is when the chunk is not in the arena or cannot be pinned, or its bytes do not match.
+        That is when the chunk is not in the arena or cannot be pinned, or its bytes do not match.  They are checked on
+        the loop, READ_STEP_BYTES between two checkpoints: its processor sends them next.
         """
         tier = self.tier
         if tier is None or record.stored_bytes < DRAM_PAYLOAD_BYTES_MIN or tier.find(chunk) is None:
@@ -188,11 +188,7 @@ class Dram:
             return None
         found: PinnedRange | None = None
         try:
-            extent = tier.extent(place)
-            if length <= _CHECKED_AT_ONCE_BYTES:
-                found = _checked_range(tier, place, record, extent, offset, length)
-            else:
-                found = await self._offload.run(_checked_range, tier, place, record, extent, offset, length)
+            found = await _checked_range(tier, place, record, offset, length)
         finally:
             if found is None:
                 tier.unpin(place)
@@ -285,10 +281,11 @@ class Dram:
         }
 
 
-def _checked_range(
-    tier: DramTier, place: Placement, record: ChunkRecord, extent: memoryview, offset: int, length: int
+async def _checked_range(
+    tier: DramTier, place: Placement, record: ChunkRecord, offset: int, length: int
 ) -> PinnedRange | None:
     """Return the granules of a pinned place around a range, or None when they do not match the record."""
+    extent = tier.extent(place)
     payload = extent[: record.stored_bytes]
     release = partial(tier.unpin, place)
     if not record.vector_bytes:
@@ -300,6 +297,10 @@ def _checked_range(
         return None
     begin, stop = granules_around(offset, length, record.stored_bytes)
     crcs = crcs_between(vector, begin, stop)
-    if vector_of(payload[begin:stop]) != crcs:
-        return None
+    for at in range(0, stop - begin, READ_STEP_BYTES):
+        if at:
+            await trio.lowlevel.checkpoint()
+        step = payload[begin:stop][at : at + READ_STEP_BYTES]
+        if vector_of(step) != crcs_between(crcs, at, at + len(step)):
+            return None
     return PinnedRange(begin, payload[begin:stop], crcs, release)

@@ -12,6 +12,7 @@ After a lost connection open files also lease their content again.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
@@ -33,6 +34,16 @@ _WAITING_MAX: Final = 256
 _RETRY_S: Final = 0.2
 _GATHER_S: Final = 0.02
 _STAT_BATCH: Final = 256
+_ROUNDS_MAX: Final = 5
+"""Rounds for which a name that is gone waits for the event that says why."""
+
+
+@dataclass
+class _Doubt:
+    """Why an inode is compared with the store: the kind of the last event that took its name away ("" for none)."""
+
+    kind: str = ""
+    rounds: int = 0
 
 
 class Watcher:
@@ -43,8 +54,8 @@ class Watcher:
         self._table = mount.table
         self._engine = engine
         self._begun: set[str] = set()
-        self._doubtful: dict[Inode, bool] = {}
-        """Inodes to compare with the store; the value is True if an event says that the name was removed."""
+        self._doubtful: dict[Inode, _Doubt] = {}
+        """Inodes to compare with the store."""
         self._has_doubt = trio.Event()
         self._epoch = engine.epoch
         self._send, self._receive = trio.open_memory_channel[str](_WAITING_MAX)
@@ -94,11 +105,11 @@ class Watcher:
         if event.kind == "resync":
             await self._expire(event.bucket)
             return
-        self._name_changed(event.bucket, event.key, is_removed=event.kind == "delete")
+        self._name_changed(event.bucket, event.key, event.kind if event.kind in ("delete", "rename") else "")
         if event.kind == "rename":
             self._name_changed(event.to_bucket, event.to_key)
 
-    def _name_changed(self, bucket: str, key: str, *, is_removed: bool = False) -> None:
+    def _name_changed(self, bucket: str, key: str, taken_by: str = "") -> None:
         place = self._place(bucket, key)
         if place is None:
             return
@@ -108,7 +119,7 @@ class Watcher:
             return
         child = parent.children.get(name)
         if child is not None:
-            self._doubt(child, is_removed=is_removed)
+            self._doubt(child, taken_by)
         else:
             _renew_names(parent)
             _invalidate_entry(parent, name)
@@ -131,8 +142,9 @@ class Watcher:
 
     # --- inodes that may be out of date --------------------------------------------------------------
 
-    def _doubt(self, inode: Inode, *, is_removed: bool = False) -> None:
-        self._doubtful[inode] = is_removed or self._doubtful.get(inode, False)
+    def _doubt(self, inode: Inode, kind: str = "", rounds: int = 0) -> None:
+        doubt = self._doubtful.setdefault(inode, _Doubt(rounds=rounds))
+        doubt.kind = kind or doubt.kind
         self._has_doubt.set()
 
     async def _ask_about_doubtful(self) -> None:
@@ -156,27 +168,31 @@ class Watcher:
             return bool(self._table.bucket)
         return inode.node != 0 and self._table.has_name(inode)
 
-    async def _compare(self, inodes: dict[Inode, bool]) -> None:
+    async def _compare(self, inodes: dict[Inode, _Doubt]) -> None:
         if not inodes:
             return
         asked_at = trio.current_time()
         stats = await self._mount.stat([self._table.name_of(inode) for inode in inodes])
-        for (inode, is_removed), found in zip(inodes.items(), stats, strict=True):
+        for (inode, doubt), found in zip(inodes.items(), stats, strict=True):
             parent = inode.parent
             if (parent is None and inode is not self._table.root) or inode.is_dirty:
                 continue
             if inode.is_newer_than(asked_at):
-                self._doubt(inode, is_removed=is_removed)
+                self._doubt(inode, doubt.kind)
             elif isinstance(found, ObjectStat):
-                self._apply_difference(parent, inode, found, asked_at)
+                self._apply_difference(parent, inode, doubt, found, asked_at)
+            elif isinstance(found, KeyNotFound) and not doubt.kind and doubt.rounds < _ROUNDS_MAX:
+                self._doubt(inode, rounds=doubt.rounds + 1)  # its event is on the way: removed or renamed?
             elif isinstance(found, (KeyNotFound, BucketNotFound)) and parent is not None:
-                self._detach(parent, inode, is_removed=is_removed)
+                self._detach(parent, inode, is_removed=doubt.kind == "delete")
 
-    def _apply_difference(self, parent: Inode | None, inode: Inode, found: ObjectStat, asked_at: float) -> None:
+    def _apply_difference(
+        self, parent: Inode | None, inode: Inode, doubt: _Doubt, found: ObjectStat, asked_at: float
+    ) -> None:
         shown = self._mount.owner.shown(found)
         is_other = found.node != inode.node or (not inode.is_folder and shown.blob != inode.attributes.blob)
         if is_other and parent is not None:
-            self._detach(parent, inode)
+            self._detach(parent, inode, is_removed=doubt.kind == "delete" and found.node != inode.node)
             return
         inode.confirmed_at = asked_at
         before = inode.attributes

@@ -39,14 +39,14 @@ cdef extern from "door.h" nogil:
         int64_t heard_ns, began_ns
         void *rest
         uint64_t held
-        uint8_t is_parked, is_last, waits, peer_length
+        uint8_t is_parked, is_last, is_dormant, waits, peer_length
         uint8_t peer[92]
     ctypedef struct door:
         int epoll, loop
         uint8_t is_called
         repeater by
         door_connection *connections
-        int connection_count, timed
+        int connection_count, dormant, timed
         uint8_t *taken
     ctypedef struct door_handed:
         int descriptor, kind
@@ -62,6 +62,9 @@ cdef extern from "door.h" nogil:
     void door_set_rest(door *, int descriptor, void *rest, int is_kept)
     void door_wait(door *, int descriptor, uint8_t wanted)
     int door_is_busy(const door *, int descriptor)
+    int door_is_dormant(const door *, int descriptor)
+    int door_let_go(door *, int descriptor)
+    int door_end(door *, int descriptor)
     int door_answer(door *, door_ticket, span answer, door_handed *)
     int door_give_back(door *, door_ticket, span request, door_handed *)
 
@@ -79,7 +82,8 @@ cdef inline span span_of(bytes text) noexcept:
 
 @cython.no_gc_clear  # what repeats answers is in use until this is freed
 cdef class Door:
-    """Connections without a request under way, by their descriptors, which stay their owners'.
+    """Connections without a request under way, by their descriptors, which stay their owners'; but those of dormant
+    connections are the door's.
 
     `by.native` is the port of what repeats answers (`repeater.h`).
     """
@@ -102,6 +106,7 @@ cdef class Door:
         if self.at == NULL:
             return
         for descriptor in range(self.at.connection_count):
+            door_end(self.at, descriptor)
             door_leave(self.at, descriptor)
         free(self.at.taken)
         free(self.at.connections)
@@ -137,6 +142,41 @@ cdef class Door:
     def leave(self, int descriptor):
         """Leave a connection to its owner, if it is parked; an answer under way is broken off."""
         door_leave(self.at, descriptor)
+
+    def let_go(self, int descriptor):
+        """Make a parked connection dormant: its descriptor is the door's, which closes it unless it hands it over.
+
+        Return False, and change nothing, if it is busy or finishing, or its peer was cut.
+        """
+        return bool(door_let_go(self.at, descriptor))
+
+    def end(self, int descriptor):
+        """Close a dormant connection, in any state; return False if there is no such one."""
+        return bool(door_end(self.at, descriptor))
+
+    def is_dormant(self, int descriptor):
+        """Return True for a connection that was let go, and has not been handed over."""
+        return bool(door_is_dormant(self.at, descriptor))
+
+    @property
+    def dormant_count(self):
+        """Count of dormant connections."""
+        return self.at.dormant
+
+    def dormant(self):
+        """Return the descriptors of all dormant connections."""
+        cdef int descriptor
+        if not self.at.dormant:
+            return []
+        return [descriptor for descriptor in range(self.at.connection_count) if door_is_dormant(self.at, descriptor)]
+
+    def peer(self, int descriptor):
+        """Return the peer of a connection as it was last parked."""
+        if not 0 <= descriptor < self.at.connection_count:
+            return b""
+        return PyBytes_FromStringAndSize(
+            <const char *>self.at.connections[descriptor].peer, self.at.connections[descriptor].peer_length
+        )
 
     def is_busy(self, int descriptor):
         """Return True for a parked connection with half a request, a request that is held, or an answer under way."""
@@ -249,8 +289,7 @@ cdef class Door:
         received = None if handed.kind == DOOR_ENDED else bytes_of(handed.received)
         rest = None
         if handed.rest != NULL:
-            peer = PyBytes_FromStringAndSize(<const char *>of.peer, of.peer_length)
-            rest = self.by.take_rest(<size_t>handed.rest, peer, of.began_ns)
+            rest = self.by.take_rest(<size_t>handed.rest, self.peer(handed.descriptor), of.began_ns)
         return handed.descriptor, received, bytes_of(handed.unsent), rest
 
     cdef int make_room(self, int descriptor) except -1:
@@ -261,7 +300,7 @@ cdef class Door:
         if descriptor < count:
             return 0
         while count <= descriptor:
-            count = count * 2 if count else 64
+            count += 64 + count // 4
         grown = <door_connection *>realloc(self.at.connections, count * sizeof(door_connection))
         if grown == NULL:
             raise MemoryError("no memory for another connection")

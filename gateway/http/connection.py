@@ -17,7 +17,7 @@ Rules kept here:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
@@ -25,7 +25,7 @@ import msgspec
 import trio
 
 from gateway.http.body import Body
-from gateway.http.door import Door, Failed
+from gateway.http.door import Door, Failed, HandedOver
 from gateway.http.framing import body_framing
 from gateway.http.head import HeadWatch, HttpRefusal, RequestHead, head_length, parse_head
 from gateway.http.messages import FixedLines, Handler, Observer, Refused, Request, Response, response_head
@@ -69,14 +69,18 @@ class Connection:
         fixed: FixedLines,
         observer: Observer | None = None,
         door: Door | None = None,
+        left: Callable[[Connection], None] = lambda connection: None,
     ) -> None:
-        """With a `door` the connection waits there for each request, if its stream is a plain socket."""
+        """With a `door` the connection waits there for each request, if its stream is a plain socket.
+
+        `left` is called if the door keeps it without a task.
+        """
         self.deadline = trio.current_time() + HTTP_IDLE_TIMEOUT_S
         self._is_idle = True
         self.is_last = False
         """True if the connection ends with the answer under way."""
         self._stream = stream
-        self._door = door if isinstance(stream, SocketStream) else None
+        self._door = door if isinstance(stream, SocketStream) and not stream.carries_descriptors else None
         self.parked_as = NOT_PARKED
         """Its descriptor while the door has it, or has handed it over and its task has not run yet."""
         self._peer = msgspec.json.encode(stream.peer)
@@ -85,6 +89,7 @@ class Connection:
         self._handler = handler
         self._refused = refused
         self._fixed = fixed
+        self._left = left
         self._observer = observer
         self._first_sent_at = 0.0  # of a streamed answer
         self._sent_bytes = -1  # of its body
@@ -92,9 +97,11 @@ class Connection:
         self._begin = self._end = 0  # of bytes received and not used yet
         self._is_unread = False  # more bytes of the last request may arrive
 
-    async def serve(self) -> None:
-        """Serve until the connection has ended; closes the stream."""
+    async def serve(self, handed: HandedOver | None = None) -> None:
+        """Serve until the connection has ended, or was let go; closes the stream.  Begins with what the door had."""
         try:
+            if handed is not None:
+                await self._take(handed)
             served = 0
             while await self._serve_next():
                 served += 1
@@ -126,6 +133,13 @@ class Connection:
         if self._door is not None and self.parked_as != NOT_PARKED:
             self._door.leave(self.parked_as)
         await self._stream.aclose()
+
+    def _let_go(self) -> None:
+        """Leave the connection to the door, with its descriptor: this task ends."""
+        assert isinstance(self._stream, SocketStream)
+        self.parked_as = NOT_PARKED
+        self._stream.detach()
+        self._left(self)
 
     async def _serve_next(self) -> bool:
         """Answer one request; return True if there may be another."""
@@ -227,23 +241,29 @@ class Connection:
             if descriptor < 0:
                 raise EngineUnreachable("the connection was closed here")
             try:
-                received, unsent, rest, self._failed = await self._door.next_bytes(descriptor, self._peer)
+                handed = await self._door.next_bytes(descriptor, self._peer, let_go=self._let_go)
             except OSError:  # the system watches no more descriptors
                 return await self._receive()
             finally:
                 self.parked_as = NOT_PARKED
-            self._is_idle = False
-            if unsent:
-                await self.send([unsent])
-            if rest is not None:
-                await self._door.send_rest(rest, self._go_on, _Counted(self))
-            self._is_idle = not received
-        if not received:
-            return 0
-        self.deadline = trio.current_time() + HTTP_IDLE_TIMEOUT_S
-        self._buffer = memoryview(received)
-        self._end = len(received)
-        return self._end
+            received = await self._take(handed)
+        return len(received or b"")
+
+    async def _take(self, handed: HandedOver) -> bytes | None:
+        """Send what the door has left of an answer, and use what it has received; return that."""
+        received, unsent, rest, self._failed = handed
+        self._is_idle = False
+        if unsent:
+            await self.send([unsent])
+        if rest is not None:
+            assert self._door is not None
+            await self._door.send_rest(rest, self._go_on, _Counted(self))
+        self._is_idle = not received
+        if received:
+            self.deadline = trio.current_time() + HTTP_IDLE_TIMEOUT_S
+            self._buffer = memoryview(received)
+            self._end = len(received)
+        return received
 
     async def _go_on(self, rest: Rest) -> Rest | None:
         """Let the door send the rest of an answer; return what is left when its next bytes are not at hand there."""
@@ -251,7 +271,7 @@ class Connection:
         assert isinstance(self._stream, SocketStream)
         self.parked_as = self._stream.descriptor
         try:
-            received, unsent, left, _ = await self._door.next_bytes(self.parked_as, self._peer, rest)
+            received, unsent, left, _ = await self._door.next_bytes(self.parked_as, self._peer, rest=rest)
         finally:
             self.parked_as = NOT_PARKED
         if received is None:

@@ -1,7 +1,7 @@
 /* Connections that wait for their next request, and the loop that repeats known answers to them.
 
-   A connection is either parked here or its task's: `is_parked` says which, and only a parked one is received from.
-   What a request means, and what is sent, is the repeater's business (`gateway/http/repeater.h`).
+   A connection is either parked here or its task's: `is_parked` says which, and only a parked one is received from.  A
+   dormant one is parked and has no task: its descriptor is the door's.  What a request means, and what is sent, is the repeater's business (`gateway/http/repeater.h`).
 
    An answer that takes long is shown to its task once, before it goes on: the task has its content kept, and parks the
    connection again with the rest.  It is handed over when that has been sent.
@@ -22,6 +22,7 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "repeater.h"
 
@@ -44,6 +45,7 @@ typedef struct {
     uint8_t is_parked, waits, peer_length;
     uint8_t is_kept; /* the task has had the rest's content kept: it is handed over when the rest is sent */
     uint8_t is_last; /* it is handed over when the answer under way is sent */
+    uint8_t is_dormant;
     uint8_t peer[DOOR_PEER_BYTES];
 } door_connection;
 
@@ -54,6 +56,7 @@ typedef struct {
     repeater by;
     door_connection *connections; /* by descriptor */
     int connection_count;
+    int dormant; /* connections that are */
     int timed; /* connections that are handed over if it takes long: with a rest that is not kept, or half a request */
     int64_t until_ns; /* end of the present turn */
     uint64_t tickets; /* given so far */
@@ -168,16 +171,45 @@ static void door_end_rest(door *at, int descriptor, int is_cut)
     at->by.ended(at->by.context, rest, door_peer(at, descriptor), (uint64_t)(door_now_ns() - of->began_ns), is_cut);
 }
 
-/* Leaves a connection to its owner; an answer under way is broken off. */
+/* Leaves a connection to its owner, a dormant one to the caller; an answer under way is broken off. */
 static void door_leave(door *at, int descriptor)
 {
     if (!door_is_parked(at, descriptor))
         return;
     door_end_rest(at, descriptor, 1);
     door_take_partial(at, descriptor);
+    at->dormant -= at->connections[descriptor].is_dormant;
     at->connections[descriptor].held = 0;
-    at->connections[descriptor].is_parked = 0;
+    at->connections[descriptor].is_parked = at->connections[descriptor].is_dormant = 0;
     epoll_ctl(at->epoll, EPOLL_CTL_DEL, descriptor, NULL);
+}
+
+static inline int door_is_dormant(const door *at, int descriptor)
+{
+    return door_is_parked(at, descriptor) && at->connections[descriptor].is_dormant;
+}
+
+/* Makes a parked connection dormant; returns 0 if it is, something is under way, or its peer was cut. */
+static int door_let_go(door *at, int descriptor)
+{
+    if (!door_is_parked(at, descriptor) || door_is_busy(at, descriptor))
+        return 0;
+    door_connection *of = at->connections + descriptor;
+    if (of->is_dormant || of->is_last || of->peer_length >= DOOR_PEER_BYTES)
+        return 0;
+    of->is_dormant = 1;
+    at->dormant++;
+    return 1;
+}
+
+/* Closes a dormant connection; returns 0 if there is no such one. */
+static int door_end(door *at, int descriptor)
+{
+    if (!door_is_dormant(at, descriptor))
+        return 0;
+    door_leave(at, descriptor);
+    close(descriptor);
+    return 1;
 }
 
 /* Returns 1: the connection is handed over. */

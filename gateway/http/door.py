@@ -5,11 +5,16 @@
                      those handed over
     answer       --  to a request that native code holds: its connection stays parked
     give_back    --  such a request to its task
+    adopt        --  a connection without a task: it gets one by `attend` when it is handed over
 
 Rules kept here:
 - A parked connection is the door's alone.  Its task gets it back with every byte that was received and not answered,
   as if it had received them itself, and with the rest of an answer that its client was too slow for: the task sends
   that first.
+- A dormant connection is the door's, descriptor and all: an entry of its table, and no Python object.  It waits and is
+  answered as any parked one.  Handed over, its descriptor is `attend`'s; those that are left are closed at the end.
+- At most about `_TASKS_MAX` parked connections keep their tasks: the one that was parked longest ago goes dormant, so
+  the heap never grows with their number, which would leave it in pieces when they go dormant later.
 - A request that is held keeps its connection parked, and nothing is received there until it is answered.
 - The door decides nothing.  What repeats answers is given to it (`repeater.h`), and knows what it was taught.
 - A turn serves for `_TURN_NS` at most.  Then other tasks run, if there are any; without, the next turn follows.
@@ -18,10 +23,12 @@ Rules kept here:
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Awaitable, Callable
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+import msgspec
 import outcome
 import trio
 
@@ -48,6 +55,9 @@ _LONG_S: Final = 0.05
 """Age at which half a request is handed over, and an answer under way so that its task has its content kept: gc leaves
 it to a slow client then."""
 _NS: Final = 1_000_000_000
+_TASKS_MAX: Final = 128
+"""Parked connections with a task: half a MiB.  A new task costs 35 to 50 us of the next request that Python answers."""
+_LOOKED_AT_MAX: Final = 2
 
 
 class Failed(NamedTuple):
@@ -69,6 +79,18 @@ class HandedOver(NamedTuple):
     unsent: bytes
     rest: Rest | None = None
     failed: Failed | None = None
+
+
+class _Waiting(NamedTuple):
+    """The task of a parked connection."""
+
+    task: trio.lowlevel.Task
+    let_go: Callable[[], None] | None
+    """Called when it becomes dormant; None: it must not."""
+
+
+Attend = Callable[[int, str, HandedOver], None]
+"""Gives a dormant connection a task: its descriptor is the callee's, `peer` is its client's address."""
 
 
 class Ticket(Protocol):
@@ -95,14 +117,17 @@ class Door:
         self._native = NativeDoor(by)
         self.send_rest: Final = send_rest
         """Sends the rest of an answer that takes long, or that native code could not go on with."""
-        self._waiting: dict[int, trio.lowlevel.Task] = {}
+        self.attend: Attend = lambda descriptor, peer, handed: os.close(descriptor)
+        """Set by the server.  It must not wait."""
+        self._waiting: dict[int, _Waiting] = {}
+        """Tasks by descriptor, in the order in which they were parked."""
         self._before_turn = before_turn
         self._after_turn = after_turn
         self._failed = trio.Event()
         self._failure: BaseException | None = None
 
     async def run(self) -> None:
-        """Serve parked connections until cancelled; those that are left are handed over as ended."""
+        """Serve parked connections until cancelled; those left are handed over as ended, dormant ones are closed."""
         with gap(self._native.watch_loop, self._serve_in_gap, self._has_failed) as has_gap:
             try:
                 while not has_gap:
@@ -115,6 +140,8 @@ class Door:
             finally:
                 for descriptor in list(self._waiting):
                     self.leave(descriptor)
+                for descriptor in self._native.dormant():
+                    self._native.end(descriptor)
                 self._native.close()
 
     def _turn(self) -> None:
@@ -129,7 +156,7 @@ class Door:
     def _serve_in_gap(self, most_s: float, has_tasks: HasTasks) -> bool:
         """Serve in the place of trio's wait, which would last so long; see `gateway.http.loop_gap`."""
         native = self._native
-        if not self._waiting:
+        if not self._waiting and not native.dormant_count:
             return False
         end_ns = monotonic_ns() + int(most_s * _NS)
         while True:
@@ -150,13 +177,18 @@ class Door:
         while (handed := self._native.take_long(before_ns)) is not None:
             self._hand_over(handed)
 
-    async def next_bytes(self, descriptor: int, peer: bytes, rest: Rest | None = None) -> HandedOver:
+    async def next_bytes(
+        self, descriptor: int, peer: bytes, *, let_go: Callable[[], None] | None = None, rest: Rest | None = None
+    ) -> HandedOver:
         """Park a connection until it is handed over; `peer` is for the log.  OSError if it cannot be watched.
 
-        With the `rest` of an answer, that is sent first, and the connection handed over then.
+        With the `rest` of an answer, that is sent first, and the connection handed over then.  With `let_go` it may
+        become dormant: that is called, from then on its descriptor is the door's, and its task gets it as ended.
         """
         self._native.park(descriptor, peer, rest)
-        self._waiting[descriptor] = trio.lowlevel.current_task()
+        if len(self._waiting) >= _TASKS_MAX:
+            self._let_oldest_go()
+        self._waiting[descriptor] = _Waiting(trio.lowlevel.current_task(), let_go)
 
         def abort(_: Callable[[], Any]) -> trio.lowlevel.Abort:
             self._native.leave(descriptor)
@@ -171,6 +203,41 @@ class Door:
         """Hand a connection over as ended, if it is parked; called before its descriptor is closed."""
         self._native.leave(descriptor)
         self._wake(descriptor, HandedOver(None, b""))
+
+    def adopt(self, descriptor: int, peer: bytes) -> bool:
+        """Park a connection without a task: it is dormant, and its descriptor the door's.
+
+        Return False if its peer is too long to be kept.  OSError if it cannot be watched.
+        """
+        self._native.park(descriptor, peer)
+        if self._native.let_go(descriptor):
+            return True
+        self._native.leave(descriptor)
+        return False
+
+    def _let_oldest_go(self) -> None:
+        """Make the connection dormant that was parked longest ago; a busy one keeps its task, as if parked last."""
+        for _ in range(_LOOKED_AT_MAX):
+            descriptor = next(iter(self._waiting))
+            task, let_go = waiting = self._waiting.pop(descriptor)
+            if let_go is not None and self._native.let_go(descriptor):
+                let_go()
+                trio.lowlevel.reschedule(task, outcome.Value(HandedOver(None, b"")))
+                return
+            self._waiting[descriptor] = waiting
+
+    @property
+    def dormant_count(self) -> int:
+        """Count of connections without a task."""
+        return self._native.dormant_count
+
+    def dormant(self) -> list[int]:
+        """Return the descriptors of connections without a task."""
+        return self._native.dormant()
+
+    def end(self, descriptor: int) -> bool:
+        """Close a connection without a task, in any state; return False if it is none."""
+        return self._native.end(descriptor)
 
     def answer(self, ticket: Ticket, answer: bytes) -> None:
         """Answer a request that is held; its connection stays parked if its client takes all of the answer.
@@ -208,12 +275,17 @@ class Door:
         return self._native.quietest()
 
     def _hand_over(self, handed: Handed | None, failed: Failed | None = None) -> None:
-        """Wake the task of a connection that native code has handed over, if it has."""
-        if handed is not None:
-            descriptor, received, unsent, rest = handed
-            self._wake(descriptor, HandedOver(received, unsent, rest, failed))
+        """Wake the task of a connection that native code has handed over, if it has; a dormant one gets a task."""
+        if handed is None:
+            return
+        descriptor, received, unsent, rest = handed
+        found = HandedOver(received, unsent, rest, failed)
+        if descriptor in self._waiting:
+            self._wake(descriptor, found)
+        else:
+            self.attend(descriptor, msgspec.json.decode(self._native.peer(descriptor), type=str), found)
 
     def _wake(self, descriptor: int, handed: HandedOver) -> None:
-        task = self._waiting.pop(descriptor, None)
-        if task is not None:
-            trio.lowlevel.reschedule(task, outcome.Value(handed))
+        waiting = self._waiting.pop(descriptor, None)
+        if waiting is not None:
+            trio.lowlevel.reschedule(waiting.task, outcome.Value(handed))

@@ -8,7 +8,7 @@ unverified bytes.  A range of a chunk is checked by granule.
 Rules kept here:
 - After a failed check the chunk is located anew and read once more.  If that fails too, the engine sends the bytes: it
   reads past the page cache and notes damage.  If those are wrong, ChunkDamaged is raised and names the object.
-- At most `FETCH_WINDOW` groups of chunks (16 MiB each at most), or streamed chunks, are in flight.
+- At most `FETCH_WINDOW` groups of chunks (16 MiB each at most, 8 MiB of streamed ones) are in flight.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lakefs.grants.grant_reads import (
     require_present,
 )
 from lakefs.ids import ChunkId, SegmentId
-from lakefs.limits import FETCH_GROUP_BYTES, FETCH_WINDOW, SLABS_PER_REQUEST_MAX
+from lakefs.limits import FETCH_GROUP_BYTES, FETCH_WINDOW, SLABS_PER_REQUEST_MAX, STREAM_GROUP_BYTES
 from lakefs.steps.steps import Pipeline, Send, Steps, Work, send, work
 from lakefs.wire.engine_port import Reply
 from lakefs.wire.messages import (
@@ -125,6 +125,7 @@ def fetch_wanted(access: Access, wanted: Sequence[Wanted]) -> Steps[None]:
 def _fetch_batch(access: Access, batch: Sequence[Wanted], pipeline: Pipeline) -> Steps[None]:
     yield from _locate_missing(access, [(want.opened, want.piece.chunk) for want in batch])
     local: list[Wanted] = []
+    streamed: list[Wanted] = []
     for want in batch:
         if want.piece.chunk in want.opened.inline:
             _deliver_inline(want)
@@ -132,14 +133,22 @@ def _fetch_batch(access: Access, batch: Sequence[Wanted], pipeline: Pipeline) ->
         elif access.can_use_descriptors:
             local.append(want)
         else:
-            yield from _submit_streamed(access, want, pipeline)
-    for group in _groups(_not_at_once(access, local)):
+            streamed.append(want)
+    for group in _groups(streamed, STREAM_GROUP_BYTES):
+        yield from _submit_streamed(access, group, pipeline)
+    for group in _groups(_not_at_once(access, local), FETCH_GROUP_BYTES):
         yield from _submit_local(access, group, pipeline)
 
 
 def locate(access: Access, opened: Places, chunks: Sequence[ChunkId]) -> Steps[None]:
     """Get missing grants of these chunks, and descriptors of their segments.  ChunkNotFound, EngineUnreachable."""
     return _locate_missing(access, [(opened, chunk) for chunk in chunks])
+
+
+def locate_all(access: Access, wanted: Sequence[tuple[Places, ChunkId]]) -> Steps[None]:
+    """Do `locate` for chunks of any number of opened objects, with a request for each LOCATE_BATCH of them."""
+    for start in range(0, len(wanted), LOCATE_BATCH):
+        yield from _locate_missing(access, wanted[start : start + LOCATE_BATCH])
 
 
 def _locate_anew(access: Access, opened: Places, chunk: ChunkId) -> Steps[Grant]:
@@ -257,9 +266,12 @@ def is_fetched_at_once(access: Access, opened: Opened, target: memoryview) -> bo
         return False
 
 
-def _groups(wanted: Sequence[Wanted]) -> Iterator[list[Wanted]]:
-    """Group chunks; one thread fetches a group.  Few hand-overs, and still work for several threads."""
-    limit = min(FETCH_GROUP_BYTES, _length_of(wanted) // GROUPS_MIN)
+def _groups(wanted: Sequence[Wanted], group_bytes: int) -> Iterator[list[Wanted]]:
+    """Group chunks, at most `group_bytes` in a group.
+
+    One thread, or one request, fetches a group: few hand-overs, and still work for several.
+    """
+    limit = min(group_bytes, _length_of(wanted) // GROUPS_MIN)
     group: list[Wanted] = []
     size = 0
     for want in wanted:
@@ -288,15 +300,18 @@ def _submit_local(access: Access, group: Sequence[Wanted], pipeline: Pipeline) -
     yield from pipeline.submit(Work(_fetch_group, (access, group, grants)), done)
 
 
-def _submit_streamed(access: Access, want: Wanted, pipeline: Pipeline) -> Steps[None]:
-    memory = _memory_to_stream(want)
+def _submit_streamed(access: Access, group: Sequence[Wanted], pipeline: Pipeline) -> Steps[None]:
+    memories = [_memory_to_stream(want) for want in group]
 
     def received(reply: Reply) -> Steps[None]:
-        yield from work(_check_streamed, access, want, reply, memory)
-        access.progress(want.piece.length, 0)
+        yield from work(_check_streamed, access, group, reply, memories)
+        access.progress(_length_of(group), 0)
 
-    request = ReadChunks([bytes(want.piece.chunk)], [0], [0])
-    yield from pipeline.submit(Send(request, into=[memory]), received)
+    yield from pipeline.submit(Send(_request_of(group), into=memories), received)
+
+
+def _request_of(group: Sequence[Wanted]) -> ReadChunks:
+    return ReadChunks([bytes(want.piece.chunk) for want in group], [0] * len(group), [0] * len(group))
 
 
 def _fetch_group(access: Access, group: Sequence[Wanted], grants: Sequence[Grant]) -> list[Wanted]:
@@ -330,24 +345,25 @@ def _memory_to_stream(want: Wanted) -> memoryview:
     return want.sink.memory_for(want.piece) if want.sink.in_place else memoryview(bytearray(want.piece.length))
 
 
-def _check_streamed(access: Access, want: Wanted, reply: Reply, memory: memoryview) -> None:
-    """Check and deliver streamed bytes.  Nothing is tried again: the engine has read past the page cache too.
+def _check_streamed(access: Access, group: Sequence[Wanted], reply: Reply, memories: Sequence[memoryview]) -> None:
+    """Check and deliver streamed chunks.  Nothing is tried again: the engine has read past the page cache too.
 
-    ChunkDamaged, ChunkNotFound, and other failures of the engine's answer.
+    ChunkDamaged, ChunkNotFound, and other failures of the engine's answer; then none of the group is delivered, because
+    the bytes of later chunks lie where those of a missing one would.
     """
-    name = want.opened.name
-    answer = _streamed_piece(want.opened, want.piece, reply)
-    if (answer.offset, answer.length) != (0, want.piece.length):
-        raise ChunkNotFound(f"{name}: the engine sent another range than was asked for")
-    if access.check is not Check.NONE and not matches_id(want.piece.chunk, memory):
-        raise damaged(want.piece.chunk, str(name))
-    want.sink.deliver(want.piece, memory)
-
-
-def _streamed_piece(opened: Places, piece: Piece, reply: Reply) -> ReadPiece:
-    """Return the only piece of an answer; a failure is raised with the object's name."""
     assert isinstance(reply.message, ReadChunksReply)
-    (answer,) = reply.message.pieces
+    for want, piece in zip(group, reply.message.pieces, strict=True):
+        answer = _streamed_piece(want.opened, want.piece, piece)
+        if (answer.offset, answer.length) != (0, want.piece.length):
+            raise ChunkNotFound(f"{want.opened.name}: the engine sent another range than was asked for")
+    for want, memory in zip(group, memories, strict=True):
+        if access.check is not Check.NONE and not matches_id(want.piece.chunk, memory):
+            raise damaged(want.piece.chunk, str(want.opened.name))
+        want.sink.deliver(want.piece, memory)
+
+
+def _streamed_piece(opened: Places, piece: Piece, answer: ReadPiece) -> ReadPiece:
+    """Return a piece of an answer; a failure is raised with the object's name."""
     if answer.failure is None:
         return answer
     error = answer.failure.as_error()
@@ -370,8 +386,8 @@ def _fetch_again(access: Access, want: Wanted) -> Steps[None]:
         yield from work(_fetch_local, access, want, grant)
     except StaleGrant:
         memory = _memory_to_stream(want)
-        reply = yield from send(ReadChunks([bytes(chunk)], [0], [0]), into=[memory])
-        yield from work(_check_streamed, access, want, reply, memory)
+        reply = yield from send(_request_of([want]), into=[memory])
+        yield from work(_check_streamed, access, [want], reply, [memory])
     access.progress(want.piece.length, 0)
 
 
@@ -394,10 +410,21 @@ def fetch_part(access: Access, opened: Opened, piece: Piece, offset: int, length
 
 
 def _stream_part(opened: Opened, piece: Piece, offset: int, length: int) -> Steps[memoryview]:
-    reply = yield from send(ReadChunks([bytes(piece.chunk)], [offset], [length]))
+    reply = yield from send(part_request(piece, offset, length))
+    return take_part(opened, piece, offset, length, reply)
+
+
+def part_request(piece: Piece, offset: int, length: int) -> ReadChunks:
+    """Return the request that streams a range inside one chunk; `take_part` takes its answer."""
+    return ReadChunks([bytes(piece.chunk)], [offset], [length])
+
+
+def take_part(opened: Opened, piece: Piece, offset: int, length: int, reply: Reply) -> memoryview:
+    """Return a streamed range, checked by granule.  ChunkDamaged, ChunkNotFound."""
     payload = memoryview(reply.body.joined())
     reply.body.release()
-    answer = _streamed_piece(opened, piece, reply)
+    assert isinstance(reply.message, ReadChunksReply)
+    answer = _streamed_piece(opened, piece, reply.message.pieces[0])
     if not (
         answer.offset <= offset and offset + length <= answer.offset + answer.length == answer.offset + len(payload)
     ):

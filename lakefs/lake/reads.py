@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from lakefs.content.verify import Check
-from lakefs.errors import InvalidArgument
+from lakefs.errors import InvalidArgument, LakeError
 from lakefs.get.chunks import get_chunks, get_chunks_into
 from lakefs.get.load import load_many, return_pool
 from lakefs.get.mapping import MappedObject, map_object
@@ -15,6 +15,7 @@ from lakefs.get.objects import close_object, get_many, get_many_into, get_whole,
 from lakefs.get.opened import Access, Opened
 from lakefs.get.pools import Pool
 from lakefs.get.prefetch import look_ahead
+from lakefs.get.ranges import Range, get_ranges
 from lakefs.host.writable_memory import WritableBuffer, chunk_memories, writable_memory
 from lakefs.ids import ChunkId
 from lakefs.lake.uploads import Progress
@@ -104,6 +105,14 @@ class ReadSteps(ABC):
         access = self.access(None)
         yield from look_ahead(access, opened, offset, length)
         return (yield from read_range(access, opened, offset, length))
+
+    def get_ranges(self, ranges: Sequence[Range], at_once_bytes: int = 0) -> Steps[list[bytes | LakeError]]:
+        """Return ranges of objects in order, checked, in few requests; see `lakefs.get.ranges`.
+
+        `at_once_bytes`: at least so many cached bytes are read in the driver's own thread.
+        """
+        access = self.access(None)
+        return get_ranges(replace(access, at_once_bytes=max(at_once_bytes, access.at_once_bytes)), ranges)
 
     def close(self, opened: Opened) -> Steps[None]:
         """Close an opened object."""

@@ -148,6 +148,10 @@ class SocketStream:
         """The socket's descriptor, -1 once it is closed; it stays this stream's."""
         return self._sock.fileno()
 
+    def detach(self) -> int:
+        """Give the descriptor, on which no task waits, up to the caller, and close the stream; -1 if it was closed."""
+        return self._sock.detach()
+
     def is_at_end(self) -> bool:
         """Return True if a receive would find the end: the peer has closed, or is gone."""
         try:
@@ -166,6 +170,13 @@ class SocketStream:
         """Close the socket, and received descriptors that were not taken."""
         _close(self._sock)
         close_all(self.take_descriptors())
+
+
+def stream_of(descriptor: int, peer: str) -> SocketStream:
+    """Return a stream on a connection whose descriptor a stream has given up; the stream closes it."""
+    sock = socket.socket(fileno=descriptor)
+    sock.setblocking(False)
+    return SocketStream(sock, peer)
 
 
 class SocketListener:

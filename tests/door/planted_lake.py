@@ -193,6 +193,44 @@ def _hoard() -> None:
     Connection.__init__ = hoarding  # type: ignore[method-assign,assignment]
 
 
+def _keep_tasks() -> None:
+    """Let every connection that waits at the door keep its task."""
+    from gateway.http import door
+    from gateway.http.server import HttpServer
+
+    vars(door)["_TASKS_MAX"] = 1 << 20
+    HttpServer._adopted = lambda server, stream: False  # type: ignore[method-assign,assignment]
+
+
+def _forget_the_dormant_at_the_end() -> None:
+    """Let a drain wait for connections without a task."""
+    from gateway.http.server import HttpServer
+
+    HttpServer._finish_dormant = lambda server: None  # type: ignore[method-assign,assignment]
+
+
+def _keep_the_dormant() -> None:
+    """End no connection without a task, however long it is idle."""
+    from gateway.http.door import Door
+
+    Door.end = lambda door, descriptor: False  # type: ignore[method-assign,assignment]
+
+
+def _lose_what_a_task_begins_with() -> None:
+    """Forget the last byte that the door had received from a connection without a task."""
+    from gateway.http.connection import Connection
+    from gateway.http.door import HandedOver
+
+    serve = Connection.serve
+
+    async def losing(connection: Connection, handed: HandedOver | None = None) -> None:
+        if handed is not None and handed.received is not None:
+            handed = handed._replace(received=handed.received[:-1])
+        await serve(connection, handed)
+
+    Connection.serve = losing  # type: ignore[method-assign,assignment]
+
+
 def _never_check() -> None:
     """Send content without a look at its checksums."""
     from gateway.s3.request import content
@@ -260,6 +298,10 @@ BUGS: Final[dict[str, Callable[[], None]]] = {
     "idle-kept": _keep_idle_connections_at_the_end,
     "hasty-end": _end_answers_at_the_end,
     "hoard": _hoard,
+    "tasks-kept": _keep_tasks,
+    "dormant-left": _forget_the_dormant_at_the_end,
+    "dormant-kept": _keep_the_dormant,
+    "dormant-byte": _lose_what_a_task_begins_with,
     "no-check": _never_check,
     "puts-without-type": _puts_without_type,
     "puts-by-anybody": _puts_by_anybody,

@@ -199,6 +199,25 @@ def test_a_watch_with_inotify_is_told_that_what_it_watches_was_removed_elsewhere
         caller.end()
 
 
+def test_a_watch_with_inotify_is_told_of_a_removal_that_another_change_was_just_before(here: Path, there: Path) -> None:
+    """The other mount looks at a name some 20 ms after the first change of it, so it may learn of both at once."""
+    names = [f"file-{number}" for number in range(40)]
+    for name in names:
+        (here / name).write_bytes(b"x")
+    catch_up(here, there)
+    caller = Caller()
+    try:
+        for number, name in enumerate(names):
+            caller.watch(name, str(there / name), IN_DELETE_SELF)
+            os.utime(here / name, ns=(1, 1))
+            time.sleep(0.018 + number % 7 / 1000)
+            (here / name).unlink()
+        for name in names:
+            eventually(lambda name=name: bool(caller.notices(name)), f"the watch of {name} is told nothing")  # type: ignore[misc]
+    finally:
+        caller.end()
+
+
 def test_attributes_follow(here: Path, there: Path) -> None:
     (here / "file").write_bytes(b"x")
     catch_up(here, there)

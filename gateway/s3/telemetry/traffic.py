@@ -155,9 +155,8 @@ class Traffic:
 
 def connections_of(server: HttpServer) -> Connections:
     """Count the present connections; looks at each one, so call it only now and then."""
-    found = list(server.connections)
-    idle = sum(connection.is_idle for connection in found)
-    return Connections(len(found), idle, len(found) - idle)
+    count, idle = server.counts()
+    return Connections(count, idle, count - idle)
 
 
 class TrafficCollector(Collector):

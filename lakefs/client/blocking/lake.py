@@ -244,14 +244,16 @@ class ObjectReader(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
-        content = self._driver.run(self._driver.steps.read(self._opened, self._position, len(view)))
+        content = self.read_next(len(view))
         view[: len(content)] = content
-        self._position += len(content)
         return len(content)
 
     def readall(self) -> bytes:
-        rest = max(0, self._opened.stat.size_bytes - self._position)
-        content = self._driver.run(self._driver.steps.read(self._opened, self._position, rest))
+        return self.read_next(max(0, self._opened.stat.size_bytes - self._position))
+
+    def read_next(self, length: int) -> bytes:
+        """Return the next `length` bytes, fewer only at the end; they are not copied once more."""
+        content = self._driver.run(self._driver.steps.read(self._opened, self._position, length))
         self._position += len(content)
         return content
 

@@ -1,0 +1,3 @@
+CAN_WRITE_BACK: bool
+
+def write_back(memory: memoryview) -> None: ...

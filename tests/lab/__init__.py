@@ -1,0 +1,1 @@
+"""Tests that need hardware which this machine lacks: they run in the guest of `lab/`."""
