@@ -178,7 +178,7 @@ def _import_all(*, small: bool) -> None:
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             if module.name not in _OF_HOSTS:
                 importlib.import_module(module.name)
-    for name in ("cli.main", "pyfuse3", "lmdb", "prometheus_client", "cli.terminal.systemd_notify"):
+    for name in ("cli.main", "fuse", "pyfuse3", "lmdb", "prometheus_client", "cli.terminal.systemd_notify"):
         importlib.import_module(name)
     engine = [name for name in sys.modules if name.partition(".")[0] == "engine"]
     assert not small or not engine, f"{engine} would be imported before its failpoint is known"
