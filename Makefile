@@ -9,7 +9,7 @@ SCENARIO ?=
 STATIC := check-ruff check-format check-types check-imports
 export PYTHON
 
-.PHONY: help setup clients plugins lock demo check test test-plugins bench torture docs clean
+.PHONY: help setup clients plugins lab lock demo check test test-plugins bench torture docs clean
 .PHONY: check-ruff check-format check-types check-imports check-tests
 
 help: ## what there is to make
@@ -21,8 +21,12 @@ setup: ## Debian packages and .venv in the checkout
 clients: ## .venv-clients: the S3 clients that the tests drive; 2.6 GB
 	@scripts/clients.sh
 
-plugins: ## .venv-plugins: the libraries that the plug-ins are tested with; 1.5 GB
+plugins: ## .venv-plugins: the libraries that the plug-ins are tested with; 2.8 GB
 	@scripts/plugins.sh
+
+lab: setup ## tests on hardware that this machine lacks, in a guest: docs/lab.md
+	@lab/setup
+	@$(BIN)/python -m pytest -q tests/lab
 
 lock: ## write requirements/*.txt anew from pyproject.toml
 	@scripts/lock.sh
@@ -52,6 +56,7 @@ check-tests:
 # works while others wait for disks, signals and clients.
 test: setup clients ## lint, types and layering, then every test
 	@$(MAKE) --no-print-directory -j 3 --keep-going --output-sync=target $(STATIC)
+	@lab/setup
 	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 1 -m "not plugins" tests
 
 test-plugins: setup plugins ## the plug-ins with the libraries that use them: torch, pandas, datasets
@@ -69,4 +74,4 @@ docs: setup ## write the reference page and the picture of rooms anew
 	@$(BIN)/python -m scripts.rooms
 
 clean: ## remove what make made
-	@rm -rf .venv .venv-clients .venv-plugins build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf .venv .lab .venv-clients .venv-plugins build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -38,6 +38,7 @@ COMMANDS: Final = {
     "du": "cli.objects.ls:du",
     "bucket": "cli.objects.buckets:bucket",
     "key": "cli.objects.keys:key",
+    "kv": "cli.objects.spaces:kv",
     "mount": "cli.mount.commands:mount",
     "unmount": "cli.mount.commands:unmount",
     "staged": "cli.mount.staged:staged",

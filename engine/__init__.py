@@ -7,7 +7,7 @@ from importlib import import_module
 
 from lakefs.errors import StoreUnusable
 
-NATIVE_MODULES = ("engine.tiers._frequency", "engine.format._granules", "lakefs.shared_index._table")
+NATIVE_MODULES = ("engine.tables._frequency", "engine.format._granules", "lakefs.shared_index._table")
 
 for _name in NATIVE_MODULES:
     try:

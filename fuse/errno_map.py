@@ -43,6 +43,7 @@ ERRNO_BY_ERROR: Final[Mapping[type[errors.LakeError], int]] = MappingProxyType(
         errors.KeyDeleted: errno.ENOENT,
         errors.VersionNotFound: errno.ENOENT,
         errors.VersionIsMarker: errno.EINVAL,
+        errors.SpaceNotFound: errno.ENOENT,
         # The mount has waited for the engine; ENOTCONN would mean that the mount itself has died.
         errors.EngineUnreachable: errno.EIO,
         errors.EngineBusy: errno.EBUSY,

@@ -1,7 +1,8 @@
 """Boots the guest and runs a command in it.
 
-The guest is QEMU's emulation of a PC (no KVM), with Debian's kernel and this machine's root: read-only, below memory that
-takes what is written.  So the command finds the checkout and its .venv at the paths they have here.  It has no network.
+The guest is QEMU's emulation of a PC (no KVM), with Debian's kernel and this machine's root: read-only, below memory
+that takes what is written.  So the command finds the checkout and its .venv at the paths they have here.  It has no
+network.
 
     python -m lab.machine --rdma -- .venv/bin/python -m pytest tests/lab/test_rdma.py
 
@@ -74,6 +75,7 @@ def run(command: str, devices: Sequence[str] = (), *, seconds: float = SECONDS, 
         shared = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lab-")))
         images = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lab-images-")))
         (shared / "command").write_text(command + "\n")
+        (shared / "devices").write_text(" ".join(devices) + "\n")
         console = images / "console"
         line = _command_line(devices, shared, images, console)
         process = stack.enter_context(
@@ -117,7 +119,7 @@ def _command_line(devices: Sequence[str], shared: Path, images: Path, console: P
 
 
 def _add_rdma(_: _Command, __: Path) -> None:
-    """The guest's kernel has it: rxe over a pair of virtual Ethernet devices."""
+    """The guest makes rxe0 itself (`lab/guest`): RoCE over a pair of virtual Ethernet devices."""
 
 
 def _add_nvme(qemu: _Command, images: Path) -> None:

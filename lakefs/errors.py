@@ -142,6 +142,10 @@ class PartTooSmall(UserError):
     """A part of a multipart upload, other than the last, is smaller than the minimum."""
 
 
+class SpaceNotFound(UserError):
+    """No such space of keyed blobs: it was removed, or never was."""
+
+
 class EngineUnreachable(OperationalError):
     """Nothing listens at the address, or the engine was lost and did not return in time."""
 
@@ -277,6 +281,7 @@ ERROR_TABLE: Final[tuple[ErrorRow, ...]] = (
     ErrorRow(KeyDeleted, 21, 66, 404),
     ErrorRow(VersionNotFound, 22, 66, 404),
     ErrorRow(VersionIsMarker, 23, 65, 405),
+    ErrorRow(SpaceNotFound, 24, 66, 404),
     ErrorRow(EngineUnreachable, 32, 69, 503),
     ErrorRow(EngineBusy, 33, 75, 503),
     ErrorRow(DeadlineExceeded, 34, 75, 504),

@@ -36,6 +36,9 @@ class Finding(Enum):
 
     # names, versions, uploads, access keys
     ACCESS_KEY_UNREADABLE = "An access key's record cannot be read. Delete the key, and create another."
+    KEYED_MISFILED = "A keyed value belongs to a space that does not exist. gc keeps its chunks; rebuild the index."
+    KEYED_UNREADABLE = "The record of a keyed value or space cannot be read. Put the value again."
+    KEYED_USAGE_WRONG = "A space's usage is not that of its values. Remove the space, and open it again."
     NAME_KIND_WRONG = "A name and its node disagree about the kind. Remove the name; put the object again."
     NAME_NODE_MISSING = "A name's node does not exist. Remove the name, and put the object again."
     NODE_UNNAMED = "A node has no name. Its content is kept and cannot be reached; rebuild the index."

@@ -231,6 +231,25 @@ COMPACT_BYTES_PER_S: Final = 128 * MIB
 COMPACT_RECORDS_MAX: Final = 100_000
 """Records in memory while segments are compacted, about 400 bytes each: 40 MiB."""
 
+# --- keyed blobs ------------------------------------------------------------------------------------------
+KEYED_KEY_BYTES_MAX: Final = 64
+"""Longest key: a hash with a few bytes beside it."""
+KEYED_PARTS_MAX: Final = 256
+"""Most parts of a value: 36 bytes of its record each, 9 KiB."""
+KEYED_VALUE_BYTES_MAX: Final = 256 * MIB
+"""Longest value: 64 parts of 4 MiB."""
+KEYED_DEPTH_MAX: Final = 65_535
+KEYED_PARTS_ANSWERED_MAX: Final = 32_768
+"""Most parts in one answer to KeyedMatch, at most 49 bytes each with their leases: 1.6 MB of the 4 MiB of a frame."""
+KEYED_QUOTA_BYTES_MIN: Final = 64 * MIB
+"""Least quota of a space: a twentieth of it, the room that eviction keeps free, is a request of small values."""
+KEYED_ROOM_WAIT_S: Final = 2.0
+"""Longest time that a put waits for eviction."""
+KEYED_TTL_S_MAX: Final = 10 * 366 * 24 * 3600
+SPACES_MAX: Final = 1024
+"""Spaces of a store, removed ones too until their values are gone: about 300 bytes each in one answer."""
+SPACE_NAME_BYTES_MAX: Final = 200
+
 # --- wire --------------------------------------------------------------------------------------------
 CONTROL_BYTES_MAX: Final = 4 * MIB
 """Control part of one frame.  A locate of 4096 chunks answers with about 0.5 MiB."""
@@ -270,7 +289,7 @@ ANSWER_CLIENT_BYTES: Final = 8 * MIB
 ANSWER_MEMORY_BYTES: Final = 512 * MIB
 """The same of all clients: 64 clients that do not take their answers.  FRAME_TIMEOUT_S ends those."""
 ANSWER_KEPT_BYTES: Final = 24 * MIB
-"""Of it, what is kept while no answer needs it: for three clients, and less than a processor's last cache."""
+"""Kept of it while no answer needs it: for three clients, and less than a processor's last cache."""
 SMALL_MEMORY_BYTES: Final = 128 * MIB
 """Small payloads of all requests that are being received or stored: 8 requests of 16 MiB, or 2,000 of 64 KiB."""
 WATCHERS_MAX: Final = 1024

@@ -13,11 +13,13 @@ S3 reserves the suffix `-an` for one kind of general purpose bucket, so a bucket
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from lakefs.errors import InvalidName
-from lakefs.limits import BUCKET_NAME_BYTES_MAX, BUCKET_NAME_BYTES_MIN
+from lakefs.errors import InvalidArgument, InvalidName
+from lakefs.limits import BUCKET_NAME_BYTES_MAX, BUCKET_NAME_BYTES_MIN, KEYED_KEY_BYTES_MAX
 
 SCHEME = "lake://"
 _SHOWN_CHARACTERS: Final = 80
@@ -120,3 +122,21 @@ def _broken_rule(name: str) -> str:
         if name.endswith(suffix):
             return f"S3 reserves names that end with '{suffix}'"
     return ""
+
+
+def check_value_keys(keys: Sequence[bytes]) -> list[bytes]:
+    """Return keys of keyed blobs: bytes, each of 1 to KEYED_KEY_BYTES_MAX, and none twice.  InvalidArgument."""
+    checked = list(keys)
+    for key in checked:
+        _check_bytes(key)
+        if not 1 <= len(key) <= KEYED_KEY_BYTES_MAX:
+            raise InvalidArgument(f"a key of keyed blobs has 1 to {KEYED_KEY_BYTES_MAX} bytes, this one {len(key)}")
+    if len(set(checked)) < len(checked):
+        twice, _ = Counter(checked).most_common(1)[0]
+        raise InvalidArgument(f"key {twice.hex()} is in this batch twice")
+    return checked
+
+
+def _check_bytes(key: object) -> None:
+    if not isinstance(key, bytes):
+        raise InvalidArgument(f"a key of keyed blobs is bytes, not {type(key).__name__}")

@@ -12,7 +12,7 @@ wanted=$( (echo "$PWD"; "$python" --version; cat pyproject.toml requirements/run
 if [ -f "$target/stamp" ] && [ "$(cat "$target/stamp")" = "$wanted" ]; then
     exit 0
 fi
-echo "plugins: making $target; 1.5 GB, a few minutes"
+echo "plugins: making $target; 2.8 GB, a few minutes"
 rm -rf "$target"
 "$python" -m venv "$target"
 pip=("$target/bin/python" -m pip install --quiet --disable-pip-version-check)

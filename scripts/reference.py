@@ -53,7 +53,7 @@ SETTINGS: Final = {
     "scrub_interval": ("number and unit, as `14d`; `0`: only by `lake scrub`", "`14d`"),
     "scrub_rate": ("bytes per second: `32M`, `1G`; `0`: as fast as it goes", "`64M`"),
     "io_uring": ("`auto` or `off`: read the disk through threads only", "`auto`"),
-    "hot_index": ("`auto`, `off`, `memory`, or a file (no device) that keeps it over a restart", "`auto`"),
+    "hot_index": ("`auto`, `off`, `memory`, or a file or DAX device that keeps it over a restart", "`auto`"),
     "hot_index_entries": ("chunks it has room for; `0`: it grows by itself", "`0`"),
     "dram_tier_bytes": ("`auto`, or bytes: `64M` and more; `0`: none", "`auto`: 1/16 of the memory, 4 GiB at most"),
 }

@@ -39,6 +39,8 @@ _SET_CHILD_SUBREAPER: Final = 36
 _POLL_S: Final = 0.002
 _REQUEST_BYTES: Final = 1 << 17
 _PACKAGES: Final = ("lakefs", "engine", "fuse", "gateway", "cli")
+_OF_HOSTS: Final = ("lakefs.plugins.kv.vllm_tier",)
+"""Plug-ins that only their host can import."""
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -174,8 +176,9 @@ def _import_all(*, small: bool) -> None:
     """Import what commands need; with `small`, nothing that reads the environment or the engine's state."""
     for package in map(importlib.import_module, ("lakefs", "gateway") if small else _PACKAGES):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            importlib.import_module(module.name)
-    for name in ("cli.main", "pyfuse3", "lmdb", "prometheus_client", "cli.terminal.systemd_notify"):
+            if module.name not in _OF_HOSTS:
+                importlib.import_module(module.name)
+    for name in ("cli.main", "fuse", "pyfuse3", "lmdb", "prometheus_client", "cli.terminal.systemd_notify"):
         importlib.import_module(name)
     engine = [name for name in sys.modules if name.partition(".")[0] == "engine"]
     assert not small or not engine, f"{engine} would be imported before its failpoint is known"

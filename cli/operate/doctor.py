@@ -46,7 +46,7 @@ NATIVE_MODULES = (
     "engine.host._io_uring",
     "engine.memory._cache_lines",
     "engine.format._granules",
-    "engine.tiers._frequency",
+    "engine.tables._frequency",
     "lakefs.shared_index._table",
     "lakefs.stamps._stamps",
     "lakefs.known._known",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 
 from engine.process.engine_process import RunningEngine
 from engine.store.store import Store
@@ -37,6 +38,7 @@ def readings(engine: RunningEngine) -> list[Reading]:
             "lake_io_uring", "1 when the disk is read through io_uring", lambda: small_reads()["through"] == "io_uring"
         ),
         *gc_readings(store),
+        *keyed_readings(store),
         *scrub_readings(store),
         *shared_index_readings(store),
         *dram_readings(store),
@@ -95,6 +97,25 @@ def gc_readings(store: Store) -> list[Reading]:
             "When the last cycle ended, in seconds since 1970; 0: never",
             lambda: totals.last_ended_ns / 1e9,
         ),
+    ]
+
+
+def keyed_readings(store: Store) -> list[Reading]:
+    """Return the metrics of keyed blobs."""
+    keyed = store.keyed
+
+    def outcomes() -> dict[str, float]:
+        counts = asdict(keyed.counts)
+        return {name: count for name, count in counts.items() if not name.endswith("_bytes")}
+
+    return [
+        Reading("lake_keyed_spaces", "Spaces of keyed blobs", lambda: keyed.statistics()["spaces"]),
+        Reading("lake_keyed_values", "Values of keys", lambda: keyed.statistics()["entries"]),
+        Reading("lake_keyed_bytes", "Bytes of the values of keys", lambda: keyed.statistics()["value_bytes"]),
+        Reading("lake_keyed_keys_total", "Keys by what became of them", outcomes, "outcome"),
+        Reading("lake_keyed_stored_bytes_total", "Bytes of values stored", lambda: keyed.counts.stored_bytes),
+        Reading("lake_keyed_loaded_bytes_total", "Bytes of values loaded", lambda: keyed.counts.loaded_bytes),
+        Reading("lake_keyed_evicted_bytes_total", "Bytes of values evicted", lambda: keyed.counts.evicted_bytes),
     ]
 
 

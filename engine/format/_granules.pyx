@@ -27,6 +27,14 @@ cdef extern from *:
             *crcs = lake_crc32c(from, length);
     }
 
+    static void lake_granule_crcs_copied(const uint8_t *from, size_t length, uint8_t *into, uint32_t *crcs)
+    {
+        for (; length >= STEP_BYTES; from += STEP_BYTES, into += STEP_BYTES, length -= STEP_BYTES, crcs += 4)
+            lake_crc32c_copy_four(from, into, GRANULE, crcs);
+        memcpy(into, from, length);
+        lake_granule_crcs(into, length, crcs);
+    }
+
     static void lake_granule_crcs_by_tables(const uint8_t *from, size_t length, uint32_t *crcs)
     {
         for (size_t at = 0; at < length; at += GRANULE)
@@ -38,6 +46,8 @@ cdef extern from *:
         STEP_BYTES
         BRIEF_BYTES
     void lake_granule_crcs(const uint8_t *source, size_t length, uint32_t *crcs) noexcept nogil
+    void lake_granule_crcs_copied(
+        const uint8_t *source, size_t length, uint8_t *target, uint32_t *crcs) noexcept nogil
     void lake_granule_crcs_by_tables(const uint8_t *source, size_t length, uint32_t *crcs) noexcept nogil
     void lake_crc32c_begin()
 
@@ -61,6 +71,20 @@ def granule_crcs(const uint8_t[::1] payload not None):
     else:
         with nogil:
             lake_granule_crcs(source, length, found)
+    return crcs
+
+
+def copy_granules(const uint8_t[::1] source not None, uint8_t[::1] target not None):
+    """Copy `source` to the start of `target`, and return `granule_crcs` of the copy; in one pass over the bytes."""
+    cdef size_t length = source.shape[0]
+    if length > <size_t>target.shape[0]:
+        raise ValueError("the target is shorter than the source")
+    if not length:
+        return b""
+    cdef bytes crcs = _room_for(length)
+    cdef uint32_t *found = <uint32_t *>PyBytes_AS_STRING(crcs)
+    with nogil:
+        lake_granule_crcs_copied(&source[0], length, &target[0], found)
     return crcs
 
 

@@ -48,9 +48,10 @@ class ReadOnlyFeature(IntEnum):
     UPLOADS = 1 << 0
     # Nodes without a name are old versions: a release that does not know them would lose the newest by a put.
     VERSIONS = 1 << 1
+    KEYED = 1 << 2  # as UPLOADS
 
 
-KNOWN_READ_ONLY: Final = int(ReadOnlyFeature.UPLOADS | ReadOnlyFeature.VERSIONS)
+KNOWN_READ_ONLY: Final = int(ReadOnlyFeature.UPLOADS | ReadOnlyFeature.VERSIONS | ReadOnlyFeature.KEYED)
 KNOWN_INCOMPAT: Final = 0
 
 
@@ -65,7 +66,7 @@ class Table(IntEnum):
     SEGMENTS = 6  # reserved
     UPLOADS = 7
     VERSIONS = 8
-    KEYED = 9  # reserved
+    KEYED = 9
     ACCESS_KEYS = 10
     QUARANTINE = 11
 
@@ -107,7 +108,6 @@ class EtagKind(IntEnum):
 
 
 _ETAG_KINDS: Final = tuple(EtagKind)
-
 
 SUPERBLOCK: Final = Layout(
     "superblock",

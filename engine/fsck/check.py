@@ -32,6 +32,7 @@ from engine.format.layouts import (
     unpack_name,
     unpack_node,
 )
+from engine.fsck.keyed_check import KeyedCheck
 from engine.fsck.report import Problem, Report
 from engine.fsck.upload_check import UploadCheck
 from engine.fsck.version_check import VersionCheck
@@ -58,6 +59,7 @@ async def check_store(
     await check.index_and_journal()
     await check.nodes()
     await check.uploads()
+    await check.keyed()
     await check.names()
     await check.places()
     if full:
@@ -86,6 +88,7 @@ class _Check:
         self._bad_names: list[tuple[NodeId, bytes, Problem]] = []
         self._uploads = UploadCheck(metadata, self._blob_problem)
         self._versions = VersionCheck(metadata)
+        self._keyed = KeyedCheck(metadata, self._chunk_problem)
 
     async def index_and_journal(self) -> None:
         """Check the index against its sums, the journal and the checkpoint against their checksums."""
@@ -116,6 +119,12 @@ class _Check:
                 Finding.UPLOADS_ORPHANED,
                 f"{self._uploads.orphans} uploads are to buckets that are gone; gc removes them",
             )
+
+    async def keyed(self) -> None:
+        """Check that every keyed value's chunks exist, and its space."""
+        await self._keyed.run()
+        for what, number in self._keyed.counts.items():
+            self.report.count(what, number)
         self._bad_before_walk = len(self._bad)
 
     async def _node(self, node_id: NodeId, node: Node) -> None:
@@ -216,7 +225,9 @@ class _Check:
             self._whole = NumberSet()
             await walk_nodes(self._metadata, self._content_of)
             await self._uploads.parts_again()
-        for subject, problem in [*await self._uploads.findings(), *await self._versions.findings()]:
+            await self._keyed.values_again()
+        findings = [*await self._uploads.findings(), *await self._versions.findings(), *self._keyed.findings()]
+        for subject, problem in findings:
             self.report.found(subject, *problem)
         assert len(self._bad) >= self._bad_before_walk, "a damaged chunk stays noted"
         wanted = {*self._damaged, *(parent for parent, _, _ in self._bad_names)}

@@ -1,7 +1,7 @@
-"""The objects that damaged chunks belong to: every name, version and upload part that refers to them.
+"""The objects that damaged chunks belong to: every name, version, upload part and keyed value that refers to them.
 
-One pass over nodes and parts; a manifest that many objects share is read once.  Pages are views of their own, so an
-object that changes during the pass may be reported as it was before.
+One pass over nodes, parts and values; a manifest that many objects share is read once.  Pages are views of their own,
+so an object that changes during the pass may be reported as it was before.
 
 Memory: the owners found, of at most `CHUNKS_MAX` chunks, and a bit for each manifest without damage below it.
 """
@@ -17,7 +17,9 @@ import trio
 from engine.chunks.chunk_store import find_chunk
 from engine.chunks.manifests import Manifests
 from engine.chunks.quarantine import Quarantine
+from engine.format.keyed import VALUES_BEGIN, VALUES_END, unpack_value
 from engine.format.layouts import Node, Table
+from engine.fsck.keyed_check import value_name
 from engine.fsck.report import Problem
 from engine.fsck.upload_check import UploadCheck
 from engine.fsck.version_check import VersionCheck
@@ -52,10 +54,11 @@ async def damage_report(metadata: Metadata, manifests: Manifests, quarantine: Qu
 
 
 async def owners_of(metadata: Metadata, manifests: Manifests, chunks: Collection[ChunkId]) -> dict[ChunkId, list[str]]:
-    """Return for each chunk the objects, versions and parts that refer to it, by name; sorted."""
+    """Return for each chunk the objects, versions, parts and keyed values that refer to it, by name; sorted."""
     search = _Search(metadata, manifests, frozenset(chunks))
     await search.nodes()
     await search.parts()
+    await search.values()
     return await search.named()
 
 
@@ -69,6 +72,7 @@ class _Search:
         self._whole = NumberSet()
         self._nodes: dict[ChunkId, list[NodeId]] = {chunk: [] for chunk in wanted}
         self._parts: dict[ChunkId, list[bytes]] = {chunk: [] for chunk in wanted}
+        self._values: dict[ChunkId, list[bytes]] = {chunk: [] for chunk in wanted}
 
     async def nodes(self) -> None:
         async def look(node_id: NodeId, node: Node) -> None:
@@ -84,6 +88,13 @@ class _Search:
                     self._parts[chunk].append(key)
             await trio.lowlevel.checkpoint()
 
+    async def values(self) -> None:
+        for page in pages(self._metadata, Table.KEYED, VALUES_BEGIN, VALUES_END):
+            for key, record in page:
+                for chunk in self._wanted.intersection(unpack_value(record).chunks):
+                    self._values[chunk].append(key)
+            await trio.lowlevel.checkpoint()
+
     async def named(self) -> dict[ChunkId, list[str]]:
         """Return the owners found, by name."""
         nodes = {node for found in self._nodes.values() for node in found}
@@ -95,6 +106,7 @@ class _Search:
         for chunk in self._wanted:
             names = [paths.get(node, f"node {node}") for node in self._nodes[chunk]]
             names += [await uploads.name_of(key) for key in self._parts[chunk]]
+            names += [value_name(self._metadata, key) for key in self._values[chunk]]
             owners[chunk] = sorted(names)
         return owners
 

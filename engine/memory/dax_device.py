@@ -4,8 +4,8 @@
     2 MiB      the content
 
 Rules kept here:
-- A device takes no read(2), write(2) or msync(2): it is mapped.  But no code of this process loads from or stores to the
-  mapping, except the header: damaged memory would be SIGBUS.  The kernel copies, and fails with EFAULT.
+- A device takes no read(2), write(2) or msync(2): it is mapped.  But no code of this process loads from the mapping or
+  stores to it: damaged memory would be SIGBUS.  The kernel copies, and fails with EFAULT.
 - What was copied to the device is durable when its cache lines are written back; the header follows the content.
 - A device with another content than this one's or zeros at its begin is refused and left as it is.
 """

@@ -39,6 +39,8 @@ from lakefs.transport.streams import TrioNetwork
 
 DRAIN_TIMEOUT_S: Final = 20.0
 GC_INTERVAL_S: Final = 600.0
+KEYED_GC_GAP_S: Final = 60.0
+"""Least time between cycles of gc that eviction asks for."""
 SCRUB_DELAY_S: Final = 60.0
 """Delay of the scrub after the start, so that clients reconnect first."""
 OWN_DESCRIPTORS: Final = 128
@@ -159,9 +161,12 @@ async def _cancel_on_signal(signals: Any, drain: trio.CancelScope) -> None:
 
 
 async def _collect_periodically(store: Store) -> None:
-    """Collect garbage every GC_INTERVAL_S; logs a failing cycle and tries again at the next."""
+    """Collect garbage every GC_INTERVAL_S, or when eviction asks; logs a failing cycle and tries again at the next."""
     while True:
-        await trio.sleep(GC_INTERVAL_S)
+        gap_s = min(KEYED_GC_GAP_S, GC_INTERVAL_S)
+        await trio.sleep(gap_s)
+        with trio.move_on_after(GC_INTERVAL_S - gap_s):
+            await store.keyed.garbage.wait()
         try:
             report = await store.collect()
         except LakeError as error:

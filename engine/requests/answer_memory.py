@@ -51,7 +51,7 @@ class AnswerBuffer:
 
 @dataclass(eq=False)
 class _Client:
-    """What a client holds, and its tasks that wait, with the length that each needs."""
+    """A client: the bytes that it holds, and its tasks that wait, with the length that each needs."""
 
     key: Hashable
     held_bytes: int = 0

@@ -135,12 +135,12 @@ class _Loading:
         self.lengths[load.index] = load.record.stored_bytes
         self.crcs[load.index] = crcs
 
-    def reply(self) -> Reply:
-        """Return the reply."""
+    def answer(self) -> m.SlotsLoaded:
+        """Return the answer."""
         failures: list[m.Failure | None] = []
         if self.failures:
             failures = [self.failures.get(index) for index in range(len(self.chunks))]
-        return Reply(m.SlotsLoaded(self.lengths, self.crcs if self.request.checksums else [], failures))
+        return m.SlotsLoaded(self.lengths, self.crcs if self.request.checksums else [], failures)
 
 
 class Loads:
@@ -157,11 +157,15 @@ class Loads:
         chunks = checked_chunks(request.chunks)
         if len(request.offsets) != len(chunks) or len(request.lengths) not in (0, len(chunks)):
             raise InvalidArgument("chunks and offsets go together, and lengths with them when there are any")
+        return Reply(await self.load(client, request, chunks))
+
+    async def load(self, client: Client, request: m.LoadSlots, chunks: Seq[ChunkId]) -> m.SlotsLoaded:
+        """Load the checked `chunks` of the request, and return its answer.  SessionLost, InvalidArgument."""
         with self._store.lent.using(client, request.memory, writable=True) as memory:
             loading = _Loading(request, chunks, memory)
             wanted: Seq[int] = range(len(chunks))
             if await self._load_directly(loading):
-                return loading.reply()
+                return loading.answer()
             for attempt in range(LOAD_ATTEMPTS):
                 wanted = await self._load(loading, wanted)
                 if not wanted:
@@ -169,7 +173,7 @@ class Loads:
                 if attempt == LOAD_ATTEMPTS - 1:
                     for index in wanted:
                         loading.fail(index, _moved(chunks[index]))
-            return loading.reply()
+            return loading.answer()
 
     async def _load_directly(self, loading: _Loading) -> bool:
         """Load short chunks that the shared index knows and whose bytes are in memory; True if all were loaded.

@@ -18,6 +18,7 @@ from engine.chunks.manifests import checked_chunks
 from engine.format.extents import Place
 from engine.requests.answers import grant_of
 from engine.requests.handlers import handles
+from engine.requests.keyed_batch import check_keys
 from engine.sessions.references import Client
 from engine.store.store import Store
 from engine.tiers.shared_index import NO_GRANT
@@ -104,10 +105,12 @@ class LocalRequests:
     @handles(m.NoteReads)
     async def note_reads(self, request: m.NoteReads) -> Reply:
         chunks = checked_chunks(request.chunks)
+        check_keys(request.keys)
         if self._dram.tier is not None:
             for chunk, length in zip(chunks, self._lengths(chunks), strict=True):
                 if length is not None and self._dram.note_read(chunk, length, by_client=True):
                     self._dram.want(chunk)
+        self._store.keyed.note_used(request.space, request.keys)
         return Reply(m.Done())
 
     def _lengths(self, chunks: Sequence[ChunkId]) -> list[int | None]:

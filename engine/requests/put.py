@@ -11,8 +11,7 @@ Rules kept here:
   payload never passes the socket.  A client that writes to the slot during the copy changes only what is stored for
   it; one that shrinks the memory gets an error.
 - Lent memory stays mapped until every copy has ended, even if the request is cancelled or the memory returned earlier.
-- PutObjects and PutSlots use no session.  If gc removes a chunk between their look-up and their commit, they write it
-  after all.
+- PutObjects and PutSlots use no session (`engine.chunks.bound_payloads`).
 """
 
 from __future__ import annotations
@@ -21,10 +20,9 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from engine.chunks.chunk_store import find_chunk
-from engine.chunks.ingest import Choose
+from engine.chunks.bound_payloads import BoundPayloads
 from engine.chunks.manifests import HeldBlob, HeldBlobs, checked_chunks
-from engine.chunks.payload import Fill, Hashed, Payload, ReceivedBody, Written, check_lengths
+from engine.chunks.payload import Fill, Hashed, Payload, ReceivedBody, check_lengths
 from engine.host.client_files import check_source, filler
 from engine.memory.lent_memory import LentMemory, read_into
 from engine.namespace.tree import ChangedBy
@@ -38,14 +36,10 @@ from engine.tables.recorded_view import RecordedView
 from engine.tables.views import Transaction
 from lakefs.errors import ChunkNotFound, EngineBusy, InvalidArgument, LakeError, RequestTooLarge, SessionLost, UserError
 from lakefs.host.descriptors import close_later, duplicates
-from lakefs.ids import EMPTY_CHUNK, BlobId, ChunkId, ChunkKind, SessionId
+from lakefs.ids import BlobId, ChunkKind, SessionId
 from lakefs.limits import BATCH_MAX, BLOB_BYTES_MAX, SOURCES_PER_CONNECTION_MAX
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Body, Reply
-
-
-class _Vanished(Exception):
-    """A chunk that was present was removed before commit; the transaction is dropped and the payload stored."""
 
 
 class Puts:
@@ -57,6 +51,7 @@ class Puts:
         self._chunks = store.chunks
         self._metadata = store.metadata
         self._held = HeldBlobs(store.chunks, store.manifests)
+        self._bound = BoundPayloads(store.metadata, store.chunks, store.references)
 
     async def receive(self, request: m.StoreChunks | m.PutObjects) -> ReceivedBody:
         """Allocate memory for the payloads of a request."""
@@ -223,62 +218,18 @@ class Puts:
         """Store payloads and bind a name to each, in one group; replies to PutObjects and to PutSlots."""
         if len(changes) != len(payloads):
             raise InvalidArgument(f"{len(changes)} names for {len(payloads)} payloads")
-        absent_at = self._metadata.next_birth  # what is written is looked up from now on
-        hashed, written = await self._chunks.ingest.take_in(payloads, self._choose_absent())
-        blobs: list[HeldBlob | LakeError] = [HeldBlob(BlobId(item.chunk), item.payload.length, 1) for item in hashed]
-        wanted = {item.chunk: item for item in hashed if item.chunk != EMPTY_CHUNK}
 
-        def decide(txn: Transaction) -> list[m.NameResult]:
-            self._chunks.record_in(txn, written, absent_at)
-            found = () if len(written) == len(wanted) else wanted.keys() - {item.hashed.chunk for item in written}
-            for chunk in found:
-                record = find_chunk(txn, chunk)
-                if record is None:
-                    raise _Vanished
-                self._references.keep(record.birth)
+        def bind(txn: Transaction, hashed: Sequence[Hashed]) -> list[m.NameResult]:
+            blobs = [HeldBlob(BlobId(item.chunk), item.payload.length, 1) for item in hashed]
             return self._bind(txn, client, changes, blobs)
 
-        try:
-            while True:
-                try:
-                    results, sequence = await self._metadata.commit(decide, durable=durable, grows=True)
-                    break
-                except _Vanished:
-                    missing = self._not_present(list(wanted.values()), written)
-                    written += await self._chunks.ingest.write(missing)
-            if stamps:
-                results = self._with_stamps(results)  # no checkpoint since the decision: these are its own stamps
-            if durable:
-                await self._metadata.wait_durable(sequence)
-        finally:
-            self._chunks.ingest.settle(written)
-        return Reply(m.NameResults(results))
+        bound = self._with_stamps if stamps else list  # in the step of the decision: these are its own stamps
+        return Reply(m.NameResults(await self._bound.store(payloads, bind, durable=durable, bound=bound)))
 
     def _with_stamps(self, results: list[m.NameResult]) -> list[m.NameResult]:
         """Return results of changes that were made in this step, with their stamps if this engine has any."""
         with self._metadata.recorded_view() as view:
             return with_stamps(view, results) if isinstance(view, RecordedView) else results
-
-    def _choose_absent(self) -> Choose:
-        """Return a filter that picks, from chunks as they are hashed, those not in the store, each once."""
-        chosen: set[ChunkId] = {EMPTY_CHUNK}
-
-        def choose(items: Sequence[Hashed]) -> list[Hashed]:
-            absent: list[Hashed] = []
-            with self._metadata.view() as view:
-                for item in self._chunks.absent(view, items):
-                    if item.chunk not in chosen:
-                        chosen.add(item.chunk)
-                        absent.append(item)
-            return absent
-
-        return choose
-
-    def _not_present(self, items: list[Hashed], written: list[Written]) -> list[Hashed]:
-        """Return items that are neither recorded nor written by this request."""
-        done = {item.hashed.chunk for item in written}
-        with self._metadata.view() as view:
-            return [item for item in self._chunks.absent(view, items) if item.chunk not in done]
 
     def _bind(
         self, txn: Transaction, client: Client, changes: Sequence[m.NameChange], blobs: Sequence[HeldBlob | LakeError]

@@ -21,6 +21,9 @@ from engine.chunks.payload import ReceivedBody
 from engine.namespace.buckets import find_bucket
 from engine.namespace.watch import Watch
 from engine.requests.handlers import handles, require_handlers, table_of, takes_descriptors
+from engine.requests.keyed import KeyedRequests
+from engine.requests.keyed_load import KeyedLoads
+from engine.requests.keyed_put import KeyedPuts
 from engine.requests.load_ranges import Loads
 from engine.requests.local_clients import LocalRequests
 from engine.requests.names import NameRequests
@@ -51,6 +54,8 @@ class Service:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._puts = Puts(store)
+        self._keyed_puts = KeyedPuts(store)
+        loads = Loads(store)
         self._handlers: Final = table_of(
             (
                 self,
@@ -60,7 +65,10 @@ class Service:
                 NameRequests(store),
                 UploadRequests(store),
                 LocalRequests(store),
-                Loads(store),
+                loads,
+                KeyedRequests(store),
+                self._keyed_puts,
+                KeyedLoads(store, loads),
             )
         )
 
@@ -81,9 +89,11 @@ class Service:
 
     async def receive(self, client: ServedClient, request: m.Request, body_bytes: int) -> Body:
         """Allocate memory for the body of a request."""
-        if isinstance(request, (m.StoreChunks, m.PutObjects)):
+        if isinstance(request, (m.StoreChunks, m.PutObjects)) or (isinstance(request, m.KeyedPut) and body_bytes):
             if sum(request.lengths) != body_bytes:
                 raise InvalidArgument(f"lengths add up to {sum(request.lengths)}, the body has {body_bytes} bytes")
+            if isinstance(request, m.KeyedPut):
+                return await self._keyed_puts.receive(request)
             return await self._puts.receive(request)
         if body_bytes:
             raise InvalidArgument(f"{type(request).__name__} has no body, {body_bytes} bytes came with it")

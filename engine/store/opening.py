@@ -96,6 +96,7 @@ async def open_store(
                     if tier is not None:
                         store.use_tier(tier)
                         nursery.start_soon(store.dram.run)
+                    nursery.start_soon(store.keyed_upkeep.run)
                     if verify_index:
                         nursery.start_soon(keep_index_whole, store)
                     else:

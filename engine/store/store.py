@@ -24,6 +24,8 @@ from engine.format.layouts import ReadOnlyFeature
 from engine.format.sizes import StoreSizes
 from engine.fsck.check import check_store
 from engine.fsck.damage_report import damage_report
+from engine.keyed.keyed_blobs import KeyedBlobs
+from engine.keyed.upkeep import KeyedUpkeep
 from engine.metadata.metadata_store import Metadata
 from engine.metadata.recovery import INDEX_FOLDER
 from engine.namespace.watch import Watchers
@@ -86,10 +88,16 @@ class Store:
     """Called in a thread when a cycle of `collect` has ended."""
     leaving: AsyncExitStack = field(default_factory=AsyncExitStack)
     dram: Dram = field(init=False)
+    keyed: KeyedBlobs = field(init=False)
+    keyed_upkeep: KeyedUpkeep = field(init=False)
     _superblock_lock: trio.Lock = field(default_factory=trio.Lock)
 
     def __post_init__(self) -> None:
         self.lent = Lendings(self.offload)
+        self.keyed = KeyedBlobs(self.metadata, self.quarantine, self.clock)
+        self.keyed_upkeep = KeyedUpkeep(self.metadata, self.keyed, self.clock, batch=self.sizes.gc_batch)
+        if self.superblock.read_only_features & ReadOnlyFeature.KEYED:
+            self.keyed.used.set()
         self.use_tier(None)
 
     def use_tier(self, tier: DramTier | None) -> None:
@@ -156,6 +164,7 @@ class Store:
             "buffers": {"in_use": self.buffers.in_use, "capacity": self.buffers.capacity},
             "lent_memory": self.lent.statistics(),
             "pins": self.segments.pins.statistics(),
+            "keyed": self.keyed.statistics(),
             "dram": self.dram.statistics(),
             "gc_running": self.collector.running,
             "scrub": self.scrubber.status(),
@@ -172,6 +181,8 @@ class Store:
                 changed = replace(self.superblock, read_only_features=features)
                 await self.offload.run(write_superblock, self.disk, changed, self.reserve)
                 self.superblock = changed
+        if feature is ReadOnlyFeature.KEYED:
+            self.keyed.used.set()
 
     async def collect(self, share: float = COMPACT_SHARE) -> CollectReport:
         """Run gc, refill the reserve, then compact with the room left; raises the errors of gc and compaction."""
@@ -183,6 +194,7 @@ class Store:
                 f"nothing is freed: the index is damaged and cannot be rebuilt ({self.index_damage.message})",
                 subject="index",
             )
+        self.keyed.begin_collecting()
         try:
             try:
                 report = await self.collector.run()

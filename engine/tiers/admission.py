@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from engine.tiers._frequency import Sketch
+from engine.tables._frequency import Sketch
 from lakefs.ids import ChunkId
 
 READS_FOR_ADMISSION: Final = 2

@@ -2,12 +2,12 @@
 
 One cycle, beside readers and writers:
 
-1. *Mark.*  Expired uploads are removed first.  The mark set is a bitmap over births.  Marked are the chunks held by
+1.  *Mark.* Expired uploads are removed first.  The mark set is a bitmap over births.  Marked are the chunks held by
    sessions, then every node's blob, in the order of node ids up to the live end, then every upload's parts, then
-   every leased blob; a manifest's children with it.  A new node has a higher id than the walk's place, so the walk
-   meets it.  A node behind that place which gets another blob (a folder's own key) is looked at again
-   (`metadata.on_joined`).  A chunk that a writer refers to, or finds present, during the cycle is marked by the barrier
-   (`References.keep`), no matter how that writer's name came about, or which session holds it.
+   every keyed value's parts, then every leased blob; a manifest's children with it.  A new node has a higher id than
+   the walk's place, so the walk meets it.  A node behind that place which gets another blob (a folder's own key) is
+   looked at again (`metadata.on_joined`).  A chunk that a writer refers to, or finds present, during the cycle is
+   marked by the barrier (`References.keep`), no matter how that writer's name came about, or which session holds it.
 2. *Sweep.*  Chunks born before the cycle and not marked are proposed, in batches.  The commit that frees them looks
    again, in one synchronous step: a chunk that has been marked since, or has another record, stays.
 3. *Reclaim.*  After the sweep, in segments that were sealed with nothing in flight before the cycle, every gap
@@ -38,6 +38,7 @@ from engine.chunks.chunk_store import ChunkFreed, find_chunk
 from engine.chunks.manifests import Manifests
 from engine.chunks.quarantine import Quarantine
 from engine.format.extents import Extent
+from engine.format.keyed import VALUES_BEGIN, VALUES_END, unpack_value
 from engine.format.layouts import ChunkRecord, Table, chunk_id_of_key, unpack_chunk_record
 from engine.host.failpoints import reached
 from engine.metadata.metadata_store import Metadata
@@ -48,7 +49,7 @@ from engine.namespace.walk import pages
 from engine.segments.segment_store import Segments
 from engine.sessions.references import References
 from engine.tables.number_set import NumberSet
-from engine.tables.views import Transaction
+from engine.tables.views import Transaction, View
 from engine.upkeep.compaction import CompactionReport
 from engine.uploads.expiry import UploadExpiry
 from engine.uploads.keys import PARTS_BEGIN, PARTS_END
@@ -61,6 +62,8 @@ EXTENTS_PER_CYCLE = 4_000_000
 """64 MiB of places."""
 _ROOM_SHARE: Final = 16
 """Freed room is given back during the sweep if free room is below 1/16 of the segments' room."""
+_PARTS_PER_REST: Final = 16
+"""After a keyed value of more than 1/16 of a batch of parts, the walk rests."""
 _UNPUNCHED_MAX: Final = 262_144
 """4 MiB of places."""
 _STRETCH_BYTES: Final = 16 * MIB
@@ -200,6 +203,7 @@ class Collector:
                     await self._mark_blob(cycle, node.blob)
             await cycle.pacing.rest()
         await self._mark_parts(cycle)
+        await self._mark_values(cycle)
         for count, blob in enumerate(dict.fromkeys(self._references.leased_blobs()), 1):
             await self._mark_blob(cycle, blob)
             if count % self._batch == 0:
@@ -212,6 +216,19 @@ class Collector:
         for page in pages(self._metadata, Table.UPLOADS, PARTS_BEGIN, PARTS_END, self._batch):
             for _, value in page:
                 await self._mark_blob(cycle, BlobId(unpack_part(value).blob))
+            await cycle.pacing.rest()
+
+    async def _mark_values(self, cycle: _Cycle) -> None:
+        """Mark the parts of keyed values.  The barrier marks those of a value that is put behind this walk."""
+        for page in pages(self._metadata, Table.KEYED, VALUES_BEGIN, VALUES_END, self._batch):
+            for _, record in page:
+                value = unpack_value(record)
+                cycle.report.marked_blobs += len(value.chunks)
+                with self._metadata.view() as view:
+                    for chunk in value.chunks:
+                        self._mark_in(cycle, view, chunk)
+                if len(value.chunks) > self._batch // _PARTS_PER_REST:
+                    await cycle.pacing.rest()
             await cycle.pacing.rest()
 
     async def _mark_blob(self, cycle: _Cycle, blob: BlobId) -> None:
@@ -228,7 +245,10 @@ class Collector:
     def _mark_chunk(self, cycle: _Cycle, chunk: ChunkId) -> bool:
         """Mark one chunk; returns False if this walk marked it before, or if it was freed with a name removed since."""
         with self._metadata.view() as view:
-            record = find_chunk(view, chunk)
+            return self._mark_in(cycle, view, chunk)
+
+    def _mark_in(self, cycle: _Cycle, view: View, chunk: ChunkId) -> bool:
+        record = find_chunk(view, chunk)
         if record is None or record.birth in cycle.walked:
             return False
         cycle.walked.add(record.birth)

@@ -74,7 +74,7 @@ def end() -> None:
 
 
 def counters() -> dict[str, int]:
-    """Return counts since the process began: reads answered, bytes, requests passed on, failed checks, ..."""
+    """Return counts since the process began: reads answered, bytes, requests passed on, failed checks."""
     return _layer.counters() if IS_BUILT else {}
 
 
@@ -82,12 +82,12 @@ def counters() -> dict[str, int]:
 
 
 def has_passthrough() -> bool:
-    """Return True if the kernel offered passthrough and was told that the mount uses it.  Known once it serves."""
+    """Return True if the kernel offered passthrough and the mount took it; False before the mount serves."""
     return IS_BUILT and _layer.has_passthrough()
 
 
 def open_backing(descriptor: int) -> int:
-    """Register an open file with the kernel and return its backing id.  OSError: EPERM without CAP_SYS_ADMIN, ...
+    """Register an open file with the kernel, return its backing id.  OSError: EPERM without CAP_SYS_ADMIN.
 
     The kernel keeps the file; the descriptor may be closed.
     """

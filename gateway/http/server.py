@@ -49,7 +49,7 @@ class HttpServer:
         door: Door | None = None,
     ) -> None:
         self.connections: set[Connection] = set()
-        """Those with a task."""
+        """Connections with a task."""
         self.turned_away = 0
         self.timed_out = 0
         self._observer = observer

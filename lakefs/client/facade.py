@@ -4,7 +4,7 @@
         put = blocking(LakeSteps.put)
 
 `Lake.put` then has the parameters, types and docstring of `LakeSteps.put`, and returns the result of its steps.  Type
-checkers see that through `ParamSpec`, `help()` and `inspect.signature` through the attributes that `_declare` sets.
+checkers see that through `ParamSpec`, `help()` and `inspect.signature` through the attributes that `declare` sets.
 
 A client has only the methods that users call.  All others, such as `run`, `steps` and `tell`, are its driver's:
 `driver_of(lake)`.
@@ -57,7 +57,7 @@ def blocking(
         driver = self._driver
         return driver.run(steps(driver.steps, *args, **kwargs))
 
-    return _declare(call, steps)
+    return declare(call, steps)
 
 
 def awaited(
@@ -69,7 +69,7 @@ def awaited(
         driver = self._driver
         return await driver.run(steps(driver.steps, *args, **kwargs))
 
-    return _declare(call, steps)
+    return declare(call, steps)
 
 
 def blocking_known(
@@ -86,7 +86,7 @@ def blocking_known(
         found = getattr(known, method)(*args, **kwargs)
         return driver.run(found) if isinstance(found, GeneratorType) else cast("R", found)
 
-    return _declare(call, steps)
+    return declare(call, steps)
 
 
 def awaited_known(
@@ -103,7 +103,7 @@ def awaited_known(
         found = getattr(known, method)(*args, **kwargs)
         return await driver.found(found)
 
-    return _declare(call, steps)
+    return declare(call, steps)
 
 
 def blocking_pages(
@@ -118,7 +118,7 @@ def blocking_pages(
             entries, rest = driver.run(rest)
             yield from entries
 
-    return _declare(call, steps, "Iterator")
+    return declare(call, steps, "Iterator")
 
 
 def awaited_pages(
@@ -134,10 +134,10 @@ def awaited_pages(
             for entry in entries:
                 yield entry
 
-    return _declare(call, steps, "AsyncIterator")
+    return declare(call, steps, "AsyncIterator")
 
 
-def _declare(call: MethodT, steps: Callable[..., Any], kind: str = "") -> MethodT:
+def declare(call: MethodT, steps: Callable[..., Any], kind: str = "") -> MethodT:
     """Give the method the name, docstring and signature of the steps, except for the returned type.
 
     `Steps[X]` becomes `X`; `Pages[X]` becomes `kind` of X, such as `Iterator[X]`.

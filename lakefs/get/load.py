@@ -97,24 +97,24 @@ def load_many(
 def load_slots(access: Access, pool: Pool, slots: Sequence[Slot]) -> Steps[list[int]]:
     """Load chunks; return their lengths, in order.  Raises the first failure; the slots may then hold anything."""
     for attempt in range(ATTEMPTS):
-        number = yield from _lend(access, pool)
+        number = yield from lend_pool(access, pool)
         if number is None:
             return (yield from _stream_all(access, pool, slots))
         try:
             return (yield from _Loading(access, pool, slots, number).run())
         except SessionLost:
-            yield from _take_back(pool, number)  # the engine may still serve the lost connection's requests
+            yield from take_back_pool(pool, number)  # the engine may still serve the lost connection's requests
             if attempt == ATTEMPTS - 1:
                 raise
         except LakeError:
             raise  # nothing is in flight
         except BaseException:
-            yield from _take_back(pool, number)
+            yield from take_back_pool(pool, number)
             raise
     raise AssertionError("the last attempt has returned or raised")
 
 
-def _take_back(pool: Pool, number: int) -> Steps[None]:
+def take_back_pool(pool: Pool, number: int) -> Steps[None]:
     """End the lending after a load was cancelled: else requests in flight could write to slots of the next load."""
     pool.forget(number)
     try:
@@ -254,7 +254,7 @@ def _groups(arrived: Sequence[_Arrived]) -> list[list[_Arrived]]:
     return groups
 
 
-def _lend(access: Access, pool: Pool) -> Steps[int | None]:
+def lend_pool(access: Access, pool: Pool) -> Steps[int | None]:
     """Return the engine's number for the pool, lending it if it is not lent; None if it cannot be lent."""
     if pool.number is not None or pool.is_refused or not access.can_use_descriptors:
         return pool.number

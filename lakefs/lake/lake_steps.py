@@ -26,6 +26,7 @@ from lakefs.get.opened import AT_ONCE_BYTES, Access, Learner
 from lakefs.grants.descriptors import SegmentDescriptors
 from lakefs.ids import Buffer
 from lakefs.lake.reads import ReadSteps
+from lakefs.lake.spaces import SpacesSteps
 from lakefs.lake.uploads import Progress as Progress, PutData as PutData, UploadSteps
 from lakefs.names import Name, parse_name, parse_object_name
 from lakefs.put.lent import memory_source, return_memory
@@ -71,7 +72,7 @@ from lakefs.wire.messages import (
 
 
 @dataclass(frozen=True)
-class LakeSteps(UploadSteps, ReadSteps):
+class LakeSteps(UploadSteps, ReadSteps, SpacesSteps):
     """All operations of a client, as steps.  `network`: the engine is reached over TCP."""
 
     descriptors: SegmentDescriptors

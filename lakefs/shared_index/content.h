@@ -65,8 +65,33 @@ static content_segment *content_room(content *in, uint64_t segment)
     return content_slot(in, segment, (int)(in->turn++ % CONTENT_PROBES));
 }
 
-/* Copies bytes of a cell: payload, and the vector behind it. */
-static int content_copy_cell(const content *in, const lake_place *place, uint64_t begin, size_t length, uint8_t *into)
+/* Returns the CRCs of the granules of some bytes, the last of which may be short. */
+static void content_crcs(const uint8_t *bytes, size_t length, uint32_t *crcs)
+{
+    for (; length >= 4 * GRANULE_BYTES; bytes += 4 * GRANULE_BYTES, length -= 4 * GRANULE_BYTES, crcs += 4)
+        lake_crc32c_of_four(bytes, GRANULE_BYTES, crcs);
+    for (; length; crcs++) {
+        size_t granule = length < GRANULE_BYTES ? length : GRANULE_BYTES;
+        *crcs = lake_crc32c(bytes, granule);
+        bytes += granule;
+        length -= granule;
+    }
+}
+
+/* Copies bytes, and returns the CRCs of the copy's granules. */
+static void content_copy(const uint8_t *from, size_t length, uint8_t *into, uint32_t *crcs)
+{
+    for (; length >= 4 * GRANULE_BYTES; from += 4 * GRANULE_BYTES, into += 4 * GRANULE_BYTES, crcs += 4) {
+        lake_crc32c_copy_four(from, into, GRANULE_BYTES, crcs);
+        length -= 4 * GRANULE_BYTES;
+    }
+    memcpy(into, from, length);
+    content_crcs(into, length, crcs);
+}
+
+/* Copies bytes of a cell: payload, and the vector behind it.  `crcs`: of the granules from `begin` on; NULL: none. */
+static int content_copy_cell(const content *in, const lake_place *place, uint64_t begin, size_t length, uint8_t *into,
+                             uint32_t *crcs)
 {
     uint64_t slab = place->segment >> CONTENT_GENERATION_BITS;
     uint64_t generation = place->segment & ((UINT64_C(1) << CONTENT_GENERATION_BITS) - 1);
@@ -78,7 +103,10 @@ static int content_copy_cell(const content *in, const lake_place *place, uint64_
         return 0;
     if (__atomic_load_n(in->generations + cell, __ATOMIC_ACQUIRE) != generation)
         return 0;
-    memcpy(into, in->slabs[slab].at + from, length);
+    if (crcs == NULL)
+        memcpy(into, in->slabs[slab].at + from, length);
+    else
+        content_copy(in->slabs[slab].at + from, length, into, crcs);
     __atomic_thread_fence(__ATOMIC_ACQUIRE);
     return __atomic_load_n(in->generations + cell, __ATOMIC_RELAXED) == generation;
 }
@@ -108,8 +136,20 @@ static int content_read_segment(content *in, const lake_place *place, uint64_t b
 static int content_read(content *in, const lake_place *place, uint64_t begin, size_t length, uint8_t *into)
 {
     if (place->tier == LAKE_TIER_DRAM)
-        return content_copy_cell(in, place, begin, length, into);
+        return content_copy_cell(in, place, begin, length, into, NULL);
     return place->tier == LAKE_TIER_SEGMENT && content_read_segment(in, place, begin, length, into);
+}
+
+/* As `content_read` of whole granules, with their CRCs: a cell is copied and summed in one pass. */
+static int content_read_summed(content *in, const lake_place *place, uint64_t begin, size_t length, uint8_t *into,
+                               uint32_t *crcs)
+{
+    if (place->tier == LAKE_TIER_DRAM)
+        return content_copy_cell(in, place, begin, length, into, crcs);
+    if (place->tier != LAKE_TIER_SEGMENT || !content_read_segment(in, place, begin, length, into))
+        return 0;
+    content_crcs(into, length, crcs);
+    return 1;
 }
 
 /* Reads a whole chunk of at most a granule into `into`, checked. */
@@ -148,14 +188,10 @@ static int content_granules(content *in, const uint8_t *chunk, uint64_t length, 
     uint64_t begin = (uint64_t)first * GRANULE_BYTES, end = (uint64_t)stop * GRANULE_BYTES;
     if (end > length)
         end = length;
-    if (!content_read(in, &place, begin, (size_t)(end - begin), into))
+    uint32_t crcs[CHUNK_GRANULES_MAX];
+    if (!content_read_summed(in, &place, begin, (size_t)(end - begin), into, crcs))
         return 0;
-    for (size_t at = first; at < stop; at++) {
-        uint64_t from = (uint64_t)at * GRANULE_BYTES, bytes = end - from < GRANULE_BYTES ? end - from : GRANULE_BYTES;
-        if (lake_crc32c(into + (from - begin), (size_t)bytes) != vector->crcs[at])
-            return 0;
-    }
-    return 1;
+    return !memcmp(crcs, vector->crcs + first, (stop - first) * sizeof *crcs);
 }
 
 #endif

@@ -24,6 +24,7 @@ from lakefs.errors import LakeError
 from lakefs.ids import Buffer
 from lakefs.wire.engine_port import Reply
 from lakefs.wire.messages import (
+    KeyedMatch,
     LendMemory,
     OpenObjects,
     OpenSegments,
@@ -71,6 +72,7 @@ _TAKING: Final = (
     OpenSlabs,
     OpenStamps,
     PinChunks,
+    KeyedMatch,
 )
 
 

@@ -125,11 +125,16 @@ class OpenSlabs(Request, frozen=True):
 
 
 class NoteReads(Request, frozen=True):
-    """Report chunks that the client read without a Locate, at most 4,096: the tier keeps chunks that are read often."""
+    """Report chunks that the client read without a Locate, at most 4,096: the tier keeps chunks that are read often.
+
+    `keys` of `space`, at most 4,096: keyed blobs that it read without a KeyedMatch; keys read often are evicted late.
+    """
 
     OP = 57
     REPLY = Done
     chunks: list[bytes]
+    space: int = 0
+    keys: list[bytes] = []
 
 
 # --- lent memory -------------------------------------------------------------------------------------

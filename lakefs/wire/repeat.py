@@ -19,6 +19,7 @@ REPEATABLE: Final[frozenset[type[m.Request]]] = frozenset(
         m.BucketList,
         m.CloseLeases,
         m.LendMemory,
+        m.KeyedMatch,
         m.ListNames,
         m.ListVersions,
         m.Locate,
@@ -42,6 +43,7 @@ REPEATABLE: Final[frozenset[type[m.Request]]] = frozenset(
         m.SessionOpen,
         m.SourceClose,
         m.SourceOpen,
+        m.SpaceList,
         m.StatNames,
         m.Status,
         m.StoreChunks,
@@ -63,7 +65,7 @@ def loss_error(request: m.Request, lost: LakeError) -> LakeError:
     """
     if isinstance(request, m.StoreFromSource | m.StoreSlots):
         return SessionLost("the connection was lost in the middle of a put; begin the put again")
-    if isinstance(request, m.LoadSlots):
+    if isinstance(request, m.LoadSlots | m.KeyedLoad):
         return SessionLost("the connection was lost in the middle of a load; lend the memory again")
     doubt = "" if type(request) in REPEATABLE else "; the request may or may not have been done"
     return EngineUnreachable(f"{lost.message}{doubt}", subject=lost.subject)

@@ -30,7 +30,7 @@ from lakefs.client.trio.lake import TrioLake
 from lakefs.content.verify import Check
 from lakefs.errors import ChunkDamaged, EngineBusy, InvalidArgument, LakeError, PermissionDenied
 from lakefs.host.offload import ThreadOffload
-from lakefs.ids import Buffer, ChunkId, data_chunk_id
+from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import KIB, MIB
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
@@ -127,27 +127,6 @@ def test_what_is_read_again_comes_from_memory_also_when_the_disk_has_it_no_more(
             part = await driver.run(driver.steps.read(opened, begin, end - begin))
             assert part == content[begin:end]
             await driver.run(driver.steps.close(opened))
-
-    run(body)
-
-
-def test_bytes_that_wait_to_be_brought_in_are_no_later_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Streamed answers lie in memory that is used again; what the tier was offered must not lie there."""
-    offered: list[tuple[ChunkId, Buffer]] = []
-
-    async def body(world: World) -> None:
-        client = world.client(descriptors=False)
-        contents = [os.urandom(4 * MIB) for _ in range(4)]
-        async with world.lake(descriptors=False) as lake:
-            for index, content in enumerate(contents):
-                await lake.put(f"bkt/{index}", content, create_bucket=True)
-        monkeypatch.setattr(world.store.dram, "offer", lambda chunk, _, payload, *__: offered.append((chunk, payload)))
-        for _ in range(3):
-            for content in contents:
-                assert await read(client, data_chunk_id(content)) == content
-        assert {chunk for chunk, _ in offered} == set(map(data_chunk_id, contents))
-        assert all(data_chunk_id(payload) == chunk for chunk, payload in offered), "its memory was used again"
-        await client.aclose()
 
     run(body)
 

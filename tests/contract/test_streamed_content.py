@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -26,13 +27,14 @@ from engine.store.store import Store
 from lakefs.client.trio.engine import RemoteEngine, connect_engine
 from lakefs.content.verify import granule_crcs, granules_around
 from lakefs.errors import ChunkDamaged, ChunkNotFound, DiskFailed
-from lakefs.ids import ChunkId, data_chunk_id
+from lakefs.ids import Buffer, ChunkId, data_chunk_id
 from lakefs.limits import ANSWER_CLIENT_BYTES, GRANULE_BYTES, INFLIGHT_PER_CONNECTION, KIB, MIB
 from lakefs.ports import Network
 from lakefs.transport.streams import TrioNetwork
 from lakefs.wire import messages as m
 from lakefs.wire.connection import FailureReceived, ReplyReceived
 from tests.contract.engines import TCP, TOKEN, _local_store, _simulated_network, _simulated_store
+from tests.contract.test_dram import World as DramWorld, run as run_with_tier
 from tests.raw_client import RawClient, raw_client
 from tests.sim.world.disk import SimDisk
 from tests.store_rig import delete, gc, put, read
@@ -346,3 +348,24 @@ def test_a_disk_that_fails_cached_reads_is_asked_by_a_thread(monkeypatch: pytest
                 assert await read(world.client, LARGEST) == CONTENTS[-1]
 
     trio.run(main)
+
+
+def test_bytes_that_wait_to_be_brought_in_are_no_later_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streamed answers lie in memory that is used again; what the tier was offered must not lie there."""
+    offered: list[tuple[ChunkId, Buffer]] = []
+
+    async def body(world: DramWorld) -> None:
+        client = world.client(descriptors=False)
+        contents = [os.urandom(4 * MIB) for _ in range(4)]
+        async with world.lake(descriptors=False) as lake:
+            for index, content in enumerate(contents):
+                await lake.put(f"bkt/{index}", content, create_bucket=True)
+        monkeypatch.setattr(world.store.dram, "offer", lambda chunk, _, payload, *__: offered.append((chunk, payload)))
+        for _ in range(3):
+            for content in contents:
+                assert await read(client, data_chunk_id(content)) == content
+        assert {chunk for chunk, _ in offered} == set(map(data_chunk_id, contents))
+        assert all(data_chunk_id(payload) == chunk for chunk, payload in offered), "its memory was used again"
+        await client.aclose()
+
+    run_with_tier(body)

@@ -1,4 +1,4 @@
-"""As many connections as a gateway takes, all without a task: little memory for each, and each as good as a new one.
+"""All connections that a gateway takes, without a task: little memory for each, and each as good as a new one.
 
 They are opened at once, and two of three have got an answer.  Figures are of RssAnon: `-s` prints them.
 """
@@ -71,7 +71,7 @@ def memory_of_a_dormant_connection(made: World) -> None:
     with Line(made.door_address) as line:
         warm(made, line)
     with ExitStack() as stack:
-        for line in opened(made, stack, 200):
+        for line in opened(made, stack, 20):
             line.ask(made.raw(Ask(f"/{THINGS}/missing")))
     pid = made.with_door.process.pid
     until(lambda: figure(made.with_door, "lake_s3_connections") == 0)

@@ -72,7 +72,7 @@ def test_an_engine_without_the_native_module_of_stamps_serves(tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", ["engine.format._granules", "engine.tiers._frequency", "lakefs.shared_index._table"])
+@pytest.mark.parametrize("name", ["engine.format._granules", "engine.tables._frequency", "lakefs.shared_index._table"])
 def test_an_engine_does_not_start_without_its_native_modules_and_says_what_to_do(tmp_path: Path, name: str) -> None:
     done = subprocess.run(
         [

@@ -54,7 +54,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep the configuration: reports are written with it."""
-    global _config  # noqa: PLW0603
+    global _config
     _config = config
 
 
@@ -96,14 +96,15 @@ def _in_guest(item: pytest.Item) -> dict[str, list[pytest.TestReport]]:
     command = shlex.join([sys.executable, "-m", "pytest", *options, *chosen])
     with TemporaryDirectory(prefix="lake-lab-") as name:
         folder = Path(name)
-        outcome = _outcomes[item.path] = run(command, marker.args, seconds=_SECONDS, folder=folder)
+        outcome = run(command, marker.args, seconds=_SECONDS, folder=folder)
         lines = (folder / "reports").read_text().splitlines() if (folder / "reports").exists() else []
+    _outcomes[item.path] = outcome
     found: dict[str, list[pytest.TestReport]] = {}
     for line in lines:
-        report = cast(
-            "pytest.TestReport",
-            item.config.hook.pytest_report_from_serializable(config=item.config, data=cast("dict[str, Any]", json.loads(line))),
-        )
+        data: dict[str, Any] = json.loads(line)
+        report: Any = item.config.hook.pytest_report_from_serializable(config=item.config, data=data)
+        if report.outcome == "skipped" and isinstance(report.longrepr, list):
+            report.longrepr = tuple(report.longrepr)  # JSON has no tuples
         found.setdefault(report.nodeid, []).append(report)
     return found
 

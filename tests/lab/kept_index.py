@@ -26,7 +26,7 @@ def is_kept_over_stops_and_not_over_kills(folder: Path, place: Path, backing: st
     try:
         with connect(served.server) as client:
             client.create_bucket("lab")
-            client.put_many(_OBJECTS.items())
+            client.put_many(list(_OBJECTS.items()))
         _is(served, kept=False, backing=backing)
         assert served.stop() == 0
         served.start()

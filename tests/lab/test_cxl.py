@@ -100,7 +100,7 @@ def test_two_engines_do_not_share_a_device(erased: Path) -> None:
 
 
 def test_a_device_that_is_too_small_is_refused(erased: Path) -> None:
-    with pytest.raises(ConfigError, match="bytes, and .* are needed"):
+    with pytest.raises(ConfigError, match=r"bytes, and \d+ are needed"):
         open_backing(str(erased), 1 << 30)
 
 

@@ -1,4 +1,4 @@
-"""The count-min sketch in Python: the same counts as `engine.tiers._frequency.Sketch`."""
+"""The count-min sketch in Python: the same counts as `engine.tables._frequency.Sketch`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TwinSketch:
         self._counted = 0
 
     def note(self, chunk: bytes) -> int:
-        """See `engine.tiers._frequency.Sketch`."""
+        """See `engine.tables._frequency.Sketch`."""
         cells = self._cells(chunk)
         counts = [row[cell] for row, cell in zip(self._rows, cells, strict=True)]
         estimate = min(counts)
@@ -40,11 +40,11 @@ class TwinSketch:
         return estimate
 
     def note_many(self, chunks: Sequence[bytes]) -> bytes:
-        """See `engine.tiers._frequency.Sketch`."""
+        """See `engine.tables._frequency.Sketch`."""
         return bytes(map(self.note, chunks))
 
     def estimate(self, chunk: bytes) -> int:
-        """See `engine.tiers._frequency.Sketch`."""
+        """See `engine.tables._frequency.Sketch`."""
         return min(row[cell] for row, cell in zip(self._rows, self._cells(chunk), strict=True))
 
     def _cells(self, chunk: bytes) -> tuple[int, int, int, int]:

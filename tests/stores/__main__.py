@@ -1,7 +1,8 @@
 """`python -m tests.stores VERSION`: write the store of a format version, and a list of what it holds, beside it.
 
-Run this once for each format version, with the release that has it.  What is committed is never written again, because
-the tests are about stores that past releases have written.  VERSION names the files: `v1` for format version 1.
+Run this once for each format version, and for each feature that the format gets, with the release that has it.  What is
+committed is never written again, because the tests are about stores that past releases have written.  VERSION names the
+files: `v1` for format version 1, `v1keyed` for the same with keyed blobs.
 
 Two archives: `VERSION-stopped` after a clean stop, with a checkpoint; `VERSION-killed` as a process that was killed
 leaves it, with the same contents.
@@ -20,10 +21,10 @@ import msgspec
 from engine.process.embedded import open_lake
 from lakefs.client.blocking.lake import Lake
 from lakefs.client.facade import driver_of
-from lakefs.limits import CHUNK_BYTES, GRANULE_BYTES, MIB
+from lakefs.limits import CHUNK_BYTES, GRANULE_BYTES, KEYED_TTL_S_MAX, MIB
 from lakefs.steps.steps import send
 from lakefs.wire import messages as m
-from tests.stores.contents import contents_of
+from tests.stores.contents import SHORT_LIVED, contents_of
 
 FOLDER = Path(__file__).parent
 _TIME_NS = 1_700_000_000_123_456_789
@@ -54,6 +55,7 @@ def fill(lake: Lake) -> None:
     _folders_and_links(lake)
     _versions(lake)
     _uploads(lake)
+    _keyed(lake)
     lake.create_access_key()
     lake.create_access_key(buckets=["plain", "versioned"], read_only=True)
     revoked = lake.create_access_key()
@@ -141,6 +143,27 @@ def _uploads(lake: Lake) -> None:
     aborted = lake.create_upload("plain/aborted", attributes)
     lake.put_part(aborted, 1, content("aborted", 1000))
     lake.abort_upload(aborted)
+
+
+def _keyed(lake: Lake) -> None:
+    driver = driver_of(lake)
+
+    def ask(request: m.Request, *body: bytes) -> m.Message:
+        return driver.run(send(request, list(body))).message
+
+    def opened(name: str, **settings: int) -> int:
+        stat = ask(m.SpaceOpen(name, settings.get("quota_bytes"), settings.get("ttl_s")))
+        assert isinstance(stat, m.SpaceStat), stat
+        return stat.number
+
+    plain = opened("llama/tp2", quota_bytes=64 * MIB)
+    values = [content("one", 100), content("two", GRANULE_BYTES), content("two", 5), content("three", 2 * MIB)]
+    request = m.KeyedPut(plain, [b"a", b"b" * 64, b"removed"], [1, 2, 1], [len(part) for part in values], [0, 7, 9])
+    ask(request, *values)
+    ask(m.KeyedRemove(plain, [b"removed"]))
+    ask(m.KeyedPut(opened(SHORT_LIVED, ttl_s=KEYED_TTL_S_MAX), [b"x"], [1], [3]), b"abc")
+    ask(m.KeyedPut(opened("gone"), [b"y"], [1], [3]), b"def")
+    ask(m.SpaceRemove("gone"))
 
 
 def pack(store: Path, archive: Path) -> None:

@@ -16,12 +16,19 @@ from lakefs.wire import messages as m
 
 M = TypeVar("M", bound=m.Message)
 _OBJECT: Final = 2
+_KEYS: Final = (b"a", b"b" * 64, b"removed")
+"""Keys that are looked up in every space."""
+SHORT_LIVED: Final = "short-lived"
+"""A space whose values expire some day; it is not described."""
 
 
 def contents_of(lake: Lake) -> dict[str, Any]:
     """Return everything in the store, as JSON has it (bytes in base64)."""
     found = {
         "buckets": {bucket.name: _bucket(lake, bucket) for bucket in lake.buckets()},
+        "spaces": [
+            _space(lake, space) for space in _ask(lake, m.SpaceList(), m.Spaces).spaces if space.name != SHORT_LIVED
+        ],
         "access_keys": [lake.find_access_key(key.access_key) for key in lake.access_keys()],
     }
     described: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(_plain(found)))
@@ -58,6 +65,12 @@ def _bucket(lake: Lake, bucket: m.BucketStat) -> dict[str, Any]:
         ],
         "uploads": [(upload, _parts(lake, bucket.name, upload)) for upload in uploads],
     }
+
+
+def _space(lake: Lake, space: m.SpaceStat) -> dict[str, Any]:
+    matched = _ask(lake, m.KeyedMatch(space.number, list(_KEYS)), m.KeyedMatched)
+    digests = [blake3(lake.chunks.get(chunk)).hexdigest() for chunk in matched.chunks]
+    return {"space": space, "counts": matched.counts, "lengths": matched.lengths, "blake3": digests}
 
 
 def _described(lake: Lake, name: Name, version: str) -> dict[str, Any]:

@@ -76,6 +76,7 @@ TABLE: Final[Mapping[type[lake.LakeError], Row]] = MappingProxyType(
         lake.KeyDeleted: Row(404, "NoSuchKey", headers=_DELETED),
         lake.VersionNotFound: Row(404, "NoSuchVersion"),
         lake.VersionIsMarker: Row(405, "MethodNotAllowed", headers={**_DELETED, "Allow": "DELETE"}),
+        lake.SpaceNotFound: _INTERNAL,
         lake.AlreadyExists: Row(409, "BucketAlreadyOwnedByYou"),
         lake.BucketNotEmpty: Row(409, "BucketNotEmpty"),
         lake.FolderNotEmpty: Row(409, "OperationAborted"),

@@ -34,6 +34,7 @@ from lakefs.wire.messages import ObjectStat
 if TYPE_CHECKING:
     from lakefs.client.blocking.chunks import Chunks
     from lakefs.client.blocking.loads import PoolLoads
+    from lakefs.client.blocking.spaces import Space
 
 
 class Lake(Facade[BlockingDriver]):
@@ -197,6 +198,19 @@ class Lake(Facade[BlockingDriver]):
     remove_bucket = blocking(LakeSteps.remove_bucket)
     bucket = blocking(LakeSteps.bucket)
     set_bucket = blocking(LakeSteps.set_bucket)
+
+    # --- keyed blobs -------------------------------------------------------------------------------
+
+    def space(
+        self, name: str, *, quota: str | int | None = None, ttl: str | float | None = None, create: bool = True
+    ) -> Space:
+        """Return a space of keyed blobs; make it if it does not exist.  See `LakeSteps.open_space`."""
+        stat = self._driver.run(self._driver.steps.open_space(name, quota=quota, ttl=ttl, create=create))
+        made = import_module("lakefs.client.blocking.spaces").Space(self._driver, self.chunks, stat)
+        return cast("Space", made)
+
+    spaces = blocking(LakeSteps.spaces)
+    remove_space = blocking(LakeSteps.remove_space)
 
     # --- access keys -------------------------------------------------------------------------------
 

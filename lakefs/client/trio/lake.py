@@ -16,6 +16,7 @@ import trio
 from lakefs.client.facade import Facade, awaited, awaited_known, awaited_pages
 from lakefs.client.trio.chunks import TrioChunks
 from lakefs.client.trio.driver import CLEANUP_S, TrioDriver
+from lakefs.client.trio.spaces import TrioSpace
 from lakefs.content.verify import Check
 from lakefs.errors import EngineUnreachable, LakeError
 from lakefs.get.mapping import MAP_ATTEMPTS, MappedObject, unmapped_at_end, unpin
@@ -160,6 +161,18 @@ class TrioLake(Facade[TrioDriver]):
     remove_bucket = awaited(LakeSteps.remove_bucket)
     bucket = awaited(LakeSteps.bucket)
     set_bucket = awaited(LakeSteps.set_bucket)
+
+    # --- keyed blobs -------------------------------------------------------------------------------
+
+    async def space(
+        self, name: str, *, quota: str | int | None = None, ttl: str | float | None = None, create: bool = True
+    ) -> TrioSpace:
+        """Return a space of keyed blobs; make it if it does not exist.  See `LakeSteps.open_space`."""
+        stat = await self._driver.run(self._driver.steps.open_space(name, quota=quota, ttl=ttl, create=create))
+        return TrioSpace(self._driver, stat)
+
+    spaces = awaited(LakeSteps.spaces)
+    remove_space = awaited(LakeSteps.remove_space)
 
     # --- access keys -------------------------------------------------------------------------------
 

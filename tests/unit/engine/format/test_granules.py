@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from engine.format._granules import granule_crcs, granule_crcs_by_tables, read_granules
+from engine.format._granules import copy_granules, granule_crcs, granule_crcs_by_tables, read_granules
 from engine.format.checksums import vector_of
 from lakefs.limits import GRANULE_BYTES, MIB
 from tests.oracles.granules import twin_granule_crcs, twin_read_granules
@@ -46,6 +47,44 @@ def test_checksums_are_the_twins_at_every_length_at_which_the_way_to_compute_the
             wanted = twin_granule_crcs(content[:length])
             assert granule_crcs(content[:length]) == wanted
             assert granule_crcs_by_tables(content[:length]) == wanted
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("where", [0, 3])
+def test_a_copy_is_the_bytes_and_its_checksums_are_the_twins(length: int, where: int) -> None:
+    content = random.Random(length).randbytes(where + length)
+    target = bytearray(length + 2 * where + 1)
+    assert copy_granules(memoryview(content)[where:], memoryview(target)[where:]) == twin_granule_crcs(content[where:])
+    assert target[where : where + length] == content[where:]
+    assert not any(target[:where])
+    assert not any(target[where + length :]), "nothing behind the end is touched"
+    if length:
+        with pytest.raises(ValueError, match="shorter"):
+            copy_granules(content, memoryview(target)[: where + length - 1])
+
+
+def test_checksums_of_a_copy_are_its_own_whoever_writes_to_the_source_meanwhile() -> None:
+    source, target = bytearray(8 * MIB), memoryview(bytearray(8 * MIB))
+    noise, is_done = random.Random(4).randbytes(1 << 16), threading.Event()
+
+    def write() -> None:
+        at = 0
+        while not is_done.is_set():
+            at = (at + len(noise) + 8) % (len(source) - len(noise))
+            source[at : at + len(noise)] = noise if source[at + 1] != noise[1] else bytes(len(noise))
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        seen = set()
+        for _ in range(200):
+            crcs = copy_granules(source, target)
+            assert crcs == granule_crcs(target)
+            seen.add(crcs)
+    finally:
+        is_done.set()
+        writer.join()
+    assert len(seen) > 10, "the source changed"
 
 
 def test_a_bit_that_turns_over_is_seen_in_its_granule_only() -> None:

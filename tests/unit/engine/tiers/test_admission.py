@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis.strategies import integers, lists, sampled_from
 
 from bench.dram_admission import AdmitAll, Ghost, TinyLfu, checkpoint, kv_reuse, loader, play
-from engine.tiers._frequency import Sketch
+from engine.tables._frequency import Sketch
 from engine.tiers.admission import Admission
 from lakefs.ids import ChunkId, data_chunk_id
 from tests.oracles.frequency import COUNT_MAX, TwinSketch

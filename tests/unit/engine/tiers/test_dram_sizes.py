@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lakefs.host.memory_limits import memory_bytes
 from engine.tiers.arena import tier_bytes
 from lakefs.errors import ConfigError
+from lakefs.host.memory_limits import memory_bytes
 from lakefs.limits import GIB, MIB
 
 

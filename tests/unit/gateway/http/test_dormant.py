@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import gc
-import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,13 +14,12 @@ import trio
 import trio.testing
 
 from gateway.http import door as door_module, loop_gap, server as server_module
-from gateway.http._door import Door as NativeDoor
 from gateway.http.door import Door
 from gateway.http.messages import Request, Response
 from gateway.http.server import HttpServer
 from lakefs.transport.streams import TrioNetwork
 from tests.unit.gateway.http.line_repeater import LineRepeater
-from tests.unit.gateway.http.test_door import ENOUGH_NS, PEER, no_rest, turn
+from tests.unit.gateway.http.test_door import no_rest
 from tests.unit.gateway.http.test_http_connection import refused
 
 GET = b"GET /x HTTP/1.1\r\nHost: h\r\n\r\n"
@@ -30,123 +28,9 @@ LONG = bytes(range(256)) * (64 << 10)
 """More than the buffers between a server and its client hold."""
 
 
-@contextmanager
-def dormant(door: NativeDoor) -> Iterator[tuple[socket.socket, int]]:
-    """Yield a client's socket, and the descriptor of the server's, which is the door's."""
-    client, server = socket.socketpair()
-    client.settimeout(WAIT_S)
-    descriptor = server.detach()
-    with client:
-        door.park(descriptor, PEER)
-        assert door.let_go(descriptor)
-        yield client, descriptor
-
-
-def test_a_dormant_connection_is_answered_and_stays_dormant() -> None:
-    door = NativeDoor(LineRepeater())
-    with dormant(door) as (client, descriptor):
-        for line in (b"one", b"two"):
-            client.send(b"?%b\n" % line)
-            assert turn(door) is None
-            assert client.recv(100) == line.upper()
-        assert door.is_dormant(descriptor)
-        assert (door.dormant_count, door.dormant()) == (1, [descriptor])
-        assert door.quietest() == descriptor
-
-
-def test_a_dormant_connection_that_is_handed_over_is_the_callers_and_open() -> None:
-    door = NativeDoor(LineRepeater())
-    with dormant(door) as (client, descriptor):
-        client.send(b"!what\n")
-        assert turn(door) == (descriptor, b"!what\n", b"", None)
-        assert (door.dormant_count, door.is_dormant(descriptor), door.end(descriptor)) == (0, False, False)
-        assert door.peer(descriptor) == PEER
-        os.write(descriptor, b"answer")
-        os.close(descriptor)
-        assert client.recv(100) == b"answer"
-        assert client.recv(100) == b""
-
-
-def test_the_end_of_a_dormant_connection_is_handed_over() -> None:
-    door = NativeDoor(LineRepeater())
-    with dormant(door) as (client, descriptor):
-        client.shutdown(socket.SHUT_WR)
-        assert turn(door) == (descriptor, None, b"", None)
-        os.close(descriptor)
-
-
-@pytest.mark.parametrize("sent", [b"5:ab", b"1:a"], ids=["half a request", "a request that is held"])
-def test_a_busy_connection_keeps_its_task(sent: bytes) -> None:
-    door = NativeDoor(LineRepeater())
-    client, server = socket.socketpair()
-    with client, server:
-        door.park(server.fileno(), PEER)
-        client.send(sent)
-        assert turn(door) is None
-        assert not door.let_go(server.fileno())
-        door.leave(server.fileno())
-
-
-def test_what_cannot_be_let_go_is_left_as_it_is() -> None:
-    door = NativeDoor(LineRepeater())
-    client, server = socket.socketpair()
-    with client, server:
-        assert not door.let_go(server.fileno()), "it is not parked"
-        assert not door.let_go(-1)
-        door.park(server.fileno(), b"x" * 92)
-        assert not door.let_go(server.fileno()), "its peer may have been cut"
-        door.leave(server.fileno())
-        door.park(server.fileno(), PEER)
-        door.finish(server.fileno())
-        assert not door.let_go(server.fileno()), "it ends soon"
-        assert not door.end(server.fileno()), "it is its task's"
-        client.send(b"?a\n")
-        assert turn(door) is None
-        assert client.recv(100) == b"A"
-        assert door.dormant_count == 0
-
-
-def test_a_dormant_connection_cannot_be_let_go_again_and_is_closed_once() -> None:
-    door = NativeDoor(LineRepeater())
-    with dormant(door) as (client, descriptor):
-        assert not door.let_go(descriptor)
-        assert door.dormant_count == 1
-        assert door.end(descriptor)
-        assert client.recv(100) == b""
-        other = os.dup(client.fileno())  # takes the number
-        assert other == descriptor
-        assert not door.end(descriptor)
-        os.fstat(other)
-        os.close(other)
-
-
-def test_a_door_that_goes_closes_what_is_dormant() -> None:
-    door = NativeDoor(LineRepeater())
-    pairs = [socket.socketpair() for _ in range(3)]
-    for _, server in pairs:
-        door.park(server.fileno(), PEER)
-    (quiet, _), (busy, _), (kept, attended) = pairs
-    for _, server in pairs[:2]:
-        assert door.let_go(server.detach())
-    busy.send(b"5:ab")
-    assert turn(door) is None
-    del door
-    gc.collect()
-    assert quiet.recv(100) == b""
-    assert busy.recv(100) == b""
-    attended.send(b"open")
-    assert kept.recv(100) == b"open"
-    for client, server in pairs:
-        client.close()
-        server.close()
-
-
-# --- in trio ---------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Served:
-    """A server with a door, on a real port; `max_tasks` connections keep their tasks."""
+    """A server with a door, on a real port."""
 
     server: HttpServer
     door: Door
@@ -252,8 +136,7 @@ def test_a_connection_has_a_task_only_when_python_answers() -> None:
             for stream in (one, two, one, two):
                 await stream.send_all(GET)
                 assert await answer(stream) == b"/x"
-                await until(lambda: served.door.dormant_count == 1)
-                assert served.server.counts() == (2, 2)
+                await until(lambda: (served.door.dormant_count, served.server.counts()) == (1, (2, 2)))
                 await stream.send_all(b"?both\n")
                 assert await received(stream, 4) == b"BOTH"
             assert len(served.server.connections) == 1
@@ -272,10 +155,11 @@ def test_a_request_that_is_cut_anywhere_is_answered_and_its_peer_known() -> None
                 await until(lambda: served.door.dormant_count == 1)
                 served.peers.clear()
                 await stream.send_all(asked[:at])
-                await until(lambda: len(served.server.connections) == 2)
+                await until(lambda: len(served.server.connections) == 2 or served.peers)
                 await stream.send_all(asked[at:])
                 assert [await answer(stream), await answer(stream)] == [b"/x", b"/y"]
                 assert served.peers == [f"127.0.0.1:{port}"] * 2
+                await until(lambda: served.door.dormant_count == 1)  # the other one's
 
     run(body)
 
@@ -417,11 +301,45 @@ def test_a_request_that_is_given_back_during_a_drain_is_answered_once_more() -> 
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(served.server.drain, WAIT_S)
                 await trio.testing.wait_all_tasks_blocked()
+                began = trio.current_time()
                 served.door.give_back(served.repeater.held[0], GET)
                 assert await answer(busy) == b"/x"
                 assert await is_ended(busy)
+            assert trio.current_time() - began < WAIT_S / 2
 
     run(body)
+
+
+@pytest.mark.parametrize("which", ["the door", "the server"])
+def test_the_end_of_either_closes_what_is_dormant(which: str) -> None:
+    async def body() -> None:
+        door = Door(LineRepeater(), lambda: None, lambda: None, no_rest)
+        server = HttpServer(never, refused, connections_max=10, door=door)
+        scopes = {name: trio.CancelScope() for name in ("the door", "the server")}
+        async with trio.open_nursery() as nursery:
+
+            async def run_door() -> None:
+                with scopes["the door"]:
+                    await door.run()
+
+            async def run_server(*, task_status: trio.TaskStatus[str]) -> None:
+                with scopes["the server"]:
+                    await server.serve(await TrioNetwork().listen("tcp://127.0.0.1:0"), task_status=task_status)
+
+            nursery.start_soon(run_door)
+            port = int((await nursery.start(run_server)).rpartition(":")[2])
+            async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+                await until(lambda: door.dormant_count)
+                scopes[which].cancel()
+                assert await is_ended(stream)
+                assert door.dormant_count == 0
+            nursery.cancel_scope.cancel()
+
+    run(body)
+
+
+async def never(request: Request) -> Response:
+    raise AssertionError("no request is sent")
 
 
 def test_a_connection_that_the_system_does_not_watch_is_served_by_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,12 +393,3 @@ def test_a_turn_that_hands_over_the_ends_of_many_closes_each() -> None:
             await until(lambda: served.server.counts() == (0, 0))
 
     run(body)
-
-
-def test_the_time_of_a_turn_is_kept_with_dormant_connections() -> None:
-    door = NativeDoor(LineRepeater())
-    with dormant(door) as (client, _):
-        client.send(b"?a\n")
-        assert turn(door, 0) is None
-        assert turn(door, ENOUGH_NS) is None
-        assert client.recv(100) == b"A"

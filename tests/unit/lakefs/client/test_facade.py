@@ -36,13 +36,13 @@ SHARED = {
     "abort_upload", "access_keys", "bucket", "buckets", "chunks", "complete_upload", "copy", "copy_part",
     "create_access_key", "create_bucket", "create_upload", "exists", "find_access_key", "fsck", "gc", "get",
     "get_into", "get_many", "get_many_into", "known", "load_many", "ls", "make_folder", "map", "move", "open", "parts",
-    "pool", "put", "put_many", "put_part", "remove", "remove_access_key", "remove_bucket", "scrub", "set_bucket",
-    "shared_memory", "stat", "status", "uploads",
+    "pool", "put", "put_many", "put_part", "remove", "remove_access_key", "remove_bucket", "remove_space", "scrub",
+    "set_bucket", "shared_memory", "space", "spaces", "stat", "status", "uploads",
 }  # fmt: skip
 ONLY_BLOCKING = {"address", "close", "get_file"}
 ONLY_TRIO = {"aclose", "watch"}
 METHODS = sorted(SHARED - {"chunks", "known"})
-BY_HAND = {"load_many", "map", "open", "pool", "shared_memory"}
+BY_HAND = {"load_many", "map", "open", "pool", "shared_memory", "space"}
 """Methods that cannot be made from steps in both clients; `load_many` is awaited from steps."""
 
 
@@ -71,6 +71,8 @@ def test_a_method_of_both_clients_has_the_same_options_and_a_docstring(name: str
     returned = str(awaited.return_annotation)
     if name == "open":
         assert (blocking.return_annotation, returned) == ("io.BufferedReader", "OpenedObject")
+    elif name == "space":
+        assert (blocking.return_annotation, returned) == ("Space", "TrioSpace")
     else:
         assert blocking.return_annotation == returned.removeprefix("Async")
     assert inspect.getdoc(getattr(Lake, name))

@@ -1,0 +1,1 @@
+"""Keyed blobs: spaces, and values written once under keys; their decisions, quotas, eviction and expiry."""

@@ -1,0 +1,180 @@
+"""Keyed blobs of one open store, as the engine keeps them in memory beside the table: counts, use, room under quotas.
+
+Rules kept here:
+- The bytes of a space's values, and of puts that were admitted and are under way, are together at most its quota.  A
+  put that finds no room waits for eviction, KEYED_ROOM_WAIT_S at most, and is refused then.
+- One sketch counts how often the keys of all spaces were used lately.
+- Counts are of this process, and for people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import trio
+from blake3 import blake3
+
+from engine.chunks.quarantine import Quarantine
+from engine.format.keyed import SpaceRecord, value_key
+from engine.keyed.spaces import find_space, list_spaces
+from engine.keyed.values import Values
+from engine.metadata.metadata_store import Metadata
+from engine.tables._frequency import Sketch
+from lakefs.limits import KEYED_KEY_BYTES_MAX, KEYED_ROOM_WAIT_S, MIB
+from lakefs.ports import Clock
+
+SKETCH_WIDTH: Final = MIB
+"""Counters of a row: 4 MiB in all, made with the first use of a key."""
+SKETCH_SAMPLE: Final = 8 * SKETCH_WIDTH
+EVICT_ABOVE: Final = 0.95
+"""Share of its quota above which values of a space are evicted."""
+EVICT_TO: Final = 0.90
+GARBAGE_SHARE: Final = 8
+"""A cycle of gc is due when a space has lost 1/8 of its quota to eviction since the last."""
+
+
+@dataclass
+class KeyedCounts:
+    """Counts of keys, by outcome, since the start."""
+
+    matched: int = 0
+    missed: int = 0
+    loaded: int = 0
+    loaded_bytes: int = 0
+    stored: int = 0
+    stored_bytes: int = 0
+    present: int = 0
+    differed: int = 0
+    """Puts to present keys that were seen to bring other bytes."""
+    removed: int = 0
+    failed: int = 0
+    evicted: int = 0
+    evicted_bytes: int = 0
+    expired: int = 0
+    purged: int = 0
+    """Values of removed spaces that were removed with them."""
+
+
+class KeyedBlobs:
+    """State of the keyed blobs of one store.  Used on the loop."""
+
+    def __init__(self, metadata: Metadata, quarantine: Quarantine, clock: Clock) -> None:
+        self._metadata = metadata
+        self._quarantine = quarantine
+        self._clock = clock
+        self.counts = KeyedCounts()
+        self.used = trio.Event()
+        """Set when the store has, or gets, a space."""
+        self.round_wanted = trio.Event()
+        """Set when upkeep should begin its next round at once."""
+        self._round_ended = trio.Event()
+        self._needs: dict[int, int] = {}
+        """Bytes that waiting puts need, by number of their space."""
+        self._under_way: dict[int, int] = {}
+        """Bytes of admitted puts that are not decided yet, by number of their space."""
+        self._sketch: Sketch | None = None
+        self.garbage = trio.Event()
+        """Set when a cycle of gc is due."""
+        self._evicted: dict[int, int] = {}
+        """Bytes evicted since the last cycle of gc, by number of their space."""
+
+    def values(self) -> Values:
+        """Return the rules by which values are found now."""
+        return Values(self._quarantine.__contains__, self._clock.wall_ns())
+
+    # --- use -----------------------------------------------------------------------------------------
+
+    def note_used(self, number: int, keys: Iterable[bytes]) -> None:
+        """Count a use of each key; keys that are none are left out."""
+        names = [blake3(value_key(number, key)).digest() for key in keys if 0 < len(key) <= KEYED_KEY_BYTES_MAX]
+        if names:
+            if self._sketch is None:
+                self._sketch = Sketch(SKETCH_WIDTH, SKETCH_SAMPLE)
+            self._sketch.note_many(names)
+
+    def uses(self, place: bytes) -> int:
+        """Return about how often the value at this key of the table was used lately, 0 to 15."""
+        return 0 if self._sketch is None else self._sketch.estimate(blake3(place).digest())
+
+    # --- quotas ----------------------------------------------------------------------------------------
+
+    def room(self, number: int, space: SpaceRecord) -> int | None:
+        """Return the bytes that may be put into a space now; None if it has no quota."""
+        if not space.quota_bytes:
+            return None
+        return space.quota_bytes - space.value_bytes - self._under_way.get(number, 0)
+
+    def excess(self, number: int, space: SpaceRecord) -> int:
+        """Return the bytes of values that a space should lose to eviction; 0 while it is not over its quota's share."""
+        if not space.quota_bytes:
+            return 0
+        taken = space.value_bytes + self._under_way.get(number, 0) + self._needs.get(number, 0)
+        is_over = taken > space.quota_bytes * EVICT_ABOVE
+        return max(0, int(taken - space.quota_bytes * EVICT_TO)) if is_over else 0
+
+    async def room_for(self, number: int, size_bytes: int) -> SpaceRecord:
+        """Wait until a space has room for so many bytes, or half of its quota, a moment at most; returns the space.
+
+        SpaceNotFound.  The room is still there when this returns, if the caller takes it (`admitted`) in that step.
+        """
+        with trio.move_on_after(KEYED_ROOM_WAIT_S):
+            while True:
+                space = self._space(number)
+                need = min(size_bytes, space.quota_bytes // 2)
+                room = self.room(number, space)
+                if room is None or need <= room:
+                    break
+                self._needs[number] = max(need, self._needs.get(number, 0))
+                self.round_wanted.set()
+                await self._round_ended.wait()
+        return self._space(number)
+
+    def _space(self, number: int) -> SpaceRecord:
+        with self._metadata.view() as view:
+            return find_space(view, number)
+
+    @contextmanager
+    def admitted(self, number: int, size_bytes: int) -> Iterator[None]:
+        """Count bytes as under way until the block ends: their put is then in the space's usage, or has failed."""
+        self._under_way[number] = self._under_way.get(number, 0) + size_bytes
+        try:
+            yield
+        finally:
+            self._under_way[number] -= size_bytes
+            if not self._under_way[number]:
+                del self._under_way[number]
+
+    def end_round(self) -> None:
+        """End a round of upkeep: puts that wait look again."""
+        self._needs.clear()
+        ended, self._round_ended = self._round_ended, trio.Event()
+        ended.set()
+
+    # --- garbage ---------------------------------------------------------------------------------------
+
+    def note_evicted(self, number: int, quota_bytes: int, count: int, size_bytes: int) -> None:
+        """Count evicted values; their chunks are garbage now, unless something else refers to them."""
+        self.counts.evicted += count
+        self.counts.evicted_bytes += size_bytes
+        self._evicted[number] = self._evicted.get(number, 0) + size_bytes
+        if self._evicted[number] > quota_bytes // GARBAGE_SHARE:
+            self.garbage.set()
+
+    def begin_collecting(self) -> None:
+        """Count evicted bytes from 0 again: a cycle of gc begins."""
+        self._evicted.clear()
+        self.garbage = trio.Event()
+
+    def statistics(self) -> dict[str, Any]:
+        """Counts for `lake status`."""
+        with self._metadata.view() as view:
+            spaces = list_spaces(view)
+        return {
+            "spaces": len(spaces),
+            "entries": sum(space.entries for space in spaces),
+            "value_bytes": sum(space.value_bytes for space in spaces),
+            **asdict(self.counts),
+        }

@@ -1,0 +1,188 @@
+"""Upkeep of keyed blobs: removes values that have expired, values of removed spaces, and values over quotas.
+
+Rules kept here:
+- A decision removes at most a batch, and looks at everything again; usage changes with it.
+- A space over EVICT_ABOVE of its quota loses values down to EVICT_TO.  Of NEIGHBOURS values that follow each other one
+  is evicted: one that has expired, else the one least used lately, else the deepest, so leaves go before roots.  A hand
+  goes round the keys: they are hashes, so those that follow each other are a sample, and each is looked at in turn.
+- Rounds are begun at once when a put waits for room, else every ROUND_S: nothing outlives its time by more than
+  twice that, unless the disk takes no writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain, islice
+from typing import Final
+
+import structlog
+import trio
+
+from engine.format.keyed import (
+    KEYED_HEAD,
+    SpaceRecord,
+    expiries_until,
+    space_and_key,
+    space_key,
+    unpack_expiry_key,
+    unpack_space,
+    values_range,
+)
+from engine.format.layouts import Table
+from engine.keyed.keyed_blobs import KeyedBlobs
+from engine.keyed.spaces import Usage, iter_spaces
+from engine.keyed.values import remove_value
+from engine.metadata.metadata_store import Metadata
+from engine.metadata.pacing import Pacing, Writers
+from engine.tables.views import Transaction, View
+from lakefs.errors import LakeError
+from lakefs.ports import Clock
+
+REMOVALS_MAX: Final = 256
+"""Most values removed by one decision."""
+ROUND_S: Final = 5.0
+"""Time between rounds: a value is removed within twice this time after it has expired."""
+NEIGHBOURS: Final = 32
+"""Values of which one is evicted."""
+EVICT_BATCH: Final = 8
+"""Values evicted by one decision: 256 are looked at, about a millisecond."""
+_ROUND_GAP_S: Final = 0.01
+"""Least time between two rounds, so that puts that wait in vain do not keep the loop busy."""
+_log: Final = structlog.get_logger(__name__)
+_Candidate = tuple[bool, int, int, bytes]
+
+
+class KeyedUpkeep:
+    """Runs rounds of upkeep, one at a time."""
+
+    def __init__(self, metadata: Metadata, keyed: KeyedBlobs, clock: Clock, *, batch: int = REMOVALS_MAX) -> None:
+        self._metadata = metadata
+        self._keyed = keyed
+        self._clock = clock
+        self._writers = Writers(metadata)
+        self._batch = batch
+        self._hands: dict[int, bytes] = {}
+        """The last value looked at, by number of the space: a key of the table."""
+
+    async def run(self) -> None:
+        """Run rounds for ever, from the first space on.  A round that fails is logged, and the next tries again."""
+        await self._keyed.used.wait()
+        while True:
+            self._keyed.round_wanted = trio.Event()
+            try:
+                await self.round()
+            except LakeError as error:
+                _log.warning("keyed_upkeep_failed", reason=error.message)
+            finally:
+                self._keyed.end_round()
+            await trio.sleep(_ROUND_GAP_S)
+            with trio.move_on_after(ROUND_S):
+                await self._keyed.round_wanted.wait()
+
+    async def round(self) -> None:
+        """Remove what is over now: expired values, values of removed spaces, values over quotas.  Not yet durable."""
+        await self._repeat(self._expire)
+        with self._metadata.view() as view:
+            spaces = list(iter_spaces(view))
+        for number, space in spaces:
+            if space.removed:
+                await self._repeat(partial(self._purge, number))
+                self._hands.pop(number, None)
+            elif self._keyed.excess(number, space):
+                await self._repeat(partial(self._evict, number))
+
+    async def _repeat(self, remove: Callable[[Transaction], bool]) -> None:
+        """Run a decision until it returns False, with rests in between."""
+        pacing, more = Pacing(self._writers), True
+        while more:
+            more, _ = await self._metadata.commit(remove, durable=False)
+            await pacing.rest()
+
+    def _expire(self, txn: Transaction) -> bool:
+        """Remove a batch of values whose time is over."""
+        over = list(islice(txn.scan(Table.KEYED, *expiries_until(self._clock.wall_ns())), self._batch))
+        usages = _Usages(txn)
+        for place, _ in over:
+            _, number, key = unpack_expiry_key(place)
+            usage = usages.of(number)
+            if usage is None or remove_value(txn, usage, number, key) is None:
+                txn.delete(Table.KEYED, place)
+        usages.save()
+        self._keyed.counts.expired += len(over)
+        return len(over) == self._batch
+
+    def _purge(self, number: int, txn: Transaction) -> bool:
+        """Remove a batch of the values of a removed space, and its record with the last."""
+        page = list(islice(txn.scan(Table.KEYED, *values_range(number)), self._batch))
+        usages = _Usages(txn)
+        usage = usages.of(number)
+        if usage is None:
+            return False
+        for place, _ in page:
+            remove_value(txn, usage, number, space_and_key(place)[1])
+        usages.save()
+        self._keyed.counts.purged += len(page)
+        return len(page) == self._batch
+
+    def _evict(self, number: int, txn: Transaction) -> bool:
+        """Evict a batch of values of a space; returns True if it should lose more."""
+        usages = _Usages(txn)
+        usage, space = usages.of(number), usages.space(number)
+        excess = 0 if space is None or space.removed else self._keyed.excess(number, space)
+        evicted = evicted_bytes = 0
+        while usage is not None and evicted < min(EVICT_BATCH, self._batch) and evicted_bytes < excess:
+            victim = self._victim(txn, number)
+            value = None if victim is None else remove_value(txn, usage, number, space_and_key(victim)[1])
+            if value is None:
+                break
+            evicted += 1
+            evicted_bytes += value.size_bytes
+        usages.save()
+        if evicted and space is not None:
+            self._keyed.note_evicted(number, space.quota_bytes, evicted, evicted_bytes)
+        return bool(evicted) and evicted_bytes < excess
+
+    def _victim(self, view: View, number: int) -> bytes | None:
+        """Return the value to evict of the next ones behind the hand, as its key in the table."""
+        now_ns = self._clock.wall_ns()
+        best: _Candidate | None = None
+        for place, record in islice(self._from_hand(view, number), NEIGHBOURS):
+            _, _, depth, _, _, expires_ns = KEYED_HEAD.unpack_from(record)
+            candidate = (not 0 < expires_ns <= now_ns, self._keyed.uses(place), -depth, place)
+            best = candidate if best is None else min(best, candidate)
+            self._hands[number] = place
+        return None if best is None else best[3]
+
+    def _from_hand(self, view: View, number: int) -> Iterator[tuple[bytes, bytes]]:
+        """Iterate once over the values of a space, from behind the hand round to it."""
+        start, end = values_range(number)
+        hand = self._hands.get(number, start) + b"\0"
+        return chain(view.scan(Table.KEYED, hand, end), view.scan(Table.KEYED, start, hand))
+
+
+class _Usages:
+    """The usages of the spaces that one transaction changes."""
+
+    def __init__(self, txn: Transaction) -> None:
+        self._txn = txn
+        self._usages: dict[int, Usage] = {}
+
+    def space(self, number: int) -> SpaceRecord | None:
+        """Return a space's record, removed or not; None if it has none."""
+        value = self._txn.get(Table.KEYED, space_key(number))
+        return None if value is None else unpack_space(value)
+
+    def of(self, number: int) -> Usage | None:
+        """Return a space's usage, None if it has no record."""
+        if number not in self._usages:
+            space = self.space(number)
+            if space is None:
+                return None
+            self._usages[number] = Usage(self._txn, number, space)
+        return self._usages[number]
+
+    def save(self) -> None:
+        """Record the usages."""
+        for usage in self._usages.values():
+            usage.save()

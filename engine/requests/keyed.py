@@ -1,0 +1,121 @@
+"""Requests about spaces of keyed blobs, and those that find and remove values; `keyed_put` and `keyed_load` have the
+others.
+
+Each key is answered by itself.  An answer leaves when the state that it rests on is durable.
+"""
+
+from __future__ import annotations
+
+from engine.format.layouts import ReadOnlyFeature
+from engine.keyed.spaces import Usage, check_name, check_space, find_space, list_spaces, open_space, remove_space
+from engine.keyed.values import key_problem, remove_value
+from engine.requests.answers import Decisions, failure_of
+from engine.requests.handlers import handles
+from engine.requests.keyed_batch import check_keys
+from engine.sessions.references import Client
+from engine.store.store import Store
+from engine.tables.views import Transaction, View
+from lakefs.errors import RequestTooLarge
+from lakefs.ids import BlobId
+from lakefs.limits import KEYED_PARTS_ANSWERED_MAX
+from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Reply
+
+
+class KeyedRequests:
+    """Handlers of the requests about spaces and keys."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._keyed = store.keyed
+        self._decisions = Decisions(store.metadata)
+
+    # --- spaces ------------------------------------------------------------------------------------
+
+    @handles(m.SpaceOpen)
+    async def space_open(self, client: Client, request: m.SpaceOpen) -> Reply:
+        check_space(request)
+        if request.create:
+            await self._store.begin_to_use(ReadOnlyFeature.KEYED)
+        now_ns = self._store.clock.wall_ns()
+        return Reply(await self._decisions.change(client, lambda txn: open_space(txn, request, now_ns)))
+
+    @handles(m.SpaceList)
+    async def space_list(self) -> Reply:
+        return Reply(m.Spaces(await self._decisions.look(list_spaces)))
+
+    @handles(m.SpaceRemove)
+    async def space_remove(self, client: Client, request: m.SpaceRemove) -> Reply:
+        name = check_name(request.name)
+        await self._decisions.change(client, lambda txn: remove_space(txn, name), grows=False)
+        return Reply(m.Done())
+
+    # --- keys --------------------------------------------------------------------------------------
+
+    @handles(m.KeyedMatch)
+    async def keyed_match(self, client: Client, request: m.KeyedMatch) -> Reply:
+        check_keys(request.keys)
+        matched = m.KeyedMatched([0] * len(request.keys), [], [])
+        failures: dict[int, m.Failure] = {}
+
+        def look(view: View) -> None:
+            find_space(view, request.space)
+            values = self._keyed.values()
+            for index, key in enumerate(request.keys):
+                problem = key_problem(key)
+                found = None if problem else values.find(view, request.space, key)
+                if found is not None and len(matched.chunks) + len(found.chunks) > KEYED_PARTS_ANSWERED_MAX:
+                    problem = RequestTooLarge(f"the answer has {KEYED_PARTS_ANSWERED_MAX} parts; ask for fewer keys")
+                    found = None
+                if problem is not None:
+                    failures[index] = failure_of(problem)
+                if found is not None:
+                    matched.counts[index] = len(found.chunks)
+                    matched.chunks.extend(found.chunks)
+                    matched.lengths.extend(found.lengths)
+            if request.lease:
+                self._lease(client, matched)
+
+        try:
+            await self._decisions.look(look)
+        except BaseException:
+            self._store.references.end_leases(client, matched.leases)  # the client never receives them
+            raise
+        found = sum(count > 0 for count in matched.counts)
+        self._keyed.counts.matched += found
+        self._keyed.counts.missed += len(request.keys) - found
+        self._keyed.note_used(
+            request.space, (key for key, count in zip(request.keys, matched.counts, strict=True) if count)
+        )
+        if failures:
+            matched.failures.extend(failures.get(index) for index in range(len(request.keys)))
+        return Reply(matched)
+
+    def _lease(self, client: Client, matched: m.KeyedMatched) -> None:
+        """Take a lease for each part, in the step in which it was found.  EngineBusy."""
+        for chunk in matched.chunks:
+            matched.leases.append(self._store.references.lease(client, BlobId(chunk)))
+
+    @handles(m.KeyedRemove)
+    async def keyed_remove(self, client: Client, request: m.KeyedRemove) -> Reply:
+        check_keys(request.keys)
+
+        def remove(txn: Transaction) -> list[int]:
+            space, values = find_space(txn, request.space), self._keyed.values()
+            usage = Usage(txn, request.space, space)
+            outcomes: list[int] = []
+            for key in request.keys:
+                if key_problem(key) is not None:
+                    outcomes.append(m.KEYED_FAILED)
+                    continue
+                value = remove_value(txn, usage, request.space, key)
+                is_found = value is not None and not values.is_absent(value)
+                outcomes.append(m.KEYED_REMOVED if is_found else m.KEYED_ABSENT)
+            usage.save()
+            return outcomes
+
+        outcomes = await self._decisions.change(client, remove, grows=False)
+        self._keyed.counts.removed += outcomes.count(m.KEYED_REMOVED)
+        problems = [key_problem(key) for key in request.keys]
+        failures = [None if problem is None else failure_of(problem) for problem in problems] if any(problems) else []
+        return Reply(m.KeyedOutcomes(outcomes, failures))

@@ -1,0 +1,157 @@
+"""The keys of one request that changes values: checked, put each by itself, and answered each by itself.
+
+A key that occurs again in one request is answered like its first occurrence: as present if that one has a value now,
+else with the same failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+from engine.format.keyed import KeyedValue, SpaceRecord
+from engine.keyed.keyed_blobs import KeyedBlobs
+from engine.keyed.spaces import Usage, find_space
+from engine.keyed.values import key_problem, value_problem
+from engine.requests.answers import failure_of
+from engine.tables.views import Transaction, View
+from lakefs.errors import EngineBusy, InvalidArgument, LakeError, RequestTooLarge
+from lakefs.ids import ChunkId
+from lakefs.limits import BATCH_MAX
+from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Reply
+
+
+def check_keys(keys: Sequence[bytes]) -> None:
+    """Raise RequestTooLarge for more keys than a request may have."""
+    if len(keys) > BATCH_MAX:
+        raise RequestTooLarge(f"{len(keys)} keys in one request; the limit is {BATCH_MAX}")
+
+
+class KeyedBatch:
+    """Keys, their values' parts, and their outcomes so far."""
+
+    def __init__(self, request: m.KeyedPut | m.KeyedCommit, part_count: int) -> None:
+        """Raises RequestTooLarge, and InvalidArgument when the lists do not fit each other."""
+        check_keys(request.keys)
+        keys, counts = request.keys, request.counts
+        if len(counts) != len(keys) or len(request.depths) not in (0, len(keys)):
+            raise InvalidArgument("keys and counts go together, and depths with them when there are any")
+        if part_count > BATCH_MAX:
+            raise RequestTooLarge(f"{part_count} parts in one request; the limit is {BATCH_MAX}")
+        if any(count < 0 for count in counts) or sum(counts) != part_count:
+            raise InvalidArgument(f"the counts of parts do not add up to {part_count}")
+        self.number = request.space
+        self.keys = keys
+        self.depths = request.depths or [0] * len(keys)
+        ends = [0, *accumulate(counts)]
+        self._parts = [range(begin, end) for begin, end in pairwise(ends)]
+        first = {key: index for index, key in reversed(list(enumerate(keys)))}
+        self._repeats = {index: first[key] for index, key in enumerate(keys) if first[key] != index}
+        self.wanted = [index for index in range(len(keys)) if index not in self._repeats]
+        """Indices of keys without an outcome, ascending; each key once."""
+        self.outcomes = [m.KEYED_FAILED] * len(keys)
+        self._failures: dict[int, m.Failure] = {}
+        self.lengths = [0] * part_count
+        """Bytes of each part."""
+
+    def parts(self, index: int) -> range:
+        """Return the indices of a key's parts."""
+        return self._parts[index]
+
+    def lengths_of(self, index: int) -> list[int]:
+        """Return the bytes of each part of a key's value."""
+        return [self.lengths[part] for part in self._parts[index]]
+
+    def size_of(self, index: int) -> int:
+        """Return the bytes of a key's value."""
+        return sum(self.lengths_of(index))
+
+    def fail(self, index: int, error: LakeError) -> None:
+        """Give the key a failure."""
+        self.outcomes[index] = m.KEYED_FAILED
+        self._failures[index] = failure_of(error)
+
+    def drop_settled(self) -> None:
+        """Leave in `wanted` only keys without an outcome."""
+        self.wanted = [
+            index for index in self.wanted if index not in self._failures and self.outcomes[index] == m.KEYED_FAILED
+        ]
+
+    def look(self, view: View, keyed: KeyedBlobs) -> None:
+        """Settle the keys that fail by themselves, and those that are present.  SpaceNotFound."""
+        space, values = find_space(view, self.number), keyed.values()
+        for index in self.wanted:
+            lengths = self.lengths_of(index)
+            problem = key_problem(self.keys[index])
+            problem = problem or value_problem(lengths, self.depths[index], space.quota_bytes)
+            if problem is not None:
+                self.fail(index, problem)
+                continue
+            present = values.find(view, self.number, self.keys[index])
+            if present is not None:
+                self.outcomes[index] = m.KEYED_PRESENT
+                keyed.counts.differed += present.size_bytes != sum(lengths)
+        self.drop_settled()
+
+    def admit(self, keyed: KeyedBlobs, space: SpaceRecord) -> int:
+        """Fail the keys for which their space has no room; returns the bytes of the others."""
+        room, admitted = keyed.room(self.number, space), 0
+        for index in self.wanted:
+            size_bytes = self.size_of(index)
+            if room is not None and admitted + size_bytes > room:
+                self.fail(index, EngineBusy(f"space {space.name!r} is full, of {space.quota_bytes} bytes; try later"))
+            else:
+                admitted += size_bytes
+        self.drop_settled()
+        return admitted
+
+    def bind(self, txn: Transaction, keyed: KeyedBlobs, chunks: Sequence[ChunkId | None]) -> dict[int, KeyedValue]:
+        """Put the wanted keys, unless a chunk of theirs is None; returns the present values of those that had one.
+
+        SpaceNotFound.  Changes nothing of the batch: it may run again.
+        """
+        space, values = find_space(txn, self.number), keyed.values()
+        usage = Usage(txn, self.number, space)
+        found: dict[int, KeyedValue] = {}
+        for index in self.wanted:
+            own = [chunk for part in self.parts(index) if (chunk := chunks[part]) is not None]
+            if len(own) < len(self.parts(index)):
+                continue
+            value = values.new_value(space, self.depths[index], own, self.lengths_of(index))
+            present = values.put(txn, usage, self.number, self.keys[index], value)
+            if present is not None:
+                found[index] = present
+        usage.save()
+        return found
+
+    def settle(self, keyed: KeyedBlobs, chunks: Sequence[ChunkId | None], found: dict[int, KeyedValue]) -> None:
+        """Record the outcomes of a `bind` that was committed."""
+        for index in self.wanted:
+            own = tuple(chunks[part] for part in self.parts(index))
+            if index in found:
+                self.outcomes[index] = m.KEYED_PRESENT
+                other = found[index]
+                same_cut = list(other.lengths) == self.lengths_of(index)
+                keyed.counts.differed += own != other.chunks if same_cut else other.size_bytes != self.size_of(index)
+            elif None not in own:
+                self.outcomes[index] = m.KEYED_STORED
+                keyed.counts.stored += 1
+                keyed.counts.stored_bytes += self.size_of(index)
+
+    def reply(self, keyed: KeyedBlobs) -> Reply:
+        """Return the reply: an outcome for each key."""
+        for index, first in self._repeats.items():
+            if first in self._failures:
+                self._failures[index] = self._failures[first]
+            else:
+                self.outcomes[index] = m.KEYED_PRESENT
+        keyed.counts.present += self.outcomes.count(m.KEYED_PRESENT)
+        keyed.counts.failed += len(self._failures)
+        assert all(
+            (outcome == m.KEYED_FAILED) == (index in self._failures) for index, outcome in enumerate(self.outcomes)
+        ), "each key has an outcome, or the reason why not"
+        failures: list[m.Failure | None] = []
+        if self._failures:
+            failures = [self._failures.get(index) for index in range(len(self.keys))]
+        return Reply(m.KeyedOutcomes(self.outcomes, failures))

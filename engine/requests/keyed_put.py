@@ -1,0 +1,173 @@
+"""KeyedPut and KeyedCommit: values stored under keys, from slots of lent memory, a body, or a session's chunks.
+
+Rules kept here:
+- A present key is answered before a byte of its value is copied from lent memory.
+- Keys and chunks join one journal group; every chunk that a value refers to has a record in that transaction, or is
+  held by the session.
+- A slot that cannot be read fails its key and no other.  What stands for its bytes meanwhile are zeros of the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.chunks.bound_payloads import BoundPayloads
+from engine.chunks.payload import Fill, Hashed, Payload, ReceivedBody, check_lengths
+from engine.format.checksums import vector_of
+from engine.format.keyed import KeyedValue
+from engine.memory.lent_memory import LentMemory, read_into
+from engine.namespace.tree import ChangedBy
+from engine.requests.answers import Decisions
+from engine.requests.handlers import handles
+from engine.requests.keyed_batch import KeyedBatch
+from engine.sessions.references import Client
+from engine.store.store import Store
+from engine.tables.views import Transaction
+from lakefs.errors import ChunkNotFound, InvalidArgument, OperationalError, SessionLost, SourceChanged
+from lakefs.ids import ChunkId, ChunkKind, SessionId, id_text, is_well_formed, kind_of
+from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Body, Reply
+
+
+class KeyedPuts:
+    """Handlers of the requests that store values under keys."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._keyed = store.keyed
+        self._decisions = Decisions(store.metadata)
+        self._bound = BoundPayloads(store.metadata, store.chunks, store.references)
+
+    async def receive(self, request: m.KeyedPut) -> ReceivedBody:
+        """Allocate memory for the parts of a request that brings them in its body."""
+        if request.offsets:
+            raise InvalidArgument("the parts are slots of lent memory, or in the body, and not both")
+        return await self._store.payload_memory.take([ChunkKind.DATA] * len(request.lengths), request.lengths)
+
+    # --- from slots, or a body -----------------------------------------------------------------------
+
+    @handles(m.KeyedPut)
+    async def keyed_put(self, client: Client, request: m.KeyedPut, body: Body) -> Reply:
+        batch = KeyedBatch(request, len(request.lengths))
+        batch.lengths = request.lengths
+        if request.offsets and len(request.offsets) != len(request.lengths):
+            raise InvalidArgument(f"{len(request.offsets)} offsets for {len(request.lengths)} parts")
+        if request.offsets:
+            with self._store.lent.using(client, request.memory) as memory:
+                await self._put_slots(client, batch, request.offsets, memory)
+        else:
+            payloads = body.payloads if isinstance(body, ReceivedBody) else []
+            if len(payloads) != len(request.lengths):
+                raise InvalidArgument(f"{len(request.lengths)} parts, and neither slots nor a body for them")
+            await self._put_body(client, batch, payloads)
+        self._keyed.note_used(batch.number, batch.keys)
+        return batch.reply(self._keyed)
+
+    async def _put_body(self, client: Client, batch: KeyedBatch, payloads: Sequence[Payload]) -> None:
+        await self._decisions.look(lambda view: batch.look(view, self._keyed))
+        with self._keyed.admitted(batch.number, await self._room_for(batch)):
+            wanted = [part for index in batch.wanted for part in batch.parts(index)]
+            await self._store_parts(client, batch, wanted, [payloads[part] for part in wanted], set())
+
+    async def _put_slots(self, client: Client, batch: KeyedBatch, offsets: Sequence[int], memory: LentMemory) -> None:
+        for index in batch.wanted:
+            if not all(memory.has_range(offsets[part], max(0, batch.lengths[part])) for part in batch.parts(index)):
+                size = memory.size_bytes
+                batch.fail(index, InvalidArgument(f"a slot lies outside a lent memory of {size} bytes"))
+        batch.drop_settled()
+        await self._decisions.look(lambda view: batch.look(view, self._keyed))
+        with self._keyed.admitted(batch.number, await self._room_for(batch)):
+            wanted = [part for index in batch.wanted for part in batch.parts(index)]
+            lengths = [batch.lengths[part] for part in wanted]
+            check_lengths(lengths)
+            spoiled: set[int] = set()
+            taken = await self._store.payload_memory.take([ChunkKind.DATA] * len(wanted), lengths)
+            try:
+                for part, payload in zip(wanted, taken.payloads, strict=True):
+                    payload.fill = _filler(memory, offsets[part], part, spoiled)
+                await self._store_parts(client, batch, wanted, taken.payloads, spoiled)
+            finally:
+                taken.release()
+
+    async def _room_for(self, batch: KeyedBatch) -> int:
+        """Wait until the batch's space has room, a moment at most; returns the bytes of the keys that find room.
+
+        The others fail.
+        """
+        size_bytes = sum(map(batch.size_of, batch.wanted))
+        space = await self._keyed.room_for(batch.number, size_bytes)
+        return batch.admit(self._keyed, space)
+
+    async def _store_parts(
+        self, client: Client, batch: KeyedBatch, wanted: Sequence[int], payloads: Sequence[Payload], spoiled: set[int]
+    ) -> None:
+        """Store the parts of the wanted keys, and settle those keys; parts in `spoiled` by then were not read."""
+        if not wanted:
+            return
+        chunks: list[ChunkId | None] = [None] * len(batch.lengths)
+
+        def bind(txn: Transaction, hashed: Sequence[Hashed]) -> dict[int, KeyedValue]:
+            txn.note(ChangedBy(client))
+            for part, item in zip(wanted, hashed, strict=True):
+                chunks[part] = None if part in spoiled else item.chunk
+            return batch.bind(txn, self._keyed, chunks)
+
+        try:
+            found = await self._bound.store(payloads, bind)
+        except OperationalError as error:
+            for index in batch.wanted:
+                batch.fail(index, error)
+            return
+        batch.settle(self._keyed, chunks, found)
+        for index in batch.wanted:
+            if not spoiled.isdisjoint(batch.parts(index)):
+                batch.fail(index, SourceChanged("the lent memory was shrunk while it was read; put the value again"))
+
+    # --- from a session ------------------------------------------------------------------------------
+
+    @handles(m.KeyedCommit)
+    async def keyed_commit(self, client: Client, request: m.KeyedCommit) -> Reply:
+        session = self._store.references.join_session(client, SessionId(request.session))
+        batch = KeyedBatch(request, len(request.chunks))
+        chunks: list[ChunkId | None] = [None] * len(request.chunks)
+        for index in batch.wanted:
+            for part in batch.parts(index):
+                name = request.chunks[part]
+                if not is_well_formed(name) or kind_of(ChunkId(name)) is not ChunkKind.DATA:
+                    batch.fail(index, InvalidArgument("a part is a chunk of data; its id has 33 bytes"))
+                    break
+                held = self._store.chunks.hold(session, ChunkId(name))
+                if held is None:
+                    text = id_text(ChunkId(name))
+                    batch.fail(index, ChunkNotFound(f"chunk {text} is not in the store; store it again", subject=text))
+                    break
+                chunks[part], batch.lengths[part] = ChunkId(name), held[0].logical_bytes
+        batch.drop_settled()
+        await self._decisions.look(lambda view: batch.look(view, self._keyed))
+
+        def bind(txn: Transaction) -> dict[int, KeyedValue]:
+            if not self._store.references.is_open(session):
+                raise SessionLost("the put session ended before its commit; store the chunks again")
+            return batch.bind(txn, self._keyed, chunks)
+
+        with self._keyed.admitted(batch.number, await self._room_for(batch)):
+            found = await self._decisions.change(client, bind)
+        batch.settle(self._keyed, chunks, found)
+        if request.end_session and not any(outcome == m.KEYED_FAILED for outcome in batch.outcomes):
+            self._store.references.end_session(session.identifier)
+        self._keyed.note_used(batch.number, batch.keys)
+        return batch.reply(self._keyed)
+
+
+def _filler(memory: LentMemory, offset: int, part: int, spoiled: set[int]) -> Fill:
+    """Return a call that fills memory of the engine from a slot; it blocks.  A slot that is gone spoils its part."""
+
+    def fill(target: memoryview, begin: int) -> bytes:
+        try:
+            return read_into(memory, offset + begin, target)
+        except SourceChanged:
+            spoiled.add(part)
+            target[:] = bytes(len(target))  # nothing of another request may stand there
+            return vector_of(target)
+
+    return fill

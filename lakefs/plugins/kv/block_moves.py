@@ -1,0 +1,116 @@
+"""Blocks between a host's memory and a space: loads and stores as jobs of the movers, and what has ended since.
+
+The memory is divided in rows of one length, a block each; a job has a key and a row for each block.  Nothing here
+belongs to one host.
+
+Rules kept here:
+- Submitting and collecting never wait.  Each submitted job ends once.
+- A load ends with the keys that were loaded whole; a row of any other key may hold anything.
+- Rows are checked before a job is queued: a job with a row outside the memory fails.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lakefs.client.blocking.spaces import Space
+from lakefs.errors import InvalidArgument, LakeError
+from lakefs.limits import KEYED_VALUE_BYTES_MAX
+from lakefs.plugins.kv.movers import Movers
+from lakefs.put.keyed import Outcome
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A job that has ended: its keys that were moved, in order, and those that were not; seconds and bytes."""
+
+    number: int
+    is_load: bool
+    moved: list[bytes]
+    failed: list[bytes]
+    seconds: float
+    moved_bytes: int
+    reason: str = ""
+    """Text of the first error, if there was one."""
+
+
+class BlockMoves:
+    """Jobs over one memory.  Used from any thread, by one at a time."""
+
+    def __init__(self, movers: Movers, memory: memoryview, block_bytes: int) -> None:
+        """`memory` is contiguous and writable; a block has 1 byte to 256 MiB.  InvalidArgument."""
+        if not 1 <= block_bytes <= KEYED_VALUE_BYTES_MAX:
+            raise InvalidArgument(f"a block has {block_bytes} bytes; the lake keeps 1 to {KEYED_VALUE_BYTES_MAX}")
+        self._movers = movers
+        self._memory = memory.cast("B")
+        self._block_bytes = block_bytes
+        self._lock = threading.Lock()
+        self._ended: list[Ended] = []
+        self._running = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """True while a job has not ended, or its end was not collected."""
+        with self._lock:
+            return bool(self._running or self._ended)
+
+    def load(self, number: int, keys: Sequence[bytes], rows: Sequence[int]) -> None:
+        """Begin to load the blocks of these keys into rows."""
+        wanted = list(keys)
+        blocks = self._begin(number, wanted, rows, is_load=True)
+        if blocks is None:
+            return
+
+        def run(space: Space) -> tuple[list[bool], str]:
+            return [length == self._block_bytes for length in space.get_many_into(wanted, blocks)], ""
+
+        began = time.monotonic()
+        self._movers.reader.submit(run, lambda result: self._end(number, wanted, result, began, is_load=True))
+
+    def store(self, number: int, keys: Sequence[bytes], rows: Sequence[int], depths: Sequence[int]) -> None:
+        """Begin to store the blocks in rows under these keys; keys that are present count as stored."""
+        wanted, places = list(keys), list(depths)
+        blocks = self._begin(number, wanted, rows, is_load=False)
+        if blocks is None:
+            return
+
+        def run(space: Space) -> tuple[list[bool], str]:
+            done = space.put_many(wanted, blocks, depths=places)
+            reason = next((error.message for error in done.failures.values()), "")
+            return [outcome is not Outcome.FAILED for outcome in done.outcomes], reason
+
+        began = time.monotonic()
+        self._movers.writer.submit(run, lambda result: self._end(number, wanted, result, began, is_load=False))
+
+    def collect(self) -> list[Ended]:
+        """Return the jobs that have ended since the last call."""
+        with self._lock:
+            ended, self._ended = self._ended, []
+        return ended
+
+    def _begin(self, number: int, keys: list[bytes], rows: Sequence[int], *, is_load: bool) -> list[memoryview] | None:
+        """Count a job as running and return its rows; or end it, if it is not sound."""
+        with self._lock:
+            self._running += 1
+        size = self._block_bytes
+        count = len(self._memory) // size
+        if len(keys) != len(rows) or not all(0 <= row < count for row in rows):
+            error = InvalidArgument(f"{len(keys)} keys and rows {list(rows)!r:.60} of {count} do not go together")
+            self._end(number, keys, error, time.monotonic(), is_load=is_load)
+            return None
+        return [self._memory[row * size : (row + 1) * size] for row in rows]
+
+    def _end(
+        self, number: int, keys: list[bytes], result: tuple[list[bool], str] | LakeError, began: float, *, is_load: bool
+    ) -> None:
+        flags, reason = ([False] * len(keys), result.message) if isinstance(result, LakeError) else result
+        moved = [key for key, is_moved in zip(keys, flags, strict=True) if is_moved]
+        failed = [key for key, is_moved in zip(keys, flags, strict=True) if not is_moved]
+        seconds = time.monotonic() - began
+        ended = Ended(number, is_load, moved, failed, seconds, len(moved) * self._block_bytes, reason)
+        with self._lock:
+            self._ended.append(ended)
+            self._running -= 1

@@ -1,0 +1,178 @@
+"""LMCache's `native_plugin`: the lake as the second level of an LMCache server.
+
+    {"type": "native_plugin", "module_path": "lakefs.plugins.kv.lmcache_connector", "class_name": "LakeConnector",
+     "adapter_params": {"server": "unix:/run/lake/lake.sock", "space": "llama-70b", "quota": "200G"}}
+
+LMCache names an object by a text (model, rank, group, hash, salt), which may be longer than a key: the key is the
+SHA-256 of that text.  The interface is that of LMCache's `NativeConnectorL2Adapter`: operations are submitted and
+numbered, an event descriptor says that some have ended, and `drain_completions` returns those.
+
+Rules kept here:
+- Only the two movers' threads send requests.  Submitting and draining never wait.
+- The buffers of an operation are referred to until it has ended.
+- A read that brings other than exactly the buffer's length is a miss.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from lakefs.client.blocking.spaces import Space
+from lakefs.content.verify import Check
+from lakefs.errors import LakeError
+from lakefs.plugins.kv.movers import Connection, HasSpace, Mover, Movers, SpaceSettings
+from lakefs.plugins.kv.versions import check_host
+from lakefs.put.keyed import Outcome
+
+PACKAGE: Final = "lmcache"
+KNOWN_FROM: Final = (0, 5, 6)
+KNOWN_BELOW: Final = (0, 6, 0)
+Completion = tuple[int, bool, str, list[bool] | None]
+"""Number of the operation, if it succeeded, the error's text, and one result for each key."""
+
+
+class LakeConnector:
+    """The connector that LMCache makes from `adapter_params`.
+
+    UnsupportedVersion for a version of LMCache that it does not know; else the errors of `lakefs.connect`.
+    """
+
+    def __init__(
+        self,
+        server: str | None = None,
+        space: str = "lmcache",
+        quota: str | int | None = None,
+        ttl: str | float | None = None,
+        check: str = Check.CRC32C.value,
+    ) -> None:
+        check_host(PACKAGE, KNOWN_FROM, KNOWN_BELOW)
+        settings = SpaceSettings(server, space, quota, ttl, Check(check))
+        self._begin(lambda: Connection(settings))
+
+    def _begin(self, connect_to: Callable[[], HasSpace]) -> None:
+        self._movers = Movers("lake-lmcache", connect_to)
+        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lock = threading.Lock()
+        self._ended: list[Completion] = []
+        self._last = 0
+        self._is_closed = False
+
+    def event_fd(self) -> int:
+        """Return the descriptor that is readable while completions wait."""
+        return self._event
+
+    def submit_batch_get(self, keys: Sequence[str], memoryviews: Sequence[memoryview]) -> int:
+        """Read objects into buffers of exactly their length; one result for each key.  Return the number."""
+        buffers = list(memoryviews)
+
+        def get(space: Space) -> list[bool]:
+            results = [False] * len(buffers)
+            for places, batch in batches(keys):
+                lengths = space.get_many_into(batch, [buffers[place] for place in places])
+                for place, length in zip(places, lengths, strict=True):
+                    results[place] = 0 < length == buffers[place].nbytes
+            return results
+
+        return self._submit(self._movers.reader, get, len(buffers), is_whole=False)
+
+    def submit_batch_set(self, keys: Sequence[str], memoryviews: Sequence[memoryview]) -> int:
+        """Store objects, each unless it is present; it succeeds if all are stored or present.  Return the number."""
+        buffers = list(memoryviews)
+
+        def put(space: Space) -> list[bool]:
+            results = [True] * len(buffers)
+            for places, batch in batches(keys):
+                done = space.put_many(batch, [buffers[place] for place in places])
+                for place, outcome in zip(places, done.outcomes, strict=True):
+                    results[place] = outcome is not Outcome.FAILED
+            return results
+
+        return self._submit(self._movers.writer, put, len(buffers), is_whole=True)
+
+    def submit_batch_exists(self, keys: Sequence[str]) -> int:
+        """Find out which objects are present; one result for each key.  Return the operation's number."""
+
+        def match(space: Space) -> list[bool]:
+            results = [False] * len(keys)
+            for places, batch in batches(keys):
+                for place, is_present in zip(places, space.match(batch).present, strict=True):
+                    results[place] = is_present
+            return results
+
+        return self._submit(self._movers.reader, match, len(keys), is_whole=False)
+
+    def submit_batch_delete(self, keys: Sequence[str]) -> int:
+        """Remove objects; for each key, if there was one.  Return the operation's number."""
+
+        def remove(space: Space) -> list[bool]:
+            results = [False] * len(keys)
+            for places, batch in batches(keys):
+                for place, was_present in zip(places, space.remove(batch), strict=True):
+                    results[place] = was_present
+            return results
+
+        return self._submit(self._movers.writer, remove, len(keys), is_whole=False)
+
+    def drain_completions(self) -> list[Completion]:
+        """Return the operations that have ended since the last call.  Never waits."""
+        with self._lock:
+            try:
+                os.eventfd_read(self._event)
+            except BlockingIOError:
+                return []
+            ended, self._ended = self._ended, []
+            return ended
+
+    def close(self) -> None:
+        """End both threads and close the descriptor; no buffer is used any more.  Idempotent."""
+        self._movers.close()
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                os.close(self._event)
+
+    def _submit(self, mover: Mover, job: Callable[[Space], list[bool]], count: int, *, is_whole: bool) -> int:
+        """Submit an operation of `count` keys; with `is_whole` it fails if a key does."""
+        with self._lock:
+            self._last += 1
+            number = self._last
+
+        def done(result: list[bool] | LakeError) -> None:
+            if isinstance(result, LakeError):
+                self._end((number, False, result.message, [False] * count))
+            elif is_whole and not all(result):
+                self._end((number, False, f"{result.count(False)} of {count} objects were not stored", result))
+            else:
+                self._end((number, True, "", result))
+
+        mover.submit(job, done)
+        return number
+
+    def _end(self, completion: Completion) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._ended.append(completion)
+                os.eventfd_write(self._event, 1)
+
+
+def key_of(name: str) -> bytes:
+    """Return the key of an object that LMCache calls by this name."""
+    return hashlib.sha256(name.encode()).digest()
+
+
+def batches(names: Sequence[str]) -> list[tuple[list[int], list[bytes]]]:
+    """Split names into batches without a name twice: indexes, and the keys at them.  One batch unless one repeats."""
+    found: list[tuple[list[int], dict[bytes, None]]] = []
+    for place, name in enumerate(names):
+        key = key_of(name)
+        batch = next((batch for batch in found if key not in batch[1]), None)
+        if batch is None:
+            batch = ([], {})
+            found.append(batch)
+        batch[0].append(place)
+        batch[1][key] = None
+    return [(places, list(keys)) for places, keys in found]

@@ -1,0 +1,173 @@
+"""Two threads that move blocks for a host: one reads, one writes, each over a connection of its own.
+
+    host's thread  --submit-->  queue  -->  thread: job(space)  -->  done(result or error)
+
+Rules kept here:
+- `submit` never waits: a job that finds its queue full fails at once, and the host recomputes the block.
+- Every job that was submitted is done once, by a call of `done` in the thread, also when the movers are closed: a job
+  that has not begun fails then, one that has begun ends first.  So no memory of the host is touched after `close`.
+- A space that was removed is made again, once for a job.
+- An engine that is gone fails jobs; later jobs connect anew.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeVar
+
+from lakefs.client.blocking.lake import Lake
+from lakefs.client.blocking.spaces import Space
+from lakefs.client.connect import connect
+from lakefs.content.verify import Check
+from lakefs.errors import EngineBusy, EngineUnreachable, InternalError, LakeError, SpaceNotFound
+
+T = TypeVar("T")
+JOBS_MAX: Final = 4096
+"""Jobs that wait for one thread; each refers to the host's memory and holds none of its own."""
+
+
+class HasSpace(Protocol):
+    """A source of the space that jobs work on."""
+
+    def use(self, job: Callable[[Space], T]) -> T:
+        """Return what the job returns."""
+
+    def close(self) -> None:
+        """End the connection."""
+
+
+@dataclass(frozen=True)
+class SpaceSettings:
+    """Settings of a plug-in's space: the engine's address, the name, and quota and TTL, if they are to be set."""
+
+    server: str | None
+    name: str
+    quota: str | int | None = None
+    ttl: str | float | None = None
+    check: Check = Check.CRC32C
+
+
+class Connection:
+    """A connection to the engine, and the space on it.  Making it connects; errors are those of `lakefs.connect`."""
+
+    def __init__(self, settings: SpaceSettings) -> None:
+        self._settings = settings
+        self._lake: Lake = connect(settings.server, check=settings.check)
+        try:
+            self._space = self._opened()
+        except BaseException:
+            self._lake.close()
+            raise
+
+    def _opened(self) -> Space:
+        settings = self._settings
+        return self._lake.space(settings.name, quota=settings.quota, ttl=settings.ttl)
+
+    def use(self, job: Callable[[Space], T]) -> T:
+        """Return what the job returns; a space that is gone is made again first."""
+        try:
+            return job(self._space)
+        except SpaceNotFound:
+            self._space = self._opened()
+            return job(self._space)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._lake.close()
+
+
+class _Job:
+    """A job, and whom to tell of its end."""
+
+    def __init__(self, run: Callable[[Space], Any], done: Callable[[Any], None]) -> None:
+        self.run = run
+        self.done = done
+
+
+class Mover:
+    """One thread with a queue.  `submit` from any thread; `done` is called in the mover's thread."""
+
+    def __init__(self, name: str, connection: HasSpace) -> None:
+        self._connection = connection
+        self._changed = threading.Condition()
+        self._waiting: deque[_Job] = deque()
+        self._busy = False
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, run: Callable[[Space], T], done: Callable[[T | LakeError], None]) -> None:
+        """Queue a job.  `done` gets its result or its error; at once, and from here, if the job cannot be queued."""
+        with self._changed:
+            if not self._is_closed and len(self._waiting) < JOBS_MAX:
+                self._waiting.append(_Job(run, done))
+                self._changed.notify_all()
+                return
+        done(EngineBusy(f"{JOBS_MAX} jobs wait for the lake, or the plug-in was closed"))
+
+    def wait_idle(self) -> None:
+        """Wait until every job that was submitted is done."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting and not self._busy)
+
+    def close(self) -> None:
+        """Fail the jobs that have not begun, wait for the one that has, and close the connection.  Idempotent."""
+        with self._changed:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            left, self._waiting = self._waiting, deque()
+            self._changed.notify_all()
+        for job in left:
+            job.done(EngineUnreachable("the plug-in was closed"))
+        self._thread.join()
+        self._connection.close()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._waiting or self._is_closed)
+                if not self._waiting:
+                    return
+                job = self._waiting.popleft()
+                self._busy = True
+            job.done(self._result_of(job))
+            del job  # its memory is the host's again
+
+    def _result_of(self, job: _Job) -> Any:
+        try:
+            return self._connection.use(job.run)
+        except LakeError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - the edge to the host, which waits for the end of the job
+            return InternalError(f"a job of the plug-in failed: {type(error).__name__}: {error}")
+
+
+class Movers:
+    """The reading and the writing thread of one plug-in."""
+
+    def __init__(self, name: str, connect_to: Callable[[], HasSpace]) -> None:
+        """Connect twice.  Errors are those of `connect_to`."""
+        reading = connect_to()
+        try:
+            writing = connect_to()
+        except BaseException:
+            reading.close()
+            raise
+        self.reader = Mover(f"{name}-read", reading)
+        self.writer = Mover(f"{name}-write", writing)
+
+    def wait_idle(self) -> None:
+        """Wait until every job of both threads is done."""
+        self.reader.wait_idle()
+        self.writer.wait_idle()
+
+    def close(self) -> None:
+        """Close both; on return no memory of the host is used any more."""
+        self.reader.close()
+        self.writer.close()

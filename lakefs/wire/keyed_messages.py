@@ -1,0 +1,207 @@
+"""Messages about keyed blobs: values that are found by space and key; see `lakefs.wire.messages`.
+
+A space is a named set of keys.  A key has 1 to KEYED_KEY_BYTES_MAX bytes; its value is written once and lies in 1 to
+KEYED_PARTS_MAX chunks of data, the parts, which are committed together.  Requests name a space by its number, which
+SpaceOpen answers and which is never used for another space.
+
+Requests about keys answer each key by itself.  Lists of parts are flat: the parts of the first key, then those of the
+second, and so on; `counts` has the number of parts of each key.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lakefs.wire.base import Done, Failure, Message, Request
+
+# Outcomes of one key of a request that changes.
+KEYED_FAILED: Final = 0
+"""Nothing was changed; `failures` says why."""
+KEYED_STORED: Final = 1
+"""The key has this value from now on."""
+KEYED_PRESENT: Final = 2
+"""The key has a value already, which stays."""
+KEYED_REMOVED: Final = 3
+"""The key had a value, which was removed."""
+KEYED_ABSENT: Final = 4
+"""The key had no value."""
+
+
+# --- spaces ------------------------------------------------------------------------------------------
+
+
+class SpaceStat(Message, frozen=True):
+    """A space: its number, its settings, and its usage.  `quota_bytes` and `ttl_s`: 0 means none.
+
+    `entries` and `value_bytes` are of the values that exist, expired ones too until they are removed.
+    """
+
+    name: str
+    number: int
+    created_ns: int
+    quota_bytes: int
+    ttl_s: int
+    entries: int
+    value_bytes: int
+
+
+class SpaceOpen(Request, frozen=True):
+    """Return the space of that name; make it when it does not exist, unless `create` is false (SpaceNotFound).
+
+    `quota_bytes` and `ttl_s`, if given, become the space's; the quota is 0 or at least KEYED_QUOTA_BYTES_MIN.  The TTL
+    counts for values stored from then on.  A name has 1 to SPACE_NAME_BYTES_MAX bytes and no control characters.
+    InvalidArgument, also past SPACES_MAX spaces; InvalidName.
+    """
+
+    OP = 90
+    REPLY = SpaceStat
+    name: str
+    quota_bytes: int | None = None
+    ttl_s: int | None = None
+    create: bool = True
+
+
+class Spaces(Message, frozen=True):
+    """All spaces, in byte order of their names."""
+
+    spaces: list[SpaceStat]
+
+
+class SpaceList(Request, frozen=True):
+    """List all spaces, at most SPACES_MAX."""
+
+    OP = 91
+    REPLY = Spaces
+
+
+class SpaceRemove(Request, frozen=True):
+    """Remove a space with all its values.  SpaceNotFound.
+
+    From the answer on its number is gone, and its name is free for a new space, with another number.
+    """
+
+    OP = 92
+    REPLY = Done
+    name: str
+
+
+# --- keys --------------------------------------------------------------------------------------------
+
+
+class KeyedMatched(Message, frozen=True):
+    """The value of each key: `counts` parts, 0 for a key without value; ids and lengths of all parts.
+
+    `leases` has one for each part if the request asked for them.  `failures` is empty when no key failed.
+    """
+
+    counts: list[int]
+    chunks: list[bytes]
+    lengths: list[int]
+    leases: list[int] = []
+    failures: list[Failure | None] = []
+
+
+class KeyedMatch(Request, frozen=True):
+    """Find values: which of the keys have one, and of which chunks it consists.
+
+    `lease`: keep the chunks until CloseLeases or the end of the connection, whatever becomes of the keys.  A value that
+    has expired or is known to be damaged is not found.  SpaceNotFound; EngineBusy (leases).  A key fails by itself with
+    InvalidArgument (its length), or RequestTooLarge when the answer has KEYED_PARTS_ANSWERED_MAX parts already.
+    """
+
+    OP = 93
+    REPLY = KeyedMatched
+    space: int
+    keys: list[bytes]
+    lease: bool = False
+
+
+class KeyedLoaded(Message, frozen=True):
+    """The loaded values: `counts` parts of each key, 0 where it failed; ids and lengths of all parts.
+
+    `crcs`: of each part the CRC32Cs of its granules, 4 bytes each; empty when the request asked for no checksums.
+    `failures` is empty when no key failed.
+    """
+
+    counts: list[int]
+    chunks: list[bytes]
+    lengths: list[int]
+    crcs: list[bytes]
+    failures: list[Failure | None] = []
+
+
+class KeyedLoad(Request, frozen=True):
+    """Write the value of each key to its offset in memory that was lent writable, its parts behind each other.
+
+    As LoadSlots: `lengths`, if given, has the room of each value; the client checks the bytes, by ids or by the
+    answer's checksums.  A key has a failure of its own: KeyNotFound, RequestTooLarge when the keys before it have 4,096
+    parts, and the failures of a slot.  SpaceNotFound; SessionLost when the memory is not, or no longer, lent on this
+    connection.
+    """
+
+    OP = 94
+    REPLY = KeyedLoaded
+    memory: int
+    space: int
+    keys: list[bytes]
+    offsets: list[int]
+    lengths: list[int] = []
+    checksums: bool = True
+
+
+class KeyedOutcomes(Message, frozen=True):
+    """The outcome of each key; `failures` is empty when no key failed."""
+
+    outcomes: list[int]
+    failures: list[Failure | None] = []
+
+
+class KeyedPut(Request, frozen=True):
+    """Store values under keys, each unless its key is present; durable when answered.  At most 16 MiB a request.
+
+    `counts` has the number of parts of each value, `lengths` the bytes of each part (1 B to 4 MiB).  With `offsets`,
+    one for each part, the parts are slots of lent `memory`; without, they follow each other in the body.  A present key
+    is answered before anything of it is copied, and so is a key that the request has had before.  `depths`, if given,
+    has the place of each key in its chain, 0 to 65,535: a space over its quota loses deeper ones first.
+
+    SpaceNotFound; SessionLost (the memory); InvalidArgument and RequestTooLarge when the lists do not fit each other,
+    or the body.  A key fails by itself: InvalidArgument, RequestTooLarge (over KEYED_VALUE_BYTES_MAX or the quota),
+    SourceChanged (the memory was shrunk), EngineBusy (over the quota until others are evicted), StoreFull.
+    """
+
+    OP = 95
+    REPLY = KeyedOutcomes
+    space: int
+    keys: list[bytes]
+    counts: list[int]
+    lengths: list[int]
+    depths: list[int] = []
+    memory: int = 0
+    offsets: list[int] = []
+
+
+class KeyedCommit(Request, frozen=True):
+    """Like KeyedPut, of chunks that the session holds: for values longer than one request may have.
+
+    `chunks` has the ids of all parts; a key fails with ChunkNotFound when one of them is not in the store.
+    SessionLost.
+    """
+
+    OP = 96
+    REPLY = KeyedOutcomes
+    session: bytes
+    space: int
+    keys: list[bytes]
+    counts: list[int]
+    chunks: list[bytes]
+    depths: list[int] = []
+    end_session: bool = False
+
+
+class KeyedRemove(Request, frozen=True):
+    """Remove the values of keys; durable when answered.  SpaceNotFound; InvalidArgument for a key by itself."""
+
+    OP = 97
+    REPLY = KeyedOutcomes
+    space: int
+    keys: list[bytes]

@@ -1,0 +1,112 @@
+"""Two vLLM engines in one program: vLLM's own factory makes their tiers, and blocks go from one to the other.
+
+Run with the Python of `.venv-plugins`; LAKE_SERVER names the engine.
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
+from vllm.v1.kv_offload.config import (
+    OffloadingCacheConfig,
+    OffloadingConfig,
+    OffloadingGroupConfig,
+    OffloadingModelConfig,
+    OffloadingParallelConfig,
+)
+from vllm.v1.kv_offload.tiering.base import TransferJob
+from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
+
+BLOCK = 65536
+ROWS = 32
+WAIT_S = 60.0
+
+
+def memory() -> Any:
+    return np.frombuffer(mmap.mmap(-1, ROWS * BLOCK), np.int8).reshape(ROWS, BLOCK)
+
+
+def tier(rows: Any, model: str = "llama/8b") -> Any:
+    config = OffloadingConfig(
+        groups=(OffloadingGroupConfig(16, ("l0", "l1"), 0),),
+        worker_kv_bytes_per_block=BLOCK,
+        enable_kv_cache_events=False,
+        extra_config={},
+        engine_id="e",
+        model=OffloadingModelConfig(model, "bfloat16"),
+        cache=OffloadingCacheConfig(16, 1),
+        parallel=OffloadingParallelConfig(0, 1, 1, 1, 1, 1, 0, 1, None, True),
+    )
+    spec = SimpleNamespace(config=config, blocks_per_chunk=1, kv_events_config=None)
+    named = {"type": "LakeTier", "module_path": "lakefs.plugins.kv.vllm_tier"}
+    return SecondaryTierFactory.create_secondary_tier(named, memoryview(rows), spec)
+
+
+def finished(made: Any) -> Any:
+    """Return the only job that ends next."""
+    end = time.monotonic() + WAIT_S
+    while time.monotonic() < end:
+        jobs = list(made.get_finished_jobs())
+        if jobs:
+            (job,) = jobs
+            return job
+        time.sleep(0.001)
+    raise AssertionError("no job has ended")
+
+
+def looked_up(made: Any, keys: list[Any], request: str) -> list[Any]:
+    """Return what the look-ups of one request come to, step by step as the scheduler asks."""
+    context = ReqContext(request)
+    made.on_new_request(context)
+    end = time.monotonic() + WAIT_S
+    while time.monotonic() < end:
+        results = [made.lookup(key, context) for key in keys]
+        if LookupResult.RETRY not in results:
+            made.on_request_finished(context)
+            return results
+        made.on_schedule_end(None)
+        time.sleep(0.001)
+    raise AssertionError("a look-up was never answered")
+
+
+def main() -> None:
+    first, second = memory(), memory()
+    first[:] = np.random.default_rng(1).integers(-128, 127, (ROWS, BLOCK), dtype=np.int8)
+    keys = [make_offload_key(bytes([number]) * 32, 0) for number in range(16)]
+    one, two, other = tier(first), tier(second), tier(memory(), "another/model")
+    context = ReqContext("stores")
+    for number, key in enumerate(keys):
+        context.set_offload_key_position(key, 16 * (number + 1))
+    assert looked_up(one, keys, "r1") == [LookupResult.MISS] * 16
+
+    one.submit_store(TransferJob(1, keys, np.arange(16), False, context))
+    assert one.has_pending_work()
+    done = finished(one)
+    assert (done.job_id, done.success, done.transfer_bytes) == (1, True, 16 * BLOCK)
+    assert not one.has_pending_work()
+    assert looked_up(two, keys, "r2") == [LookupResult.HIT] * 16
+    assert looked_up(other, keys, "r3") == [LookupResult.MISS] * 16, "another model's blocks are not these"
+
+    absent = make_offload_key(b"z" * 32, 0)
+    two.submit_load(TransferJob(7, [*keys, absent], np.arange(17)[::-1], True, context))
+    two.drain_jobs()
+    done = finished(two)
+    assert (done.success, list(done.successful_keys)) == (False, keys)
+    assert (second[1:17][::-1] == first[:16]).all()
+    assert looked_up(two, [keys[0], absent], "r4") == [LookupResult.HIT, LookupResult.MISS]
+
+    two.submit_store(TransferJob(8, keys, np.arange(16), False, context))
+    assert finished(two).success, "a prompt that both computed is stored once"
+    for made in (one, two, other):
+        made.shutdown()
+    sys.stdout.write(f"{one.space_name}\n")
+
+
+if __name__ == "__main__":
+    main()

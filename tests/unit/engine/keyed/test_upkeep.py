@@ -1,0 +1,155 @@
+"""Upkeep of keyed blobs: eviction to quotas, expiry in time, purging of removed spaces; usage stays exact."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import trio
+
+from engine.format.keyed import SPACES_BEGIN, VALUES_END, unpack_value, value_key, values_range
+from engine.format.layouts import Table
+from engine.store.store import Store
+from lakefs.limits import CHUNK_BYTES, KEYED_QUOTA_BYTES_MIN
+from lakefs.wire import messages as m
+from lakefs.wire.engine_port import EngineClient
+from tests.contract.test_requests_keyed import put_keys, space_of, stat_of, value_of
+from tests.sim.world.clock import SimClock
+from tests.store_rig import ask, client_of, fsck, gc, run, session_of, simulated_store, store_chunks
+
+QUOTA = KEYED_QUOTA_BYTES_MIN
+VALUES = QUOTA // CHUNK_BYTES  # of a chunk each
+NS = 10**9
+
+
+def key_of(index: int) -> bytes:
+    """Return a key as clients have them: a hash."""
+    return random.Random(index).randbytes(32)
+
+
+async def commit_keys(
+    client: EngineClient, session: bytes, space: int, chunk: bytes, depths: dict[bytes, int]
+) -> m.KeyedOutcomes:
+    """Give keys, with their depths, the same chunk as value."""
+    count = len(depths)
+    request = m.KeyedCommit(session, space, list(depths), [1] * count, [chunk] * count, list(depths.values()))
+    return await ask(client, request, m.KeyedOutcomes)
+
+
+def values_in(store: Store, space: int) -> list[bytes]:
+    with store.metadata.view() as view:
+        return [key[5:] for key, _ in view.scan(Table.KEYED, *values_range(space))]
+
+
+def test_a_space_over_its_quota_is_evicted_and_never_holds_more() -> None:
+    async def main() -> None:
+        async with simulated_store() as store:
+            client = client_of(store)
+            space, session = await space_of(client, quota_bytes=QUOTA), await session_of(client)
+            (chunk,) = await store_chunks(client, session, [b"v" * CHUNK_BYTES])
+            for index in range(4 * VALUES):
+                answer = await commit_keys(client, session, space, chunk, {key_of(index): 0})
+                assert answer.outcomes == [m.KEYED_STORED]
+                assert (await stat_of(client)).value_bytes <= QUOTA
+            await trio.sleep(11)
+            stat = await stat_of(client)
+            assert 0.75 * QUOTA <= stat.value_bytes <= 0.95 * QUOTA
+            assert stat.entries == len(values_in(store, space)) == stat.value_bytes // CHUNK_BYTES
+            assert store.keyed.counts.evicted == 4 * VALUES - stat.entries
+            assert store.keyed.garbage.is_set()
+            report = await fsck(client)
+            assert not report["damage"]
+            assert not report["notes"]
+
+    run(main)
+
+
+def test_used_values_stay_and_of_unused_ones_the_deepest_goes_first() -> None:
+    async def main() -> None:
+        async with simulated_store() as store:
+            client = client_of(store)
+            space, session = await space_of(client, quota_bytes=QUOTA), await session_of(client)
+            (chunk,) = await store_chunks(client, session, [b"v" * CHUNK_BYTES])
+            keys = [key_of(index) for index in range(VALUES - 1)]
+            await commit_keys(client, session, space, chunk, {key: depth for depth, key in enumerate(keys)})
+            used = keys[-3:]  # the deepest
+            for _ in range(5):
+                await ask(client, m.KeyedMatch(space, used), m.KeyedMatched)
+            await commit_keys(client, session, space, chunk, {b"one more": 0})
+            await trio.sleep(11)
+            left = values_in(store, space)
+            gone = [key for key in keys if key not in left]
+            assert gone
+            assert set(used) <= set(left)
+            assert gone == [key for key in keys if key not in used][-len(gone) :]
+
+    run(main)
+
+
+def test_a_value_is_removed_within_ten_seconds_of_its_time() -> None:
+    async def main() -> None:
+        clock = SimClock()
+        async with simulated_store(clock=clock) as store:
+            client = client_of(store)
+            space = await space_of(client, ttl_s=30)
+            await put_keys(client, space, {bytes([index]) * 8: [b"short lived", bytes([index])] for index in range(60)})
+            await space_of(client, ttl_s=0)
+            await put_keys(client, space, {b"for ever": [b"long lived"]})
+            await trio.sleep(29)
+            assert (await stat_of(client)).entries == 61
+            await trio.sleep(11)
+            stat = await stat_of(client)
+            assert (stat.entries, stat.value_bytes) == (1, len(b"long lived"))
+            assert values_in(store, space) == [b"for ever"]
+            assert not (await fsck(client))["damage"]
+
+    run(main)
+
+
+def test_a_removed_space_loses_its_values_and_then_its_record() -> None:
+    async def main() -> None:
+        async with simulated_store(grace_s=0) as store:
+            client = client_of(store)
+            space = await space_of(client, ttl_s=1000)
+            for start in range(0, 600, 100):
+                await put_keys(client, space, {b"%d" % index: [b"%d" % index] for index in range(start, start + 100)})
+            other = await space_of(client, "other")
+            await put_keys(client, other, {b"kept": [b"1"]})
+            await ask(client, m.SpaceRemove("space"), m.Done)
+            await trio.sleep(11)
+            with store.metadata.view() as view:
+                left = [key for key, _ in view.scan(Table.KEYED, b"", b"\xff")]
+            assert left == [b"\0", b"\x01other", value_key(other, b"kept"), SPACES_BEGIN + other.to_bytes(4, "big")]
+            assert (await gc(client))["freed_chunks"] == 599  # the one of b"1" has another value
+            assert await value_of(client, other, b"kept") == b"1"
+            assert not (await fsck(client))["damage"]
+
+    run(main)
+
+
+@pytest.mark.parametrize("seconds", [-1000, 1000])
+def test_a_clock_that_is_set_loses_no_value_before_its_time(seconds: int) -> None:
+    async def main() -> None:
+        clock = SimClock()
+        async with simulated_store(clock=clock) as store:
+            client = client_of(store)
+            space = await space_of(client, ttl_s=2000)
+            await put_keys(client, space, {b"k": [b"value"]})
+            clock.jump_wall(seconds * NS)
+            await trio.sleep(20)
+            assert await value_of(client, space, b"k") == b"value"
+
+    run(main)
+
+
+def test_a_plain_value_is_read_back_from_the_table() -> None:
+    async def main() -> None:
+        async with simulated_store() as store:
+            client = client_of(store)
+            space = await space_of(client)
+            await put_keys(client, space, {b"k": [b"a", b"bc"]})
+            with store.metadata.view() as view:
+                (record,) = (value for _, value in view.scan(Table.KEYED, values_range(space)[0], VALUES_END))
+            assert unpack_value(record).lengths == (1, 2)
+
+    run(main)

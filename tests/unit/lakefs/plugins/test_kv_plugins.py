@@ -1,0 +1,280 @@
+"""Shared by plug-ins for KV caches: versions, movers, block moves; and LMCache's connector with a fake space."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
+
+import pytest
+
+from lakefs.client.blocking.spaces import Space
+from lakefs.errors import EngineBusy, EngineUnreachable, InvalidArgument, LakeError, StoreFull, UnsupportedVersion
+from lakefs.get.keyed import Matched
+from lakefs.limits import KEYED_VALUE_BYTES_MAX
+from lakefs.plugins.kv import lmcache_connector, movers as moving
+from lakefs.plugins.kv.block_moves import BlockMoves, Ended
+from lakefs.plugins.kv.lmcache_connector import Completion, LakeConnector, batches
+from lakefs.plugins.kv.movers import Movers
+from lakefs.plugins.kv.versions import check_host, parsed
+from lakefs.put.keyed import KeyedResult, Outcome
+
+T = TypeVar("T")
+WAIT_S = 20.0
+
+
+class FakeSpace:
+    """A space in memory, shared by all connections of a test."""
+
+    def __init__(self) -> None:
+        self.values: dict[bytes, bytes] = {}
+        self.depths: dict[bytes, int] = {}
+        self.threads: set[str] = set()
+        self.error: Exception | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+        self.closed = 0
+
+    def use(self, job: Callable[[Space], T]) -> T:
+        self.threads.add(threading.current_thread().name)
+        assert self.gate.wait(WAIT_S)
+        if self.error is not None:
+            raise self.error
+        return job(cast("Space", self))
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def match(self, keys: Sequence[bytes]) -> Matched:
+        assert len(set(keys)) == len(keys), "a batch with a key twice is refused"
+        return Matched(0, [key in self.values for key in keys])
+
+    def get_many_into(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[int]:
+        assert len(set(keys)) == len(keys), "a batch with a key twice is refused"
+        lengths = []
+        for key, buffer in zip(keys, buffers, strict=True):
+            value = self.values.get(key, b"")
+            fits = len(value) <= len(buffer)
+            buffer[: len(value) if fits else 0] = value if fits else b""
+            lengths.append(len(value) if fits else 0)
+        return lengths
+
+    def put_many(
+        self, keys: Sequence[bytes], values: Sequence[memoryview], *, depths: Sequence[int] = ()
+    ) -> KeyedResult:
+        assert len(set(keys)) == len(keys), "a batch with a key twice is refused"
+        result = KeyedResult([Outcome.STORED] * len(keys))
+        for place, (key, value) in enumerate(zip(keys, values, strict=True)):
+            if bytes(value[:4]) == b"full":
+                result.outcomes[place], result.failures[place] = Outcome.FAILED, StoreFull("no room")
+            elif key in self.values:
+                result.outcomes[place] = Outcome.PRESENT
+            else:
+                self.values[key] = bytes(value)
+        self.depths.update(zip(keys, depths, strict=False))
+        return result
+
+    def remove(self, keys: Sequence[bytes]) -> list[bool]:
+        return [self.values.pop(key, None) is not None for key in keys]
+
+
+# --- versions --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [("0.5.6", (0, 5, 6)), ("0.33.0+cpu", (0, 33, 0)), ("1.2rc1", (1, 2, 0)), ("2", (2, 0, 0)), ("x", (0, 0, 0))],
+)
+def test_versions_are_read_by_their_leading_numbers(text: str, numbers: tuple[int, ...]) -> None:
+    assert parsed(text) == numbers
+
+
+def test_a_host_of_another_version_is_refused_with_the_known_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_host("pytest", (0, 0, 1), (1000, 0, 0))
+    for installed in ("0.5.5", "0.6.0", "1.0"):
+        monkeypatch.setattr("lakefs.plugins.kv.versions.version", lambda _, text=installed: text)
+        with pytest.raises(UnsupportedVersion, match=rf"{installed} is installed.*0\.5\.6 and later, before 0\.6\.0"):
+            LakeConnector()
+    monkeypatch.setattr("lakefs.plugins.kv.versions.version", lambda _: "0.5.9")
+    check_host("lmcache", (0, 5, 6), (0, 6, 0))
+
+
+def test_a_host_that_is_not_installed_is_named() -> None:
+    with pytest.raises(UnsupportedVersion, match="no-such-host is not installed"):
+        check_host("no-such-host", (1, 0, 0), (2, 0, 0))
+
+
+# --- movers ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def movers_of(space: FakeSpace) -> Iterator[Movers]:
+    movers = Movers("test", lambda: space)
+    try:
+        yield movers
+    finally:
+        space.gate.set()
+        movers.close()
+        movers.close()
+        assert space.closed == 2
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("test-")]
+
+
+def test_jobs_run_in_the_movers_threads_and_errors_are_results() -> None:
+    space = FakeSpace()
+    ended: list[Any] = []
+    with movers_of(space) as movers:
+        movers.reader.submit(lambda found: found.match([b"a"]).present, ended.append)
+        movers.writer.submit(lambda found: 1 / 0, ended.append)
+        movers.wait_idle()
+        space.error = EngineUnreachable("gone")
+        movers.reader.submit(lambda found: 5, ended.append)
+        movers.wait_idle()
+    assert space.threads == {"test-read", "test-write"}
+    assert [False] in ended
+    assert sorted(type(item).__name__ for item in ended) == ["EngineUnreachable", "InternalError", "list"]
+
+
+def test_a_full_queue_fails_a_job_at_once_and_a_closed_mover_every_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moving, "JOBS_MAX", 2)
+    space = FakeSpace()
+    ended: list[Any] = []
+    space.gate.clear()
+    with movers_of(space) as movers:
+        movers.reader.submit(lambda _: "first", ended.append)
+        while movers.reader._waiting:  # until the thread has begun it
+            threading.Event().wait(0.001)
+        for _ in range(3):
+            movers.reader.submit(lambda _: "more", ended.append)
+        assert [type(item) for item in ended] == [EngineBusy]
+        closing = threading.Thread(target=movers.close)
+        closing.start()
+        while len(ended) < 3:
+            threading.Event().wait(0.001)
+        assert [type(item) for item in ended[1:]] == [EngineUnreachable] * 2, "jobs that had not begun"
+        space.gate.set()
+        closing.join(WAIT_S)
+        assert ended[3] == "first", "a job that had begun ends as itself"
+        movers.writer.submit(lambda _: 1, ended.append)
+        assert isinstance(ended[4], EngineBusy)
+
+
+# --- blocks ----------------------------------------------------------------------------------------------
+
+
+def test_blocks_are_stored_loaded_and_missed() -> None:
+    space, memory = FakeSpace(), bytearray(b"".join(bytes([65 + row]) * 8 for row in range(6)))
+    with movers_of(space) as movers:
+        moves = BlockMoves(movers, memoryview(memory), 8)
+        moves.store(1, [b"a", b"b"], [0, 1], [3, 4])
+        movers.wait_idle()
+        assert moves.is_busy, "an end that nobody has collected"
+        (ended,) = moves.collect()
+        assert (ended.number, ended.is_load, ended.moved, ended.failed, ended.moved_bytes) == (
+            1, False, [b"a", b"b"], [], 16
+        )  # fmt: skip
+        assert (space.values, space.depths) == ({b"a": b"A" * 8, b"b": b"B" * 8}, {b"a": 3, b"b": 4})
+        space.values[b"short"] = b"123"
+        moves.load(2, [b"b", b"none", b"short", b"a"], [5, 4, 3, 2])
+        movers.wait_idle()
+        (ended,) = moves.collect()
+        assert (ended.moved, ended.failed) == ([b"b", b"a"], [b"none", b"short"])
+        assert (bytes(memory[40:]), bytes(memory[16:24])) == (b"B" * 8, b"A" * 8)
+        assert not moves.is_busy
+
+
+def test_failed_jobs_end_with_a_reason() -> None:
+    space = FakeSpace()
+    with movers_of(space) as movers:
+        moves = BlockMoves(movers, memoryview(bytearray(b"full" * 8)), 8)
+        moves.store(1, [b"a"], [0], [0])
+        moves.store(2, [b"a"], [4], [0])
+        moves.load(3, [b"a", b"b"], [0])
+        moves.load(4, [b"a"], [-1])
+        movers.wait_idle()
+        space.error = EngineUnreachable("gone")
+        moves.load(5, [b"a"], [0])
+        movers.wait_idle()
+        found: dict[int, Ended] = {ended.number: ended for ended in moves.collect()}
+    assert sorted(found) == [1, 2, 3, 4, 5]
+    assert all(ended.failed and not ended.moved for ended in found.values())
+    assert (found[1].reason, found[5].reason) == ("no room", "gone")
+
+
+@pytest.mark.parametrize("size", [0, KEYED_VALUE_BYTES_MAX + 1])
+def test_a_block_that_no_space_keeps_is_refused_at_the_start(size: int) -> None:
+    with movers_of(FakeSpace()) as movers, pytest.raises(InvalidArgument):
+        BlockMoves(movers, memoryview(bytearray(8)), size)
+
+
+# --- LMCache ---------------------------------------------------------------------------------------------
+
+
+class Host:
+    """The part of LMCache that asks a connector: it waits for the event, and drains."""
+
+    def __init__(self, space: FakeSpace, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(lmcache_connector, "check_host", lambda *_: None)
+        monkeypatch.setattr(lmcache_connector, "Connection", lambda settings: space)
+        self.connector = LakeConnector(space="s")
+
+    def result(self, number: int) -> Completion:
+        ready = select.select([self.connector.event_fd()], [], [], WAIT_S)[0]
+        assert ready, "no completion came"
+        (completion,) = self.connector.drain_completions()
+        assert completion[0] == number
+        assert not select.select([self.connector.event_fd()], [], [], 0)[0]
+        return completion
+
+
+@pytest.fixture
+def space() -> FakeSpace:
+    return FakeSpace()
+
+
+@pytest.fixture
+def host(space: FakeSpace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    made = Host(space, monkeypatch)
+    yield made
+    made.connector.close()
+    made.connector.close()
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(made.connector.event_fd())
+
+
+def test_lmcache_stores_finds_loads_and_deletes(host: Host) -> None:
+    asked, names = host.connector, ["m@0@0@aa", "m@0@0@bb", "m" * 300]
+    values = [memoryview(bytes([number]) * 100) for number in range(3)]
+    assert asked.drain_completions() == []
+    assert host.result(asked.submit_batch_set(names, values))[1:] == (True, "", [True] * 3)
+    assert host.result(asked.submit_batch_exists([*names, "none"]))[1:] == (True, "", [True] * 3 + [False])
+    buffers = [memoryview(bytearray(size)) for size in (100, 99, 101, 100)]
+    found = host.result(asked.submit_batch_get([*names, "none"], buffers))
+    assert found[1:] == (True, "", [True, False, False, False]), "a value of another length is a miss"
+    assert buffers[0] == values[0]
+    assert host.result(asked.submit_batch_delete([names[0], "none"]))[1:] == (True, "", [True, False])
+    assert host.result(asked.submit_batch_exists(names[:1]))[3] == [False]
+
+
+def test_lmcache_may_name_an_object_twice(host: Host) -> None:
+    asked, value = host.connector, memoryview(b"v" * 10)
+    assert host.result(asked.submit_batch_set(["a", "a", "b"], [value] * 3))[1]
+    buffers = [memoryview(bytearray(10)) for _ in range(3)]
+    assert host.result(asked.submit_batch_get(["a", "b", "a"], buffers))[3] == [True] * 3
+    assert all(buffer == value for buffer in buffers)
+    assert [places for places, _ in batches(["a", "a", "b", "a"])] == [[0, 2], [1], [3]]
+
+
+def test_lmcache_is_told_of_failures(host: Host, space: FakeSpace) -> None:
+    values = [memoryview(b"full"), memoryview(b"good")]
+    number, ok, reason, each = host.result(host.connector.submit_batch_set(["a", "b"], values))
+    assert (number, ok, each) == (1, False, [False, True])
+    assert "1 of 2" in reason
+    space.error = EngineUnreachable("the engine is gone")
+    for ask in (host.connector.submit_batch_exists, host.connector.submit_batch_delete):
+        completion: Any = host.result(ask(["a", "b"]))
+        assert completion[1:] == (False, "the engine is gone", [False, False])
+    assert isinstance(space.error, LakeError)
