@@ -274,10 +274,7 @@ class OpenFile:
         return None
 
     def teach(self, handle: int, offset: int, length: int) -> None:
-        """Have native threads answer reads like the one just answered, while the content is the stored one.
-
-        Not of a hot file: a mapping may write to it at any time, and reads show that.
-        """
+        """Have native threads answer reads like the one just answered, of stored content that no mapping writes to."""
         if self.hot is None and self._staged is None and self._reader is not None:
             self._reader.teach(handle, offset, length)
 

@@ -37,7 +37,7 @@ class Held:
     nowait: int
     users: int = 0
     holders: int = 0
-    """Those users that stay long."""
+    """Users that stay as long as a file is open."""
     dropped: bool = False
 
 
