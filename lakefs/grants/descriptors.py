@@ -37,7 +37,7 @@ class Held:
     nowait: int
     users: int = 0
     holders: int = 0
-    """Those users that stay long."""
+    """Users that stay long."""
     dropped: bool = False
 
 
