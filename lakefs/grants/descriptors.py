@@ -37,7 +37,7 @@ class Held:
     nowait: int
     users: int = 0
     holders: int = 0
-    """Users that stay as long as a file is open."""
+    """Users that stay long."""
     dropped: bool = False
 
 

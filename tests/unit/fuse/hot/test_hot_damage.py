@@ -91,7 +91,7 @@ def test_a_hot_file_that_cannot_be_made_keeps_no_descriptor(
 
 
 class _Ground:
-    """The parts of a mount that a hot set needs to look after its files."""
+    """Part of a mount that a hot set needs to look after its files."""
 
     def __init__(self) -> None:
         self.offload = InlineOffload()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 import trio
@@ -18,6 +16,7 @@ from gateway.http.door import Door
 from gateway.http.messages import Request, Response
 from gateway.http.server import HttpServer
 from lakefs.transport.streams import TrioNetwork
+from tests.descriptors import descriptor_count
 from tests.unit.gateway.http.line_repeater import LineRepeater
 from tests.unit.gateway.http.test_door import no_rest
 from tests.unit.gateway.http.test_http_connection import refused
@@ -100,16 +99,11 @@ async def serving(repeater: LineRepeater | None = None, connections_max: int = 1
     assert server.counts() == (0, 0)
 
 
-def descriptors() -> set[str]:
-    return {entry.name for entry in Path("/proc/self/fd").iterdir()}
-
-
 def run(body: Callable[[], Awaitable[None]]) -> None:
     """Run in trio; no descriptor is left open, and none was closed that another had."""
-    before = descriptors()
+    before = descriptor_count()
     trio.run(body)
-    gc.collect()
-    assert len(descriptors()) == len(before)
+    assert descriptor_count() == before
 
 
 @pytest.fixture(autouse=True)
