@@ -21,6 +21,7 @@ from fuse.state.mount import Mount
 from lakefs.host.memory_limits import Available
 from lakefs.host.offload import InlineOffload
 from lakefs.limits import GIB, GRANULE_BYTES
+from tests.descriptors import open_descriptors
 
 SIZE = 3 * GRANULE_BYTES
 
@@ -83,11 +84,11 @@ def test_a_hot_file_that_cannot_be_made_keeps_no_descriptor(
     def fail(descriptor: int, flags: int) -> NoReturn:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    before = os.listdir("/proc/self/fd")
+    before = open_descriptors()
     monkeypatch.setattr(hot_file, "reopened", fail)
     with pytest.raises(OSError, match="Too many"):
         HotFile(b"blob", files.new())
-    assert os.listdir("/proc/self/fd") == before
+    assert open_descriptors() == before
 
 
 class _Ground:

@@ -8,6 +8,7 @@ import pytest
 
 from lakefs.grants.descriptors import DESCRIPTORS_MAX, HELD_MAX, SegmentDescriptors
 from lakefs.ids import SegmentId
+from tests.descriptors import descriptor_count
 
 
 def test_an_interrupt_while_all_are_closed_closes_none_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,14 +36,14 @@ def test_an_interrupt_while_all_are_closed_closes_none_twice(monkeypatch: pytest
 def test_many_open_files_do_not_keep_more_segments_open_than_are_to_be() -> None:
     descriptors = SegmentDescriptors()
     segments = [SegmentId(number) for number in range(DESCRIPTORS_MAX + 100)]
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptor_count()
     held = []
     for segment in segments:
         descriptors.add(segment, os.open(os.devnull, os.O_RDONLY))
         if (found := descriptors.hold(segment)) is not None:
             held.append(found)
     assert len(held) == HELD_MAX
-    assert len(os.listdir("/proc/self/fd")) - before == DESCRIPTORS_MAX
+    assert descriptor_count() - before == DESCRIPTORS_MAX
     again = descriptors.hold(segments[0])
     assert again is held[0], "one that is held may be held again"
     descriptors.let_go(again)
@@ -51,7 +52,7 @@ def test_many_open_files_do_not_keep_more_segments_open_than_are_to_be() -> None
     last = descriptors.hold(segments[-1])
     assert last is not None
     descriptors.close()
-    assert len(os.listdir("/proc/self/fd")) - before == HELD_MAX
+    assert descriptor_count() - before == HELD_MAX
     for each in (*held, last):
         descriptors.let_go(each)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptor_count() == before
