@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple
 
-from lakefs.errors import LakeError, SessionLost
+from lakefs.errors import EngineBusy, LakeError, RequestTooLarge, SessionLost, SourceChanged, StoreFull
 from lakefs.ids import Buffer, ChunkKind
 from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, CHUNK_BYTES, PUT_MANY_WINDOW, STORE_REQUEST_CHUNKS, STORE_WINDOW
 from lakefs.put.lent import forget_number, lend, send_slots, take_back
@@ -187,7 +187,7 @@ class _Put:
     # --- longer than a request ---------------------------------------------------------------------
 
     def _put_long(self, item: KeyedItem) -> Steps[None]:
-        """Store the parts of a long value in a session, and commit them together."""
+        """Store the parts of a long value in a session, and commit them together; a failure of the value is noted."""
         for attempt in range(ATTEMPTS):
             try:
                 return (yield from self._put_in_session(item))
@@ -196,6 +196,10 @@ class _Put:
                     self._transfer.lent.pop(item.data.memory, None)
                 if attempt == ATTEMPTS - 1:
                     raise
+            except (StoreFull, EngineBusy, RequestTooLarge, SourceChanged) as error:
+                self._result.outcomes[item.place] = Outcome.FAILED
+                self._result.failures[item.place] = error
+                return
         raise AssertionError("the last attempt has returned or raised")
 
     def _put_in_session(self, item: KeyedItem) -> Steps[None]:
@@ -209,12 +213,11 @@ class _Put:
             commit = KeyedCommit(
                 opened.session, self._space, [item.key], [len(chunks)], chunks, [item.depth], end_session=True
             )
-            reply = yield from send(commit)
-            is_ended = True
+            self._noting([item])((yield from send(commit)))
+            is_ended = self._result.outcomes[item.place] is not Outcome.FAILED  # the session of a failed key stays
         finally:
             if not is_ended:
                 yield from forget(SessionEnd(opened.session))
-        self._noting([item])(reply)
 
     def _stored(self, session: bytes, item: KeyedItem, number: int | None) -> Steps[list[bytes]]:
         chunks: list[bytes] = []

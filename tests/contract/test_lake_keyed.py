@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -12,13 +13,14 @@ import trio
 from lakefs.client.blocking.lake import Lake
 from lakefs.client.blocking.spaces import Space
 from lakefs.client.trio.spaces import TrioSpace
-from lakefs.errors import InvalidArgument, SpaceNotFound
+from lakefs.errors import InvalidArgument, RequestTooLarge, SpaceNotFound
 from lakefs.get.keyed import MISS
 from lakefs.get.pools import Pool
 from lakefs.lake.spaces import SpaceSteps
-from lakefs.limits import BODY_BYTES_MAX, CHUNK_BYTES, KIB, MIB
+from lakefs.limits import BODY_BYTES_MAX, CHUNK_BYTES, KEYED_QUOTA_BYTES_MIN, KIB, MIB
 from lakefs.put.keyed import KeyedResult, Outcome
 from lakefs.put.shared_memory import SharedMemory, Slot
+from lakefs.steps.steps import send
 from lakefs.wire import messages as m
 from tests.contract.engines import KINDS, Kind
 from tests.contract.test_lake import Driven, run
@@ -166,6 +168,22 @@ def test_slots_of_shared_memory_and_a_value_longer_than_a_request(kind: Kind) ->
         finally:
             await space.lake.run(space.lake.steps.return_memory(memory))
             memory.close()
+
+    keyed(kind, body)
+
+
+def test_a_long_value_that_fails_ends_its_session_and_stops_no_other(kind: Kind) -> None:
+    async def body(space: Asker) -> None:
+        await space.lake.run(space.lake.steps.open_space("llama/tp2", quota=KEYED_QUOTA_BYTES_MIN))
+        long, longest = value_of(BODY_BYTES_MAX + 1), bytes(KEYED_QUOTA_BYTES_MIN + 1)
+        space.lake.asked.clear()
+        result = await space.put([b"longest", b"long"], [longest, long])
+        assert result.outcomes == [Outcome.FAILED, Outcome.STORED]
+        assert isinstance(result.failures[0], RequestTooLarge)
+        assert space.lake.count(m.SessionOpen) == 2
+        reply = (await space.lake.run(send(m.Status()))).message
+        assert isinstance(reply, m.StatusReply)
+        assert json.loads(reply.status_json)["clients"]["sessions"] == 0
 
     keyed(kind, body)
 
