@@ -88,7 +88,7 @@ class KeyedBlobs:
     # --- use -----------------------------------------------------------------------------------------
 
     def note_used(self, number: int, keys: Iterable[bytes]) -> None:
-        """Count a use of each key; keys that are none are left out."""
+        """Count a use of each key of a space that exists; keys that are none are left out."""
         names = [blake3(value_key(number, key)).digest() for key in keys if 0 < len(key) <= KEYED_KEY_BYTES_MAX]
         if names:
             if self._sketch is None:
@@ -115,17 +115,18 @@ class KeyedBlobs:
         is_over = taken > space.quota_bytes * EVICT_ABOVE
         return max(0, int(taken - space.quota_bytes * EVICT_TO)) if is_over else 0
 
-    async def room_for(self, number: int, size_bytes: int) -> SpaceRecord:
-        """Wait until a space has room for so many bytes, or half of its quota, a moment at most; returns the space.
+    async def room_for(self, number: int, size_bytes: int, longest_bytes: int) -> SpaceRecord:
+        """Wait until a space has room for so many bytes, or for half of its quota if that is enough for the longest of
+        the values, a moment at most; returns the space.
 
         SpaceNotFound.  The room is still there when this returns, if the caller takes it (`admitted`) in that step.
         """
         with trio.move_on_after(KEYED_ROOM_WAIT_S):
             while True:
                 space = self._space(number)
-                need = min(size_bytes, space.quota_bytes // 2)
+                need = min(size_bytes, max(space.quota_bytes // 2, longest_bytes))
                 room = self.room(number, space)
-                if room is None or need <= room:
+                if not size_bytes or room is None or need <= room:
                     break
                 self._needs[number] = max(need, self._needs.get(number, 0))
                 self.round_wanted.set()

@@ -94,8 +94,8 @@ class KeyedPuts:
 
         The others fail.
         """
-        size_bytes = sum(map(batch.size_of, batch.wanted))
-        space = await self._keyed.room_for(batch.number, size_bytes)
+        sizes = [batch.size_of(index) for index in batch.wanted]
+        space = await self._keyed.room_for(batch.number, sum(sizes), max(sizes, default=0))
         return batch.admit(self._keyed, space)
 
     async def _store_parts(

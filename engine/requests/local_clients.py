@@ -16,6 +16,7 @@ import structlog
 from engine.chunks.chunk_store import find_chunk
 from engine.chunks.manifests import checked_chunks
 from engine.format.extents import Place
+from engine.keyed.spaces import find_space
 from engine.requests.answers import grant_of
 from engine.requests.handlers import handles
 from engine.requests.keyed_batch import check_keys
@@ -110,7 +111,10 @@ class LocalRequests:
             for chunk, length in zip(chunks, self._lengths(chunks), strict=True):
                 if length is not None and self._dram.note_read(chunk, length, by_client=True):
                     self._dram.want(chunk)
-        self._store.keyed.note_used(request.space, request.keys)
+        if request.keys:
+            with self._store.metadata.view() as view:
+                find_space(view, request.space)
+            self._store.keyed.note_used(request.space, request.keys)
         return Reply(m.Done())
 
     def _lengths(self, chunks: Sequence[ChunkId]) -> list[int | None]:

@@ -128,6 +128,7 @@ class NoteReads(Request, frozen=True):
     """Report chunks that the client read without a Locate, at most 4,096: the tier keeps chunks that are read often.
 
     `keys` of `space`, at most 4,096: keyed blobs that it read without a KeyedMatch; keys read often are evicted late.
+    SpaceNotFound, for keys of a space that does not exist.
     """
 
     OP = 57

@@ -140,6 +140,23 @@ def test_a_key_that_comes_twice_has_its_first_value(kind: Kind) -> None:
     kind.run(body)
 
 
+@pytest.mark.parametrize("space", [-1, 0, 1 << 32, 7])
+def test_a_space_that_never_was_is_refused_in_every_request(kind: Kind, space: int) -> None:
+    async def body(engine: Engine) -> None:
+        client, keys = engine.client, [b"k"]
+        for request in (
+            m.KeyedMatch(space, keys),
+            m.KeyedRemove(space, keys),
+            m.KeyedCommit(await session_of(client), space, [], [], []),
+            m.NoteReads([], space, keys),
+        ):
+            await refused(client, SpaceNotFound, request)
+        await refused(client, SpaceNotFound, m.KeyedPut(space, keys, [1], [1]), [b"x"])
+        assert await ask(client, m.NoteReads([], space), m.Done) == m.Done()
+
+    kind.run(body)
+
+
 def test_a_bad_key_fails_by_itself_in_every_request(kind: Kind) -> None:
     async def body(engine: Engine) -> None:
         client = engine.client

@@ -10,7 +10,7 @@ import trio
 from engine.format.keyed import SPACES_BEGIN, VALUES_END, unpack_value, value_key, values_range
 from engine.format.layouts import Table
 from engine.store.store import Store
-from lakefs.limits import CHUNK_BYTES, KEYED_QUOTA_BYTES_MIN
+from lakefs.limits import CHUNK_BYTES, KEYED_QUOTA_BYTES_MIN, KEYED_ROOM_WAIT_S
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import EngineClient
 from tests.contract.test_requests_keyed import put_keys, space_of, stat_of, value_of
@@ -82,6 +82,38 @@ def test_used_values_stay_and_of_unused_ones_the_deepest_goes_first() -> None:
             assert gone
             assert set(used) <= set(left)
             assert gone == [key for key in keys if key not in used][-len(gone) :]
+
+    run(main)
+
+
+def test_a_value_of_most_of_the_quota_finds_room_in_a_space_that_has_others() -> None:
+    async def main() -> None:
+        async with simulated_store() as store:
+            client = client_of(store)
+            space, session = await space_of(client, quota_bytes=QUOTA), await session_of(client)
+            (chunk,) = await store_chunks(client, session, [b"v" * CHUNK_BYTES])
+            others = VALUES * 3 // 8  # so much room is left that half of the quota would fit
+            await commit_keys(client, session, space, chunk, {key_of(index): 0 for index in range(others)})
+            parts = VALUES * 3 // 4
+            request = m.KeyedCommit(session, space, [b"long"], [parts], [chunk] * parts)
+            assert (await ask(client, request, m.KeyedOutcomes)).outcomes == [m.KEYED_STORED]
+            stat = await stat_of(client)
+            assert parts * CHUNK_BYTES < stat.value_bytes <= QUOTA
+            assert b"long" in values_in(store, space)
+
+    run(main)
+
+
+def test_a_present_key_waits_for_no_room() -> None:
+    async def main() -> None:
+        async with simulated_store() as store:
+            client = client_of(store)
+            space = await space_of(client, quota_bytes=QUOTA)
+            await put_keys(client, space, {b"k": [b"value"]})
+            with store.keyed.admitted(space, 2 * QUOTA):
+                began = trio.current_time()
+                assert (await put_keys(client, space, {b"k": [b"value"]})).outcomes == [m.KEYED_PRESENT]
+                assert trio.current_time() - began < KEYED_ROOM_WAIT_S / 2
 
     run(main)
 
