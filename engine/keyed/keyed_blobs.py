@@ -165,9 +165,10 @@ class KeyedBlobs:
             self.garbage.set()
 
     def begin_collecting(self) -> None:
-        """Count evicted bytes from 0 again: a cycle of gc begins."""
+        """Count evicted bytes from 0 again: a cycle of gc begins.  Who waits for `garbage` goes on waiting."""
         self._evicted.clear()
-        self.garbage = trio.Event()
+        if self.garbage.is_set():
+            self.garbage = trio.Event()
 
     def statistics(self) -> dict[str, Any]:
         """Counts for `lake status`."""

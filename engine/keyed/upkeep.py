@@ -5,6 +5,8 @@ Rules kept here:
 - A space over EVICT_ABOVE of its quota loses values down to EVICT_TO.  Of NEIGHBOURS values that follow each other one
   is evicted: one that has expired, else the one least used lately, else the deepest, so leaves go before roots.  A hand
   goes round the keys: they are hashes, so those that follow each other are a sample, and each is looked at in turn.
+- Eviction comes first, and what takes long gives way to it: a put that waits for room does not wait for the removal of
+  a space with a million values.
 - Rounds are begun at once when a put waits for room, else every ROUND_S: nothing outlives its time by more than
   twice that, unless the disk takes no writes.
 """
@@ -27,6 +29,7 @@ from engine.format.keyed import (
     space_key,
     unpack_expiry_key,
     unpack_space,
+    value_key,
     values_range,
 )
 from engine.format.layouts import Table
@@ -82,31 +85,38 @@ class KeyedUpkeep:
 
     async def round(self) -> None:
         """Remove what is over now: expired values, values of removed spaces, values over quotas.  Not yet durable."""
-        await self._repeat(self._expire)
         with self._metadata.view() as view:
             spaces = list(iter_spaces(view))
         for number, space in spaces:
-            if space.removed:
-                await self._repeat(partial(self._purge, number))
-                self._hands.pop(number, None)
-            elif self._keyed.excess(number, space):
+            if not space.removed and self._keyed.excess(number, space):
                 await self._repeat(partial(self._evict, number))
+        await self._repeat(self._expire, gives_way=True)
+        for number, space in spaces:
+            if space.removed:
+                await self._repeat(partial(self._purge, number), gives_way=True)
+                self._hands.pop(number, None)
 
-    async def _repeat(self, remove: Callable[[Transaction], bool]) -> None:
-        """Run a decision until it returns False, with rests in between."""
+    async def _repeat(self, remove: Callable[[Transaction], bool], *, gives_way: bool = False) -> None:
+        """Run a decision until it returns False, with rests in between.
+
+        `gives_way`: run it once only when a put waits for room; the next round, which begins at once, goes on.
+        """
         pacing, more = Pacing(self._writers), True
         while more:
             more, _ = await self._metadata.commit(remove, durable=False)
             await pacing.rest()
+            more = more and not (gives_way and self._keyed.round_wanted.is_set())
 
     def _expire(self, txn: Transaction) -> bool:
         """Remove a batch of values whose time is over."""
         over = list(islice(txn.scan(Table.KEYED, *expiries_until(self._clock.wall_ns())), self._batch))
         usages = _Usages(txn)
         for place, _ in over:
-            _, number, key = unpack_expiry_key(place)
-            usage = usages.of(number)
-            if usage is None or remove_value(txn, usage, number, key) is None:
+            expires_ns, number, key = unpack_expiry_key(place)
+            usage, record = usages.of(number), txn.get(Table.KEYED, value_key(number, key))
+            if usage is not None and record is not None and KEYED_HEAD.unpack_from(record)[-1] == expires_ns:
+                remove_value(txn, usage, number, key)
+            else:  # of no value: one that stays is not touched
                 txn.delete(Table.KEYED, place)
         usages.save()
         self._keyed.counts.expired += len(over)

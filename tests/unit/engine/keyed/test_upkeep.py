@@ -7,8 +7,9 @@ import random
 import pytest
 import trio
 
-from engine.format.keyed import SPACES_BEGIN, VALUES_END, unpack_value, value_key, values_range
+from engine.format.keyed import SPACES_BEGIN, VALUES_END, expiry_key, unpack_value, value_key, values_range
 from engine.format.layouts import Table
+from engine.metadata.pacing import Pacing
 from engine.store.store import Store
 from lakefs.limits import CHUNK_BYTES, KEYED_QUOTA_BYTES_MIN, KEYED_ROOM_WAIT_S
 from lakefs.wire import messages as m
@@ -155,6 +156,74 @@ def test_a_removed_space_loses_its_values_and_then_its_record() -> None:
             assert (await gc(client))["freed_chunks"] == 599  # the one of b"1" has another value
             assert await value_of(client, other, b"kept") == b"1"
             assert not (await fsck(client))["damage"]
+
+    run(main)
+
+
+@pytest.mark.parametrize("expire", [False, True])
+def test_a_put_that_waits_for_room_does_not_wait_for_long_removals(
+    monkeypatch: pytest.MonkeyPatch, *, expire: bool
+) -> None:
+    async def rest(self: Pacing, times: float = 0) -> None:
+        await trio.sleep(0.1)
+
+    async def main() -> None:
+        clock = SimClock()
+        async with simulated_store(clock=clock) as store:
+            monkeypatch.setattr(Pacing, "rest", rest)
+            client = client_of(store)
+            space, session = await space_of(client, quota_bytes=QUOTA), await session_of(client)
+            (chunk,) = await store_chunks(client, session, [b"v" * CHUNK_BYTES])
+            await commit_keys(client, session, space, chunk, {key_of(index): 0 for index in range(VALUES)})
+            many = await space_of(client, "many", ttl_s=60)
+            for start in range(0, 15_000, 1000):
+                await put_keys(client, many, {b"%d" % index: [b"x"] for index in range(start, start + 1000)})
+            if expire:
+                clock.jump_wall(61 * NS)
+            else:
+                await ask(client, m.SpaceRemove("many"), m.Done)
+            store.keyed.round_wanted.set()
+            await trio.sleep(1)
+            removed = store.keyed.counts.expired + store.keyed.counts.purged
+            assert 0 < removed < 15_000
+            answer = await commit_keys(client, session, space, chunk, dict.fromkeys([b"1", b"2", b"3"], 0))
+            assert answer.outcomes == [m.KEYED_STORED] * 3
+            await trio.sleep(20)
+            assert store.keyed.counts.expired + store.keyed.counts.purged == 15_000
+
+    run(main)
+
+
+def test_an_expiry_that_is_not_that_of_its_value_removes_no_value() -> None:
+    async def main() -> None:
+        clock = SimClock()
+        async with simulated_store(clock=clock) as store:
+            client = client_of(store)
+            space = await space_of(client, ttl_s=1000)
+            await put_keys(client, space, {b"k": [b"value"]})
+            stray = expiry_key(clock.wall_ns(), space, b"k")
+            await store.metadata.commit(lambda txn: txn.put(Table.KEYED, stray, b""))
+            await trio.sleep(11)
+            assert await value_of(client, space, b"k") == b"value"
+            assert not (await fsck(client))["damage"]
+
+    run(main)
+
+
+def test_who_waits_for_garbage_is_woken_though_a_cycle_of_gc_began_meanwhile() -> None:
+    async def main() -> None:
+        async with simulated_store(grace_s=0) as store:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(store.keyed.garbage.wait)
+                await trio.sleep(1)
+                await store.collect()
+                store.keyed.note_evicted(1, QUOTA, 1, QUOTA)
+                await trio.sleep(1)
+                is_woken = not nursery.child_tasks
+                nursery.cancel_scope.cancel()
+            assert is_woken
+            await store.collect()
+            assert not store.keyed.garbage.is_set()
 
     run(main)
 
