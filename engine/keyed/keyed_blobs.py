@@ -9,7 +9,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -138,15 +138,24 @@ class KeyedBlobs:
             return find_space(view, number)
 
     @contextmanager
-    def admitted(self, number: int, size_bytes: int) -> Iterator[None]:
-        """Count bytes as under way until the block ends: their put is then in the space's usage, or has failed."""
+    def admitted(self, number: int, size_bytes: int) -> Iterator[Callable[[], None]]:
+        """Count bytes as under way until the block ends, or until the call that is yielded: at the decision, which
+        counts them in the space's usage."""
+        left = size_bytes
+
+        def decided() -> None:
+            nonlocal left
+            under_way = self._under_way.pop(number, 0) - left
+            left = 0
+            assert under_way >= 0, "bytes end once"
+            if under_way:
+                self._under_way[number] = under_way
+
         self._under_way[number] = self._under_way.get(number, 0) + size_bytes
         try:
-            yield
+            yield decided
         finally:
-            self._under_way[number] -= size_bytes
-            if not self._under_way[number]:
-                del self._under_way[number]
+            decided()
 
     def end_round(self) -> None:
         """End a round of upkeep: puts that wait look again."""

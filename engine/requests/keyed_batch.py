@@ -6,7 +6,7 @@ else with the same failure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
 from engine.format.keyed import KeyedValue, SpaceRecord
@@ -106,10 +106,12 @@ class KeyedBatch:
         self.drop_settled()
         return admitted
 
-    def bind(self, txn: Transaction, keyed: KeyedBlobs, chunks: Sequence[ChunkId | None]) -> dict[int, KeyedValue]:
+    def bind(
+        self, txn: Transaction, keyed: KeyedBlobs, chunks: Sequence[ChunkId | None], decided: Callable[[], None]
+    ) -> dict[int, KeyedValue]:
         """Put the wanted keys, unless a chunk of theirs is None; returns the present values of those that had one.
 
-        SpaceNotFound.  Changes nothing of the batch: it may run again.
+        Calls `decided` when the space's usage has them.  SpaceNotFound.
         """
         space, values = find_space(txn, self.number), keyed.values()
         usage = Usage(txn, self.number, space)
@@ -123,6 +125,7 @@ class KeyedBatch:
             if present is not None:
                 found[index] = present
         usage.save()
+        decided()
         return found
 
     def settle(self, keyed: KeyedBlobs, chunks: Sequence[ChunkId | None], found: dict[int, KeyedValue]) -> None:

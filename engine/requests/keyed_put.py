@@ -9,7 +9,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from engine.chunks.bound_payloads import BoundPayloads
 from engine.chunks.payload import Fill, Hashed, Payload, ReceivedBody, check_lengths
@@ -65,9 +65,9 @@ class KeyedPuts:
 
     async def _put_body(self, client: Client, batch: KeyedBatch, payloads: Sequence[Payload]) -> None:
         await self._decisions.look(lambda view: batch.look(view, self._keyed))
-        with self._keyed.admitted(batch.number, await self._room_for(batch)):
+        with self._keyed.admitted(batch.number, await self._room_for(batch)) as decided:
             wanted = [part for index in batch.wanted for part in batch.parts(index)]
-            await self._store_parts(client, batch, wanted, [payloads[part] for part in wanted], set())
+            await self._store_parts(client, batch, wanted, [payloads[part] for part in wanted], set(), decided)
 
     async def _put_slots(self, client: Client, batch: KeyedBatch, offsets: Sequence[int], memory: LentMemory) -> None:
         for index in batch.wanted:
@@ -76,7 +76,7 @@ class KeyedPuts:
                 batch.fail(index, InvalidArgument(f"a slot lies outside a lent memory of {size} bytes"))
         batch.drop_settled()
         await self._decisions.look(lambda view: batch.look(view, self._keyed))
-        with self._keyed.admitted(batch.number, await self._room_for(batch)):
+        with self._keyed.admitted(batch.number, await self._room_for(batch)) as decided:
             wanted = [part for index in batch.wanted for part in batch.parts(index)]
             lengths = [batch.lengths[part] for part in wanted]
             check_lengths(lengths)
@@ -85,7 +85,7 @@ class KeyedPuts:
             try:
                 for part, payload in zip(wanted, taken.payloads, strict=True):
                     payload.fill = _filler(memory, offsets[part], part, spoiled)
-                await self._store_parts(client, batch, wanted, taken.payloads, spoiled)
+                await self._store_parts(client, batch, wanted, taken.payloads, spoiled, decided)
             finally:
                 taken.release()
 
@@ -99,7 +99,13 @@ class KeyedPuts:
         return batch.admit(self._keyed, space)
 
     async def _store_parts(
-        self, client: Client, batch: KeyedBatch, wanted: Sequence[int], payloads: Sequence[Payload], spoiled: set[int]
+        self,
+        client: Client,
+        batch: KeyedBatch,
+        wanted: Sequence[int],
+        payloads: Sequence[Payload],
+        spoiled: set[int],
+        decided: Callable[[], None],
     ) -> None:
         """Store the parts of the wanted keys, and settle those keys; parts in `spoiled` by then were not read."""
         if not wanted:
@@ -110,7 +116,7 @@ class KeyedPuts:
             txn.note(ChangedBy(client))
             for part, item in zip(wanted, hashed, strict=True):
                 chunks[part] = None if part in spoiled else item.chunk
-            return batch.bind(txn, self._keyed, chunks)
+            return batch.bind(txn, self._keyed, chunks, decided)
 
         try:
             found = await self._bound.store(payloads, bind)
@@ -145,12 +151,13 @@ class KeyedPuts:
         batch.drop_settled()
         await self._decisions.look(lambda view: batch.look(view, self._keyed))
 
-        def bind(txn: Transaction) -> dict[int, KeyedValue]:
-            if not self._store.references.is_open(session):
-                raise SessionLost("the put session ended before its commit; store the chunks again")
-            return batch.bind(txn, self._keyed, chunks)
+        with self._keyed.admitted(batch.number, await self._room_for(batch)) as decided:
 
-        with self._keyed.admitted(batch.number, await self._room_for(batch)):
+            def bind(txn: Transaction) -> dict[int, KeyedValue]:
+                if not self._store.references.is_open(session):
+                    raise SessionLost("the put session ended before its commit; store the chunks again")
+                return batch.bind(txn, self._keyed, chunks, decided)
+
             found = await self._decisions.change(client, bind)
         batch.settle(self._keyed, chunks, found)
         if request.end_session and not any(outcome == m.KEYED_FAILED for outcome in batch.outcomes):

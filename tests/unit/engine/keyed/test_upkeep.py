@@ -9,8 +9,10 @@ import trio
 
 from engine.format.keyed import SPACES_BEGIN, VALUES_END, expiry_key, unpack_value, value_key, values_range
 from engine.format.layouts import Table
+from engine.keyed.spaces import find_space
 from engine.metadata.pacing import Pacing
 from engine.store.store import Store
+from lakefs.ids import Sequence
 from lakefs.limits import CHUNK_BYTES, KEYED_QUOTA_BYTES_MIN, KEYED_ROOM_WAIT_S
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import EngineClient
@@ -101,6 +103,33 @@ def test_a_value_of_most_of_the_quota_finds_room_in_a_space_that_has_others() ->
             stat = await stat_of(client)
             assert parts * CHUNK_BYTES < stat.value_bytes <= QUOTA
             assert b"long" in values_in(store, space)
+
+    run(main)
+
+
+@pytest.mark.parametrize("in_session", [False, True])
+def test_bytes_are_counted_once_while_their_put_becomes_durable(
+    monkeypatch: pytest.MonkeyPatch, *, in_session: bool
+) -> None:
+    async def main() -> None:
+        async with simulated_store() as store:
+            client, rooms = client_of(store), []
+            space, session = await space_of(client, quota_bytes=QUOTA), await session_of(client)
+            chunks = await store_chunks(client, session, [b"v" * CHUNK_BYTES])
+            wait = store.metadata.wait_durable
+
+            async def look_and_wait(sequence: Sequence) -> None:
+                with store.metadata.view() as view:
+                    rooms.append(store.keyed.room(space, find_space(view, space)))
+                await wait(sequence)
+
+            monkeypatch.setattr(store.metadata, "wait_durable", look_and_wait)
+            if in_session:
+                await commit_keys(client, session, space, chunks[0], {b"k": 0})
+            else:
+                await put_keys(client, space, {b"k": [b"w" * CHUNK_BYTES]})
+            assert rooms[0] == QUOTA
+            assert rooms[-1] == QUOTA - CHUNK_BYTES
 
     run(main)
 
