@@ -211,7 +211,12 @@ class KeyedWorld:
     async def _serve(self, store: Store, customer: Customer, count: int) -> None:
         client, rng = client_of(store), self._random()
         kinds = (
-            [self._put] * 6 + [self._look] * 5 + [self._remove] * 3 + [self._shared] * 8 + [self._lease_beside_gc] * 2
+            [self._put] * 6
+            + [self._look] * 5
+            + [self._remove] * 3
+            + [self._shared] * 8
+            + [self._lease_beside_gc] * 2
+            + [self._put_garbage_beside_gc] * 2
         )
         for _ in range(count):
             kind = rng.choice([*kinds, self._drop_space, self._collect, self._collect])
@@ -231,7 +236,7 @@ class KeyedWorld:
 
     async def _put(self, client: EngineClient, customer: Customer, rng: random.Random) -> None:
         number = await self._own(client, customer)
-        wanted = {key: customer.value(key) for key in {customer.key() for _ in range(rng.randint(1, 3))}}
+        wanted = {key: customer.value(key) for key in sorted({customer.key() for _ in range(rng.randint(1, 3))})}
         before = {key: customer.known(key) for key in wanted}
         for key, value in wanted.items():
             if None in before[key]:
@@ -303,6 +308,22 @@ class KeyedWorld:
         for chunk in matched.chunks:
             await read(client, chunk)
         await ask(client, m.CloseLeases(matched.leases), m.Done)
+
+    async def _put_garbage_beside_gc(self, client: EngineClient, customer: Customer, rng: random.Random) -> None:
+        """Remove a key and, while gc collects its value, put that value again; then read it."""
+        number, key = await self._own(client, customer), customer.key()
+        value = await self._value_of(client, number, key)
+        if value is None:
+            return
+        await self._remove_known(client, customer, number, key)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._collect, client, customer, rng)
+            await trio.sleep(rng.choice((0.0, 0.001, 0.01, 0.05)))
+            customer.may_be[key] = {None, value}
+            (outcome,) = await self._send(client, number, {key: value}, rng)
+            customer.expect(outcome == m.KEYED_STORED, f"{key!r} was absent: outcome {outcome}")
+            customer.may_be[key] = {value}
+        await self._match(client, customer, number, key)
 
     async def _remove_known(self, client: EngineClient, customer: Customer, number: int, key: bytes) -> None:
         customer.may_be[key] = customer.known(key) | {None}
