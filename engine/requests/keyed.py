@@ -6,6 +6,9 @@ Each key is answered by itself.  An answer leaves when the state that it rests o
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import islice
+
 from engine.format.layouts import ReadOnlyFeature
 from engine.keyed.spaces import Usage, check_name, check_space, find_space, list_spaces, open_space, remove_space
 from engine.keyed.values import key_problem, remove_value
@@ -17,7 +20,7 @@ from engine.store.store import Store
 from engine.tables.views import Transaction, View
 from lakefs.errors import RequestTooLarge
 from lakefs.ids import BlobId
-from lakefs.limits import KEYED_PARTS_ANSWERED_MAX
+from lakefs.limits import KEYED_PARTS_ANSWERED_MAX, KEYED_PARTS_PER_STEP
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
 
@@ -60,13 +63,14 @@ class KeyedRequests:
 
         def look(view: View) -> None:
             find_space(view, request.space)
-            values = self._keyed.values()
+            values, is_full = self._keyed.values(), False
             for index, key in enumerate(request.keys):
                 problem = key_problem(key)
-                found = None if problem else values.find(view, request.space, key)
+                found = None if problem or is_full else values.find(view, request.space, key)
                 if found is not None and len(matched.chunks) + len(found.chunks) > KEYED_PARTS_ANSWERED_MAX:
+                    found, is_full = None, True
+                if is_full and problem is None:  # no more records are read
                     problem = RequestTooLarge(f"the answer has {KEYED_PARTS_ANSWERED_MAX} parts; ask for fewer keys")
-                    found = None
                 if problem is not None:
                     failures[index] = failure_of(problem)
                 if found is not None:
@@ -100,22 +104,30 @@ class KeyedRequests:
     async def keyed_remove(self, client: Client, request: m.KeyedRemove) -> Reply:
         check_keys(request.keys)
 
-        def remove(txn: Transaction) -> list[int]:
-            space, values = find_space(txn, request.space), self._keyed.values()
-            usage = Usage(txn, request.space, space)
-            outcomes: list[int] = []
-            for key in request.keys:
-                if key_problem(key) is not None:
-                    outcomes.append(m.KEYED_FAILED)
-                    continue
-                value = remove_value(txn, usage, request.space, key)
-                is_found = value is not None and not values.is_absent(value)
-                outcomes.append(m.KEYED_REMOVED if is_found else m.KEYED_ABSENT)
-            usage.save()
-            return outcomes
-
-        outcomes = await self._decisions.change(client, remove, grows=False)
+        outcomes = await self._decisions.change(client, partial(self._remove, request, 0), grows=False)
+        while len(outcomes) < len(request.keys):
+            remove = partial(self._remove, request, len(outcomes))
+            outcomes += await self._decisions.change(client, remove, grows=False)
         self._keyed.counts.removed += outcomes.count(m.KEYED_REMOVED)
         problems = [key_problem(key) for key in request.keys]
         failures = [None if problem is None else failure_of(problem) for problem in problems] if any(problems) else []
         return Reply(m.KeyedOutcomes(outcomes, failures))
+
+    def _remove(self, request: m.KeyedRemove, begin: int, txn: Transaction) -> list[int]:
+        """Remove the values of the keys from `begin` on, as many as one step may; returns their outcomes."""
+        space, values = find_space(txn, request.space), self._keyed.values()
+        usage = Usage(txn, request.space, space)
+        outcomes: list[int] = []
+        parts = 0
+        for key in islice(request.keys, begin, None):
+            if parts >= KEYED_PARTS_PER_STEP:
+                break
+            if key_problem(key) is not None:
+                outcomes.append(m.KEYED_FAILED)
+                continue
+            value = remove_value(txn, usage, request.space, key)
+            parts += 0 if value is None else len(value.chunks)
+            is_found = value is not None and not values.is_absent(value)
+            outcomes.append(m.KEYED_REMOVED if is_found else m.KEYED_ABSENT)
+        usage.save()
+        return outcomes

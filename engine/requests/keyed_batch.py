@@ -6,6 +6,7 @@ else with the same failure.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
@@ -17,7 +18,7 @@ from engine.requests.answers import failure_of
 from engine.tables.views import Transaction, View
 from lakefs.errors import EngineBusy, InvalidArgument, LakeError, RequestTooLarge
 from lakefs.ids import ChunkId
-from lakefs.limits import BATCH_MAX
+from lakefs.limits import BATCH_MAX, KEYED_PARTS_PER_STEP
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
 
@@ -78,10 +79,16 @@ class KeyedBatch:
             index for index in self.wanted if index not in self._failures and self.outcomes[index] == m.KEYED_FAILED
         ]
 
-    def look(self, view: View, keyed: KeyedBlobs) -> None:
-        """Settle the keys that fail by themselves, and those that are present.  SpaceNotFound."""
+    def look(self, keyed: KeyedBlobs, begin: int, view: View) -> int | None:
+        """Settle the wanted keys from index `begin` on that fail by themselves or are present, as many as one step may.
+
+        Returns the index to go on from, None after the last.  SpaceNotFound.
+        """
         space, values = find_space(view, self.number), keyed.values()
-        for index in self.wanted:
+        parts = 0
+        for index in self.wanted[bisect_left(self.wanted, begin) :]:
+            if parts >= KEYED_PARTS_PER_STEP:
+                return index
             lengths = self.lengths_of(index)
             problem = key_problem(self.keys[index])
             problem = problem or value_problem(lengths, self.depths[index], space.quota_bytes)
@@ -90,9 +97,11 @@ class KeyedBatch:
                 continue
             present = values.find(view, self.number, self.keys[index])
             if present is not None:
+                parts += len(present.chunks)
                 self.outcomes[index] = m.KEYED_PRESENT
                 keyed.counts.differed += present.size_bytes != sum(lengths)
         self.drop_settled()
+        return None
 
     def admit(self, keyed: KeyedBlobs, space: SpaceRecord) -> int:
         """Fail the keys for which their space has no room; returns the bytes of the others."""

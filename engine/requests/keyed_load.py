@@ -34,6 +34,8 @@ class _Wanted:
         self.lengths: list[int] = []
         self.offsets: list[int] = []
         self.failures: dict[int, m.Failure] = {}
+        self.is_full = False
+        """No more parts are taken, and no more records are read."""
 
     def add(self, index: int, value: KeyedValue | None) -> None:
         """Add the parts of a key's value, or its failure."""
@@ -53,11 +55,11 @@ class _Wanted:
         rooms = self._request.lengths
         if problem := key_problem(self._request.keys[index]):
             return problem
-        if value is None:
-            return None
-        if rooms and value.size_bytes > rooms[index]:
+        if value is not None and rooms and value.size_bytes > rooms[index]:
             return InvalidArgument(f"the value has {value.size_bytes} bytes, its slot {rooms[index]}")
-        if len(self.chunks) + len(value.chunks) > BATCH_MAX:
+        if value is not None and len(self.chunks) + len(value.chunks) > BATCH_MAX:
+            self.is_full = True
+        if self.is_full:
             return RequestTooLarge(f"the values of the keys before it have {len(self.chunks)} parts; load fewer keys")
         return None
 
@@ -99,7 +101,8 @@ class KeyedLoads:
             find_space(view, request.space)
             values = self._keyed.values()
             for index, key in enumerate(request.keys):
-                wanted.add(index, None if key_problem(key) else values.find(view, request.space, key))
+                known = not wanted.is_full and key_problem(key) is None
+                wanted.add(index, values.find(view, request.space, key) if known else None)
 
         await self._decisions.look(look)
         slots = m.LoadSlots(request.memory, list(wanted.chunks), wanted.offsets, wanted.lengths, request.checksums)

@@ -10,6 +10,9 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+
+import trio
 
 from engine.chunks.bound_payloads import BoundPayloads
 from engine.chunks.payload import Fill, Hashed, Payload, ReceivedBody, check_lengths
@@ -64,7 +67,7 @@ class KeyedPuts:
         return batch.reply(self._keyed)
 
     async def _put_body(self, client: Client, batch: KeyedBatch, payloads: Sequence[Payload]) -> None:
-        await self._decisions.look(lambda view: batch.look(view, self._keyed))
+        await self._look(batch)
         with self._keyed.admitted(batch.number, await self._room_for(batch)) as decided:
             wanted = [part for index in batch.wanted for part in batch.parts(index)]
             await self._store_parts(client, batch, wanted, [payloads[part] for part in wanted], set(), decided)
@@ -75,7 +78,7 @@ class KeyedPuts:
                 size = memory.size_bytes
                 batch.fail(index, InvalidArgument(f"a slot lies outside a lent memory of {size} bytes"))
         batch.drop_settled()
-        await self._decisions.look(lambda view: batch.look(view, self._keyed))
+        await self._look(batch)
         with self._keyed.admitted(batch.number, await self._room_for(batch)) as decided:
             wanted = [part for index in batch.wanted for part in batch.parts(index)]
             lengths = [batch.lengths[part] for part in wanted]
@@ -88,6 +91,14 @@ class KeyedPuts:
                 await self._store_parts(client, batch, wanted, taken.payloads, spoiled, decided)
             finally:
                 taken.release()
+
+    async def _look(self, batch: KeyedBatch) -> None:
+        """Settle the keys that fail by themselves, and those that are present, in steps."""
+        begin: int | None = 0
+        while begin is not None:
+            begin = await self._decisions.look(partial(batch.look, self._keyed, begin))
+            if begin is not None:
+                await trio.lowlevel.checkpoint()
 
     async def _room_for(self, batch: KeyedBatch) -> int:
         """Wait until the batch's space has room, a moment at most; returns the bytes of the keys that find room.
@@ -149,7 +160,7 @@ class KeyedPuts:
                     break
                 chunks[part], batch.lengths[part] = ChunkId(name), held[0].logical_bytes
         batch.drop_settled()
-        await self._decisions.look(lambda view: batch.look(view, self._keyed))
+        await self._look(batch)
 
         with self._keyed.admitted(batch.number, await self._room_for(batch)) as decided:
 
