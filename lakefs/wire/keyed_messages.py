@@ -106,8 +106,8 @@ class KeyedMatch(Request, frozen=True):
 
     `lease`: keep the chunks until CloseLeases or the end of the connection, whatever becomes of the keys.  A value that
     has expired or is known to be damaged is not found.  SpaceNotFound; EngineBusy (leases).  A key fails by itself with
-    InvalidArgument (its length), or RequestTooLarge, whether it has a value or not, when the values of the keys before it
-    fill the answer: KEYED_PARTS_ANSWERED_MAX parts.
+    InvalidArgument (its length), or RequestTooLarge, whether it has a value or not, when the values of the keys before
+    it fill the answer: KEYED_PARTS_ANSWERED_MAX parts.
     """
 
     OP = 93
@@ -135,9 +135,9 @@ class KeyedLoad(Request, frozen=True):
     """Write the value of each key to its offset in memory that was lent writable, its parts behind each other.
 
     As LoadSlots: `lengths`, if given, has the room of each value; the client checks the bytes, by ids or by the
-    answer's checksums.  A key has a failure of its own: KeyNotFound, RequestTooLarge when the values before it fill
-    the request (4,096 parts), and the failures of a slot.  SpaceNotFound; SessionLost when the memory is not, or no longer, lent on this
-    connection.
+    answer's checksums.  A key has a failure of its own: KeyNotFound, RequestTooLarge when the values before it fill the
+    request (4,096 parts), and the failures of a slot.  SpaceNotFound; SessionLost when the memory is not, or no longer,
+    lent on this connection.
     """
 
     OP = 94

@@ -7,14 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from engine.format.keyed import KeyedValue, SpaceRecord
+from engine.format.keyed import KeyedValue, SpaceRecord, unpack_value
 from engine.keyed import spaces as spaces_module, values as values_module
 from engine.keyed.values import Values
-from engine.requests import (
-    keyed as keyed_module,
-    keyed_batch as keyed_batch_module,
-    keyed_load as keyed_load_module,
-)
+from engine.requests import keyed as keyed_module, keyed_batch as keyed_batch_module, keyed_load as keyed_load_module
 from engine.tables.views import View
 from lakefs.errors import (
     ERROR_TABLE,
@@ -286,7 +282,7 @@ def test_values_of_many_parts_are_handled_in_steps(kind: Kind, monkeypatch: pyte
             commit = m.KeyedCommit(session, space, some, [256] * len(some), [chunk] * 256 * len(some))
             assert (await ask(client, commit, m.KeyedOutcomes)).outcomes == [m.KEYED_STORED] * len(some)
         steps: list[int] = []
-        unpack, find_in = values_module.unpack_value, spaces_module.find_space
+        unpack, find_in = unpack_value, spaces_module.find_space
 
         def unpack_counted(record: bytes) -> KeyedValue:
             steps[-1] += 1
