@@ -70,6 +70,22 @@ def find_space(view: View, number: int) -> SpaceRecord:
     return record
 
 
+def opened_space(view: View, request: SpaceOpen) -> SpaceStat | None:
+    """Return the space if it exists with the given settings, so that there is nothing to change; else None."""
+    known = view.get(Table.KEYED, name_key(request.name))
+    if known is None:
+        return None
+    number = int.from_bytes(known, "big")
+    record = find_space(view, number)
+    return to_space_stat(number, record) if _with_settings(record, request) == record else None
+
+
+def _with_settings(record: SpaceRecord, request: SpaceOpen) -> SpaceRecord:
+    quota = record.quota_bytes if request.quota_bytes is None else request.quota_bytes
+    ttl_ns = record.ttl_ns if request.ttl_s is None else request.ttl_s * NS
+    return msgspec.structs.replace(record, quota_bytes=quota, ttl_ns=ttl_ns)
+
+
 def open_space(txn: Transaction, request: SpaceOpen, now_ns: int) -> SpaceStat:
     """Return the space, made if need be, with the given settings.  SpaceNotFound, InvalidArgument, EngineBusy."""
     known = txn.get(Table.KEYED, name_key(request.name))
@@ -81,9 +97,7 @@ def open_space(txn: Transaction, request: SpaceOpen, now_ns: int) -> SpaceStat:
         present = SpaceRecord(1, request.name, DEFAULT_DOMAIN, now_ns, 0, 0, 0, 0)
         txn.insert(Table.KEYED, name_key(request.name), number.to_bytes(4, "big"))
         txn.insert(Table.KEYED, space_key(number), present.pack())
-    quota = present.quota_bytes if request.quota_bytes is None else request.quota_bytes
-    ttl_ns = present.ttl_ns if request.ttl_s is None else request.ttl_s * NS
-    record = msgspec.structs.replace(present, quota_bytes=quota, ttl_ns=ttl_ns)
+    record = _with_settings(present, request)
     if record != present:
         txn.put(Table.KEYED, space_key(number), record.pack())
     return to_space_stat(number, record)

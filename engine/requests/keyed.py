@@ -10,7 +10,16 @@ from functools import partial
 from itertools import islice
 
 from engine.format.layouts import ReadOnlyFeature
-from engine.keyed.spaces import Usage, check_name, check_space, find_space, list_spaces, open_space, remove_space
+from engine.keyed.spaces import (
+    Usage,
+    check_name,
+    check_space,
+    find_space,
+    list_spaces,
+    open_space,
+    opened_space,
+    remove_space,
+)
 from engine.keyed.values import key_problem, remove_value
 from engine.requests.answers import Decisions, failure_of
 from engine.requests.handlers import handles
@@ -38,6 +47,9 @@ class KeyedRequests:
     @handles(m.SpaceOpen)
     async def space_open(self, client: Client, request: m.SpaceOpen) -> Reply:
         check_space(request)
+        opened = await self._decisions.look(lambda view: opened_space(view, request))
+        if opened is not None:  # also when the disk is full
+            return Reply(opened)
         if request.create:
             await self._store.begin_to_use(ReadOnlyFeature.KEYED)
         now_ns = self._store.clock.wall_ns()

@@ -24,6 +24,7 @@ from lakefs.errors import (
     SessionLost,
     SourceChanged,
     SpaceNotFound,
+    StoreFull,
 )
 from lakefs.ids import data_chunk_id
 from lakefs.limits import CHUNK_BYTES, KEYED_QUOTA_BYTES_MIN, MIB
@@ -89,6 +90,24 @@ def test_spaces_are_opened_listed_changed_and_removed(kind: Kind) -> None:
         again = await space_of(client, "llama/tp2")
         assert again not in (number, other)
         assert await value_of(client, again, b"k") is None
+
+    kind.run(body)
+
+
+def test_a_space_is_opened_when_the_store_is_full(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(engine: Engine) -> None:
+        client, store = engine.client, engine.store
+        if store is None:
+            return
+        space = await space_of(client, quota_bytes=1 << 40)
+
+        def refuse() -> None:
+            raise StoreFull("planted")
+
+        monkeypatch.setattr(store.metadata, "_refuse_without_room", refuse)
+        assert await space_of(client) == await space_of(client, quota_bytes=1 << 40) == space
+        await refused(client, StoreFull, m.SpaceOpen("new"))
+        await refused(client, StoreFull, m.SpaceOpen("space", 1 << 41))
 
     kind.run(body)
 
