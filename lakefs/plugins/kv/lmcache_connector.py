@@ -118,12 +118,13 @@ class LakeConnector:
         return self._submit(self._movers.writer, remove, len(keys), is_whole=False)
 
     def drain_completions(self) -> list[Completion]:
-        """Return the operations that have ended since the last call.  Never waits."""
+        """Return the operations that have ended since the last call; after `close`, the last.  Never waits."""
         with self._lock:
-            try:
-                os.eventfd_read(self._event)
-            except BlockingIOError:
-                return []
+            if not self._is_closed:  # else the number of the descriptor may be another file's
+                try:
+                    os.eventfd_read(self._event)
+                except BlockingIOError:
+                    return []
             ended, self._ended = self._ended, []
             return ended
 

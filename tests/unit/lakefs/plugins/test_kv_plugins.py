@@ -278,3 +278,21 @@ def test_lmcache_is_told_of_failures(host: Host, space: FakeSpace) -> None:
         completion: Any = host.result(ask(["a", "b"]))
         assert completion[1:] == (False, "the engine is gone", [False, False])
     assert isinstance(space.error, LakeError)
+
+
+def test_lmcache_gets_its_last_completions_after_the_end_and_no_other_file_is_read(host: Host) -> None:
+    asked = host.connector
+    asked.submit_batch_exists(["a"])
+    asked.close()
+    read, write = os.pipe()
+    try:
+        os.dup2(read, asked.event_fd())
+        os.write(write, b"for another")
+        assert [completion[0] for completion in asked.drain_completions()] == [1]
+        assert asked.drain_completions() == []
+        number = asked.submit_batch_exists(["a"])
+        assert number == 2
+        assert os.read(read, 100) == b"for another"
+    finally:
+        for descriptor in {read, write, asked.event_fd()}:
+            os.close(descriptor)
