@@ -8,7 +8,7 @@ Rules kept here:
 - Eviction comes first, and what takes long gives way to it: a put that waits for room does not wait for the removal of
   a space with a million values.
 - Rounds are begun at once when a put waits for room, else every ROUND_S: nothing outlives its time by more than
-  twice that, unless the disk takes no writes.
+  twice that, unless the disk takes no writes, or very many are over at once.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Final, Protocol
 
 from lakefs.config.values import parse_duration, parse_size
@@ -60,12 +61,12 @@ class SpacesSteps:
     ) -> Steps[SpaceStat]:
         """Return a space; make it if it does not exist, unless `create` is false (SpaceNotFound).  Durable on return.
 
-        `quota` (bytes, or text such as "200G") and `ttl` (seconds, or text such as "7d"), if given, become the
-        space's, also if it exists; 0 means none.  InvalidArgument, InvalidName.
+        `quota` (bytes, or text such as "200G") and `ttl` (seconds, rounded up, or text such as "7d"), if given, become
+        the space's, also if it exists; 0 means none.  InvalidArgument, InvalidName.
         """
         quota_bytes = parse_size(quota) if isinstance(quota, str) else quota
         ttl_s = parse_duration(ttl) if isinstance(ttl, str) else ttl
-        reply = yield from send(SpaceOpen(name, quota_bytes, None if ttl_s is None else int(ttl_s), create))
+        reply = yield from send(SpaceOpen(name, quota_bytes, None if ttl_s is None else ceil(ttl_s), create))
         assert isinstance(reply.message, SpaceStat)
         return reply.message
 

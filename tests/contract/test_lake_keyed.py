@@ -271,6 +271,9 @@ def test_a_space_has_its_settings_and_its_usage(kind: Kind) -> None:
         changed = await space.lake.run(steps.open_space("llama/tp2", quota=0, ttl="7d"))
         assert (changed.number, changed.quota_bytes, changed.ttl_s) == (space.number, 0, 7 * 86_400)
 
+        short = await space.lake.run(steps.open_space("llama/tp2", ttl=0.5))
+        assert short.ttl_s == 1, "0 would mean for ever"
+
     keyed(kind, body)
 
 
