@@ -47,7 +47,8 @@ def machine(tmp_path: Path) -> Machine:
     checkout, tools = tmp_path / "checkout", tmp_path / "tools"
     (checkout / "scripts").mkdir(parents=True)
     tools.mkdir()
-    shutil.copy(ROOT / "scripts" / "setup.sh", checkout / "scripts")
+    for name in ("debian.sh", "setup.sh"):
+        shutil.copy(ROOT / "scripts" / name, checkout / "scripts")
     shutil.copy(ROOT / "debian-packages.txt", checkout)
     made = Machine(checkout, tools)
     made.install_tool("dpkg-query", '[ "${@: -1}" = gcc ] && echo installed')

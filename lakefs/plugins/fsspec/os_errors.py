@@ -25,6 +25,7 @@ ERRNO_BY_ERROR: Final[Mapping[type[errors.LakeError], int]] = MappingProxyType(
         errors.InvalidName: errno.EINVAL,
         errors.BucketNotFound: errno.ENOENT,
         errors.KeyNotFound: errno.ENOENT,
+        errors.SpaceNotFound: errno.ENOENT,
         errors.AlreadyExists: errno.EEXIST,
         errors.BucketNotEmpty: errno.ENOTEMPTY,
         errors.FolderNotEmpty: errno.ENOTEMPTY,
