@@ -241,8 +241,6 @@ KEYED_VALUE_BYTES_MAX: Final = 256 * MIB
 KEYED_DEPTH_MAX: Final = 65_535
 KEYED_PARTS_ANSWERED_MAX: Final = 32_768
 """Most parts in one answer to KeyedMatch, at most 49 bytes each with their leases: 1.6 MB of the 4 MiB of a frame."""
-KEYED_PARTS_PER_STEP: Final = 8192
-"""Parts of the values that one step of the engine reads for a request about keys: about two milliseconds."""
 KEYED_QUOTA_BYTES_MIN: Final = 64 * MIB
 """Least quota of a space: a twentieth of it, the room that eviction keeps free, is a request of small values."""
 KEYED_ROOM_WAIT_S: Final = 2.0

@@ -23,13 +23,13 @@ from engine.keyed.spaces import (
 from engine.keyed.values import key_problem, remove_value
 from engine.requests.answers import Decisions, failure_of
 from engine.requests.handlers import handles
-from engine.requests.keyed_batch import check_keys
+from engine.requests.keyed_batch import KEYED_PARTS_PER_STEP, check_keys
 from engine.sessions.references import Client
 from engine.store.store import Store
 from engine.tables.views import Transaction, View
 from lakefs.errors import RequestTooLarge
 from lakefs.ids import BlobId
-from lakefs.limits import KEYED_PARTS_ANSWERED_MAX, KEYED_PARTS_PER_STEP
+from lakefs.limits import KEYED_PARTS_ANSWERED_MAX
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
+from typing import Final
 
 from engine.format.keyed import KeyedValue, SpaceRecord
 from engine.keyed.keyed_blobs import KeyedBlobs
@@ -18,9 +19,12 @@ from engine.requests.answers import failure_of
 from engine.tables.views import Transaction, View
 from lakefs.errors import EngineBusy, InvalidArgument, LakeError, RequestTooLarge
 from lakefs.ids import ChunkId
-from lakefs.limits import BATCH_MAX, KEYED_PARTS_PER_STEP
+from lakefs.limits import BATCH_MAX
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
+
+KEYED_PARTS_PER_STEP: Final = 8192
+"""Parts of the values that one step of the loop reads for a request about keys: about two milliseconds."""
 
 
 def check_keys(keys: Sequence[bytes]) -> None:
