@@ -79,10 +79,10 @@ class KeyedPuts:
                 batch.fail(index, InvalidArgument(f"a slot lies outside a lent memory of {size} bytes"))
         batch.drop_settled()
         await self._look(batch)
+        check_lengths([length for index in batch.wanted for length in batch.lengths_of(index)])  # before it takes room
         with self._keyed.admitted(batch.number, await self._room_for(batch)) as decided:
             wanted = [part for index in batch.wanted for part in batch.parts(index)]
             lengths = [batch.lengths[part] for part in wanted]
-            check_lengths(lengths)
             spoiled: set[int] = set()
             taken = await self._store.payload_memory.take([ChunkKind.DATA] * len(wanted), lengths)
             try:

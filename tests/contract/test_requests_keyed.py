@@ -353,6 +353,26 @@ def test_memory_that_shrank_fails_its_keys_and_a_present_key_is_not_copied(kind:
     kind.run(body)
 
 
+def test_a_put_that_is_too_large_evicts_nothing(kind: Kind) -> None:
+    async def body(engine: Engine) -> None:
+        client = engine.client
+        if not client.carries_descriptors:
+            return
+        space, session = await space_of(client, quota_bytes=KEYED_QUOTA_BYTES_MIN), await session_of(client)
+        (chunk,) = await store_chunks(client, session, [b"q" * CHUNK_BYTES])
+        keys = [bytes([index]) for index in range(12)]
+        request = m.KeyedCommit(session, space, keys, [1] * len(keys), [chunk] * len(keys))
+        assert (await ask(client, request, m.KeyedOutcomes)).outcomes == [m.KEYED_STORED] * len(keys)
+        memory, _, descriptor = await slots_of(client, [b"s"], CHUNK_BYTES)
+        many = [b"%d" % index for index in range(100, 200)]
+        put = m.KeyedPut(space, many, [1] * 100, [CHUNK_BYTES] * 100, [], memory, [0] * 100)
+        await refused(client, RequestTooLarge, put)
+        assert (await stat_of(client)).entries == len(keys)
+        os.close(descriptor)
+
+    kind.run(body)
+
+
 # --- damage and time -----------------------------------------------------------------------------------
 
 
