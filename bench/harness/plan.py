@@ -27,7 +27,7 @@ EXPECTED_S: Final[Mapping[str, float]] = {
     "peers-tensors-first": 12, "peers-write": 38, "peers-cp": 30, "peers-copy": 30, "peers-git": 38,
     "peers-tar": 22, "peers-find": 22, "peers-du": 24, "peers-memory": 15,
     "s3-rate-get-4k": 45, "s3-rate-get-1m": 55, "s3-rate-get-64m": 105, "s3-rate-put-4k": 35, "s3-rate-put-1m": 50,
-    "s3-rate-put-64m": 130, "s3-crowd": 12, "s3-memory": 25,
+    "s3-rate-put-64m": 130, "s3-crowd": 12, "s3-parked": 10, "s3-memory": 25,
     "s3-processes-get-4k": 12, "s3-processes-get-1m": 7, "s3-processes-put-4k": 8,
     "memory-large": 40, "memory-million": 110, "rename-million": 2, "list-million": 15, "open-million": 10,
     "mixed": 210,

@@ -1,5 +1,5 @@
-"""Memory of the engine with its S3 face: 1,000 open connections, on 50 of which uploads of 5 GiB in parts are in
-progress.
+"""Memory of the engine with its S3 face: 4,000 connections that wait for their next request; and 1,000 open
+connections, on 50 of which uploads of 5 GiB in parts are in progress.
 
 An upload of 5 GiB is simulated by its memory: the records of 640 parts (8 MiB each in truth, 4 KiB here), then parts
 of 16 MiB that stream in on all 50 connections at once, two after one another on each, 1.6 GiB in all.  No upload is
@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
+from bench.harness.accounting import memory_of
 from bench.harness.content import window
 from bench.harness.measure import Bench, Figure, Scenario, Single, at_most
 from bench.harness.s3_load import Load, allow_descriptors
@@ -20,6 +21,9 @@ from bench.harness.s3_requests import BUCKET, UNSIGNED, Request, Signer
 from bench.peers.s3_sides import Server, ours
 from bench.scenarios.s3_crowd import SMALL, idle
 
+PARKED: Final = 4000
+WARM: Final = 200
+PARKED_LIMIT: Final = 512.0
 CONNECTIONS: Final = 1000
 UPLOADS: Final = 50
 SMALL_PARTS: Final = 640
@@ -64,6 +68,20 @@ def measure(bench: Bench) -> dict[str, float]:
         }
 
 
+def measure_parked(bench: Bench) -> dict[str, float]:
+    """Return the anonymous memory that each connection takes that was answered once and waits."""
+    connections = bench.scale.pick(PARKED, WARM)
+    allow_descriptors(2 * connections)  # the server inherits it
+    with ours(bench.folder / "ours") as server:
+        server.put("hot/0", bytes(window(SMALL)))
+        with idle(server, WARM):
+            pass
+        before = memory_of([server.pid]).private_bytes
+        with idle(server, connections):
+            after = memory_of([server.pid]).private_bytes
+    return {"a connection": (after - before) / connections, "at the start": float(before), "with all": float(after)}
+
+
 def start_upload(server: Server, number: int) -> str:
     """Send CreateMultipartUpload; return the upload's id."""
     request = Signer(server.endpoint).request("POST", f"/{BUCKET}/upload/{number}", query="uploads=")
@@ -92,6 +110,12 @@ def peak_bytes(pid: int) -> int:
 
 
 SCENARIOS: Final[tuple[Scenario, ...]] = (
+    Single(
+        "s3-parked",
+        "S3 with 4,000 connections that were answered once and wait: RssAnon for each",
+        (Figure("a connection", at_most(PARKED_LIMIT), "B"),),
+        measure_parked,
+    ),
     Single(
         "s3-memory",
         "S3 with 1,000 connections and 50 uploads in parts under way",
