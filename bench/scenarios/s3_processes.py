@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from bench.harness.measure import Bench, Row, Scenario, at_most
+from bench.harness.measure import Bench, Goal, Row, Scenario, at_most
 from bench.harness.s3_contest import Figures, Work, compared_row, once
 from bench.harness.s3_load import Load
 from bench.peers.s3_sides import Server, engine_alone, gateway
@@ -19,6 +19,8 @@ from bench.scenarios.s3_cpu import KIB, MIB, getting, putting
 
 CONNECTIONS: Final = 32
 GOAL: Final = at_most(1.1, "x")
+REPEATED_GOAL: Final = at_most(1.05, "x")
+"""Goal where the doors answer by themselves."""
 ONE: Final = "one gateway process"
 TWO: Final = "two gateway processes"
 
@@ -30,6 +32,7 @@ class Processes:
     name: str
     title: str
     set_up: Callable[[Bench], AbstractContextManager[Work]]
+    goal: Goal = GOAL
 
     def run(self, bench: Bench) -> tuple[list[Row], dict[str, Any]]:
         """Run it; return one row: two processes / one."""
@@ -48,7 +51,7 @@ class Processes:
                 for name, (server, load) in runs.items():
                     work.renew()
                     results[name].append(once(server, load, work))
-        row = compared_row(self.name, self.title, GOAL, results, ONE, base=TWO)
+        row = compared_row(self.name, self.title, self.goal, results, ONE, base=TWO)
         return [row], {name: [asdict(found) for found in rounds] for name, rounds in results.items()}
 
 
@@ -62,7 +65,7 @@ def _putting(size: int, requests: int) -> Callable[[Bench], AbstractContextManag
 
 _WHAT: Final = "S3 CPU of gateway and engine"
 SCENARIOS: Final[tuple[Scenario, ...]] = (
-    Processes("s3-processes-get-4k", f"{_WHAT}, GET of 4 KiB", _getting(4 * KIB, 100, 6000)),
+    Processes("s3-processes-get-4k", f"{_WHAT}, GET of 4 KiB", _getting(4 * KIB, 100, 6000), REPEATED_GOAL),
     Processes("s3-processes-get-1m", f"{_WHAT}, GET of 1 MiB", _getting(MIB, 16, 400)),
     Processes("s3-processes-put-4k", f"{_WHAT}, PUT of 4 KiB", _putting(4 * KIB, 1500)),
 )
