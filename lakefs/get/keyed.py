@@ -20,17 +20,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from lakefs.content.verify import Check, granule_crcs, matches_id
-from lakefs.errors import (
-    ChunkNotFound,
-    CorruptionError,
-    InvalidArgument,
-    LakeError,
-    RequestTooLarge,
-    SessionLost,
-    StaleGrant,
-)
+from lakefs.errors import ChunkNotFound, CorruptionError, InvalidArgument, LakeError, RequestTooLarge, StaleGrant
 from lakefs.get.chunks import get_chunks_into
-from lakefs.get.load import ATTEMPTS, BATCH_MAX as LOADS_MAX, BATCH_MIN, BATCHES, lend_pool, take_back_pool
+from lakefs.get.load import BATCH_MAX as LOADS_MAX, BATCH_MIN, BATCHES, into_lent_pool
 from lakefs.get.objects import close_leases
 from lakefs.get.opened import Access, Piece, pieces_of
 from lakefs.get.pools import Pool
@@ -157,23 +149,16 @@ def load_values(
     """
     pool.check_own()
     rooms = _rooms(pool, len(keys), offsets, rooms)
-    for attempt in range(ATTEMPTS):
-        number = yield from lend_pool(access, pool)
-        if number is None:
-            slots = [pool.slot(offset, room) for offset, room in zip(offsets, rooms, strict=True)]
-            return (yield from stream_values(access, space, keys, slots))
-        try:
-            return (yield from _KeyedLoading(access, pool, space, keys, offsets, rooms).run(number))
-        except SessionLost:
-            yield from take_back_pool(pool, number)  # the engine may still serve the lost connection's requests
-            if attempt == ATTEMPTS - 1:
-                raise
-        except LakeError:
-            raise  # nothing is in flight
-        except BaseException:
-            yield from take_back_pool(pool, number)
-            raise
-    raise AssertionError("the last attempt has returned or raised")
+
+    def stream() -> Steps[list[int]]:
+        slots = [pool.slot(offset, room) for offset, room in zip(offsets, rooms, strict=True)]
+        return stream_values(access, space, keys, slots)
+
+    return (
+        yield from into_lent_pool(
+            access, pool, lambda number: _KeyedLoading(access, pool, space, keys, offsets, rooms).run(number), stream
+        )
+    )
 
 
 def _rooms(pool: Pool, count: int, offsets: Sequence[int], rooms: Sequence[int]) -> list[int]:

@@ -96,12 +96,29 @@ def load_many(
 
 def load_slots(access: Access, pool: Pool, slots: Sequence[Slot]) -> Steps[list[int]]:
     """Load chunks; return their lengths, in order.  Raises the first failure; the slots may then hold anything."""
+    return (
+        yield from into_lent_pool(
+            access,
+            pool,
+            lambda number: _Loading(access, pool, slots, number).run(),
+            lambda: _stream_all(access, pool, slots),
+        )
+    )
+
+
+def into_lent_pool(
+    access: Access, pool: Pool, load: Callable[[int], Steps[list[int]]], stream: Callable[[], Steps[list[int]]]
+) -> Steps[list[int]]:
+    """Lend the pool and return what `load` returns for its number; if it cannot be lent, what `stream` returns.
+
+    `load` is run again when its connection was lost; with any other error of the lake it has nothing in flight.
+    """
     for attempt in range(ATTEMPTS):
         number = yield from lend_pool(access, pool)
         if number is None:
-            return (yield from _stream_all(access, pool, slots))
+            return (yield from stream())
         try:
-            return (yield from _Loading(access, pool, slots, number).run())
+            return (yield from load(number))
         except SessionLost:
             yield from take_back_pool(pool, number)  # the engine may still serve the lost connection's requests
             if attempt == ATTEMPTS - 1:

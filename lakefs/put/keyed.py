@@ -9,7 +9,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple
@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from lakefs.errors import EngineBusy, LakeError, RequestTooLarge, SessionLost, SourceChanged, StoreFull
 from lakefs.ids import Buffer, ChunkKind
 from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, CHUNK_BYTES, PUT_MANY_WINDOW, STORE_REQUEST_CHUNKS, STORE_WINDOW
+from lakefs.put.batches import batches, by_memory, view_of
 from lakefs.put.lent import forget_number, lend, send_slots, take_back
 from lakefs.put.shared_memory import SharedMemory, Slot
 from lakefs.put.upload import ATTEMPTS, Transfer, forget
@@ -103,7 +104,7 @@ def put_values(transfer: Transfer, space: int, items: Sequence[KeyedItem], resul
     except LakeError:
         raise  # nothing is in flight
     except BaseException:
-        for memory, _ in _by_memory(items):
+        for memory, _ in by_memory(items):
             if memory is not None:
                 yield from take_back(transfer, memory)
         raise
@@ -130,9 +131,9 @@ class _Put:
         """Put all; nothing is in flight when this returns or raises a LakeError."""
         pipeline = Pipeline(PUT_MANY_WINDOW)
         try:
-            for memory, group in _by_memory([item for item in items if item.length <= BODY_BYTES_MAX]):
+            for memory, group in by_memory([item for item in items if item.length <= BODY_BYTES_MAX]):
                 number = None if memory is None else (yield from lend(self._transfer, memory))
-                for batch in _batches(group):
+                for batch in batches(group, BODY_BYTES_MAX, _KEYS_PER_REQUEST):
                     if memory is None or number is None:
                         effect = self._by_body(batch)
                         yield from pipeline.submit(effect, self._noting(batch))
@@ -245,34 +246,7 @@ class _Put:
         return chunks
 
 
-def view_of(data: Buffer | Slot) -> memoryview:
-    """Return the bytes of a value."""
-    return data.buffer if isinstance(data, Slot) else memoryview(data).cast("B")
-
-
 def _offsets(item: KeyedItem) -> list[int]:
     """Return the offset of each part in the slot's memory."""
     assert isinstance(item.data, Slot)
     return [item.data.offset + at for at in range(0, item.length, CHUNK_BYTES)]
-
-
-def _by_memory(items: Sequence[KeyedItem]) -> Iterator[tuple[SharedMemory | None, list[KeyedItem]]]:
-    """Group the values by their shared memory; None for those without."""
-    groups: dict[SharedMemory | None, list[KeyedItem]] = {}
-    for item in items:
-        memory = item.data.memory if isinstance(item.data, Slot) else None
-        groups.setdefault(memory, []).append(item)
-    yield from groups.items()
-
-
-def _batches(items: Sequence[KeyedItem]) -> Iterator[list[KeyedItem]]:
-    batch: list[KeyedItem] = []
-    size = 0
-    for item in items:
-        if batch and (size + item.length > BODY_BYTES_MAX or len(batch) == _KEYS_PER_REQUEST):
-            yield batch
-            batch, size = [], 0
-        batch.append(item)
-        size += item.length
-    if batch:
-        yield batch

@@ -9,7 +9,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from lakefs.errors import InvalidArgument, LakeError, SessionLost
@@ -23,6 +23,7 @@ from lakefs.limits import (
     PUT_MANY_WINDOW,
 )
 from lakefs.names import Name, parse_object_name
+from lakefs.put.batches import batches, by_memory, view_of
 from lakefs.put.lent import forget_number, lend, send_slots, take_back
 from lakefs.put.shared_memory import SharedMemory, Slot
 from lakefs.put.upload import Transfer, result_of
@@ -90,7 +91,7 @@ def put_many(
     except LakeError:
         raise  # nothing is in flight
     except BaseException:
-        for memory, _ in _by_memory(parsed):
+        for memory, _ in by_memory(parsed):
             if memory is not None:
                 yield from take_back(transfer, memory)
         raise
@@ -107,7 +108,7 @@ def _put_all(put: _Put, objects: Sequence[_Object], in_flight: int) -> Steps[Non
     is_single = at_once * PUT_MANY_WINDOW > in_flight
     pipeline = Pipeline(PUT_MANY_WINDOW)
     try:
-        for memory, group in _by_memory(objects):
+        for memory, group in by_memory(objects):
             yield from _submit_group(pipeline, put, memory, group, at_once, is_single)
         yield from pipeline.drain()
     except LakeError:
@@ -121,12 +122,12 @@ def _submit_group(
     """Submit the requests for objects of one memory, or of none; `is_single`: one after the other."""
     number = None if memory is None else (yield from lend(put.transfer, memory))
     if memory is None or number is None:
-        for batch in _batches(group, FRAME_BYTES, at_once):
+        for batch in batches(group, FRAME_BYTES, at_once):
             if is_single:
                 yield from pipeline.drain()
             yield from pipeline.submit(_bodies(put, batch), _noting(put, batch))
     else:
-        for batch in _batches(group, BODY_BYTES_MAX, at_once):
+        for batch in batches(group, BODY_BYTES_MAX, at_once):
             if is_single:
                 yield from pipeline.drain()
             yield from _submit_slots(pipeline, put, batch, memory, number)
@@ -139,40 +140,14 @@ def _parsed(place: int, name: str, data: Buffer | Slot) -> _Object:
     return _Object(place, parse_object_name(name), data, length)
 
 
-def _by_memory(objects: Sequence[_Object]) -> Iterator[tuple[SharedMemory | None, list[_Object]]]:
-    """Group the objects by their shared memory; None for those without."""
-    groups: dict[SharedMemory | None, list[_Object]] = {}
-    for item in objects:
-        memory = item.data.memory if isinstance(item.data, Slot) else None
-        groups.setdefault(memory, []).append(item)
-    yield from groups.items()
-
-
-def _batches(objects: Sequence[_Object], bytes_max: int, count_max: int) -> Iterator[list[_Object]]:
-    batch: list[_Object] = []
-    size = 0
-    for item in objects:
-        if batch and (size + item.length > bytes_max or len(batch) == count_max):
-            yield batch
-            batch, size = [], 0
-        batch.append(item)
-        size += item.length
-    if batch:
-        yield batch
-
-
 def _noting(put: _Put, batch: Sequence[_Object]) -> Callable[[Reply], None]:
     return lambda reply: put.note(batch, reply)
 
 
 def _bodies(put: _Put, batch: Sequence[_Object]) -> Send:
     """Return the request that carries the objects' bytes in its body."""
-    payloads = [_view(item.data) for item in batch]
+    payloads = [view_of(item.data) for item in batch]
     return Send(PutObjects([item.length for item in batch], put.changes(batch)), body=payloads)
-
-
-def _view(data: Buffer | Slot) -> memoryview:
-    return data.buffer if isinstance(data, Slot) else memoryview(data).cast("B")
 
 
 def _submit_slots(

@@ -18,6 +18,7 @@ import pytest
 from lakefs import connect
 from tests.e2e.small_disk import ext4, tmpfs
 from tests.mount.mounts import lake
+from tests.mount.tools import spoil
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -68,7 +69,7 @@ def test_a_damaged_chunk_fails_its_own_range_only(short: Path) -> None:
         here = mounts.folders[0]
         with connect(mounts.served.server) as client:
             client.put("bucket/file", content)
-        _flip(mounts.served.data, content[CHUNK + 100 * KIB : CHUNK + 101 * KIB])
+        spoil(mounts.served.data, content[CHUNK + 100 * KIB : CHUNK + 101 * KIB])
         with (here / "file").open("rb", buffering=0) as file:
             assert os.pread(file.fileno(), MIB, 0) == content[:MIB]
             assert os.pread(file.fileno(), MIB, 2 * CHUNK) == content[2 * CHUNK : 2 * CHUNK + MIB]
@@ -134,19 +135,6 @@ def _write_until_a_close_fails(here: Path) -> tuple[dict[str, bytes], int | None
         except OSError as error:
             return stored, error.errno
         stored[name] = content
-
-
-def _flip(data: Path, part: bytes) -> None:
-    """Spoil a part of a payload where the store has it."""
-    for path in (data / "segments").iterdir():
-        at = path.read_bytes().find(part)
-        if at >= 0:
-            with path.open("r+b") as segment:
-                segment.seek(at)
-                segment.write(bytes([part[0] ^ 1]))
-                os.fsync(segment.fileno())
-            return
-    raise AssertionError("the payload is in no segment")
 
 
 def test_a_staging_folder_that_goes_away_fails_writes_and_nothing_else(short: Path) -> None:

@@ -18,6 +18,7 @@ from lakefs import connect
 from lakefs.limits import GRANULE_BYTES, MIB
 from tests.mount.hot_mounts import FILLED, FORCED, SIZE, asked, forced_mounts, passes_through
 from tests.mount.mounts import LakeMounts, lake
+from tests.mount.tools import spoil
 
 pytestmark = [pytest.mark.slow, pytest.mark.fuse]
 
@@ -28,7 +29,7 @@ def test_a_damaged_segment_is_an_error_and_no_backing(short_forced: LakeMounts) 
     here, content = short_forced.folders[0], os.urandom(8 * MIB)
     with connect(short_forced.served.server) as client:
         client.put("bucket/x", content)
-    _flip(short_forced.served.data, content[5 * MIB : 5 * MIB + 512])
+    spoil(short_forced.served.data, content[5 * MIB : 5 * MIB + 512])
     with (here / "x").open("rb", buffering=0) as file:
         assert not passes_through_from_start(short_forced, file.fileno())
         assert os.pread(file.fileno(), MIB, 0) == content[:MIB]
@@ -51,18 +52,6 @@ def short_forced() -> Iterator[LakeMounts]:
     """A mount of its own, every file hot at once."""
     with forced_mounts() as mounted:
         yield mounted
-
-
-def _flip(data: Path, part: bytes) -> None:
-    for path in (data / "segments").iterdir():
-        at = path.read_bytes().find(part)
-        if at >= 0:
-            with path.open("r+b") as segment:
-                segment.seek(at)
-                segment.write(bytes([part[0] ^ 1]))
-                os.fsync(segment.fileno())
-            return
-    raise AssertionError("the payload is in no segment")
 
 
 # --- memory, kills -----------------------------------------------------------------------------------------

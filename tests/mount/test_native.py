@@ -22,6 +22,7 @@ from fuse.native import layer
 from lakefs import connect
 from lakefs.limits import GRANULE_BYTES, KIB, MIB
 from tests.mount.mounts import LakeMounts, lake
+from tests.mount.tools import spoil
 
 pytestmark = pytest.mark.fuse
 SIZE = 9 * MIB + 12_345
@@ -156,7 +157,7 @@ def test_damage_after_a_range_was_read_natively_is_an_error_of_its_range_only(sh
         spoiled = 4 * MIB + 5 * GRANULE_BYTES
         for at in (spoiled, spoiled, 0, MIB):
             assert read_past_cache(descriptor, at, size) == content[at : at + size]
-        _spoil(mounts.served.data, content[spoiled : spoiled + 64])
+        spoil(mounts.served.data, content[spoiled : spoiled + 64])
         for _ in range(3):
             with pytest.raises(OSError, match="Input/output") as failed:
                 read_past_cache(descriptor, spoiled, size)
@@ -169,19 +170,6 @@ def test_damage_after_a_range_was_read_natively_is_an_error_of_its_range_only(sh
         os.close(descriptor)
         os.close(again)
         assert native_reads(mounts) > 5
-
-
-def _spoil(data: Path, part: bytes) -> None:
-    """Change a byte where the store has it: in the page cache, and on the disk."""
-    for path in (data / "segments").iterdir():
-        at = path.read_bytes().find(part)
-        if at >= 0:
-            with path.open("r+b") as segment:
-                segment.seek(at)
-                segment.write(bytes([part[0] ^ 1]))
-                os.fsync(segment.fileno())
-            return
-    raise AssertionError("the payload is in no segment")
 
 
 @needs_native

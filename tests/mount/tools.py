@@ -102,3 +102,16 @@ def _behind(expected: Tree, there: Path) -> str:
         return difference(expected, tree(str(there)))
     except FileNotFoundError as error:
         return f"{error.filename} is listed and gone"
+
+
+def spoil(data: Path, part: bytes) -> None:
+    """Change a byte of a payload where the store has it: in the page cache, and on the disk."""
+    for path in (data / "segments").iterdir():
+        at = path.read_bytes().find(part)
+        if at >= 0:
+            with path.open("r+b") as segment:
+                segment.seek(at)
+                segment.write(bytes([part[0] ^ 1]))
+                os.fsync(segment.fileno())
+            return
+    raise AssertionError("the payload is in no segment")
