@@ -6,11 +6,10 @@ Rules kept here besides:
 - The interpreter's lock is held: 64 keys take some 10 us, less than giving it away and taking it back may.
 """
 
-from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.pycapsule cimport PyCapsule_GetPointer
-from libc.stdint cimport uint8_t, uint32_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 cdef extern from *:
@@ -59,10 +58,15 @@ cdef extern from *:
         LAKE_OF_VALUE
         LAKE_SPACE_PARTIAL
         LAKE_SPACE_WHOLE
+        LAKE_TIER_SEGMENT
 
     const char *LAKE_SEEKER_CAPSULE
 
     ctypedef struct lake_place:
+        uint64_t segment
+        uint32_t offset
+        uint32_t stored_bytes
+        uint32_t crc
         uint32_t tier
 
     ctypedef struct lake_seeker:
@@ -83,21 +87,35 @@ cdef class KeyFinder:
         self.table = table
         memcpy(&self.seeker, PyCapsule_GetPointer(table.seeker, LAKE_SEEKER_CAPSULE), sizeof(lake_seeker))
 
-    def find(self, uint32_t space, list keys not None, into not None):
-        """Write a `lakefs.shared_index.table_format.PLACE` for each key into `into`.
+    def plan(self, uint32_t space, list keys not None, rooms not None):
+        """Return what may be read of values, each of which has so much room: (lengths, indexes, places, packed).
 
-        Returns True if each was told for certain, present or absent.  ValueError for a key of no keyed blob.
+        `lengths` has 0 for a key without value, or whose value is longer than its room, and -1 for each other key;
+        `indexes` and `places` have the keys whose only chunk lies in a segment, and a
+        `lakefs.shared_index.table_format.Found` of each, `packed` a `PLACE` of each.  ValueError for a key of no keyed blob.
         """
-        cdef Py_buffer target
-        cdef Py_ssize_t i, total = PyList_GET_SIZE(keys)
+        cdef lake_place places[LAKE_KEYS_BATCH]
+        cdef Py_ssize_t begin, i, length, total = PyList_GET_SIZE(keys)
+        cdef list some, lengths = [-1] * total, indexes = [], found = []
+        cdef bytearray packed = bytearray()
         check_keys(keys)
-        PyObject_GetBuffer(into, &target, PyBUF_WRITABLE)
-        try:
-            if target.len < total * <Py_ssize_t>sizeof(lake_place):
-                raise ValueError("there is no room for so many places")
-            return bool(self.look(space, keys, <lake_place *>target.buf))
-        finally:
-            PyBuffer_Release(&target)
+        for begin in range(0, total, LAKE_KEYS_BATCH):
+            some = keys if total <= LAKE_KEYS_BATCH else keys[begin : begin + LAKE_KEYS_BATCH]
+            length = PyList_GET_SIZE(some)
+            self.look(space, some, places)
+            for i in range(length):
+                if places[i].tier == LAKE_KEY_ABSENT:
+                    lengths[begin + i] = 0
+                elif places[i].tier == LAKE_TIER_SEGMENT:
+                    if places[i].stored_bytes > <long long>rooms[begin + i]:
+                        lengths[begin + i] = 0
+                        continue
+                    indexes.append(begin + i)
+                    found.append(
+                        (places[i].tier, places[i].segment, places[i].offset, places[i].stored_bytes, places[i].crc)
+                    )
+                    packed += (<char *>(places + i))[: sizeof(lake_place)]
+        return lengths, indexes, found, packed
 
     def match(self, uint32_t space, list keys not None):
         """Return for each key True or False: it has a value, or none; None: it cannot be told here.
@@ -119,37 +137,33 @@ cdef class KeyFinder:
             None if places[i].tier == LAKE_KEY_DOUBTFUL else places[i].tier != LAKE_KEY_ABSENT for i in range(total)
         ]
 
-    cdef bint look(self, uint32_t space, list keys, lake_place *places) noexcept:
-        """Look keys up between two looks at their space: what is not in the table is absent if that was whole at both."""
+    cdef void look(self, uint32_t space, list keys, lake_place *places) noexcept:
+        """Look up to LAKE_KEYS_BATCH keys up between two looks at their space.
+
+        What is not in the table is absent if the space was whole both times, else DOUBTFUL.
+        """
         cdef uint8_t ids[LAKE_KEYS_BATCH][LAKE_ID_BYTES]
         cdef uint8_t of_space[LAKE_ID_BYTES]
         cdef uint32_t before, after
-        cdef Py_ssize_t begin, i, length, total = PyList_GET_SIZE(keys)
+        cdef Py_ssize_t i, total = PyList_GET_SIZE(keys)
         cdef int seen
-        cdef bint is_certain = True
         lake_key_id(LAKE_OF_SPACE, space, NULL, 0, of_space)
         before = self.state(of_space)
-        for begin in range(0, total, LAKE_KEYS_BATCH):
-            length = min(<Py_ssize_t>LAKE_KEYS_BATCH, total - begin)
-            for i in range(length):
-                key = <object>PyList_GET_ITEM(keys, begin + i)
-                lake_key_id(
-                    LAKE_OF_VALUE, space, <const uint8_t *>PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key), ids[i]
-                )
-                self.seeker.prefetch(self.seeker.table, ids[i])
-            for i in range(length):
-                seen = self.seeker.seek(self.seeker.table, ids[i], places + begin + i)
-                if seen != 1:
-                    memset(places + begin + i, 0, sizeof(lake_place))
-                    places[begin + i].tier = LAKE_KEY_ABSENT if seen == 0 else LAKE_KEY_DOUBTFUL
+        for i in range(total):
+            key = <object>PyList_GET_ITEM(keys, i)
+            lake_key_id(LAKE_OF_VALUE, space, <const uint8_t *>PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key), ids[i])
+            self.seeker.prefetch(self.seeker.table, ids[i])
+        for i in range(total):
+            seen = self.seeker.seek(self.seeker.table, ids[i], places + i)
+            if seen != 1:
+                memset(places + i, 0, sizeof(lake_place))
+                places[i].tier = LAKE_KEY_ABSENT if seen == 0 else LAKE_KEY_DOUBTFUL
         after = self.state(of_space)
         for i in range(total):
             if after != LAKE_SPACE_WHOLE and after != LAKE_SPACE_PARTIAL:  # no space that the table knows
                 places[i].tier = LAKE_KEY_DOUBTFUL
             elif places[i].tier == LAKE_KEY_ABSENT and (before != LAKE_SPACE_WHOLE or after != LAKE_SPACE_WHOLE):
                 places[i].tier = LAKE_KEY_DOUBTFUL
-            is_certain = is_certain and places[i].tier != LAKE_KEY_DOUBTFUL
-        return is_certain
 
     cdef uint32_t state(self, const uint8_t *of_space) noexcept:
         cdef lake_place place
