@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, Self
@@ -369,10 +370,9 @@ class SimulatedLink:
 
     def take_events(self) -> None:
         """Take what made the descriptor readable."""
-        try:
-            os.eventfd_read(self.descriptor)
-        except BlockingIOError:
-            return
+        with self.fabric.wire.changed, suppress(BlockingIOError):
+            if self in self.fabric.links:
+                os.eventfd_read(self.descriptor)
 
     def close(self) -> None:
         """End it."""

@@ -118,6 +118,7 @@ def failure_of(verbs: Verbs, status: int) -> str:
         numbers.IBV_WC_SUCCESS: "",
         numbers.IBV_WC_WR_FLUSH_ERR: FLUSHED,
         numbers.IBV_WC_REM_ACCESS_ERR: ACCESS_REFUSED,
+        numbers.IBV_WC_REM_INV_REQ_ERR: ACCESS_REFUSED,
         numbers.IBV_WC_RETRY_EXC_ERR: NO_ANSWER,
         numbers.IBV_WC_LOC_PROT_ERR: LOCAL_REFUSED,
     }
