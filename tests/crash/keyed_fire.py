@@ -73,8 +73,11 @@ class KeyedFire:
         if self._reader is not None:
             self._reader.kill()
             self._reader.join()
-        if self.engine.process is not None and self.engine.process.poll() is None:
+        process = self.engine.process
+        if process is not None and process.poll() is None:
             self.engine.kill()
+        elif process is not None and process.stdout is not None:
+            process.stdout.close()  # of an engine that died by itself
 
     def run(self, minutes: float, *, said: Callable[[str], None] = lambda _: None) -> None:
         """Live until the time is over, then look at the store; AssertionError says what was wrong."""
@@ -203,7 +206,7 @@ class KeyedFire:
                 self.figures["evicted keys told apart"] += 1
             if label is not None and state.stored:
                 assert label == state.stored or gone_at >= state.stored_at, f"{name} {number} was replaced"
-        self.figures[f"checked values of {'the shared' if name == SHARED else 'own'} spaces"] += sum(
+        self.figures[f"checked values of {'the shared space' if name == SHARED else 'own spaces'}"] += sum(
             label is not None for label in found.values()
         )
         self._answered[name] = answered

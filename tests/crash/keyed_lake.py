@@ -9,6 +9,7 @@ variable KEYED_EVICTED names.  So a key that is missing was evicted, or was lost
 from __future__ import annotations
 
 import os
+import random
 import sys
 import time
 from collections.abc import Callable
@@ -23,36 +24,39 @@ def note_evictions(path: str) -> None:
     """Note each victim of an eviction in a file."""
     from engine.format.keyed import space_and_key
     from engine.keyed.upkeep import KeyedUpkeep
-    from engine.tables.views import View
 
     victim = KeyedUpkeep._victim
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
-    def noted(upkeep: KeyedUpkeep, view: View, number: int) -> bytes | None:
+    def noted(upkeep: Any, view: Any, number: int) -> bytes | None:
         place = victim(upkeep, view, number)
         if place is not None:
-            os.write(descriptor, b"%d %d %s\n" % (time.monotonic_ns(), number, space_and_key(place)[1].hex().encode()))
+            key = space_and_key(place)[1]
+            os.write(descriptor, b"%d %d %s\n" % (time.monotonic_ns(), number, key.hex().encode()))
         return place
 
-    KeyedUpkeep._victim = noted  # type: ignore[method-assign]
+    KeyedUpkeep._victim = noted  # type: ignore[method-assign,assignment]
 
 
 def _gc_forgets_values() -> None:
     from engine.upkeep.gc import Collector
 
-    async def nothing(collector: Collector, cycle: Any) -> None:
+    async def nothing(collector: Any, cycle: Any) -> None:
         return None
 
-    Collector._mark_values = nothing  # type: ignore[method-assign]
+    Collector._mark_values = nothing  # type: ignore[method-assign,assignment]
 
 
 def _answer_first() -> None:
-    from engine.metadata.group_commit import Committer
+    """Answer a put of values when it is visible."""
+    from engine.chunks.bound_payloads import BoundPayloads
 
-    async def at_once(committer: Committer, sequence: int) -> None:
-        committer._hurry.set()
+    store = BoundPayloads.store
 
-    Committer.wait_durable = at_once  # type: ignore[method-assign,assignment]
+    async def early(bound: Any, payloads: Any, bind: Any, **_: Any) -> Any:
+        return await store(bound, payloads, bind, durable=False)
+
+    BoundPayloads.store = early  # type: ignore[method-assign,assignment]
 
 
 def _evict_from_any_space() -> None:
@@ -61,7 +65,7 @@ def _evict_from_any_space() -> None:
     from engine.format.layouts import Table
     from engine.keyed import upkeep
 
-    remove = upkeep.remove_value
+    remove = vars(upkeep)["remove_value"]
 
     def more(txn: Any, usage: Any, number: int, key: bytes) -> Any:
         for place, _ in txn.scan(Table.KEYED, *values_range(number - 1)):
@@ -69,21 +73,22 @@ def _evict_from_any_space() -> None:
             break
         return remove(txn, usage, number, key)
 
-    upkeep.remove_value = more
+    vars(upkeep)["remove_value"] = more
 
 
 def _load_the_neighbour() -> None:
-    """Load, for one key in fifty, the value of the key that was loaded before it."""
+    """Load, for one key in fifty, the value of a key that was loaded before it."""
     from engine.requests.keyed_load import _Wanted
 
-    add, seen = _Wanted.add, [None, 0]
+    add = _Wanted.add
+    last: list[Any] = [None]
 
-    def wrong(wanted: _Wanted, index: int, value: Any) -> None:
-        seen[1] += 1  # type: ignore[operator]
-        add(wanted, index, seen[0] if value is not None and seen[0] is not None and seen[1] % 50 == 0 else value)
-        seen[0] = value if value is not None else seen[0]
+    def wrong(wanted: Any, index: int, value: Any) -> None:
+        is_wrong = value is not None and last[0] is not None and random.random() < 0.02
+        add(wanted, index, last[0] if is_wrong else value)
+        last[0] = value or last[0]
 
-    _Wanted.add = wrong  # type: ignore[method-assign]
+    _Wanted.add = wrong  # type: ignore[method-assign,assignment]
 
 
 BUGS: Final[dict[str, Callable[[], None]]] = {
