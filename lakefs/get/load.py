@@ -22,6 +22,7 @@ from lakefs.errors import (
     ChunkNotFound,
     CorruptionError,
     EngineBusy,
+    EngineUnreachable,
     InvalidArgument,
     LakeError,
     PermissionDenied,
@@ -111,7 +112,8 @@ def into_lent_pool(
 ) -> Steps[list[int]]:
     """Lend the pool and return what `load` returns for its number; if it cannot be lent, what `stream` returns.
 
-    `load` is run again when its connection was lost; with any other error of the lake it has nothing in flight.
+    `load` is run again when its connection was lost, unless no engine came in time; with any other error of the lake
+    it has nothing in flight.
     """
     for attempt in range(ATTEMPTS):
         number = yield from lend_pool(access, pool)
@@ -120,7 +122,7 @@ def into_lent_pool(
         try:
             return (yield from load(number))
         except SessionLost:
-            yield from take_back_pool(pool, number)  # the engine may still serve the lost connection's requests
+            yield from take_back_pool(pool, number, is_lost=True)  # it may still serve the lost connection's requests
             if attempt == ATTEMPTS - 1:
                 raise
         except LakeError:
@@ -131,11 +133,17 @@ def into_lent_pool(
     raise AssertionError("the last attempt has returned or raised")
 
 
-def take_back_pool(pool: Pool, number: int) -> Steps[None]:
-    """End the lending after a load was cancelled: else requests in flight could write to slots of the next load."""
+def take_back_pool(pool: Pool, number: int, *, is_lost: bool = False) -> Steps[None]:
+    """End the lending after a load was cancelled: else requests in flight could write to slots of the next load.
+
+    `is_lost`: its connection was lost; EngineUnreachable when no engine came in time, so that nobody waits again.
+    """
     pool.forget(number)
     try:
         yield from send(ReturnMemory(number))
+    except EngineUnreachable:
+        if is_lost:
+            raise
     except LakeError:
         return  # it ends with its connection
 
