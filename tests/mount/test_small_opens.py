@@ -171,8 +171,13 @@ def test_the_close_of_a_reader_asks_nothing_and_the_close_of_a_writer_stores(sho
             assert read(here / "x") == b"content"
         reading, writing = os.open(here / "x", os.O_RDONLY), os.open(here / "x", os.O_RDWR)
         os.write(writing, b"written")
-        os.close(reading)
-        os.close(writing)
+        closing = threading.Thread(target=os.close, args=(writing,))
+        with hanging(mounts):
+            os.close(reading)
+            closing.start()
+            closing.join(0.5)
+            assert closing.is_alive(), "closed before it was stored"
+        closing.join(HUNG_S)
         with connect(mounts.served.server) as client:
             assert client.get("bucket/x") == b"written"
         assert mounts.mounts[0].end() == 0
