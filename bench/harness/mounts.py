@@ -85,6 +85,10 @@ class MountProcess:
         """End and mount again, so that neither the kernel nor a process remembers anything."""
         if code := self.end():
             raise RuntimeError(f"the mount at {self.folder} ended with {code}: {self.log.read_text()}")
+        self.start_again()
+
+    def start_again(self) -> None:
+        """Mount again; the process has ended."""
         self.process = self._started()
 
     def memory_bytes(self) -> int:

@@ -369,12 +369,12 @@ def made_hot_set(
         return f"no file system in memory could be made ({error.strerror}): it needs the capability CAP_SYS_ADMIN"
     try:
         _try_out(files, backings)
+    except PermissionError:
+        files.close()
+        return "this user may give the kernel no backing file: it needs CAP_SYS_ADMIN in the first user namespace"
     except OSError as error:
         files.close()
-        return (
-            f"the kernel takes no backing file ({error.strerror}): it needs Linux 6.9 with CONFIG_FUSE_PASSTHROUGH, and"
-            " CAP_SYS_ADMIN in the first user namespace"
-        )
+        return f"the kernel takes no backing file ({error.strerror})"
     return HotSet(mount, files, backings, budget, rules)
 
 

@@ -48,13 +48,15 @@ def open_objects(
     durable: bool = True,
     version: str = "",
     lease_from: int = _ALWAYS,
+    learns: bool | None = None,
 ) -> Steps[list[Opened | LakeError]]:
     """Open objects, or the given version of one; the result has an error in the place of a name that cannot be opened.
 
     `lease_from`: no lease on content shorter than this many bytes; its chunks may then be removed at any moment.
+    `learns`: the client's learner learns the answers; by default, if they are durable and of current versions.
     """
     opened: list[Opened | LakeError] = []
-    learner = access.learner if durable and not version else None
+    learner = access.learner if (durable and not version if learns is None else learns) else None
     for start in range(0, len(names), BATCH_MAX):
         batch = names[start : start + BATCH_MAX]
         request = OpenObjects(
@@ -107,10 +109,14 @@ def open_object(
     inline_bytes: int = 1 << 20,
     durable: bool = True,
     version: str = "",
+    learns: bool | None = None,
 ) -> Steps[Opened]:
-    """Open one object, or the given version of it.  BucketNotFound, KeyNotFound, IsAFolder, VersionIsMarker."""
+    """Open one object, or the given version of it, see `open_objects`.
+
+    BucketNotFound, KeyNotFound, IsAFolder, VersionIsMarker.
+    """
     (opened,) = yield from open_objects(
-        access, [name], lease=lease, inline_bytes=inline_bytes, durable=durable, version=version
+        access, [name], lease=lease, inline_bytes=inline_bytes, durable=durable, version=version, learns=learns
     )
     if isinstance(opened, LakeError):
         raise opened
