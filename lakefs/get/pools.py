@@ -22,7 +22,7 @@ import mmap
 import os
 
 from lakefs.errors import InvalidArgument, LocalFileError
-from lakefs.host.new_memory import check_lendable, new_memory
+from lakefs.host.new_memory import check_lendable, duplicate, new_memory
 
 
 class Pool:
@@ -40,7 +40,7 @@ class Pool:
         self.is_refused = False
         """True if the engine accepts no memory from this client: bytes are streamed instead."""
         check_lendable(size_bytes)
-        self._descriptor = new_memory(size_bytes) if descriptor is None else _duplicate(descriptor)
+        self._descriptor = new_memory(size_bytes) if descriptor is None else duplicate(descriptor)
         try:
             self.size_bytes = size_bytes or os.fstat(self._descriptor).st_size
             check_lendable(self.size_bytes)
@@ -101,10 +101,3 @@ class Pool:
             self._mapping.close()
         except BufferError:  # views exist; the memory is unmapped with the last of them
             return
-
-
-def _duplicate(descriptor: int) -> int:
-    try:
-        return os.dup(descriptor)
-    except OSError as error:
-        raise InvalidArgument(f"descriptor {descriptor} is not open: {error.strerror}") from error
