@@ -37,7 +37,7 @@ OWN_KEYS: Final = 48
 SHARED_KEYS: Final = 1000
 """Their values have together about twice the quota."""
 BATCH: Final = 12
-_POOL_BYTES: Final = 48 * MIB
+POOL_BYTES: Final = 48 * MIB
 _MEMORY_BYTES: Final = 16 * MIB
 
 
@@ -49,7 +49,7 @@ def keys_in(space: str) -> int:
 def read_some(space: Space, name: str, numbers: Sequence[int], pool: Pool | None) -> dict[int, str | None]:
     """Read keys of a space, into a pool or into buffers; return the labels of their values.  AssertionError."""
     keys = [key_of(name, number) for number in numbers]
-    room = (_POOL_BYTES if pool is not None else SIZE_MAX) // (len(keys) if pool is not None else 1)
+    room = (POOL_BYTES if pool is not None else SIZE_MAX) // (len(keys) if pool is not None else 1)
     if pool is not None:
         lengths = space.load(keys, pool, [room * place for place in range(len(keys))])
         views = [pool.buffer[room * place : room * place + length] for place, length in enumerate(lengths)]
@@ -149,7 +149,7 @@ def write(address: str, name: str, seed: str, folder: Path, told: int) -> None:
 
     def body(lake: Lake) -> None:
         spaces = spaces_of(lake, [name, SHARED])
-        with lake.shared_memory(size_bytes=_MEMORY_BYTES) as memory, lake.pool(size_bytes=_POOL_BYTES) as pool:
+        with lake.shared_memory(size_bytes=_MEMORY_BYTES) as memory, lake.pool(size_bytes=POOL_BYTES) as pool:
             while True:
                 writer.act(spaces, memory, pool)
 
@@ -194,7 +194,7 @@ def read(address: str, names: Sequence[str], seed: str, end: int, longest: Any) 
     While the engine is away a call fails, and the next one connects anew.  `longest` gets the longest call in seconds.
     """
     chance = random.Random(f"reader {seed}")
-    with connect(address, check=Check.CRC32C) as lake, lake.pool(size_bytes=_POOL_BYTES) as pool:
+    with connect(address, check=Check.CRC32C) as lake, lake.pool(size_bytes=POOL_BYTES) as pool:
         spaces = spaces_of(lake, [*names, SHARED])
         while not _is_closed(end):
             name = chance.choice([*names, SHARED, SHARED])

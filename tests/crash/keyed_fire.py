@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Self
@@ -28,8 +28,19 @@ from typing import Any, Final, Self
 from engine.host.failpoints import UPKEEP_POINTS, WRITE_POINTS
 from lakefs.client.blocking.lake import Lake
 from lakefs.client.connect import connect
+from lakefs.content.verify import Check
 from lakefs.errors import EngineUnreachable
-from tests.crash.keyed_clients import SHARED, collect, keys_in, read, read_some, spaces_of, write, write_in_trio
+from tests.crash.keyed_clients import (
+    POOL_BYTES,
+    SHARED,
+    collect,
+    keys_in,
+    read,
+    read_some,
+    spaces_of,
+    write,
+    write_in_trio,
+)
 from tests.crash.keyed_contents import Journal, KeyState, States, key_of, read_journal
 from tests.crash.keyed_lake import VARIABLE
 from tests.crash.quiet_store import inspect
@@ -43,6 +54,7 @@ WRITERS: Final = (*BLOCKING, TRIO)
 CALL_S_MAX: Final = 15.0
 """Longest call of a client while engines come and go: it waits 5 s for an engine, as often as it tries again."""
 _READ_AT_ONCE: Final = 8
+_MATCH_AT_ONCE: Final = 48
 _FORK: Final = multiprocessing.get_context("fork")
 _Process = Any  # multiprocessing's class of the chosen context
 
@@ -90,6 +102,32 @@ class KeyedFire:
         self._end_reader()
         self._look()
 
+    def read_beside(self, count: int) -> None:
+        """Match and load so many keys beside writers, eviction, gc and compaction, without a kill."""
+        self.engine.start()
+        answers, clients = self._begin_clients(self._seed)
+        with connect(self.engine.server, check=Check.CRC32C) as lake, lake.pool(size_bytes=POOL_BYTES) as pool:
+            spaces = spaces_of(lake, [*WRITERS, SHARED])
+            while self.figures["matched"] + self.figures["loaded"] < count:
+                name = self._chance.choice((*WRITERS, SHARED, SHARED, SHARED))
+                numbers = self._chance.sample(
+                    range(keys_in(name)), _MATCH_AT_ONCE if self._chance.random() < 0.8 else 8
+                )
+                if len(numbers) == _MATCH_AT_ONCE:
+                    spaces[name].match([key_of(name, number) for number in numbers])
+                    self.figures["matched"] += len(numbers)
+                else:
+                    read_some(spaces[name], name, numbers, self._chance.choice((pool, None)))
+                    self.figures["loaded"] += len(numbers)
+            self.figures["evicted"] = lake.status()["keyed"]["evicted"]
+            assert all(client.is_alive() for client in clients), "a client ended: see its traceback"
+        self.engine.kill()
+        os.close(answers)
+        _end_clients(clients)
+        self.engine.start()
+        self._check()
+        self._look()
+
     def _life(self) -> None:
         """Load, kill, start again, check.  The engine serves when this begins and when it ends."""
         self.figures["lives"] += 1
@@ -115,6 +153,19 @@ class KeyedFire:
         """Let clients work until the engine dies at its step, or is killed after some answers."""
         if self._reader is None:
             self._begin_reader()
+        reading, clients = self._begin_clients(seed)
+        wanted = self._chance.randrange(20, 160)
+        until = time.monotonic() + WAIT_S
+        while wanted > 0 and (told := os.read(reading, wanted)):
+            wanted -= len(told)
+            assert time.monotonic() < until, "the writers are slow"
+        os.close(reading)
+        self._kill(died=wanted > 0)
+        _end_clients(clients)
+        assert self._reader.is_alive(), "the reader failed: see its traceback"
+
+    def _begin_clients(self, seed: str) -> tuple[int, list[_Process]]:
+        """Begin the writers and the collector; returns a pipe with a byte for each answered batch, and the clients."""
         reading, writing = os.pipe()
         server, folder = self.engine.server, self._folder
         roles = [(write, name) for name in BLOCKING] + [(write_in_trio, TRIO)]
@@ -125,19 +176,7 @@ class KeyedFire:
         for client in clients:
             client.start()
         os.close(writing)
-        wanted = self._chance.randrange(20, 160)
-        until = time.monotonic() + WAIT_S
-        while wanted > 0 and (told := os.read(reading, wanted)):
-            wanted -= len(told)
-            assert time.monotonic() < until, "the writers are slow"
-        os.close(reading)
-        self._kill(died=wanted > 0)
-        for client in clients:
-            client.join(0.1)  # one that found something wrong prints it before it is ended
-            client.kill()
-            client.join()
-            assert client.exitcode in (0, -signal.SIGKILL), f"{client.name} failed: see its traceback"
-        assert self._reader.is_alive(), "the reader failed: see its traceback"
+        return reading, clients
 
     def _kill(self, *, died: bool) -> None:
         process = self.engine.process
@@ -241,6 +280,14 @@ class KeyedFire:
         figures = ", ".join(f"{count} {name}" for name, count in sorted(self.figures.items()))
         answered, longest_s = sum(self._answered.values()), self._longest.value
         return f"{answered} answered keys, {figures}; longest call of the reader {longest_s:.1f} s"
+
+
+def _end_clients(clients: Sequence[_Process]) -> None:
+    for client in clients:
+        client.join(0.1)  # one that found something wrong prints it before it is ended
+        client.kill()
+        client.join()
+        assert client.exitcode in (0, -signal.SIGKILL), f"{client.name} failed: see its traceback"
 
 
 def _read_alone(not_mine: int, *arguments: Any) -> None:
