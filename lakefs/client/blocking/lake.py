@@ -206,8 +206,8 @@ class Lake(Facade[BlockingDriver]):
     ) -> Space:
         """Return a space of keyed blobs; make it if it does not exist.  See `LakeSteps.open_space`."""
         stat = self._driver.run(self._driver.steps.open_space(name, quota=quota, ttl=ttl, create=create))
-        made = import_module("lakefs.client.blocking.spaces").Space(self._driver, self.chunks, stat)
-        return cast("Space", made)
+        made = import_module("lakefs.client.blocking.spaces").Space
+        return cast("Space", made(self._driver, self.chunks, self._loads or self._make_loads(), stat))
 
     spaces = blocking(LakeSteps.spaces)
     remove_space = blocking(LakeSteps.remove_space)

@@ -16,6 +16,7 @@ import trio
 
 from lakefs.content.verify import Check
 from lakefs.direct.index_in_use import SharedIndexUser
+from lakefs.direct.keyed_reads import KeyedIndexUser
 from lakefs.errors import EngineUnreachable
 from lakefs.get.opened import Access
 from lakefs.grants.descriptors import SegmentDescriptors
@@ -73,6 +74,7 @@ class TrioDriver:
             self._descriptors, engine.carries_descriptors, network=network, check=check, is_held=self.is_held
         )
         self.direct_chunks = SharedIndexUser(self)
+        self.direct_keys = KeyedIndexUser(self)
         self._known: KnownNames | None = None
         self._repeats = repeats and engine.carries_descriptors and known_names.IS_BUILT
         # Callers that fetch by themselves keep grants for long, and can use only those of segments.
