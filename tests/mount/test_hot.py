@@ -44,7 +44,7 @@ def forced() -> Iterator[LakeMounts]:
 @pytest.fixture(scope="module")
 def plain_hot(forced: LakeMounts) -> Iterator[LakeMounts]:
     """One mount with the rules of every mount."""
-    with TemporaryDirectory(prefix="lake-") as path, lake(Path(path)) as mounted:
+    with TemporaryDirectory(prefix="lake-") as path, lake(Path(path), any_way=False) as mounted:
         yield mounted
 
 
