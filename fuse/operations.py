@@ -330,9 +330,9 @@ class LakeOperations(pyfuse3.Operations):
     async def release(self, fh: FileHandleT) -> None:
         """Close a handle; an error is only logged."""
         file, flags, _ = self._files.pop(fh)
+        file.answered -= 1
         layer.remove(fh)
-        if _may_read(flags):
-            file.readers -= 1
+        file.readers -= _may_read(flags)
         if self.hot is not None and file.hot is not None:
             self.hot.closed(file.hot, flags)
         await file.release()
@@ -457,20 +457,20 @@ class LakeOperations(pyfuse3.Operations):
     def _opened(self, inode: Inode, file: OpenFile, flags: int, ctx: RequestContext) -> FileInfo:
         handle = self._handle()
         self._files[handle] = _Handle(file, flags, ctx)
-        if _may_read(flags):
-            file.readers += 1
+        file.readers += _may_read(flags)
+        file.answered += 1
         if self.hot is not None and self._passes_through(self.hot, handle, file, flags):
             inode.cached_blob = None
             return FileInfo(fh=FileHandleT(handle))
         if not (flags & _STORING or inode.is_pending):
             layer.leave_out_flush(handle)
         before, inode.cached_blob = inode.cached_blob, inode.attributes.blob
-        keep_cache = before is not None and before == inode.cached_blob
-        return FileInfo(fh=FileHandleT(handle), keep_cache=keep_cache, direct_io=not _may_read(flags))
+        keeps = before is not None and before == inode.cached_blob
+        return FileInfo(fh=FileHandleT(handle), keep_cache=keeps, direct_io=not _may_read(flags))
 
     def _passes_through(self, hot: HotSet, handle: int, file: OpenFile, flags: int) -> bool:
         """Have the handle pass through to the file's content in memory, if all handles of the inode do; else False."""
-        if file.hot is None and file.handles == 1 and file.is_stored and not flags & _WRITING:
+        if file.hot is None and file.answered == 1 and file.is_stored and not flags & _WRITING:
             file.hot = hot.given(file.inode)
         if file.hot is not None:
             hot.opened(file.hot, handle, flags)

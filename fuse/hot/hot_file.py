@@ -50,7 +50,7 @@ class HotFile:
         self.may_be_mapped = False
         """True if a mapping may have written what is not taken over: a handle was opened that reads and writes."""
         self.is_let_go = False
-        """True if what mappings wrote could not be stored: granules may differ for good, and it belongs to no other file."""
+        """True if what mappings wrote could not be stored: granules may differ, and it is given to no other file."""
         self.is_damaged = False
         self.holds = 0
         """Checks under way, which read it in a thread."""

@@ -30,7 +30,7 @@ WAYS: Final[dict[str, tuple[str, ...]]] = {
     "native": ("-o", "hot_memory=0"),
     "passthrough": ("-o", "hot_forced"),
 }
-"""Ways in which a mount answers reads: as by default, in Python alone, without hot files, with every file hot at once."""
+"""Ways in which a mount answers reads: the default, in Python alone, without hot files, with every file hot at once."""
 WAY: Final = WAYS[os.environ.get("MOUNT_WAY", "")]
 
 
@@ -72,8 +72,12 @@ class LakeMounts:
 
 
 @contextmanager
-def lake(folder: Path, *options: str, mounts: int = 1, bug: str = "") -> Iterator[LakeMounts]:
-    """Start an engine on a new store with a bucket, and mounts of it, with a bug planted in them when one is named."""
+def lake(folder: Path, *options: str, mounts: int = 1, bug: str = "", any_way: bool = True) -> Iterator[LakeMounts]:
+    """Start an engine on a new store with a bucket, and mounts of it, with a bug planted in them when one is named.
+
+    `any_way` False: the test is about one way of answering reads, and has the options for it among its own.
+    """
+    options = (*WAY, *options) if any_way else options
     with serving(folder) as served, ExitStack() as stack:
         processes = [
             stack.enter_context(
@@ -92,10 +96,10 @@ def lake(folder: Path, *options: str, mounts: int = 1, bug: str = "") -> Iterato
 
 
 def lake_mount_command(server: str, point: Path, staging: Path, *options: str, bug: str = "") -> list[str]:
-    """Return the command of `lake mount` in the foreground; options of the test count for more than those of the way."""
+    """Return the command of `lake mount` in the foreground."""
     lake_program = [sys.executable, "-m", "tests.mount.planted_lake", bug] if bug else LAKE
     return [
-        *lake_program, "--server", server, "mount", "--foreground", "--staging", str(staging), *WAY, *options, str(point),
+        *lake_program, "--server", server, "mount", "--foreground", "--staging", str(staging), *options, str(point),
     ]  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from cli.main import main as lake_main
-from fuse import open_file, operations
+from fuse import operations
 from fuse.hot.hot_file import HotFile
 from fuse.hot.hot_set import HotSet
 from fuse.hot.kernel_backings import KernelBackings
@@ -26,9 +26,13 @@ from lakefs.names import Name
 from lakefs.wire.messages import Grant
 
 
+def _plant(owner: object, name: str, instead: object) -> None:
+    setattr(owner, name, instead)
+
+
 def _backing_kept() -> None:
     """A hot file that was written to is given to the next file of its first content."""
-    HotFile.is_changed = property(lambda hot: False)  # type: ignore[method-assign, assignment]
+    _plant(HotFile, "is_changed", property(lambda hot: False))
 
 
 def _check_left_out() -> None:
@@ -39,7 +43,7 @@ def _check_left_out() -> None:
     ) -> bool:
         return read_cached(descriptors, grant, begin, target)
 
-    blob_reader.cached_granules = unchecked  # type: ignore[assignment]
+    _plant(blob_reader, "cached_granules", unchecked)
 
 
 def _written_through() -> None:
@@ -49,7 +53,7 @@ def _written_through() -> None:
     def pass_through(backings: KernelBackings, handle: int, backing_id: int, *, direct: bool) -> None:
         real(backings, handle, backing_id, direct=False)
 
-    KernelBackings.pass_through = pass_through  # type: ignore[method-assign]
+    _plant(KernelBackings, "pass_through", pass_through)
 
 
 def _cached_beside_passthrough() -> None:
@@ -61,12 +65,12 @@ def _cached_beside_passthrough() -> None:
         if hot.handles > 1:
             layer.take_back_open(handle)
 
-    HotSet.opened = opened  # type: ignore[method-assign]
+    _plant(HotSet, "opened", opened)
 
 
 def _mappings_not_looked_at() -> None:
     """What a mapping wrote to a file in memory is not looked for."""
-    HotFile.differing = lambda hot: []  # type: ignore[method-assign]
+    _plant(HotFile, "differing", lambda hot: [])
 
 
 def _lease_too_early() -> None:
@@ -78,12 +82,12 @@ def _lease_too_early() -> None:
         mount.give_back(opened.lease)
         return opened
 
-    Mount.leased = leased  # type: ignore[method-assign]
+    _plant(Mount, "leased", leased)
 
 
 def _native_reads_go_on() -> None:
     """Native threads answer reads from stored content that was written over."""
-    NativeReads.close = lambda reads: None  # type: ignore[method-assign]
+    _plant(NativeReads, "close", lambda reads: None)
     kept: list[Any] = []
     real = NativeReads.__init__
 
@@ -91,7 +95,7 @@ def _native_reads_go_on() -> None:
         kept.append(reads)
         real(reads, *args)
 
-    NativeReads.__init__ = begin  # type: ignore[method-assign]
+    _plant(NativeReads, "__init__", begin)
 
 
 def _open_asks_nobody() -> None:
@@ -103,12 +107,12 @@ def _open_asks_nobody() -> None:
             found[name] = await real(mount, name, size_bytes)
         return found[name]
 
-    Mount.opened = opened  # type: ignore[method-assign]
+    _plant(Mount, "opened", opened)
 
 
 def _close_stores_nothing() -> None:
     """A handle that writes is closed without asking."""
-    operations._STORING = 0  # type: ignore[misc]
+    _plant(operations, "_STORING", 0)
 
 
 def _nothing_staged() -> None:
@@ -118,7 +122,7 @@ def _nothing_staged() -> None:
     def write(hot: HotFile, offset: int, data: Any, stage: Any) -> None:
         real(hot, offset, data, lambda *_: None)
 
-    open_file.HotFile.write = write  # type: ignore[method-assign]
+    _plant(HotFile, "write", write)
 
 
 BUGS: Final[dict[str, Callable[[], None]]] = {

@@ -165,7 +165,7 @@ def hot() -> Iterator[LakeMounts]:
 @pytest.fixture(scope="module")
 def native() -> Iterator[LakeMounts]:
     """A mount without a bug and without files in memory."""
-    with TemporaryDirectory(prefix="lake-") as path, lake(Path(path), "--hot-memory", "0") as mounted:
+    with TemporaryDirectory(prefix="lake-") as path, lake(Path(path), "--hot-memory", "0", any_way=False) as mounted:
         yield mounted
 
 
@@ -192,7 +192,7 @@ def test_a_planted_bug_is_seen(hot: LakeMounts, bug: str) -> None:
     options = ("-o", "hot_forced") if check in HOT else ("--hot-memory", "0")
     with (
         TemporaryDirectory(prefix="lake-") as path,
-        lake(Path(path), *options, bug=bug) as mounts,
+        lake(Path(path), *options, bug=bug, any_way=False) as mounts,
         connect(mounts.served.server) as client,
         pytest.raises((OSError, AssertionError, pytest.fail.Exception)),
     ):
