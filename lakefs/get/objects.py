@@ -157,9 +157,17 @@ def read_range(access: Access, opened: Opened, offset: int, length: int) -> Step
     """Return the bytes [offset, offset + length), cut at the blob's end, checked.  InvalidArgument before its start."""
     if offset < 0:
         raise InvalidArgument(f"{opened.name}: there is nothing at {offset}", subject=str(opened.name))
-    length = max(0, min(length, opened.stat.size_bytes - offset))
-    target = NewBytes(length)
-    view = target.view
+    target = NewBytes(max(0, min(length, opened.stat.size_bytes - offset)))
+    yield from read_range_into(access, opened, offset, target.view)
+    return target.take()
+
+
+def read_range_into(access: Access, opened: Opened, offset: int, view: memoryview) -> Steps[None]:
+    """Fill memory with the bytes from `offset` on, checked; all of them are in the blob.
+
+    After an error or a cancellation the memory may hold anything.
+    """
+    length = len(view)
     whole: list[Piece] = []
     for piece in opened.overlapping(offset, length):
         begin = max(offset, piece.offset)
@@ -174,7 +182,6 @@ def read_range(access: Access, opened: Opened, offset: int, length: int) -> Step
         if access.check is Check.NONE and not access.is_held(opened.epoch):
             opened.grants.clear()  # the lease has ended, and without a check a freed place would not be noticed
             yield from fetch_pieces(access, opened, whole, BufferSink(view, offset))
-    return target.take()
 
 
 def get_whole(access: Access, name: Name) -> Steps[bytes]:
