@@ -60,6 +60,7 @@ ERRNO_BY_ERROR: Final[Mapping[type[errors.LakeError], int]] = MappingProxyType(
         errors.AddressInUse: errno.EADDRINUSE,
         errors.Unchecked: errno.EIO,
         errors.DiskFailed: errno.EIO,
+        errors.FabricFailed: errno.EIO,
         errors.ChunkDamaged: errno.EIO,
         errors.IndexDamaged: errno.EIO,
         errors.JournalDamaged: errno.EIO,
