@@ -1,8 +1,8 @@
 """Bounce memory: registered buffers of the engine, through which loads and puts over RDMA move their bytes.
 
 Rules kept here:
-- At most BOUNCE_BUFFERS_MAX buffers exist, 64 MiB with all that belongs to them.  Each is made and registered when it is
-  first needed, and kept.
+- At most BOUNCE_BUFFERS_MAX buffers exist, less than 64 MiB.  Each is made and registered when it is first needed, and
+  kept.
 - No peer has a right to a buffer: only this engine's own READs and WRITEs touch it.
 - A buffer belongs to one user until it is given back.  `TrioMover` has ended everything that touches it by then.
 

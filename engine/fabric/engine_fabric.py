@@ -30,7 +30,6 @@ from lakefs.transport.fabric import ADDRESS_MAX, KEY_MAX, Fabric, Link, Remote
 from lakefs.transport.fabric_mover import Piece, TrioMover
 from lakefs.wire.fabric_end import FabricEnd, check_end
 from lakefs.wire.fabric_messages import FabricMemory
-from lakefs.wire.grants import Grant
 
 TURNS_PER_LINK: Final = 2
 """Buffers of one connection: one is filled while the other is moved."""
@@ -167,15 +166,6 @@ class EngineFabric:
             self._bounces.close()
         if self._fabric is not None:
             self._fabric.close()
-
-
-def remote_grant(memory: object, grant: Grant, medium: int) -> Grant | None:
-    """Return a grant of a place in a slab as one that a client READs; None when the slab is not registered."""
-    if not isinstance(memory, RegisteredSlab):
-        return None
-    region = memory.region
-    address = region.address + grant.offset
-    return Grant(medium, region.remote_key, address, grant.stored_bytes, grant.logical_bytes, grant.codec, grant.crc)
 
 
 def _joined(fabric: Fabric, peer: FabricEnd) -> Link:

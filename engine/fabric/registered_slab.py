@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from lakefs.transport.fabric import Region
+from lakefs.wire.fabric_messages import MEDIUM_FABRIC
+from lakefs.wire.grants import Grant
 
 
 class SharedMemory(Protocol):
@@ -56,3 +58,13 @@ class RegisteredSlab:
         """End the registration, then release the memory."""
         self.region.close()
         self._memory.close()
+
+
+def remote_grant(memory: object, grant: Grant) -> Grant | None:
+    """Return a grant of a place in a slab as one that a client READs; None when the slab is not registered."""
+    if not isinstance(memory, RegisteredSlab):
+        return None
+    region = memory.region
+    address = region.address + grant.offset
+    length = grant.stored_bytes
+    return Grant(MEDIUM_FABRIC, region.remote_key, address, length, grant.logical_bytes, grant.codec, grant.crc)

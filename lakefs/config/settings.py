@@ -279,7 +279,7 @@ def _group(text: str) -> str:
 def _count(text: str) -> int:
     if not re.fullmatch(r"\d{1,12}", text.strip(), re.ASCII):
         raise InvalidArgument(f"{text!r} is no count; give a whole number, as 10000000")
-    return int(text)
+    return int(text.strip())
 
 
 def _sample(text: str) -> int:

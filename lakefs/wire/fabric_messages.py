@@ -9,27 +9,12 @@ from __future__ import annotations
 from typing import Final
 
 from lakefs.wire.base import Message, Request
+from lakefs.wire.fabric_end import FabricEnd as FabricEnd
 
 MEDIUM_FABRIC: Final = 4
 """READ over the connection's queue pair: `segment` is the remote key, `offset` the address in the engine's memory."""
 MEDIA_FABRIC: Final = 2
 """Bit of a request's `media`: the client reads grants of `MEDIUM_FABRIC` over its queue pair."""
-
-
-class FabricEnd(Message, frozen=True):
-    """One end of a queue pair, as the other side needs it to connect.
-
-    `kind`: `roce`, `infiniband` or `iwarp`.  `queue_pair` and `first_packet` have 24 bits, `lid` 16; `gid` is 16 bytes.
-    `reads_max`: READs of the other side that this one serves at a time, 1 to 255.
-    """
-
-    kind: str
-    queue_pair: int
-    gid: bytes
-    lid: int
-    mtu_bytes: int
-    first_packet: int
-    reads_max: int
 
 
 class FabricOpened(Message, frozen=True):
