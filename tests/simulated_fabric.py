@@ -16,12 +16,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, Self
 
 from lakefs.errors import FabricFailed, InvalidArgument
 from lakefs.transport.fabric import (
+    ACCESS_REFUSED,
+    FLUSHED,
+    LOCAL_REFUSED,
+    NO_ANSWER,
     SEND_WINDOW,
     Completion,
     FabricEnd,
@@ -34,10 +39,6 @@ from lakefs.transport.fabric import (
 )
 from lakefs.wire.fabric_end import ROCE, check_end
 
-ACCESS_REFUSED: Final = "remote access error"
-FLUSHED: Final = "flushed"
-LOCAL_REFUSED: Final = "local protection error"
-NO_ANSWER: Final = "no answer from the peer"
 _RETRIES: Final = 7
 _READS_MAX: Final = 16
 
@@ -325,37 +326,25 @@ class SimulatedLink:
         self, ticket: int, region: Region, offset: int, remote_address: int, remote_key: int, length: int
     ) -> None:
         """Begin a READ."""
-        self._post(ticket, region, offset, remote_address, remote_key, length, is_write=False)
+        check_post(region, offset, remote_address, remote_key, length)
+        self._post(_Operation(ticket, _own(region), offset, remote_address, remote_key, length, is_write=False))
 
     def post_write(
         self, ticket: int, region: Region, offset: int, remote_address: int, remote_key: int, length: int
     ) -> None:
         """Begin a WRITE."""
-        self._post(ticket, region, offset, remote_address, remote_key, length, is_write=True)
-
-    def _post(
-        self,
-        ticket: int,
-        region: Region,
-        offset: int,
-        remote_address: int,
-        remote_key: int,
-        length: int,
-        *,
-        is_write: bool,
-    ) -> None:
         check_post(region, offset, remote_address, remote_key, length)
-        assert isinstance(region, SimulatedRegion)
+        self._post(_Operation(ticket, _own(region), offset, remote_address, remote_key, length, is_write=True))
+
+    def _post(self, operation: _Operation) -> None:
         with self.fabric.wire.changed:
             if self.is_broken or self.peer is None or self._in_flight >= SEND_WINDOW:
                 raise FabricFailed("the link is broken, not joined, or has its window full")
-            if self.fabric.regions.get(region.remote_key) is not region:
+            if self.fabric.regions.get(operation.region.remote_key) is not operation.region:
                 raise FabricFailed("the region is closed, or another fabric's")
-            region.uses += 1
+            operation.region.uses += 1
             self._in_flight += 1
-            self.operations.append(
-                _Operation(ticket, region, offset, remote_address, remote_key, length, is_write=is_write)
-            )
+            self.operations.append(operation)
             self.fabric.wire.changed.notify_all()
 
     def complete(self, completion: Completion) -> None:
@@ -381,10 +370,9 @@ class SimulatedLink:
 
     def take_events(self) -> None:
         """Take what made the descriptor readable."""
-        try:
-            os.eventfd_read(self.descriptor)
-        except BlockingIOError:
-            return
+        with self.fabric.wire.changed, suppress(BlockingIOError):
+            if self in self.fabric.links:
+                os.eventfd_read(self.descriptor)
 
     def close(self) -> None:
         """End it."""
@@ -398,6 +386,11 @@ class SimulatedLink:
             if self in self.fabric.links:
                 self.fabric.links.remove(self)
                 os.close(self.descriptor)
+
+
+def _own(region: Region) -> SimulatedRegion:
+    assert isinstance(region, SimulatedRegion)
+    return region
 
 
 class SimulatedFabric:
@@ -435,15 +428,8 @@ class SimulatedFabric:
         with self.wire.changed:
             if self._closed or len(self.links) >= self._links_max:
                 raise FabricFailed("the adapter has no more queue pairs")
-            end = FabricEnd(
-                self.kind,
-                self.wire.number(),
-                self._gid,
-                0,
-                self.wire.weather.mtu_bytes,
-                self.wire.first_packet(),
-                _READS_MAX,
-            )
+            number, mtu = self.wire.number(), self.wire.weather.mtu_bytes
+            end = FabricEnd(self.kind, number, self._gid, 0, mtu, self.wire.first_packet(), _READS_MAX)
             link = SimulatedLink(self, end, peer_may, os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
             self.links.append(link)
             self.wire.add(link)

@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 __all__ = [
+    "ACCESS_REFUSED",
+    "FLUSHED",
+    "LOCAL_REFUSED",
+    "NO_ANSWER",
     "SEND_WINDOW",
     "SLICE_BYTES",
     "Completion",
@@ -52,6 +56,13 @@ SLICE_BYTES: Final = 256 * 1024
 """Longest single READ or WRITE: a software adapter moves it in one call, some 30 us at 8 GB/s."""
 SEND_WINDOW: Final = 16
 """READs and WRITEs of one link in flight: 16 x 256 KiB = 4 MiB, enough for 300 Gbit/s over 100 us."""
+
+# Failures of completions that every implementation names alike; others have texts of their own.
+FLUSHED: Final = "given up behind an earlier failure"
+ACCESS_REFUSED: Final = "the peer refused the access"
+NO_ANSWER: Final = "no answer from the peer"
+LOCAL_REFUSED: Final = "the region may not be written"
+
 ADDRESS_MAX: Final = (1 << 64) - 1
 KEY_MAX: Final = (1 << 32) - 1
 
