@@ -50,7 +50,7 @@ SLIP_SIMILARITY: Final = 0.8
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _REGION: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _SAMPLE: Final = re.compile(r"1(?:/([1-9]\d{0,8}))?", re.ASCII)
-_DEVICE: Final = re.compile(r"[A-Za-z0-9_.-]{1,63}", re.ASCII)
+_DEVICE: Final = re.compile(r"[A-Za-z0-9_.-]{1,63}(?::\d{1,3}){0,2}", re.ASCII)
 _DOMAIN: Final = re.compile(
     r"(?=.{1,253}$)(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 )

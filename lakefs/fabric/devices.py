@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 from lakefs.transport.fabric import Fabric
 
@@ -14,4 +13,6 @@ OpenFabric: TypeAlias = Callable[[str], "Fabric | str"]
 
 def open_device(name: str) -> Fabric | str:
     """Open an RDMA device; see `OpenFabric`."""
-    return cast("Fabric | str", import_module("lakefs.transport.rdma").open_fabric(name))
+    from lakefs.transport.rdma import open_fabric  # noqa: PLC0415
+
+    return open_fabric(name)
