@@ -1,11 +1,11 @@
 """An engine on TCP with a DRAM tier and simulated RDMA, and clients of both kinds that use it.
 
-    def test_...() -> None:
-        async def body(world: FabricWorld) -> None:
-            async with world.lake("blocking") as lake:
-                assert await lake.get("bkt/object") == content
+def test_...() -> None:
+    async def body(world: FabricWorld) -> None:
+        async with world.lake("blocking") as lake:
+            assert await lake.get("bkt/object") == content
 
-        run(body)
+    run(body)
 """
 
 from __future__ import annotations
@@ -149,6 +149,12 @@ class FabricWorld:
         memory = self.tier.arena.memory(self.tier._cells[chunk])
         self.tier.forget(chunk)
         memory[:] = os.urandom(len(memory))
+
+
+async def posted(world: FabricWorld) -> None:
+    """Wait until a READ or WRITE is in flight."""
+    while not any(link.operations for link in list(world.wire._links.values())):  # noqa: ASYNC110 - in a thread
+        await trio.sleep(0.001)
 
 
 Body = Callable[[FabricWorld], Awaitable[None]]

@@ -49,15 +49,20 @@ class ServedLink:
 
     @asynccontextmanager
     async def bounce(self) -> AsyncIterator[Bounce]:
-        """Yield a registered buffer until the block ends; waits for one.  FabricFailed."""
-        async with self._turns, self._bounces.taken(self._offload) as bounce:
-            yield bounce
+        """Yield a registered buffer until the block ends; waits for one.  SessionLost when none may be registered."""
+        try:
+            async with self._turns, self._bounces.taken(self._offload) as bounce:
+                yield bounce
+        except FabricFailed as error:
+            raise SessionLost(f"no memory could be registered ({error.message}); go on over TCP") from error
 
     async def move(self, pieces: Sequence[Piece]) -> None:
         """Move pieces between a buffer and the client's memory.  SessionLost: the queue pair is lost.
 
         On return, also by an error or a cancellation, nothing touches the buffer or the client's memory any more.
         """
+        if not pieces:
+            return
         try:
             await self.mover.move(pieces, MOVE_TIMEOUT_S)
         except (FabricFailed, DeadlineExceeded) as error:

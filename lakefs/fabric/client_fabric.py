@@ -29,7 +29,7 @@ from lakefs.fabric.counts import FabricCounts
 from lakefs.fabric.devices import OpenFabric, open_device
 from lakefs.limits import BOUNCE_BYTES, CHUNK_BYTES, CLIENT_BOUNCES
 from lakefs.steps.steps import Steps, send, work
-from lakefs.transport.fabric import ADDRESS_MAX, KEY_MAX, Fabric, Link, Memory, Region, Remote
+from lakefs.transport.fabric import ADDRESS_MAX, KEY_MAX, Fabric, Link, Region, Remote
 from lakefs.wire.fabric_messages import MEDIUM_FABRIC
 from lakefs.wire.messages import FEATURE_FABRIC, FabricOpen, FabricOpened, Grant, HelloReply
 
@@ -132,6 +132,8 @@ class ClientFabric:
         self._fabric: Fabric | None = None
         self._bounces: _Bounces | None = None
         self._link: ClientLink | None = None
+        self._retired: list[ClientLink] = []
+        """Queue pairs that are used no more, and have to be ended."""
         self._epoch = -1
         self._made = 0
         """Queue pairs that were made, or tried, for the connection `_epoch`."""
@@ -214,19 +216,48 @@ class ClientFabric:
 
     def drop(self) -> Steps[None]:
         """End the queue pair: on return the engine neither reads nor writes memory of this client any more."""
+        self._set_aside()
+        while self._retired:
+            yield from work(self._retired.pop().mover.close)
+
+    def retire(self, failure: LakeError | None) -> None:
+        """Use the queue pair no more, without a wait: the engine's part of it is lost.  The next `connected` ends it.
+
+        `failure`: the reason; None when this client's own operation was cancelled, which is no failure.
+        """
+        link = self._set_aside()
+        if link is None:
+            return
+        if failure is None:
+            self._made -= link.epoch == self._epoch
+        elif self._made >= LINKS_PER_CONNECTION:
+            self._note_failure(failure.message)
+
+    def _set_aside(self) -> ClientLink | None:
         link, self._link = self._link, None
         if link is not None:
-            yield from work(link.mover.close)
+            self._retired.append(link)
+        return link
 
-    def forgive(self) -> None:
-        """Count the last queue pair as none: it was ended for another reason than a failure."""
-        self._made = max(0, self._made - 1)
+    def register_writable(self, address: int, length: int) -> Region:
+        """Register memory for the engine's WRITEs; the caller keeps it until the region is closed.  Blocks.
 
-    def register(self, memory: Memory, remote: Remote) -> Region:
-        """Register memory of the caller, who keeps it until the region is closed.  Blocks.  FabricFailed."""
+        FabricFailed.
+        """
+        return self._device().register((address, length), Remote.WRITE)
+
+    def register_readable(self, address: int, length: int) -> Region:
+        """Register memory for the engine's READs; like `register_writable`."""
+        return self._device().register((address, length), Remote.READ)
+
+    def _device(self) -> Fabric:
         if self._fabric is None:
             raise FabricFailed("no RDMA device is open")
-        return self._fabric.register(memory, remote)
+        return self._fabric
+
+    def note_refusal(self, error: LakeError) -> None:
+        """Note that memory of this client could not be registered, so that its bytes go over TCP."""
+        self._note_failure(error.message)
 
     def _note_failure(self, reason: str) -> None:
         if not self._reason:
@@ -236,9 +267,9 @@ class ClientFabric:
     def close(self) -> None:
         """End queue pair, registrations and device.  Blocks."""
         self._is_closed = True
-        link, self._link = self._link, None
-        if link is not None:
-            link.mover.close()
+        self._set_aside()
+        while self._retired:
+            self._retired.pop().mover.close()
         fabric, self._fabric = self._fabric, None
         if fabric is not None:
             fabric.close()
@@ -246,6 +277,6 @@ class ClientFabric:
     def forked(self, engine: object) -> ClientFabric:
         """In a child just forked: return the RDMA of another client of the engine, and leave this one as it is."""
         assert isinstance(engine, Greeted), "only a client over a network has RDMA"
-        for left in (self._fabric, self._link, self._bounces):
+        for left in (self._fabric, self._link, self._retired, self._bounces):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(left))  # never freed here: that would end the parent's
         return ClientFabric(engine, self._open_fabric)

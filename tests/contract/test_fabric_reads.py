@@ -19,7 +19,7 @@ from lakefs.limits import BOUNCE_BUFFERS_MAX, BOUNCE_BYTES, KIB, MIB
 from lakefs.transport.fabric import Remote
 from lakefs.wire import messages as m
 from lakefs.wire.fabric_messages import MEDIA_FABRIC, MEDIUM_FABRIC
-from tests.fabric_rig import KINDS, SLAB, TOKEN, FabricWorld, run
+from tests.fabric_rig import KINDS, SLAB, TOKEN, FabricWorld, posted, run
 from tests.simulated_fabric import SimulatedLink, Weather
 
 LENGTHS = [2 * MIB + 5, 4 * MIB, 6 * MIB + 300]
@@ -98,12 +98,6 @@ def test_bytes_that_change_during_the_read_are_noticed(kind: str, check: Check, 
     run(body)
 
 
-async def posted(world: FabricWorld) -> None:
-    """Wait until a READ or WRITE is in flight."""
-    while not any(link.operations for link in list(world.wire._links.values())):
-        await trio.sleep(0.001)
-
-
 @both_kinds
 def test_half_of_a_chunk_that_is_replaced_during_the_read_is_noticed(kind: str) -> None:
     async def body(world: FabricWorld) -> None:
@@ -121,7 +115,7 @@ def test_half_of_a_chunk_that_is_replaced_during_the_read_is_noticed(kind: str) 
                 nursery.start_soon(read)
                 await posted(world)
                 world.wire.release(3)  # of 9 slices
-                while any(link.allowed for link in world.wire._links.values() if link.operations):
+                while any(link.allowed for link in world.wire._links.values() if link.operations):  # noqa: ASYNC110
                     await trio.sleep(0.001)
                 world.demote(chunk)
                 world.wire.release()
@@ -250,11 +244,11 @@ def test_grants_of_a_lost_connection_are_not_used_with_the_next_one(kind: str) -
         await world.warm(content)
         async with world.lake(kind) as lake:
             assert await lake.get("bkt/object") == content
-            steps = lake.lake._driver.steps  # type: ignore[attr-defined]
+            steps = lake.lake._driver.steps
             opened = await lake.run(steps.open("bkt/object"))
             chunks = [piece.chunk for piece in opened.pieces]
             assert all(grant.medium == MEDIUM_FABRIC for grant in opened.grants.values())
-            for connection in list(world.server._connections):  # type: ignore[attr-defined]
+            for connection in list(world.server._connections):
                 connection.close()
             read = lake.rdma.chunks
             assert await lake.get("bkt/object") == content  # connects anew, with another queue pair
@@ -359,7 +353,7 @@ def test_many_open_requests_at_once_leave_one_queue_pair_and_none_behind_the_con
                 nursery.start_soon(engine.call, m.FabricOpen(other.open_link(Remote.READ).end))
         engine_side = world.fabric._fabric
         assert engine_side is not None
-        while world.fabric.statistics()["queue_pairs"]:
+        while world.fabric.statistics()["queue_pairs"]:  # noqa: ASYNC110 - closed behind the connection
             await trio.sleep(0.001)
         assert not engine_side.links  # type: ignore[attr-defined]
 
@@ -392,5 +386,3 @@ def test_a_damaged_cell_is_told_from_a_damaged_disk() -> None:
             assert lake.rdma.chunks == 0
 
     run(body)
-
-
