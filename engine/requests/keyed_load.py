@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from msgspec.structs import replace
+
 from engine.format.keyed import KeyedValue
 from engine.keyed.spaces import find_space
 from engine.keyed.values import key_problem
@@ -118,7 +120,8 @@ class KeyedLoads:
                 wanted.add(index, values.find(view, request.space, key) if known else None)
 
         await self._decisions.look(look)
-        slots = m.LoadSlots(request.memory, list(wanted.chunks), wanted.offsets, wanted.lengths, request.checksums)
+        slots = m.LoadSlots(request.memory, list(wanted.chunks), wanted.offsets, wanted.lengths)
+        slots = replace(slots, checksums=request.checksums, fabric=request.fabric)
         answer = wanted.reply(await self._loads.load(client, slots, wanted.chunks))
         self._keyed.counts.loaded += sum(count > 0 for count in answer.counts)
         self._keyed.counts.loaded_bytes += sum(answer.lengths)

@@ -22,9 +22,10 @@ from typing import Final, NamedTuple
 from lakefs.content.verify import Check, granule_crcs, matches_id
 from lakefs.errors import ChunkNotFound, CorruptionError, InvalidArgument, LakeError, RequestTooLarge, StaleGrant
 from lakefs.get.chunks import get_chunks_into
-from lakefs.get.load import BATCH_MAX as LOADS_MAX, BATCH_MIN, BATCHES, into_lent_pool
+from lakefs.get.load import BATCH_MAX as LOADS_MAX, BATCH_MIN, BATCHES
 from lakefs.get.objects import close_leases
 from lakefs.get.opened import Access, Piece, pieces_of
+from lakefs.get.pool_lending import LentPool, into_lent_pool
 from lakefs.get.pools import Pool
 from lakefs.ids import ChunkId
 from lakefs.limits import BATCH_MAX, LOAD_WINDOW
@@ -155,7 +156,7 @@ def load_values(
 
     return (
         yield from into_lent_pool(
-            access, pool, lambda number: _KeyedLoading(access, pool, space, keys, offsets, rooms).run(number), stream
+            access, pool, lambda lent: _KeyedLoading(access, pool, space, keys, offsets, rooms).run(lent), stream
         )
     )
 
@@ -197,7 +198,7 @@ class _KeyedLoading:
         self._again: list[int] = []
         """Indexes of keys whose bytes did not match, or whose chunk was being moved."""
 
-    def run(self, number: int) -> Steps[list[int]]:
+    def run(self, lent: LentPool) -> Steps[list[int]]:
         pipeline = Pipeline(LOAD_WINDOW)
         size = len(self._keys)
         if self._access.check is not Check.NONE:
@@ -206,7 +207,7 @@ class _KeyedLoading:
         try:
             for first in range(0, len(self._keys), size):
                 indexes = range(first, min(first + size, len(self._keys)))
-                yield from pipeline.submit(Send(self._request(number, indexes)), self._loaded(indexes))
+                yield from pipeline.submit(Send(self._request(lent, indexes)), self._loaded(indexes))
             yield from pipeline.drain()
         except LakeError:
             yield from pipeline.settle()
@@ -221,14 +222,15 @@ class _KeyedLoading:
                 self._lengths[index] = length
         return self._lengths
 
-    def _request(self, number: int, indexes: Sequence[int]) -> KeyedLoad:
+    def _request(self, lent: LentPool, indexes: Sequence[int]) -> KeyedLoad:
         return KeyedLoad(
-            number,
+            lent.number,
             self._space,
             [self._keys[index] for index in indexes],
             [self._offsets[index] for index in indexes],
             [self._rooms[index] for index in indexes],
             self._access.check is Check.CRC32C,
+            lent.fabric,
         )
 
     def _loaded(self, indexes: Sequence[int]) -> Callable[[Reply], Steps[None]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 from lakefs.wire.base import Done, Failure, Message, Request
+from lakefs.wire.fabric_messages import FabricMemory
 
 # Outcomes of one key of a request that changes.
 KEYED_FAILED: Final = 0
@@ -137,7 +138,7 @@ class KeyedLoad(Request, frozen=True):
     As LoadSlots: `lengths`, if given, has the room of each value; the client checks the bytes, by ids or by the
     answer's checksums.  A key has a failure of its own: KeyNotFound, RequestTooLarge when the values before it fill the
     request (4,096 parts), and the failures of a slot.  SpaceNotFound; SessionLost when the memory is not, or no longer,
-    lent on this connection.
+    lent on this connection.  `fabric` as in LoadSlots.
     """
 
     OP = 94
@@ -148,6 +149,7 @@ class KeyedLoad(Request, frozen=True):
     offsets: list[int]
     lengths: list[int] = []
     checksums: bool = True
+    fabric: FabricMemory | None = None
 
 
 class KeyedOutcomes(Message, frozen=True):

@@ -18,6 +18,7 @@ REPEATABLE: Final[frozenset[type[m.Request]]] = frozenset(
         m.AccessKeyList,
         m.BucketList,
         m.CloseLeases,
+        m.FabricOpen,
         m.LendMemory,
         m.KeyedMatch,
         m.ListNames,

@@ -35,6 +35,7 @@ from lakefs.wire.messages import Request
 if TYPE_CHECKING:
     from lakefs.direct.index_in_use import SharedIndexUser
     from lakefs.direct.keyed_reads import KeyedIndexUser
+    from lakefs.fabric.client_fabric import ClientFabric
     from lakefs.known.known_names import KnownNames
 
 T = TypeVar("T")
@@ -62,8 +63,15 @@ class BlockingDriver:
     _direct_keys: KeyedIndexUser | None = None
     _known: KnownNames | None = None
 
-    def __init__(self, engine: BlockingEngineClient, *, check: Check = Check.BLAKE3, repeats: bool = True) -> None:
-        """`repeats`: answer for known names without a request."""
+    def __init__(
+        self,
+        engine: BlockingEngineClient,
+        *,
+        check: Check = Check.BLAKE3,
+        repeats: bool = True,
+        fabric: ClientFabric | None = None,
+    ) -> None:
+        """`repeats`: answer for known names without a request.  `fabric`: RDMA to the engine, closed with this."""
         self._engine = engine
         self._descriptors = SegmentDescriptors()
         self._threads: ThreadPoolExecutor | None = None
@@ -81,6 +89,7 @@ class BlockingDriver:
             check=check,
             at_once_bytes=AT_ONCE_BYTES,
             is_held=self.is_held,
+            fabric=fabric,
         )
         follow_forks(self)
 
@@ -93,6 +102,8 @@ class BlockingDriver:
             if self._threads is not None:
                 self._threads.shutdown(wait=True, cancel_futures=True)
                 self._threads = None
+            if self.steps.fabric is not None:
+                self.steps.fabric.close()
             self._engine.close()
             if self._known is not None:
                 self._known.close()
@@ -216,7 +227,10 @@ class BlockingDriver:
         self._engine = self._engine.forked()
         self._descriptors.leave_all()
         self._descriptors = SegmentDescriptors()
-        self.steps = replace(self.steps, descriptors=self._descriptors, lent=LentMemories())
+        fabric = self.steps.fabric
+        if fabric is not None:
+            fabric = fabric.forked(self._engine)
+        self.steps = replace(self.steps, descriptors=self._descriptors, lent=LentMemories(), fabric=fabric)
         if self._known is not None:
             self._known.begin_anew()
         self._process = os.getpid()
