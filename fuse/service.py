@@ -56,6 +56,7 @@ async def serve_mount(address: str, token: str, options: MountOptions, ready: Ca
             table = InodeTable(owner.bare_folder(_ROOT_MODE, now_ns()), options.bucket)
             async with trio.open_nursery() as nursery:
                 mount = Mount(driver, engine, offload, staging, table, owner, options, nursery)
+                staging.empty_beside = lambda emptying: nursery.start_soon(mount.empty_beside, emptying)
                 await _check_root(mount)
                 nursery.start_soon(Watcher(mount, engine).run)
                 nursery.start_soon(mount.give_leases_back)
@@ -74,6 +75,7 @@ async def serve_mount(address: str, token: str, options: MountOptions, ready: Ca
                 finally:
                     with trio.CancelScope(shield=True):
                         await operations.release_all(max(0.0, mount.end_by - trio.current_time()))
+                    staging.empty_beside = None
                 nursery.cancel_scope.cancel()
             if operations.hot is not None:
                 operations.hot.close()

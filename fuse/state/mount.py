@@ -31,6 +31,7 @@ import trio
 from fuse.kernel.attach import MountOptions
 from fuse.reading.blob_reader import ReadBuffers
 from fuse.staging.folder import StagingFolder
+from fuse.staging.room import Emptying
 from fuse.state.attributes import Owner
 from fuse.state.inodes import Inode, InodeTable, OpenContent
 from lakefs.client.trio.driver import TrioDriver
@@ -143,6 +144,8 @@ class Mount:
     background: trio.Nursery
     """For tasks that no operation waits for; it ends with the mount."""
     writers_behind: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(WRITE_BEHIND_FILES))
+    emptying: trio.Lock = field(default_factory=trio.Lock)
+    """Held while a staging file is emptied."""
     read_buffers: ReadBuffers = field(default_factory=ReadBuffers)
     watched: set[str] = field(default_factory=set)
     """Buckets whose watch is running."""
@@ -189,6 +192,12 @@ class Mount:
         if lease:
             self.leases.append(lease)
             self.has_leases.set()
+
+    async def empty_beside(self, emptying: Emptying) -> None:
+        """Empty a staging file in a thread, one at a time."""
+        async with self.emptying:
+            await self.offload.run(emptying.run)
+        self.staging.emptied(emptying)
 
     async def give_leases_back(self) -> None:
         """Close the leases that were given back, until cancelled."""
