@@ -16,9 +16,10 @@ from typing import Final, NamedTuple
 from lakefs.content.verify import Check, granules_around
 from lakefs.errors import LakeError, StaleGrant
 from lakefs.get.cached import fill_part
-from lakefs.get.fetch import BufferSink, Wanted, fetch_part, fetch_wanted, locate_all, part_request, take_part
+from lakefs.get.fetch import fetch_part, fetch_wanted, locate_all, part_request, take_part
 from lakefs.get.objects import GET_MANY_BATCH, close_leases, open_objects
 from lakefs.get.opened import Access, Opened, Piece
+from lakefs.get.places import BufferSink, Wanted
 from lakefs.grants.grant_reads import fetch_range
 from lakefs.host.new_bytes import NewBytes
 from lakefs.limits import CLIENT_THREADS, FETCH_WINDOW, KIB

@@ -9,7 +9,7 @@ from dataclasses import replace
 from lakefs.content.verify import Check
 from lakefs.errors import InvalidArgument, LakeError
 from lakefs.get.chunks import get_chunks, get_chunks_into
-from lakefs.get.load import load_many, return_pool
+from lakefs.get.load import load_many
 from lakefs.get.mapping import MappedObject, map_object
 from lakefs.get.objects import (
     close_object,
@@ -21,6 +21,7 @@ from lakefs.get.objects import (
     read_range_into,
 )
 from lakefs.get.opened import Access, Opened
+from lakefs.get.pool_lending import return_pool
 from lakefs.get.pools import Pool
 from lakefs.get.prefetch import bring_in, look_ahead
 from lakefs.get.range_orders import Extent
@@ -70,8 +71,8 @@ class ReadSteps(ABC):
     ) -> Steps[list[int]]:
         """Load chunks (by id) and objects (by name) to offsets of a pool; return their lengths in bytes, in order.
 
-        The engine writes the bytes from its page cache or disk straight to the pool; where memory cannot be lent (over
-        TCP) they are streamed there.  Bytes that have arrived are checked in the pool, as the client's `check` says,
+        The engine writes the bytes from its page cache or disk straight to the pool, over a network by RDMA; where it
+        cannot, they are streamed there.  Bytes that have arrived are checked in the pool, as the client's `check` says,
         while others are loaded.  `rooms`, if given, has for each the most bytes that it may take; places do not
         overlap.  ChunkNotFound, ChunkDamaged, InvalidArgument if something does not fit, SourceChanged if the memory
         was shrunk; for names the errors of `get`.  After an error or a cancellation the places may hold anything.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -313,6 +314,10 @@ def test_a_space_has_its_settings_and_its_usage(kind: Kind) -> None:
 
         short = await space.lake.run(steps.open_space("llama/tp2", ttl=0.5))
         assert short.ttl_s == 1, "0 would mean for ever"
+        for quota, ttl in ((None, math.inf), (None, math.nan), (None, 1e300), (None, -1), (1 << 70, None), (-1, None)):
+            with pytest.raises(InvalidArgument, match="of a space is 0, for none"):
+                await space.lake.run(steps.open_space("llama/tp2", quota=quota, ttl=ttl))
+        assert await space.lake.run(steps.open_space("llama/tp2")) == short
 
     keyed(kind, body)
 

@@ -19,6 +19,7 @@ from lakefs.client.blocking.object_reader import BUFFER_BYTES, ObjectReader
 from lakefs.client.facade import Facade, blocking, blocking_known, blocking_pages
 from lakefs.content.verify import Check
 from lakefs.errors import EngineUnreachable, LakeError
+from lakefs.fabric.counts import NO_RDMA, FabricCounts
 from lakefs.get.mapping import MAP_ATTEMPTS, MappedObject, unmapped_at_end, unpin
 from lakefs.get.pools import Pool
 from lakefs.host.forks import NO_FORK
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from lakefs.client.blocking.chunks import Chunks
     from lakefs.client.blocking.loads import PoolLoads
     from lakefs.client.blocking.spaces import Space
+    from lakefs.fabric.client_fabric import ClientFabric
 
 
 class Lake(Facade[BlockingDriver]):
@@ -43,8 +45,15 @@ class Lake(Facade[BlockingDriver]):
     _chunks: Chunks | None = None
     _loads: PoolLoads | None = None
 
-    def __init__(self, engine: BlockingEngineClient, *, check: Check = Check.BLAKE3, repeats: bool = True) -> None:
-        self._driver = BlockingDriver(engine, check=check, repeats=repeats)
+    def __init__(
+        self,
+        engine: BlockingEngineClient,
+        *,
+        check: Check = Check.BLAKE3,
+        repeats: bool = True,
+        fabric: ClientFabric | None = None,
+    ) -> None:
+        self._driver = BlockingDriver(engine, check=check, repeats=repeats, fabric=fabric)
 
     def __enter__(self) -> Self:
         return self
@@ -65,6 +74,12 @@ class Lake(Facade[BlockingDriver]):
     def known(self) -> KnownCounts:
         """Counts of the names that this client knows, and of those that it has answered without a request."""
         return self._driver.known_counts
+
+    @property
+    def rdma(self) -> FabricCounts:
+        """Counts of what was read by RDMA, and the reason why it is not used, if it was tried in vain."""
+        fabric = self._driver.steps.fabric
+        return NO_RDMA if fabric is None else fabric.counts
 
     # --- writing -----------------------------------------------------------------------------------
 
@@ -206,8 +221,8 @@ class Lake(Facade[BlockingDriver]):
     ) -> Space:
         """Return a space of keyed blobs; make it if it does not exist.  See `LakeSteps.open_space`."""
         stat = self._driver.run(self._driver.steps.open_space(name, quota=quota, ttl=ttl, create=create))
-        made = import_module("lakefs.client.blocking.spaces").Space(self._driver, self.chunks, stat)
-        return cast("Space", made)
+        made = import_module("lakefs.client.blocking.spaces").Space
+        return cast("Space", made(self._driver, self.chunks, self._loads or self._make_loads(), stat))
 
     spaces = blocking(LakeSteps.spaces)
     remove_space = blocking(LakeSteps.remove_space)
