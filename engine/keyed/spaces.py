@@ -23,6 +23,7 @@ from engine.format.keyed import (
     number_of_space,
     space_key,
     unpack_space,
+    values_range,
 )
 from engine.format.layouts import COUNTER_RECORD, Table
 from engine.tables.views import Transaction, View
@@ -140,7 +141,7 @@ def remove_space(txn: Transaction, name: str) -> int:
     number = number_of(txn, name)
     record = find_space(txn, number)
     txn.delete(Table.KEYED, name_key(name))
-    if record.entries:
+    if record.entries or any(True for _ in txn.scan(Table.KEYED, *values_range(number))):
         txn.put(Table.KEYED, space_key(number), msgspec.structs.replace(record, removed=True).pack())
     else:
         txn.delete(Table.KEYED, space_key(number))
@@ -184,12 +185,12 @@ class Usage:
         """Count a value that was removed."""
         self._entries -= 1
         self.value_bytes -= size_bytes
+        if self._record.removed:  # perhaps because its usage was found wrong
+            self._entries, self.value_bytes = max(0, self._entries), max(0, self.value_bytes)
         assert self._entries >= 0 <= self.value_bytes, "a value is removed once"
 
     def save(self) -> None:
-        """Record the usage; a removed space without values loses its record."""
+        """Record the usage."""
         record = msgspec.structs.replace(self._record, entries=self._entries, value_bytes=self.value_bytes)
-        if record.removed and not record.entries:
-            self._txn.delete(Table.KEYED, space_key(self._number))
-        elif record != self._record:
+        if record != self._record:
             self._txn.put(Table.KEYED, space_key(self._number), record.pack())
