@@ -14,13 +14,13 @@ from engine.format.keyed import SPACES_BEGIN, VALUES_END, expiry_key, space_key,
 from engine.format.layouts import Table
 from engine.format.sizes import MetadataSizes
 from engine.keyed import spaces as spaces_module
-from engine.keyed.spaces import find_space
+from engine.keyed.spaces import KEYED_ENTRY_BYTES, find_space
 from engine.metadata.pacing import Pacing
 from engine.store.store import Store
 from engine.tables.merged_tables import TableView
 from engine.tables.views import Transaction
 from lakefs.ids import Sequence
-from lakefs.limits import CHUNK_BYTES, KEYED_ENTRY_BYTES, KEYED_QUOTA_BYTES_MIN, KEYED_ROOM_WAIT_S, MIB
+from lakefs.limits import CHUNK_BYTES, KEYED_QUOTA_BYTES_MIN, KEYED_ROOM_WAIT_S, MIB
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import EngineClient
 from tests.contract.test_requests_keyed import put_keys, space_of, stat_of, value_of
