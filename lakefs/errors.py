@@ -237,6 +237,10 @@ class DiskFailed(OperationalError):
     """The operating system reported an error of the device or file system."""
 
 
+class FabricFailed(OperationalError):
+    """RDMA cannot be used, or an operation over it failed; the same bytes can be had over TCP."""
+
+
 class ChunkDamaged(CorruptionError):
     """A chunk's bytes do not match its checksum or id."""
 
@@ -323,6 +327,7 @@ ERROR_TABLE: Final[tuple[ErrorRow, ...]] = (
     ErrorRow(AddressInUse, 43, 71, 503, EADDRINUSE),
     ErrorRow(Unchecked, 44, 2, 503, EIO),
     ErrorRow(DiskFailed, 45, 74, 503, EIO),
+    ErrorRow(FabricFailed, 46, 69, 503, EIO),
     ErrorRow(ChunkDamaged, 64, 1, 500, EIO),
     ErrorRow(IndexDamaged, 65, 1, 500, EIO),
     ErrorRow(JournalDamaged, 66, 1, 500, EIO),

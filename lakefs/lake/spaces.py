@@ -103,7 +103,7 @@ class SpaceSteps:
         A value that is known to be damaged, or has expired, is not present.  SpaceNotFound, InvalidArgument.
         """
         values = yield from find_values(self.number, check_value_keys(keys))
-        return match_of(values)
+        return match_of([bool(pieces) for pieces in values])
 
     def load(
         self, keys: Sequence[bytes], pool: Pool, offsets: Sequence[int], rooms: Sequence[int] = ()

@@ -67,6 +67,11 @@ class Connection:
         settings = self._settings
         return self._lake.space(settings.name, quota=settings.quota, ttl=settings.ttl)
 
+    @property
+    def is_local(self) -> bool:
+        """True if the engine is on this machine, and can be lent memory."""
+        return self._lake.address.startswith("unix:")
+
     def use(self, job: Callable[[Space], T]) -> T:
         """Return what the job returns; a space that is gone is made again first."""
         try:
