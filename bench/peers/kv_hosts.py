@@ -108,7 +108,10 @@ def _all_there(lengths: Sequence[int], size: int) -> None:
 
 
 class VllmTier(KvClient):
-    """A secondary tier, made by vLLM's factory, over vLLM's own shared region."""
+    """A secondary tier, made by vLLM's factory, over vLLM's own shared region.
+
+    Its model is named `package`, for engines that share one; else it has one of its own.
+    """
 
     @abstractmethod
     def tier(self, spec: Spec) -> dict[str, Any]:
@@ -146,7 +149,7 @@ class VllmTier(KvClient):
             enable_kv_cache_events=False,
             extra_config={},
             engine_id="bench",
-            model=config.OffloadingModelConfig(f"bench/{os.getpid()}", "bfloat16"),
+            model=config.OffloadingModelConfig(spec.package or f"bench/{os.getpid()}", "bfloat16"),
             cache=config.OffloadingCacheConfig(16, 1),
             parallel=config.OffloadingParallelConfig(0, 1, 1, 1, 1, 1, 0, 1, None, True),
         )
