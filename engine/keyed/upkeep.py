@@ -37,7 +37,7 @@ from engine.format.keyed import (
 from engine.format.layouts import Table
 from engine.keyed.candidates import Candidate, Candidates
 from engine.keyed.keyed_blobs import EVICT_TO, KeyedBlobs
-from engine.keyed.spaces import Usage, iter_spaces
+from engine.keyed.spaces import Usage, charge, iter_spaces
 from engine.keyed.values import remove_value
 from engine.metadata.metadata_store import Metadata
 from engine.metadata.pacing import Pacing, Writers
@@ -151,7 +151,7 @@ class KeyedUpkeep:
         most = min(EVICT_BATCH, self._batch)
         if excess:
             self._look(txn, number, NEIGHBOURS * most)
-        while usage is not None and evicted < most and evicted_bytes < excess:
+        while usage is not None and evicted < most and charge(evicted_bytes, evicted) < excess:
             victim = self._victim(txn, number)
             value = None if victim is None else remove_value(txn, usage, number, space_and_key(victim)[1])
             if value is None:
@@ -161,7 +161,7 @@ class KeyedUpkeep:
         usages.save()
         if evicted and space is not None:
             self._keyed.note_evicted(number, space.quota_bytes, evicted, evicted_bytes)
-        return bool(evicted) and evicted_bytes < excess
+        return bool(evicted) and charge(evicted_bytes, evicted) < excess
 
     def _victim(self, view: View, number: int) -> bytes | None:
         """Return the best value to evict that is known, as its key in the table; None if the space has no value."""

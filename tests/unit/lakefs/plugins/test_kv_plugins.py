@@ -44,10 +44,12 @@ class FakeSpace:
         self.gate = threading.Event()
         self.gate.set()
         self.closed = 0
+        self.uses = 0
         self.lent_loads = 0
         self.lent_puts = 0
 
     def use(self, job: Callable[[Space], T]) -> T:
+        self.uses += 1
         self.threads.add(threading.current_thread().name)
         assert self.gate.wait(WAIT_S)
         if self.error is not None:
@@ -175,6 +177,27 @@ def test_a_full_queue_fails_a_job_at_once_and_a_closed_mover_every_job(monkeypat
         assert ended[3] == "first", "a job that had begun ends as itself"
         movers.writer.submit(lambda _: 1, ended.append)
         assert isinstance(ended[4], EngineBusy)
+
+
+def test_a_lost_engine_fails_the_jobs_that_wait_with_the_one_that_waited_for_it() -> None:
+    space = FakeSpace()
+    ended: list[Any] = []
+    space.gate.clear()
+    with movers_of(space) as movers:
+        for _ in range(4):
+            movers.reader.submit(lambda _: "read", ended.append)
+        while len(movers.reader._waiting) > 3:  # until the thread has begun the first
+            threading.Event().wait(0.001)
+        movers.writer.submit(lambda _: "written", ended.append)
+        space.error = EngineUnreachable("gone")
+        space.gate.set()
+        movers.wait_idle()
+        assert [type(item) for item in ended] == [EngineUnreachable] * 5
+        assert space.uses <= 2, "one for each thread: nobody waits for the engine twice"
+        space.error = None
+        movers.reader.submit(lambda _: "later", ended.append)
+        movers.wait_idle()
+        assert ended[5:] == ["later"]
 
 
 # --- blocks ----------------------------------------------------------------------------------------------
