@@ -3,7 +3,7 @@
 Figures are honest only on a quiet machine; the spread beside each shows how quiet it was.  `--quick` moves almost
 nothing: it shows that every scenario works, and its figures mean nothing.
 
-A run of all ends within the hour: a scenario that no longer fits is listed with that reason.
+A run of all ends within 75 minutes: a scenario that no longer fits is listed with that reason.
 
 A scenario that fails has its traceback printed and its reason in the result; the others still run, and the exit code
 reports it.  The results are written after each scenario, so that an interrupted run keeps them.
