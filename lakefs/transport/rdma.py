@@ -29,7 +29,7 @@ from lakefs.transport.fabric import (
     check_post,
     local_memory,
 )
-from lakefs.transport.verbs import Verbs, close_all, failure_of, load_verbs, open_channel, open_context, reason_of
+from lakefs.transport.verbs import Verbs, close_all, load_verbs, open_channel, open_context, reason_of
 from lakefs.wire.fabric_end import GID_BYTES, INFINIBAND, ROCE, check_end
 
 _TIMEOUT: Final = 16
@@ -343,15 +343,13 @@ class RdmaLink:
         self, ticket: int, region: Region, offset: int, remote_address: int, remote_key: int, length: int
     ) -> None:
         """Begin a READ; see the port."""
-        opcode = self._verbs.numbers.IBV_WR_RDMA_READ
-        self._post(opcode, ticket, region, offset, remote_address, remote_key, length)
+        self._post(self._verbs.read, ticket, region, offset, remote_address, remote_key, length)
 
     def post_write(
         self, ticket: int, region: Region, offset: int, remote_address: int, remote_key: int, length: int
     ) -> None:
         """Begin a WRITE; see the port."""
-        opcode = self._verbs.numbers.IBV_WR_RDMA_WRITE
-        self._post(opcode, ticket, region, offset, remote_address, remote_key, length)
+        self._post(self._verbs.write, ticket, region, offset, remote_address, remote_key, length)
 
     def _post(
         self, opcode: int, ticket: int, region: Region, offset: int, remote_address: int, remote_key: int, length: int
@@ -359,9 +357,7 @@ class RdmaLink:
         check_post(region, offset, remote_address, remote_key, length)
         verbs = self._verbs
         piece = verbs.work.SGE(region.address + offset, length, region.local_key)
-        work = verbs.work.SendWR(
-            wr_id=ticket, opcode=opcode, num_sge=1, sg=[piece], send_flags=verbs.numbers.IBV_SEND_SIGNALED
-        )
+        work = verbs.work.SendWR(ticket, opcode, 1, 0, [piece], verbs.signaled)
         work.set_wr_rdma(remote_key, remote_address)
         own = cast(RdmaRegion, region)
         with self._lock:
@@ -390,8 +386,11 @@ class RdmaLink:
             completions = []
             for entry in found:
                 self._in_flight.popleft().release()
-                completions.append(Completion(int(entry.wr_id), failure_of(self._verbs, entry.status)))
-            self.is_broken = self.is_broken or any(completion.failure for completion in completions)
+                status = entry.status
+                if status:
+                    self.is_broken = True
+                failure = self._verbs.failures.get(status, f"status {status} of ibv_wc_status") if status else ""
+                completions.append(Completion(entry.wr_id, failure))
             return completions
 
     def arm(self) -> None:

@@ -42,6 +42,12 @@ class Verbs:
     address: Any
     work: Any
     domain: Any
+    read: int
+    write: int
+    signaled: int
+    """Numbers of the operations, and the flag for completions: plain ones, since enumerations are slow."""
+    failures: dict[int, str]
+    """Texts of the statuses of completions that are known; without that of success."""
 
     def flags(self, names: str) -> int:
         """Return the union of flags of the library."""
@@ -76,6 +82,16 @@ def load_verbs() -> Verbs:
         address=parts["addr"],
         work=parts["wr"],
         domain=importlib.import_module("pyverbs.pd"),
+        read=int(numbers.IBV_WR_RDMA_READ),
+        write=int(numbers.IBV_WR_RDMA_WRITE),
+        signaled=int(numbers.IBV_SEND_SIGNALED),
+        failures={
+            int(numbers.IBV_WC_WR_FLUSH_ERR): FLUSHED,
+            int(numbers.IBV_WC_REM_ACCESS_ERR): ACCESS_REFUSED,
+            int(numbers.IBV_WC_REM_INV_REQ_ERR): ACCESS_REFUSED,
+            int(numbers.IBV_WC_RETRY_EXC_ERR): NO_ANSWER,
+            int(numbers.IBV_WC_LOC_PROT_ERR): LOCAL_REFUSED,
+        },
     )
 
 
@@ -109,20 +125,6 @@ def _event_descriptors() -> set[int]:
             if "infinibandevent" in os.readlink(f"/proc/self/fd/{name}"):
                 found.add(int(name))
     return found
-
-
-def failure_of(verbs: Verbs, status: int) -> str:
-    """Return the text of a completion's status; empty: done."""
-    numbers = verbs.numbers
-    known = {
-        numbers.IBV_WC_SUCCESS: "",
-        numbers.IBV_WC_WR_FLUSH_ERR: FLUSHED,
-        numbers.IBV_WC_REM_ACCESS_ERR: ACCESS_REFUSED,
-        numbers.IBV_WC_REM_INV_REQ_ERR: ACCESS_REFUSED,
-        numbers.IBV_WC_RETRY_EXC_ERR: NO_ANSWER,
-        numbers.IBV_WC_LOC_PROT_ERR: LOCAL_REFUSED,
-    }
-    return known.get(status, f"status {status} of ibv_wc_status")
 
 
 def reason_of(error: Exception) -> str:
