@@ -163,6 +163,8 @@ class _Move:
             if completion.failure:
                 self.failed = True
                 raise FabricFailed(f"an RDMA operation failed: {completion.failure}")
+        if not completed and self._link.is_broken:
+            raise FabricFailed("the link was closed in the middle of a move")
         return bool(completed) or not self.in_flight
 
     def settle_armed(self) -> bool:

@@ -121,10 +121,13 @@ def _port_of(verbs: Verbs, context: Any, device: str, number: int, gid_index: in
         index = gid_index if gid_index is not None else _best_gid(context, candidate) if is_ethernet else 0
         if index is None:
             return "the port has no RoCE v2 address (GID): give its network interface an IP address"
+        gid = _gid_bytes(context, candidate, index)
+        if not any(gid):
+            return f"the port has no address (GID) {index}"
         return _Port(
             number=candidate,
             kind=ROCE if is_ethernet else INFINIBAND,
-            gid=_gid_bytes(context, candidate, index),
+            gid=gid,
             gid_index=index,
             lid=state.lid,
             mtu=state.active_mtu,

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, Protocol
 
 import msgspec
@@ -175,6 +176,11 @@ def refused(pair: Pair, post: Callable[[], None]) -> None:
     assert pair.near.link.is_broken
     with pytest.raises(FabricFailed):
         post()
+
+
+def has_only(memory: mmap.mmap, *known: int) -> bool:
+    """Return True if the memory has no other bytes than these."""
+    return not memory[:].translate(None, bytes(known))
 
 
 @contextmanager
@@ -517,7 +523,7 @@ def _cut(seed: int, size: int) -> list[tuple[int, int]]:
     """Return (offset, length) of pieces that cover the size in a random order; one is empty."""
     dice = random.Random(seed)
     marks = sorted({0, size, *(dice.randrange(size) for _ in range(6)), SLICE_BYTES, 2 * SLICE_BYTES})
-    cut = [(start, end - start) for start, end in zip(marks, marks[1:], strict=False)] + [(size, 0)]
+    cut = [(start, end - start) for start, end in pairwise(marks)] + [(size, 0)]
     dice.shuffle(cut)
     return cut
 
@@ -618,6 +624,17 @@ def test_a_move_ends_at_its_deadline_and_frees_its_memory(rig: Rig, move: Move) 
         assert type(caught.value) is DeadlineExceeded
         region.close()
     assert near.link.is_broken
+
+
+def test_a_move_whose_link_is_closed_by_another_ends(rig: Rig, move: Move) -> None:
+    near, far = silent(rig)
+    _, region = near.memory(bytes(PAGE), Remote.NONE)
+    _, theirs = far.memory(bytes(PAGE), BOTH)
+    closer = threading.Timer(0.02, near.fabric.close)
+    closer.start()
+    with pytest.raises((FabricFailed, DeadlineExceeded)):
+        move(near.link, [Piece(region, 0, theirs.address, theirs.remote_key, PAGE)], 0.2)
+    closer.join()
 
 
 def test_a_cancelled_move_frees_its_memory(rig: Rig) -> None:

@@ -1,4 +1,4 @@
-"""A process at the other end of a link over rxe0, which a test may kill: `python -m tests.lab.rdma_peer SIZE`.
+"""A process at the other end of a link over rxe0, which a test may kill.
 
 It offers memory of that size, filled with one byte, joins the end that it reads, and then serves commands, a line each:
 `fill BYTE`; `write`, for writing all of it to the test's memory for ever; `close`, for giving up its memory.
@@ -8,28 +8,40 @@ from __future__ import annotations
 
 import json
 import mmap
-import subprocess
-import sys
+import os
+import signal
+import traceback
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, NoReturn, Self, TextIO
 
 import msgspec
 
+from lakefs.errors import FabricFailed
 from lakefs.transport.fabric import FabricEnd, Link, Region, Remote
 from lakefs.transport.fabric_mover import Mover, Piece
 from lakefs.transport.rdma import open_fabric
 
 BOTH: Final = Remote.READ | Remote.WRITE
+FAILED: Final = 3
+"""Its exit code when what it posts fails."""
 OWN: Final = 0x11
 """The byte that the peer's memory is filled with at first."""
 
 
 class Peer:
-    """The process, as a test sees it."""
+    """The process, as a test sees it: a fork of the test's own, since a new interpreter takes long in the guest."""
 
-    def __init__(self, size: int, *before: str) -> None:
-        command = [*before, sys.executable, "-m", "tests.lab.rdma_peer", str(size)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, size: int) -> None:
+        self._from, to_parent = os.pipe()
+        from_parent, self._to = os.pipe()
+        self.process = os.fork()
+        if not self.process:
+            os.close(self._from)
+            os.close(self._to)
+            _serve_and_exit(size, os.fdopen(from_parent), os.fdopen(to_parent, "w"))
+        os.close(from_parent)
+        os.close(to_parent)
+        self._lines = os.fdopen(self._from)
         told = self.line()
         self.size = size
         self.address, self.key = told["address"], told["key"]
@@ -39,7 +51,7 @@ class Peer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.kill()
 
@@ -56,14 +68,11 @@ class Peer:
 
     def say(self, message: object) -> None:
         """Send a line."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(message) + "\n")
-        self.process.stdin.flush()
+        os.write(self._to, json.dumps(message).encode() + b"\n")
 
     def line(self) -> Any:
         """Receive a line."""
-        assert self.process.stdout is not None
-        text = self.process.stdout.readline()
+        text = self._lines.readline()
         assert text, "the peer has ended"
         return json.loads(text)
 
@@ -72,34 +81,47 @@ class Peer:
         return Piece(region, 0, self.address, self.key, length or self.size)
 
     def kill(self) -> None:
-        """End it by SIGKILL."""
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
-            pipe.close()
+        """End it by SIGKILL, and wait for its end."""
+        if self.process:
+            os.kill(self.process, signal.SIGKILL)
+            self.wait()
+        self._lines.close()
+        os.close(self._to)
+
+    def wait(self) -> int:
+        """Wait until it has ended; returns its exit code, or the negative number of the signal."""
+        _, status = os.waitpid(self.process, 0)
+        self.process = 0
+        return os.waitstatus_to_exitcode(status)
 
 
-def _say(message: object) -> None:
-    sys.stdout.write(json.dumps(message) + "\n")
-    sys.stdout.flush()
+def _serve_and_exit(size: int, lines: TextIO, answers: TextIO) -> NoReturn:
+    try:
+        _serve(size, lines, answers)
+    except FabricFailed:
+        os._exit(FAILED)
+    except BaseException:
+        traceback.print_exc()
+        raise
+    finally:
+        os._exit(1)
 
 
-def main() -> int:
-    """Serve one test."""
-    size = int(sys.argv[1])
+def _serve(size: int, lines: TextIO, answers: TextIO) -> None:
+    def say(message: object) -> None:
+        answers.write(json.dumps(message) + "\n")
+        answers.flush()
+
     fabric = open_fabric("rxe0")
-    if isinstance(fabric, str):
-        _say(fabric)
-        return 1
+    assert not isinstance(fabric, str), fabric
     memory = mmap.mmap(-1, size)
     memory[:] = bytes([OWN]) * size
     region, link = fabric.register(memory, BOTH), fabric.open_link(BOTH)
-    _say({"address": region.address, "key": region.remote_key, "end": msgspec.to_builtins(link.end)})
-    theirs = json.loads(sys.stdin.readline())
+    say({"address": region.address, "key": region.remote_key, "end": msgspec.to_builtins(link.end)})
+    theirs = json.loads(lines.readline())
     link.connect(msgspec.convert(theirs["end"], FabricEnd))
-    _say("joined")
-    for text in sys.stdin:
+    say("joined")
+    for text in lines:
         command, _, argument = json.loads(text).partition(" ")
         if command == "fill":
             memory[:] = bytes([int(argument)]) * size
@@ -107,12 +129,7 @@ def main() -> int:
             region.close()
         elif command == "write":
             piece = Piece(region, 0, theirs["address"], theirs["key"], size, is_write=True)
-            _say("done")
+            say("done")
             while True:
                 Mover(link).move([piece], 60.0)
-        _say("done")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+        say("done")
