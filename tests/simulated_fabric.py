@@ -88,9 +88,6 @@ class SimulatedWire:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         """Close all fabrics and end the thread."""
         for fabric in list(self._fabrics):
             fabric.close()

@@ -11,9 +11,11 @@ Rules kept here:
 from __future__ import annotations
 
 import errno
+import os
 import secrets
 import threading
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -32,6 +34,7 @@ from lakefs.transport.fabric import (
 from lakefs.transport.verbs import Verbs, close_all, load_verbs, open_channel, open_context, reason_of
 from lakefs.wire.fabric_end import GID_BYTES, INFINIBAND, ROCE, check_end
 
+_ADAPTERS: Final = "/sys/class/infiniband"
 _TIMEOUT: Final = 16
 """4.096 us x 2^16 = 268 ms without an answer until a packet is sent again."""
 _RETRIES: Final = 6
@@ -60,6 +63,13 @@ class _Port:
     mtu: int
     """As verbs count: 1 is 256 bytes, 5 is 4096."""
     reads_max: int
+
+
+def adapters() -> list[str]:
+    """Return the names of the adapters that the kernel knows, whether they can be used or not."""
+    with suppress(OSError):
+        return sorted(os.listdir(_ADAPTERS))
+    return []
 
 
 def open_fabric(device: str = "") -> RdmaFabric | str:
