@@ -2,16 +2,19 @@
 
 It is Debian's package (python3-pyverbs); pip's builds only with the newest libibverbs.  So it is taken from the
 system's folder, alone, without anything else that lies there.  `lakefs.transport.rdma` is the only user.
+
+One thread at a time loads it and opens things with it, and none while the process forks (`lakefs.host.forks`): a
+channel's descriptor is looked for in /proc/self/fd, where no other may appear.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.machinery
 import importlib.util
 import os
 import sys
-import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -20,13 +23,12 @@ from typing import Any, Final
 import structlog
 
 from lakefs.errors import FabricFailed
+from lakefs.host.forks import NO_FORK
 from lakefs.transport.fabric import ACCESS_REFUSED, FLUSHED, LOCAL_REFUSED, NO_ANSWER
 
 _log: Final = structlog.get_logger(__name__)
 
 SYSTEM_PACKAGES: Final = "/usr/lib/python3/dist-packages"
-_open_lock: Final = threading.Lock()
-"""Held while contexts and channels are opened, since the latter's descriptors are looked for in /proc/self/fd."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,11 @@ class Verbs:
 @cache
 def load_verbs() -> Verbs:
     """Load pyverbs: the environment's, else the system's.  ImportError."""
+    with NO_FORK:
+        return _loaded()
+
+
+def _loaded() -> Verbs:
     if importlib.util.find_spec("pyverbs") is None:
         spec = importlib.machinery.PathFinder.find_spec("pyverbs", [SYSTEM_PACKAGES])
         if spec is None or spec.loader is None:
@@ -97,13 +104,13 @@ def load_verbs() -> Verbs:
 
 def open_context(verbs: Verbs, device: str) -> Any:
     """Open the adapter of that name.  `verbs.error`."""
-    with _open_lock:
+    with NO_FORK:
         return verbs.device.Context(name=device)
 
 
 def open_channel(verbs: Verbs, context: Any) -> tuple[Any, int]:
     """Open a completion channel; returns it with its descriptor, which does not block."""
-    with _open_lock:
+    with NO_FORK:
         before = _event_descriptors()
         channel = verbs.queue.CompChannel(context)
         new = _event_descriptors() - before
@@ -130,6 +137,12 @@ def _event_descriptors() -> set[int]:
 def reason_of(error: Exception) -> str:
     """Return the message of an exception of pyverbs, on one line."""
     return " ".join(str(error).split()).rstrip(".")
+
+
+def leave_to_parent(*parts: Any) -> None:
+    """Keep objects of pyverbs from ever being freed: in a forked child that would free the parent's."""
+    for part in parts:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(part))
 
 
 def close_all(verbs: Verbs, *parts: Any) -> None:

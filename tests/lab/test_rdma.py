@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
 import os
 import resource
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -215,6 +216,40 @@ def in_a_fork(call: Callable[[], str]) -> str:
         found = answer.read()
     os.waitpid(process, 0)
     return found
+
+
+def test_a_forked_child_has_no_fabric_and_leaves_the_parent_s_alone(rig: RdmaRig) -> None:
+    memory, region, link = offered(rig.open(), MIB)
+    held: list[Any] = [rig.opened.pop(), region, link]
+    del region, link
+
+    def attempt() -> str:
+        fabric, region, link = held
+        with pytest.raises(FabricFailed):
+            fabric.open_link(BOTH)
+        with pytest.raises(FabricFailed):
+            fabric.register(memory, BOTH)
+        with pytest.raises(FabricFailed):
+            link.post_read(1, region, 0, region.address, region.remote_key, 64)
+        said = f"{link.is_broken} {link.poll()}"
+        for part in (link, region, fabric):
+            part.close()
+        held.clear()
+        del fabric, region, link, part
+        gc.collect()
+        reads_of_a_new_peer(RdmaRig().open())
+        return said
+
+    fabric, region, link = held
+    with Peer(MIB) as peer:
+        peer.join(link, region)
+        del fabric, region, link
+        assert in_a_fork(attempt) == "True []"
+        fabric, region, link = held
+        Mover(link).move([peer.piece(region)], WAIT_S)
+        assert has_only(memory, OWN)
+        reads_of_a_new_peer(fabric)
+    fabric.close()
 
 
 def test_memory_that_may_not_be_locked_is_refused_with_the_remedy() -> None:
