@@ -49,6 +49,7 @@ NATIVE_MODULES = (
     "engine.format._granules",
     "engine.tables._frequency",
     "lakefs.shared_index._table",
+    "lakefs.shared_index._keys",
     "lakefs.stamps._stamps",
     "lakefs.known._known",
     "lakefs.grants._batch_plan",
@@ -61,6 +62,7 @@ NATIVE_MODULES = (
 SPARED_MODULES = {
     "engine.host._io_uring",
     "engine.memory._cache_lines",
+    "lakefs.shared_index._keys",
     "lakefs.stamps._stamps",
     "lakefs.known._known",
     "lakefs.grants._batch_plan",

@@ -61,8 +61,9 @@ class Mover:
         deadline = time.monotonic() + timeout_s
         if not self._lock.acquire(timeout=max(timeout_s, 0)):
             raise _late(timeout_s)
-        move = _Move(self._link, pieces)
+        move: _Move | None = None
         try:
+            move = _Move(self._link, pieces)
             waiter = select.poll()
             waiter.register(self._link.descriptor, select.POLLIN)
             while move.is_under_way:
@@ -72,7 +73,7 @@ class Mover:
                     raise _late(timeout_s)
                 self._link.take_events()
         finally:
-            if move.in_flight or move.failed:
+            if move is not None and (move.in_flight or move.failed):
                 self._link.close()
             self._lock.release()
 
