@@ -20,6 +20,8 @@ from lakefs.errors import DeadlineExceeded, FabricFailed
 from lakefs.transport.fabric import ACCESS_REFUSED, NO_ANSWER, Fabric, Link, Region, Remote
 from lakefs.transport.fabric_mover import Mover
 from lakefs.transport.rdma import open_fabric
+from tests.contract.fabric_moves import *
+from tests.contract.fabric_sides import *
 from tests.contract.fabric_suite import *
 from tests.lab.hardware import shell, wait_for
 from tests.lab.rdma_peer import FAILED, OWN, Peer
