@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from lakefs.content.verify import granule_crcs
@@ -24,7 +25,10 @@ KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 ROUNDS: Final = 5
 BATCH: Final = 16
-_START_S: Final = 1.0
+_PORT: Final = 18515
+_LISTENS: Final = "0A"
+"""State of a listening socket in /proc/net/tcp."""
+_PERFTEST_S: Final = 120.0
 _MOVE_S: Final = 60.0
 
 
@@ -67,16 +71,32 @@ def _opened(device: str) -> RdmaFabric:
 
 def perftest(tool: str, device: str, gid_index: int, size: int, count: int) -> list[str]:
     """Return the line of figures of a program of perftest, its server and client on this machine."""
-    command = [tool, "-d", device, "-x", str(gid_index), "-s", str(size), "-n", str(count), "-F"]
+    command = [tool, "-d", device, "-x", str(gid_index), "-s", str(size), "-n", str(count), "-F", "-p", str(_PORT)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
-        time.sleep(_START_S)
-        done = subprocess.run([*command, "127.0.0.1"], capture_output=True, text=True, check=False)
-        server.wait()
+        try:
+            _wait_for_listener()
+            done = subprocess.run(
+                [*command, "127.0.0.1"], capture_output=True, text=True, check=False, timeout=_PERFTEST_S
+            )
+        finally:
+            server.kill()
     lines = [line.split() for line in done.stdout.splitlines()]
     found = next((words for words in lines if words[:1] == [str(size)]), None)
     if found is None:
         raise SystemExit(f"{tool} gave no figures: {done.stdout}{done.stderr}")
     return found
+
+
+def _wait_for_listener() -> None:
+    """Wait until something listens on the port; a connection would be taken for the client's."""
+    until = time.monotonic() + _PERFTEST_S
+    sought = f":{_PORT:04X} "
+    while time.monotonic() < until:
+        tables = (Path("/proc/net/tcp").read_text() + Path("/proc/net/tcp6").read_text()).splitlines()
+        if any(sought in line and f" {_LISTENS} " in line for line in tables):
+            return
+        time.sleep(0.1)
+    raise SystemExit("perftest's server does not listen")
 
 
 def _seconds(call: Callable[[], None], count: int) -> float:
