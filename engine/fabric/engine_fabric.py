@@ -2,9 +2,9 @@
 
 Rules kept here:
 - A connection has one queue pair at most, FABRIC_LINKS_MAX all together.  It is closed with the connection, and when
-  another one replaces it; keys that were told are of no use without it.
+  another one replaces it; the keys of its grants are of no use without it.
 - Peers may READ slabs of the DRAM tier, and nothing else; they may WRITE nothing.
-- A connection moves bytes through TURNS_PER_LINK buffers at most, so that a client that does not answer keeps no other
+- A connection moves bytes through BOUNCES_PER_LINK buffers at most, so that a client that does not answer keeps no other
   from its turn.  What fails or takes longer than MOVE_TIMEOUT_S ends the queue pair.
 - Work is posted, and queue pairs are made and closed, in threads.
 
@@ -24,15 +24,13 @@ import trio
 from engine.fabric.bounce_memory import Bounce, BounceMemory
 from engine.fabric.registered_slab import RegisteredSlab, SharedMemory
 from lakefs.errors import DeadlineExceeded, EngineBusy, FabricFailed, InvalidArgument, SessionLost, UnsupportedVersion
-from lakefs.limits import FABRIC_LINKS_MAX, LENT_MEMORY_BYTES_MAX
+from lakefs.limits import BOUNCES_PER_LINK, FABRIC_LINKS_MAX, LENT_MEMORY_BYTES_MAX
 from lakefs.ports import Offload
 from lakefs.transport.fabric import ADDRESS_MAX, KEY_MAX, Fabric, Link, Remote
 from lakefs.transport.fabric_mover import Piece, TrioMover
 from lakefs.wire.fabric_end import FabricEnd, check_end
 from lakefs.wire.fabric_messages import FabricMemory
 
-TURNS_PER_LINK: Final = 2
-"""Buffers of one connection: one is filled while the other is moved."""
 MOVE_TIMEOUT_S: Final = 10.0
 """Longest time that 4 MiB may take: 3 Mbit/s."""
 _log: Final = structlog.get_logger(__name__)
@@ -45,7 +43,7 @@ class ServedLink:
         self.mover: Final = TrioMover(link, offload)
         self._offload = offload
         self._bounces = bounces
-        self._turns = trio.Semaphore(TURNS_PER_LINK)
+        self._turns = trio.Semaphore(BOUNCES_PER_LINK)
 
     @asynccontextmanager
     async def bounce(self) -> AsyncIterator[Bounce]:
