@@ -4,8 +4,8 @@ Rules kept here:
 - A connection has one queue pair at most, FABRIC_LINKS_MAX all together.  It is closed with the connection, and when
   another one replaces it; the keys of its grants are of no use without it.
 - Peers may READ slabs of the DRAM tier, and nothing else; they may WRITE nothing.
-- A connection moves bytes through BOUNCES_PER_LINK buffers at most, so that a client that does not answer keeps no other
-  from its turn.  What fails or takes longer than MOVE_TIMEOUT_S ends the queue pair.
+- A connection moves bytes through BOUNCES_PER_LINK buffers at most, so that a client that does not answer keeps no
+  other from its turn.  What fails or takes longer than MOVE_TIMEOUT_S ends the queue pair.
 - Work is posted, and queue pairs are made and closed, in threads.
 
 An engine without a device has an `EngineFabric` too, with the reason; it refuses every queue pair.  Used on the loop,
@@ -74,7 +74,7 @@ class EngineFabric:
         self._fabric = fabric
         self._bounces = BounceMemory(fabric) if fabric is not None else None
         self._links: dict[object, ServedLink] = {}
-        self._opening = 0
+        self._opening = self._made = 0
         self._slab_bytes = 0
         self.reason = reason
         """The reason why there is no RDMA, or why some memory is not read by it; empty if all is well."""
@@ -93,6 +93,7 @@ class EngineFabric:
             "device": self._fabric.device,
             "reason": self.reason,
             "queue_pairs": len(self._links),
+            "queue_pairs_made": self._made,
             "registered_bytes": self._slab_bytes + self._bounces.registered_bytes,
         }
 
@@ -132,6 +133,7 @@ class EngineFabric:
             raise EngineBusy(f"no queue pair could be made: {error.message}") from error
         finally:
             self._opening -= 1
+        self._made += 1
         made = ServedLink(link, offload, self._bounces)
         other = self._links.get(client)
         self._links[client] = made
