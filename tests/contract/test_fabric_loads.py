@@ -380,8 +380,10 @@ def test_a_client_that_does_not_answer_keeps_others_from_no_turn(monkeypatch: py
             for chunk in chunks:
                 nursery.start_soon(load, chunk)
             await posted(world)
-            async with world.lake("trio") as lake, pool_of(lake) as pool:
-                assert await lake.call("load_many", chunks[:1], pool, [0]) == [MIB]
+            with trio.fail_after(10):
+                async with world.lake("trio") as lake, pool_of(lake) as pool:
+                    assert await lake.call("load_many", chunks[:1], pool, [0]) == [MIB]
+                    assert not lake.rdma.reason
             nursery.cancel_scope.cancel()
 
-    run(body, weather=Weather(silence_s=5.0))
+    run(body, weather=Weather(silence_s=30.0))

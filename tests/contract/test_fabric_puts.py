@@ -16,7 +16,7 @@ from lakefs.transport.fabric import Remote
 from lakefs.wire import messages as m
 from tests.fabric_liar import Liar, liar
 from tests.fabric_rig import KINDS, FabricWorld, posted, run
-from tests.simulated_fabric import SimulatedLink, Weather
+from tests.simulated_fabric import SimulatedFabric, SimulatedLink, Weather
 
 SIZES = (MIB, 4 * MIB, 4 * MIB + 1, 20 * MIB + 7)
 both_kinds = pytest.mark.parametrize("kind", KINDS)
@@ -134,6 +134,10 @@ def test_a_cancelled_put_binds_no_name_later_and_the_next_one_is_whole() -> None
                     nursery.start_soon(lake.put, "bkt/cancelled", os.urandom(2 * MIB))
                     await posted(world)
                     scope.cancel()
+            device = lake.fabric._fabric
+            assert isinstance(device, SimulatedFabric)
+            readable = [region for region in device.regions.values() if Remote.READ in region.remote]
+            assert not readable, "the engine may READ what the next put fills in"
             world.wire.release()
             content = os.urandom(2 * MIB)
             await lake.put("bkt/next", content)
