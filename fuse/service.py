@@ -56,6 +56,7 @@ async def serve_mount(address: str, token: str, options: MountOptions, ready: Ca
             table = InodeTable(owner.bare_folder(_ROOT_MODE, now_ns()), options.bucket)
             async with trio.open_nursery() as nursery:
                 mount = Mount(driver, engine, offload, staging, table, owner, options, nursery)
+                staging.empty_beside = lambda emptying: nursery.start_soon(mount.empty_beside, emptying)
                 await _check_root(mount)
                 nursery.start_soon(Watcher(mount, engine).run)
                 nursery.start_soon(mount.give_leases_back)
@@ -74,6 +75,7 @@ async def serve_mount(address: str, token: str, options: MountOptions, ready: Ca
                 finally:
                     with trio.CancelScope(shield=True):
                         await operations.release_all(max(0.0, mount.end_by - trio.current_time()))
+                    staging.empty_beside = None
                 nursery.cancel_scope.cancel()
             if operations.hot is not None:
                 operations.hot.close()
@@ -85,9 +87,10 @@ async def serve_mount(address: str, token: str, options: MountOptions, ready: Ca
 
 def _hot_set(mount: Mount) -> HotSet | None:
     """Return the hot set of the mount; None, with a line in the log which says why, if there can be none."""
-    rules = HotRules(forced=mount.options.hot_forced)
-    missing = why_not() if mount.options.native else "-o native=off"
-    found = missing or made_hot_set(mount, KernelBackings(), mount.options.hot_bytes, rules)
+    options = mount.options
+    missing = "--hot-memory is 0" if options.hot_bytes == 0 else why_not() if options.native else "-o native=off"
+    rules = HotRules(forced=options.hot_forced)
+    found = missing or made_hot_set(mount, KernelBackings(), options.hot_bytes, rules)
     if isinstance(found, HotSet):
         return found
     _log.info("no hot files: every read is asked of the mount", reason=found)

@@ -25,7 +25,7 @@ from engine.host.local_disk import LocalDisk
 from engine.host.memory_limits import give_back_free_heap
 from engine.process.places import group_id, judge_permissions, places_made
 from engine.process.rdma_device import rdma_device
-from engine.process.shared_index_life import run_shared_index
+from engine.process.shared_index_life import run_keyed_index, run_shared_index
 from engine.requests.table import Service
 from engine.server.listener import Server
 from engine.store.local_store import open_local_store
@@ -130,6 +130,7 @@ async def _run_in_places(
             engine = RunningEngine(config, store, service, server)
             async with trio.open_nursery() as nursery:
                 await nursery.start(run_shared_index, store, config.hot_index, config.hot_index_entries)
+                await nursery.start(run_keyed_index, store)
                 listening.set()
                 await _start_faces(engine, nursery, printer, faces)
                 nursery.start_soon(_collect_periodically, store)

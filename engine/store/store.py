@@ -37,6 +37,7 @@ from engine.superblock.reserve import Reserve
 from engine.superblock.superblock import Superblock, write_superblock
 from engine.tiers.dram_filler import Dram
 from engine.tiers.dram_tier import DramTier
+from engine.tiers.keyed_index import KeyedIndex
 from engine.tiers.shared_index import SharedIndex
 from engine.upkeep.compaction import Compactor
 from engine.upkeep.gc import Collector, CollectReport, CollectTotals
@@ -81,6 +82,7 @@ class Store:
     index_damage: LakeError | None = None
     lent: Lendings = field(init=False)
     shared_index: SharedIndex | None = None
+    keyed_index: KeyedIndex | None = None
     clean_before: int | None = None
     """Sequence at which the last boot stopped cleanly; None if it did not."""
     at_clean_stop: list[Callable[[Sequence], None]] = field(default_factory=list)
@@ -174,6 +176,7 @@ class Store:
             "scrub": self.scrubber.status(),
             "compaction_running": self.compactor.running,
             "hot_index": self.shared_index.statistics() if self.shared_index is not None else {"state": "off"},
+            "keyed_index": self.keyed_index.statistics() if self.keyed_index is not None else {"state": "off"},
         }
 
     async def begin_to_use(self, feature: ReadOnlyFeature) -> None:

@@ -1,7 +1,8 @@
 """The staging folder of a mount: thousands of staging files, leftovers of earlier mounts, and the lock.
 
-One file's content is in `fuse.staging.staged_file`; the leftovers of a killed mount in `fuse.staging.leftovers`.  A
-file that is not stored when its mount ends stays in the folder until a user restores or forgets it.
+One file's content is in `fuse.staging.staged_file`, its place and the bounds of all in `fuse.staging.room`, the
+leftovers of a killed mount in `fuse.staging.leftovers`.  A file that is not stored when its mount ends stays in the
+folder until a user restores or forgets it.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import os
 import resource
 import stat
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from fuse.staging.leftovers import Leftover, find_leftovers, remove_unowned
+from fuse.staging.room import Emptying, Room, Slot
 from fuse.staging.sidecar import BYTES_SUFFIX, SIDECAR_SUFFIX, Base, SidecarFile
-from fuse.staging.staged_file import Kind, Room, Slot, Span, StagedFile
+from fuse.staging.staged_file import Kind, Span, StagedFile
 from lakefs.errors import LakeError, LocalFileError, PermissionDenied, StoreLocked
 
 __all__ = ["Base", "Kind", "Leftover", "Span", "StagedFile", "StagingFolder"]
@@ -26,6 +30,10 @@ SPARE_MAX: Final = 64
 """Most emptied staging files kept open for reuse: making and removing two costs more than writing a small file."""
 DESCRIPTORS_KEPT: Final = 64
 """Descriptors that staging files leave for the rest of the mount: segments, reading the mount table, unmounting."""
+EMPTIED_BESIDE_BYTES: Final = 32 << 20
+"""Staging files of this length and more are emptied beside the loop: it would stand still for 10 ms or more."""
+EMPTYING_MAX: Final = 8
+"""Most files that are emptied at once, with two descriptors each; more are emptied at once by who gives them up."""
 LOCK_NAME: Final = "lock"
 
 
@@ -41,6 +49,8 @@ class StagingFolder:
         self._room = Room(path, limit_bytes)
         self._files: dict[str, StagedFile] = {}
         self._spare: list[Slot] = []
+        self.empty_beside: Callable[[Emptying], None] | None = None
+        """Has `Emptying.run` called in a thread, then `emptied` in this one; None: files are emptied at once."""
         self._made = 0
         self._run = f"{time.time_ns():016x}"
         try:
@@ -65,14 +75,18 @@ class StagingFolder:
 
         StoreFull if the disk of the folder is full, LocalFileError.
         """
-        slot = None
         try:
-            slot = self._spare.pop() if self._spare else self._make_slot()
-            file = StagedFile(self._room, slot, name, base, self._release)
+            return self._room.with_room(partial(self._new, name, base))
         except OSError as error:
-            if slot is not None:
-                self._give_back(slot)
             raise self._room.failure(error, name) from error
+
+    def _new(self, name: str, base: Base | None) -> StagedFile:
+        slot = self._empty_slot()
+        try:
+            file = StagedFile(self._room, slot, name, base, self)
+        except OSError:
+            self._give_back(slot)
+            raise
         self._files[slot.stem] = file
         return file
 
@@ -94,6 +108,9 @@ class StagingFolder:
                     file.discard()
             except LakeError as error:
                 failure = error
+        for emptying in list(self._room.emptying):
+            emptying.run()
+            self.emptied(emptying)
         for slot in self._spare:
             self._remove(slot)
         self._spare.clear()
@@ -101,7 +118,28 @@ class StagingFolder:
         if failure is not None:
             raise failure
 
-    def _release(self, slot: Slot, keep: bool) -> None:
+    def another(self, slot: Slot) -> Slot | None:
+        """Return an empty slot for the file of a long one, which is then to be released; None if it has to stay."""
+        if not self._is_emptied_beside(slot):
+            return None
+        try:
+            new = self._empty_slot()
+        except OSError:
+            return None
+        self._files[new.stem] = self._files[slot.stem]
+        return new
+
+    def emptied(self, emptying: Emptying) -> None:
+        """Use a slot again that was emptied beside the loop, or remove it.  Harmless when called twice."""
+        if emptying not in self._room.emptying:
+            return
+        self._room.emptying.remove(emptying)
+        if emptying.is_empty:
+            self._keep_spare(emptying.slot)
+        else:
+            self._remove(emptying.slot)
+
+    def release(self, slot: Slot, *, keep: bool) -> None:
         """End a file's use of its slot; keep the slot as it is, or use it again."""
         del self._files[slot.stem]
         if keep:
@@ -111,6 +149,16 @@ class StagingFolder:
             os.close(slot.descriptor)
         else:
             self._give_back(slot)
+
+    def _is_emptied_beside(self, slot: Slot) -> bool:
+        return (
+            self.empty_beside is not None
+            and len(self._room.emptying) < EMPTYING_MAX
+            and os.fstat(slot.descriptor).st_size >= EMPTIED_BESIDE_BYTES
+        )
+
+    def _empty_slot(self) -> Slot:
+        return self._spare.pop() if self._spare else self._make_slot()
 
     def _make_slot(self) -> Slot:
         self._made += 1
@@ -130,10 +178,17 @@ class StagingFolder:
     def _give_back(self, slot: Slot) -> None:
         try:
             slot.sidecar.empty()  # first: bytes without a sidecar belong to no file
+            if self.empty_beside is not None and self._is_emptied_beside(slot):
+                self._room.emptying.append(emptying := Emptying(slot))
+                self.empty_beside(emptying)
+                return
             os.ftruncate(slot.descriptor, 0)
         except OSError:
             self._remove(slot)
             return
+        self._keep_spare(slot)
+
+    def _keep_spare(self, slot: Slot) -> None:
         if len(self._spare) < SPARE_MAX:
             self._spare.append(slot)
         else:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from fuse.staging.byte_ranges import RangeSet
+from fuse.staging.room import Room, Slot
 from fuse.staging.sidecar import (
     BYTES_SUFFIX,
     SIDECAR_BYTES_MAX,
@@ -26,7 +27,7 @@ from fuse.staging.sidecar import (
     SidecarState,
     replay,
 )
-from fuse.staging.staged_file import Room, Slot, StagedFile
+from fuse.staging.staged_file import StagedFile
 from lakefs.errors import AlreadyExists, LocalFileError, StoreLocked
 
 _COPY_BYTES: Final = 1 << 20
@@ -118,10 +119,20 @@ def reopened(leftover: Leftover, *, with_base: bool) -> Iterator[StagedFile]:
             RangeSet(leftover.ranges),
         )
         room = Room(leftover.path.parent, leftover.size_bytes)
-        yield StagedFile.found(room, Slot(leftover.id, descriptor, sidecar), state, lambda slot, keep: None)
+        yield StagedFile.found(room, Slot(leftover.id, descriptor, sidecar), state, _Kept())
     finally:
         sidecar.close()
         os.close(descriptor)
+
+
+class _Kept:
+    """Slots of leftovers: each stays as it is."""
+
+    def another(self, slot: Slot) -> Slot | None:
+        return None
+
+    def release(self, slot: Slot, *, keep: bool) -> None:
+        return None
 
 
 def restore(leftover: Leftover, target: Path, read_base: Callable[[int, int], bytes] | None = None) -> None:

@@ -18,31 +18,18 @@ loss has to be stored.
 
 from __future__ import annotations
 
-import errno
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from fuse.staging.byte_ranges import RangeSet
-from fuse.staging.sidecar import (
-    Base,
-    SidecarFile,
-    SidecarState,
-    closing_line,
-    name_line,
-    ranges_line,
-    size_line,
-    whole_line,
-)
-from lakefs.errors import InvalidArgument, LakeError, LocalFileError, StoreFull
+from fuse.staging.room import Room, Slot, Slots
+from fuse.staging.sidecar import Base, SidecarState, closing_line, name_line, ranges_line, size_line, whole_line
+from lakefs.errors import LocalFileError
 from lakefs.ids import Buffer
-
-RANGES_MAX: Final = 1 << 20
-"""Most ranges over all files of a folder, 16 bytes each: 16 MiB; random 4 KiB writes need at least 4 GiB for that."""
 
 
 class Kind(Enum):
@@ -61,76 +48,22 @@ class Span(NamedTuple):
     length: int
 
 
-@dataclass(frozen=True)
-class Slot:
-    """A staging file and its sidecar, both open."""
-
-    stem: str
-    descriptor: int
-    sidecar: SidecarFile
-
-
-class Room:
-    """Shared by the files of one folder: the limit of staged bytes, and the staged bytes and ranges of all."""
-
-    def __init__(self, path: Path, limit_bytes: int) -> None:
-        self.path = path
-        self.limit_bytes = limit_bytes
-        self.used_bytes = 0
-        self.range_count = 0
-
-    def reserve(self, name: str, byte_count: int, range_count: int) -> None:
-        """Raise StoreFull unless that many more bytes and ranges may be staged."""
-        if self.used_bytes + byte_count > self.limit_bytes:
-            raise StoreFull(
-                f"{name}: the staging folder {self.path} is at its limit of {self.limit_bytes} bytes for what is not "
-                "stored yet; close or sync files that are being written, or mount with a larger limit",
-                subject=name,
-            )
-        if range_count > 0 and self.range_count + range_count > RANGES_MAX:
-            raise StoreFull(
-                f"{name}: bytes were written at more than {RANGES_MAX} places that the store does not have yet "
-                f"(staging folder {self.path}); sync or close files that are being written",
-                subject=name,
-            )
-
-    def failure(self, error: OSError, name: str) -> LakeError:
-        """Return the error to raise for an OSError of the folder's file system."""
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return StoreFull(
-                f"{name}: the disk of the staging folder {self.path} is full; make room there, or mount with a staging "
-                "folder elsewhere",
-                subject=name,
-            )
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            return LocalFileError(
-                f"{name}: the mount has no descriptors left ({error.strerror}); close files, or raise"
-                " the limit of open files of its process",
-                subject=name,
-            )
-        if error.errno == errno.EFBIG:
-            return InvalidArgument(f"{name}: longer than a file in the staging folder {self.path} may be", subject=name)
-        return LocalFileError(f"{name}: staging folder {self.path}: {error.strerror}", subject=name)
-
-
 class StagedFile:
     """The content of one open file as the mount sees it.  Made by `StagingFolder.new`."""
 
-    def __init__(
-        self, room: Room, slot: Slot, name: str, base: Base | None, ended: Callable[[Slot, bool], None]
-    ) -> None:
+    def __init__(self, room: Room, slot: Slot, name: str, base: Base | None, slots: Slots) -> None:
         size = base.size_bytes if base else 0
-        self._take_up(room, slot, SidecarState(name, time.time_ns(), size, base, size), ended)
+        self._take_up(room, slot, SidecarState(name, time.time_ns(), size, base, size), slots)
         slot.sidecar.append(whole_line(self._state()))
 
     @classmethod
-    def found(cls, room: Room, slot: Slot, state: SidecarState, ended: Callable[[Slot, bool], None]) -> StagedFile:
+    def found(cls, room: Room, slot: Slot, state: SidecarState, slots: Slots) -> StagedFile:
         """A file that an earlier mount left, to be read and stored; neither it nor its sidecar may be changed."""
         file = cls.__new__(cls)
-        file._take_up(room, slot, state, ended)
+        file._take_up(room, slot, state, slots)
         return file
 
-    def _take_up(self, room: Room, slot: Slot, state: SidecarState, ended: Callable[[Slot, bool], None]) -> None:
+    def _take_up(self, room: Room, slot: Slot, state: SidecarState, slots: Slots) -> None:
         self.name = state.name
         self.size = state.size
         """Length of the content."""
@@ -139,7 +72,7 @@ class StagedFile:
         self.changed = state.is_changed
         """True if the store lacks anything: always for a new file, else since the last `mark_stored`."""
         self._room = room
-        self._ended = ended
+        self._slots = slots
         self._slot = slot
         self._base = state.base
         self._base_bytes = state.base_bytes
@@ -183,7 +116,7 @@ class StagedFile:
             return
         kept_end = self._staged.end_below(size)
         try:
-            self._append(size_line(size, min(size, self._base_bytes), kept_end))
+            self._room.with_room(partial(self._append, size_line(size, min(size, self._base_bytes), kept_end)))
         except OSError as error:
             raise self._room.failure(error, self.name) from error
         self._sidecar_is_closed = True
@@ -265,6 +198,8 @@ class StagedFile:
         self.changed = False
         with _Counted(self._room, self._staged):
             self._staged.clear()
+        if self._has_moved():
+            return True
         self._note(whole_line(self._state()))  # first: bytes that the sidecar does not name do not count
         self._sidecar_is_closed = True
         self._set_length(0)
@@ -305,7 +240,22 @@ class StagedFile:
         self._is_open = False
         with _Counted(self._room, self._staged):
             self._staged.clear()
-        self._ended(self._slot, keep)
+        self._slots.release(self._slot, keep=keep)
+
+    def _has_moved(self) -> bool:
+        """Leave a long slot, none of whose bytes count any more, for an empty one; False if the file stays."""
+        slot = self._slots.another(self._slot)
+        if slot is None:
+            return False
+        try:
+            slot.sidecar.append(whole_line(self._state()))
+        except OSError:
+            self._slots.release(slot, keep=False)
+            return False
+        before, self._slot = self._slot, slot
+        self._sidecar_is_stale, self._sidecar_is_closed = False, True
+        self._slots.release(before, keep=False)
+        return True
 
     # --- bytes ---------------------------------------------------------------------------------------
 
@@ -314,16 +264,7 @@ class StagedFile:
         end_before = self._staged.end
         end = offset + len(view)
         try:
-            if self._sidecar_is_stale:
-                self._rewrite()  # else it would name bytes whose meaning this write changes
-            if offset > end_before and not self._sidecar_is_closed:
-                # The last range reaches to the end of the file; this write leaves a gap behind it.
-                self._append(closing_line(self._staged.last_begin, end_before))
-                self._sidecar_is_closed = True
-            _pwrite(self._slot.descriptor, view, offset)
-            if not self._is_known(offset, end):
-                self._append(ranges_line(offset, end))
-                self._sidecar_is_closed = False
+            self._room.with_room(partial(self._put_on_disk, offset, view))
         except OSError as error:
             if end > end_before:
                 self._set_length(end_before)
@@ -331,6 +272,19 @@ class StagedFile:
         with _Counted(self._room, self._staged):
             self._staged.add(offset, end)
         self._compact()
+
+    def _put_on_disk(self, offset: int, view: memoryview) -> None:
+        end_before, end = self._staged.end, offset + len(view)
+        if self._sidecar_is_stale:
+            self._rewrite()  # else it would name bytes whose meaning this write changes
+        if offset > end_before and not self._sidecar_is_closed:
+            # The last range reaches to the end of the file; this write leaves a gap behind it.
+            self._append(closing_line(self._staged.last_begin, end_before))
+            self._sidecar_is_closed = True
+        _pwrite(self._slot.descriptor, view, offset)
+        if not self._is_known(offset, end):
+            self._append(ranges_line(offset, end))
+            self._sidecar_is_closed = False
 
     def _is_known(self, offset: int, end: int) -> bool:
         """Return True if the sidecar already counts these bytes as staged, once they are in the file."""

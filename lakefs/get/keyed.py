@@ -54,9 +54,8 @@ class Pinned:
     """Number of the connection that keeps them."""
 
 
-def match_of(values: Sequence[Sequence[Piece]]) -> Matched:
-    """Return which values exist."""
-    present = [bool(pieces) for pieces in values]
+def match_of(present: list[bool]) -> Matched:
+    """Return which keys have a value."""
     return Matched(present.index(False) if False in present else len(present), present)
 
 
@@ -149,7 +148,7 @@ def load_values(
     or that overlap), SpaceNotFound.
     """
     pool.check_own()
-    rooms = _rooms(pool, len(keys), offsets, rooms)
+    rooms = slot_rooms(pool, len(keys), offsets, rooms)
 
     def stream() -> Steps[list[int]]:
         slots = [pool.slot(offset, room) for offset, room in zip(offsets, rooms, strict=True)]
@@ -162,18 +161,18 @@ def load_values(
     )
 
 
-def _rooms(pool: Pool, count: int, offsets: Sequence[int], rooms: Sequence[int]) -> list[int]:
+def slot_rooms(pool: Pool, count: int, offsets: Sequence[int], rooms: Sequence[int]) -> list[int]:
     """Return the room of each slot; no two overlap.  InvalidArgument."""
     if len(offsets) != count or len(rooms) not in (0, count):
         raise InvalidArgument(f"{count} keys, {len(offsets)} offsets and {len(rooms)} rooms do not go together")
-    order = sorted(range(count), key=lambda index: offsets[index])
-    ends = [*(offsets[index] for index in order[1:]), pool.size_bytes]
-    found = [0] * count
-    for index, end in zip(order, ends, strict=False):
-        found[index] = rooms[index] if rooms else end - offsets[index]
-        pool.slot(offsets[index], found[index])
-        if offsets[index] + found[index] > end or (not found[index] and not rooms):
+    found, end = [0] * count, pool.size_bytes
+    for index in sorted(range(count), key=offsets.__getitem__, reverse=True):
+        begin = offsets[index]
+        room = found[index] = rooms[index] if rooms else end - begin
+        if begin < 0 or room < 0 or begin + room > end or not (room or rooms):
+            pool.slot(begin, room)
             raise InvalidArgument("two slots of a load overlap")
+        end = begin
     return found
 
 

@@ -49,13 +49,15 @@ def open_objects(
     durable: bool = True,
     version: str = "",
     lease_from: int = _ALWAYS,
+    learns: bool | None = None,
 ) -> Steps[list[Opened | LakeError]]:
     """Open objects, or the given version of one; the result has an error in the place of a name that cannot be opened.
 
     `lease_from`: no lease on content shorter than this many bytes; its chunks may then be removed at any moment.
+    `learns`: the client's learner learns the answers; by default, if they are durable and of current versions.
     """
     opened: list[Opened | LakeError] = []
-    learner = access.learner if durable and not version else None
+    learner = access.learner if (durable and not version if learns is None else learns) else None
     for start in range(0, len(names), BATCH_MAX):
         batch = names[start : start + BATCH_MAX]
         request = OpenObjects(
@@ -109,10 +111,14 @@ def open_object(
     inline_bytes: int = 1 << 20,
     durable: bool = True,
     version: str = "",
+    learns: bool | None = None,
 ) -> Steps[Opened]:
-    """Open one object, or the given version of it.  BucketNotFound, KeyNotFound, IsAFolder, VersionIsMarker."""
+    """Open one object, or the given version of it, see `open_objects`.
+
+    BucketNotFound, KeyNotFound, IsAFolder, VersionIsMarker.
+    """
     (opened,) = yield from open_objects(
-        access, [name], lease=lease, inline_bytes=inline_bytes, durable=durable, version=version
+        access, [name], lease=lease, inline_bytes=inline_bytes, durable=durable, version=version, learns=learns
     )
     if isinstance(opened, LakeError):
         raise opened
@@ -153,9 +159,17 @@ def read_range(access: Access, opened: Opened, offset: int, length: int) -> Step
     """Return the bytes [offset, offset + length), cut at the blob's end, checked.  InvalidArgument before its start."""
     if offset < 0:
         raise InvalidArgument(f"{opened.name}: there is nothing at {offset}", subject=str(opened.name))
-    length = max(0, min(length, opened.stat.size_bytes - offset))
-    target = NewBytes(length)
-    view = target.view
+    target = NewBytes(max(0, min(length, opened.stat.size_bytes - offset)))
+    yield from read_range_into(access, opened, offset, target.view)
+    return target.take()
+
+
+def read_range_into(access: Access, opened: Opened, offset: int, view: memoryview) -> Steps[None]:
+    """Fill memory with the bytes from `offset` on, checked; all of them are in the blob.
+
+    After an error or a cancellation the memory may hold anything.
+    """
+    length = len(view)
     whole: list[Piece] = []
     for piece in opened.overlapping(offset, length):
         begin = max(offset, piece.offset)
@@ -170,7 +184,6 @@ def read_range(access: Access, opened: Opened, offset: int, length: int) -> Step
         if access.check is Check.NONE and not access.is_held(opened.epoch):
             opened.grants.clear()  # the lease has ended, and without a check a freed place would not be noticed
             yield from fetch_pieces(access, opened, whole, BufferSink(view, offset))
-    return target.take()
 
 
 def get_whole(access: Access, name: Name) -> Steps[bytes]:

@@ -98,6 +98,8 @@ class Opened:
     """Number of the connection that it was opened on; its lease ends with that connection."""
     stamps: bytes = b""
     """Stamps of the records that the name was read from, of that connection's engine; see `lakefs.stamps.stamps`."""
+    crcs: dict[ChunkId, bytes] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """CRCs of the granules of chunks that `lakefs.get.cached` has read from; not of all."""
     _lookahead: Lookahead | None = field(default=None, init=False, repr=False, compare=False)
 
     @property

@@ -12,7 +12,15 @@ import ctypes
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from lakefs.errors import EngineBusy, FabricFailed, LakeError, PermissionDenied, SessionLost, UnsupportedVersion
+from lakefs.errors import (
+    EngineBusy,
+    EngineUnreachable,
+    FabricFailed,
+    LakeError,
+    PermissionDenied,
+    SessionLost,
+    UnsupportedVersion,
+)
 from lakefs.get.opened import Access
 from lakefs.get.pools import Pool
 from lakefs.steps.steps import Steps, Tell, send, work
@@ -35,7 +43,8 @@ def into_lent_pool(
 ) -> Steps[list[int]]:
     """Lend the pool and return what `load` returns for it; if it cannot be lent, what `stream` returns.
 
-    `load` is run again when its connection was lost; with any other error of the lake it has nothing in flight.
+    `load` is run again when its connection was lost, unless no engine came in time; with any other error of the lake
+    it has nothing in flight.
     """
     for attempt in range(ATTEMPTS):
         lent = yield from lend_pool(access, pool)
@@ -58,7 +67,10 @@ def into_lent_pool(
 
 def take_back_pool(access: Access, pool: Pool, lent: LentPool, *, failure: LakeError | None = None) -> Steps[None]:
     """End the lending after a load was cancelled, or failed: else requests in flight could write to the next load's
-    slots."""
+    slots.
+
+    `failure`: its connection was lost; EngineUnreachable when no engine came in time, so that nobody waits again.
+    """
     if lent.fabric is not None:
         pool.unregister()
         assert access.fabric is not None, "it has registered the pool"
@@ -67,6 +79,9 @@ def take_back_pool(access: Access, pool: Pool, lent: LentPool, *, failure: LakeE
     pool.forget(lent.number)
     try:
         yield from send(ReturnMemory(lent.number))
+    except EngineUnreachable:
+        if failure is not None:
+            raise
     except LakeError:
         return  # it ends with its connection
 

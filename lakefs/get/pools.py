@@ -23,7 +23,7 @@ import os
 from typing import TYPE_CHECKING
 
 from lakefs.errors import InvalidArgument, LocalFileError
-from lakefs.host.new_memory import check_lendable, new_memory
+from lakefs.host.new_memory import check_lendable, duplicate, new_memory
 
 if TYPE_CHECKING:
     from lakefs.transport.fabric import Region
@@ -46,7 +46,7 @@ class Pool:
         self.region: Region | None = None
         """The pool's registration for RDMA; None while it is not registered."""
         check_lendable(size_bytes)
-        self._descriptor = new_memory(size_bytes) if descriptor is None else _duplicate(descriptor)
+        self._descriptor = new_memory(size_bytes) if descriptor is None else duplicate(descriptor)
         try:
             self.size_bytes = size_bytes or os.fstat(self._descriptor).st_size
             check_lendable(self.size_bytes)
@@ -121,10 +121,3 @@ class Pool:
             self._mapping.close()
         except BufferError:  # views exist; the memory is unmapped with the last of them
             return
-
-
-def _duplicate(descriptor: int) -> int:
-    try:
-        return os.dup(descriptor)
-    except OSError as error:
-        raise InvalidArgument(f"descriptor {descriptor} is not open: {error.strerror}") from error

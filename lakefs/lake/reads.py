@@ -11,11 +11,20 @@ from lakefs.errors import InvalidArgument, LakeError
 from lakefs.get.chunks import get_chunks, get_chunks_into
 from lakefs.get.load import load_many
 from lakefs.get.mapping import MappedObject, map_object
-from lakefs.get.objects import close_object, get_many, get_many_into, get_whole, open_object, read_range
+from lakefs.get.objects import (
+    close_object,
+    get_many,
+    get_many_into,
+    get_whole,
+    open_object,
+    read_range,
+    read_range_into,
+)
 from lakefs.get.opened import Access, Opened
 from lakefs.get.pool_lending import return_pool
 from lakefs.get.pools import Pool
-from lakefs.get.prefetch import look_ahead
+from lakefs.get.prefetch import bring_in, look_ahead
+from lakefs.get.range_orders import Extent
 from lakefs.get.ranges import Range, get_ranges
 from lakefs.host.writable_memory import WritableBuffer, chunk_memories, writable_memory
 from lakefs.ids import ChunkId
@@ -106,6 +115,16 @@ class ReadSteps(ABC):
         access = self.access(None)
         yield from look_ahead(access, opened, offset, length)
         return (yield from read_range(access, opened, offset, length))
+
+    def read_into(self, opened: Opened, offset: int, view: memoryview) -> Steps[None]:
+        """Like `read`, into memory for bytes that are all in the object.  After an error it may hold anything."""
+        access = self.access(None)
+        yield from look_ahead(access, opened, offset, len(view))
+        yield from read_range_into(access, opened, offset, view)
+
+    def bring_in(self, opened: Opened, extents: Sequence[Extent]) -> Steps[None]:
+        """Start to bring in ranges predicted for the reader of an opened object; see `lakefs.get.prefetch`."""
+        return bring_in(self.access(None), opened, extents)
 
     def get_ranges(self, ranges: Sequence[Range], at_once_bytes: int = 0) -> Steps[list[bytes | LakeError]]:
         """Return ranges of objects in order, checked, in few requests; see `lakefs.get.ranges`.

@@ -201,6 +201,23 @@ class KeyedCommit(Request, frozen=True):
     end_session: bool = False
 
 
+class KeyedIndexOpened(Message, frozen=True):
+    """A read-only descriptor of the keyed index, sent with this frame.  It has room for `entries` keys."""
+
+    entries: int
+
+
+class OpenKeyedIndex(Request, frozen=True):
+    """Get the keyed index: the table by which a client finds keys without a request.  See `docs/format.md`.
+
+    PermissionDenied over TCP; UnsupportedVersion when this engine shares none.  A table whose magic has become
+    zeros was replaced by a larger one: send this request again.
+    """
+
+    OP = 98
+    REPLY = KeyedIndexOpened
+
+
 class KeyedRemove(Request, frozen=True):
     """Remove the values of keys; durable when answered.  SpaceNotFound; InvalidArgument for a key by itself.
 

@@ -27,6 +27,7 @@ REPEATABLE: Final[frozenset[type[m.Request]]] = frozenset(
         m.NoteGateway,
         m.NoteReads,
         m.Offer,
+        m.OpenKeyedIndex,
         m.OpenSharedIndex,
         m.OpenObjects,
         m.OpenSegments,

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, Protocol
 
 import msgspec
@@ -177,6 +178,11 @@ def refused(pair: Pair, post: Callable[[], None]) -> None:
         post()
 
 
+def has_only(memory: mmap.mmap, *known: int) -> bool:
+    """Return True if the memory has no other bytes than these."""
+    return not memory[:].translate(None, bytes(known))
+
+
 @contextmanager
 def untouched(memory: mmap.mmap) -> Iterator[None]:
     """Check that the memory is what it was."""
@@ -210,9 +216,7 @@ def test_a_range_outside_of_the_region_is_refused(pair: Pair, start: int, is_wri
 @pytest.mark.parametrize("given", [Remote.NONE, Remote.READ, Remote.WRITE, BOTH])
 @pytest.mark.parametrize("is_write", [False, True])
 @pytest.mark.parametrize("by", ["region", "link"])
-def test_a_peer_has_only_the_rights_that_region_and_link_give(
-    rig: Rig, given: Remote, is_write: bool, by: str
-) -> None:
+def test_a_peer_has_only_the_rights_that_region_and_link_give(rig: Rig, given: Remote, is_write: bool, by: str) -> None:
     pair = new_pair(rig, given if by == "link" else BOTH)
     here, region = pair.near.memory(bytes([MARK]) * PAGE, Remote.NONE)
     there, theirs = pair.far.memory(bytes(PAGE), given if by == "region" else BOTH)
@@ -519,7 +523,7 @@ def _cut(seed: int, size: int) -> list[tuple[int, int]]:
     """Return (offset, length) of pieces that cover the size in a random order; one is empty."""
     dice = random.Random(seed)
     marks = sorted({0, size, *(dice.randrange(size) for _ in range(6)), SLICE_BYTES, 2 * SLICE_BYTES})
-    cut = [(start, end - start) for start, end in zip(marks, marks[1:], strict=False)] + [(size, 0)]
+    cut = [(start, end - start) for start, end in pairwise(marks)] + [(size, 0)]
     dice.shuffle(cut)
     return cut
 
@@ -620,6 +624,17 @@ def test_a_move_ends_at_its_deadline_and_frees_its_memory(rig: Rig, move: Move) 
         assert type(caught.value) is DeadlineExceeded
         region.close()
     assert near.link.is_broken
+
+
+def test_a_move_whose_link_is_closed_by_another_ends(rig: Rig, move: Move) -> None:
+    near, far = silent(rig)
+    _, region = near.memory(bytes(PAGE), Remote.NONE)
+    _, theirs = far.memory(bytes(PAGE), BOTH)
+    closer = threading.Timer(0.02, near.fabric.close)
+    closer.start()
+    with pytest.raises((FabricFailed, DeadlineExceeded)):
+        move(near.link, [Piece(region, 0, theirs.address, theirs.remote_key, PAGE)], 0.2)
+    closer.join()
 
 
 def test_a_cancelled_move_frees_its_memory(rig: Rig) -> None:

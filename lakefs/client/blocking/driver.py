@@ -34,6 +34,7 @@ from lakefs.wire.messages import Request
 
 if TYPE_CHECKING:
     from lakefs.direct.index_in_use import SharedIndexUser
+    from lakefs.direct.keyed_reads import KeyedIndexUser
     from lakefs.fabric.client_fabric import ClientFabric
     from lakefs.known.known_names import KnownNames
 
@@ -59,6 +60,7 @@ class BlockingDriver:
     """One engine's connection, descriptors and threads, and `run`."""
 
     _direct_chunks: SharedIndexUser | None = None
+    _direct_keys: KeyedIndexUser | None = None
     _known: KnownNames | None = None
 
     def __init__(
@@ -218,6 +220,8 @@ class BlockingDriver:
         """See `lakefs.host.forks`.  Until this ends the lake is not this process's, also for objects freed in it."""
         if self._direct_chunks is not None:  # it maps memory of the parent's engine
             self._direct_chunks.forget()
+        if self._direct_keys is not None:
+            self._direct_keys.forget()
         self._lock = threading.RLock()
         self._threads = None
         self._engine = self._engine.forked()
@@ -239,6 +243,15 @@ class BlockingDriver:
                 module = import_module("lakefs.direct.index_in_use")
                 self._direct_chunks = cast("SharedIndexUser", module.SharedIndexUser(self))
             return self._direct_chunks
+
+    @property
+    def direct_keys(self) -> KeyedIndexUser:
+        """Keyed blobs found and read through the engine's keyed index; made at first use."""
+        with NO_FORK:
+            if self._direct_keys is None:
+                module = import_module("lakefs.direct.keyed_reads")
+                self._direct_keys = cast("KeyedIndexUser", module.KeyedIndexUser(self))
+            return self._direct_keys
 
     def known_names(self) -> KnownNames | None:
         """Return the names that are known; None if every name is to be asked for.

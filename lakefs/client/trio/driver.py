@@ -16,6 +16,7 @@ import trio
 
 from lakefs.content.verify import Check
 from lakefs.direct.index_in_use import SharedIndexUser
+from lakefs.direct.keyed_reads import KeyedIndexUser
 from lakefs.errors import EngineUnreachable
 from lakefs.fabric.client_fabric import ClientFabric
 from lakefs.get.opened import Access
@@ -80,6 +81,7 @@ class TrioDriver:
             fabric=fabric,
         )
         self.direct_chunks = SharedIndexUser(self)
+        self.direct_keys = KeyedIndexUser(self)
         self._known: KnownNames | None = None
         self._repeats = repeats and engine.carries_descriptors and known_names.IS_BUILT
         # Callers that fetch by themselves keep grants for long, and can use only those of segments.

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from fuse.staging import staged_file
-from fuse.staging.folder import Base, Kind, StagingFolder
+from fuse.staging import room
+from fuse.staging.folder import EMPTIED_BESIDE_BYTES, EMPTYING_MAX, Base, Kind, StagedFile, StagingFolder
+from fuse.staging.room import Emptying
 from fuse.staging.sidecar import replay
 from lakefs.errors import InvalidArgument, LakeError, LocalFileError, StoreFull, StoreLocked
 
@@ -74,7 +75,7 @@ def test_the_limit_counts_staged_bytes_of_all_files(tmp_path: Path) -> None:
 
 
 def test_the_number_of_ranges_is_bounded(folder: StagingFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staged_file, "RANGES_MAX", 10)
+    monkeypatch.setattr(room, "RANGES_MAX", 10)
     file = folder.new("b/k", Base(1000))
     for at in range(10):
         file.write(at * 10, b"x")
@@ -174,3 +175,98 @@ def test_base_bytes_are_not_read_from_the_staging_file(folder: StagingFolder) ->
     assert file.read(5, 1) == b"x"
     assert file.read(100, 5) == b""
     file.discard()
+
+
+def long_file(folder: StagingFolder, name: str) -> StagedFile:
+    """Return a file whose staging file is emptied beside the loop."""
+    file = folder.new(name, None)
+    file.write(EMPTIED_BESIDE_BYTES, b"x")
+    return file
+
+
+def stored(file: StagedFile) -> None:
+    file.begin_storing()
+    assert file.mark_stored(Base(file.size))
+
+
+def test_a_long_file_that_was_stored_is_written_on_while_its_staged_bytes_are_removed(folder: StagingFolder) -> None:
+    waiting: list[Emptying] = []
+    folder.empty_beside = waiting.append
+    file = long_file(folder, "b/k")
+    before = os.dup(file.descriptor)
+    stored(file)
+    assert os.fstat(before).st_size > EMPTIED_BESIDE_BYTES, "nothing waits for it"
+    assert folder.used_bytes == 0
+    file.write(5, b"new")
+    (emptying,) = waiting
+    emptying.run()
+    folder.emptied(emptying)
+    assert os.fstat(before).st_size == 0
+    assert file.read(5, 3) == b"new"
+    again = folder.new("b/2", None)
+    assert os.path.sameopenfile(again.descriptor, before), "its slot is used again"
+    os.close(before)
+
+
+def test_a_disk_that_is_full_of_what_is_being_removed_is_not_full(
+    folder: StagingFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting: list[Emptying] = []
+    folder.empty_beside = waiting.append
+    stored(long_file(folder, "b/k"))
+    real = os.pwrite
+
+    def pwrite(descriptor: int, data: Any, offset: int) -> int:
+        if not waiting[0].is_empty:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(descriptor, data, offset)
+
+    monkeypatch.setattr("os.pwrite", pwrite)
+    folder.new("b/2", None).write(0, b"there")
+    assert waiting[0].is_empty
+    other = folder.new("b/3", None)
+    waiting[0].is_empty = False
+    real_truncate = os.ftruncate
+
+    def ftruncate(descriptor: int, length: int) -> None:
+        if descriptor == waiting[0].slot.descriptor:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real_truncate(descriptor, length)
+
+    monkeypatch.setattr("os.ftruncate", ftruncate)
+    with pytest.raises(StoreFull):
+        other.write(0, b"there")
+    assert folder.used_bytes == len(b"there")
+
+
+def test_a_long_file_stays_in_its_slot_where_no_other_can_be_had(
+    folder: StagingFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting: list[Emptying] = []
+    folder.empty_beside = waiting.append
+    file = long_file(folder, "b/k")
+    before = file.descriptor
+    real = os.open
+
+    def no_descriptors(path: Any, flags: int, mode: int = 0o777) -> int:
+        if str(path).startswith(str(folder.path)):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(path, flags, mode)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.open", no_descriptors)
+        stored(file)
+    assert file.descriptor == before
+    assert os.fstat(before).st_size == 0
+    assert not waiting
+
+
+def test_only_so_many_files_are_emptied_beside_and_all_before_the_folder_is_closed(tmp_path: Path) -> None:
+    folder = StagingFolder(tmp_path, 1 << 30)
+    waiting: list[Emptying] = []
+    folder.empty_beside = waiting.append
+    for number in range(EMPTYING_MAX + 2):
+        stored(long_file(folder, f"b/{number}"))
+    assert len(waiting) == EMPTYING_MAX
+    folder.close()
+    assert [os.path.basename(found) for found in os.listdir(tmp_path)] == ["lock"]

@@ -18,6 +18,7 @@ from hypothesis import given, settings, strategies as st
 from fuse.staging.byte_ranges import RangeSet
 from fuse.staging.folder import Base, Kind, StagedFile, StagingFolder
 from fuse.staging.leftovers import Leftover, forget, restore
+from fuse.staging.room import Emptying
 from fuse.staging.sidecar import SidecarState, replay
 from lakefs.errors import StoreFull
 
@@ -63,6 +64,7 @@ OPERATIONS = st.lists(
         st.tuples(st.just("mark_stored")),
         # The next so many calls of pwrite work, then one writes only so many bytes and the disk is full.
         st.tuples(st.just("full"), st.integers(0, 2), st.integers(0, 25)),
+        st.tuples(st.just("empty_beside")),
     ),
     max_size=25,
 )
@@ -116,12 +118,15 @@ class Disk:
 class Modelled:
     """A staged file and what it should hold."""
 
+    staging: StagingFolder
     file: StagedFile
     base: bytes
     content: bytearray
     changed: bool
     disk: Disk
     written: set[int] = field(default_factory=set)
+    emptying: list[Emptying] = field(default_factory=list)
+    """Slots that are emptied beside the loop, when that comes to it."""
 
     def do(self, operation: tuple[Any, ...]) -> None:
         before, size_before = staged_by(self.file), self.file.size
@@ -203,6 +208,11 @@ class Modelled:
     def full(self, calls: int, short: int) -> None:
         self.disk.get_full(calls, short)
 
+    def empty_beside(self) -> None:
+        while self.emptying:
+            self.emptying[0].run()
+            self.staging.emptied(self.emptying.pop(0))
+
 
 def staged_by(file: StagedFile) -> set[int]:
     """Return the places of staged bytes."""
@@ -261,14 +271,23 @@ def plain_disk(disk: Disk) -> Iterator[Disk]:
 
 
 @settings(max_examples=1500)
-@given(st.one_of(st.none(), st.integers(0, 60).map(lambda length: bytes(range(10, 10 + length)))), OPERATIONS)
+@given(
+    st.one_of(st.none(), st.integers(0, 60).map(lambda length: bytes(range(10, 10 + length)))),
+    OPERATIONS,
+    st.booleans(),
+)
 def test_a_staged_file_is_a_plain_file_and_so_is_what_a_killed_mount_leaves(
-    base: bytes | None, operations: list[tuple[Any, ...]]
+    base: bytes | None, operations: list[tuple[Any, ...]], beside: bool
 ) -> None:
-    with fresh_folder() as path, plain_disk(Disk(path / "staging")) as disk:
+    with (
+        fresh_folder() as path,
+        plain_disk(Disk(path / "staging")) as disk,
+        mock.patch("fuse.staging.folder.EMPTIED_BESIDE_BYTES", 1),
+    ):
         staging = StagingFolder(path / "staging", LIMIT)
         file = staging.new("b/k", None if base is None else Base(len(base), 7, b"blob"))
-        modelled = Modelled(file, base or b"", bytearray(base or b""), base is None, disk)
+        modelled = Modelled(staging, file, base or b"", bytearray(base or b""), base is None, disk)
+        staging.empty_beside = modelled.emptying.append if beside else None
         for operation in operations:
             modelled.do(operation)
         disk.get_empty()
