@@ -26,7 +26,7 @@ from engine.fabric.registered_slab import RegisteredSlab, SharedMemory
 from lakefs.errors import DeadlineExceeded, EngineBusy, FabricFailed, InvalidArgument, SessionLost, UnsupportedVersion
 from lakefs.limits import BOUNCES_PER_LINK, FABRIC_LINKS_MAX, LENT_MEMORY_BYTES_MAX
 from lakefs.ports import Offload
-from lakefs.transport.fabric import ADDRESS_MAX, KEY_MAX, Fabric, Link, Remote
+from lakefs.transport.fabric import ADDRESS_MAX, KEY_MAX, Fabric, Link, Region, Remote
 from lakefs.transport.fabric_mover import Piece, TrioMover
 from lakefs.wire.fabric_end import FabricEnd, check_end
 from lakefs.wire.fabric_messages import FabricMemory
@@ -75,7 +75,8 @@ class EngineFabric:
         self._bounces = BounceMemory(fabric) if fabric is not None else None
         self._links: dict[object, ServedLink] = {}
         self._opening = self._made = 0
-        self._slab_bytes = 0
+        self._slabs: dict[int, Region] = {}
+        """Registrations of slabs, by their keys; changed by any thread, one at a time for each key."""
         self.reason = reason
         """The reason why there is no RDMA, or why some memory is not read by it; empty if all is well."""
 
@@ -94,7 +95,8 @@ class EngineFabric:
             "reason": self.reason,
             "queue_pairs": len(self._links),
             "queue_pairs_made": self._made,
-            "registered_bytes": self._slab_bytes + self._bounces.registered_bytes,
+            "registered_bytes": self._bounces.registered_bytes
+            + sum(region.length_bytes for region in list(self._slabs.values())),
         }
 
     # --- memory ------------------------------------------------------------------------------------
@@ -110,8 +112,8 @@ class EngineFabric:
                 _log.warning("the DRAM tier is not read by RDMA", reason=error.message)
             self.reason = error.message
             return memory
-        self._slab_bytes += region.length_bytes
-        return RegisteredSlab(memory, region)
+        self._slabs[region.remote_key] = region
+        return RegisteredSlab(memory, region, lambda region: self._slabs.pop(region.remote_key, None))
 
     # --- queue pairs -------------------------------------------------------------------------------
 

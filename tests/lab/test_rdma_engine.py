@@ -3,37 +3,90 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
+import resource
+import signal
 import statistics
-import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
+from cli.main import lake as command
+from engine.process.engine_process import run_engine
 from lakefs.client.blocking.engine import connect_blocking
 from lakefs.client.blocking.lake import Lake
 from lakefs.client.connect import connect
+from lakefs.config.settings import load
 from lakefs.content.verify import Check
-from lakefs.errors import EngineUnreachable, LakeError, SessionLost
+from lakefs.errors import EngineUnreachable, SessionLost
 from lakefs.ids import data_chunk_id
 from lakefs.transport.fabric import Remote
 from lakefs.transport.rdma import open_fabric
 from lakefs.wire import messages as m
 from lakefs.wire.fabric_messages import FabricMemory
-from tests.e2e.served import ROOT, Served, lake
 from tests.lab.hardware import shell, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.lab("rdma")]
 KIB, MIB = 1 << 10, 1 << 20
 PORT = 7777
+
+
+def forked(body: Callable[[], object]) -> int:
+    """Run a body in a child of this process, which has all modules imported; return its process id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        body()
+    except BaseException:  # noqa: BLE001 - the child's only way to tell
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def ended(pid: int) -> int:
+    """Wait for a child; return its exit code, or minus the signal that ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+class Served:
+    """An engine with RDMA, in a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.data = folder / "store"
+        self.socket = folder / "s"
+        self.server = f"unix:{self.socket}"
+        self._pid = 0
+        self.start()
+
+    def start(self) -> None:
+        """Start the engine and wait until it serves."""
+        flags = {"native": f"127.0.0.1:{PORT}", "s3": "off", "admin": "off", "rdma": "rxe0", "dram_tier_bytes": "64M"}
+        config = load(file="/dev/null", environ={}, flags=flags | {"data": str(self.data), "socket": str(self.socket)})
+        ready, told = os.pipe()
+
+        def serve() -> None:
+            trio.run(partial(run_engine, config, printer=lambda line: os.write(told, f"{line}\n".encode())))
+
+        self._pid = forked(serve)
+        os.close(told)
+        with os.fdopen(ready) as lines:
+            assert any(line == "ready\n" for line in lines), "the engine did not start"
+
+    def end(self, number: int) -> int:
+        """Send a signal; return how the engine ended."""
+        os.kill(self._pid, number)
+        return ended(self._pid)
 
 
 @dataclass
@@ -71,10 +124,9 @@ class Rig:
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     folder = tmp_path_factory.mktemp("engine")
-    options = ("--native", f"127.0.0.1:{PORT}", "--rdma", "rxe0", "--dram-tier-bytes", "64M")
-    made = Rig(Served(folder, *options))
+    made = Rig(Served(folder))
     yield made
-    assert made.served.stop() == 0
+    assert made.served.end(signal.SIGTERM) == 0
 
 
 def test_the_command_line_gets_and_puts_by_rdma(rig: Rig, tmp_path: Path) -> None:
@@ -82,15 +134,15 @@ def test_the_command_line_gets_and_puts_by_rdma(rig: Rig, tmp_path: Path) -> Non
     rig.warm("lab/command", content)
     token = tmp_path / "token"
     token.write_text(rig.token)
-    options = ("--server", rig.address, "--token-file", token)
+    options = ("--server", rig.address, "--token-file", str(token))
     before = rig.rdma()["queue_pairs_made"]
-    got = lake("get", "lab/command", tmp_path / "got", *options)
-    assert got.code == 0, got.err
+    got = forked(lambda: command(["get", "lab/command", str(tmp_path / "got"), *options], standalone_mode=False))
+    assert ended(got) == 0
     assert (tmp_path / "got").read_bytes() == content
     assert rig.rdma()["queue_pairs_made"] == before + 1
     (tmp_path / "given").write_bytes(given := os.urandom(9 * MIB))
-    put = lake("put", tmp_path / "given", "lab/given", *options)
-    assert put.code == 0, put.err
+    put = forked(lambda: command(["put", str(tmp_path / "given"), "lab/given", *options], standalone_mode=False))
+    assert ended(put) == 0
     assert rig.rdma()["queue_pairs_made"] == before + 2
     with rig.lake(rdma=False) as client:
         assert client.get("lab/given") == given
@@ -216,33 +268,26 @@ def test_a_link_that_goes_down_leaves_the_way_over_tcp(rig: Rig) -> None:
         assert client.get("lab/down") == content
 
 
-KILLED = """
-import sys
-from lakefs.client.connect import connect
-lake = connect(sys.argv[1], token=sys.argv[2])
-with lake.pool(size_bytes=64 << 20) as pool:
-    print("ready", flush=True)
-    while True:
-        lake.load_many(["lab/killed"], pool, [0])
-        lake.put("lab/killed-put", bytes(pool.buffer[: 8 << 20]) + b"x")
-"""
-
-
 def test_a_client_killed_in_its_transfers_leaves_the_engine_whole(rig: Rig) -> None:
     content = os.urandom(32 * MIB)
     with rig.lake(rdma=False) as client:
         client.put("lab/killed", content, create_bucket=True)
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, rig.address, rig.token],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    time.sleep(2)  # in the middle of whatever it does then
-    process.kill()
-    process.wait()
+    begun, told = os.pipe()
+
+    def transfer() -> None:
+        with rig.lake() as client, client.pool(size_bytes=32 * MIB) as pool:
+            while True:
+                client.load_many(["lab/killed"], pool, [0])
+                os.write(told, b".")
+                client.put("lab/killed-put", bytes(pool.buffer[: 8 * MIB]) + os.urandom(8))
+
+    pid = forked(transfer)
+    os.read(begun, 1)
+    time.sleep(1)  # in the middle of whatever it does then
+    os.kill(pid, signal.SIGKILL)
+    assert ended(pid) == -signal.SIGKILL
+    os.close(begun)
+    os.close(told)
     wait_for(lambda: rig.rdma()["queue_pairs"] == 0, "the killed client's queue pair stays")
     with rig.lake() as client, client.pool(size_bytes=32 * MIB) as pool:
         client.load_many(["lab/killed"], pool, [0])
@@ -255,7 +300,7 @@ def test_an_engine_killed_in_a_load_is_used_again_when_it_is_back(rig: Rig) -> N
     with rig.lake() as client, client.pool(size_bytes=16 * MIB) as pool:
         client.put("lab/engine", content, create_bucket=True)
         client.load_many(["lab/engine"], pool, [0])
-        ended: list[object] = []
+        failures: list[object] = []
 
         def load() -> None:
             try:
@@ -263,49 +308,39 @@ def test_an_engine_killed_in_a_load_is_used_again_when_it_is_back(rig: Rig) -> N
                     client.load_many(["lab/engine"], pool, [0])
                     assert bytes(pool.buffer) == content
             except EngineUnreachable as error:
-                ended.append(error)
+                failures.append(error)
 
         thread = threading.Thread(target=load)
         thread.start()
         time.sleep(0.5)
-        rig.served.kill()
+        rig.served.end(signal.SIGKILL)
         thread.join()
-        assert ended
+        assert failures
         rig.served.start()
         client.load_many(["lab/engine"], pool, [0])
         assert bytes(pool.buffer) == content
         assert not client.rdma.reason
 
 
-POOR = """
-import os, resource, sys
-resource.setrlimit(resource.RLIMIT_MEMLOCK, (64 << 10, 64 << 10))
-os.setgid(65534); os.setuid(65534)
-from lakefs.client.connect import connect
-with connect(sys.argv[1], token=sys.argv[2]) as lake, lake.pool(size_bytes=8 << 20) as pool:
-    content = lake.get("lab/poor")
-    lengths = lake.load_many(["lab/poor"], pool, [0])
-    assert bytes(pool.buffer[: lengths[0]]) == content
-    lake.put("lab/poor-put", content + b"x")
-    assert lake.get("lab/poor-put") == content + b"x"
-    import json
-    print(json.dumps({"bytes": len(content), "moved": lake.rdma.bytes, "reason": lake.rdma.reason}))
-"""
+def test_a_client_that_may_lock_64_kib_goes_over_tcp_with_the_reason(rig: Rig, tmp_path: Path) -> None:
+    content = os.urandom(6 * MIB)
+    rig.warm("lab/poor", content)
+    token = rig.token
 
+    def poor() -> None:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (64 * KIB, 64 * KIB))
+        os.setgid(65534)
+        os.setuid(65534)
+        with connect(rig.address, token=token) as client, client.pool(size_bytes=8 * MIB) as pool:
+            assert client.get("lab/poor") == content
+            assert client.load_many(["lab/poor"], pool, [0]) == [len(content)]
+            assert bytes(pool.buffer[: len(content)]) == content
+            client.put("lab/poor-put", content + b"x")
+            assert client.get("lab/poor-put") == content + b"x"
+            assert client.rdma.bytes == 0
+            assert client.rdma.reason
 
-def test_a_client_that_may_lock_64_kib_goes_over_tcp_with_the_reason(rig: Rig) -> None:
-    rig.warm("lab/poor", os.urandom(6 * MIB))
-    done = subprocess.run(
-        [sys.executable, "-c", POOR, rig.address, rig.token],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["bytes"] == 6 * MIB
-    assert told["moved"] == 0
-    assert told["reason"]
+    assert ended(forked(poor)) == 0
 
 
 # --- numbers: of one boot, in comparison only --------------------------------------------------------
@@ -397,9 +432,3 @@ def test_addresses_of_regions_are_those_of_the_memory() -> None:
     region = fabric.register((address, 8192), Remote.READ)
     assert region.address == address
     fabric.close()
-
-
-def test_an_engine_with_a_device_that_is_none_does_not_start(tmp_path: Path) -> None:
-    served = Served(tmp_path, "--native", "127.0.0.1:0", "--rdma", "rxe9", started=False)
-    with pytest.raises((AssertionError, LakeError)):
-        served.start()

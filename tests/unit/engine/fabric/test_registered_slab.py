@@ -36,11 +36,14 @@ class Slab(SealedMemory):
 def test_the_registration_ends_before_the_memory_is_released(device: SimulatedFabric) -> None:
     memory = Slab("slab", MIB)
     memory.device = device
-    slab = EngineFabric(device).registered(memory)
+    fabric = EngineFabric(device)
+    slab = fabric.registered(memory)
     assert [region.remote for region in device.regions.values()] == [Remote.READ]
+    assert fabric.statistics()["registered_bytes"] == MIB
     slab.close()
     assert memory.open_at_close == 0
     assert not device.regions
+    assert fabric.statistics()["registered_bytes"] == 0, "a slab that was given up is counted"
 
 
 def test_a_grant_for_reads_names_key_and_address_of_the_cell(device: SimulatedFabric) -> None:
