@@ -113,7 +113,10 @@ class EngineFabric:
             self.reason = error.message
             return memory
         self._slabs[region.remote_key] = region
-        return RegisteredSlab(memory, region, lambda region: self._slabs.pop(region.remote_key, None))
+        return RegisteredSlab(memory, region, self._unregistered)
+
+    def _unregistered(self, region: Region) -> None:
+        self._slabs.pop(region.remote_key, None)
 
     # --- queue pairs -------------------------------------------------------------------------------
 

@@ -75,8 +75,11 @@ class Served:
         config = load(file="/dev/null", environ={}, flags=flags | {"data": str(self.data), "socket": str(self.socket)})
         ready, told = os.pipe()
 
+        def say(line: str) -> None:
+            os.write(told, f"{line}\n".encode())
+
         def serve() -> None:
-            trio.run(partial(run_engine, config, printer=lambda line: os.write(told, f"{line}\n".encode())))
+            trio.run(partial(run_engine, config, printer=say))
 
         self._pid = forked(serve)
         os.close(told)
