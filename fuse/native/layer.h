@@ -40,6 +40,7 @@
 #define LAKE_OPENS_MOST 512              /* being answered: twice what pyfuse3 is told to answer at once */
 
 /* What older headers lack. */
+#define LAKE_WRITE_CLEARS_SET_ID (1u << 2)
 #define LAKE_PARALLEL_DIROPS (1u << 18)
 #define LAKE_INIT_EXT (1u << 30)
 #define LAKE_PASSTHROUGH (1u << 5) /* of the second flags */
@@ -149,7 +150,8 @@ static int lake_is_write(const uint8_t *request, size_t length, struct fuse_writ
 /* Answers a request if it is a plain write of the next bytes of a file; returns 1 if it did. */
 static int lake_serve_write(const uint8_t *request, const struct fuse_write_in *wanted)
 {
-    if (wanted->write_flags & ~(uint32_t)FUSE_WRITE_LOCKOWNER
+    /* A file that may be appended to has no set-id bits: a write that is to clear them is as any other. */
+    if (wanted->write_flags & ~(uint32_t)(FUSE_WRITE_LOCKOWNER | LAKE_WRITE_CLEARS_SET_ID)
         || !lake_append_write(wanted->fh, wanted->offset, request + sizeof(struct fuse_in_header) + sizeof *wanted,
                               wanted->size))
         return 0;

@@ -20,8 +20,6 @@ from typing import Final, Self
 from fuse.native import layer
 from fuse.staging.room import AppendedFile, Room
 
-APPEND_FROM_BYTES: Final = 256 << 10
-"""Files that are shorter are the loop's: most are closed before letting threads write them has paid."""
 APPEND_BYTES: Final = 8 << 20
 """Most bytes that are written before the loop sees a write again: two chunks, which it then stores behind."""
 

@@ -23,6 +23,8 @@ from fuse.staging.sidecar import SidecarFile
 from lakefs.errors import InvalidArgument, LakeError, LocalFileError, StoreFull
 
 T = TypeVar("T")
+APPEND_FROM_BYTES: Final = 256 << 10
+"""Native threads append to files from this length on: most that stay shorter are closed before that has paid."""
 RANGES_MAX: Final = 1 << 20
 """Most ranges over all files of a folder, 16 bytes each: 16 MiB; random 4 KiB writes need at least 4 GiB for that."""
 
@@ -85,6 +87,7 @@ class Room:
         self.used_bytes = 0
         self.range_count = 0
         self.emptying: list[Emptying] = []
+        self.append_from_bytes = APPEND_FROM_BYTES
         self.lent_bytes = 0
         """Bytes that native threads may append and, as far as is known, have not."""
         self.appended: list[AppendedFile] = []

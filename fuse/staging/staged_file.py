@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from fuse.staging.appending import APPEND_FROM_BYTES, Appending, Noted
+from fuse.staging.appending import Appending, Noted
 from fuse.staging.byte_ranges import RangeSet
 from fuse.staging.room import Room, Slot, Slots
 from fuse.staging.sidecar import Base, SidecarState, closing_line, name_line, ranges_line, size_line, whole_line
@@ -195,7 +195,7 @@ class StagedFile:
         """
         end = self._staged.end
         is_plain = not self._sidecar_is_stale and end == self._size and self._is_known(end, end + 1)
-        if self._appending is None and is_plain and end >= APPEND_FROM_BYTES:
+        if self._appending is None and is_plain and end >= self._room.append_from_bytes:
             self._noted = noted
             self._appending = Appending.begun(self._room, self, handle, self.descriptor, end, size_max)
 

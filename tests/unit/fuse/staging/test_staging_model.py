@@ -66,6 +66,7 @@ CHANGES = st.one_of(
     st.tuples(st.just("empty_beside")),
     st.tuples(st.just("let_append")),
     st.tuples(st.just("look")),
+    st.tuples(st.just("look_at_ranges")),
 )
 OPERATIONS = st.lists(st.one_of(CHANGES, st.tuples(st.just("native"), BYTES, CHANGES)), max_size=25)
 
@@ -105,9 +106,7 @@ class NativeThread:
 def native_threads() -> Iterator[None]:
     NativeThread(0, -1, 0, 0).end()
     with (
-        mock.patch("fuse.staging.appending.APPEND_FROM_BYTES", 1),
         mock.patch("fuse.staging.appending.APPEND_BYTES", 40),
-        mock.patch("fuse.staging.staged_file.APPEND_FROM_BYTES", 1),
         mock.patch("fuse.native.layer.answers_writes", return_value=True),
         mock.patch("fuse.native.layer.NativeAppend", NativeThread),
     ):
@@ -171,6 +170,8 @@ class Modelled:
     written: set[int] = field(default_factory=set)
     emptying: list[Emptying] = field(default_factory=list)
     """Slots that are emptied beside the loop, when that comes to it."""
+    lets: bool = False
+    """Native threads may append after each operation."""
 
     def do(self, operation: tuple[Any, ...]) -> None:
         before, size_before = staged_by(self.file), self.file.size
@@ -182,6 +183,8 @@ class Modelled:
             self.native(native)
         size_written = len(self.content)
         getattr(self, operation[0])(*operation[1:])
+        if self.lets:
+            self.let_append()
         self.check()
         if self.file._sidecar_is_stale:
             return  # what is in the store by now may be taken as new; the next change corrects the sidecar first
@@ -269,8 +272,10 @@ class Modelled:
         if self.content:
             whole = {at for at in range(len(self.content)) if self.file.is_all(Kind.STAGED, at, 1)}
             assert whole == self.written
-        assert bytes_of(self.file.written()) == self.written
         assert self.staging.used_bytes == len(self.written)
+
+    def look_at_ranges(self) -> None:
+        assert bytes_of(self.file.written()) == self.written
 
     def native(self, data: bytes) -> None:
         """Native threads write, if they can, and nobody has looked since."""
@@ -346,9 +351,10 @@ def plain_disk(disk: Disk) -> Iterator[Disk]:
     st.one_of(st.none(), st.integers(0, 60).map(lambda length: bytes(range(10, 10 + length)))),
     OPERATIONS,
     st.booleans(),
+    st.booleans(),
 )
 def test_a_staged_file_is_a_plain_file_and_so_is_what_a_killed_mount_leaves(
-    base: bytes | None, operations: list[tuple[Any, ...]], beside: bool
+    base: bytes | None, operations: list[tuple[Any, ...]], beside: bool, lets: bool
 ) -> None:
     with (
         fresh_folder() as path,
@@ -359,7 +365,9 @@ def test_a_staged_file_is_a_plain_file_and_so_is_what_a_killed_mount_leaves(
         staging = StagingFolder(path / "staging", LIMIT)
         file = staging.new("b/k", None if base is None else Base(len(base), 7, b"blob"))
         modelled = Modelled(staging, file, base or b"", bytearray(base or b""), base is None, disk)
+        staging.append_from(1)
         staging.empty_beside = modelled.emptying.append if beside else None
+        modelled.lets = lets
         for operation in operations:
             modelled.do(operation)
         disk.get_empty()
