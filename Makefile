@@ -1,4 +1,4 @@
-# make setup | demo | check | test | test-plugins | bench | torture | docs
+# make setup | demo | check | test | test-plugins | bench | mount-ways | torture | docs
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -9,7 +9,7 @@ SCENARIO ?=
 STATIC := check-ruff check-format check-types check-imports
 export PYTHON
 
-.PHONY: help setup clients plugins lab lock demo check test test-plugins bench torture docs clean
+.PHONY: help setup clients plugins lab lock demo check test test-plugins bench mount-ways torture docs clean
 .PHONY: check-ruff check-format check-types check-imports check-tests
 
 help: ## what there is to make
@@ -65,6 +65,9 @@ test-plugins: setup plugins ## the plug-ins with the libraries that use them: to
 bench: setup ## measure: make bench SCENARIO=name
 	@$(BIN)/python -m bench.run $(SCENARIO)
 	@$(BIN)/python -m bench.report --to bench/out/report
+
+mount-ways: setup ## the mount's tests with each way of answering reads: Python, native threads, passthrough
+	@for way in off native passthrough; do MOUNT_WAY=$$way $(BIN)/python -m pytest -q tests/mount || exit 1; done
 
 torture: setup ## simulated crashes, SIGKILL, flipped bits, odd inputs: hours
 	@$(BIN)/python -m tests.torture

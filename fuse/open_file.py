@@ -37,10 +37,9 @@ from fuse.state.attributes import to_store
 from fuse.state.inodes import Inode, check_size
 from fuse.state.mount import Mount, now_ns, replaced
 from lakefs.errors import DeadlineExceeded, DiskFailed, EngineUnreachable, KeyNotFound, LakeError, PreconditionFailed
-from lakefs.get.objects import open_object
 from lakefs.get.opened import Opened, Piece
 from lakefs.ids import Buffer, ChunkId
-from lakefs.limits import FILE_BYTES_MAX, SMALL_PAYLOAD_BYTES
+from lakefs.limits import FILE_BYTES_MAX
 from lakefs.names import Name
 from lakefs.wire.messages import NO_CONDITION, ObjectStat, SetAttributes
 
@@ -58,6 +57,9 @@ class OpenFile:
         self.hot = hot
         """The file in memory that all handles pass through to; set at the first handle, or never."""
         self.handles = 0
+        """Those that are being opened too."""
+        self.answered = 0
+        """Handles that the kernel has, or is being given."""
         self.readers = 0
         """Handles that may read."""
         self.is_dirty = False
@@ -137,7 +139,7 @@ class OpenFile:
     def _let_go(self) -> None:
         """Take over nothing any more: it could not be staged, or stored.  No other file gets what mappings wrote."""
         if self.hot is not None and self.hot.may_be_mapped:
-            self.hot.is_written = True
+            self.hot.is_let_go = True
             self.hot.may_be_mapped = False
 
     def _keep_for_mapping(self) -> None:
@@ -205,10 +207,8 @@ class OpenFile:
     # --- stored content ------------------------------------------------------------------------------
 
     async def _open_stored(self) -> None:
-        size_bytes = self.inode.attributes.size_bytes
-        opened = await self._opened_object(lease=size_bytes >= SMALL_PAYLOAD_BYTES)
-        if not opened.lease and len(opened.inline) != len(opened.pieces):
-            opened = await self._opened_object(lease=True)  # its content was not in the answer
+        name = self._mount.table.name_of(self.inode)
+        opened = await self._mount.opened(name, self.inode.attributes.size_bytes)
         if opened.stat.node != self.inode.node or opened.stat.blob != self.inode.attributes.blob:
             self._take_newer(opened)
         self._stat = opened.stat
@@ -233,15 +233,9 @@ class OpenFile:
         mount.table.stored(inode, stat.node)
         mount.forget_attributes(inode)
 
-    async def _opened_object(self, *, lease: bool) -> Opened:
-        mount = self._mount
-        return await mount.driver.run(
-            open_object(mount.driver.steps.access(None), mount.table.name_of(self.inode), lease=lease, durable=False)
-        )
-
     async def _compare_stored(self) -> None:
         name = self._mount.table.name_of(self.inode)
-        (found,) = await self._mount.stat([name])
+        found = await self._mount.stat_of_small(name, self.inode.attributes.size_bytes)
         if isinstance(found, LakeError):
             raise found
         if found.node != self.inode.node or found.blob != self.inode.attributes.blob:
@@ -257,7 +251,7 @@ class OpenFile:
             reader = self._reader
             if reader is None or not reader.opened.lease or self.inode.parent is None:
                 return
-            opened = await self._opened_object(lease=True)
+            opened = await self._mount.leased(self._mount.table.name_of(self.inode))
             if opened.stat.blob == reader.opened.stat.blob:
                 reader.close()
                 self._reader = self._new_reader(opened)

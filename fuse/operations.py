@@ -59,6 +59,7 @@ R = TypeVar("R")
 _log: Final = structlog.get_logger(__name__)
 _WRITING: Final = os.O_WRONLY | os.O_RDWR
 _SET_ID: Final = modes.S_ISUID | modes.S_ISGID
+_STORING: Final = _WRITING | os.O_TRUNC
 _STATFS_S: Final = 1.0
 
 
@@ -318,7 +319,7 @@ class LakeOperations(pyfuse3.Operations):
     async def flush(self, fh: FileHandleT) -> None:
         """Store written bytes at close(2), visible to all; an error is close's."""
         file, flags, _ = self._files[fh]
-        if flags & (_WRITING | os.O_TRUNC) or file.inode.is_pending:
+        if flags & _STORING or file.inode.is_pending:
             await file.commit(durable=self._mount.options.sync)
 
     @answering
@@ -333,9 +334,9 @@ class LakeOperations(pyfuse3.Operations):
     async def release(self, fh: FileHandleT) -> None:
         """Close a handle; an error is only logged."""
         file, flags, _ = self._files.pop(fh)
+        file.answered -= 1
         layer.remove(fh)
-        if may_read(flags):
-            file.readers -= 1
+        file.readers -= may_read(flags)
         if self.hot is not None and file.hot is not None:
             self.hot.closed(file.hot, flags)
         await file.release()
@@ -462,24 +463,23 @@ class LakeOperations(pyfuse3.Operations):
     def _opened(self, inode: Inode, file: OpenFile, flags: int, ctx: RequestContext) -> FileInfo:
         handle = self._handle()
         self._files[handle] = _Handle(file, flags, ctx)
-        if may_read(flags):
-            file.readers += 1
-        if self._passes_through(handle, file, flags):
+        file.readers += may_read(flags)
+        file.answered += 1
+        if self.hot is not None and self._passes_through(self.hot, handle, file, flags):
             inode.cached_blob = None
             return FileInfo(fh=FileHandleT(handle))
-        blob = inode.attributes.blob
-        keep_cache = inode.cached_blob == blob and inode.cached_blob is not None
-        inode.cached_blob = blob
-        return FileInfo(fh=FileHandleT(handle), keep_cache=keep_cache, direct_io=not may_read(flags))
+        if not (flags & _STORING or inode.is_pending):
+            layer.leave_out_flush(handle)
+        before, inode.cached_blob = inode.cached_blob, inode.attributes.blob
+        keeps = before is not None and before == inode.cached_blob
+        return FileInfo(fh=FileHandleT(handle), keep_cache=keeps, direct_io=not may_read(flags))
 
-    def _passes_through(self, handle: int, file: OpenFile, flags: int) -> bool:
+    def _passes_through(self, hot: HotSet, handle: int, file: OpenFile, flags: int) -> bool:
         """Have the handle pass through to the file's content in memory, if all handles of the inode do; else False."""
-        if self.hot is None:
-            return False
-        if file.hot is None and file.handles == 1 and file.is_stored and not flags & _WRITING:
-            file.hot = self.hot.given(file.inode)
+        if file.hot is None and file.answered == 1 and file.is_stored and not flags & _WRITING:
+            file.hot = hot.given(file.inode)
         if file.hot is not None:
-            self.hot.opened(file.hot, handle, flags)
+            hot.opened(file.hot, handle, flags)
         return file.hot is not None
 
     def _handle(self) -> int:

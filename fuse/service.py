@@ -89,9 +89,10 @@ async def serve_mount(address: str, token: str, options: MountOptions, ready: Ca
 
 def _hot_set(mount: Mount) -> HotSet | None:
     """Return the hot set of the mount; None, with a line in the log which says why, if there can be none."""
-    rules = HotRules(forced=mount.options.hot_forced)
-    missing = why_not() if mount.options.native else "-o native=off"
-    found = missing or made_hot_set(mount, KernelBackings(), mount.options.hot_bytes, rules)
+    options = mount.options
+    missing = "--hot-memory is 0" if options.hot_bytes == 0 else why_not() if options.native else "-o native=off"
+    rules = HotRules(forced=options.hot_forced)
+    found = missing or made_hot_set(mount, KernelBackings(), options.hot_bytes, rules)
     if isinstance(found, HotSet):
         return found
     _log.info("no hot files: every read is asked of the mount", reason=found)

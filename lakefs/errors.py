@@ -1,4 +1,4 @@
-"""The error tree, and the one table that gives each class its wire code, exit code and HTTP status.
+"""The error tree, and the one table that gives each class its wire code, exit code, HTTP status and errno.
 
 Four branches: errors that the user can mend, errors that the operator must mend (retryable or not), damage, and bugs.
 Every error that crosses a port is one of these classes.  The part that answers the user (command line, S3, mount)
@@ -9,6 +9,28 @@ next.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from errno import (
+    E2BIG,
+    EACCES,
+    EADDRINUSE,
+    EBUSY,
+    ECONNREFUSED,
+    ECONNRESET,
+    EEXIST,
+    EINVAL,
+    EIO,
+    EISDIR,
+    ENOENT,
+    ENOKEY,
+    ENOSPC,
+    ENOTDIR,
+    ENOTEMPTY,
+    EPROTO,
+    EPROTONOSUPPORT,
+    EROFS,
+    ESTALE,
+    ETIMEDOUT,
+)
 from typing import ClassVar, Final
 
 from lakefs.findings import Finding
@@ -24,6 +46,7 @@ class LakeError(Exception):
     wire_code: ClassVar[int] = 0
     exit_code: ClassVar[int] = 70
     http_status: ClassVar[int] = 500
+    errno: ClassVar[int] = EIO
     retryable: ClassVar[bool] = False
     finding: Finding = Finding.READ_FAILED
 
@@ -214,6 +237,10 @@ class DiskFailed(OperationalError):
     """The operating system reported an error of the device or file system."""
 
 
+class FabricFailed(OperationalError):
+    """RDMA cannot be used, or an operation over it failed; the same bytes can be had over TCP."""
+
+
 class ChunkDamaged(CorruptionError):
     """A chunk's bytes do not match its checksum or id."""
 
@@ -254,54 +281,59 @@ class ErrorRow:
     wire_code: int
     exit_code: int
     http_status: int
+    errno: int
 
 
 # Exit codes: 1 damage found, 2 usage or not checked, then sysexits.h where one fits.
+#
+# Programs act on errno, so it is chosen for their use of it: never EAGAIN or EINTR, which a blocking call must not see;
+# EIO for damage, as a disk reports it; ESTALE when the object at a name is no longer the one meant.
 ERROR_TABLE: Final[tuple[ErrorRow, ...]] = (
-    ErrorRow(InvalidArgument, 1, 2, 400),
-    ErrorRow(InvalidName, 2, 2, 400),
-    ErrorRow(BucketNotFound, 3, 66, 404),
-    ErrorRow(KeyNotFound, 4, 66, 404),
-    ErrorRow(AlreadyExists, 5, 73, 409),
-    ErrorRow(BucketNotEmpty, 6, 73, 409),
-    ErrorRow(FolderNotEmpty, 7, 73, 409),
-    ErrorRow(IsAFolder, 8, 73, 409),
-    ErrorRow(NotAFolder, 9, 73, 409),
-    ErrorRow(PreconditionFailed, 10, 73, 412),
-    ErrorRow(PermissionDenied, 11, 77, 403),
-    ErrorRow(SourceChanged, 12, 65, 400),
-    ErrorRow(RequestTooLarge, 13, 65, 413),
-    ErrorRow(ConfigError, 14, 78, 500),
-    ErrorRow(LocalFileError, 15, 74, 500),
-    ErrorRow(AccessKeyNotFound, 16, 66, 404),
-    ErrorRow(UploadNotFound, 17, 66, 404),
-    ErrorRow(InvalidPart, 18, 65, 400),
-    ErrorRow(InvalidPartOrder, 19, 65, 400),
-    ErrorRow(PartTooSmall, 20, 65, 400),
-    ErrorRow(KeyDeleted, 21, 66, 404),
-    ErrorRow(VersionNotFound, 22, 66, 404),
-    ErrorRow(VersionIsMarker, 23, 65, 405),
-    ErrorRow(SpaceNotFound, 24, 66, 404),
-    ErrorRow(EngineUnreachable, 32, 69, 503),
-    ErrorRow(EngineBusy, 33, 75, 503),
-    ErrorRow(DeadlineExceeded, 34, 75, 504),
-    ErrorRow(SessionLost, 35, 75, 503),
-    ErrorRow(StaleGrant, 36, 75, 503),
-    ErrorRow(ChunkNotFound, 37, 66, 404),
-    ErrorRow(StoreFull, 38, 74, 507),
-    ErrorRow(StoreLocked, 39, 75, 503),
-    ErrorRow(StoreReadOnly, 40, 74, 503),
-    ErrorRow(StoreUnusable, 41, 78, 503),
-    ErrorRow(UnsupportedVersion, 42, 76, 501),
-    ErrorRow(AddressInUse, 43, 71, 503),
-    ErrorRow(Unchecked, 44, 2, 503),
-    ErrorRow(DiskFailed, 45, 74, 503),
-    ErrorRow(ChunkDamaged, 64, 1, 500),
-    ErrorRow(IndexDamaged, 65, 1, 500),
-    ErrorRow(JournalDamaged, 66, 1, 500),
-    ErrorRow(StoreDamaged, 67, 1, 500),
-    ErrorRow(ProtocolError, 96, 76, 400),
-    ErrorRow(InternalError, 97, 70, 500),
+    ErrorRow(InvalidArgument, 1, 2, 400, EINVAL),
+    ErrorRow(InvalidName, 2, 2, 400, EINVAL),
+    ErrorRow(BucketNotFound, 3, 66, 404, ENOENT),
+    ErrorRow(KeyNotFound, 4, 66, 404, ENOENT),
+    ErrorRow(AlreadyExists, 5, 73, 409, EEXIST),
+    ErrorRow(BucketNotEmpty, 6, 73, 409, ENOTEMPTY),
+    ErrorRow(FolderNotEmpty, 7, 73, 409, ENOTEMPTY),
+    ErrorRow(IsAFolder, 8, 73, 409, EISDIR),
+    ErrorRow(NotAFolder, 9, 73, 409, ENOTDIR),
+    ErrorRow(PreconditionFailed, 10, 73, 412, ESTALE),
+    ErrorRow(PermissionDenied, 11, 77, 403, EACCES),
+    ErrorRow(SourceChanged, 12, 65, 400, EIO),
+    ErrorRow(RequestTooLarge, 13, 65, 413, E2BIG),
+    ErrorRow(ConfigError, 14, 78, 500, EINVAL),
+    ErrorRow(LocalFileError, 15, 74, 500, EIO),
+    ErrorRow(AccessKeyNotFound, 16, 66, 404, ENOKEY),
+    ErrorRow(UploadNotFound, 17, 66, 404, ENOENT),
+    ErrorRow(InvalidPart, 18, 65, 400, EINVAL),
+    ErrorRow(InvalidPartOrder, 19, 65, 400, EINVAL),
+    ErrorRow(PartTooSmall, 20, 65, 400, EINVAL),
+    ErrorRow(KeyDeleted, 21, 66, 404, ENOENT),
+    ErrorRow(VersionNotFound, 22, 66, 404, ENOENT),
+    ErrorRow(VersionIsMarker, 23, 65, 405, EINVAL),
+    ErrorRow(SpaceNotFound, 24, 66, 404, ENOENT),
+    ErrorRow(EngineUnreachable, 32, 69, 503, ECONNREFUSED),
+    ErrorRow(EngineBusy, 33, 75, 503, EBUSY),
+    ErrorRow(DeadlineExceeded, 34, 75, 504, ETIMEDOUT),
+    ErrorRow(SessionLost, 35, 75, 503, ECONNRESET),
+    ErrorRow(StaleGrant, 36, 75, 503, EIO),
+    ErrorRow(ChunkNotFound, 37, 66, 404, EIO),
+    ErrorRow(StoreFull, 38, 74, 507, ENOSPC),
+    ErrorRow(StoreLocked, 39, 75, 503, EBUSY),
+    ErrorRow(StoreReadOnly, 40, 74, 503, EROFS),
+    ErrorRow(StoreUnusable, 41, 78, 503, EIO),
+    ErrorRow(UnsupportedVersion, 42, 76, 501, EPROTONOSUPPORT),
+    ErrorRow(AddressInUse, 43, 71, 503, EADDRINUSE),
+    ErrorRow(Unchecked, 44, 2, 503, EIO),
+    ErrorRow(DiskFailed, 45, 74, 503, EIO),
+    ErrorRow(FabricFailed, 46, 69, 503, EIO),
+    ErrorRow(ChunkDamaged, 64, 1, 500, EIO),
+    ErrorRow(IndexDamaged, 65, 1, 500, EIO),
+    ErrorRow(JournalDamaged, 66, 1, 500, EIO),
+    ErrorRow(StoreDamaged, 67, 1, 500, EIO),
+    ErrorRow(ProtocolError, 96, 76, 400, EPROTO),
+    ErrorRow(InternalError, 97, 70, 500, EIO),
 )
 
 _BY_WIRE_CODE: Final = {row.wire_code: row.error for row in ERROR_TABLE}
@@ -310,6 +342,7 @@ for _row in ERROR_TABLE:
     _row.error.wire_code = _row.wire_code
     _row.error.exit_code = _row.exit_code
     _row.error.http_status = _row.http_status
+    _row.error.errno = _row.errno
 
 
 def from_wire(wire_code: int, message: str, subject: str = "") -> LakeError:

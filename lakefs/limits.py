@@ -241,8 +241,14 @@ KEYED_VALUE_BYTES_MAX: Final = 256 * MIB
 KEYED_DEPTH_MAX: Final = 65_535
 KEYED_PARTS_ANSWERED_MAX: Final = 32_768
 """Most parts in one answer to KeyedMatch, at most 49 bytes each with their leases: 1.6 MB of the 4 MiB of a frame."""
+KEYED_ENTRY_BYTES: Final = 512
+"""Counted against its space's quota for each value beside its bytes, so that a quota bounds values of a byte too: about
+what the records of a value with one part and a TTL take on the disk (540 bytes in index and checkpoint, measured)."""
 KEYED_QUOTA_BYTES_MIN: Final = 64 * MIB
 """Least quota of a space: a twentieth of it, the room that eviction keeps free, is a request of small values."""
+KEYED_QUOTA_BYTES_MAX: Final = 1 << 62
+KEYED_INDEX_ENTRIES_MIN: Final = 50_000
+"""Room of the smallest keyed index: a table of 4 MiB."""
 KEYED_ROOM_WAIT_S: Final = 2.0
 """Longest time that a put waits for eviction."""
 KEYED_TTL_S_MAX: Final = 10 * 366 * 24 * 3600
@@ -279,6 +285,14 @@ LENT_MEMORIES_MAX: Final = 1024
 """Memories lent on all connections: two descriptors and a mapping each."""
 LENT_MEMORY_BYTES_MAX: Final = 256 * GIB
 """Bytes of all memory lent: page tables of 512 MiB if every page (4 KiB) were mapped and written to."""
+FABRIC_LINKS_MAX: Final = 256
+"""Queue pairs of an engine, one for each connection: most adapters have tens of thousands; some 100 KiB each."""
+BOUNCE_BYTES: Final = 4 * MIB + PAGE_BYTES
+"""Registered buffer that loads and puts over RDMA move their bytes through: the longest chunk, and its vector."""
+BOUNCE_BUFFERS_MAX: Final = 15
+"""Such buffers of an engine: 60 MiB of locked memory, beside the DRAM tier's."""
+CLIENT_BOUNCES: Final = 2
+"""Such buffers of a client: one is filled while the other is checked."""
 BUFFER_POOL_BYTES: Final = 64 * MIB
 """Pooled payload buffers of the engine: 15 of 4 MiB + 4 KiB."""
 BUFFERS_HUGE: Final = 6

@@ -56,6 +56,7 @@ SETTINGS: Final = {
     "hot_index": ("`auto`, `off`, `memory`, or a file or DAX device that keeps it over a restart", "`auto`"),
     "hot_index_entries": ("chunks it has room for; `0`: it grows by itself", "`0`"),
     "dram_tier_bytes": ("`auto`, or bytes: `64M` and more; `0`: none", "`auto`: 1/16 of the memory, 4 GiB at most"),
+    "rdma": ("`auto`: the first device, beside `native`; `off`; or the name of a device", "`auto`"),
 }
 
 

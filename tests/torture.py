@@ -49,6 +49,7 @@ PARTS = {
     "mount-cycles": Part("tests.crash.mount_cycles", {"--count": 200}, has_jobs=False),
     "gc": Part("tests.crash.fire", {"--cycles": 500}, has_jobs=False),
     "gc-hour": Part("tests.crash.fire", {"--cycles": 60, "--minutes": 60}, has_jobs=False, waits=True),
+    "keyed": Part("tests.crash.keyed_fire", {"--minutes": 10}, has_jobs=False),
     "door": Part("tests.door.oracle", {"--requests": 100_000}, has_jobs=False),
     "registers": Part("tests.door.registers", {"--rounds": 1000}, has_jobs=False),
     "known": Part("tests.known.registers", {"--rounds": 1000}, has_jobs=False),

@@ -85,6 +85,10 @@ class MountProcess:
         """End and mount again, so that neither the kernel nor a process remembers anything."""
         if code := self.end():
             raise RuntimeError(f"the mount at {self.folder} ended with {code}: {self.log.read_text()}")
+        self.start_again()
+
+    def start_again(self) -> None:
+        """Mount again; the process has ended."""
         self.process = self._started()
 
     def memory_bytes(self) -> int:
@@ -127,12 +131,12 @@ def mounting(
 
 
 @contextmanager
-def lake_mounted(engine: EngineProcess, folder: Path) -> Iterator[MountProcess]:
-    """Context manager: the store of a running engine, mounted at `folder`/lake."""
+def lake_mounted(engine: EngineProcess, folder: Path, *options: str) -> Iterator[MountProcess]:
+    """Context manager: the store of a running engine, mounted at `folder`/lake with these options."""
     point = folder / "lake"
     command = [
         *lake_command(), "--server", engine.address, "mount", "--foreground",
-        "--staging", str(folder / "staging"), str(point),
+        "--staging", str(folder / "staging"), *options, str(point),
     ]  # fmt: skip
     environment = clean_environment() | {"STATE_DIRECTORY": str(folder / "state")}
     with mounting(command, point, folder / "lake.log", environment) as mount:

@@ -22,7 +22,8 @@ EXPECTED_S: Final[Mapping[str, float]] = {
     "scrub": 15, "scrub-memory": 7, "scrub-small": 10, "dedup-model": 8,
     "mount-read": 45, "mount-reread": 40, "mount-tensors": 7, "mount-tensors-cold": 10, "mount-write": 150,
     "mount-random": 70, "mount-cp": 130, "mount-git": 140, "mount-tar": 45, "mount-find": 20, "mount-du": 30,
-    "mount-memory": 11,
+    "mount-memory": 11, "mount-ways-read": 15, "mount-ways-reread": 15, "mount-ways-random": 25,
+    "mount-ways-tensors": 12, "mount-ways-open": 15, "mount-ways-cp": 60, "mount-ways-git": 75, "mount-ways-find": 25,
     "peers-read": 22, "peers-read-first": 12, "peers-reread": 22, "peers-random": 18, "peers-tensors": 9,
     "peers-tensors-first": 12, "peers-write": 38, "peers-cp": 30, "peers-copy": 30, "peers-git": 38,
     "peers-tar": 22, "peers-find": 22, "peers-du": 24, "peers-memory": 15,
@@ -38,6 +39,7 @@ _SHARED: Final = "one generator for all sides; its share of a core is recorded; 
 GENERATORS: Final[Mapping[str, str]] = {
     "": ALONE,
     "mount-": "the same program on both sides, on the mount and on the peer",
+    "mount-ways-": "the same program on every mount",
     "peers-": "the same program on every mount",
     "s3-": _CPU,
     "s3-rate-": _SHARED,

@@ -23,7 +23,8 @@ TIMEOUT_S: Final = 120.0
 class Job:
     """An fio job: `pattern`, block size, blocks in flight, and bytes in all.
 
-    `sync_each`: blocks between two fdatasync, 0 for none.  `direct`: past the page cache.
+    `sync_each`: blocks between two fdatasync, 0 for none.  `direct`: past the page cache.  `threads`: so many share the
+    work, each with a descriptor of its own.
     """
 
     pattern: Literal["read", "write", "randread"]
@@ -32,6 +33,7 @@ class Job:
     depth: int = 1
     sync_each: int = 0
     direct: bool = True
+    threads: int = 1
 
     def arguments(self, path: Path) -> list[str]:
         """Return the command line."""
@@ -39,10 +41,10 @@ class Job:
         return [
             "fio", "--name=job", f"--filename={path}", f"--rw={self.pattern}", f"--bs={self.block_bytes}",
             f"--filesize={path.stat().st_size if path.exists() else self.size_bytes}",
-            f"--io_size={self.size_bytes}", f"--direct={int(self.direct)}", f"--ioengine={engine}",
+            f"--io_size={self.size_bytes // self.threads}", f"--direct={int(self.direct)}", f"--ioengine={engine}",
             f"--iodepth={self.depth}", f"--fdatasync={self.sync_each}", "--invalidate=1", "--thread",
             "--overwrite=0", "--fallocate=none", "--randrepeat=0", "--norandommap", "--refill_buffers",
-            "--output-format=json",
+            f"--numjobs={self.threads}", "--group_reporting", "--output-format=json",
         ]  # fmt: skip
 
 

@@ -48,6 +48,7 @@ NATIVE_MODULES = (
     "engine.format._granules",
     "engine.tables._frequency",
     "lakefs.shared_index._table",
+    "lakefs.shared_index._keys",
     "lakefs.stamps._stamps",
     "lakefs.known._known",
     "lakefs.grants._batch_plan",
@@ -60,6 +61,7 @@ NATIVE_MODULES = (
 SPARED_MODULES = {
     "engine.host._io_uring",
     "engine.memory._cache_lines",
+    "lakefs.shared_index._keys",
     "lakefs.stamps._stamps",
     "lakefs.known._known",
     "lakefs.grants._batch_plan",

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from cli.terminal.output import escaped, human_bytes, json_option, write_json, write_line
 from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.errors import StoreReadOnly
+
+if TYPE_CHECKING:
+    from lakefs.wire.messages import SpaceStat
+
+_SPACES_SHOWN: Final = 20
 
 
 @click.command()
@@ -20,11 +26,13 @@ def status(where: Target, as_json: bool) -> int:
     """Show the state of the engine; exits with 0 when it serves, with 74 when it only reads."""
     with where.open() as lake:
         found = lake.status()
+        has_spaces = not as_json and found.get("keyed", {}).get("spaces")  # an older engine has none
+        spaces = lake.spaces() if has_spaces else []
     if as_json:
         write_json(found)
     else:
         gateways = found.pop("gateways", [])  # an older engine has none
-        for line in [*_lines(found), *_gateway_lines(gateways)]:
+        for line in [*_lines(found), *_space_lines(spaces), *_gateway_lines(gateways)]:
             write_line(line)
     return 0 if found.get("state") == "serving" else StoreReadOnly.exit_code
 
@@ -57,6 +65,19 @@ def _lines(figures: dict[str, Any], prefix: str = "") -> list[str]:
     return lines
 
 
+def _space_lines(spaces: Sequence[SpaceStat]) -> list[str]:
+    """Return a line for each of the largest spaces of keyed blobs."""
+    shown = sorted(spaces, key=lambda space: space.value_bytes, reverse=True)[:_SPACES_SHOWN]
+    lines = []
+    for space in shown:
+        quota = f" of {human_bytes(space.quota_bytes)}" if space.quota_bytes else ", no quota"
+        values = f"{space.entries} values, {human_bytes(space.value_bytes)}{quota}"
+        lines.append(_line(f"space {space.name}", values))
+    if len(spaces) > len(shown):
+        lines.append(_line("  smaller spaces", f"{len(spaces) - len(shown)}; lake kv ls lists all"))
+    return lines
+
+
 def _gateway_lines(gateways: list[dict[str, Any]]) -> list[str]:
     """Return two lines for each S3 address: the answers that the door repeated, and why others were not.
 
@@ -83,4 +104,4 @@ def _gateway_lines(gateways: list[dict[str, Any]]) -> list[str]:
 
 
 def _line(name: str, value: str) -> str:
-    return f"{name:<36} {escaped(value)}".rstrip()
+    return f"{escaped(name):<36} {escaped(value)}".rstrip()

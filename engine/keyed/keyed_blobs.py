@@ -1,8 +1,9 @@
 """Keyed blobs of one open store, as the engine keeps them in memory beside the table: counts, use, room under quotas.
 
 Rules kept here:
-- The bytes of a space's values, and of puts that were admitted and are under way, are together at most its quota.  A
-  put that finds no room waits for eviction, KEYED_ROOM_WAIT_S at most, and is refused then.
+- What a space's values, and puts that were admitted and are under way, count (`charge`: their bytes, and a fixed cost
+  for each) is together at most its quota.  A put that finds no room waits for eviction, KEYED_ROOM_WAIT_S at most, and
+  is refused then.
 - One sketch counts how often the keys of all spaces were used lately.
 - Counts are of this process, and for people.
 """
@@ -19,7 +20,7 @@ from blake3 import blake3
 
 from engine.chunks.quarantine import Quarantine
 from engine.format.keyed import SpaceRecord, value_key
-from engine.keyed.spaces import find_space, list_spaces
+from engine.keyed.spaces import charge, find_space, list_spaces
 from engine.keyed.values import Values
 from engine.metadata.metadata_store import Metadata
 from engine.tables._frequency import Sketch
@@ -72,14 +73,14 @@ class KeyedBlobs:
         """Set when upkeep should begin its next round at once."""
         self._round_ended = trio.Event()
         self._needs: dict[int, int] = {}
-        """Bytes that waiting puts need, by number of their space."""
+        """Charge of what waiting puts need, by number of their space."""
         self._under_way: dict[int, int] = {}
-        """Bytes of admitted puts that are not decided yet, by number of their space."""
+        """Charge of admitted puts that are not decided yet, by number of their space."""
         self._sketch: Sketch | None = None
         self.garbage = trio.Event()
         """Set when a cycle of gc is due."""
         self._evicted: dict[int, int] = {}
-        """Bytes evicted since the last cycle of gc, by number of their space."""
+        """Charge of what was evicted since the last cycle of gc, by number of their space."""
 
     def values(self) -> Values:
         """Return the rules by which values are found now."""
@@ -102,21 +103,21 @@ class KeyedBlobs:
     # --- quotas ----------------------------------------------------------------------------------------
 
     def room(self, number: int, space: SpaceRecord) -> int | None:
-        """Return the bytes that may be put into a space now; None if it has no quota."""
+        """Return the charge that may be put into a space now; None if it has no quota."""
         if not space.quota_bytes:
             return None
-        return space.quota_bytes - space.value_bytes - self._under_way.get(number, 0)
+        return space.quota_bytes - charge(space.value_bytes, space.entries) - self._under_way.get(number, 0)
 
     def excess(self, number: int, space: SpaceRecord) -> int:
-        """Return the bytes of values that a space should lose to eviction; 0 while it is not over its quota's share."""
+        """Return the charge that a space should lose to eviction; 0 while it is not over its quota's share."""
         if not space.quota_bytes:
             return 0
-        taken = space.value_bytes + self._under_way.get(number, 0) + self._needs.get(number, 0)
+        taken = charge(space.value_bytes, space.entries) + self._under_way.get(number, 0) + self._needs.get(number, 0)
         is_over = taken > space.quota_bytes * EVICT_ABOVE
         return max(0, int(taken - space.quota_bytes * EVICT_TO)) if is_over else 0
 
-    async def room_for(self, number: int, size_bytes: int, longest_bytes: int) -> SpaceRecord:
-        """Wait until a space has room for so many bytes, or for half of its quota if that is enough for the longest of
+    async def room_for(self, number: int, charged: int, most_charged: int) -> SpaceRecord:
+        """Wait until a space has room for this charge, or for half of its quota if that is enough for the largest of
         the values, a moment at most; returns the space.
 
         SpaceNotFound.  The room is still there when this returns, if the caller takes it (`admitted`) in that step.
@@ -124,9 +125,9 @@ class KeyedBlobs:
         with trio.move_on_after(KEYED_ROOM_WAIT_S):
             while True:
                 space = self._space(number)
-                need = min(size_bytes, max(space.quota_bytes // 2, longest_bytes))
+                need = min(charged, max(space.quota_bytes // 2, most_charged))
                 room = self.room(number, space)
-                if not size_bytes or room is None or need <= room:
+                if not charged or room is None or need <= room:
                     break
                 self._needs[number] = max(need, self._needs.get(number, 0))
                 self.round_wanted.set()
@@ -138,20 +139,20 @@ class KeyedBlobs:
             return find_space(view, number)
 
     @contextmanager
-    def admitted(self, number: int, size_bytes: int) -> Iterator[Callable[[], None]]:
-        """Count bytes as under way until the block ends, or until the call that is yielded: at the decision, which
+    def admitted(self, number: int, charged: int) -> Iterator[Callable[[], None]]:
+        """Count a charge as under way until the block ends, or until the call that is yielded: at the decision, which
         counts them in the space's usage."""
-        left = size_bytes
+        left = charged
 
         def decided() -> None:
             nonlocal left
             under_way = self._under_way.pop(number, 0) - left
             left = 0
-            assert under_way >= 0, "bytes end once"
+            assert under_way >= 0, "a charge ends once"
             if under_way:
                 self._under_way[number] = under_way
 
-        self._under_way[number] = self._under_way.get(number, 0) + size_bytes
+        self._under_way[number] = self._under_way.get(number, 0) + charged
         try:
             yield decided
         finally:
@@ -169,7 +170,7 @@ class KeyedBlobs:
         """Count evicted values; their chunks are garbage now, unless something else refers to them."""
         self.counts.evicted += count
         self.counts.evicted_bytes += size_bytes
-        self._evicted[number] = self._evicted.get(number, 0) + size_bytes
+        self._evicted[number] = self._evicted.get(number, 0) + charge(size_bytes, count)
         if self._evicted[number] > quota_bytes // GARBAGE_SHARE:
             self.garbage.set()
 

@@ -28,11 +28,17 @@ from engine.format.layouts import COUNTER_RECORD, Table
 from engine.tables.views import Transaction, View
 from lakefs.errors import EngineBusy, InvalidArgument, InvalidName, SpaceNotFound
 from lakefs.ids import DEFAULT_DOMAIN
-from lakefs.limits import KEYED_QUOTA_BYTES_MIN, KEYED_TTL_S_MAX, SPACE_NAME_BYTES_MAX, SPACES_MAX
+from lakefs.limits import (
+    KEYED_ENTRY_BYTES,
+    KEYED_QUOTA_BYTES_MAX,
+    KEYED_QUOTA_BYTES_MIN,
+    KEYED_TTL_S_MAX,
+    SPACE_NAME_BYTES_MAX,
+    SPACES_MAX,
+)
 from lakefs.wire.messages import SpaceOpen, SpaceStat
 
 NS: Final = 10**9
-_QUOTA_BYTES_MAX: Final = 1 << 62
 
 
 def check_name(name: str) -> str:
@@ -47,7 +53,7 @@ def check_space(request: SpaceOpen) -> None:
     """Raise InvalidName or InvalidArgument for a name or settings that no space has."""
     check_name(request.name)
     quota = request.quota_bytes
-    if quota is not None and quota != 0 and not KEYED_QUOTA_BYTES_MIN <= quota <= _QUOTA_BYTES_MAX:
+    if quota is not None and quota != 0 and not KEYED_QUOTA_BYTES_MIN <= quota <= KEYED_QUOTA_BYTES_MAX:
         raise InvalidArgument(f"the quota of a space is 0, for none, or at least {KEYED_QUOTA_BYTES_MIN} bytes")
     if request.ttl_s is not None and not 0 <= request.ttl_s <= KEYED_TTL_S_MAX:
         raise InvalidArgument(f"the TTL of a space is 0, for none, to {KEYED_TTL_S_MAX} seconds")
@@ -139,6 +145,11 @@ def remove_space(txn: Transaction, name: str) -> int:
     else:
         txn.delete(Table.KEYED, space_key(number))
     return number
+
+
+def charge(size_bytes: int, entries: int = 1) -> int:
+    """Return the bytes that values with so many bytes together count against a quota."""
+    return size_bytes + entries * KEYED_ENTRY_BYTES
 
 
 def to_space_stat(number: int, record: SpaceRecord) -> SpaceStat:

@@ -34,7 +34,7 @@ from engine.format.keyed import (
 )
 from engine.format.layouts import Table
 from engine.keyed.keyed_blobs import KeyedBlobs
-from engine.keyed.spaces import Usage, iter_spaces
+from engine.keyed.spaces import Usage, charge, iter_spaces
 from engine.keyed.values import remove_value
 from engine.metadata.metadata_store import Metadata
 from engine.metadata.pacing import Pacing, Writers
@@ -141,7 +141,7 @@ class KeyedUpkeep:
         usage, space = usages.of(number), usages.space(number)
         excess = 0 if space is None or space.removed else self._keyed.excess(number, space)
         evicted = evicted_bytes = 0
-        while usage is not None and evicted < min(EVICT_BATCH, self._batch) and evicted_bytes < excess:
+        while usage is not None and evicted < min(EVICT_BATCH, self._batch) and charge(evicted_bytes, evicted) < excess:
             victim = self._victim(txn, number)
             value = None if victim is None else remove_value(txn, usage, number, space_and_key(victim)[1])
             if value is None:
@@ -151,7 +151,7 @@ class KeyedUpkeep:
         usages.save()
         if evicted and space is not None:
             self._keyed.note_evicted(number, space.quota_bytes, evicted, evicted_bytes)
-        return bool(evicted) and evicted_bytes < excess
+        return bool(evicted) and charge(evicted_bytes, evicted) < excess
 
     def _victim(self, view: View, number: int) -> bytes | None:
         """Return the value to evict of the next ones behind the hand, as its key in the table."""

@@ -138,7 +138,7 @@ class Committer:
         self._joined_observers: list[Observer] = []
         self._durable_observers: list[Observer] = []
         self._watched_tables: frozenset[Table] = frozenset()
-        self._record_observer: RecordObserver | None = None
+        self._record_observers: list[tuple[frozenset[Table], RecordObserver]] = []
 
     # --- decisions ---------------------------------------------------------------------------------------
 
@@ -212,12 +212,18 @@ class Committer:
         """Call `observer` with a group's notes once it is durable, before its waiters run."""
         self._durable_observers.append(observer)
 
-    def on_durable_records(self, tables: frozenset[Table], observer: RecordObserver | None) -> None:
+    def on_durable_records(self, tables: frozenset[Table], observer: RecordObserver) -> None:
         """Call `observer` with a group's mutations of these tables once it is durable, before its waiters run.
 
-        There is one such observer, None removes it; it does not get mutations that joined a group before this call.
+        Observers are called in the order of these calls.  Mutations that joined a group before it may be left out.
         """
-        self._watched_tables, self._record_observer = tables, observer
+        self._record_observers.append((tables, observer))
+        self._watched_tables |= tables
+
+    def off_durable_records(self, observer: RecordObserver) -> None:
+        """Call `observer` no more; does nothing if it is not called."""
+        self._record_observers = [kept for kept in self._record_observers if kept[1] != observer]
+        self._watched_tables = frozenset[Table]().union(*(tables for tables, _ in self._record_observers))
 
     # --- groups ------------------------------------------------------------------------------------------
 
@@ -377,8 +383,10 @@ class Committer:
             return
         self._appending = None
         self.durable_sequence = group.sequence
-        if group.watched and self._record_observer is not None:
-            self._record_observer(group.watched)
+        if group.watched:
+            for tables, observe in self._record_observers:
+                if watched := [mutation for mutation in group.watched if mutation[1] in tables]:
+                    observe(watched)
         if group.notes:
             for observer in self._durable_observers:
                 observer(group.sequence, group.notes)

@@ -87,6 +87,7 @@ class Metadata:
         self.on_joined: Final = self._committer.on_joined
         self.on_durable: Final = self._committer.on_durable
         self.on_durable_records: Final = self._committer.on_durable_records
+        self.off_durable_records: Final = self._committer.off_durable_records
         self.applied_sequence = recovered.index.applied
         """The last group that is in the index."""
         self._pages = IndexPages()

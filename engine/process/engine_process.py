@@ -20,10 +20,12 @@ from typing import Any, Final
 import structlog
 import trio
 
+from engine.fabric.engine_fabric import EngineFabric
 from engine.host.local_disk import LocalDisk
 from engine.host.memory_limits import give_back_free_heap
 from engine.process.places import group_id, judge_permissions, places_made
-from engine.process.shared_index_life import run_shared_index
+from engine.process.rdma_device import rdma_device
+from engine.process.shared_index_life import run_keyed_index, run_shared_index
 from engine.requests.table import Service
 from engine.server.listener import Server
 from engine.store.local_store import open_local_store
@@ -32,6 +34,7 @@ from engine.superblock.secret_files import native_token
 from engine.tiers.arena import tier_bytes
 from lakefs.config.settings import Config
 from lakefs.errors import LakeError
+from lakefs.fabric.devices import OpenFabric, open_device
 from lakefs.grants.dram_slabs import SLAB_BYTES
 from lakefs.host.memory_limits import memory_bytes
 from lakefs.limits import CONNECTIONS_MAX, SCRUB_STEP_S_MAX, STRANGERS_MAX
@@ -83,14 +86,22 @@ Face = Callable[..., Awaitable[None]]
 """`async def face(engine: RunningEngine, *, task_status)`: calls `started` with a line to print, or None."""
 
 
-async def run_engine(config: Config, *, printer: Callable[[str], None], faces: Sequence[Face] = ()) -> None:
-    """Serve until SIGTERM or SIGINT.  Raises the errors of `open_store` and of binding the addresses."""
+async def run_engine(
+    config: Config, *, printer: Callable[[str], None], faces: Sequence[Face] = (), open_fabric: OpenFabric = open_device
+) -> None:
+    """Serve until SIGTERM or SIGINT.  Raises the errors of `open_store` and of binding the addresses.
+
+    `open_fabric` opens the RDMA device.
+    """
     with places_made(config):
-        await _run_in_places(config, printer, faces)
+        async with rdma_device(config, open_fabric) as fabric:
+            await _run_in_places(config, printer, faces, fabric)
     printer("stopped")
 
 
-async def _run_in_places(config: Config, printer: Callable[[str], None], faces: Sequence[Face]) -> None:
+async def _run_in_places(
+    config: Config, printer: Callable[[str], None], faces: Sequence[Face], fabric: EngineFabric
+) -> None:
     group = group_id(config.socket_group)
     judge_permissions(config, group)
     tier_size = _dram_tier_bytes(config.dram_tier_bytes)
@@ -105,6 +116,7 @@ async def _run_in_places(config: Config, printer: Callable[[str], None], faces: 
             upload_expiry_s=config.upload_expiry,
             dram_tier_bytes=tier_size,
             io_uring=config.io_uring,
+            fabric=fabric,
             is_kept=listening.is_set,
         ) as store:
             store.scrubber.rate_bytes_per_s = config.scrub_rate
@@ -118,6 +130,7 @@ async def _run_in_places(config: Config, printer: Callable[[str], None], faces: 
             engine = RunningEngine(config, store, service, server)
             async with trio.open_nursery() as nursery:
                 await nursery.start(run_shared_index, store, config.hot_index, config.hot_index_entries)
+                await nursery.start(run_keyed_index, store)
                 listening.set()
                 await _start_faces(engine, nursery, printer, faces)
                 nursery.start_soon(_collect_periodically, store)

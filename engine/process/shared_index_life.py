@@ -1,4 +1,4 @@
-"""Makes the shared index of an engine as configured, runs it, and closes it.
+"""Makes the shared index of an engine as configured, and the keyed index beside it; runs them, and closes them.
 
 Only a serving engine has one; a store opened for one command has none.  If it cannot be made, the start fails when a
 path was configured; else the error is logged, and the engine serves without it.
@@ -11,13 +11,17 @@ from typing import Final
 import structlog
 import trio
 
+from engine.format.keyed import unpack_value
 from engine.format.layouts import Table
+from engine.keyed.spaces import list_spaces
 from engine.memory.backing import open_backing
 from engine.store.store import Store
 from engine.tiers.dram_entries import joined
-from engine.tiers.shared_index import WATCHED, SharedIndex, capacity_allowed
+from engine.tiers.keyed_index import KEYED_WATCHED, KeyedIndex
+from engine.tiers.owned_table import capacity_allowed
+from engine.tiers.shared_index import WATCHED, SharedIndex
 from lakefs.errors import LakeError
-from lakefs.limits import HOT_INDEX_ENTRIES_MIN
+from lakefs.limits import HOT_INDEX_ENTRIES_MIN, KEYED_INDEX_ENTRIES_MIN
 from lakefs.shared_index.table import SharedTable
 from lakefs.shared_index.table_format import capacity_for, entries_max, table_bytes
 
@@ -49,6 +53,46 @@ async def run_shared_index(
     store.shared_index = index
     if index.backing.note:
         _log.info("hot_index", backing=index.backing.kind, note=index.backing.note)
+    task_status.started()
+    await index.run()
+
+
+async def run_keyed_index(store: Store, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    """Make and run the table of keys of a store that has a shared index; `started` is called once it is in use.
+
+    If memory is short, that is logged, and clients ask for each key.
+    """
+    shared, keyed = store.shared_index, store.keyed
+    if shared is None:
+        task_status.started()
+        return
+    with store.metadata.view() as view:
+        entries = sum(space.entries for space in list_spaces(view))
+    capacity = min(capacity_for(max(KEYED_INDEX_ENTRIES_MIN, entries)), capacity_allowed())
+    try:
+        backing = await store.offload.run(open_backing, "memory", table_bytes(capacity))
+    except LakeError as error:
+        _log.warning("there is no keyed index", reason=error.message)
+        task_status.started()
+        return
+    index = KeyedIndex(
+        store.metadata,
+        shared.places_of,
+        lambda record: keyed.values().is_absent(unpack_value(record)),
+        store.offload,
+        store.superblock.identity,
+        backing,
+        SharedTable(backing.memory, capacity),
+    )
+    index.write_header()
+
+    def close() -> None:
+        store.keyed_index = None
+        index.close()
+
+    store.leaving.callback(close)
+    store.metadata.on_durable_records(KEYED_WATCHED, index.records_durable)  # behind those of the shared index
+    store.keyed_index = index
     task_status.started()
     await index.run()
 

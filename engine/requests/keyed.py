@@ -6,6 +6,7 @@ Each key is answered by itself.  An answer leaves when the state that it rests o
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from itertools import islice
 
@@ -28,7 +29,7 @@ from engine.sessions.references import Client
 from engine.store.store import Store
 from engine.tables.views import Transaction, View
 from lakefs.errors import RequestTooLarge
-from lakefs.ids import BlobId
+from lakefs.ids import BlobId, ChunkId
 from lakefs.limits import KEYED_PARTS_ANSWERED_MAX
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
@@ -103,6 +104,8 @@ class KeyedRequests:
         self._keyed.note_used(
             request.space, (key for key, count in zip(request.keys, matched.counts, strict=True) if count)
         )
+        if self._store.keyed_index is not None and client.trusted:  # others have no index
+            self._store.keyed_index.correct(request.space, _answers(request.keys, matched, failures))
         if failures:
             matched.failures.extend(failures.get(index) for index in range(len(request.keys)))
         return Reply(matched)
@@ -143,3 +146,14 @@ class KeyedRequests:
             outcomes.append(m.KEYED_REMOVED if is_found else m.KEYED_ABSENT)
         usage.save()
         return outcomes
+
+
+def _answers(
+    keys: Sequence[bytes], matched: m.KeyedMatched, failures: Collection[int]
+) -> Iterator[tuple[bytes, Sequence[ChunkId]]]:
+    """Iterate over the keys that were answered, each with the chunks of its value."""
+    at = 0
+    for index, (key, count) in enumerate(zip(keys, matched.counts, strict=True)):
+        if index not in failures:
+            yield key, [ChunkId(chunk) for chunk in matched.chunks[at : at + count]]
+        at += count

@@ -13,7 +13,7 @@ from typing import Final
 
 from engine.format.keyed import KeyedValue, SpaceRecord
 from engine.keyed.keyed_blobs import KeyedBlobs
-from engine.keyed.spaces import Usage, find_space
+from engine.keyed.spaces import Usage, charge, find_space
 from engine.keyed.values import key_problem, value_problem
 from engine.requests.answers import failure_of
 from engine.tables.views import Transaction, View
@@ -72,6 +72,10 @@ class KeyedBatch:
         """Return the bytes of a key's value."""
         return sum(self.lengths_of(index))
 
+    def charge_of(self, index: int) -> int:
+        """Return what a key's value counts against its space's quota."""
+        return charge(self.size_of(index))
+
     def fail(self, index: int, error: LakeError) -> None:
         """Give the key a failure."""
         self.outcomes[index] = m.KEYED_FAILED
@@ -108,14 +112,14 @@ class KeyedBatch:
         return None
 
     def admit(self, keyed: KeyedBlobs, space: SpaceRecord) -> int:
-        """Fail the keys for which their space has no room; returns the bytes of the others."""
+        """Fail the keys for which their space has no room; returns the charge of the others."""
         room, admitted = keyed.room(self.number, space), 0
         for index in self.wanted:
-            size_bytes = self.size_of(index)
-            if room is not None and admitted + size_bytes > room:
+            charged = self.charge_of(index)
+            if room is not None and admitted + charged > room:
                 self.fail(index, EngineBusy(f"space {space.name!r} is full, of {space.quota_bytes} bytes; try later"))
             else:
-                admitted += size_bytes
+                admitted += charged
         self.drop_settled()
         return admitted
 

@@ -5,7 +5,9 @@ A key has one result: all its parts are in its slot, or it has a failure, the fi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+from msgspec.structs import replace
 
 from engine.format.keyed import KeyedValue
 from engine.keyed.spaces import find_space
@@ -34,6 +36,8 @@ class _Wanted:
         self.lengths: list[int] = []
         self.offsets: list[int] = []
         self.failures: dict[int, m.Failure] = {}
+        self.absent: set[int] = set()
+        """Indexes of keys without a value."""
         self.is_full = False
         """No more parts are taken, and no more records are read."""
 
@@ -42,6 +46,8 @@ class _Wanted:
         problem = self._problem(index, value)
         if problem is not None or value is None:
             self.failures[index] = failure_of(problem or KeyNotFound("the key has no value"))
+            if problem is None:
+                self.absent.add(index)
             return
         offset = self._request.offsets[index]
         for chunk, length in zip(value.chunks, value.lengths, strict=True):
@@ -62,6 +68,14 @@ class _Wanted:
         if self.is_full:
             return RequestTooLarge(f"the values of the keys before it have {len(self.chunks)} parts; load fewer keys")
         return None
+
+    def answers(self) -> Iterator[tuple[bytes, Sequence[ChunkId]]]:
+        """Iterate over the keys that were looked up, each with the chunks of its value."""
+        at = 0
+        for index, count in enumerate(self.counts):
+            if count or index in self.absent:
+                yield self._request.keys[index], self.chunks[at : at + count]
+            at += count
 
     def reply(self, loaded: m.SlotsLoaded) -> m.KeyedLoaded:
         """Return the answer: parts of the keys that were loaded whole, and the failures of the others."""
@@ -87,6 +101,7 @@ class KeyedLoads:
     """Handler of KeyedLoad."""
 
     def __init__(self, store: Store, loads: Loads) -> None:
+        self._store = store
         self._keyed = store.keyed
         self._loads = loads
         self._decisions = Decisions(store.metadata)
@@ -105,10 +120,13 @@ class KeyedLoads:
                 wanted.add(index, values.find(view, request.space, key) if known else None)
 
         await self._decisions.look(look)
-        slots = m.LoadSlots(request.memory, list(wanted.chunks), wanted.offsets, wanted.lengths, request.checksums)
+        slots = m.LoadSlots(request.memory, list(wanted.chunks), wanted.offsets, wanted.lengths)
+        slots = replace(slots, checksums=request.checksums, fabric=request.fabric)
         answer = wanted.reply(await self._loads.load(client, slots, wanted.chunks))
         self._keyed.counts.loaded += sum(count > 0 for count in answer.counts)
         self._keyed.counts.loaded_bytes += sum(answer.lengths)
+        if self._store.keyed_index is not None:
+            self._store.keyed_index.correct(request.space, wanted.answers())
         loaded = (key for key, count in zip(request.keys, answer.counts, strict=True) if count)
         self._keyed.note_used(request.space, loaded)
         return Reply(answer)

@@ -15,6 +15,7 @@ from functools import partial
 import trio
 
 from engine.chunks.bound_payloads import BoundPayloads
+from engine.chunks.chunk_store import find_chunk
 from engine.chunks.payload import Fill, Hashed, Payload, ReceivedBody, check_lengths
 from engine.format.checksums import vector_of
 from engine.format.keyed import KeyedValue
@@ -101,12 +102,12 @@ class KeyedPuts:
                 await trio.lowlevel.checkpoint()
 
     async def _room_for(self, batch: KeyedBatch) -> int:
-        """Wait until the batch's space has room, a moment at most; returns the bytes of the keys that find room.
+        """Wait until the batch's space has room, a moment at most; returns the charge of the keys that find room.
 
         The others fail.
         """
-        sizes = [batch.size_of(index) for index in batch.wanted]
-        space = await self._keyed.room_for(batch.number, sum(sizes), max(sizes, default=0))
+        charges = [batch.charge_of(index) for index in batch.wanted]
+        space = await self._keyed.room_for(batch.number, sum(charges), max(charges, default=0))
         return batch.admit(self._keyed, space)
 
     async def _store_parts(
@@ -155,8 +156,7 @@ class KeyedPuts:
                     break
                 held = self._store.chunks.hold(session, ChunkId(name))
                 if held is None:
-                    text = id_text(ChunkId(name))
-                    batch.fail(index, ChunkNotFound(f"chunk {text} is not in the store; store it again", subject=text))
+                    batch.fail(index, _not_stored(ChunkId(name)))
                     break
                 chunks[part], batch.lengths[part] = ChunkId(name), held[0].logical_bytes
         batch.drop_settled()
@@ -167,14 +167,38 @@ class KeyedPuts:
             def bind(txn: Transaction) -> dict[int, KeyedValue]:
                 if not self._store.references.is_open(session):
                     raise SessionLost("the put session ended before its commit; store the chunks again")
+                self._keep(batch, chunks, txn)
                 return batch.bind(txn, self._keyed, chunks, decided)
 
             found = await self._decisions.change(client, bind)
         batch.settle(self._keyed, chunks, found)
+        for index in batch.wanted:
+            if lost := [part for part in batch.parts(index) if chunks[part] is None]:
+                batch.fail(index, _not_stored(ChunkId(request.chunks[lost[0]])))
         if request.end_session and not any(outcome == m.KEYED_FAILED for outcome in batch.outcomes):
             self._store.references.end_session(session.identifier)
         self._keyed.note_used(batch.number, batch.keys)
         return batch.reply(self._keyed)
+
+    def _keep(self, batch: KeyedBatch, chunks: list[ChunkId | None], txn: Transaction) -> None:
+        """Keep the chunks of the wanted keys from gc, in the step that refers to them; those that are gone become None.
+
+        The session holds what it held when the request came.  A chunk that was found damaged since, and stored anew by
+        somebody else, has a birth that the session does not hold.
+        """
+        for index in batch.wanted:
+            for part in batch.parts(index):
+                chunk = chunks[part]
+                record = None if chunk is None else find_chunk(txn, chunk)
+                if record is None:
+                    chunks[part] = None
+                else:
+                    self._store.references.keep(record.birth)
+
+
+def _not_stored(chunk: ChunkId) -> ChunkNotFound:
+    text = id_text(chunk)
+    return ChunkNotFound(f"chunk {text} is not in the store; store it again", subject=text)
 
 
 def _filler(memory: LentMemory, offset: int, part: int, spoiled: set[int]) -> Fill:

@@ -1,4 +1,4 @@
-"""LoadSlots: loads payloads of many chunks into slots of memory that the client has lent.
+"""LoadSlots: loads payloads of many chunks into slots of memory that the client has lent, or registered for RDMA.
 
 The engine names source and slot, and the kernel copies; the client checks the bytes, by ids or by the checksums in the
 reply.  If that read failed, or the chunk is quarantined, the engine reads and checks the payload, then copies it.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence as Seq
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
@@ -25,8 +25,9 @@ from engine.chunks.chunk_store import find_chunk
 from engine.chunks.manifests import checked_chunks
 from engine.format.checksums import check_vector, vector_of
 from engine.format.layouts import ChunkRecord
-from engine.memory.lent_memory import LentMemory, put_into
+from engine.memory.lent_memory import put_into
 from engine.requests.answers import failure_of
+from engine.requests.fabric_loads import FabricLoad
 from engine.requests.handlers import handles
 from engine.segments.lent_reader import SlotLoad
 from engine.sessions.references import Client
@@ -58,10 +59,28 @@ LOAD_ATTEMPTS: Final = 4
 """Times that a moved chunk is located and read; compaction moves a chunk at most once in minutes."""
 
 
+class SlotMemory(Protocol):
+    """Memory with slots that system calls fill: lent by a client, or a registered buffer of the engine."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Length in bytes."""
+        ...
+
+    @property
+    def mapping(self) -> memoryview:
+        """The memory, writable, for system calls to copy into."""
+        ...
+
+    def has_range(self, offset: int, length: int) -> bool:
+        """Return True if [offset, offset + length) is inside the memory."""
+        ...
+
+
 class _Loading:
     """One request, and the results so far."""
 
-    def __init__(self, request: m.LoadSlots, chunks: Seq[ChunkId], memory: LentMemory) -> None:
+    def __init__(self, request: m.LoadSlots, chunks: Seq[ChunkId], memory: SlotMemory) -> None:
         self.request = request
         self.chunks = chunks
         self.memory = memory
@@ -161,19 +180,39 @@ class Loads:
 
     async def load(self, client: Client, request: m.LoadSlots, chunks: Seq[ChunkId]) -> m.SlotsLoaded:
         """Load the checked `chunks` of the request, and return its answer.  SessionLost, InvalidArgument."""
+        if request.fabric is not None:
+            return await self._load_by_fabric(client, request, request.fabric, chunks)
         with self._store.lent.using(client, request.memory, writable=True) as memory:
-            loading = _Loading(request, chunks, memory)
-            wanted: Seq[int] = range(len(chunks))
-            if await self._load_directly(loading):
-                return loading.answer()
-            for attempt in range(LOAD_ATTEMPTS):
-                wanted = await self._load(loading, wanted)
-                if not wanted:
-                    break
-                if attempt == LOAD_ATTEMPTS - 1:
-                    for index in wanted:
-                        loading.fail(index, _moved(chunks[index]))
+            return await self._load_into(request, chunks, memory)
+
+    async def _load_by_fabric(
+        self, client: Client, request: m.LoadSlots, memory: m.FabricMemory, chunks: Seq[ChunkId]
+    ) -> m.SlotsLoaded:
+        """Load chunks through registered buffers, and write them to the client's memory."""
+        link = self._store.fabric.link_for(client, memory)
+        with self._metadata.view() as view:
+            records = [find_chunk(view, chunk) for chunk in chunks]
+            sequence = view.sequence
+        load = FabricLoad(request, chunks, [None if record is None else record.stored_bytes for record in records])
+        await self._metadata.wait_durable(sequence)
+        for batch in load.batches():
+            async with link.bounce() as bounce:
+                await link.move(await load.load(batch, bounce, self._load_into))
+        return load.answer()
+
+    async def _load_into(self, request: m.LoadSlots, chunks: Seq[ChunkId], memory: SlotMemory) -> m.SlotsLoaded:
+        loading = _Loading(request, chunks, memory)
+        wanted: Seq[int] = range(len(chunks))
+        if await self._load_directly(loading):
             return loading.answer()
+        for attempt in range(LOAD_ATTEMPTS):
+            wanted = await self._load(loading, wanted)
+            if not wanted:
+                break
+            if attempt == LOAD_ATTEMPTS - 1:
+                for index in wanted:
+                    loading.fail(index, _moved(chunks[index]))
+        return loading.answer()
 
     async def _load_directly(self, loading: _Loading) -> bool:
         """Load short chunks that the shared index knows and whose bytes are in memory; True if all were loaded.

@@ -1,6 +1,6 @@
 """Requests of clients on the engine's machine, about what they share with the engine.
 
-They open segments, slabs, the shared index and the stamps (the reply has the descriptors, all read-only), pin places of
+They open segments, slabs, the two indexes and the stamps (the reply has the descriptors, all read-only), pin places of
 chunks, lend memory, and report reads that they did without a request (NoteReads).
 
 Descriptors, pins and lent memory are for trusted clients only (Unix socket, own process); others get PermissionDenied.
@@ -92,6 +92,15 @@ class LocalRequests:
             raise UnsupportedVersion("this engine shares no shared index; use Locate instead")
         index.counts.lent += 1
         return Reply(m.SharedIndexOpened(entries_max(index.table.capacity)), descriptors=[index.backing.descriptor])
+
+    @handles(m.OpenKeyedIndex)
+    async def open_keyed_index(self, client: Client) -> Reply:
+        _require_local(client, "the keyed index is shared on the Unix socket only; use KeyedMatch instead")
+        index = self._store.keyed_index
+        if index is None:
+            raise UnsupportedVersion("this engine shares no keyed index; use KeyedMatch instead")
+        index.counts.lent += 1
+        return Reply(m.KeyedIndexOpened(entries_max(index.table.capacity)), descriptors=[index.backing.descriptor])
 
     @handles(m.OpenStamps)
     async def open_stamps(self, client: Client) -> Reply:

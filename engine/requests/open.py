@@ -62,6 +62,7 @@ from lakefs.limits import (
 )
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Body, Reply
+from lakefs.wire.fabric_messages import MEDIA_FABRIC
 from lakefs.wire.grants import MEDIA_DRAM, MEDIUM_SEGMENT
 
 LAYOUT_MAX = 4096
@@ -302,7 +303,8 @@ class Reads:
     async def locate(self, client: Client, request: m.Locate) -> Reply:
         shared = self._store.shared_index
         understood = _reads_slabs(client, request.media)
-        if shared is not None:
+        by_fabric = _reads_by_fabric(self._store, client, request.media)
+        if shared is not None and not by_fabric:
             reply = self._located_at_once(shared, request.chunks, understood=understood)
             if reply is not None:
                 return reply
@@ -319,6 +321,8 @@ class Reads:
             await self._metadata.wait_durable(sequence)
         for chunk in self._dram.note_reads(chunks, grants, understood=understood):
             self._dram.want(chunk)
+        if by_fabric:
+            self._dram.grant_remotely(chunks, grants)
         return Reply(m.Located(grants))
 
     def _located_at_once(self, shared: SharedIndex, identifiers: list[bytes], *, understood: bool) -> Reply | None:
@@ -353,6 +357,8 @@ class Reads:
             understood = not is_small and _reads_slabs(client, request.media)
             worth_it = self._dram.note_reads(wanted, grants, understood=understood)
             item.worth_it = is_small and bool(worth_it)
+            if not is_small and _reads_by_fabric(self._store, client, request.media):
+                self._dram.grant_remotely(wanted, grants)
             for chunk in () if is_small else worth_it:
                 self._dram.want(chunk)
             item.grants = [NO_GRANT] * len(item.chunks)
@@ -369,6 +375,11 @@ def _wants_lease(request: m.OpenObjects, stat: m.ObjectStat, *, is_inline: bool)
 def _reads_slabs(client: Client, media: int) -> bool:
     """Return True if the client understands grants of the arena, and may have its slabs."""
     return bool(media & MEDIA_DRAM) and client.descriptors and client.trusted
+
+
+def _reads_by_fabric(store: Store, client: Client, media: int) -> bool:
+    """Return True if the client understands grants of registered memory, and has a queue pair to READ it."""
+    return bool(media & MEDIA_FABRIC) and store.fabric.link_of(client) is not None
 
 
 def _places(opening: Seq[_Opening | LakeError]) -> list[Place]:

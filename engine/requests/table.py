@@ -79,11 +79,12 @@ class Service:
         return self._store.references.connect(peer, descriptors=descriptors, trusted=trusted, uid=uid)
 
     async def disconnected(self, client: ServedClient) -> None:
-        """End a connection: close its sources, end its lent memory, pins, sessions and leases."""
+        """End a connection: close its sources, end its lent memory, queue pair, pins, sessions and leases."""
         assert isinstance(client, Client)
         close_all(client.sources.values())  # closing does not block: `check_source` accepted the files
         client.sources.clear()
         self._store.lent.end_all(client)
+        await self._store.fabric.close(client)
         self._store.segments.pins.end_all(client.pins)
         self._store.references.disconnect(client)
 
@@ -132,6 +133,10 @@ class Service:
     @handles(m.Ping)
     async def _ping(self) -> Reply:
         return Reply(m.Done())
+
+    @handles(m.FabricOpen)
+    async def _fabric_open(self, client: Client, request: m.FabricOpen) -> Reply:
+        return Reply(m.FabricOpened(await self._store.fabric.open(client, request.end, self._store.offload)))
 
     @handles(m.Status)
     async def _status(self) -> Reply:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
 from pathlib import Path
 
+from engine.fabric.engine_fabric import EngineFabric
 from engine.host.clock import SystemClock
 from engine.host.crash_marker import noting_crashes
 from engine.host.io_queue import open_io_queue
@@ -37,12 +38,14 @@ async def open_local_store(
     upload_expiry_s: float = 0.0,
     io_uring: bool = True,
     dram_tier_bytes: int = 0,
+    fabric: EngineFabric | None = None,
     is_kept: Callable[[], bool] = lambda: True,
 ) -> AsyncIterator[Store]:
     """Open (or create) the store in a folder; stops it cleanly at the end.  Arguments and errors: see `open_store`.
 
     `io_uring`: read the disk through io_uring where the kernel allows it.
     `dram_tier_bytes`: memory of the DRAM tier, in whole slabs; 0: none.
+    `fabric`: the RDMA device, which the caller closes afterwards.
     `is_kept` is called when the body or the opening fails on a store just created; if it returns False, the store is
     removed.
     """
@@ -61,7 +64,7 @@ async def open_local_store(
 
     slabs_max = dram_tier_bytes // SLAB_BYTES
     with _removing_unfinished(disk, data, others, is_kept), ExitStack() as tiers:
-        tier = tiers.enter_context(closing(DramTier(Arena(slabs_max)))) if slabs_max else None
+        tier = tiers.enter_context(closing(DramTier(_arena(slabs_max, fabric)))) if slabs_max else None
         async with (
             ThreadOffload(ENGINE_THREADS, "lake") as offload,
             open_io_queue(offload, wanted=io_uring) as queue,
@@ -74,9 +77,14 @@ async def open_local_store(
                 while_locked=while_locked,
                 io_queue=queue,
                 tier=tier,
+                fabric=fabric,
             ) as store,
         ):
             yield store
+
+
+def _arena(slabs_max: int, fabric: EngineFabric | None) -> Arena:
+    return Arena(slabs_max) if fabric is None else Arena(slabs_max, registered=fabric.registered)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from engine.chunks.chunk_store import Chunks
 from engine.chunks.manifests import Manifests
 from engine.chunks.payload import PayloadMemory
 from engine.chunks.quarantine import Quarantine
+from engine.fabric.engine_fabric import EngineFabric
 from engine.format.sizes import DEFAULT_STORE_SIZES, StoreSizes
 from engine.host.tasks import plain_errors
 from engine.metadata.metadata_store import Metadata, open_metadata
@@ -71,6 +72,7 @@ async def open_store(
     while_locked: Callable[[OpenedStore], AbstractContextManager[None]] = lambda _: nullcontext(),
     io_queue: IoQueue | None = None,
     tier: DramTier | None = None,
+    fabric: EngineFabric | None = None,
 ) -> AsyncIterator[Store]:
     """Open the store on a disk, and stop it cleanly at the end.
 
@@ -79,7 +81,7 @@ async def open_store(
     `upload_expiry_s`: age at which gc removes unfinished uploads, 0: never.
     `index_committed` runs in a thread after each commit of the index; `while_locked` is entered when the lock is
     held, before anything is recovered.  `io_queue` reads many places at once; by default `offload` does.
-    The caller closes `tier`.
+    The caller closes `tier`, and `fabric`, the RDMA device, behind it.
     """
     with _telling_full():
         opened = await offload.run(lambda: superblocks.open_store(disk, clock, create=create))
@@ -92,6 +94,7 @@ async def open_store(
             opening = _Opening(disk, clock, offload, opened, sizes, grace_s, upload_expiry_s, index_committed, io_queue)
             async with opening.running(stamps) as store, store.leaving:
                 store.clean_before = opened.superblock.clean_sequence
+                store.fabric = fabric or store.fabric
                 async with trio.open_nursery() as nursery:
                     if tier is not None:
                         store.use_tier(tier)

@@ -20,6 +20,7 @@ from engine.chunks.chunk_store import Chunks
 from engine.chunks.manifests import Manifests
 from engine.chunks.payload import PayloadMemory
 from engine.chunks.quarantine import Quarantine
+from engine.fabric.engine_fabric import EngineFabric
 from engine.format.layouts import ReadOnlyFeature
 from engine.format.sizes import StoreSizes
 from engine.fsck.check import check_store
@@ -36,6 +37,7 @@ from engine.superblock.reserve import Reserve
 from engine.superblock.superblock import Superblock, write_superblock
 from engine.tiers.dram_filler import Dram
 from engine.tiers.dram_tier import DramTier
+from engine.tiers.keyed_index import KeyedIndex
 from engine.tiers.shared_index import SharedIndex
 from engine.upkeep.compaction import Compactor
 from engine.upkeep.gc import Collector, CollectReport, CollectTotals
@@ -48,7 +50,7 @@ from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, COMPACT_SHARE, INFLIGHT_PER
 from lakefs.ports import Clock, Disk, Offload
 from lakefs.version import VERSION
 from lakefs.wire.frames import PROTOCOL_VERSION
-from lakefs.wire.messages import FEATURE_STAMPS, HelloReply
+from lakefs.wire.messages import FEATURE_FABRIC, FEATURE_STAMPS, HelloReply
 
 
 @dataclass
@@ -80,6 +82,7 @@ class Store:
     index_damage: LakeError | None = None
     lent: Lendings = field(init=False)
     shared_index: SharedIndex | None = None
+    keyed_index: KeyedIndex | None = None
     clean_before: int | None = None
     """Sequence at which the last boot stopped cleanly; None if it did not."""
     at_clean_stop: list[Callable[[Sequence], None]] = field(default_factory=list)
@@ -87,6 +90,7 @@ class Store:
     after_collecting: Callable[[], None] | None = None
     """Called in a thread when a cycle of `collect` has ended."""
     leaving: AsyncExitStack = field(default_factory=AsyncExitStack)
+    fabric: EngineFabric = field(default_factory=lambda: EngineFabric(None, "it is off"))
     dram: Dram = field(init=False)
     keyed: KeyedBlobs = field(init=False)
     keyed_upkeep: KeyedUpkeep = field(init=False)
@@ -112,7 +116,8 @@ class Store:
             store_id=self.superblock.store_id,
             engine_id=self.superblock.engine_id,
             boot_id=self.superblock.boot_id,
-            features=0 if self.metadata.stamps is None else FEATURE_STAMPS,
+            features=(FEATURE_STAMPS if self.metadata.stamps is not None else 0)
+            | (FEATURE_FABRIC if self.fabric.is_on else 0),
             domains=list(self.superblock.domains),
             inflight_max=INFLIGHT_PER_CONNECTION,
             body_bytes_max=BODY_BYTES_MAX,
@@ -166,10 +171,12 @@ class Store:
             "pins": self.segments.pins.statistics(),
             "keyed": self.keyed.statistics(),
             "dram": self.dram.statistics(),
+            "rdma": self.fabric.statistics(),
             "gc_running": self.collector.running,
             "scrub": self.scrubber.status(),
             "compaction_running": self.compactor.running,
             "hot_index": self.shared_index.statistics() if self.shared_index is not None else {"state": "off"},
+            "keyed_index": self.keyed_index.statistics() if self.keyed_index is not None else {"state": "off"},
         }
 
     async def begin_to_use(self, feature: ReadOnlyFeature) -> None:

@@ -132,15 +132,23 @@ class Arena:
     """Slabs and cells of one tier.  `slab_bytes` is smaller in tests."""
 
     def __init__(
-        self, slabs_max: int, slab_bytes: int = SLAB_BYTES, make_memory: Callable[[str, int], SlabMemory] = SealedMemory
+        self,
+        slabs_max: int,
+        slab_bytes: int = SLAB_BYTES,
+        make_memory: Callable[[str, int], SlabMemory] = SealedMemory,
+        registered: Callable[[SlabMemory], SlabMemory] = lambda memory: memory,
     ) -> None:
-        """Make the memory of the generations, 1/2048 of the arena's.  Blocks.  EngineBusy when memory is short."""
+        """Make the memory of the generations, 1/2048 of the arena's.  Blocks.  EngineBusy when memory is short.
+
+        `registered` makes a new slab's memory known to an RDMA device, and returns it; it blocks.
+        """
         assert slabs_max >= 1, "an arena has a slab"
         self.slabs_max: Final = slabs_max
         self.slab_bytes: Final = slab_bytes
         self.classes: Final = [CellClass(size, slab_bytes) for size in CELL_SIZES if size <= slab_bytes]
         self._cell_sizes = [size.cell_bytes for size in self.classes]
         self._make_memory = make_memory
+        self._registered = registered
         self.slabs: Final[dict[int, Slab]] = {}
         self.grows = True
         """False once memory for a slab could not be allocated: no more are made."""
@@ -179,7 +187,7 @@ class Arena:
 
     def make_slab_memory(self) -> SlabMemory:
         """Make memory for one more slab.  Blocks; called in a thread.  EngineBusy when memory is short."""
-        return self._make_memory("lake-slab", self.slab_bytes)
+        return self._registered(self._make_memory("lake-slab", self.slab_bytes))
 
     def add_slab(self, memory: SlabMemory, size: CellClass) -> None:
         """Use the memory as a slab with cells of that class."""

@@ -118,6 +118,11 @@ class Dram:
         of chunks in the tier by grants of the arena."""
         return [] if self.tier is None else self.tier.note_reads(chunks, grants, understood=understood)
 
+    def grant_remotely(self, chunks: Seq[ChunkId], grants: list[Grant]) -> None:
+        """Replace grants of chunks in the tier by grants for READs over RDMA, for a client that has a queue pair."""
+        if self.tier is not None:
+            self.tier.grant_remotely(chunks, grants)
+
     def note_located(self, chunks: list[bytes], find: Callable[[bytes], Found | None], *, understood: bool) -> None:
         """Call `note_read` for chunks whose places were sent to a client, and `want` those worth it.
 

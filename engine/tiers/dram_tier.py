@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence as Seq
 from itertools import islice
 from typing import Any, Final, NamedTuple, cast
 
+from engine.fabric.registered_slab import remote_grant
 from engine.tiers.admission import READS_FOR_ADMISSION, Admission
 from engine.tiers.arena import Arena, Cell, CellClass, Slab, SlabMemory
 from lakefs.content.verify import vector_bytes
@@ -148,6 +149,16 @@ class DramTier:
                 grants[index] = self._grant_of(cell)
         self._reads += len(chunks)
         return wanted
+
+    def grant_remotely(self, chunks: Seq[ChunkId], grants: list[Grant]) -> None:
+        """Replace grants of chunks whose slab is registered by grants for READs over RDMA; these count as hits."""
+        for index, chunk in enumerate(chunks):
+            cell = self._cells.get(chunk)
+            if cell is not None:
+                found = remote_grant(self.arena.slabs[cell.slab].memory, self._grant_of(cell))
+                if found is not None:
+                    self._hits += 1
+                    grants[index] = found
 
     def note_located(self, chunks: list[bytes], *, understood: bool) -> list[ChunkId]:
         """Count a read of each chunk; returns those not in the tier that were read often.  Ask `may_fit` of them next.

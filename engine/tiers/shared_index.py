@@ -2,7 +2,7 @@
 
     start   makes a table, or takes the kept one again; a new one is then filled from all chunk records
     life    puts and removes the entries of each durable group's records, before the group's waiters run
-    growth  replaces a full table, unless its size was configured, by one of twice the size, and fills that
+    growth  replaces a full table, unless its size was configured (`engine.tiers.owned_table`), and fills the new one
     stop    writes the sequence of the clean stop into the header of a kept table
 
 An entry holds the chunk's place in a segment, or its place in the DRAM tier while the chunk is in it.
@@ -16,7 +16,7 @@ Rules kept here:
   look-ups return that place.  After a clean stop no entry of a kept table names the tier.
 - A kept table is used again only if store, boot and sequence are those of the last clean stop and every entry is
   whole; else a new one is made.  While it is in use, its header says so, and its file is empty.
-- A full table, short memory or an unusable file is counted or logged; it never fails a request.
+- An unusable file is logged; it never fails a request.
 """
 
 from __future__ import annotations
@@ -28,47 +28,23 @@ from typing import Any, Final
 import structlog
 import trio
 
-from engine.format.layouts import (
-    CHECKSUM_CRC32C_GRANULE,
-    CHUNK_RECORD,
-    ChunkRecord,
-    Mutation,
-    Op,
-    StoreIdentity,
-    Table,
-    chunk_id_of_key,
-)
-from engine.memory.backing import Backing, open_backing
+from engine.format.layouts import ChunkRecord, Mutation, Op, StoreIdentity, Table, chunk_id_of_key
+from engine.memory.backing import Backing
 from engine.metadata.metadata_store import Metadata
 from engine.metadata.pacing import Pacing, Writers
-from lakefs.errors import EngineBusy, LakeError, StoreDamaged
-from lakefs.host.memory_limits import memory_bytes
+from engine.tiers.owned_table import OwnedTable, TableCounts, place_in
+from lakefs.errors import LakeError, StoreDamaged
 from lakefs.ids import Birth, BootId, ChunkId, SegmentId, Sequence
-from lakefs.limits import GC_BATCH, HOT_INDEX_MEMORY_SHARE, HOT_INDEX_SLOTS_MIN, MIB
+from lakefs.limits import GC_BATCH
 from lakefs.ports import Offload
 from lakefs.shared_index.table import SharedTable
-from lakefs.shared_index.table_format import (
-    HEADER_PAGE_BYTES,
-    NOT_CLEAN,
-    SUPERSEDED,
-    Found,
-    TableHeader,
-    entries_max,
-    table_bytes,
-    unpack_header,
-)
+from lakefs.shared_index.table_format import HEADER_PAGE_BYTES, Found, entries_max, table_bytes, unpack_header
 from lakefs.wire.grants import MEDIUM_NONE, MEDIUM_SEGMENT, Grant
 
 NO_GRANT: Final = Grant(MEDIUM_NONE)
 WATCHED: Final = frozenset((Table.CHUNKS, Table.QUARANTINE))
 _NO_BIRTH: Final = Birth(0)
-GATHERED_FROM_BYTES: Final = 32 * MIB
-"""Smaller tables stay on small pages: the processor's TLBs reach about that far with them."""
-GATHER_BYTES: Final = 16 * MIB
-"""Bytes moved to huge pages in one call in a thread: some 10 ms."""
 _KEYS_END: Final = b"\xff"
-_PLAIN_KEY: Final = (b"\0\0", 255)
-"""Domain and kind bytes of a key: default domain, whole chunk."""
 _log: Final = structlog.get_logger(__name__)
 
 
@@ -77,19 +53,8 @@ def _nowhere(_: bytes) -> Found | None:
 
 
 @dataclass
-class _Counts:
-    """Counts since the start, as status lists them."""
-
-    refused: int = 0
-    grown: int = 0
-    found: int = 0
-    missed: int = 0
-    lent: int = 0
-
-
-@dataclass
-class SharedIndex:
-    """One table and what keeps it true.  Used on the loop."""
+class SharedIndex(OwnedTable):
+    """The table of chunks and what keeps it true.  Used on the loop."""
 
     metadata: Metadata
     is_quarantined: Callable[[ChunkId], bool]
@@ -103,11 +68,11 @@ class SharedIndex:
     """`filling`, `ready`, `full`, or `partly filled` when the index could not be walked."""
     was_kept: bool = False
     """True if the table of the last clean stop was taken again."""
-    counts: _Counts = field(default_factory=_Counts)
+    counts: TableCounts = field(default_factory=TableCounts)
     slab_place_of: Callable[[bytes], Found | None] = _nowhere
     """Returns a chunk's place in the DRAM tier as an entry holds it, or None."""
     in_slabs: dict[bytes, Found] = field(default_factory=dict)
-    _full: trio.Event = field(default_factory=trio.Event)
+    full: trio.Event = field(default_factory=trio.Event)
 
     # --- asking ------------------------------------------------------------------------------------
 
@@ -182,13 +147,7 @@ class SharedIndex:
 
     def put(self, chunk: bytes, place: Found) -> bool:
         """Put the chunk's durable place into the table; returns False if the table does not take it."""
-        if self.table.put(chunk, *place):
-            return True
-        self.counts.refused += 1
-        if self.table.count + self.table.dead >= entries_max(self.table.capacity):
-            self.state = "full"
-            self._full.set()
-        return False
+        return self.put_entry(chunk, place)
 
     def remove(self, chunk: bytes) -> None:
         """Remove the chunk's entry, if it has one."""
@@ -233,32 +192,20 @@ class SharedIndex:
     def _put_record(self, key: bytes, value: bytes) -> None:
         """Put the record's place; removes the entry if the table cannot hold the place, or the chunk is damaged."""
         chunk = chunk_id_of_key(key)
-        place = _place_in(key, value)
+        place = place_in(key, value)
         if place is None or self.is_quarantined(chunk) or not self._tell(chunk, place):
             self.remove(chunk)
 
     # --- life --------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Fill the table, and grow it when it is full; until cancelled."""
-        if self.state == "filling":
-            await self._fill()
-        await self._gather()
-        while self.is_growing:
-            await self._full.wait()
-            if not await self._grow():
-                return
-            await self._fill()
-            await self._gather()
-
-    async def _fill(self) -> None:
+    async def fill(self) -> None:
         """Put all chunk records; a record that changes during the walk is put by its group."""
         pacing = Pacing(Writers(self.metadata))
         start = b""
         try:
             while True:
                 start, seen, is_done = self._fill_page(start)
-                if self._full.is_set():
+                if self.full.is_set():
                     return
                 if is_done:
                     break
@@ -284,40 +231,9 @@ class SharedIndex:
                 start = key + b"\0"
             return start, view.sequence, True
 
-    async def _gather(self) -> None:
-        """Move a large table to huge pages, a piece at a time: a random look-up then has one cache miss less."""
-        if len(self.backing.memory) < GATHERED_FROM_BYTES or self.backing.on_huge_pages:
-            return
-        for begin in range(0, len(self.backing.memory), GATHER_BYTES):
-            if self.is_growing and self._full.is_set():
-                return  # a larger table will replace this one
-            if not await self.offload.run(self.backing.gather, begin, GATHER_BYTES):
-                return
-        self.backing.on_huge_pages = True
-
-    async def _grow(self) -> bool:
-        """Take an empty table of twice the size; clears the old one, so that its readers ask the engine."""
-        capacity = self.table.capacity * 2
-        try:
-            if capacity > capacity_allowed():
-                raise EngineBusy("memory allows no larger one")
-            backing = await self.offload.run(open_backing, "memory", table_bytes(capacity))
-        except LakeError as error:
-            _log.warning("the shared index is full", entries=self.table.count, reason=error.message)
-            return False
-        old, old_table = self.backing, self.table
-        self.backing, self.table = backing, SharedTable(backing.memory, capacity)
+    def emptied(self) -> None:
+        """See `OwnedTable.emptied`."""
         self.in_slabs.clear()
-        self.state, self._full = "filling", trio.Event()
-        self.counts.grown += 1
-        self._write_header()
-        old.memory[: len(SUPERSEDED)] = SUPERSEDED
-        try:
-            await self.offload.run(old_table.clear)
-        finally:
-            del old_table
-            old.close()
-        return True
 
     # --- kept tables -------------------------------------------------------------------------------
 
@@ -335,16 +251,9 @@ class SharedIndex:
             self.backing.erase()
             # The audit counted entries that were erased.
             self.table = SharedTable(self.backing.memory, self.table.capacity)
-        self._write_header()
+        self.write_header()
         if self.backing.is_kept:
             self.backing.mark_in_use()
-
-    def _write_header(self, clean_sequence: int = NOT_CLEAN) -> None:
-        header = self._header(self.identity.boot_id, clean_sequence).pack()
-        self.backing.memory[: len(header)] = header
-
-    def _header(self, boot_id: BootId, clean_sequence: int) -> TableHeader:
-        return TableHeader(self.table.capacity, self.identity.store_id, boot_id, clean_sequence, self.table.count)
 
     def _why_anew(self, clean_before: Sequence | None) -> str:
         """Return why the table is not the whole one of the last clean stop; "" if it is."""
@@ -360,7 +269,7 @@ class SharedIndex:
             return "it has another size"
         if not self.table.audit():
             return "an entry is torn"
-        if header != self._header(BootId(self.identity.boot_before), clean_before):
+        if header != self.header(BootId(self.identity.boot_before), clean_before):
             return "it is cut, or not that of the last clean stop of this store"
         return ""
 
@@ -371,7 +280,7 @@ class SharedIndex:
         assert not self.in_slabs, "a kept table names no cell of the DRAM tier"
         if self.state != "ready":
             return
-        self._write_header(clean_sequence)
+        self.write_header(clean_sequence)
         try:
             self.backing.save()
         except LakeError as error:
@@ -379,10 +288,8 @@ class SharedIndex:
 
     def close(self) -> None:
         """Release the table, with a header that sends its readers to the engine.  No look-up may follow."""
-        self.metadata.on_durable_records(frozenset(), None)
-        del self.table
-        self.backing.memory[: len(SUPERSEDED)] = SUPERSEDED
-        self.backing.close()
+        self.metadata.off_durable_records(self.records_durable)
+        self.end_table()
 
 
 def record_at(place: Found) -> ChunkRecord:
@@ -392,23 +299,3 @@ def record_at(place: Found) -> ChunkRecord:
     """
     _, segment, offset, stored_bytes, crc = place
     return ChunkRecord(_NO_BIRTH, SegmentId(segment), offset, stored_bytes, stored_bytes, crc)
-
-
-def capacity_allowed() -> int:
-    """Return the capacity of the largest table within the index's share of memory."""
-    capacity, most = HOT_INDEX_SLOTS_MIN, memory_bytes() // HOT_INDEX_MEMORY_SHARE
-    while table_bytes(2 * capacity) <= most:
-        capacity *= 2
-    return capacity
-
-
-def _place_in(key: bytes, value: bytes) -> Found | None:
-    """Return the place in a chunk record, or None if a table cannot hold it."""
-    if (key[1:3], key[35]) != _PLAIN_KEY or len(value) != CHUNK_RECORD.size:
-        return None
-    version, codec, cipher, kind, _, _, segment, offset, stored, logical, crc = CHUNK_RECORD.unpack(value)
-    if (version, codec, cipher, kind) != (1, 0, 0, CHECKSUM_CRC32C_GRANULE):
-        return None
-    if stored != logical or offset >= 1 << 32:
-        return None
-    return MEDIUM_SEGMENT, segment, offset, stored, crc

@@ -49,6 +49,8 @@ class HotFile:
         """True if it was written to: its content is not the blob's any more."""
         self.may_be_mapped = False
         """True if a mapping may have written what is not taken over: a handle was opened that reads and writes."""
+        self.is_let_go = False
+        """True if what mappings wrote could not be stored: granules may differ, and it is given to no other file."""
         self.is_damaged = False
         self.holds = 0
         """Checks under way, which read it in a thread."""
@@ -99,7 +101,7 @@ class HotFile:
     @property
     def is_changed(self) -> bool:
         """True if its content may not be the blob's: it belongs to one open inode, and to none after that."""
-        return self.is_written or self.may_be_mapped
+        return self.is_written or self.may_be_mapped or self.is_let_go
 
     def is_in_use(self) -> bool:
         """Return True if a handle passes through to it, or a mapping is left."""
@@ -174,7 +176,7 @@ class HotFile:
         granule = self._granule(number)
         crc = crc32c(granule)
         if crc != self._sum(number):
-            if not (self.may_be_mapped or self.is_written):
+            if not (self.may_be_mapped or self.is_let_go):
                 self.is_damaged = True
                 raise OSError(errno.EIO, "its content in memory is damaged")
             stage(number * GRANULE_BYTES, bytes(granule))

@@ -2,7 +2,7 @@
 
     seen      an object is opened for reading, for the second time within ten minutes
     filled    in the background, by checked reads (`fuse.hot.filling`); nothing waits for it
-    given     to the next inode with that content that is opened for reading and has no handle open
+    given     to the next inode with that content that is opened for reading, and of which the kernel has no handle
     in use    until the last handle, and the last mapping, of that inode has ended
     gone      when room is needed (the one opened longest ago first), memory is scarce, or it was written to
 
@@ -130,7 +130,7 @@ class HotSet:
     def given(self, inode: Inode) -> HotFile | None:
         """Return a hot file with the inode's stored content, which now belongs to it; None if there is none free.
 
-        The inode has no handle open but the one that asks, which reads.
+        The kernel has no handle of the inode but the one that it is being given, which reads.
         """
         hot = self._by_blob.get(inode.attributes.blob)
         if hot is None or hot.is_damaged or hot.size != inode.attributes.size_bytes:
@@ -369,12 +369,12 @@ def made_hot_set(
         return f"no file system in memory could be made ({error.strerror}): it needs the capability CAP_SYS_ADMIN"
     try:
         _try_out(files, backings)
+    except PermissionError:
+        files.close()
+        return "this user may give the kernel no backing file: it needs CAP_SYS_ADMIN in the first user namespace"
     except OSError as error:
         files.close()
-        return (
-            f"the kernel takes no backing file ({error.strerror}): it needs Linux 6.9 with CONFIG_FUSE_PASSTHROUGH, and"
-            " CAP_SYS_ADMIN in the first user namespace"
-        )
+        return f"the kernel takes no backing file ({error.strerror})"
     return HotSet(mount, files, backings, budget, rules)
 
 

@@ -24,7 +24,9 @@ class KernelBackings:
 
 
 def why_not() -> str:
-    """Return why the kernel takes no backing files of this mount; empty if it may."""
+    """Return why the kernel takes no backing files of a mount that wanted to pass through; empty if it may."""
     if found := layer.why_not():
         return f"there is no native layer ({found})"
-    return "" if layer.has_passthrough() else "the kernel offers no passthrough: Linux 6.9, CONFIG_FUSE_PASSTHROUGH"
+    if layer.has_passthrough():
+        return ""
+    return "the kernel offers no passthrough: it needs Linux 6.9 with CONFIG_FUSE_PASSTHROUGH"

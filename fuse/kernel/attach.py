@@ -242,7 +242,7 @@ def _start_session(operations: pyfuse3.Operations, options: MountOptions) -> Non
     """Mount.  Text that libfuse and fusermount3 write to stderr becomes the error, or is logged."""
     said: list[str] = []
     if options.native:
-        layer.arm(reads=not options.debug)
+        layer.arm(reads=not options.debug, passthrough=options.hot_bytes != 0)
     try:
         with _stderr_lines(said):
             pyfuse3.init(operations, str(options.mount_point), _session_options(options))

@@ -58,7 +58,7 @@ cdef extern from "layer.h" nogil:
         int awake
         uint64_t reads, read_bytes, queued_ever, wakes, opens_set
     lake_layer lake
-    void lake_arm(int threads)
+    void lake_arm(int threads, int passthrough)
     int lake_attach(int device)
     void lake_end()
     ssize_t lake_read(int session, void *into, size_t room, void *unused)
@@ -73,8 +73,8 @@ cdef object _failed(int number):
     return OSError(number, os.strerror(number))
 
 
-def arm(int threads):
-    lake_arm(threads)
+def arm(int threads, bint passthrough):
+    lake_arm(threads, passthrough)
 
 
 def why_not():

@@ -94,7 +94,7 @@ typedef struct {
 typedef struct {
     pthread_mutex_t mutex; /* of all that is not said to be atomic */
     pthread_cond_t changed; /* awake, room in the queue, or stop */
-    int armed, may_wake, is_attached;
+    int armed, may_wake, is_attached, wants_passthrough;
     const char *why_not;
     int device, session, queue_event, stop_event; /* descriptors, -1: none */
     int awake; /* atomic */
@@ -405,7 +405,7 @@ static void lake_note_request(const uint8_t *request, size_t length)
         memcpy(&init, request + sizeof head, given < sizeof init ? given : sizeof init);
         lake.init_unique = head.unique;
         lake.offers_dirops = (init.flags & LAKE_PARALLEL_DIROPS) != 0;
-        lake.offers_passthrough = (init.flags & LAKE_INIT_EXT) && (init.flags2 & LAKE_PASSTHROUGH);
+        lake.offers_passthrough = lake.wants_passthrough && (init.flags & LAKE_INIT_EXT) && (init.flags2 & LAKE_PASSTHROUGH);
     } else if (head.opcode == FUSE_OPEN || head.opcode == FUSE_CREATE) {
         for (int at = 0; at < LAKE_OPENS_MOST; at++)
             if (!lake.opens[at]) {
@@ -655,9 +655,11 @@ __attribute__((visibility("default"))) int fuse_session_mount(void *session, con
     return 0;
 }
 
-/* Has the next mount of this process get the layer; its threads read only if `threads` is not 0. */
-static void lake_arm(int threads)
+/* Has the next mount of this process get the layer; its threads read only if `threads` is not 0, and the kernel is told
+   that files may pass through only if `passthrough` is not. */
+static void lake_arm(int threads, int passthrough)
 {
+    lake.wants_passthrough = passthrough;
     lake_crc32c_begin();
     lake.armed = 1;
     lake.thread_count = threads < LAKE_THREADS_MOST ? threads : LAKE_THREADS_MOST;

@@ -23,6 +23,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -51,11 +52,15 @@ FOPEN_NOFLUSH: Final = 1 << 5
 FOPEN_PASSTHROUGH: Final = 1 << 7
 
 
-def arm(*, reads: bool) -> None:
-    """Have the next mount of this process get the layer; with `reads` its threads answer reads."""
+def arm(*, reads: bool, passthrough: bool) -> None:
+    """Have the next mount of this process get the layer; with `reads` its threads answer reads.
+
+    `passthrough`: it is taken, if the kernel offers it.  The mount then counts as one more layer of file systems, of
+    which the kernel allows two.
+    """
     if IS_BUILT:
         cores = len(os.sched_getaffinity(0))
-        _layer.arm(min(max(cores, THREADS_MIN), THREADS_MAX) if reads else 0)
+        _layer.arm(min(max(cores, THREADS_MIN), THREADS_MAX) if reads else 0, passthrough)
 
 
 def why_not() -> str:
@@ -113,6 +118,16 @@ def answer_open(handle: int, *, backing: int = 0, flags: int = 0, without: int =
     checkpoint between.  OSError: ENOSPC when too many wait for their answers.
     """
     _layer.answer_open(handle, backing, flags, without)
+
+
+def leave_out_flush(handle: int) -> None:
+    """Have the kernel close this handle, whose OPEN is under way, without asking: it has nothing to store.
+
+    Called as `answer_open`.  Does nothing where that cannot be.
+    """
+    if answers_reads():
+        with suppress(OSError):  # too many wait for their answers: the kernel asks
+            answer_open(handle, flags=FOPEN_NOFLUSH)
 
 
 def take_back_open(handle: int) -> bool:

@@ -9,6 +9,9 @@ Rules kept here:
   `Sync`; the answer of a later run proves nothing.
 - A caller that syncs such an inode gets its runs once, and reports the loss if one is gone.
 - `settle` sends a `Sync` by itself, two seconds behind a change: else a restart long afterwards would count as a loss.
+- Short content that was opened before is opened without a request, while the engine's stamps say that neither its name
+  nor the content has changed (`lakefs.known`): what is visible is promised here, not what is durable, so answers about
+  visible changes are learned too.
 - At most `INODES_MAX` inodes for each of `BOOTS_MAX` runs are noted; the oldest are forgotten.
 """
 
@@ -34,8 +37,9 @@ from fuse.state.inodes import Inode, InodeTable, OpenContent
 from lakefs.client.trio.driver import TrioDriver
 from lakefs.client.trio.reconnecting import ReconnectingEngine
 from lakefs.errors import DiskFailed, EngineUnreachable, KeyNotFound, LakeError, PreconditionFailed
-from lakefs.get.objects import close_leases
-from lakefs.limits import WRITE_BEHIND_FILES
+from lakefs.get.objects import close_leases, open_object
+from lakefs.get.opened import Opened
+from lakefs.limits import SMALL_PAYLOAD_BYTES, WRITE_BEHIND_FILES
 from lakefs.names import Name
 from lakefs.ports import Offload
 from lakefs.wire.messages import (
@@ -266,6 +270,32 @@ class Mount:
         """Return the store's record of each name, or the error for it."""
         answer = await self.ask(StatNames([(name.bucket, name.key) for name in names], durable=False), NameResults)
         return [stat_or_error(result) for result in answer.results]
+
+    async def opened(self, name: Name, size_bytes: int) -> Opened:
+        """Open what a name has now, of about that length: held by a lease, or all of it in memory.  KeyNotFound, ..."""
+        if size_bytes > SMALL_PAYLOAD_BYTES:
+            return await self.leased(name)
+        known = await self.driver.known_names()
+        if known is not None and (at_hand := known.open_at_hand(str(name))) is not None:
+            return at_hand
+        access, lease = self.driver.steps.access(None), size_bytes == SMALL_PAYLOAD_BYTES
+        opened = await self.driver.run(open_object(access, name, lease=lease, durable=False, learns=True))
+        if not opened.lease and len(opened.inline) != len(opened.pieces):
+            return await self.leased(name)  # its content was not in the answer
+        return opened
+
+    async def leased(self, name: Name) -> Opened:
+        """Open what a name has now, held by a lease, whatever its length.  KeyNotFound, ..."""
+        access = self.driver.steps.access(None)
+        return await self.driver.run(open_object(access, name, lease=True, durable=False))
+
+    async def stat_of_small(self, name: Name, size_bytes: int) -> ObjectStat | LakeError:
+        """Like `stat`, for one name; without a request for short content that was opened before, if nothing changed."""
+        known = await self.driver.known_names() if size_bytes <= SMALL_PAYLOAD_BYTES else None
+        if known is not None and (at_hand := known.stat_at_hand(str(name))) is not None:
+            return at_hand
+        (found,) = await self.stat([name])
+        return found
 
     def bucket_of(self, inode: Inode) -> str:
         """Return the bucket of the inode; empty for the list of buckets, and for an inode without a name."""

@@ -9,16 +9,26 @@ from __future__ import annotations
 import copyreg
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
 
 from lakefs.client.address import resolve
-from lakefs.client.blocking.engine import connect_blocking
+from lakefs.client.blocking.engine import BlockingEngine, connect_blocking
 from lakefs.client.blocking.lake import Lake
 from lakefs.client.facade import driver_of
 from lakefs.content.verify import Check
 
+if TYPE_CHECKING:
+    from lakefs.fabric.client_fabric import ClientFabric
+
 
 def connect(
-    address: str | None = None, *, token: str | None = None, check: Check = Check.BLAKE3, repeats: bool = True
+    address: str | None = None,
+    *,
+    token: str | None = None,
+    check: Check = Check.BLAKE3,
+    repeats: bool = True,
+    rdma: bool = True,
 ) -> Lake:
     """Connect to an engine.  Close the lake, or use it as a context manager.
 
@@ -26,15 +36,26 @@ def connect(
     own socket if something listens there, else the system's.
     `token`: for TCP; default LAKE_TOKEN.  `check`: the check of whole chunks that are read.  `repeats`: names that
     were read before are answered without a request while nothing has changed (on the engine's machine).
+    `rdma`: over TCP, bytes are moved by RDMA where both machines have a device; else they are streamed.
     EngineUnreachable, PermissionDenied, UnsupportedVersion, ConfigError.
     """
     where, secret = resolve(address, token)
-    return Lake(connect_blocking(where, token=secret), check=check, repeats=repeats)
+    engine = connect_blocking(where, token=secret)
+    fabric = _fabric(engine) if rdma and where.startswith("tcp") else None
+    return Lake(engine, check=check, repeats=repeats, fabric=fabric)
+
+
+def _fabric(engine: BlockingEngine) -> ClientFabric:
+    # Imported only here: a client on the engine's machine starts sooner without it.
+    module = import_module("lakefs.fabric.client_fabric")
+    return cast("ClientFabric", module.ClientFabric(engine))
 
 
 def _reduced(lake: Lake) -> tuple[Callable[[str], Lake], tuple[str]]:
     driver = driver_of(lake)
-    return partial(connect, check=driver.steps.check, repeats=driver.repeats), (lake.address,)
+    steps = driver.steps
+    rdma = steps.fabric is not None
+    return partial(connect, check=steps.check, repeats=driver.repeats, rdma=rdma), (lake.address,)
 
 
 copyreg.pickle(Lake, _reduced)

@@ -9,13 +9,19 @@ from lakefs.client.address import resolve
 from lakefs.client.trio.lake import TrioLake
 from lakefs.client.trio.reconnecting import connect_reconnecting
 from lakefs.content.verify import Check
+from lakefs.fabric.client_fabric import ClientFabric
 from lakefs.host.offload import ThreadOffload
 from lakefs.limits import CLIENT_THREADS
 
 
 @asynccontextmanager
 async def connect_trio(
-    address: str | None = None, *, token: str | None = None, check: Check = Check.BLAKE3, repeats: bool = True
+    address: str | None = None,
+    *,
+    token: str | None = None,
+    check: Check = Check.BLAKE3,
+    repeats: bool = True,
+    rdma: bool = True,
 ) -> AsyncIterator[TrioLake]:
     """Connect to an engine until the block ends; if it is lost during the block, wait for it, at most 5 s.
 
@@ -26,7 +32,9 @@ async def connect_trio(
         ThreadOffload(CLIENT_THREADS, "lake-work") as offload,
         connect_reconnecting(where, token=secret) as engine,
     ):
-        lake = TrioLake(engine, offload, network=where.startswith("tcp"), check=check, repeats=repeats)
+        network = where.startswith("tcp")
+        fabric = ClientFabric(engine) if rdma and network else None
+        lake = TrioLake(engine, offload, network=network, check=check, repeats=repeats, fabric=fabric)
         try:
             yield lake
         finally:

@@ -50,6 +50,7 @@ SLIP_SIMILARITY: Final = 0.8
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 _REGION: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _SAMPLE: Final = re.compile(r"1(?:/([1-9]\d{0,8}))?", re.ASCII)
+_DEVICE: Final = re.compile(r"[A-Za-z0-9_.-]{1,63}(?::\d{1,3}){0,2}", re.ASCII)
 _DOMAIN: Final = re.compile(
     r"(?=.{1,253}$)(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)*[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 )
@@ -97,6 +98,8 @@ class Config:
     """Chunks that the shared index has room for; 0: it sizes itself."""
     dram_tier_bytes: int | None = None
     """Memory of the DRAM tier; 0: no tier; None: a share of the available memory."""
+    rdma: str = "auto"
+    """`auto` (beside a TCP listener), `off`, or the name of the RDMA device to use."""
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Source of each setting, for people: `default`, `LAKE_DATA`, `--data`, or the file's path."""
 
@@ -276,7 +279,7 @@ def _group(text: str) -> str:
 def _count(text: str) -> int:
     if not re.fullmatch(r"\d{1,12}", text.strip(), re.ASCII):
         raise InvalidArgument(f"{text!r} is no count; give a whole number, as 10000000")
-    return int(text)
+    return int(text.strip())
 
 
 def _sample(text: str) -> int:
@@ -337,6 +340,14 @@ def _word_or_path(*words: str) -> _Kind:
     return _Kind(lambda text: text.lower() if text.lower() in words else str(_path(text)))
 
 
+def _rdma(text: str) -> str:
+    if text.lower() in ("auto", "off"):
+        return text.lower()
+    if not _DEVICE.fullmatch(text):
+        raise InvalidArgument(f"{text!r} is not auto, off, or the name of an RDMA device; see them with: rdma link")
+    return text
+
+
 def _switch(on: str) -> _Kind:
     """Return the kind of a setting that is True when the text is `on`, False when it is `off`."""
 
@@ -372,6 +383,7 @@ _SETTINGS: Final[Mapping[str, _Kind]] = {
     "hot_index": _word_or_path("auto", "off", "memory"),
     "hot_index_entries": _Kind(_count),
     "dram_tier_bytes": _or("auto", parse_size),
+    "rdma": _Kind(_rdma),
 }
 SETTING_NAMES: Final = tuple(_SETTINGS)
 """Keys of the file; flags have the same name with `-`, variables `LAKE_` and upper case."""

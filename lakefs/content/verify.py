@@ -67,6 +67,26 @@ def granule_crcs(payload: Buffer) -> bytes:
     return struct.pack(f"<{len(crcs)}I", *crcs)
 
 
+def granule_crcs_around(lead: Buffer, payload: Buffer, trail: Buffer) -> bytes:
+    """Return `granule_crcs` of the three put together; `lead` and `trail` are each shorter than a granule."""
+    if not lead and not trail:
+        return granule_crcs(payload)
+    view = memoryview(payload)
+    crcs: list[int] = []
+    crc, room, at = crc32c(lead), GRANULE_BYTES - len(lead), 0
+    while at < len(view):
+        granule = view[at : at + room]
+        crc = crc32c(granule, crc)
+        at += len(granule)
+        room -= len(granule)
+        if not room:
+            crcs.append(crc)
+            crc, room = 0, GRANULE_BYTES
+    if room < GRANULE_BYTES:
+        crcs.append(crc32c(trail, crc))
+    return struct.pack(f"<{len(crcs)}I", *crcs)
+
+
 def vector_bytes(stored_bytes: int) -> int:
     """Return the length of the vector behind a payload; 0 for a payload of one granule."""
     return 4 * -(-stored_bytes // GRANULE_BYTES) if stored_bytes > GRANULE_BYTES else 0

@@ -37,7 +37,7 @@ class DirectBatch:
     """The chunks of one call.  A context manager: `lengths` are final after the block, NOT_READ for chunks not read.
 
     `targets` are writable, and stay locked until the batch is freed.  `places`: the place at which the caller wants
-    each chunk read; without it all places are looked up.
+    each chunk read, packed or not; without it all places are looked up.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class DirectBatch:
         reads: DirectReads,
         chunks: Sequence[bytes],
         targets: list[memoryview],
-        places: Sequence[Found] | None = None,
+        places: Sequence[Found] | bytearray | None = None,
     ) -> None:
         self.lengths = [NOT_READ] * len(chunks)
         self._reads = reads
@@ -150,7 +150,9 @@ class DirectBatch:
                 self.lengths[number] = NOT_READ
 
 
-def _packed(places: Sequence[Found]) -> bytearray:
+def _packed(places: Sequence[Found] | bytearray) -> bytearray:
+    if isinstance(places, bytearray):
+        return places
     return bytearray().join(PLACE.pack(*where, tier) for tier, *where in places)
 
 

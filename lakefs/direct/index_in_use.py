@@ -10,7 +10,8 @@ Rules kept here:
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final, Protocol, TypeVar
 
 from lakefs.direct.chunk_reads import DirectReads
 from lakefs.direct.read_notes import ReadNotes
@@ -21,8 +22,9 @@ from lakefs.lake.lake_steps import LakeSteps
 from lakefs.shared_index import table as shared_table
 from lakefs.shared_index.table import SharedIndexReader
 from lakefs.steps.steps import Steps, send
-from lakefs.wire.messages import NoteReads, OpenSharedIndex, Request, SharedIndexOpened
+from lakefs.wire.messages import NoteReads, OpenSharedIndex, Request
 
+R = TypeVar("R", bound=SharedIndexReader)
 _ATTEMPTS: Final = 2
 _NEVER: Final = -1
 
@@ -98,14 +100,18 @@ def open_shared_index() -> Steps[SharedIndexReader | None]:
     """
     if not (shared_table.IS_BUILT and plain_reads.IS_BUILT):
         return None
+    return (yield from opened_index(OpenSharedIndex(), SharedIndexReader))
+
+
+def opened_index(request: Request, reader: Callable[[int], R]) -> Steps[R | None]:
+    """Return the table that the engine shares for a request, mapped read-only; None if this client gets none."""
     for _ in range(_ATTEMPTS):
         try:
-            reply = yield from send(OpenSharedIndex())
+            reply = yield from send(request)
         except (UnsupportedVersion, PermissionDenied, EngineBusy, EngineUnreachable):
             return None
-        assert isinstance(reply.message, SharedIndexOpened)
         try:
-            return SharedIndexReader(reply.descriptors[0])
+            return reader(reply.descriptors[0])
         except PermissionDenied:  # its memory could be shrunk
             return None
         except CorruptionError:  # a later version; or the index was replaced while its descriptor was sent

@@ -1,8 +1,8 @@
-"""Notes of chunks that a client read directly, so that the engine learns which chunks are read often.
+"""Notes of chunks and keys that a client read directly, so that the engine learns which of them are read often.
 
-The notes are a sample: about one read in `READ_NOTES_EVERY`, at random, so that no order of reading hides a chunk, and
-fewer once `READ_NOTES_MAX` are noted.  They are sent in one request, at most ten times a second, and once a second when
-there are fewer.
+The notes of chunks are a sample: about one read in `READ_NOTES_EVERY`, at random, so that no order of reading hides a
+chunk, and fewer once `READ_NOTES_MAX` are noted.  They are sent in one request, at most ten times a second, and once a
+second when there are fewer.
 
 Rules kept here:
 - A note costs a read less than a lookup in the shared index; noting never waits and sends nothing.
@@ -76,3 +76,40 @@ class ReadNotes:
     def _is_due(self) -> bool:
         waited = self._now() - self._taken_at
         return waited >= TELL_S or (waited >= TELL_FULL_S and len(self._noted) >= READ_NOTES_MAX)
+
+
+class KeyNotes:
+    """Notes of the keys of one space that a client used: all, up to `READ_NOTES_MAX` between two requests.
+
+    If there are more, those behind a random place are noted: so no order of use hides a key.  Used from any thread of
+    the client: a race may lose a note.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic, rng: random.Random | None = None) -> None:
+        self._now = now
+        self._rng = rng or random.Random()
+        self._noted: list[bytes] = []
+        self._taken_at = now()
+        self._seen = 0
+        """Count of keys since the last request."""
+        self._skip = 0
+        """Count of keys to skip before the next note."""
+
+    def note(self, keys: Sequence[bytes]) -> bool:
+        """Note used keys; return True if it is time to send the notes."""
+        self._seen += len(keys)
+        room = READ_NOTES_MAX - len(self._noted)
+        if self._skip > 0:
+            self._skip -= len(keys)
+        elif room > 0:
+            self._noted += keys[:room]
+        waited = self._now() - self._taken_at
+        return waited >= TELL_S or (waited >= TELL_FULL_S and len(self._noted) >= READ_NOTES_MAX)
+
+    def take(self) -> list[bytes]:
+        """Remove and return the notes, to be sent now."""
+        noted, self._noted = self._noted, []
+        self._skip = int(self._rng.random() * max(0, self._seen - READ_NOTES_MAX))
+        self._seen = 0
+        self._taken_at = self._now()
+        return noted

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lakefs.errors import ChunkDamaged, InvalidArgument
-from lakefs.get.fetch import LOCATE_BATCH, BufferSink, Wanted, ask_for_places, fetch_wanted
+from lakefs.get.fetch import LOCATE_BATCH, fetch_wanted
 from lakefs.get.opened import Access, Piece
+from lakefs.get.places import BufferSink, Wanted, ask_for_places
 from lakefs.host.new_bytes import NewBytes
 from lakefs.ids import EMPTY_CHUNK, ChunkId, id_text, is_well_formed
 from lakefs.steps.steps import Steps
@@ -74,7 +75,7 @@ def _located(access: Access, chunks: Sequence[ChunkId]) -> Steps[list[ChunkPlace
     unknown = [chunk for chunk in places if chunk != EMPTY_CHUNK]
     for start in range(0, len(unknown), LOCATE_BATCH):
         batch = unknown[start : start + LOCATE_BATCH]
-        found = yield from ask_for_places({chunk: places[chunk] for chunk in batch}, access.media)
+        found = yield from ask_for_places({chunk: places[chunk] for chunk in batch}, access.media_now)
         for chunk, grant in found.items():
             places[chunk].grants[chunk] = grant
     return [places[chunk] for chunk in chunks]

@@ -1,9 +1,9 @@
 """Fetching chunks: grants -> bytes, checked, written once as steps.
 
 Each chunk is fetched in the cheapest way available: from the segment's file by descriptor or from the engine's DRAM
-tier by mapping (`lakefs.grants.grant_reads`), inline with the answer to `OpenObjects`, or streamed (`ReadChunks`).  In
-each case the bytes are checked here, by BLAKE3 against the chunk's id unless the caller asked for CRC32C or for
-unverified bytes.  A range of a chunk is checked by granule.
+tier by mapping (`lakefs.grants.grant_reads`), inline with the answer to `OpenObjects`, by RDMA (`lakefs.get.remote`),
+or streamed (`ReadChunks`).  In each case the bytes are checked here, by BLAKE3 against the chunk's id unless the caller
+asked for CRC32C or for unverified bytes.  A range of a chunk is checked by granule.
 
 Rules kept here:
 - After a failed check the chunk is located anew and read once more.  If that fails too, the engine sends the bytes: it
@@ -13,31 +13,23 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from functools import partial
 
 from lakefs.content.verify import Check, damaged, granule_crcs, matches_id
 from lakefs.errors import ChunkNotFound, CorruptionError, StaleGrant
 from lakefs.get.opened import Access, Opened, Piece
+from lakefs.get.places import Places, Sink, Wanted, ask_for_places, groups, length_of
+from lakefs.get.remote import fetched_remotely, split_remote, submit_remote
 from lakefs.grants.descriptors import SegmentDescriptors
 from lakefs.grants.dram_slabs import Slabs
-from lakefs.grants.grant_reads import (
-    BRING_IN_FROM,
-    fetch_cached,
-    fetch_into,
-    fetch_range,
-    missing_for,
-    read_ahead,
-    require_present,
-)
+from lakefs.grants.grant_reads import BRING_IN_FROM, fetch_cached, fetch_into, fetch_range, missing_for, read_ahead
 from lakefs.ids import ChunkId, SegmentId
 from lakefs.limits import FETCH_GROUP_BYTES, FETCH_WINDOW, SLABS_PER_REQUEST_MAX, STREAM_GROUP_BYTES
 from lakefs.steps.steps import Pipeline, Send, Steps, Work, send, work
 from lakefs.wire.engine_port import Reply
 from lakefs.wire.messages import (
     Grant,
-    Locate,
-    Located,
     OpenSegments,
     OpenSlabs,
     ReadChunks,
@@ -47,62 +39,8 @@ from lakefs.wire.messages import (
     SlabsOpened,
 )
 
-GROUPS_MIN = 4
 LOCATE_BATCH = 1024
 DESCRIPTORS_PER_REQUEST = 64
-
-
-class Sink(Protocol):
-    """Receives whole chunks.  Called from several threads, never for the same piece at once."""
-
-    @property
-    def in_place(self) -> bool:
-        """True if each piece has memory of its own; else a thread has one memory, valid until `deliver`."""
-        ...
-
-    def memory_for(self, piece: Piece) -> memoryview:
-        """Return memory of `piece.length` bytes to fetch into."""
-        ...
-
-    def deliver(self, piece: Piece, payload: memoryview) -> None:
-        """Take a piece that has been fetched into that memory and checked."""
-        ...
-
-
-class BufferSink:
-    """One buffer for the blob, or for its bytes from `offset` on; chunks land in it directly."""
-
-    in_place = True
-
-    def __init__(self, target: memoryview, offset: int = 0) -> None:
-        self._target = target
-        self._offset = offset
-
-    def memory_for(self, piece: Piece) -> memoryview:
-        begin = piece.offset - self._offset
-        return self._target[begin : begin + piece.length]
-
-    def deliver(self, piece: Piece, payload: memoryview) -> None:
-        return None
-
-
-class Places(Protocol):
-    """Known places of chunks: those of an opened object, or of chunks that are read by id."""
-
-    @property
-    def name(self) -> object:
-        """Name of the object, or of the chunk, in errors."""
-
-    grants: dict[ChunkId, Grant]
-    inline: dict[ChunkId, bytes]
-
-
-class Wanted(NamedTuple):
-    """A whole chunk to fetch, its known places, and the sink that receives it."""
-
-    opened: Places
-    piece: Piece
-    sink: Sink
 
 
 def fetch_pieces(access: Access, opened: Places, pieces: Sequence[Piece], sink: Sink) -> Steps[None]:
@@ -125,7 +63,7 @@ def fetch_wanted(access: Access, wanted: Sequence[Wanted]) -> Steps[None]:
 def _fetch_batch(access: Access, batch: Sequence[Wanted], pipeline: Pipeline) -> Steps[None]:
     yield from _locate_missing(access, [(want.opened, want.piece.chunk) for want in batch])
     local: list[Wanted] = []
-    streamed: list[Wanted] = []
+    by_network: list[Wanted] = []
     for want in batch:
         if want.piece.chunk in want.opened.inline:
             _deliver_inline(want)
@@ -133,10 +71,12 @@ def _fetch_batch(access: Access, batch: Sequence[Wanted], pipeline: Pipeline) ->
         elif access.can_use_descriptors:
             local.append(want)
         else:
-            streamed.append(want)
-    for group in _groups(streamed, STREAM_GROUP_BYTES):
+            by_network.append(want)
+    if access.fabric is not None and by_network:
+        by_network = yield from _submit_remote(access, by_network, pipeline)
+    for group in groups(by_network, STREAM_GROUP_BYTES):
         yield from _submit_streamed(access, group, pipeline)
-    for group in _groups(_not_at_once(access, local), FETCH_GROUP_BYTES):
+    for group in groups(_not_at_once(access, local), FETCH_GROUP_BYTES):
         yield from _submit_local(access, group, pipeline)
 
 
@@ -157,16 +97,6 @@ def _locate_anew(access: Access, opened: Places, chunk: ChunkId) -> Steps[Grant]
     grant = opened.grants[chunk]
     yield from _need_descriptors(access, [grant])
     return grant
-
-
-def ask_for_places(chunks: Mapping[ChunkId, Places], media: int) -> Steps[dict[ChunkId, Grant]]:
-    """Ask the engine for grants of chunks, each wanted for an object.  ChunkNotFound."""
-    reply = yield from send(Locate([bytes(chunk) for chunk in chunks], media))
-    assert isinstance(reply.message, Located)
-    grants = dict(zip(chunks, reply.message.grants, strict=True))
-    for chunk, grant in grants.items():
-        require_present(chunk, grant, str(chunks[chunk].name))
-    return grants
 
 
 def _need_descriptors(access: Access, grants: Iterable[Grant]) -> Steps[None]:
@@ -198,7 +128,7 @@ def _locate_missing(access: Access, wanted: Sequence[tuple[Places, ChunkId]]) ->
     """Do `locate` for chunks of several objects, in one request."""
     unknown = {chunk: opened for opened, chunk in wanted if chunk not in opened.grants and chunk not in opened.inline}
     if unknown:
-        found = yield from ask_for_places(unknown, access.media)
+        found = yield from ask_for_places(unknown, access.media_now)
         for opened, chunk in wanted:
             if chunk in found:
                 opened.grants[chunk] = found[chunk]
@@ -266,31 +196,9 @@ def is_fetched_at_once(access: Access, opened: Opened, target: memoryview) -> bo
         return False
 
 
-def _groups(wanted: Sequence[Wanted], group_bytes: int) -> Iterator[list[Wanted]]:
-    """Group chunks, at most `group_bytes` in a group.
-
-    One thread, or one request, fetches a group: few hand-overs, and still work for several.
-    """
-    limit = min(group_bytes, _length_of(wanted) // GROUPS_MIN)
-    group: list[Wanted] = []
-    size = 0
-    for want in wanted:
-        if group and size + want.piece.length > limit:
-            yield group
-            group, size = [], 0
-        group.append(want)
-        size += want.piece.length
-    if group:
-        yield group
-
-
-def _length_of(wanted: Sequence[Wanted]) -> int:
-    return sum(want.piece.length for want in wanted)
-
-
 def _submit_local(access: Access, group: Sequence[Wanted], pipeline: Pipeline) -> Steps[None]:
     def done(stale: list[Wanted]) -> Steps[None]:
-        access.progress(_length_of(group) - _length_of(stale), 0)
+        access.progress(length_of(group) - length_of(stale), 0)
         for want in stale:
             yield from _fetch_again(access, want)
 
@@ -305,7 +213,7 @@ def _submit_streamed(access: Access, group: Sequence[Wanted], pipeline: Pipeline
 
     def received(reply: Reply) -> Steps[None]:
         yield from work(_check_streamed, access, group, reply, memories)
-        access.progress(_length_of(group), 0)
+        access.progress(length_of(group), 0)
 
     yield from pipeline.submit(Send(_request_of(group), into=memories), received)
 
@@ -389,6 +297,25 @@ def _fetch_again(access: Access, want: Wanted) -> Steps[None]:
         reply = yield from send(_request_of([want]), into=[memory])
         yield from work(_check_streamed, access, [want], reply, [memory])
     access.progress(want.piece.length, 0)
+
+
+def _submit_remote(access: Access, wanted: Sequence[Wanted], pipeline: Pipeline) -> Steps[list[Wanted]]:
+    """READ what can be read by RDMA; return the chunks that are left to stream."""
+    link, remote, streamed = yield from split_remote(access, wanted)
+    if link is not None:
+        for group in groups(remote, FETCH_GROUP_BYTES):
+            yield from submit_remote(access, link, group, pipeline, partial(_again_remotely, access))
+    return streamed
+
+
+def _again_remotely(access: Access, wanted: Sequence[Wanted]) -> Steps[None]:
+    """Fetch chunks whose READ failed, or whose check did: once more from where they are now, then streamed."""
+    left = yield from fetched_remotely(access, wanted)
+    for group in groups(left, STREAM_GROUP_BYTES):
+        memories = [_memory_to_stream(want) for want in group]
+        reply = yield from send(_request_of(group), into=memories)
+        yield from work(_check_streamed, access, group, reply, memories)
+    access.progress(length_of(wanted), 0)
 
 
 def fetch_part(access: Access, opened: Opened, piece: Piece, offset: int, length: int) -> Steps[memoryview]:

@@ -22,9 +22,10 @@ from typing import Final, NamedTuple
 from lakefs.content.verify import Check, granule_crcs, matches_id
 from lakefs.errors import ChunkNotFound, CorruptionError, InvalidArgument, LakeError, RequestTooLarge, StaleGrant
 from lakefs.get.chunks import get_chunks_into
-from lakefs.get.load import BATCH_MAX as LOADS_MAX, BATCH_MIN, BATCHES, into_lent_pool
+from lakefs.get.load import BATCH_MAX as LOADS_MAX, BATCH_MIN, BATCHES
 from lakefs.get.objects import close_leases
 from lakefs.get.opened import Access, Piece, pieces_of
+from lakefs.get.pool_lending import LentPool, into_lent_pool
 from lakefs.get.pools import Pool
 from lakefs.ids import ChunkId
 from lakefs.limits import BATCH_MAX, LOAD_WINDOW
@@ -53,9 +54,8 @@ class Pinned:
     """Number of the connection that keeps them."""
 
 
-def match_of(values: Sequence[Sequence[Piece]]) -> Matched:
-    """Return which values exist."""
-    present = [bool(pieces) for pieces in values]
+def match_of(present: list[bool]) -> Matched:
+    """Return which keys have a value."""
     return Matched(present.index(False) if False in present else len(present), present)
 
 
@@ -148,7 +148,7 @@ def load_values(
     or that overlap), SpaceNotFound.
     """
     pool.check_own()
-    rooms = _rooms(pool, len(keys), offsets, rooms)
+    rooms = slot_rooms(pool, len(keys), offsets, rooms)
 
     def stream() -> Steps[list[int]]:
         slots = [pool.slot(offset, room) for offset, room in zip(offsets, rooms, strict=True)]
@@ -156,23 +156,23 @@ def load_values(
 
     return (
         yield from into_lent_pool(
-            access, pool, lambda number: _KeyedLoading(access, pool, space, keys, offsets, rooms).run(number), stream
+            access, pool, lambda lent: _KeyedLoading(access, pool, space, keys, offsets, rooms).run(lent), stream
         )
     )
 
 
-def _rooms(pool: Pool, count: int, offsets: Sequence[int], rooms: Sequence[int]) -> list[int]:
+def slot_rooms(pool: Pool, count: int, offsets: Sequence[int], rooms: Sequence[int]) -> list[int]:
     """Return the room of each slot; no two overlap.  InvalidArgument."""
     if len(offsets) != count or len(rooms) not in (0, count):
         raise InvalidArgument(f"{count} keys, {len(offsets)} offsets and {len(rooms)} rooms do not go together")
-    order = sorted(range(count), key=lambda index: offsets[index])
-    ends = [*(offsets[index] for index in order[1:]), pool.size_bytes]
-    found = [0] * count
-    for index, end in zip(order, ends, strict=False):
-        found[index] = rooms[index] if rooms else end - offsets[index]
-        pool.slot(offsets[index], found[index])
-        if offsets[index] + found[index] > end or (not found[index] and not rooms):
+    found, end = [0] * count, pool.size_bytes
+    for index in sorted(range(count), key=offsets.__getitem__, reverse=True):
+        begin = offsets[index]
+        room = found[index] = rooms[index] if rooms else end - begin
+        if begin < 0 or room < 0 or begin + room > end or not (room or rooms):
+            pool.slot(begin, room)
             raise InvalidArgument("two slots of a load overlap")
+        end = begin
     return found
 
 
@@ -198,7 +198,7 @@ class _KeyedLoading:
         self._again: list[int] = []
         """Indexes of keys whose bytes did not match, or whose chunk was being moved."""
 
-    def run(self, number: int) -> Steps[list[int]]:
+    def run(self, lent: LentPool) -> Steps[list[int]]:
         pipeline = Pipeline(LOAD_WINDOW)
         size = len(self._keys)
         if self._access.check is not Check.NONE:
@@ -207,7 +207,7 @@ class _KeyedLoading:
         try:
             for first in range(0, len(self._keys), size):
                 indexes = range(first, min(first + size, len(self._keys)))
-                yield from pipeline.submit(Send(self._request(number, indexes)), self._loaded(indexes))
+                yield from pipeline.submit(Send(self._request(lent, indexes)), self._loaded(indexes))
             yield from pipeline.drain()
         except LakeError:
             yield from pipeline.settle()
@@ -222,14 +222,15 @@ class _KeyedLoading:
                 self._lengths[index] = length
         return self._lengths
 
-    def _request(self, number: int, indexes: Sequence[int]) -> KeyedLoad:
+    def _request(self, lent: LentPool, indexes: Sequence[int]) -> KeyedLoad:
         return KeyedLoad(
-            number,
+            lent.number,
             self._space,
             [self._keys[index] for index in indexes],
             [self._offsets[index] for index in indexes],
             [self._rooms[index] for index in indexes],
             self._access.check is Check.CRC32C,
+            lent.fabric,
         )
 
     def _loaded(self, indexes: Sequence[int]) -> Callable[[Reply], Steps[None]]:

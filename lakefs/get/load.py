@@ -1,15 +1,14 @@
 """Loads into a pool as steps: the engine writes chunks to slots of a client's memory, and the client checks them.
 
-Where memory cannot be lent (over TCP, to an engine that has no room for more of it, or that does not support it) the
-bytes are streamed into the slots.
+Where memory can neither be lent nor reached by RDMA (to an engine that has no room for more of it, or that does not
+support it) the bytes are streamed into the slots.
 
 Rules kept here:
 - A chunk is checked in its slot, as the client's `check` says, while the next chunks are being moved.
 - A chunk that fails its check is loaded once more, then streamed: the engine then reads past its page cache and notes
   damage.  If it fails even then, ChunkDamaged is raised.
-- A pool is lent when it is first used, and again when the engine no longer knows its number.
 - After a load has failed or was cancelled, nothing more is written to the pool: requests in flight are waited for, or
-  the lending is ended.
+  the lending is ended (`lakefs.get.pool_lending`).
 """
 
 from __future__ import annotations
@@ -18,36 +17,18 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from lakefs.content.verify import Check, damaged, granule_crcs, matches_id
-from lakefs.errors import (
-    ChunkNotFound,
-    CorruptionError,
-    EngineBusy,
-    InvalidArgument,
-    LakeError,
-    PermissionDenied,
-    SessionLost,
-    StaleGrant,
-    UnsupportedVersion,
-)
+from lakefs.errors import ChunkNotFound, CorruptionError, InvalidArgument, LakeError, StaleGrant
 from lakefs.get.objects import close_leases, open_objects
 from lakefs.get.opened import Access, Opened
+from lakefs.get.pool_lending import LentPool, into_lent_pool
 from lakefs.get.pools import Pool
 from lakefs.ids import EMPTY_CHUNK, ChunkId, id_text
 from lakefs.limits import CHECK_BYTES, KIB, LOAD_WINDOW
 from lakefs.names import parse_object_name
-from lakefs.steps.steps import Pipeline, Send, Steps, Tell, Work, send, work
+from lakefs.steps.steps import Pipeline, Send, Steps, Work, send, work
 from lakefs.wire.engine_port import Reply
-from lakefs.wire.messages import (
-    LendMemory,
-    LoadSlots,
-    MemoryLent,
-    ReadChunks,
-    ReadChunksReply,
-    ReturnMemory,
-    SlotsLoaded,
-)
+from lakefs.wire.messages import LoadSlots, ReadChunks, ReadChunksReply, SlotsLoaded
 
-ATTEMPTS: Final = 3
 BATCHES: Final = 2
 """Requests for one load whose bytes are checked: chunks of the first are checked while the second is served."""
 BATCH_MIN: Final = 8
@@ -100,64 +81,20 @@ def load_slots(access: Access, pool: Pool, slots: Sequence[Slot]) -> Steps[list[
         yield from into_lent_pool(
             access,
             pool,
-            lambda number: _Loading(access, pool, slots, number).run(),
+            lambda lent: _Loading(access, pool, slots, lent).run(),
             lambda: _stream_all(access, pool, slots),
         )
     )
 
 
-def into_lent_pool(
-    access: Access, pool: Pool, load: Callable[[int], Steps[list[int]]], stream: Callable[[], Steps[list[int]]]
-) -> Steps[list[int]]:
-    """Lend the pool and return what `load` returns for its number; if it cannot be lent, what `stream` returns.
-
-    `load` is run again when its connection was lost; with any other error of the lake it has nothing in flight.
-    """
-    for attempt in range(ATTEMPTS):
-        number = yield from lend_pool(access, pool)
-        if number is None:
-            return (yield from stream())
-        try:
-            return (yield from load(number))
-        except SessionLost:
-            yield from take_back_pool(pool, number)  # the engine may still serve the lost connection's requests
-            if attempt == ATTEMPTS - 1:
-                raise
-        except LakeError:
-            raise  # nothing is in flight
-        except BaseException:
-            yield from take_back_pool(pool, number)
-            raise
-    raise AssertionError("the last attempt has returned or raised")
-
-
-def take_back_pool(pool: Pool, number: int) -> Steps[None]:
-    """End the lending after a load was cancelled: else requests in flight could write to slots of the next load."""
-    pool.forget(number)
-    try:
-        yield from send(ReturnMemory(number))
-    except LakeError:
-        return  # it ends with its connection
-
-
-def return_pool(pool: Pool) -> Steps[None]:
-    """End the lending; does nothing if the pool is not lent, or belongs to another process.
-
-    On return the engine no longer touches the memory.
-    """
-    number, pool.number = pool.number, None
-    if number is not None and pool.is_own:
-        yield from send(ReturnMemory(number))
-
-
 class _Loading:
     """One load: its requests in flight and their results."""
 
-    def __init__(self, access: Access, pool: Pool, slots: Sequence[Slot], number: int) -> None:
+    def __init__(self, access: Access, pool: Pool, slots: Sequence[Slot], lent: LentPool) -> None:
         self._access = access
         self._pool = pool
         self._slots = slots
-        self._number = number
+        self._lent = lent
         self._lengths = [0] * len(slots)
         self._failed: list[int] = []
         """Indexes of slots whose bytes did not match, or whose chunk was being moved to another place."""
@@ -183,11 +120,12 @@ class _Loading:
     def _request(self, indexes: Sequence[int]) -> LoadSlots:
         slots = [self._slots[index] for index in indexes]
         return LoadSlots(
-            self._number,
+            self._lent.number,
             [slot.chunk for slot in slots],
             [slot.offset for slot in slots],
             [slot.room for slot in slots],
             self._access.check is Check.CRC32C,
+            self._lent.fabric,
         )
 
     def _check_of(self, indexes: Sequence[int], pipeline: Pipeline) -> Callable[[Reply], Steps[None]]:
@@ -269,23 +207,6 @@ def _groups(arrived: Sequence[_Arrived]) -> list[list[_Arrived]]:
         groups[-1].append(item)
         size += len(item[1])
     return groups
-
-
-def lend_pool(access: Access, pool: Pool) -> Steps[int | None]:
-    """Return the engine's number for the pool, lending it if it is not lent; None if it cannot be lent."""
-    if pool.number is not None or pool.is_refused or not access.can_use_descriptors:
-        return pool.number
-    try:
-        reply = yield from send(LendMemory(pool.size_bytes, True), descriptors=[pool.descriptor])
-    except EngineBusy:
-        return None
-    except (PermissionDenied, UnsupportedVersion):
-        pool.is_refused = True
-        return None
-    assert isinstance(reply.message, MemoryLent)
-    if not pool.note_lent(reply.message.memory):  # another operation was faster
-        yield Tell(ReturnMemory(reply.message.memory))
-    return pool.number
 
 
 def _open(access: Access, names: Sequence[str], leases: list[int]) -> Steps[dict[str, Opened]]:

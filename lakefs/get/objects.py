@@ -22,8 +22,9 @@ from typing import Final, TypeVar
 from lakefs.content.manifest import Manifest, check_child, parse
 from lakefs.content.verify import Check, damaged, matches_id
 from lakefs.errors import ChunkNotFound, CorruptionError, InternalError, InvalidArgument, LakeError, StaleGrant
-from lakefs.get.fetch import BufferSink, Wanted, fetch_part, fetch_pieces, fetch_wanted, is_fetched_at_once, locate
+from lakefs.get.fetch import fetch_part, fetch_pieces, fetch_wanted, is_fetched_at_once, locate
 from lakefs.get.opened import Access, Opened, Piece, chunk_of_stat, opened_at, pieces_of
+from lakefs.get.places import BufferSink, Wanted
 from lakefs.host.new_bytes import NewBytes
 from lakefs.ids import ChunkId, ChunkKind, kind_of
 from lakefs.limits import BATCH_MAX, UNLEASED_BELOW_BYTES
@@ -48,13 +49,15 @@ def open_objects(
     durable: bool = True,
     version: str = "",
     lease_from: int = _ALWAYS,
+    learns: bool | None = None,
 ) -> Steps[list[Opened | LakeError]]:
     """Open objects, or the given version of one; the result has an error in the place of a name that cannot be opened.
 
     `lease_from`: no lease on content shorter than this many bytes; its chunks may then be removed at any moment.
+    `learns`: the client's learner learns the answers; by default, if they are durable and of current versions.
     """
     opened: list[Opened | LakeError] = []
-    learner = access.learner if durable and not version else None
+    learner = access.learner if (durable and not version if learns is None else learns) else None
     for start in range(0, len(names), BATCH_MAX):
         batch = names[start : start + BATCH_MAX]
         request = OpenObjects(
@@ -63,7 +66,7 @@ def open_objects(
             lease=lease,
             durable=durable,
             versions=[version] if version else [],
-            media=access.media,
+            media=access.media_now,
             lease_from=lease_from,
             stamps=learner is not None and learner.wants_stamps,
         )
@@ -73,9 +76,8 @@ def open_objects(
         reply.body.release()
         try:
             for name, result in zip(batch, reply.message.results, strict=True):
-                opened.append((yield from _opened_or_error(access, name, result, body)))
+                opened.append((yield from _opened_or_error(access, name, result, body, reply.epoch)))
                 if isinstance(opened[-1], Opened):
-                    opened[-1].epoch = reply.epoch
                     opened[-1].stamps = result.stamps
         except BaseException:
             found = [result.opened for result in reply.message.results if result.opened]
@@ -87,13 +89,15 @@ def open_objects(
     return opened
 
 
-def _opened_or_error(access: Access, name: Name, result: OpenResult, body: memoryview) -> Steps[Opened | LakeError]:
+def _opened_or_error(
+    access: Access, name: Name, result: OpenResult, body: memoryview, epoch: int
+) -> Steps[Opened | LakeError]:
     if result.opened is None:
         failure = result.failure
         assert failure is not None
         return failure.as_error()
     try:
-        return (yield from _opened(access, name, result.opened, body))
+        return (yield from _opened(access, name, result.opened, body, epoch))
     except CorruptionError as error:
         yield from close_leases([result.opened.lease])
         return error
@@ -107,10 +111,14 @@ def open_object(
     inline_bytes: int = 1 << 20,
     durable: bool = True,
     version: str = "",
+    learns: bool | None = None,
 ) -> Steps[Opened]:
-    """Open one object, or the given version of it.  BucketNotFound, KeyNotFound, IsAFolder, VersionIsMarker."""
+    """Open one object, or the given version of it, see `open_objects`.
+
+    BucketNotFound, KeyNotFound, IsAFolder, VersionIsMarker.
+    """
     (opened,) = yield from open_objects(
-        access, [name], lease=lease, inline_bytes=inline_bytes, durable=durable, version=version
+        access, [name], lease=lease, inline_bytes=inline_bytes, durable=durable, version=version, learns=learns
     )
     if isinstance(opened, LakeError):
         raise opened
@@ -151,9 +159,17 @@ def read_range(access: Access, opened: Opened, offset: int, length: int) -> Step
     """Return the bytes [offset, offset + length), cut at the blob's end, checked.  InvalidArgument before its start."""
     if offset < 0:
         raise InvalidArgument(f"{opened.name}: there is nothing at {offset}", subject=str(opened.name))
-    length = max(0, min(length, opened.stat.size_bytes - offset))
-    target = NewBytes(length)
-    view = target.view
+    target = NewBytes(max(0, min(length, opened.stat.size_bytes - offset)))
+    yield from read_range_into(access, opened, offset, target.view)
+    return target.take()
+
+
+def read_range_into(access: Access, opened: Opened, offset: int, view: memoryview) -> Steps[None]:
+    """Fill memory with the bytes from `offset` on, checked; all of them are in the blob.
+
+    After an error or a cancellation the memory may hold anything.
+    """
+    length = len(view)
     whole: list[Piece] = []
     for piece in opened.overlapping(offset, length):
         begin = max(offset, piece.offset)
@@ -168,7 +184,6 @@ def read_range(access: Access, opened: Opened, offset: int, length: int) -> Step
         if access.check is Check.NONE and not access.is_held(opened.epoch):
             opened.grants.clear()  # the lease has ended, and without a check a freed place would not be noticed
             yield from fetch_pieces(access, opened, whole, BufferSink(view, offset))
-    return target.take()
 
 
 def get_whole(access: Access, name: Name) -> Steps[bytes]:
@@ -295,8 +310,8 @@ def _only_inline(access: Access, opened: Opened) -> bytes | None:
     return content
 
 
-def _opened(access: Access, name: Name, answer: OpenedObject, body: memoryview) -> Steps[Opened]:
-    opened = opened_at(name, answer)
+def _opened(access: Access, name: Name, answer: OpenedObject, body: memoryview, epoch: int) -> Steps[Opened]:
+    opened = opened_at(name, answer, epoch)
     for chunk, length, grant in zip(answer.chunks, answer.lengths, answer.grants, strict=True):
         if grant.medium == MEDIUM_INLINE:
             payload = body[grant.offset : grant.offset + length]

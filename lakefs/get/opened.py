@@ -9,15 +9,21 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import msgspec
 
 from lakefs.content.verify import Check
 from lakefs.get.lookahead import Lookahead
 from lakefs.grants.descriptors import SegmentDescriptors
 from lakefs.ids import ChunkId
 from lakefs.names import Name
+from lakefs.wire.fabric_messages import MEDIA_FABRIC, MEDIUM_FABRIC
 from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT
 from lakefs.wire.messages import Grant, ObjectStat, OpenedObject
+
+if TYPE_CHECKING:
+    from lakefs.fabric.client_fabric import ClientFabric
 
 AT_ONCE_BYTES = 256 << 10
 """Most cached payload that is copied and checked between two steps, in the driver's own thread: 60 us of a loop."""
@@ -60,6 +66,14 @@ class Access:
     """Returns True if leases of that epoch are still held: its connection is open."""
     learner: Learner | None = None
     """Learns the answers to requests that open names."""
+    fabric: ClientFabric | None = None
+    """The client's RDMA, over a network; None: bytes are streamed."""
+
+    @property
+    def media_now(self) -> int:
+        """Media for a request: those that the client understands, and READs while it has a queue pair."""
+        has_link = self.fabric is not None and self.fabric.link is not None
+        return self.media | MEDIA_FABRIC if has_link else self.media
 
 
 class Piece(NamedTuple):
@@ -84,6 +98,8 @@ class Opened:
     """Number of the connection that it was opened on; its lease ends with that connection."""
     stamps: bytes = b""
     """Stamps of the records that the name was read from, of that connection's engine; see `lakefs.stamps.stamps`."""
+    crcs: dict[ChunkId, bytes] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """CRCs of the granules of chunks that `lakefs.get.cached` has read from; not of all."""
     _lookahead: Lookahead | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
@@ -101,16 +117,21 @@ class Opened:
         return self.pieces[first : bisect_left(self.pieces, offset + length, lo=first, key=_start_of)]
 
 
-def opened_at(name: Name, answer: OpenedObject) -> Opened:
+def opened_at(name: Name, answer: OpenedObject, epoch: int = 0) -> Opened:
     """Make an `Opened` from an answer to `OpenObjects`: lease, places, and the layout if the answer has it.
 
-    Inline payloads are left out.
+    Inline payloads are left out.  `epoch`: the number of the connection that the answer arrived on.
     """
-    opened = Opened(name, answer.stat, answer.lease, pieces_of(answer.chunks, answer.lengths), {}, {})
+    opened = Opened(name, answer.stat, answer.lease, pieces_of(answer.chunks, answer.lengths), {}, {}, epoch)
     for chunk, grant in zip(answer.chunks, answer.grants, strict=True):
-        if grant.medium in (MEDIUM_SEGMENT, MEDIUM_DRAM):
-            opened.grants[ChunkId(chunk)] = grant
+        if grant.medium in (MEDIUM_SEGMENT, MEDIUM_DRAM, MEDIUM_FABRIC):
+            opened.grants[ChunkId(chunk)] = noted_grant(grant, epoch)
     return opened
+
+
+def noted_grant(grant: Grant, epoch: int) -> Grant:
+    """Return a grant as it is kept: one of MEDIUM_FABRIC has the connection's number, as its key ends with that."""
+    return msgspec.structs.replace(grant, epoch=epoch) if grant.medium == MEDIUM_FABRIC else grant
 
 
 def chunk_of_stat(stat: ObjectStat) -> ChunkId:

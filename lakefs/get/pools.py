@@ -20,9 +20,13 @@ from __future__ import annotations
 
 import mmap
 import os
+from typing import TYPE_CHECKING
 
 from lakefs.errors import InvalidArgument, LocalFileError
-from lakefs.host.new_memory import check_lendable, new_memory
+from lakefs.host.new_memory import check_lendable, duplicate, new_memory
+
+if TYPE_CHECKING:
+    from lakefs.transport.fabric import Region
 
 
 class Pool:
@@ -38,9 +42,11 @@ class Pool:
         self.number: int | None = None
         """The engine's number for the pool; None while it is not lent."""
         self.is_refused = False
-        """True if the engine accepts no memory from this client: bytes are streamed instead."""
+        """True if the engine accepts no memory from this client, or RDMA this memory: bytes are streamed instead."""
+        self.region: Region | None = None
+        """The pool's registration for RDMA; None while it is not registered."""
         check_lendable(size_bytes)
-        self._descriptor = new_memory(size_bytes) if descriptor is None else _duplicate(descriptor)
+        self._descriptor = new_memory(size_bytes) if descriptor is None else duplicate(descriptor)
         try:
             self.size_bytes = size_bytes or os.fstat(self._descriptor).st_size
             check_lendable(self.size_bytes)
@@ -84,6 +90,18 @@ class Pool:
         if self.number == number:
             self.number = None
 
+    def note_registered(self, region: Region) -> bool:
+        """Note the pool's registration; return False if it is registered already."""
+        if self.region is None and self._descriptor >= 0:
+            self.region = region
+        return self.region is region
+
+    def unregister(self) -> None:
+        """End the registration: on return no peer reaches the memory."""
+        region, self.region = self.region, None
+        if region is not None:
+            region.close()
+
     def slot(self, offset: int, length: int) -> memoryview:
         """Return a part of the memory.  InvalidArgument when it is outside."""
         if not 0 <= offset <= offset + length <= self.size_bytes:
@@ -96,15 +114,10 @@ class Pool:
             return
         os.close(self._descriptor)
         self._descriptor = -1
+        if self.is_own:  # else the registration is the parent's
+            self.unregister()
         self.buffer.release()
         try:
             self._mapping.close()
         except BufferError:  # views exist; the memory is unmapped with the last of them
             return
-
-
-def _duplicate(descriptor: int) -> int:
-    try:
-        return os.dup(descriptor)
-    except OSError as error:
-        raise InvalidArgument(f"descriptor {descriptor} is not open: {error.strerror}") from error

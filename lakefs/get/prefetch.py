@@ -27,7 +27,11 @@ def look_ahead(access: Access, opened: Opened, offset: int, length: int) -> Step
     """Start to bring in the ranges predicted after [offset, offset + length); called before that range is read."""
     if not access.can_use_descriptors:
         return
-    extents = opened.lookahead.after(offset, length)
+    yield from bring_in(access, opened, opened.lookahead.after(offset, length))
+
+
+def bring_in(access: Access, opened: Opened, extents: Sequence[Extent]) -> Steps[None]:
+    """Start to bring in ranges that `Opened.lookahead` predicted; learn the object's table if that is wanted now."""
     if opened.lookahead.wants_table:
         yield from learn_table(access, opened, opened.lookahead)
     if extents:

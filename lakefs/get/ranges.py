@@ -15,12 +15,13 @@ from typing import Final, NamedTuple
 
 from lakefs.content.verify import Check, granules_around
 from lakefs.errors import LakeError, StaleGrant
-from lakefs.get.fetch import BufferSink, Wanted, fetch_part, fetch_wanted, locate_all, part_request, take_part
+from lakefs.get.cached import fill_part
+from lakefs.get.fetch import fetch_part, fetch_wanted, locate_all, part_request, take_part
 from lakefs.get.objects import GET_MANY_BATCH, close_leases, open_objects
 from lakefs.get.opened import Access, Opened, Piece
-from lakefs.grants.grant_reads import cached_crcs, cached_granules, fetch_range
+from lakefs.get.places import BufferSink, Wanted
+from lakefs.grants.grant_reads import fetch_range
 from lakefs.host.new_bytes import NewBytes
-from lakefs.ids import ChunkId
 from lakefs.limits import CLIENT_THREADS, FETCH_WINDOW, KIB
 from lakefs.names import Name
 from lakefs.steps.steps import Pipeline, Send, Steps, Work
@@ -129,32 +130,16 @@ def _not_cached(access: Access, parts: Sequence[_Part]) -> list[_Part]:
     Two threads that read short parts wait for the interpreter's lock most of their time.
     """
     left: list[_Part] = []
-    crcs: dict[ChunkId, bytes | None] = {}
-    scratch = bytearray()
     room = access.at_once_bytes
     for part in parts:
-        chunk, length = part.piece.chunk, part.piece.length
-        begin, end = granules_around(part.offset, len(part.target), length)
-        grant = part.opened.grants[chunk]
-        if end - begin > min(room, SHORT_PART_BYTES) or grant.logical_bytes != length:
+        opened, piece, offset, target = part
+        begin, end = granules_around(offset, len(target), piece.length)
+        if end - begin > min(room, SHORT_PART_BYTES):
             left.append(part)
             continue
         room -= end - begin
-        is_whole = end - begin == len(part.target)
-        if not is_whole and len(scratch) < end - begin:
-            scratch = bytearray(end - begin)
-        memory = part.target if is_whole else memoryview(scratch)[: end - begin]
-        try:
-            if chunk not in crcs:
-                crcs[chunk] = cached_crcs(access.descriptors, chunk, grant)
-            sums = crcs[chunk]
-            is_read = sums is not None and cached_granules(access.descriptors, chunk, grant, sums, begin, memory)
-        except StaleGrant:  # it is read once more, and then located again
-            is_read = False
-        if not is_read:
+        if not fill_part(access.descriptors, access.check, opened, piece, offset, target):
             left.append(part)
-        elif not is_whole:
-            part.target[:] = memory[part.offset - begin : part.offset - begin + len(part.target)]
     return left
 
 

@@ -128,14 +128,14 @@ class SegmentDescriptors:
             self._open.move_to_end(segment)
             return _pread_cached(held, [target], offset) == len(target)
 
-    def read_extent_cached(self, segment: SegmentId, target: memoryview, vector: memoryview, offset: int) -> bool:
-        """Like `read_cached`, for a payload and its vector; other threads may use the descriptors during the read."""
+    def read_pieces_cached(self, segment: SegmentId, targets: Sequence[memoryview], offset: int) -> bool:
+        """Like `read_cached`, for pieces of memory one after the other; other threads may use the descriptors during
+        the read."""
         held = self.enter(segment)
         if held is None:
             return False
         try:
-            targets = [target, vector] if vector else [target]
-            return _pread_cached(held, targets, offset) == len(target) + len(vector)
+            return _pread_cached(held, targets, offset) == sum(map(len, targets))
         finally:
             self.leave(held)
 

@@ -16,10 +16,12 @@ import os
 from collections.abc import Iterable, Sequence
 
 from lakefs.content.verify import (
+    NO_VECTOR,
     Check,
     crcs_between,
     crcs_of,
     granule_crcs,
+    granule_crcs_around,
     granules_around,
     matches,
     mismatch,
@@ -76,9 +78,7 @@ def fetch_cached(
     """
     assert len(target) == grant.logical_bytes < BRING_IN_FROM
     vector = room_for_vector(grant.stored_bytes, check)
-    if grant.medium == MEDIUM_DRAM:
-        descriptors.slabs.copy(grant, 0, target, vector)
-    elif not descriptors.read_extent_cached(SegmentId(grant.segment), target, vector, grant.offset):
+    if not read_pieces_cached(descriptors, grant, 0, [target, vector] if vector else [target]):
         return False
     if not matches(chunk, target, check, grant.crc, vector):
         raise mismatch(chunk, check)
@@ -133,6 +133,28 @@ def cached_granules(
     return True
 
 
+def cached_part(
+    descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant, crcs: bytes, offset: int, target: memoryview
+) -> bool:
+    """Like `cached_granules`, for bytes from `offset` on that need not be whole granules.  StaleGrant.
+
+    The bytes are copied once, straight into `target`; what else their granules hold is read beside it.
+    """
+    begin, end = granules_around(offset, len(target), grant.logical_bytes)
+    if end - begin == len(target):
+        pieces = [target]
+        lead = trail = NO_VECTOR
+    else:
+        beside = memoryview(bytearray(end - begin - len(target)))
+        lead, trail = beside[: offset - begin], beside[offset - begin :]
+        pieces = [piece for piece in (lead, target, trail) if piece]
+    if not read_pieces_cached(descriptors, grant, begin, pieces):
+        return False
+    if granule_crcs_around(lead, target, trail) != crcs_between(crcs, begin, end):
+        raise mismatch(chunk, Check.CRC32C)
+    return True
+
+
 def may_be_cached(descriptors: SegmentDescriptors, grant: Grant, begin: int, length: int) -> bool:
     """Return True if a place of the extent is in memory, or unknown; see `SegmentDescriptors.may_be_cached`."""
     return grant.medium == MEDIUM_DRAM or descriptors.may_be_cached(
@@ -146,6 +168,18 @@ def read_cached(descriptors: SegmentDescriptors, grant: Grant, begin: int, targe
         descriptors.slabs.copy(grant, begin, target)
         return True
     return descriptors.read_cached(SegmentId(grant.segment), target, grant.offset + begin)
+
+
+def read_pieces_cached(
+    descriptors: SegmentDescriptors, grant: Grant, begin: int, targets: Sequence[memoryview]
+) -> bool:
+    """Like `read_cached`, for pieces of memory one after the other."""
+    if grant.medium == MEDIUM_DRAM:
+        for target in targets:
+            descriptors.slabs.copy(grant, begin, target)
+            begin += len(target)
+        return True
+    return descriptors.read_pieces_cached(SegmentId(grant.segment), targets, grant.offset + begin)
 
 
 def _read_granted(

@@ -63,3 +63,17 @@ def advise(mapping: mmap.mmap, advice: int, begin: int = 0, length: int | None =
         return ctypes.get_errno() if failed else 0
     finally:
         del memory  # else the mapping cannot be closed
+
+
+def want_huge_pages(memory: memoryview) -> None:
+    """Advise the kernel to fill the whole pages of writable memory with huge ones; does nothing where it has none.
+
+    For memory that was just allocated and is to be written whole.
+    """
+    start = ctypes.c_char.from_buffer(memory)
+    address = ctypes.addressof(start)
+    del start  # else the memory cannot be released
+    begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (address + len(memory)) // mmap.PAGESIZE * mmap.PAGESIZE
+    if begin < end:
+        _libc.madvise(begin, end - begin, mmap.MADV_HUGEPAGE)

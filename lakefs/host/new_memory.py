@@ -1,4 +1,5 @@
-"""Creates memory with a descriptor (a memfd) whose pages are all allocated, and checks the limit of memory to lend.
+"""Creates memory with a descriptor (a memfd) whose pages are all allocated, duplicates that of existing memory,
+and checks the limit of memory to lend.
 
 More memory than the machine has is refused first: the kernel would look for its pages at the cost of every other
 process.
@@ -39,6 +40,14 @@ def new_memory(size_bytes: int, *, sealed: bool = False) -> int:
         os.close(descriptor)
         raise _no_memory(size_bytes, error) from error
     return descriptor
+
+
+def duplicate(descriptor: int) -> int:
+    """Return another descriptor of existing memory.  InvalidArgument if the given one is not open."""
+    try:
+        return os.dup(descriptor)
+    except OSError as error:
+        raise InvalidArgument(f"descriptor {descriptor} is not open: {error.strerror}") from error
 
 
 def check_lendable(size_bytes: int) -> None:

@@ -11,6 +11,9 @@ typedef struct {
     size_t length;
 } span;
 
+/* A hash of bytes, with a secret of the process: what others choose does not fill one set of a table. */
+typedef uint64_t (*span_hash)(span);
+
 /* Skips `text` at the beginning of `from`; returns 0 if it is not there. */
 static inline int span_skip(span *from, const char *text, size_t length)
 {

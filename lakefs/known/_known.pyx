@@ -30,6 +30,7 @@ cdef extern from "known.h" nogil:
         CONTENT_SEGMENTS
         CONTENT_SLABS
         GRANULE_BYTES
+        KNOWN_BYTES_EXPECTED
         KNOWN_CHUNK_BYTES
         KNOWN_CONTENT_MAX
         LAKE_TIER_SEGMENT
@@ -56,20 +57,26 @@ cdef extern from "known.h" nogil:
         span slabs[4096]
         const uint64_t *generations
         uint64_t generation_count, slab_bytes
+    ctypedef struct kept_answer:
+        span key, stamps
+    ctypedef uint64_t (*span_hash)(span) noexcept nogil
+    ctypedef struct kept_answers:
+        lake_stamps stamps
+        uint64_t held_bytes, count
+    int kept_begin(kept_answers *, span_hash, uint64_t limit_bytes, uint64_t expected_bytes)
+    void kept_forget(kept_answers *)
+    void kept_end(kept_answers *)
     ctypedef struct known_answer:
+        kept_answer kept
         uint64_t serial, size_bytes
-        span stamps, name, stat
+        span stat
         bint has_content
         uint8_t chunk[33]
-    ctypedef uint64_t (*known_hash)(span) noexcept nogil
     ctypedef struct known:
-        lake_stamps stamps
+        kept_answers answers
         content_table content
-        uint64_t held_bytes, count, answered
+        uint64_t answered
     void lake_crc32c_begin()
-    int known_begin(known *, known_hash, uint64_t limit_bytes)
-    void known_forget(known *)
-    void known_end(known *)
     const known_answer *known_standing(const known *, span name)
     int known_keep(known *, const known_answer *parts)
     int known_content(known *, const known_answer *, uint8_t *into)
@@ -83,12 +90,12 @@ cdef extern from "known.h" nogil:
 
 cdef extern from *:
     """
-    static uint64_t known_hash_by_python(span text)
+    static uint64_t hash_by_python(span text)
     {
         return (uint64_t)PyHash_GetFuncDef()->hash(text.at, (Py_ssize_t)text.length);
     }
     """
-    uint64_t known_hash_by_python(span text) noexcept nogil
+    uint64_t hash_by_python(span text) noexcept nogil
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *length)
     void PyErr_Clear()
 
@@ -130,21 +137,21 @@ cdef class KnownTable:
             raise MemoryError("no memory for names")
         for slot in range(CONTENT_SEGMENTS):
             self.at.content.segments[slot].descriptor = -1
-        if not known_begin(self.at, known_hash_by_python, memory_bytes):
+        if not kept_begin(&self.at.answers, hash_by_python, memory_bytes, KNOWN_BYTES_EXPECTED):
             raise MemoryError("no memory for names")
 
     def __dealloc__(self):
         if self.at != NULL:
-            known_forget(self.at)
-            known_end(self.at)
+            kept_forget(&self.at.answers)
+            kept_end(&self.at.answers)
             free(self.at)
 
     # --- what the engine shares ----------------------------------------------------------------------------------
 
     def use_stamps(self, reader not None):
-        if self.at.count:
+        if self.at.answers.count:
             raise ValueError("what is known rests on other stamps")
-        memcpy(&self.at.stamps, PyCapsule_GetPointer(reader.native, LAKE_STAMPS_CAPSULE), sizeof(lake_stamps))
+        memcpy(&self.at.answers.stamps, PyCapsule_GetPointer(reader.native, LAKE_STAMPS_CAPSULE), sizeof(lake_stamps))
         self.held["stamps"] = reader
 
     def use_places(self, table not None):
@@ -188,10 +195,10 @@ cdef class KnownTable:
         memset(self.at.content.slabs, 0, sizeof(self.at.content.slabs))
 
     def forget(self):
-        known_forget(self.at)
+        kept_forget(&self.at.answers)
         self.drop_slabs()
         self.drop_segments()
-        memset(&self.at.stamps, 0, sizeof(lake_stamps))
+        memset(&self.at.answers.stamps, 0, sizeof(lake_stamps))
         memset(&self.at.content.places, 0, sizeof(lake_places))
         self.held.clear()
 
@@ -208,9 +215,9 @@ cdef class KnownTable:
             memset(&parts, 0, sizeof(parts))
             if stamps is None or stat is None:
                 raise TypeError("an answer has stamps and a stat")
-            if not is_name(name, &parts.name):
+            if not is_name(name, &parts.kept.key):
                 continue
-            parts.stamps = span_of(stamps)
+            parts.kept.stamps = span_of(stamps)
             parts.stat = span_of(stat)
             if chunk is not None and len(chunk) == KNOWN_CHUNK_BYTES and size_bytes <= KNOWN_CONTENT_MAX:
                 parts.has_content = True
@@ -302,4 +309,4 @@ cdef class KnownTable:
 
     @property
     def counts(self):
-        return self.at.count, self.at.held_bytes, self.at.answered
+        return self.at.answers.count, self.at.answers.held_bytes, self.at.answered

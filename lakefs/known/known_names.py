@@ -6,7 +6,8 @@
 Each method returns the answer, or the steps that get it; `lakefs.client.facade` runs those.
 
 Rules kept here:
-- An answer is learned with the stamps of every record that it was read from.  It is durable: it has been given.
+- An answer is learned with the stamps of every record that it was read from.  It is durable: it has been given.  (A
+  mount, which promises less, also has answers learned that are visible and may not be durable.)
 - It belongs to the connection on which it was read.  Each call first looks if that connection is still open (the
   blocking client asks the system at most once in a millisecond, in which no engine starts), and forgets everything,
   before it answers, if it is not.  Beside that each look at stamps reads the robust mutex, which says if the engine
@@ -127,9 +128,14 @@ class KnownNames:
 
     def stat(self, name: str) -> ObjectStat | Steps[ObjectStat]:
         """See `LakeSteps.stat`."""
+        found = self.stat_at_hand(name)
+        return self._client.steps.stat(name) if found is None else found
+
+    def stat_at_hand(self, name: str) -> ObjectStat | None:
+        """Return the stat of a name as it is now; None if it has to be asked for."""
         packed = self._table.stat(name) if self._standing() != _NEVER else None
         if packed is None:
-            return self._client.steps.stat(name)
+            return None
         self._table.count(1)
         return _unpack_stat(packed)
 
@@ -153,10 +159,14 @@ class KnownNames:
 
     def open(self, name: str) -> Opened | Steps[Opened]:
         """See `LakeSteps.open`."""
+        return self.open_at_hand(name) or self._client.steps.open(name)
+
+    def open_at_hand(self, name: str) -> Opened | None:
+        """Return an object of at most 64 KiB as it is now, with its content; None if it has to be asked for."""
         epoch = self._standing()
         found = self._table.read(name, True) if epoch != _NEVER else None
         if found is None or not self._is_right(*found[:2]):
-            return self._client.steps.open(name)
+            return None
         content, chunk, stat = found
         self._answered([chunk])
         pieces = [Piece(ChunkId(chunk), 0, len(content))] if content else []

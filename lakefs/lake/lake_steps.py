@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -70,6 +70,9 @@ from lakefs.wire.messages import (
     StatusReply,
 )
 
+if TYPE_CHECKING:
+    from lakefs.fabric.client_fabric import ClientFabric
+
 
 @dataclass(frozen=True)
 class LakeSteps(UploadSteps, ReadSteps, SpacesSteps):
@@ -86,6 +89,8 @@ class LakeSteps(UploadSteps, ReadSteps, SpacesSteps):
     """See `Access.is_held`."""
     learner: Learner | None = None
     """Learns the answers to requests about names."""
+    fabric: ClientFabric | None = None
+    """RDMA to the engine, over a network."""
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -355,6 +360,7 @@ class LakeSteps(UploadSteps, ReadSteps, SpacesSteps):
             self.at_once_bytes,
             is_held=self.is_held,
             learner=self.learner,
+            fabric=self.fabric,
         )
         return replace(access, progress=progress) if progress else access
 

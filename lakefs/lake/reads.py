@@ -9,12 +9,22 @@ from dataclasses import replace
 from lakefs.content.verify import Check
 from lakefs.errors import InvalidArgument, LakeError
 from lakefs.get.chunks import get_chunks, get_chunks_into
-from lakefs.get.load import load_many, return_pool
+from lakefs.get.load import load_many
 from lakefs.get.mapping import MappedObject, map_object
-from lakefs.get.objects import close_object, get_many, get_many_into, get_whole, open_object, read_range
+from lakefs.get.objects import (
+    close_object,
+    get_many,
+    get_many_into,
+    get_whole,
+    open_object,
+    read_range,
+    read_range_into,
+)
 from lakefs.get.opened import Access, Opened
+from lakefs.get.pool_lending import return_pool
 from lakefs.get.pools import Pool
-from lakefs.get.prefetch import look_ahead
+from lakefs.get.prefetch import bring_in, look_ahead
+from lakefs.get.range_orders import Extent
 from lakefs.get.ranges import Range, get_ranges
 from lakefs.host.writable_memory import WritableBuffer, chunk_memories, writable_memory
 from lakefs.ids import ChunkId
@@ -61,8 +71,8 @@ class ReadSteps(ABC):
     ) -> Steps[list[int]]:
         """Load chunks (by id) and objects (by name) to offsets of a pool; return their lengths in bytes, in order.
 
-        The engine writes the bytes from its page cache or disk straight to the pool; where memory cannot be lent (over
-        TCP) they are streamed there.  Bytes that have arrived are checked in the pool, as the client's `check` says,
+        The engine writes the bytes from its page cache or disk straight to the pool, over a network by RDMA; where it
+        cannot, they are streamed there.  Bytes that have arrived are checked in the pool, as the client's `check` says,
         while others are loaded.  `rooms`, if given, has for each the most bytes that it may take; places do not
         overlap.  ChunkNotFound, ChunkDamaged, InvalidArgument if something does not fit, SourceChanged if the memory
         was shrunk; for names the errors of `get`.  After an error or a cancellation the places may hold anything.
@@ -105,6 +115,16 @@ class ReadSteps(ABC):
         access = self.access(None)
         yield from look_ahead(access, opened, offset, length)
         return (yield from read_range(access, opened, offset, length))
+
+    def read_into(self, opened: Opened, offset: int, view: memoryview) -> Steps[None]:
+        """Like `read`, into memory for bytes that are all in the object.  After an error it may hold anything."""
+        access = self.access(None)
+        yield from look_ahead(access, opened, offset, len(view))
+        yield from read_range_into(access, opened, offset, view)
+
+    def bring_in(self, opened: Opened, extents: Sequence[Extent]) -> Steps[None]:
+        """Start to bring in ranges predicted for the reader of an opened object; see `lakefs.get.prefetch`."""
+        return bring_in(self.access(None), opened, extents)
 
     def get_ranges(self, ranges: Sequence[Range], at_once_bytes: int = 0) -> Steps[list[bytes | LakeError]]:
         """Return ranges of objects in order, checked, in few requests; see `lakefs.get.ranges`.

@@ -31,7 +31,7 @@ from lakefs.get.pools import Pool
 from lakefs.host.writable_memory import WritableBuffer, writable_memory
 from lakefs.ids import Buffer
 from lakefs.lake.uploads import Progress
-from lakefs.limits import KEYED_DEPTH_MAX, KEYED_VALUE_BYTES_MAX, KIB
+from lakefs.limits import KEYED_DEPTH_MAX, KEYED_QUOTA_BYTES_MAX, KEYED_TTL_S_MAX, KEYED_VALUE_BYTES_MAX, KIB
 from lakefs.names import check_value_keys
 from lakefs.put.keyed import KeyedItem, KeyedResult, Outcome, put_values, remove_values
 from lakefs.put.shared_memory import Slot
@@ -64,9 +64,9 @@ class SpacesSteps:
         `quota` (bytes, or text such as "200G") and `ttl` (seconds, rounded up, or text such as "7d"), if given, become
         the space's, also if it exists; 0 means none.  InvalidArgument, InvalidName.
         """
-        quota_bytes = parse_size(quota) if isinstance(quota, str) else quota
-        ttl_s = parse_duration(ttl) if isinstance(ttl, str) else ttl
-        reply = yield from send(SpaceOpen(name, quota_bytes, None if ttl_s is None else ceil(ttl_s), create))
+        quota_bytes = _whole(parse_size(quota) if isinstance(quota, str) else quota, KEYED_QUOTA_BYTES_MAX, "quota")
+        ttl_s = _whole(parse_duration(ttl) if isinstance(ttl, str) else ttl, KEYED_TTL_S_MAX, "TTL")
+        reply = yield from send(SpaceOpen(name, quota_bytes, ttl_s, create))
         assert isinstance(reply.message, SpaceStat)
         return reply.message
 
@@ -79,6 +79,13 @@ class SpacesSteps:
     def remove_space(self, name: str) -> Steps[None]:
         """Remove a space with all its values.  SpaceNotFound."""
         yield from send(SpaceRemove(name))
+
+
+def _whole(number: float | None, most: int, what: str) -> int | None:
+    """Return a setting as a whole number, rounded up.  InvalidArgument, also for what is no number."""
+    if number is not None and not 0 <= number <= most:
+        raise InvalidArgument(f"the {what} of a space is 0, for none, to {most}, not {number}")
+    return None if number is None else ceil(number)
 
 
 @dataclass(frozen=True)
@@ -94,7 +101,7 @@ class SpaceSteps:
         A value that is known to be damaged, or has expired, is not present.  SpaceNotFound, InvalidArgument.
         """
         values = yield from find_values(self.number, check_value_keys(keys))
-        return match_of(values)
+        return match_of([bool(pieces) for pieces in values])
 
     def load(
         self, keys: Sequence[bytes], pool: Pool, offsets: Sequence[int], rooms: Sequence[int] = ()

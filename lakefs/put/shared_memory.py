@@ -8,9 +8,11 @@
 The engine copies a slot before it hashes it, so a slot may be filled anew as soon as its put has returned.  A write
 to the slot before that changes only the content stored under that name.
 
+With `descriptor` it is the shared region of another program (a memfd, or a file on tmpfs or hugetlbfs) instead.
+
 Rules kept here:
-- The memory is sealed against shrinking and growing, and its pages are allocated at the beginning: filling it
-  costs no page fault.
+- New memory is sealed against shrinking and growing, and its pages are allocated at the beginning: filling it costs
+  no page fault.  Existing memory stays as it is; the caller may close its own descriptor.
 - Room from `allocate` belongs to one slot until its `release`.  `slot` allocates nothing: its caller manages the
   memory itself.
 - Each lake has its own number for a memory (`LentMemories`): one memory may be used with several lakes.
@@ -29,29 +31,34 @@ from weakref import WeakKeyDictionary
 from lakefs.errors import InvalidArgument, LocalFileError
 from lakefs.host.forks import follow_forks
 from lakefs.host.memory_advice import POPULATE_WRITE, advise
-from lakefs.host.new_memory import check_lendable, new_memory
+from lakefs.host.new_memory import check_lendable, duplicate, new_memory
 from lakefs.limits import PAGE_BYTES
 
 
 class SharedMemory:
-    """Memory of `size_bytes`, rounded up to pages.  Making it blocks.
+    """Memory of `size_bytes`, rounded up to pages; or the first `size_bytes` of a descriptor.  Making it blocks.
 
-    InvalidArgument (above 256 GiB), LocalFileError (no memory).
+    InvalidArgument (above 256 GiB, or the descriptor is not open), LocalFileError (no memory, or fewer bytes).
 
     Used from any thread, and after a fork from both processes, which then share the bytes but not the record of
     allocated room.
     """
 
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(self, size_bytes: int, *, descriptor: int | None = None) -> None:
         if size_bytes <= 0:
             raise InvalidArgument(f"shared memory has 1 byte and more, not {size_bytes}")
         check_lendable(size_bytes)
-        self.size_bytes = _page_up(size_bytes)
-        self._descriptor = new_memory(self.size_bytes, sealed=True)
+        if descriptor is None:
+            self.size_bytes = _page_up(size_bytes)
+            self._descriptor = new_memory(self.size_bytes, sealed=True)
+        else:
+            self.size_bytes = size_bytes
+            self._descriptor = duplicate(descriptor)
         try:
             self._mapping = mmap.mmap(self._descriptor, self.size_bytes)
-            _populate(self._mapping)
-        except OSError as error:
+            if descriptor is None:
+                _populate(self._mapping)
+        except (OSError, ValueError) as error:
             os.close(self._descriptor)
             raise _no_memory(size_bytes, error) from error
         self._buffer = memoryview(self._mapping)
@@ -66,7 +73,7 @@ class SharedMemory:
 
     @property
     def descriptor(self) -> int:
-        """The memfd; the object keeps owning it."""
+        """Descriptor of the memory; the object keeps owning it."""
         return self._descriptor
 
     def begin_anew(self) -> None:
@@ -166,5 +173,6 @@ def _populate(mapping: mmap.mmap) -> None:
         raise OSError(code, os.strerror(code))
 
 
-def _no_memory(size_bytes: int, error: OSError) -> LocalFileError:
-    return LocalFileError(f"no shared memory of {size_bytes} bytes is to be had: {error.strerror}")
+def _no_memory(size_bytes: int, error: OSError | ValueError) -> LocalFileError:
+    reason = error.strerror if isinstance(error, OSError) else error
+    return LocalFileError(f"no shared memory of {size_bytes} bytes is to be had: {reason}")

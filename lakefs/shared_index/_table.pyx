@@ -131,7 +131,8 @@ cdef extern from *:
         return 0;
     }
 
-    static int lake_find(const lake_table *table, const uint8_t *chunk, lake_entry *found)
+    /* Returns 1 found, 0 not present at a moment of the call, -1: it cannot be told. */
+    static int lake_seek(const lake_table *table, const uint8_t *chunk, lake_entry *found)
     {
         uint64_t home = lake_home(table, chunk + 1);
         uint32_t *first = lake_stripe(table, home);
@@ -149,7 +150,12 @@ cdef extern from *:
                 return 0;
             lake_pause();
         }
-        return 0;
+        return -1;
+    }
+
+    static inline int lake_find(const lake_table *table, const uint8_t *chunk, lake_entry *found)
+    {
+        return lake_seek(table, chunk, found) == 1;
     }
 
     static inline void lake_tell(const lake_entry *found, void *into)
@@ -158,7 +164,7 @@ cdef extern from *:
         memcpy(into, &place, sizeof(place));
     }
 
-    /* The port for other native modules. */
+    /* The ports for other native modules. */
     static int lake_find_place(const void *table, const uint8_t *chunk, lake_place *place)
     {
         lake_entry found;
@@ -166,6 +172,20 @@ cdef extern from *:
             return 0;
         lake_tell(&found, place);
         return 1;
+    }
+
+    static int lake_seek_place(const void *table, const uint8_t *id, lake_place *place)
+    {
+        lake_entry found;
+        int seen = lake_seek(table, id, &found);
+        if (seen == 1)
+            lake_tell(&found, place);
+        return seen;
+    }
+
+    static void lake_prefetch_place(const void *table, const uint8_t *id)
+    {
+        lake_prefetch(table, id);
     }
 
     /* --- places as the grants of an answer (msgpack; `lakefs.wire.grants.Grant`) ---------------- */
@@ -401,6 +421,13 @@ cdef extern from *:
         const void *table
         int (*find)(const void *, const uint8_t *, lake_place *) noexcept nogil
 
+    const char *LAKE_SEEKER_CAPSULE
+
+    ctypedef struct lake_seeker:
+        const void *table
+        void (*prefetch)(const void *, const uint8_t *) noexcept nogil
+        int (*seek)(const void *, const uint8_t *, lake_place *) noexcept nogil
+
     ctypedef struct lake_table:
         lake_entry *entries
         uint32_t *stripes
@@ -417,6 +444,8 @@ cdef extern from *:
     int lake_find(const lake_table *table, const uint8_t *chunk, lake_entry *found) nogil
     void lake_tell(const lake_entry *found, void *into) nogil
     int lake_find_place(const void *table, const uint8_t *chunk, lake_place *place) noexcept nogil
+    int lake_seek_place(const void *table, const uint8_t *id, lake_place *place) noexcept nogil
+    void lake_prefetch_place(const void *table, const uint8_t *id) noexcept nogil
     uint8_t *lake_pack_array(uint8_t *at, uint32_t length) nogil
     uint8_t *lake_pack_grant(uint8_t *at, const lake_entry *found) nogil
     int lake_put(lake_table *table, const uint8_t *chunk, const lake_entry *wanted) nogil
@@ -451,6 +480,7 @@ cdef class SharedTable:
 
     cdef lake_table table
     cdef lake_places port
+    cdef lake_seeker seeker_port
     cdef Py_buffer memory
     cdef bint is_held
     cdef bint is_writable
@@ -476,6 +506,9 @@ cdef class SharedTable:
         self.table.stripe_shift = stripe_shift(capacity)
         self.port.table = &self.table
         self.port.find = lake_find_place
+        self.seeker_port.table = &self.table
+        self.seeker_port.prefetch = lake_prefetch_place
+        self.seeker_port.seek = lake_seek_place
 
     def __dealloc__(self):
         if self.is_held:
@@ -500,6 +533,11 @@ cdef class SharedTable:
     def native(self):
         """A capsule by which other native modules look places up (`place.h`); valid as long as this object."""
         return PyCapsule_New(&self.port, LAKE_PLACES_CAPSULE, NULL)
+
+    @property
+    def seeker(self):
+        """A capsule by which other native modules learn also what is not present (`place.h`); as `native`."""
+        return PyCapsule_New(&self.seeker_port, LAKE_SEEKER_CAPSULE, NULL)
 
     def find(self, chunk):
         """Return the chunk's place; None when it is not known here."""

@@ -53,9 +53,10 @@ else:
 class SharedIndexReader:
     """A read-only mapping of the engine's shared index; one per process and engine, shared by the process's threads."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, magic: bytes = MAGIC) -> None:
         """Map the index by the engine's descriptor, which stays the caller's and may be closed after the call.
 
+        `magic`: of a table with other contents in the same format.
         PermissionDenied: it could be shrunk under the mapping.  StoreDamaged: it is no shared index of this version.
         """
         if is_cuttable(descriptor):
@@ -63,12 +64,13 @@ class SharedIndexReader:
         try:
             first, begin = map_aligned(descriptor, HEADER_PAGE_BYTES)
             with first:
-                self.header: Final[TableHeader] = unpack_header(first[begin : begin + HEADER_PAGE_BYTES])
+                self.header: Final[TableHeader] = unpack_header(first[begin : begin + HEADER_PAGE_BYTES], magic)
             length = table_bytes(self.header.capacity)
             memory, begin = map_aligned(descriptor, length)
             self._memory = memoryview(memory).toreadonly()[begin : begin + length]
         except (OSError, ValueError) as error:
             raise StoreDamaged(f"the shared index cannot be mapped: {error}", subject="shared index") from error
+        self._magic: Final = magic
         table = self.table = SharedTable(self._memory, self.header.capacity)
         """The table, for other native modules."""
         self.find: Final = table.find
@@ -83,4 +85,4 @@ class SharedIndexReader:
     @property
     def is_current(self) -> bool:
         """True while the engine maintains this table; if False, OpenSharedIndex returns the current one."""
-        return bytes(self._memory[: len(MAGIC)]) == MAGIC
+        return bytes(self._memory[: len(MAGIC)]) == self._magic

@@ -107,19 +107,19 @@ class TableHeader:
     clean_sequence: int = NOT_CLEAN
     entry_count: int = 0
 
-    def pack(self) -> bytes:
+    def pack(self, magic: bytes = MAGIC) -> bytes:
         """Return the header's bytes, for offset 0; the rest of the page is zeros."""
-        body = HEADER.pack(MAGIC, FORMAT_VERSION, ENTRY_BYTES, *astuple(self), 0)[: -_CHECK.size]
+        body = HEADER.pack(magic, FORMAT_VERSION, ENTRY_BYTES, *astuple(self), 0)[: -_CHECK.size]
         return body + _CHECK.pack(crc32c(body))
 
 
-def unpack_header(page: bytes | memoryview) -> TableHeader:
-    """Parse a header; StoreDamaged when the bytes are no header, of another version, or damaged."""
+def unpack_header(page: bytes | memoryview, magic: bytes = MAGIC) -> TableHeader:
+    """Parse a header; StoreDamaged when the bytes are no header of that magic, of another version, or damaged."""
     if len(page) < HEADER.size:
         raise StoreDamaged("the shared index is too short for its header", subject="shared index")
     raw = bytes(page[: HEADER.size])
-    magic, version, entry_bytes, capacity, store_id, boot_id, clean, count, crc = HEADER.unpack(raw)
-    if magic != MAGIC:
+    found, version, entry_bytes, capacity, store_id, boot_id, clean, count, crc = HEADER.unpack(raw)
+    if found != magic:
         raise StoreDamaged("this is not a shared index: its magic is another", subject="shared index")
     if version != FORMAT_VERSION or entry_bytes != ENTRY_BYTES:
         raise StoreDamaged(f"shared index of version {version}: this release knows 1", subject="shared index")

@@ -26,6 +26,7 @@ from lakefs.wire.engine_port import Reply
 from lakefs.wire.messages import (
     KeyedMatch,
     LendMemory,
+    OpenKeyedIndex,
     OpenObjects,
     OpenSegments,
     OpenSharedIndex,
@@ -66,6 +67,7 @@ _TAKING: Final = (
     SessionOpen,
     SourceOpen,
     LendMemory,
+    OpenKeyedIndex,
     OpenSharedIndex,
     OpenObjects,
     OpenSegments,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from lakefs.wire.base import Done, Failure, Message, NameChange, NameResults, Request
+from lakefs.wire.fabric_messages import FabricMemory
 from lakefs.wire.session_messages import Stored
 
 # Media: how a client reads a granted chunk's bytes.  Entries of the shared index use the same numbers as their tier.
@@ -176,7 +177,10 @@ class ReturnMemory(Request, frozen=True):
 class StoreSlots(Request, frozen=True):
     """Store slots of lent memory as data chunks, each 1 B to 4 MiB; the engine copies them before it hashes.
 
-    SourceChanged when the memory was shrunk.  SessionLost when it is not, or no longer, lent on this connection.
+    With `fabric` the slots lie in that memory, and the engine READs them; `memory` is 0.
+
+    SourceChanged when the memory was shrunk.  SessionLost when it is not, or no longer, lent on this connection; with
+    `fabric`, when the connection has no queue pair, or lost it.
     """
 
     OP = 51
@@ -185,6 +189,7 @@ class StoreSlots(Request, frozen=True):
     memory: int
     offsets: list[int]
     lengths: list[int]
+    fabric: FabricMemory | None = None
 
 
 class PutSlots(Request, frozen=True):
@@ -197,6 +202,7 @@ class PutSlots(Request, frozen=True):
     lengths: list[int]
     changes: list[NameChange]
     durable: bool = True
+    fabric: FabricMemory | None = None
 
 
 class SlotsLoaded(Message, frozen=True):
@@ -219,7 +225,8 @@ class LoadSlots(Request, frozen=True):
     outside the memory or overlaps another: ChunkNotFound, ChunkDamaged, InvalidArgument, SourceChanged (the memory was
     shrunk), StaleGrant (ask again).  SessionLost when the memory is not, or no longer, lent on this connection.
     Slots without a failure hold their payload; a slot with one may hold anything.  After the answer, also that of a
-    cancelled request, the engine no longer writes to the memory.
+    cancelled request, the engine no longer writes to the memory.  With `fabric` the slots lie in that memory, and the
+    engine WRITEs them; `memory` is 0.  SessionLost too when the connection has no queue pair, or lost it.
     """
 
     OP = 52
@@ -229,3 +236,4 @@ class LoadSlots(Request, frozen=True):
     offsets: list[int]
     lengths: list[int] = []
     checksums: bool = True
+    fabric: FabricMemory | None = None

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 from lakefs.wire.base import Done, Failure, Message, Request
+from lakefs.wire.fabric_messages import FabricMemory
 
 # Outcomes of one key of a request that changes.
 KEYED_FAILED: Final = 0
@@ -137,7 +138,7 @@ class KeyedLoad(Request, frozen=True):
     As LoadSlots: `lengths`, if given, has the room of each value; the client checks the bytes, by ids or by the
     answer's checksums.  A key has a failure of its own: KeyNotFound, RequestTooLarge when the values before it fill the
     request (4,096 parts), and the failures of a slot.  SpaceNotFound; SessionLost when the memory is not, or no longer,
-    lent on this connection.
+    lent on this connection.  `fabric` as in LoadSlots.
     """
 
     OP = 94
@@ -148,6 +149,7 @@ class KeyedLoad(Request, frozen=True):
     offsets: list[int]
     lengths: list[int] = []
     checksums: bool = True
+    fabric: FabricMemory | None = None
 
 
 class KeyedOutcomes(Message, frozen=True):
@@ -197,6 +199,23 @@ class KeyedCommit(Request, frozen=True):
     chunks: list[bytes]
     depths: list[int] = []
     end_session: bool = False
+
+
+class KeyedIndexOpened(Message, frozen=True):
+    """A read-only descriptor of the keyed index, sent with this frame.  It has room for `entries` keys."""
+
+    entries: int
+
+
+class OpenKeyedIndex(Request, frozen=True):
+    """Get the keyed index: the table by which a client finds keys without a request.  See `docs/format.md`.
+
+    PermissionDenied over TCP; UnsupportedVersion when this engine shares none.  A table whose magic has become
+    zeros was replaced by a larger one: send this request again.
+    """
+
+    OP = 98
+    REPLY = KeyedIndexOpened
 
 
 class KeyedRemove(Request, frozen=True):

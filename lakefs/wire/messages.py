@@ -15,6 +15,7 @@ from typing import Final
 
 from lakefs.wire.base import *
 from lakefs.wire.bucket_messages import *
+from lakefs.wire.fabric_messages import *
 from lakefs.wire.grants import *
 from lakefs.wire.keyed_messages import *
 from lakefs.wire.session_messages import *
@@ -289,7 +290,8 @@ class OpenObjects(Request, frozen=True):
     payload is then not sent inline after all, there is no lease either: open the object again).  `lease_from`: no lease
     for content shorter than this many bytes; its reader opens the object again if gc has freed a chunk before it was
     read.  `grants_bytes` above 0: grants only for chunks with bytes in [grants_from, grants_from + grants_bytes),
-    MEDIUM_NONE for others.  `durable` and `versions` as in StatNames; VersionIsMarker.  `media`: MEDIA_DRAM, or 0.
+    MEDIUM_NONE for others.  `durable` and `versions` as in StatNames; VersionIsMarker.
+    `media`: bits MEDIA_DRAM, MEDIA_FABRIC.
     `stamps` as in StatNames.
     """
 

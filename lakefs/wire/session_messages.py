@@ -11,6 +11,8 @@ from lakefs.wire.base import Done, Message, Request
 
 FEATURE_STAMPS: Final = 1 << 0
 """Bit of HelloReply's `features`: the engine has stamps (`OpenStamps`)."""
+FEATURE_FABRIC: Final = 1 << 1
+"""Bit of HelloReply's `features`: the engine has an RDMA device (`FabricOpen`)."""
 
 # --- connection --------------------------------------------------------------------------------------
 
@@ -18,7 +20,7 @@ FEATURE_STAMPS: Final = 1 << 0
 class HelloReply(Message, frozen=True):
     """The server's identity and limits.  A client that has cached descriptors of a store compares the ids.
 
-    `features`: FEATURE_STAMPS, or 0.
+    `features`: bits FEATURE_STAMPS, FEATURE_FABRIC.
     """
 
     protocol: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -13,9 +14,10 @@ import trio
 from lakefs.client.blocking.lake import Lake
 from lakefs.client.blocking.spaces import Space
 from lakefs.client.trio.spaces import TrioSpace
-from lakefs.errors import InvalidArgument, RequestTooLarge, SpaceNotFound
+from lakefs.errors import ChunkNotFound, InvalidArgument, RequestTooLarge, SpaceNotFound
 from lakefs.get.keyed import MISS
 from lakefs.get.pools import Pool
+from lakefs.ids import data_chunk_id
 from lakefs.lake.spaces import SpaceSteps
 from lakefs.limits import BODY_BYTES_MAX, CHUNK_BYTES, KEYED_QUOTA_BYTES_MIN, KIB, MIB
 from lakefs.put.keyed import KeyedResult, Outcome
@@ -234,16 +236,55 @@ def test_values_without_a_byte_and_bad_depths_are_refused(kind: Kind) -> None:
     keyed(kind, body)
 
 
-def test_a_pin_keeps_the_bytes_of_a_removed_value(kind: Kind) -> None:
+def parts_of(value: bytes) -> list[bytes]:
+    """Return the parts of a value, each of which is a chunk."""
+    return [value[at : at + CHUNK_BYTES] for at in range(0, len(value), CHUNK_BYTES)]
+
+
+async def chunks_that_exist(space: Asker, parts: Sequence[bytes]) -> list[bool]:
+    """Return for each part if its chunk can be read, after a cycle of gc; its bytes are compared."""
+    await space.lake.run(space.lake.steps.gc())
+    found: list[bool] = []
+    for part in parts:
+        try:
+            assert await space.lake.run(space.lake.steps.get_chunks([data_chunk_id(part)])) == [part]
+            found.append(True)
+        except ChunkNotFound:
+            found.append(False)
+    return found
+
+
+def test_a_pin_keeps_the_bytes_of_removed_values_until_it_ends_and_no_others(kind: Kind) -> None:
     async def body(space: Asker) -> None:
-        value = value_of(200_000)
-        await space.put([b"a"], [value])
-        pinned = await space.lake.run(space.steps.pin([b"a", b"none"]))
-        assert pinned.present == [True, False]
-        assert len(pinned.leases) == 1
-        await space.lake.run(space.steps.remove([b"a"]))
+        pinned_value, other_value = value_of(CHUNK_BYTES + 70_000), value_of(200_000)
+        parts = [*parts_of(pinned_value), *parts_of(other_value)]
+        await space.put([b"a", b"b"], [pinned_value, other_value])
+        pinned = await space.lake.run(space.steps.pin([b"none", b"a"]))
+        assert pinned.present == [False, True]
+        again = await space.lake.run(space.steps.pin([b"a"]))
+        assert again.present == [True]
+        await space.lake.run(space.steps.remove([b"a", b"b"]))
+        assert await chunks_that_exist(space, parts) == [True, True, False]
         await space.lake.run(space.steps.unpin(pinned))
-        await space.lake.run(space.steps.unpin(pinned))  # once is enough
+        assert not pinned.leases
+        await space.lake.run(space.steps.unpin(pinned))  # the second time it does nothing, also not to other pins
+        assert await space.present([b"a"]) == [False]
+        assert await chunks_that_exist(space, parts) == [True, True, False], "the second pin was given back too"
+        await space.lake.run(space.steps.unpin(again))
+        assert await chunks_that_exist(space, parts) == [False, False, False]
+
+    keyed(kind, body)
+
+
+def test_a_pin_of_nothing_keeps_nothing(kind: Kind) -> None:
+    async def body(space: Asker) -> None:
+        value = value_of(100_000)
+        await space.put([b"a"], [value])
+        pinned = await space.lake.run(space.steps.pin([b"none"]))
+        assert (pinned.present, pinned.leases) == ([False], [])
+        await space.lake.run(space.steps.remove([b"a"]))
+        assert await chunks_that_exist(space, [value]) == [False]
+        await space.lake.run(space.steps.unpin(pinned))
 
     keyed(kind, body)
 
@@ -273,6 +314,10 @@ def test_a_space_has_its_settings_and_its_usage(kind: Kind) -> None:
 
         short = await space.lake.run(steps.open_space("llama/tp2", ttl=0.5))
         assert short.ttl_s == 1, "0 would mean for ever"
+        for quota, ttl in ((None, math.inf), (None, math.nan), (None, 1e300), (None, -1), (1 << 70, None), (-1, None)):
+            with pytest.raises(InvalidArgument, match="of a space is 0, for none"):
+                await space.lake.run(steps.open_space("llama/tp2", quota=quota, ttl=ttl))
+        assert await space.lake.run(steps.open_space("llama/tp2")) == short
 
     keyed(kind, body)
 

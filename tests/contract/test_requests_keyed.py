@@ -23,7 +23,7 @@ from lakefs.errors import (
     StoreFull,
 )
 from lakefs.ids import data_chunk_id
-from lakefs.limits import CHUNK_BYTES, KEYED_QUOTA_BYTES_MIN, MIB
+from lakefs.limits import CHUNK_BYTES, KEYED_ENTRY_BYTES, KEYED_QUOTA_BYTES_MIN, MIB
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import EngineClient
 from tests.contract.engines import Engine, Kind
@@ -270,8 +270,8 @@ def test_a_space_takes_no_more_than_its_quota(kind: Kind) -> None:
         space = await space_of(client, quota_bytes=KEYED_QUOTA_BYTES_MIN)
         session = await session_of(client)
         (chunk,) = await store_chunks(client, session, [b"q" * CHUNK_BYTES])
-        full = KEYED_QUOTA_BYTES_MIN // CHUNK_BYTES
-        over = m.KeyedCommit(session, space, [b"over"], [full + 1], [chunk] * (full + 1))
+        full = KEYED_QUOTA_BYTES_MIN // (CHUNK_BYTES + KEYED_ENTRY_BYTES)
+        over = m.KeyedCommit(session, space, [b"over"], [16], [chunk] * 16)
         answer = await ask(client, over, m.KeyedOutcomes)
         assert codes(answer.failures) == [CODES[RequestTooLarge]]
         keys = [bytes([index + 1]) for index in range(full + 1)]
@@ -279,7 +279,8 @@ def test_a_space_takes_no_more_than_its_quota(kind: Kind) -> None:
         answer = await ask(client, request, m.KeyedOutcomes)
         assert answer.outcomes == [m.KEYED_STORED] * full + [m.KEYED_FAILED]
         assert codes(answer.failures)[-1] == CODES[EngineBusy]
-        assert (await stat_of(client)).value_bytes <= KEYED_QUOTA_BYTES_MIN
+        stat = await stat_of(client)
+        assert stat.value_bytes + stat.entries * KEYED_ENTRY_BYTES <= KEYED_QUOTA_BYTES_MIN
 
     kind.run(body)
 

@@ -22,6 +22,8 @@ def test_spaces_are_set_listed_shown_and_purged(served: Served) -> None:
     (line,) = [line for line in served.good("kv", "ls").lines if line.endswith("  llama/tp2")]
     assert line.split()[0] == "2"
     assert "llama/tp2" in {space["space"] for space in json.loads(served.good("kv", "ls", "--json").out)["spaces"]}
+    (line,) = [line for line in served.good("status").lines if line.startswith("space llama/tp2 ")]
+    assert line.split(maxsplit=2)[2] == "2 values, 1.5 KiB of 1.0 GiB"
     changed = json.loads(served.good("kv", "set", "llama/tp2", "--quota", "0", "--json").out)
     assert (changed["quota_bytes"], changed["ttl_s"]) == (0, 604_800)
     served.good("kv", "purge", "llama/tp2")

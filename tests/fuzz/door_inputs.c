@@ -131,7 +131,7 @@ static void teach(s3_repeater *in, span request, uint8_t *stamps_memory)
         .lines = lines,
         .sums = lines,
         .logged = lines,
-        .stamps = {set, sizeof set},
+        .kept.stamps = {set, sizeof set},
         .is_of_get = 1,
     };
     uint8_t layout[3 * PIECE_BYTES] = {0};
@@ -142,7 +142,7 @@ static void teach(s3_repeater *in, span request, uint8_t *stamps_memory)
     }
     parts.layout = (span){layout, pieces * PIECE_BYTES};
     parts.canonical_target = of.target;
-    parts.key = answers_key(&in->answers, with.value[FIELD_HOST], of.target);
+    parts.kept.key = answers_key(&in->answers, with.value[FIELD_HOST], of.target);
     if (!answers_keep(&in->answers, &parts))
         exit(4);
 }
@@ -207,7 +207,7 @@ int main(int count, char **texts)
     lake_place place = {8, 16384, 0, 0, LAKE_TIER_DRAM};
     in.claims.hash = hash_of;
     in.claims.until_ns = INT64_MAX;
-    in.answers.stamps = (lake_stamps){stamps_memory, 8};
+    in.answers.table.stamps = (lake_stamps){stamps_memory, 8};
     in.content.places = (lake_places){&place, find_any};
     in.content.slabs[0] = (span){slab, sizeof slab};
     in.content.generations = generations;
@@ -220,7 +220,7 @@ int main(int count, char **texts)
     in.note_every = 4;
     static uint8_t lines[4096];
     in.log = (access_log){.lines = lines, .room = sizeof lines, .one_of = 2};
-    if (!answers_begin(&in.answers, hash_of, 4096))
+    if (!kept_begin(&in.answers.table, hash_of, 4096, ANSWER_BYTES_EXPECTED))
         return 5;
     puts_begin(&in.puts);
 
@@ -228,8 +228,8 @@ int main(int count, char **texts)
     for (uint64_t turn = 0; turn < inputs; turn++) {
         if (turn % 64 == 0) {
             teach(&in, seeds[0], stamps_memory);
-            answer *kept = *answers_find(&in.answers, answers_key(&in.answers, (span){(const uint8_t *)"lake:9000", 9},
-                                                                  (span){(const uint8_t *)"/bucket/key", 11}));
+            span host = {(const uint8_t *)"lake:9000", 9}, target = {(const uint8_t *)"/bucket/key", 11};
+            const answer *kept = (const answer *)*kept_find(&in.answers.table, answers_key(&in.answers, host, target));
             place.stored_bytes = (uint32_t)kept->size_bytes;
             memset(slab, 0, sizeof slab);
             if (kept->size_bytes <= GRANULE_BYTES) {
@@ -265,8 +265,8 @@ int main(int count, char **texts)
         free((void *)input.at);
     }
     claims_forget(&in.claims);
-    answers_forget(&in.answers);
-    answers_end(&in.answers);
+    kept_forget(&in.answers.table);
+    kept_end(&in.answers.table);
     for (size_t at = 0; at < seed_count; at++)
         free((void *)seeds[at].at);
     printf("%llu answered, %llu held\n", (unsigned long long)answered, (unsigned long long)held);

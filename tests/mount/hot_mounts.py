@@ -23,7 +23,10 @@ FILLED: Final = "filled a hot file"
 @contextmanager
 def forced_mounts(*options: str, mounts: int = 1) -> Iterator[LakeMounts]:
     """Mount so.  Skips the test where the kernel or the user has no passthrough, which the mount then says."""
-    with TemporaryDirectory(prefix="lake-") as path, lake(Path(path), *FORCED, *options, mounts=mounts) as mounted:
+    with (
+        TemporaryDirectory(prefix="lake-") as path,
+        lake(Path(path), *FORCED, *options, mounts=mounts, any_way=False) as mounted,
+    ):
         if found := re.search(r"no hot files.*", mounted.mounts[0].log.read_text()):
             pytest.skip(found.group())
         yield mounted

@@ -3,6 +3,8 @@
 `lake` starts an engine and one mount of its store or two.  `passthrough` mounts a folder, once or twice, so that the
 tests themselves can be tried on a file system that is right, or, with a planted bug, on one that is not.  Nothing waits
 without a limit, and nothing stays mounted: a mount that does not end on SIGTERM is unmounted lazily and killed.
+
+MOUNT_WAY=off, native or passthrough has all mounts of the tests answer reads in that way (`make mount-ways`).
 """
 
 from __future__ import annotations
@@ -22,6 +24,14 @@ from tests.e2e.served import LAKE, Served, environment, serving
 READY_S: Final = 60.0
 POLL_S: Final = 0.01
 BUCKET: Final = "bucket"
+WAYS: Final[dict[str, tuple[str, ...]]] = {
+    "": (),
+    "off": ("-o", "native=off"),
+    "native": ("-o", "hot_memory=0"),
+    "passthrough": ("-o", "hot_forced"),
+}
+"""Ways in which a mount answers reads: the default, in Python alone, without hot files, with every file hot at once."""
+WAY: Final = WAYS[os.environ.get("MOUNT_WAY", "")]
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -62,13 +72,17 @@ class LakeMounts:
 
 
 @contextmanager
-def lake(folder: Path, *options: str, mounts: int = 1) -> Iterator[LakeMounts]:
-    """Start an engine on a new store with a bucket, and mounts of it."""
+def lake(folder: Path, *options: str, mounts: int = 1, bug: str = "", any_way: bool = True) -> Iterator[LakeMounts]:
+    """Start an engine on a new store with a bucket, and mounts of it, with a bug planted in them when one is named.
+
+    `any_way` False: the test is about one way of answering reads, and has the options for it among its own.
+    """
+    options = (*WAY, *options) if any_way else options
     with serving(folder) as served, ExitStack() as stack:
         processes = [
             stack.enter_context(
                 mounting(
-                    lake_mount_command(served.server, point, folder / f"staging{number}", *options),
+                    lake_mount_command(served.server, point, folder / f"staging{number}", *options, bug=bug),
                     point,
                     folder / f"{point.name}.log",
                     _environment(folder),
@@ -81,10 +95,11 @@ def lake(folder: Path, *options: str, mounts: int = 1) -> Iterator[LakeMounts]:
         yield LakeMounts(served, processes)
 
 
-def lake_mount_command(server: str, point: Path, staging: Path, *options: str) -> list[str]:
+def lake_mount_command(server: str, point: Path, staging: Path, *options: str, bug: str = "") -> list[str]:
     """Return the command of `lake mount` in the foreground."""
+    lake_program = [sys.executable, "-m", "tests.mount.planted_lake", bug] if bug else LAKE
     return [
-        *LAKE, "--server", server, "mount", "--foreground", "--staging", str(staging), *options, str(point),
+        *lake_program, "--server", server, "mount", "--foreground", "--staging", str(staging), *options, str(point),
     ]  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import ctypes
 import itertools
 import mmap
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -44,7 +45,7 @@ def forced() -> Iterator[LakeMounts]:
 @pytest.fixture(scope="module")
 def plain_hot(forced: LakeMounts) -> Iterator[LakeMounts]:
     """One mount with the rules of every mount."""
-    with TemporaryDirectory(prefix="lake-") as path, lake(Path(path)) as mounted:
+    with TemporaryDirectory(prefix="lake-") as path, lake(Path(path), any_way=False) as mounted:
         yield mounted
 
 
@@ -106,6 +107,23 @@ def test_eight_first_opens_at_once_all_pass_through(forced: LakeMounts, here: Pa
             assert all(threads.map(read, range(8)))
     with (here / "x").open("rb") as file:
         assert passes_through(forced, file.fileno())
+
+
+def test_handles_that_are_opened_at_once_all_pass_through(forced: LakeMounts, here: Path) -> None:
+    (here / "x").write_bytes(bytes(SIZE))
+    (here / "x").read_bytes()
+    together = threading.Barrier(8)
+
+    def opened(_: int) -> int:
+        together.wait()
+        return os.open(here / "x", os.O_RDONLY)
+
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(10):
+            descriptors = list(threads.map(opened, range(8)))
+            assert all(passes_through(forced, descriptor) for descriptor in descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
 
 
 def test_a_file_that_is_open_in_the_page_cache_passes_through_at_the_next_open_with_none_left(

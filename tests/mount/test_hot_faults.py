@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import re
+import resource
 import signal
 import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,9 +20,11 @@ import pytest
 
 from lakefs import connect
 from lakefs.limits import GRANULE_BYTES, MIB
+from tests.e2e.served import ROOT, environment
 from tests.mount.hot_mounts import FILLED, FORCED, SIZE, asked, forced_mounts, passes_through
 from tests.mount.mounts import LakeMounts, lake
-from tests.mount.tools import spoil
+from tests.mount.test_hot import eventually
+from tests.mount.tools import place_of, spoil, spoil_at
 
 pytestmark = [pytest.mark.slow, pytest.mark.fuse]
 
@@ -52,6 +58,75 @@ def short_forced() -> Iterator[LakeMounts]:
     """A mount of its own, every file hot at once."""
     with forced_mounts() as mounted:
         yield mounted
+
+
+def test_damage_while_a_hot_file_is_filled_is_an_error_and_never_other_bytes() -> None:
+    """The end of the file is damaged while the fill is on its way there, at other times each round."""
+    size, failed, refused = 32 * MIB, 0, set[int]()
+    with (
+        TemporaryDirectory(prefix="lake-") as path,
+        lake(Path(path), any_way=False) as mounts,
+        connect(mounts.served.server) as client,
+    ):
+        if "no hot files" in mounts.mounts[0].log.read_text():
+            pytest.skip("no hot files on this machine")
+        for number in range(6):
+            content = os.urandom(size)
+            client.put(f"bucket/{number}", content)
+            part = content[size - MIB : size - MIB + 512]
+            place = place_of(mounts.served.data, part)
+            for _ in range(2):
+                os.close(os.open(mounts.folders[0] / f"{number}", os.O_RDONLY))
+            threading.Event().wait(0.004 * number)
+            spoil_at(*place, part)
+            assert eventually(lambda number=number: _ended_fills(mounts) == number + 1)  # type: ignore[misc]
+            with (mounts.folders[0] / f"{number}").open("rb", buffering=0) as file:
+                for at in range(0, size, MIB):
+                    try:
+                        assert os.pread(file.fileno(), MIB, at) == content[at : at + MIB]
+                    except OSError:
+                        failed += 1
+                        refused.add(at)
+        log = mounts.mounts[0].log.read_text()
+        assert log.count("a hot file could not be filled") == failed
+        assert failed > 0
+        assert refused == {size - MIB}
+
+
+def _ended_fills(mounts: LakeMounts) -> int:
+    log = mounts.mounts[0].log.read_text()
+    return log.count(FILLED) + log.count("a hot file could not be filled")
+
+
+def test_a_writer_that_finds_no_memory_beside_readers_is_refused_and_what_it_wrote_before_is_stored() -> None:
+    with forced_mounts("--hot-memory", "4M") as mounts, connect(mounts.served.server) as client:
+        path, expected = mounts.folders[0] / "x", bytearray(os.urandom(SIZE))
+        client.put("bucket/x", bytes(expected))
+        with path.open("rb", buffering=0) as reading:
+            assert passes_through(mounts, reading.fileno())
+            writing = os.open(path, os.O_WRONLY)
+            with pytest.raises(OSError, match="No space") as full:
+                while len(expected) < 64 * MIB:
+                    data = os.urandom(MIB)
+                    count = os.pwrite(writing, data, len(expected))
+                    expected.extend(data[:count])
+            assert full.value.errno == errno.ENOSPC
+            assert b"".join(iter(lambda: reading.read(MIB), b"")) == expected
+            os.pwrite(writing, b"over", 5)
+            expected[5:9] = b"over"
+            os.close(writing)
+            assert client.get("bucket/x") == expected
+        assert eventually(lambda: not _is_hot(mounts, path))  # it was written to, so its memory goes
+        with path.open("ab", buffering=0) as more:
+            for _ in range(8):
+                expected += (data := os.urandom(MIB))
+                assert more.write(data) == len(data)
+        assert client.get("bucket/x") == path.read_bytes() == expected
+
+
+def _is_hot(mounts: LakeMounts, path: Path) -> bool:
+    with path.open("rb") as file:
+        return passes_through_from_start(mounts, file.fileno())
 
 
 # --- memory, kills -----------------------------------------------------------------------------------------
@@ -91,6 +166,72 @@ def test_a_hot_set_in_a_small_control_group_ends_no_process() -> None:
         assert 24 * MIB <= max(used) <= 128 * MIB
 
 
+def test_hot_files_go_when_others_need_the_memory_and_come_back() -> None:
+    with forced_mounts() as mounts:
+        here, mount = mounts.folders[0], mounts.mounts[0]
+        contents = {f"f{number}": os.urandom(20 * MIB) for number in range(3)}
+        for name, content in contents.items():
+            (here / name).write_bytes(content)
+        with _control_group(256 * MIB) as processes:
+            processes.write_text(f"{mount.process.pid}\n")
+            for name, content in contents.items():
+                assert (here / name).read_bytes() == content
+            with (here / "f0").open("rb") as held, _memory_taken(processes, 256 * MIB):
+                assert eventually(lambda: "memory is scarce" in mount.log.read_text())
+                for _ in range(2):
+                    for name, content in contents.items():
+                        assert (here / name).read_bytes() == content
+                assert passes_through(mounts, held.fileno())
+                assert "no room for a hot file" in mount.log.read_text()
+            filled = mount.log.read_text().count(FILLED)
+            assert eventually(lambda: (here / "f2").read_bytes() == contents["f2"] and _is_hot(mounts, here / "f2"))
+            assert mount.log.read_text().count(FILLED) > filled
+            assert mount.process.poll() is None
+
+
+@contextmanager
+def _memory_taken(processes: Path, limit_bytes: int) -> Iterator[None]:
+    """Have another process of the control group take memory until only a fifteenth is left, for the block."""
+    script = (
+        "import sys; from lakefs.host.memory_limits import available_bytes; taken = []\n"
+        "open(sys.argv[1], 'w').write('0')\n"
+        "def left(): return min(each.free_bytes for each in available_bytes() if each.of_bytes == int(sys.argv[2]))\n"
+        "while left() * 15 > int(sys.argv[2]): taken.append(bytearray(b'x' * (1 << 20)))\n"
+        "print(flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", script, str(processes), str(limit_bytes)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), cwd=ROOT
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"\n"
+        yield
+
+
+def test_ten_thousand_handles_pass_through() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    count = min(10_000, before[1] - 500)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    try:
+        with forced_mounts() as mounts:
+            contents = [os.urandom(256 * 1024 + number) for number in range(20)]
+            for number, content in enumerate(contents):
+                (mounts.folders[0] / f"f{number}").write_bytes(content)
+            opened = [os.open(mounts.folders[0] / f"f{number % 20}", os.O_RDONLY) for number in range(count)]
+            for number, descriptor in enumerate(opened):
+                at = number * 7 % 200_000
+                assert os.pread(descriptor, 100, at) == contents[number % 20][at : at + 100]
+            assert passes_through(mounts, opened[-1])
+            for descriptor in opened:
+                os.close(descriptor)
+            assert mounts.mounts[0].end() == 0
+            handles = re.search(r"hot files of this mount.* opened=(\d+)", mounts.mounts[0].log.read_text())
+            assert handles is not None
+            assert int(handles[1]) >= count
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
 @contextmanager
 def _control_group(limit_bytes: int) -> Iterator[Path]:
     """Yield the file that takes processes into a new control group with this limit; they leave it at the end."""
@@ -119,7 +260,10 @@ def _control_group(limit_bytes: int) -> Iterator[Path]:
 
 
 def test_no_memory_is_no_hot_files() -> None:
-    with TemporaryDirectory(prefix="lake-") as path, lake(Path(path), *FORCED, "-o", "hot_memory=0") as mounts:
+    with (
+        TemporaryDirectory(prefix="lake-") as path,
+        lake(Path(path), *FORCED, "-o", "hot_memory=0", any_way=False) as mounts,
+    ):
         (mounts.folders[0] / "x").write_bytes(bytes(SIZE))
         with (mounts.folders[0] / "x").open("rb") as file:
             assert not passes_through(mounts, file.fileno())

@@ -65,7 +65,7 @@ def test_random_reads_of_many_threads_are_right(short: Path, native: str) -> Non
                 wrong.append(f"{size} bytes at {offset}")
         os.close(descriptor)
 
-    with lake(short, "-o", f"native={native}") as mounts:
+    with lake(short, "-o", f"native={native}", any_way=False) as mounts:
         path = mounts.folders[0] / "file"
         with connect(mounts.served.server) as client:
             client.put("bucket/file", content)
@@ -81,7 +81,7 @@ def test_random_reads_of_many_threads_are_right(short: Path, native: str) -> Non
 @needs_native
 def test_a_write_is_seen_by_every_handle_as_soon_as_it_has_returned(short: Path) -> None:
     """Reads under way do not delay it, and none that begins afterwards is answered with what was there before."""
-    with lake(short) as mounts, connect(mounts.served.server) as client:
+    with lake(short, any_way=False) as mounts, connect(mounts.served.server) as client:
         path = mounts.folders[0] / "file"
         for number in range(25):
             old = random.Random(number).randbytes(2 * MIB)
@@ -122,7 +122,10 @@ def test_a_write_is_seen_by_every_handle_as_soon_as_it_has_returned(short: Path)
 @needs_native
 def test_an_open_handle_keeps_its_content_and_the_next_open_sees_the_new_one(short: Path) -> None:
     old, new = random.Random(2).randbytes(SIZE), random.Random(3).randbytes(SIZE)
-    with lake(short, "-o", "attr_timeout=0,entry_timeout=0") as mounts, connect(mounts.served.server) as client:
+    with (
+        lake(short, "-o", "attr_timeout=0,entry_timeout=0", any_way=False) as mounts,
+        connect(mounts.served.server) as client,
+    ):
         path = mounts.folders[0] / "file"
         client.put("bucket/file", old)
         before = os.open(path, os.O_RDONLY | os.O_DIRECT)
@@ -151,7 +154,7 @@ def _whole(descriptor: int) -> bytes:
 @pytest.mark.parametrize("size", [PAGE, GRANULE_BYTES, MIB])
 def test_damage_after_a_range_was_read_natively_is_an_error_of_its_range_only(short: Path, size: int) -> None:
     content = random.Random(4).randbytes(SIZE)
-    with lake(short) as mounts, connect(mounts.served.server) as client:
+    with lake(short, any_way=False) as mounts, connect(mounts.served.server) as client:
         client.put("bucket/file", content)
         descriptor = os.open(mounts.folders[0] / "file", os.O_RDONLY | os.O_DIRECT)
         spoiled = 4 * MIB + 5 * GRANULE_BYTES
@@ -180,7 +183,7 @@ def test_ten_thousand_handles_are_read_natively(short: Path) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
     content = random.Random(5).randbytes(2 * MIB)
     try:
-        with lake(short) as mounts, connect(mounts.served.server) as client:
+        with lake(short, any_way=False) as mounts, connect(mounts.served.server) as client:
             client.put("bucket/file", content)
             opened = [os.open(mounts.folders[0] / "file", os.O_RDONLY | os.O_DIRECT) for _ in range(count)]
             for _ in range(2):
@@ -206,7 +209,7 @@ def connections(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("native", ["on", "off"])
 def test_an_aborted_connection_ends_the_mount(short: Path, connections: Path, native: str) -> None:
-    with lake(short, "-o", f"native={native}") as mounts, _reading(mounts) as failed:
+    with lake(short, "-o", f"native={native}", any_way=False) as mounts, _reading(mounts) as failed:
         number = os.minor(os.stat(mounts.folders[0]).st_dev)
         (connections / str(number) / "abort").write_text("1")
         assert mounts.mounts[0].process.wait(30) == 0, mounts.mounts[0].log.read_text()
@@ -215,7 +218,7 @@ def test_an_aborted_connection_ends_the_mount(short: Path, connections: Path, na
 
 @pytest.mark.parametrize("native", ["on", "off"])
 def test_a_killed_mount_is_an_error_for_its_readers_and_the_next_one_works(short: Path, native: str) -> None:
-    with lake(short, "-o", f"native={native}") as mounts, _reading(mounts) as failed:
+    with lake(short, "-o", f"native={native}", any_way=False) as mounts, _reading(mounts) as failed:
         mounts.mounts[0].process.send_signal(signal.SIGKILL)
         assert mounts.mounts[0].process.wait(30) == -signal.SIGKILL
         assert failed() in (errno.ENOTCONN, errno.ECONNABORTED)
@@ -223,7 +226,7 @@ def test_a_killed_mount_is_an_error_for_its_readers_and_the_next_one_works(short
 
 @pytest.mark.parametrize("native", ["on", "off"])
 def test_a_mount_that_is_told_to_end_under_readers_ends_in_order(short: Path, native: str) -> None:
-    with lake(short, "-o", f"native={native}") as mounts, _reading(mounts) as failed:
+    with lake(short, "-o", f"native={native}", any_way=False) as mounts, _reading(mounts) as failed:
         assert mounts.mounts[0].end() == 0
         assert failed() in (errno.ENOTCONN, errno.ECONNABORTED)
 
@@ -271,7 +274,7 @@ class _reading:  # noqa: N801 - a context manager
 
 
 def test_a_mount_without_the_layer_says_why(short: Path) -> None:
-    with lake(short, "-o", "native=off") as mounts:
+    with lake(short, "-o", "native=off", any_way=False) as mounts:
         (mounts.folders[0] / "file").write_bytes(b"content")
         assert (mounts.folders[0] / "file").read_bytes() == b"content"
         assert mounts.mounts[0].end() == 0
@@ -279,7 +282,7 @@ def test_a_mount_without_the_layer_says_why(short: Path) -> None:
 
 
 def test_debug_shows_every_read(short: Path) -> None:
-    with lake(short, "-o", "debug") as mounts:
+    with lake(short, "-o", "debug", any_way=False) as mounts:
         with connect(mounts.served.server) as client:
             client.put("bucket/file", random.Random(7).randbytes(256 * KIB))
         descriptor = os.open(mounts.folders[0] / "file", os.O_RDONLY | os.O_DIRECT)

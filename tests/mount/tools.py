@@ -106,12 +106,21 @@ def _behind(expected: Tree, there: Path) -> str:
 
 def spoil(data: Path, part: bytes) -> None:
     """Change a byte of a payload where the store has it: in the page cache, and on the disk."""
+    spoil_at(*place_of(data, part), part)
+
+
+def place_of(data: Path, part: bytes) -> tuple[Path, int]:
+    """Return segment and offset of a payload."""
     for path in (data / "segments").iterdir():
         at = path.read_bytes().find(part)
         if at >= 0:
-            with path.open("r+b") as segment:
-                segment.seek(at)
-                segment.write(bytes([part[0] ^ 1]))
-                os.fsync(segment.fileno())
-            return
+            return path, at
     raise AssertionError("the payload is in no segment")
+
+
+def spoil_at(path: Path, at: int, part: bytes) -> None:
+    """Change the first byte of a payload that lies there."""
+    with path.open("r+b") as segment:
+        segment.seek(at)
+        segment.write(bytes([part[0] ^ 1]))
+        os.fsync(segment.fileno())

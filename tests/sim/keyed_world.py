@@ -19,6 +19,7 @@ import trio
 
 from engine.format.keyed import SPACES_BEGIN, SPACES_END, unpack_space
 from engine.format.layouts import Table
+from engine.keyed.spaces import charge
 from engine.store.opening import open_store
 from engine.store.store import Store
 from lakefs.errors import BugError, EngineBusy, LakeError, OperationalError, SpaceNotFound, UserError
@@ -185,7 +186,7 @@ class KeyedWorld:
         if any(space.removed for space in spaces):
             raise SimFailure("a removed space is still there")
         for space in spaces:
-            if space.name == SHARED and space.value_bytes > 0.95 * QUOTA_BYTES:
+            if space.name == SHARED and charge(space.value_bytes, space.entries) > 0.95 * QUOTA_BYTES:
                 raise SimFailure(f"the shared space has {space.value_bytes} bytes after upkeep")
         now_ns = self.clock.wall_ns()
         with store.metadata.view() as view:
@@ -334,7 +335,9 @@ class KeyedWorld:
         """Put and find keys that all customers use, in a space with a quota and a TTL."""
         request = m.SpaceOpen(SHARED, QUOTA_BYTES, rng.choice((0, 10, TTL_S_MAX)))
         stat = await ask(client, request, m.SpaceStat)
-        customer.expect(stat.value_bytes <= QUOTA_BYTES, f"the quota holds {stat.value_bytes} bytes")
+        customer.expect(
+            charge(stat.value_bytes, stat.entries) <= QUOTA_BYTES, f"the quota holds {stat.value_bytes} bytes"
+        )
         key = rng.choice((b"k%d", b"another key %d")) % rng.randrange(40)
         if rng.random() < 0.7:
             value = customer.value(key)

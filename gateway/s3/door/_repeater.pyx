@@ -27,6 +27,7 @@ cdef extern from "repeat.h" nogil:
         CHUNK_ID_BYTES
         PIECE_BYTES
         ANSWER_KEY_MAX
+        ANSWER_BYTES_EXPECTED
         ANSWER_LINES_MAX
         CONTENT_SEGMENTS
         CONTENT_SLABS
@@ -61,22 +62,31 @@ cdef extern from "repeat.h" nogil:
         void *find
     ctypedef struct lake_stamps:
         pass
-    ctypedef uint64_t (*keyed_hash)(span) noexcept nogil
+    ctypedef struct kept_answer:
+        span key, stamps
+    ctypedef uint64_t (*span_hash)(span) noexcept nogil
+    ctypedef struct kept_answers:
+        span_hash hash
+        lake_stamps stamps
+        uint64_t held_bytes, count
+    int kept_begin(kept_answers *, span_hash, uint64_t limit_bytes, uint64_t expected_bytes)
+    void kept_forget(kept_answers *)
+    void kept_end(kept_answers *)
     ctypedef struct claim:
         uint8_t ids[32]
         size_t id_count
         uint32_t signed_fields
         int64_t from_s, until_s
     ctypedef struct claims_table "claims":
-        keyed_hash hash
+        span_hash hash
         int64_t until_ns
     ctypedef struct answer:
+        kept_answer kept
         uint64_t size_bytes
-        span key, canonical_target, bucket, lines, sums, stamps, logged, layout
+        span canonical_target, bucket, lines, sums, logged, layout
         uint8_t is_of_get
     ctypedef struct answers_table "answers":
-        lake_stamps stamps
-        uint64_t held_bytes, count
+        kept_answers table
     ctypedef struct content_segment:
         uint64_t segment
         int descriptor, flags
@@ -145,10 +155,7 @@ cdef extern from "repeat.h" nogil:
     const claim *claims_find(const claims_table *, span text)
     span presigned_text(claims_table *, span method, span host, span target)
     span answers_key(answers_table *, span host, span target)
-    int answers_begin(answers_table *, keyed_hash, uint64_t limit_bytes)
     int answers_keep(answers_table *, const answer *parts)
-    void answers_forget(answers_table *)
-    void answers_end(answers_table *)
     int is_layout(span layout, uint64_t size_bytes)
     const content_segment *content_find(content_table *, uint64_t segment)
     content_segment *content_room(content_table *, uint64_t segment)
@@ -203,7 +210,7 @@ cdef class Repeater:
             raise MemoryError("no memory for the door")
         for slot in range(CONTENT_SEGMENTS):
             self.at.content.segments[slot].descriptor = -1
-        if not answers_begin(&self.at.answers, hash_by_python, memory_bytes):
+        if not kept_begin(&self.at.answers.table, hash_by_python, memory_bytes, ANSWER_BYTES_EXPECTED):
             raise MemoryError("no memory for the door's answers")
         puts_begin(&self.at.puts)
         self.at.claims.hash = hash_by_python
@@ -231,7 +238,7 @@ cdef class Repeater:
             free(put)
             put = puts_take(&self.at.puts)
         self.drop()
-        answers_end(&self.at.answers)
+        kept_end(&self.at.answers.table)
         free(self.at.log.lines)
         free(self.at)
 
@@ -244,7 +251,7 @@ cdef class Repeater:
 
     def use_stamps(self, reader not None):
         """Check answers by these stamps (`lakefs.stamps.stamps.StampReader`); before any answer is learned."""
-        memcpy(&self.at.answers.stamps, PyCapsule_GetPointer(reader.native, LAKE_STAMPS_CAPSULE), sizeof(lake_stamps))
+        memcpy(&self.at.answers.table.stamps, PyCapsule_GetPointer(reader.native, LAKE_STAMPS_CAPSULE), sizeof(lake_stamps))
         self.in_use["stamps"] = reader
 
     def use_places(self, table not None):
@@ -293,14 +300,14 @@ cdef class Repeater:
     def forget(self):
         """Drop all claims and answers, and all that the engine shared: its connection was lost, or it has ended."""
         self.drop()
-        memset(&self.at.answers.stamps, 0, sizeof(lake_stamps))
+        memset(&self.at.answers.table.stamps, 0, sizeof(lake_stamps))
         memset(&self.at.content.places, 0, sizeof(lake_places))
         self.in_use.clear()
 
     cdef void drop(self):
         cdef int slot
         claims_forget(&self.at.claims)
-        answers_forget(&self.at.answers)
+        kept_forget(&self.at.answers.table)
         self.drop_slabs()
         for slot in range(CONTENT_SEGMENTS):
             if self.at.content.segments[slot].descriptor >= 0:
@@ -406,13 +413,13 @@ cdef class Repeater:
         """
         cdef answer parts
         memset(&parts, 0, sizeof(parts))
-        parts.key = answers_key(&self.at.answers, span_of(host), span_of(target))
-        if not parts.key.length or not stamps or len(lines) + len(sums) > ANSWER_LINES_MAX:
+        parts.kept.key = answers_key(&self.at.answers, span_of(host), span_of(target))
+        if not parts.kept.key.length or not stamps or len(lines) + len(sums) > ANSWER_LINES_MAX:
             return
         parts.canonical_target = span_of(canonical_target)
         parts.bucket = span_of(bucket)
         parts.lines = span_of(lines)
-        parts.stamps = span_of(stamps)
+        parts.kept.stamps = span_of(stamps)
         parts.logged = span_of(logged)
         parts.size_bytes = size_bytes
         parts.is_of_get = of_get
@@ -520,7 +527,7 @@ cdef class Repeater:
     @property
     def held(self):
         """Count and bytes of the answers held."""
-        return self.at.answers.count, self.at.answers.held_bytes
+        return self.at.answers.table.count, self.at.answers.table.held_bytes
 
 
 @cython.no_gc_clear  # the repeater is in use until this is freed

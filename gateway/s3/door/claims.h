@@ -22,8 +22,6 @@
 #define CANONICAL_BYTES_MAX (16 << 10)
 #define CLOCK_SKEW_S 899 /* Python allows 900 */
 
-typedef uint64_t (*keyed_hash)(span text);
-
 typedef struct {
     uint64_t hash;
     span text, signed_names, scope, buckets, logged; /* in one allocation with this */
@@ -36,7 +34,7 @@ typedef struct {
 } claim;
 
 typedef struct {
-    keyed_hash hash;
+    span_hash hash;
     claim *slots[CLAIM_SLOTS];
     int64_t until_ns;
     uint8_t canonical[CANONICAL_BYTES_MAX];

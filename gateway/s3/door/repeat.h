@@ -326,12 +326,13 @@ static void answer_in_pieces(s3_repeater *in, const answer *kept, const fields *
 static size_t repeat_read(s3_repeater *in, span received, const head *request, const fields *of, repeated *into)
 {
     int is_head = SPAN_IS(request->method, "HEAD");
-    answer **found = answers_find(&in->answers, answers_key(&in->answers, of->value[FIELD_HOST], request->target));
-    if (found == NULL || !(is_head || (*found)->is_of_get))
+    kept_answers *table = &in->answers.table;
+    kept_answer **found = kept_find(table, answers_key(&in->answers, of->value[FIELD_HOST], request->target));
+    const answer *kept = found != NULL ? (const answer *)*found : NULL;
+    if (kept == NULL || !(is_head || kept->is_of_get))
         return passed_on(in, PASSED_NEW);
-    const answer *kept = *found;
-    if (!answer_stands(&in->answers, kept)) {
-        answers_drop(&in->answers, found);
+    if (!kept_stands(table, *found)) {
+        kept_drop(table, found);
         return passed_on(in, PASSED_CHANGED);
     }
     byte_range range = {0, kept->size_bytes};

@@ -102,6 +102,7 @@ TABLE: Final[Mapping[type[lake.LakeError], Row]] = MappingProxyType(
         lake.AddressInUse: _INTERNAL,
         lake.Unchecked: _UNAVAILABLE,
         lake.DiskFailed: _INTERNAL,
+        lake.FabricFailed: _UNAVAILABLE,
         lake.ChunkDamaged: _INTERNAL,
         lake.IndexDamaged: _INTERNAL,
         lake.JournalDamaged: _INTERNAL,

@@ -98,7 +98,7 @@ def read_directly(
     shared: DirectReads,
     chunks: Sequence[bytes],
     targets: list[memoryview],
-    places: Sequence[Found] | None = None,
+    places: Sequence[Found] | bytearray | None = None,
 ) -> list[int]:
     """Read what needs no request; return the lengths, NOT_READ for the rest.  Two threads share a large read.
 

@@ -34,6 +34,8 @@ from lakefs.wire.messages import Request
 
 if TYPE_CHECKING:
     from lakefs.direct.index_in_use import SharedIndexUser
+    from lakefs.direct.keyed_reads import KeyedIndexUser
+    from lakefs.fabric.client_fabric import ClientFabric
     from lakefs.known.known_names import KnownNames
 
 T = TypeVar("T")
@@ -58,10 +60,18 @@ class BlockingDriver:
     """One engine's connection, descriptors and threads, and `run`."""
 
     _direct_chunks: SharedIndexUser | None = None
+    _direct_keys: KeyedIndexUser | None = None
     _known: KnownNames | None = None
 
-    def __init__(self, engine: BlockingEngineClient, *, check: Check = Check.BLAKE3, repeats: bool = True) -> None:
-        """`repeats`: answer for known names without a request."""
+    def __init__(
+        self,
+        engine: BlockingEngineClient,
+        *,
+        check: Check = Check.BLAKE3,
+        repeats: bool = True,
+        fabric: ClientFabric | None = None,
+    ) -> None:
+        """`repeats`: answer for known names without a request.  `fabric`: RDMA to the engine, closed with this."""
         self._engine = engine
         self._descriptors = SegmentDescriptors()
         self._threads: ThreadPoolExecutor | None = None
@@ -79,6 +89,7 @@ class BlockingDriver:
             check=check,
             at_once_bytes=AT_ONCE_BYTES,
             is_held=self.is_held,
+            fabric=fabric,
         )
         follow_forks(self)
 
@@ -91,6 +102,8 @@ class BlockingDriver:
             if self._threads is not None:
                 self._threads.shutdown(wait=True, cancel_futures=True)
                 self._threads = None
+            if self.steps.fabric is not None:
+                self.steps.fabric.close()
             self._engine.close()
             if self._known is not None:
                 self._known.close()
@@ -207,12 +220,17 @@ class BlockingDriver:
         """See `lakefs.host.forks`.  Until this ends the lake is not this process's, also for objects freed in it."""
         if self._direct_chunks is not None:  # it maps memory of the parent's engine
             self._direct_chunks.forget()
+        if self._direct_keys is not None:
+            self._direct_keys.forget()
         self._lock = threading.RLock()
         self._threads = None
         self._engine = self._engine.forked()
         self._descriptors.leave_all()
         self._descriptors = SegmentDescriptors()
-        self.steps = replace(self.steps, descriptors=self._descriptors, lent=LentMemories())
+        fabric = self.steps.fabric
+        if fabric is not None:
+            fabric = fabric.forked(self._engine)
+        self.steps = replace(self.steps, descriptors=self._descriptors, lent=LentMemories(), fabric=fabric)
         if self._known is not None:
             self._known.begin_anew()
         self._process = os.getpid()
@@ -225,6 +243,15 @@ class BlockingDriver:
                 module = import_module("lakefs.direct.index_in_use")
                 self._direct_chunks = cast("SharedIndexUser", module.SharedIndexUser(self))
             return self._direct_chunks
+
+    @property
+    def direct_keys(self) -> KeyedIndexUser:
+        """Keyed blobs found and read through the engine's keyed index; made at first use."""
+        with NO_FORK:
+            if self._direct_keys is None:
+                module = import_module("lakefs.direct.keyed_reads")
+                self._direct_keys = cast("KeyedIndexUser", module.KeyedIndexUser(self))
+            return self._direct_keys
 
     def known_names(self) -> KnownNames | None:
         """Return the names that are known; None if every name is to be asked for.

@@ -12,14 +12,15 @@ import io
 import os
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 from lakefs.client.blocking.driver import BlockingDriver
+from lakefs.client.blocking.object_reader import BUFFER_BYTES, ObjectReader
 from lakefs.client.facade import Facade, blocking, blocking_known, blocking_pages
 from lakefs.content.verify import Check
 from lakefs.errors import EngineUnreachable, LakeError
+from lakefs.fabric.counts import NO_RDMA, FabricCounts
 from lakefs.get.mapping import MAP_ATTEMPTS, MappedObject, unmapped_at_end, unpin
-from lakefs.get.opened import Opened
 from lakefs.get.pools import Pool
 from lakefs.host.forks import NO_FORK
 from lakefs.known.counts import KnownCounts
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from lakefs.client.blocking.chunks import Chunks
     from lakefs.client.blocking.loads import PoolLoads
     from lakefs.client.blocking.spaces import Space
+    from lakefs.fabric.client_fabric import ClientFabric
 
 
 class Lake(Facade[BlockingDriver]):
@@ -43,8 +45,15 @@ class Lake(Facade[BlockingDriver]):
     _chunks: Chunks | None = None
     _loads: PoolLoads | None = None
 
-    def __init__(self, engine: BlockingEngineClient, *, check: Check = Check.BLAKE3, repeats: bool = True) -> None:
-        self._driver = BlockingDriver(engine, check=check, repeats=repeats)
+    def __init__(
+        self,
+        engine: BlockingEngineClient,
+        *,
+        check: Check = Check.BLAKE3,
+        repeats: bool = True,
+        fabric: ClientFabric | None = None,
+    ) -> None:
+        self._driver = BlockingDriver(engine, check=check, repeats=repeats, fabric=fabric)
 
     def __enter__(self) -> Self:
         return self
@@ -65,6 +74,12 @@ class Lake(Facade[BlockingDriver]):
     def known(self) -> KnownCounts:
         """Counts of the names that this client knows, and of those that it has answered without a request."""
         return self._driver.known_counts
+
+    @property
+    def rdma(self) -> FabricCounts:
+        """Counts of what was read by RDMA, and the reason why it is not used, if it was tried in vain."""
+        fabric = self._driver.steps.fabric
+        return NO_RDMA if fabric is None else fabric.counts
 
     # --- writing -----------------------------------------------------------------------------------
 
@@ -150,7 +165,7 @@ class Lake(Facade[BlockingDriver]):
 
     def open(self, name: str) -> io.BufferedReader:
         """Open an object as a seekable binary file.  Its content stays the same, whatever happens to the name."""
-        return io.BufferedReader(ObjectReader(self._driver, self._open(name)), buffer_size=1 << 20)
+        return io.BufferedReader(ObjectReader(self._driver, self._open(name)), BUFFER_BYTES)
 
     _open = blocking_known(LakeSteps.open)
 
@@ -206,8 +221,8 @@ class Lake(Facade[BlockingDriver]):
     ) -> Space:
         """Return a space of keyed blobs; make it if it does not exist.  See `LakeSteps.open_space`."""
         stat = self._driver.run(self._driver.steps.open_space(name, quota=quota, ttl=ttl, create=create))
-        made = import_module("lakefs.client.blocking.spaces").Space(self._driver, self.chunks, stat)
-        return cast("Space", made)
+        made = import_module("lakefs.client.blocking.spaces").Space
+        return cast("Space", made(self._driver, self.chunks, self._loads or self._make_loads(), stat))
 
     spaces = blocking(LakeSteps.spaces)
     remove_space = blocking(LakeSteps.remove_space)
@@ -225,54 +240,3 @@ class Lake(Facade[BlockingDriver]):
     gc = blocking(LakeSteps.gc)
     fsck = blocking(LakeSteps.fsck)
     scrub = blocking(LakeSteps.scrub)
-
-
-class ObjectReader(io.RawIOBase):
-    """An opened object as a raw binary file; wrap it in `io.BufferedReader`, as `Lake.open` does."""
-
-    def __init__(self, driver: BlockingDriver, opened: Opened) -> None:
-        self._driver = driver
-        self._opened = opened
-        self._position = 0
-
-    @property
-    def stat(self) -> ObjectStat:
-        """Stat of the name when it was opened."""
-        return self._opened.stat
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._opened.stat.size_bytes}[whence]
-        if base + offset < 0:
-            raise ValueError(f"seek to {base + offset}: before the start")
-        self._position = base + offset
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        content = self.read_next(len(view))
-        view[: len(content)] = content
-        return len(content)
-
-    def readall(self) -> bytes:
-        return self.read_next(max(0, self._opened.stat.size_bytes - self._position))
-
-    def read_next(self, length: int) -> bytes:
-        """Return the next `length` bytes, fewer only at the end; they are not copied once more."""
-        content = self._driver.run(self._driver.steps.read(self._opened, self._position, length))
-        self._position += len(content)
-        return content
-
-    def close(self) -> None:
-        if not self.closed:
-            with contextlib.suppress(EngineUnreachable):  # the lease ended with the connection
-                self._driver.run(self._driver.steps.close(self._opened))
-        super().close()

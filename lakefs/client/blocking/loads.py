@@ -41,7 +41,7 @@ class PoolLoads:
             lengths = self._driver.run(self._driver.steps.load_many(wanted, pool, offsets, rooms))
             renew(self._driver)
             return lengths
-        lengths = self._read(shared, chunks, pool, offsets, found)
+        lengths = self.read(shared, chunks, pool, offsets, found)
         left = [index for index, length in enumerate(lengths) if length == NOT_READ]
         if left:
             asked = [wanted[index] for index in left], pool, [offsets[index] for index in left]
@@ -49,22 +49,29 @@ class PoolLoads:
             loaded = self._driver.run(self._driver.steps.load_many(*asked, kept_rooms))
             for index, length in zip(left, loaded, strict=True):
                 lengths[index] = length
-            self._prepare([found[index] for index in left])
+            self.prepare([found[index] for index in left])
         return lengths
 
-    def _read(
-        self, shared: DirectReads, chunks: list[bytes], pool: Pool, offsets: Sequence[int], found: list[Found]
+    def read(
+        self,
+        shared: DirectReads,
+        chunks: list[bytes],
+        pool: Pool,
+        offsets: Sequence[int],
+        found: list[Found],
+        packed: bytearray | None = None,
     ) -> list[int]:
         """Copy chunks that are in the page cache and pass their check; return the lengths, NOT_READ for the rest.
 
-        The engine loads chunks of the DRAM tier: if another program has shrunk the pool, a system call returns an
-        error, but a copy here would raise a signal.
+        `packed`: what was found, as `DirectBatch` wants it, if that is known.  The engine loads chunks of the DRAM
+        tier: if another program has shrunk the pool, a system call returns an error, but a copy here would raise a
+        signal.
         """
         buffer = pool.buffer
         targets = [buffer[offset : offset + place[3]] for offset, place in zip(offsets, found, strict=True)]
         cached = cached_indexes(self._driver.steps.descriptors, found)
         if len(cached) == len(chunks):
-            return read_directly(self._driver, shared, chunks, targets, found)
+            return read_directly(self._driver, shared, chunks, targets, found if packed is None else packed)
         lengths = [NOT_READ] * len(chunks)
         kept = [chunks[at] for at in cached], [targets[at] for at in cached], [found[at] for at in cached]
         some = read_directly(self._driver, shared, *kept)
@@ -72,7 +79,7 @@ class PoolLoads:
             lengths[index] = length
         return lengths
 
-    def _prepare(self, found: Sequence[Found]) -> None:
+    def prepare(self, found: Sequence[Found]) -> None:
         """Get what the next load of these chunks needs: a current index, and their segments' descriptors."""
         renew(self._driver)
         epoch = self._driver.epoch

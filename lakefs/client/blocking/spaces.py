@@ -1,24 +1,32 @@
 """Spaces of keyed blobs for the blocking client: `space = lake.space("llama-70b/tp2", quota="200G")`.
 
-The methods are those of `lakefs.lake.spaces.SpaceSteps`.  `get_many_into` reads chunks that are in memory without a
-request of their own, once the engine has said which chunks the values are.
+The methods are those of `lakefs.lake.spaces.SpaceSteps`.  Keys are found through the engine's keyed index, and values
+in memory are read, without a request.  The engine is asked for what is not known or not at hand, and for the chunks of
+the values if the client checks by BLAKE3; chunks that are in memory then need no request of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from itertools import compress
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, cast
 
+from lakefs.client.blocking.chunks import Chunks, read_directly
 from lakefs.client.facade import declare
+from lakefs.direct.chunk_reads import NOT_READ, DirectReads
+from lakefs.direct.keyed_reads import NAMELESS, Plan
 from lakefs.errors import ChunkNotFound, CorruptionError, InvalidArgument, StaleGrant
-from lakefs.get.keyed import MISS, find_values, parts_of, read_values_into, value_bytes
+from lakefs.get.keyed import MISS, Matched, find_values, match_of, parts_of, read_values_into, slot_rooms, value_bytes
+from lakefs.get.pools import Pool
 from lakefs.host.writable_memory import WritableBuffer
 from lakefs.lake.spaces import SpaceSteps, value_memories
+from lakefs.names import check_value_keys
+from lakefs.shared_index.table_format import Found
 from lakefs.wire.messages import SpaceStat
 
 if TYPE_CHECKING:
-    from lakefs.client.blocking.chunks import Chunks
     from lakefs.client.blocking.driver import BlockingDriver
+    from lakefs.client.blocking.loads import PoolLoads
     from lakefs.steps.steps import Steps
 
 P = ParamSpec("P")
@@ -38,19 +46,52 @@ def _blocking(steps: Callable[Concatenate[SpaceSteps, P], Steps[R]]) -> Callable
 class Space:
     """A space of keyed blobs, from `Lake.space`.  As safe for threads as its lake, which it does not outlive."""
 
-    def __init__(self, driver: BlockingDriver, chunks: Chunks, stat: SpaceStat) -> None:
+    def __init__(self, driver: BlockingDriver, chunks: Chunks, loads: PoolLoads, stat: SpaceStat) -> None:
         self._driver = driver
         self._chunks = chunks
+        self._loads = loads
+        self._index = driver.direct_keys
         self.name = stat.name
         self.number = stat.number
         """The engine's number for it, which is never used for another space."""
 
-    match = _blocking(SpaceSteps.match)
-    load = _blocking(SpaceSteps.load)
     put_many = _blocking(SpaceSteps.put_many)
     remove = _blocking(SpaceSteps.remove)
     pin = _blocking(SpaceSteps.pin)
     unpin = _blocking(SpaceSteps.unpin)
+
+    def match(self, keys: Sequence[bytes]) -> Matched:
+        """Return which keys have a value.  See `SpaceSteps.match`."""
+        checked = check_value_keys(keys)
+        reads = self._index.reads()
+        known = [None] * len(checked) if reads is None else reads.match(self.number, checked)
+        if None not in known:
+            present = cast("list[bool]", known)
+            self._index.note(self.number, checked if all(present) else list(compress(checked, present)))
+            return match_of(present)
+        asked = [key for key, flag in zip(checked, known, strict=True) if flag is None]
+        values = iter(self._driver.run(find_values(self.number, asked)))
+        self._renew()
+        return match_of([bool(next(values)) if flag is None else flag for flag in known])
+
+    def load(self, keys: Sequence[bytes], pool: Pool, offsets: Sequence[int], rooms: Sequence[int] = ()) -> list[int]:
+        """Load values to offsets of a pool; return their lengths in bytes, in order; 0 for a miss.
+
+        This process copies values that are in the page cache itself, without a request; the engine loads the others.
+        See `SpaceSteps.load`.
+        """
+        pool.check_own()
+        checked = check_value_keys(keys)
+        rooms = slot_rooms(pool, len(checked), offsets, rooms)
+        lengths, left = self._read(
+            checked, rooms, lambda reads, plan: self._loads.read(reads, *_slots(plan, pool, offsets))
+        )
+        if left:
+            asked = [checked[at] for at in left], pool, [offsets[at] for at in left], [rooms[at] for at in left]
+            loaded = self._driver.run(SpaceSteps(self._driver.steps, self.number).load(*asked))
+            for at, length in zip(left, loaded, strict=True):
+                lengths[at] = length
+        return lengths
 
     def get_many_into(self, keys: Sequence[bytes], buffers: Sequence[WritableBuffer]) -> list[int]:
         """Read values, each into a buffer, array or tensor at least as long; return their lengths; 0 for a miss.
@@ -58,7 +99,51 @@ class Space:
         See `SpaceSteps.get_many_into`.
         """
         checked, targets = value_memories(keys, buffers)
-        values = self._driver.run(find_values(self.number, checked))
+
+        def read(reads: DirectReads, plan: Plan) -> list[int]:
+            wanted = [targets[at] for at in plan.indexes]
+            return read_directly(self._driver, reads, [NAMELESS] * len(wanted), wanted, plan.packed)
+
+        lengths, left = self._read(checked, [len(target) for target in targets], read)
+        if left:
+            found = self._ask_into([checked[at] for at in left], [targets[at] for at in left])
+            for at, length in zip(left, found, strict=True):
+                lengths[at] = length
+        return lengths
+
+    def _read(
+        self, keys: list[bytes], rooms: Sequence[int], read: Callable[[DirectReads, Plan], list[int]]
+    ) -> tuple[list[int], list[int]]:
+        """Read values without a request; return the lengths, and the indexes of the keys to ask for.
+
+        Prepares what the next call needs: a current index, and descriptors of the segments in which values lie.
+        """
+        index = self._index.reads()
+        if index is None or not index.has_ids:
+            self._renew()
+            return [NOT_READ] * len(keys), list(range(len(keys)))
+        plan = index.plan(self.number, keys, rooms)
+        lengths = plan.lengths
+        if len(plan.indexes) == len(keys) > 0:
+            lengths = read(index.reads, plan)
+        elif plan.indexes:
+            for at, length in zip(plan.indexes, read(index.reads, plan), strict=True):
+                lengths[at] = length
+        if not index.confirm():
+            lengths = [NOT_READ] * len(keys)
+        if keys and min(lengths) > 0:
+            self._index.note(self.number, keys)
+            return lengths, []
+        self._index.note(self.number, [key for key, length in zip(keys, lengths, strict=True) if length > 0])
+        left = [at for at, length in enumerate(lengths) if length == NOT_READ]
+        if left:
+            self._renew()
+            places = zip(plan.indexes, plan.places, strict=True)
+            self._loads.prepare([place for at, place in places if lengths[at] == NOT_READ])
+        return lengths, left
+
+    def _ask_into(self, keys: list[bytes], targets: list[memoryview]) -> list[int]:
+        values = self._driver.run(find_values(self.number, keys))
         lengths = [value_bytes(pieces) for pieces in values]
         lengths = [length if length <= len(target) else MISS for length, target in zip(lengths, targets, strict=True)]
         fitting = [(values[index], targets[index]) for index, length in enumerate(lengths) if length]
@@ -67,3 +152,15 @@ class Space:
         except (ChunkNotFound, CorruptionError, StaleGrant, InvalidArgument):  # one of them: try each by itself
             return self._driver.run(read_values_into(self._driver.steps.access(None), values, targets))
         return lengths
+
+    def _renew(self) -> None:
+        """Request the engine's index if that is due."""
+        if self._index.is_due:
+            self._driver.run(self._index.renewal())
+
+
+def _slots(
+    plan: Plan, pool: Pool, offsets: Sequence[int]
+) -> tuple[list[bytes], Pool, list[int], list[Found], bytearray]:
+    """Return the values of a plan as `PoolLoads.read` takes them."""
+    return [NAMELESS] * len(plan.indexes), pool, [offsets[at] for at in plan.indexes], plan.places, plan.packed

@@ -16,7 +16,9 @@ import trio
 
 from lakefs.content.verify import Check
 from lakefs.direct.index_in_use import SharedIndexUser
+from lakefs.direct.keyed_reads import KeyedIndexUser
 from lakefs.errors import EngineUnreachable
+from lakefs.fabric.client_fabric import ClientFabric
 from lakefs.get.opened import Access
 from lakefs.grants.descriptors import SegmentDescriptors
 from lakefs.known import known_names
@@ -63,26 +65,36 @@ class TrioDriver:
         network: bool = False,
         check: Check = Check.BLAKE3,
         repeats: bool = True,
+        fabric: ClientFabric | None = None,
     ) -> None:
-        """`repeats`: answer for known names without a request."""
+        """`repeats`: answer for known names without a request.  `fabric`: RDMA to the engine, closed with this."""
         self._engine = engine
         self._epoch = engine.epoch
         self.offload = offload
         self._descriptors = SegmentDescriptors()
         self.steps = LakeSteps(
-            self._descriptors, engine.carries_descriptors, network=network, check=check, is_held=self.is_held
+            self._descriptors,
+            engine.carries_descriptors,
+            network=network,
+            check=check,
+            is_held=self.is_held,
+            fabric=fabric,
         )
         self.direct_chunks = SharedIndexUser(self)
+        self.direct_keys = KeyedIndexUser(self)
         self._known: KnownNames | None = None
         self._repeats = repeats and engine.carries_descriptors and known_names.IS_BUILT
         # Callers that fetch by themselves keep grants for long, and can use only those of segments.
-        self._access = replace(self.steps.access(None), media=0)
+        self._access = replace(self.steps.access(None), media=0, fabric=None)
 
     async def aclose(self) -> None:
         """Close the descriptors; the engine client is its owner's to close."""
         if self._known is not None:
             self._known.close()
         self._descriptors.close()
+        if self.steps.fabric is not None:
+            with trio.CancelScope(shield=True):
+                await self.offload.run(self.steps.fabric.close)
         await trio.lowlevel.checkpoint()
 
     def access(self) -> Access:

@@ -19,6 +19,8 @@ from lakefs.client.trio.driver import CLEANUP_S, TrioDriver
 from lakefs.client.trio.spaces import TrioSpace
 from lakefs.content.verify import Check
 from lakefs.errors import EngineUnreachable, LakeError
+from lakefs.fabric.client_fabric import ClientFabric
+from lakefs.fabric.counts import NO_RDMA, FabricCounts
 from lakefs.get.mapping import MAP_ATTEMPTS, MappedObject, unmapped_at_end, unpin
 from lakefs.get.opened import Opened, Piece
 from lakefs.get.pools import Pool
@@ -41,8 +43,9 @@ class TrioLake(Facade[TrioDriver]):
         network: bool = False,
         check: Check = Check.BLAKE3,
         repeats: bool = True,
+        fabric: ClientFabric | None = None,
     ) -> None:
-        self._driver = TrioDriver(engine, offload, network=network, check=check, repeats=repeats)
+        self._driver = TrioDriver(engine, offload, network=network, check=check, repeats=repeats, fabric=fabric)
 
     async def aclose(self) -> None:
         """Close the descriptors.  The owner of the engine client closes that."""
@@ -52,6 +55,12 @@ class TrioLake(Facade[TrioDriver]):
     def known(self) -> KnownCounts:
         """Counts of the names that this client knows, and of those that it has answered without a request."""
         return self._driver.known_counts
+
+    @property
+    def rdma(self) -> FabricCounts:
+        """Counts of what was read by RDMA, and the reason why it is not used, if it was tried in vain."""
+        fabric = self._driver.steps.fabric
+        return NO_RDMA if fabric is None else fabric.counts
 
     # --- writing -----------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from fsspec.core import get_compression
 from fsspec.spec import AbstractFileSystem
 
 from lakefs.client.address import resolve
-from lakefs.client.blocking.lake import ObjectReader
+from lakefs.client.blocking.object_reader import ObjectReader
 from lakefs.content.verify import Check
 from lakefs.errors import InvalidArgument
 from lakefs.plugins.fsspec.connections import lake_of, next_connection

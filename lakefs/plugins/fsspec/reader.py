@@ -18,11 +18,11 @@ from lakefs.plugins.fsspec.entries import Entry, entry_of
 from lakefs.plugins.fsspec.os_errors import os_error
 
 if TYPE_CHECKING:
-    from lakefs.client.blocking.lake import ObjectReader
+    from lakefs.client.blocking.object_reader import ObjectReader
     from lakefs.plugins.fsspec.look_ups import LookUps
 
 BUFFER_BYTES: Final = 1 * MIB
-"""Bytes that a short read brings in; reads of at least as many pass the buffer."""
+"""Most bytes that a short read brings in, of a reader in order; reads of at least as many pass the buffer."""
 
 
 class _RawReader(io.RawIOBase):
@@ -100,7 +100,17 @@ class LakeReader(io.BufferedIOBase):
         return self._buffered.read1(size)
 
     def readinto(self, buffer: Any, /) -> int:
-        return self._buffered.readinto(buffer)
+        """Fill a buffer, in part only at the end; long ones are not filled through the reader's own."""
+        view = memoryview(buffer).cast("B")
+        if len(view) < BUFFER_BYTES:
+            return self._buffered.readinto(buffer)
+        position = begin = self.tell()
+        self._source.seek(position)
+        while view and (count := self._source.readinto(view)):
+            view = view[count:]
+            position += count
+        self.seek(position)
+        return position - begin
 
     def readinto1(self, buffer: Any, /) -> int:
         return self._buffered.readinto1(buffer)

@@ -7,7 +7,8 @@ Rules kept here:
 - Every job that was submitted is done once, by a call of `done` in the thread, also when the movers are closed: a job
   that has not begun fails then, one that has begun ends first.  So no memory of the host is touched after `close`.
 - A space that was removed is made again, once for a job.
-- An engine that is gone fails jobs; later jobs connect anew.
+- An engine that is gone fails a job after ENGINE_WAIT_S at most, and with it all that wait behind it: none waits for
+  several of those times.  Later jobs connect anew.
 """
 
 from __future__ import annotations
@@ -65,6 +66,11 @@ class Connection:
     def _opened(self) -> Space:
         settings = self._settings
         return self._lake.space(settings.name, quota=settings.quota, ttl=settings.ttl)
+
+    @property
+    def is_local(self) -> bool:
+        """True if the engine is on this machine, and can be lent memory."""
+        return self._lake.address.startswith("unix:")
 
     def use(self, job: Callable[[Space], T]) -> T:
         """Return what the job returns; a space that is gone is made again first."""
@@ -136,8 +142,14 @@ class Mover:
                     return
                 job = self._waiting.popleft()
                 self._busy = True
-            job.done(self._result_of(job))
-            del job  # its memory is the host's again
+            result = self._result_of(job)
+            left: deque[_Job] = deque()
+            if isinstance(result, EngineUnreachable):
+                with self._changed:
+                    left, self._waiting = self._waiting, left
+            for ended in (job, *left):
+                ended.done(result)
+            del job, left, ended  # their memory is the host's again
 
     def _result_of(self, job: _Job) -> Any:
         try:

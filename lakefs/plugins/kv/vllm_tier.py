@@ -12,6 +12,7 @@ Rules kept here:
 - No method waits, except `drain_jobs` and `shutdown`.  Blocks move on the movers' two threads; look-ups are answered by
   vLLM's own look-up thread, by one request for all keys of a step.
 - A block that cannot be read is a miss: vLLM computes it.
+- Where vLLM keeps its blocks in one shared file, the engine on this machine is lent that, and moves blocks itself.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager  # n
 
 from lakefs.plugins.kv.block_moves import BlockMoves, Ended  # noqa: E402
 from lakefs.plugins.kv.movers import Connection, Movers, SpaceSettings  # noqa: E402
+from lakefs.plugins.kv.vllm_region import lendable_descriptor  # noqa: E402
 
 logger = init_logger(f"vllm.{__name__}")
 DEPTH_TOKENS: Final = 16
@@ -82,7 +84,9 @@ class LakeTier(SecondaryTierManager):  # type: ignore[misc]
         settings = SpaceSettings(server, self.space_name, quota, ttl, Check(check))
         self._connection = Connection(settings)
         self._movers = Movers("lake-vllm", lambda: Connection(settings))
-        self._moves = BlockMoves(self._movers, primary_kv_view, self._block_size_bytes)
+        descriptor = lendable_descriptor(offloading_spec, primary_kv_view) if self._connection.is_local else None
+        self._moves = BlockMoves(self._movers, primary_kv_view, self._block_size_bytes, descriptor)
+        logger.info("Blocks for the lake are %s", "moved by its engine" if self._moves.is_lent else "copied")
         self._lookups = _Lookups(self._connection, tier_type)
 
     def on_new_request(self, req_context: Any) -> Any:
@@ -137,6 +141,7 @@ class LakeTier(SecondaryTierManager):  # type: ignore[misc]
     def shutdown(self) -> None:
         self._lookups.shutdown()
         self._movers.close()
+        self._moves.close()
         self._connection.close()
 
 

@@ -370,3 +370,7 @@ def test_any_reads_are_those_of_a_file_in_memory(served: Served, moves: list[tup
             assert file.read(length) == model.read(length)
             assert file.tell() == model.tell()
             assert file.readline() == model.readline()
+            memory, expected = bytearray(max(0, length)), bytearray(max(0, length))
+            assert file.readinto(memory) == model.readinto(expected)
+            assert memory == expected
+            assert file.tell() == model.tell()

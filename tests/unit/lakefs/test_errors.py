@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from lakefs import errors
@@ -31,14 +33,17 @@ def test_wire_codes_are_unique_and_never_zero() -> None:
 
 @pytest.mark.parametrize("row", ERROR_TABLE, ids=lambda row: row.error.__name__)
 def test_a_row_s_codes_are_on_its_class_and_fit_their_protocols(row: errors.ErrorRow) -> None:
-    assert (row.error.wire_code, row.error.exit_code, row.error.http_status) == (
+    assert (row.error.wire_code, row.error.exit_code, row.error.http_status, row.error.errno) == (
         row.wire_code,
         row.exit_code,
         row.http_status,
+        row.errno,
     )
     assert 0 < row.wire_code < 1 << 15
     assert row.exit_code in {1, 2} or 64 <= row.exit_code <= 78  # sysexits.h
     assert 400 <= row.http_status <= 599
+    assert row.errno in errno.errorcode
+    assert row.errno not in (errno.EAGAIN, errno.EINTR)  # a blocking caller must not see them
 
 
 @pytest.mark.parametrize("leaf", LEAVES, ids=lambda leaf: leaf.__name__)

@@ -9,11 +9,12 @@ import trio
 
 from engine.format.keyed import SPACES_BEGIN, VALUES_END, expiry_key, unpack_value, value_key, values_range
 from engine.format.layouts import Table
+from engine.keyed import spaces as spaces_module
 from engine.keyed.spaces import find_space
 from engine.metadata.pacing import Pacing
 from engine.store.store import Store
 from lakefs.ids import Sequence
-from lakefs.limits import CHUNK_BYTES, KEYED_QUOTA_BYTES_MIN, KEYED_ROOM_WAIT_S
+from lakefs.limits import CHUNK_BYTES, KEYED_ENTRY_BYTES, KEYED_QUOTA_BYTES_MIN, KEYED_ROOM_WAIT_S, MIB
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import EngineClient
 from tests.contract.test_requests_keyed import put_keys, space_of, stat_of, value_of
@@ -21,7 +22,7 @@ from tests.sim.world.clock import SimClock
 from tests.store_rig import ask, client_of, fsck, gc, run, session_of, simulated_store, store_chunks
 
 QUOTA = KEYED_QUOTA_BYTES_MIN
-VALUES = QUOTA // CHUNK_BYTES  # of a chunk each
+VALUES = QUOTA // CHUNK_BYTES  # of a chunk each, one more than fit
 NS = 10**9
 
 
@@ -63,6 +64,24 @@ def test_a_space_over_its_quota_is_evicted_and_never_holds_more() -> None:
             report = await fsck(client)
             assert not report["damage"]
             assert not report["notes"]
+
+    run(main)
+
+
+def test_a_quota_bounds_the_number_of_values_of_a_byte_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spaces_module, "KEYED_ENTRY_BYTES", MIB)  # so that few are enough
+
+    async def main() -> None:
+        async with simulated_store() as store:
+            client = client_of(store)
+            space = await space_of(client, quota_bytes=QUOTA)
+            for index in range(3 * QUOTA // MIB):
+                answer = await put_keys(client, space, {key_of(index): [b"%d" % index]})
+                assert answer.outcomes == [m.KEYED_STORED]
+                assert (await stat_of(client)).entries <= QUOTA // MIB
+            await trio.sleep(11)
+            assert 0.75 * QUOTA <= (await stat_of(client)).entries * MIB <= 0.95 * QUOTA
+            assert store.keyed.garbage.is_set(), "values without many bytes are garbage too"
 
     run(main)
 
@@ -129,7 +148,7 @@ def test_bytes_are_counted_once_while_their_put_becomes_durable(
             else:
                 await put_keys(client, space, {b"k": [b"w" * CHUNK_BYTES]})
             assert rooms[0] == QUOTA
-            assert rooms[-1] == QUOTA - CHUNK_BYTES
+            assert rooms[-1] == QUOTA - CHUNK_BYTES - KEYED_ENTRY_BYTES
 
     run(main)
 

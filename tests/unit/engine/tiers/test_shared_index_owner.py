@@ -85,6 +85,7 @@ def test_an_entry_comes_when_its_group_is_durable_and_not_before() -> None:
                 seen.append(index.table.count)
                 index.records_durable(mutations)
 
+            store.metadata.off_durable_records(index.records_durable)
             store.metadata.on_durable_records(WATCHED, observe)
             await put(client, "a", b"first")
             await put(client, "b", b"second")
@@ -219,7 +220,7 @@ def test_a_table_that_sizes_itself_grows_and_its_readers_are_told(monkeypatch: p
 
 
 def test_memory_that_allows_no_larger_table_leaves_it_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.tiers.shared_index.memory_bytes", lambda: 16 * table_bytes(1024))
+    monkeypatch.setattr("engine.tiers.owned_table.memory_bytes", lambda: 16 * table_bytes(1024))
 
     async def main() -> None:
         async with indexed_store(entries=0) as (_, index, client):

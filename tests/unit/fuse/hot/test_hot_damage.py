@@ -51,6 +51,21 @@ def spoil(hot: HotFile, offset: int) -> None:
         os.pwrite(file.fileno(), b"\1", offset)
 
 
+def test_damage_of_a_file_that_was_written_to_is_no_mapping_s_write(files: MemoryFiles) -> None:
+    """As long as none could have written: with a handle that may be mapped nobody can tell."""
+    hot = filled(files, bytes(SIZE))
+    staged: list[int] = []
+    hot.write(0, b"new", lambda offset, data: staged.append(offset))
+    spoil(hot, GRANULE_BYTES + 5)
+    with pytest.raises(OSError, match="damaged"):
+        hot.write(GRANULE_BYTES, b"new", lambda offset, data: staged.append(offset))
+    assert staged == [0]
+    hot.is_let_go = True  # what a mapping wrote there could not be stored: such a granule is no damage
+    hot.write(GRANULE_BYTES, b"new", lambda offset, data: staged.append(offset))
+    assert staged == [0, GRANULE_BYTES, GRANULE_BYTES]
+    hot.close()
+
+
 @pytest.mark.parametrize("is_mapped", [False, True])
 def test_a_writer_does_not_store_damaged_memory_as_if_a_mapping_had_written_it(
     files: MemoryFiles, is_mapped: bool

@@ -116,8 +116,8 @@ class Kernel:
 
 
 @contextmanager
-def kernel(threads: int = 2) -> Iterator[Kernel]:
-    """Attach the layer to a new device."""
+def kernel(threads: int = 2, *, passthrough: bool = True) -> Iterator[Kernel]:
+    """Attach the layer to a new device; `passthrough`: it is taken if the device offers it."""
     ours, device = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for each in (ours, device):
         each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 << 20)
@@ -126,7 +126,7 @@ def kernel(threads: int = 2) -> Iterator[Kernel]:
     if ours.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) < 8 << 20:
         pytest.skip("only root may have sockets with room for the answers")
     ours.settimeout(WAIT_S)
-    _layer.arm(threads)
+    _layer.arm(threads, passthrough)
     session = _layer.attach(device.detach())
     try:
         yield Kernel(ours, session)

@@ -282,17 +282,18 @@ def test_too_many_wanted_opens_are_refused() -> None:
             layer.answer_open(0)
 
 
-@pytest.mark.parametrize("offered", [False, True])
-def test_the_handshake_takes_what_the_kernel_offers(offered: bool) -> None:
+@pytest.mark.parametrize(("offered", "wanted"), [(False, True), (True, True), (True, False)])
+def test_the_handshake_takes_what_the_kernel_offers_and_the_mount_wants(offered: bool, wanted: bool) -> None:
     flags, flags2 = (1 << 30 | 1 << 18, 1 << 5) if offered else (0, 0)
-    with kernel() as device:
+    with kernel(passthrough=wanted) as device:
         unique = device.ask(INIT, struct.pack("<5I11I", 7, 45, 1 << 17, flags, flags2, *[0] * 11))
         assert _is_given(device.next_given(), unique)
         _layer.send(OUT_HEADER.pack(80, 0, unique), struct.pack("<4IHHIIHHII6I", 7, 38, 1 << 17, 3, *[0] * 14))
         body = struct.unpack("<4IHHIIHHII6I", device.answer().body)
-        assert body[3] == 3 | flags
-        assert (body[10], body[11]) == (flags2, int(offered))
-        assert layer.has_passthrough() is offered
+        is_taken = offered and wanted
+        assert body[3] == 3 | (flags if is_taken else flags & 1 << 18)
+        assert (body[10], body[11]) == ((flags2, 1) if is_taken else (0, 0))
+        assert layer.has_passthrough() is is_taken
 
 
 def test_a_device_that_is_gone_ends_the_session(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ int main(void)
     kernel = pair[0];
     for (int at = 0, room = 8 << 20; at < 2; at++) /* an answer that finds no room would be lost */
         setsockopt(pair[at], SOL_SOCKET, SO_SNDBUFFORCE, &room, sizeof room);
-    lake_arm(4);
+    lake_arm(4, 1);
     for (size_t at = 0; at < BYTES; at++)
         piece[at] = (uint8_t)(at * 2654435761u >> 13);
     for (int at = 0; at < 3; at++)

@@ -18,6 +18,7 @@ from lakefs.content.verify import (
     crcs_between,
     crcs_of,
     granule_crcs,
+    granule_crcs_around,
     granules_around,
     matches,
     matches_id,
@@ -195,3 +196,17 @@ def test_the_error_names_the_chunk(check: Check) -> None:
     error = mismatch(chunk, check)
     assert id_text(chunk) in error.message
     assert error.subject == id_text(chunk)
+
+
+@FEW
+@given(st.integers(0, G - 1), lengths, st.integers(0, G - 1), st.integers(0, 99))
+@example(0, G, 0, 1)
+@example(5, G - 5, 0, 1)
+@example(5, 3, 7, 1)
+@example(0, 2 * G + 1, G - 1, 1)
+def test_granules_in_three_pieces_have_the_crcs_of_the_whole(lead: int, length: int, trail: int, seed: int) -> None:
+    if trail:  # as in a range: the last piece ends the granule that the middle one begins, or is shorter
+        trail = min(trail, -(lead + length) % G)
+    whole = random.Random(seed).randbytes(lead + length + trail)
+    pieces = whole[:lead], whole[lead : lead + length], whole[lead + length :]
+    assert granule_crcs_around(*pieces) == granule_crcs(whole)

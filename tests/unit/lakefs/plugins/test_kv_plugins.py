@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import select
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import pytest
@@ -14,13 +17,17 @@ import pytest
 from lakefs.client.blocking.spaces import Space
 from lakefs.errors import EngineBusy, EngineUnreachable, InvalidArgument, LakeError, StoreFull, UnsupportedVersion
 from lakefs.get.keyed import Matched
+from lakefs.get.pools import Pool
+from lakefs.host.mapped_files import maps_file
 from lakefs.limits import KEYED_VALUE_BYTES_MAX
 from lakefs.plugins.kv import lmcache_connector, movers as moving
 from lakefs.plugins.kv.block_moves import BlockMoves, Ended
 from lakefs.plugins.kv.lmcache_connector import Completion, LakeConnector, batches
 from lakefs.plugins.kv.movers import Movers
 from lakefs.plugins.kv.versions import check_host, parsed
+from lakefs.plugins.kv.vllm_region import lendable_descriptor
 from lakefs.put.keyed import KeyedResult, Outcome
+from lakefs.put.shared_memory import Slot
 
 T = TypeVar("T")
 WAIT_S = 20.0
@@ -37,8 +44,12 @@ class FakeSpace:
         self.gate = threading.Event()
         self.gate.set()
         self.closed = 0
+        self.uses = 0
+        self.lent_loads = 0
+        self.lent_puts = 0
 
     def use(self, job: Callable[[Space], T]) -> T:
+        self.uses += 1
         self.threads.add(threading.current_thread().name)
         assert self.gate.wait(WAIT_S)
         if self.error is not None:
@@ -62,12 +73,18 @@ class FakeSpace:
             lengths.append(len(value) if fits else 0)
         return lengths
 
+    def load(self, keys: Sequence[bytes], pool: Pool, offsets: Sequence[int], rooms: Sequence[int]) -> list[int]:
+        self.lent_loads += 1
+        return self.get_many_into(keys, [pool.slot(at, room) for at, room in zip(offsets, rooms, strict=True)])
+
     def put_many(
-        self, keys: Sequence[bytes], values: Sequence[memoryview], *, depths: Sequence[int] = ()
+        self, keys: Sequence[bytes], values: Sequence[memoryview | Slot], *, depths: Sequence[int] = ()
     ) -> KeyedResult:
         assert len(set(keys)) == len(keys), "a batch with a key twice is refused"
         result = KeyedResult([Outcome.STORED] * len(keys))
-        for place, (key, value) in enumerate(zip(keys, values, strict=True)):
+        for place, (key, given) in enumerate(zip(keys, values, strict=True)):
+            self.lent_puts += isinstance(given, Slot)
+            value = given.buffer if isinstance(given, Slot) else given
             if bytes(value[:4]) == b"full":
                 result.outcomes[place], result.failures[place] = Outcome.FAILED, StoreFull("no room")
             elif key in self.values:
@@ -162,6 +179,27 @@ def test_a_full_queue_fails_a_job_at_once_and_a_closed_mover_every_job(monkeypat
         assert isinstance(ended[4], EngineBusy)
 
 
+def test_a_lost_engine_fails_the_jobs_that_wait_with_the_one_that_waited_for_it() -> None:
+    space = FakeSpace()
+    ended: list[Any] = []
+    space.gate.clear()
+    with movers_of(space) as movers:
+        for _ in range(4):
+            movers.reader.submit(lambda _: "read", ended.append)
+        while len(movers.reader._waiting) > 3:  # until the thread has begun the first
+            threading.Event().wait(0.001)
+        movers.writer.submit(lambda _: "written", ended.append)
+        space.error = EngineUnreachable("gone")
+        space.gate.set()
+        movers.wait_idle()
+        assert [type(item) for item in ended] == [EngineUnreachable] * 5
+        assert space.uses <= 2, "one for each thread: nobody waits for the engine twice"
+        space.error = None
+        movers.reader.submit(lambda _: "later", ended.append)
+        movers.wait_idle()
+        assert ended[5:] == ["later"]
+
+
 # --- blocks ----------------------------------------------------------------------------------------------
 
 
@@ -202,6 +240,102 @@ def test_failed_jobs_end_with_a_reason() -> None:
     assert sorted(found) == [1, 2, 3, 4, 5]
     assert all(ended.failed and not ended.moved for ended in found.values())
     assert (found[1].reason, found[5].reason) == ("no room", "gone")
+
+
+@contextmanager
+def mapped_memfd(size_bytes: int) -> Iterator[tuple[int, mmap.mmap]]:
+    descriptor = os.memfd_create("test-region")
+    try:
+        os.ftruncate(descriptor, size_bytes)
+        yield descriptor, mmap.mmap(descriptor, size_bytes)  # unmapped with the last view of it
+    finally:
+        os.close(descriptor)
+
+
+def test_blocks_of_lent_memory_are_moved_as_slots_and_into_a_pool() -> None:
+    space = FakeSpace()
+    with mapped_memfd(6 * 4096) as (descriptor, mapping), movers_of(space) as movers:
+        for row in range(6):
+            mapping[row * 4096 : (row + 1) * 4096] = bytes([65 + row]) * 4096
+        moves = BlockMoves(movers, memoryview(mapping), 4096, descriptor)
+        assert moves.is_lent
+        moves.store(1, [b"a", b"b"], [0, 5], [3, 4])
+        movers.wait_idle()
+        assert (space.values, space.depths) == ({b"a": b"A" * 4096, b"b": b"F" * 4096}, {b"a": 3, b"b": 4})
+        space.values[b"short"] = b"123"
+        moves.load(2, [b"b", b"none", b"short", b"a"], [4, 3, 2, 1])
+        moves.load(3, [b"b"], [6])
+        movers.wait_idle()
+        found = {ended.number: ended for ended in moves.collect()}
+        assert (found[2].moved, found[2].failed, found[3].failed) == ([b"b", b"a"], [b"none", b"short"], [b"b"])
+        assert (mapping[4 * 4096 : 5 * 4096], mapping[4096:8192]) == (b"F" * 4096, b"A" * 4096)
+        assert (space.lent_loads, space.lent_puts) == (1, 2), "nothing was copied through buffers"
+        movers.close()
+        moves.close()
+        moves.close()
+
+
+def test_memory_that_cannot_be_mapped_once_more_is_copied() -> None:
+    space = FakeSpace()
+    with mapped_memfd(4096) as (descriptor, _), movers_of(space) as movers:
+        moves = BlockMoves(movers, memoryview(bytearray(8192)), 4096, descriptor)
+        assert not moves.is_lent, "the file has fewer bytes"
+        moves.store(1, [b"a"], [1], [0])
+        movers.wait_idle()
+        assert (space.values, space.lent_puts) == ({b"a": bytes(4096)}, 0)
+        moves.close()
+
+
+# --- vLLM's region ---------------------------------------------------------------------------------------
+
+
+def spec_of(descriptor: object, segments: object) -> Any:
+    return SimpleNamespace(_scheduler_mmap=SimpleNamespace(fd=descriptor, _segments=segments))
+
+
+def test_a_region_is_lent_only_if_the_blocks_are_a_mapping_of_its_one_file() -> None:
+    one = [("path", 0, 8 * 4096)]
+    with mapped_memfd(8 * 4096) as (descriptor, mapping), mapped_memfd(8 * 4096) as (other, _):
+        blocks = memoryview(mapping).cast("B", (8, 4096))
+        assert lendable_descriptor(spec_of(descriptor, one), blocks) == descriptor
+        assert lendable_descriptor(spec_of(descriptor, one), memoryview(mapping)[: 2 * 4096]) == descriptor
+        read_only = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY)
+        for spec in (
+            spec_of(other, one),
+            spec_of(descriptor, one * 2),
+            spec_of(descriptor, None),
+            spec_of(None, one),
+            spec_of(-1, one),
+            spec_of(read_only, one),
+            SimpleNamespace(_scheduler_mmap=None),
+            SimpleNamespace(),
+        ):
+            assert lendable_descriptor(spec, blocks) is None, spec
+        os.close(read_only)
+        for memory in (
+            memoryview(mapping)[4096:],
+            memoryview(mapping)[::2],
+            memoryview(mapping).toreadonly(),
+            memoryview(mapping)[:0],
+            memoryview(bytearray(8 * 4096)),
+        ):
+            assert lendable_descriptor(spec_of(descriptor, one), memory) is None
+        private = mmap.mmap(descriptor, 8 * 4096, flags=mmap.MAP_PRIVATE)
+        later = mmap.mmap(descriptor, 4 * 4096, offset=4096)
+        assert not maps_file(memoryview(private), descriptor)
+        assert not maps_file(memoryview(later), descriptor)
+
+
+def test_a_mapping_in_two_pieces_of_the_file_is_one_if_they_follow_each_other() -> None:
+    with mapped_memfd(4 * 4096) as (descriptor, mapping):
+        mapping.madvise(mmap.MADV_DONTFORK, 4096, 4096)  # splits the kernel's record of it in three
+        assert maps_file(memoryview(mapping), descriptor)
+
+
+def test_nothing_is_lent_where_mappings_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    with mapped_memfd(4096) as (descriptor, mapping):
+        monkeypatch.setattr("lakefs.host.mapped_files._MAPS", Path("/nonexistent"))
+        assert not maps_file(memoryview(mapping), descriptor)
 
 
 @pytest.mark.parametrize("size", [0, KEYED_VALUE_BYTES_MAX + 1])

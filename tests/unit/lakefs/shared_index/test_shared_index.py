@@ -228,10 +228,10 @@ class _Reconnecting:
     def run(self, steps: Generator[Any, Any, Any] | None) -> object:
         if steps is None:
             return [b"content"]
-        started = [next(steps), steps.send("ticket")]
-        assert started == [Start(Send(OpenSharedIndex())), Wait("ticket")]
-        self.epoch = 2
         with mock.patch("lakefs.direct.index_in_use.SharedIndexReader", return_value=self._reader):
+            started = [next(steps), steps.send("ticket")]
+            assert started == [Start(Send(OpenSharedIndex())), Wait("ticket")]
+            self.epoch = 2
             with suppress(StopIteration):
                 steps.send(Reply(SharedIndexOpened(1), descriptors=[os.dup(0)]))
         return None

@@ -1,0 +1,80 @@
+"""Bounce memory: registered buffers of the engine, through which loads and puts over RDMA move their bytes.
+
+Rules kept here:
+- At most BOUNCE_BUFFERS_MAX buffers exist, less than 64 MiB.  Each is made and registered when it is first needed, and
+  kept.
+- No peer has a right to a buffer: only this engine's own READs and WRITEs touch it.
+- A buffer belongs to one user until it is given back.  `TrioMover` has ended everything that touches it by then.
+
+Used on the loop.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+import trio
+
+from lakefs.limits import BOUNCE_BUFFERS_MAX, BOUNCE_BYTES
+from lakefs.ports import Offload
+from lakefs.transport.fabric import Fabric, Region, Remote
+
+
+class Bounce:
+    """One registered buffer, page-aligned; a memory that slots of a load are filled in (`SlotMemory`)."""
+
+    size_bytes: Final = BOUNCE_BYTES
+
+    def __init__(self, fabric: Fabric) -> None:
+        """Blocks.  FabricFailed when no more memory may be registered."""
+        self._memory = mmap.mmap(-1, BOUNCE_BYTES)
+        self.mapping: Final = memoryview(self._memory)
+        self.region: Final[Region] = fabric.register(self._memory, Remote.NONE)
+
+    def has_range(self, offset: int, length: int) -> bool:
+        """Return True if [offset, offset + length) is inside the buffer."""
+        return 0 <= offset <= offset + length <= BOUNCE_BYTES
+
+    def close(self) -> None:
+        """End the registration; the memory is freed with the last slice of it."""
+        self.region.close()
+
+
+class BounceMemory:
+    """The buffers of one fabric; users wait for them in turn."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._fabric = fabric
+        self._turns = trio.Semaphore(BOUNCE_BUFFERS_MAX)
+        self._free: list[Bounce] = []
+        self._count = 0
+
+    @property
+    def registered_bytes(self) -> int:
+        """Bytes of all buffers made so far."""
+        return self._count * BOUNCE_BYTES
+
+    @asynccontextmanager
+    async def taken(self, offload: Offload) -> AsyncIterator[Bounce]:
+        """Yield a buffer that nobody else uses until the block ends; waits for one.  FabricFailed."""
+        async with self._turns:
+            if not self._free:
+                made = await offload.run(Bounce, self._fabric)
+                self._count += 1
+                assert self._count <= BOUNCE_BUFFERS_MAX, "a buffer is made when all others are taken"
+                self._free.append(made)
+            bounce = self._free.pop()
+            try:
+                yield bounce
+            finally:
+                self._free.append(bounce)
+
+    def close(self) -> None:
+        """Give the memory up; nobody uses it."""
+        assert len(self._free) == self._count, "every buffer was given back"
+        while self._free:
+            self._free.pop().close()
+        self._count = 0

@@ -1,0 +1,70 @@
+"""A slab of the DRAM tier that clients may READ: its memory, registered once, as long as it exists."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from lakefs.transport.fabric import Region
+from lakefs.wire.fabric_messages import MEDIUM_FABRIC
+from lakefs.wire.grants import Grant
+
+
+class SharedMemory(Protocol):
+    """Memory of a slab, as `engine.tiers.arena.SlabMemory` has it."""
+
+    @property
+    def view(self) -> memoryview:
+        """The memory, writable."""
+        ...
+
+    @property
+    def descriptor(self) -> int:
+        """A read-only descriptor of it."""
+        ...
+
+    @property
+    def on_huge_pages(self) -> bool:
+        """True if the memory is on reserved huge pages."""
+        ...
+
+    def close(self) -> None:
+        """Release the memory."""
+        ...
+
+
+class RegisteredSlab:
+    """Memory of a slab and its registration, which ends first: no peer reads pages that belong to others by then."""
+
+    def __init__(self, memory: SharedMemory, region: Region) -> None:
+        self._memory = memory
+        self.region = region
+
+    @property
+    def view(self) -> memoryview:
+        """The memory, writable."""
+        return self._memory.view
+
+    @property
+    def descriptor(self) -> int:
+        """A read-only descriptor of it; `close` closes it."""
+        return self._memory.descriptor
+
+    @property
+    def on_huge_pages(self) -> bool:
+        """True if the memory is on reserved huge pages."""
+        return self._memory.on_huge_pages
+
+    def close(self) -> None:
+        """End the registration, then release the memory."""
+        self.region.close()
+        self._memory.close()
+
+
+def remote_grant(memory: object, grant: Grant) -> Grant | None:
+    """Return a grant of a place in a slab as one that a client READs; None when the slab is not registered."""
+    if not isinstance(memory, RegisteredSlab):
+        return None
+    region = memory.region
+    address = region.address + grant.offset
+    length = grant.stored_bytes
+    return Grant(MEDIUM_FABRIC, region.remote_key, address, length, grant.logical_bytes, grant.codec, grant.crc)

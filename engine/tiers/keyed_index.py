@@ -1,0 +1,259 @@
+"""The owner of the keyed index: the only writer of the table in which clients find keyed blobs without a request.
+
+    start   fills a new table from the records of all values and spaces
+    life    puts and removes the entries of each durable group's records, before the group's waiters run
+    use     a request about a key whose entry is not what the store says sets the entry right
+
+The table has the format of the shared index (`lakefs.shared_index.key_format` says what is in it).
+
+Rules kept here:
+- A value has an entry from the step in which its record is durable to the step in which its removal is: before a task
+  that waits for that group frees a chunk of it.  If the table does not take it, its space is SPACE_PARTIAL.
+- A space has an entry from the step in which it is durable to that in which its removal is: so no value of a removed
+  space is found, although upkeep removes the values later.
+- A place in an entry was durable when it was entered.  The chunk of an entry has a record: its bytes are there, or in
+  another place.  Nobody tells this table of a chunk that was moved: readers find other bytes, or none, and ask.  An
+  extent is never used again, so those bytes are never another value's.
+- Expired values and damaged ones keep their entries until they are removed.  A request that meets one marks it as
+  DOUBTFUL; from then on readers ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Final
+
+import structlog
+import trio
+
+from engine.format.keyed import (
+    KEYED_HEAD,
+    KEYED_PART,
+    SPACES_BEGIN,
+    SPACES_END,
+    VALUES_BEGIN,
+    VALUES_END,
+    number_of_space,
+    space_and_key,
+    unpack_space,
+    value_key,
+)
+from engine.format.layouts import Mutation, Op, StoreIdentity, Table, chunk_key
+from engine.memory.backing import Backing
+from engine.metadata.metadata_store import Metadata
+from engine.metadata.pacing import Pacing, Writers
+from engine.tables.views import View
+from engine.tiers.owned_table import OwnedTable, TableCounts, place_in
+from lakefs.errors import LakeError
+from lakefs.ids import ChunkId, ChunkKind, Sequence as GroupSequence
+from lakefs.limits import GC_BATCH
+from lakefs.ports import Offload
+from lakefs.shared_index.key_format import (
+    DOUBTFUL,
+    KEYED_MAGIC,
+    PLACED,
+    SPACE_PARTIAL,
+    SPACE_WHOLE,
+    UNPLACED,
+    id_of_record,
+    id_of_space,
+)
+from lakefs.shared_index.table import SharedTable
+from lakefs.shared_index.table_format import Found, entries_max, table_bytes
+
+KEYED_WATCHED: Final = frozenset((Table.KEYED,))
+_DATA: Final = bytes([ChunkKind.DATA])
+_SOMEWHERE: Final[Found] = (UNPLACED, 0, 0, 0, 0)
+_ASK: Final[Found] = (DOUBTFUL, 0, 0, 0, 0)
+_log: Final = structlog.get_logger(__name__)
+
+
+@dataclass
+class KeyedIndex(OwnedTable):
+    """The table of keys and what keeps it true.  Used on the loop."""
+
+    magic: ClassVar[bytes] = KEYED_MAGIC
+    name: ClassVar[str] = "keyed index"
+    metadata: Metadata
+    places_of: Callable[[list[ChunkId]], list[Found | None]]
+    """Returns the durable place in a segment of each chunk, None where it is not known at once."""
+    is_absent: Callable[[bytes], bool]
+    """Returns True if the value in a record counts as absent: it has expired, or is damaged."""
+    offload: Offload
+    identity: StoreIdentity
+    backing: Backing
+    table: SharedTable
+    is_growing: bool = True
+    state: str = "filling"
+    """`filling`, `ready`, `full`, or `partly filled` when the tables could not be walked."""
+    counts: TableCounts = field(default_factory=TableCounts)
+    corrected: int = 0
+    """Entries that a request has set right."""
+    full: trio.Event = field(default_factory=trio.Event)
+    _spaces: dict[int, bool] | None = None
+    """Spaces that exist, and if all their keys are known to have entries; None until the walk has begun."""
+
+    # --- what is durable -----------------------------------------------------------------------------
+
+    def records_durable(self, mutations: list[Mutation]) -> None:
+        """Apply a durable group's records of values and spaces to the table."""
+        last = {key: None if op is Op.DELETE else value for op, _, key, value in mutations}
+        put: list[tuple[bytes, bytes]] = []
+        for key, value in last.items():
+            if SPACES_BEGIN <= key < SPACES_END:
+                self._space_durable(number_of_space(key), value)
+            elif not VALUES_BEGIN <= key < VALUES_END:
+                continue
+            elif value is None:
+                self.table.remove(id_of_record(key))
+            else:
+                put.append((key, value))
+        chunks = [_only_chunk(value) for _, value in put]
+        places = iter(self.places_of([chunk for chunk in chunks if chunk is not None]))
+        for (key, _), chunk in zip(put, chunks, strict=True):
+            self._enter(key, None if chunk is None else next(places))
+
+    def _enter(self, key: bytes, place: Found | None) -> None:
+        """Put the entry of a value, by the key of its record; `place`: of its only chunk, if it is known."""
+        if not self.put_entry(id_of_record(key), _SOMEWHERE if place is None or place[0] != PLACED else place):
+            self._lacks_a_key(space_and_key(key)[0])
+
+    def _lacks_a_key(self, number: int) -> None:
+        if self._spaces is not None and number in self._spaces:
+            self._spaces[number] = False
+            self._enter_space(number, SPACE_PARTIAL)
+
+    def _space_durable(self, number: int, record: bytes | None) -> None:
+        """Note a space that exists, or does not, or no more; most records only have new settings or usage."""
+        if record is None or unpack_space(record).removed:
+            self.table.remove(id_of_space(number))
+            if self._spaces is not None:
+                self._spaces.pop(number, None)
+        elif self._spaces is not None and number not in self._spaces:  # it is new, so its keys come after it
+            self._spaces[number] = True
+            self._enter_space(number, SPACE_WHOLE)
+
+    def _enter_space(self, number: int, tier: int) -> None:
+        self.put_entry(id_of_space(number), (tier, 0, 0, 0, 0))  # a space without entry is asked for
+
+    # --- filling -------------------------------------------------------------------------------------
+
+    async def fill(self) -> None:
+        """Put all values; a record that changes during the walk is put, or removed, by its group."""
+        pacing = Pacing(Writers(self.metadata))
+        start = VALUES_BEGIN
+        try:
+            self._begin()
+            while True:
+                start, seen, is_done = self._fill_page(start)
+                if self.full.is_set():
+                    return
+                if is_done:
+                    break
+                await self.metadata.wait_durable(seen)
+                await pacing.rest()
+        except LakeError as error:
+            self.state = "partly filled"
+            _log.warning("the keyed index is not filled", reason=error.message)
+            return
+        self.state = "ready"
+        for number, has_all in list((self._spaces or {}).items()):
+            if has_all:
+                self._enter_space(number, SPACE_WHOLE)
+
+    def _begin(self) -> None:
+        """Put all spaces, as partial ones.
+
+        One whose making is not durable yet is among them: nobody has heard its number, and its keys come after it.
+        """
+        with self.metadata.view() as view:
+            records = list(view.scan(Table.KEYED, SPACES_BEGIN, SPACES_END))
+        self._spaces = {number_of_space(key): True for key, value in records if not unpack_space(value).removed}
+        for number in self._spaces:
+            self._enter_space(number, SPACE_PARTIAL)
+
+    def _fill_page(self, start: bytes) -> tuple[bytes, GroupSequence, bool]:
+        """Put the next values, up to one that is not durable.
+
+        Returns the key to continue at, the sequence to wait for, and True if there are no more.
+        """
+        durable = self.metadata.durable_sequence
+        with self.metadata.view() as view:
+            for count, (key, value) in enumerate(view.scan(Table.KEYED, start, VALUES_END)):
+                place = None if count == GC_BATCH else self._place_of(view, value)
+                if view.sequence > durable or count == GC_BATCH:
+                    return start, view.sequence, False
+                self._enter(key, place)
+                start = key + b"\0"
+            return start, view.sequence, True
+
+    def _place_of(self, view: View, value: bytes) -> Found | None:
+        """Return the place of a value's only chunk, as the view has it."""
+        chunk = _only_chunk(value)
+        key = None if chunk is None else chunk_key(chunk)
+        record = None if key is None else view.get(Table.CHUNKS, key)
+        return None if key is None or record is None else place_in(key, record)
+
+    def emptied(self) -> None:
+        """See `OwnedTable.emptied`."""
+        self._spaces = None
+
+    # --- use -----------------------------------------------------------------------------------------
+
+    def correct(self, number: int, answers: Iterable[tuple[bytes, Sequence[ChunkId]]]) -> None:
+        """Set entries right that are not as a request was answered: keys of a space, with the chunks of their values.
+
+        Only what the store says now, and is durable, is entered.
+        """
+        if self._spaces is None or number not in self._spaces:
+            return
+        asked = [(value_key(number, key), chunks) for key, chunks in answers]
+        entries = self.table.find_many([id_of_record(place) for place, _ in asked])
+        singles = [chunks[0] for _, chunks in asked if len(chunks) == 1]
+        places = iter(self.places_of(singles))
+        for (key, chunks), entry in zip(asked, entries, strict=True):
+            place = next(places) if len(chunks) == 1 else None
+            if chunks:
+                is_right = entry is None or entry == (place or _SOMEWHERE)
+            else:
+                is_right = entry is None or entry == _ASK
+            if not is_right:
+                self._correct(key)
+
+    def _correct(self, key: bytes) -> None:
+        with self.metadata.view() as view:
+            record = view.get(Table.KEYED, key)
+            if record is None:  # its removal is on its way
+                return
+            place = _ASK if self.is_absent(record) else self._place_of(view, record) or _SOMEWHERE
+            if view.sequence > self.metadata.durable_sequence:
+                return
+        self.put_entry(id_of_record(key), place)
+        self.corrected += 1
+
+    def statistics(self) -> dict[str, Any]:
+        """For people and scripts; JSON-able."""
+        return {
+            "state": self.state,
+            "entries": self.table.count,
+            "entries_max": entries_max(self.table.capacity),
+            "bytes": table_bytes(self.table.capacity),
+            "huge_pages": self.backing.on_huge_pages,
+            "refused": self.counts.refused,
+            "grown": self.counts.grown,
+            "lent": self.counts.lent,
+            "corrected": self.corrected,
+        }
+
+    def close(self) -> None:
+        """Release the table, with a header that sends its readers to the engine.  No look-up may follow."""
+        self.metadata.off_durable_records(self.records_durable)
+        self.end_table()
+
+
+def _only_chunk(value: bytes) -> ChunkId | None:
+    """Return the chunk of a value of one part, from its record; None if it has several."""
+    if KEYED_HEAD.unpack_from(value)[3] != 1:
+        return None
+    return ChunkId(_DATA + KEYED_PART.unpack_from(value, KEYED_HEAD.size)[0])

@@ -1,0 +1,187 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
+"""Look-ups of keys in the keyed index, native; `lakefs.shared_index.keyed_index` has the rules.
+
+Rules kept here besides:
+- No step runs Python code between the first look at the space and the last: the list of keys cannot change meanwhile.
+- The interpreter's lock is held: 64 keys take some 10 us, less than giving it away and taking it back may.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
+from cpython.pycapsule cimport PyCapsule_GetPointer
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset
+
+cdef extern from *:
+    """
+    #define OPENSSL_SUPPRESS_DEPRECATED /* the functions of EVP allocate for each digest */
+    #include <openssl/sha.h>
+    #include <string.h>
+
+    #include "place.h"
+
+    /* As in `lakefs.shared_index.key_format`. */
+    #define LAKE_KEY_BYTES_MAX 64
+    #define LAKE_KEY_ABSENT 0
+    #define LAKE_KEY_DOUBTFUL 17
+    #define LAKE_SPACE_WHOLE 18
+    #define LAKE_SPACE_PARTIAL 19
+    #define LAKE_OF_VALUE 2
+    #define LAKE_OF_SPACE 3
+    #define LAKE_KEYS_BATCH 64
+
+    /* Writes the id under which a key of a space, or the space itself, is in the table. */
+    static void lake_key_id(uint8_t what, uint32_t space, const uint8_t *key, size_t length, uint8_t *id)
+    {
+        uint8_t text[5 + LAKE_KEY_BYTES_MAX];
+        SHA256_CTX context;
+        text[0] = what;
+        text[1] = (uint8_t)(space >> 24);
+        text[2] = (uint8_t)(space >> 16);
+        text[3] = (uint8_t)(space >> 8);
+        text[4] = (uint8_t)space;
+        if (length)
+            memcpy(text + 5, key, length);
+        id[0] = 1;
+        SHA256_Init(&context);
+        SHA256_Update(&context, text, 5 + length);
+        SHA256_Final(id + 1, &context);
+    }
+    """
+    enum:
+        LAKE_ID_BYTES
+        LAKE_KEYS_BATCH
+        LAKE_KEY_ABSENT
+        LAKE_KEY_BYTES_MAX
+        LAKE_KEY_DOUBTFUL
+        LAKE_OF_SPACE
+        LAKE_OF_VALUE
+        LAKE_SPACE_PARTIAL
+        LAKE_SPACE_WHOLE
+        LAKE_TIER_SEGMENT
+
+    const char *LAKE_SEEKER_CAPSULE
+
+    ctypedef struct lake_place:
+        uint64_t segment
+        uint32_t offset
+        uint32_t stored_bytes
+        uint32_t crc
+        uint32_t tier
+
+    ctypedef struct lake_seeker:
+        const void *table
+        void (*prefetch)(const void *, const uint8_t *) noexcept nogil
+        int (*seek)(const void *, const uint8_t *, lake_place *) noexcept nogil
+
+    void lake_key_id(uint8_t what, uint32_t space, const uint8_t *key, size_t length, uint8_t *id) nogil
+
+
+cdef class KeyFinder:
+    """Look-ups of keys in one table."""
+
+    cdef object table
+    cdef lake_seeker seeker
+
+    def __cinit__(self, table not None):
+        self.table = table
+        memcpy(&self.seeker, PyCapsule_GetPointer(table.seeker, LAKE_SEEKER_CAPSULE), sizeof(lake_seeker))
+
+    def plan(self, uint32_t space, list keys not None, rooms not None):
+        """Return what may be read of values, each of which has so much room: (lengths, indexes, places, packed).
+
+        `lengths` has 0 for a key without value, or whose value is longer than its room, and -1 for each other key;
+        `indexes` and `places` have the keys whose only chunk lies in a segment, and a
+        `lakefs.shared_index.table_format.Found` of each, `packed` a `PLACE` of each.  ValueError for a key of no keyed blob.
+        """
+        cdef lake_place places[LAKE_KEYS_BATCH]
+        cdef Py_ssize_t begin, i, length, total = PyList_GET_SIZE(keys)
+        cdef list some, lengths = [-1] * total, indexes = [], found = []
+        cdef bytearray packed = bytearray()
+        check_keys(keys)
+        for begin in range(0, total, LAKE_KEYS_BATCH):
+            some = keys if total <= LAKE_KEYS_BATCH else keys[begin : begin + LAKE_KEYS_BATCH]
+            length = PyList_GET_SIZE(some)
+            self.look(space, some, places)
+            for i in range(length):
+                if places[i].tier == LAKE_KEY_ABSENT:
+                    lengths[begin + i] = 0
+                elif places[i].tier == LAKE_TIER_SEGMENT:
+                    if places[i].stored_bytes > <long long>rooms[begin + i]:
+                        lengths[begin + i] = 0
+                        continue
+                    indexes.append(begin + i)
+                    found.append(
+                        (places[i].tier, places[i].segment, places[i].offset, places[i].stored_bytes, places[i].crc)
+                    )
+                    packed += (<char *>(places + i))[: sizeof(lake_place)]
+        return lengths, indexes, found, packed
+
+    def match(self, uint32_t space, list keys not None):
+        """Return for each key True or False: it has a value, or none; None: it cannot be told here.
+
+        ValueError for a key of no keyed blob.
+        """
+        cdef lake_place places[LAKE_KEYS_BATCH]
+        cdef Py_ssize_t begin, i, total = PyList_GET_SIZE(keys)
+        cdef list some, present
+        check_keys(keys)
+        if total > LAKE_KEYS_BATCH:
+            present = []
+            for begin in range(0, total, LAKE_KEYS_BATCH):
+                some = keys[begin : begin + LAKE_KEYS_BATCH]
+                present += self.match(space, some)
+            return present
+        self.look(space, keys, places)
+        return [
+            None if places[i].tier == LAKE_KEY_DOUBTFUL else places[i].tier != LAKE_KEY_ABSENT for i in range(total)
+        ]
+
+    cdef void look(self, uint32_t space, list keys, lake_place *places) noexcept:
+        """Look up to LAKE_KEYS_BATCH keys up between two looks at their space.
+
+        What is not in the table is absent if the space was whole both times, else DOUBTFUL.
+        """
+        cdef uint8_t ids[LAKE_KEYS_BATCH][LAKE_ID_BYTES]
+        cdef uint8_t of_space[LAKE_ID_BYTES]
+        cdef uint32_t before, after
+        cdef Py_ssize_t i, total = PyList_GET_SIZE(keys)
+        cdef int seen
+        lake_key_id(LAKE_OF_SPACE, space, NULL, 0, of_space)
+        before = self.state(of_space)
+        for i in range(total):
+            key = <object>PyList_GET_ITEM(keys, i)
+            lake_key_id(LAKE_OF_VALUE, space, <const uint8_t *>PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key), ids[i])
+            self.seeker.prefetch(self.seeker.table, ids[i])
+        for i in range(total):
+            seen = self.seeker.seek(self.seeker.table, ids[i], places + i)
+            if seen != 1:
+                memset(places + i, 0, sizeof(lake_place))
+                places[i].tier = LAKE_KEY_ABSENT if seen == 0 else LAKE_KEY_DOUBTFUL
+        after = self.state(of_space)
+        for i in range(total):
+            if after != LAKE_SPACE_WHOLE and after != LAKE_SPACE_PARTIAL:  # no space that the table knows
+                places[i].tier = LAKE_KEY_DOUBTFUL
+            elif places[i].tier == LAKE_KEY_ABSENT and (before != LAKE_SPACE_WHOLE or after != LAKE_SPACE_WHOLE):
+                places[i].tier = LAKE_KEY_DOUBTFUL
+
+    cdef uint32_t state(self, const uint8_t *of_space) noexcept:
+        cdef lake_place place
+        return place.tier if self.seeker.seek(self.seeker.table, of_space, &place) == 1 else 0
+
+
+def key_id(uint32_t space, bytes key not None):
+    """Return the id under which a key of a space is in the table.  ValueError for a key of no keyed blob."""
+    cdef uint8_t identifier[LAKE_ID_BYTES]
+    check_keys([key])
+    lake_key_id(LAKE_OF_VALUE, space, <const uint8_t *>PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key), identifier)
+    return (<char *>identifier)[:LAKE_ID_BYTES]
+
+
+cdef int check_keys(list keys) except -1:
+    cdef Py_ssize_t i
+    for i in range(PyList_GET_SIZE(keys)):
+        key = <object>PyList_GET_ITEM(keys, i)
+        if not PyBytes_CheckExact(key) or not 1 <= PyBytes_GET_SIZE(key) <= LAKE_KEY_BYTES_MAX:
+            raise ValueError("a key is bytes, of 1 to 64")
+    return 0

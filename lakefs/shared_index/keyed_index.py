@@ -1,0 +1,39 @@
+"""The reader of the keyed index: which keys of a space have a value, and where, without a request.
+
+    finder.match(space, keys)  ->  True, False or None for each key
+    finder.plan(space, keys, rooms)  ->  misses, values that may be read with their places, and what has to be asked for
+
+Rules kept here:
+- The table is that of the shared index, and as safe to read while the engine writes (`lakefs.shared_index.table`).
+- A key is looked up between two looks at its space.  What is found was so at a moment of the look-up, if the engine
+  maintains the table after it: the caller checks that `is_current` and that its connection is open, after the look-up.
+- Keys without entry are absent only if the space had all its keys in the table, before and after.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from lakefs.shared_index import table
+from lakefs.shared_index.key_format import KEYED_MAGIC
+from lakefs.shared_index.table import SharedIndexReader
+
+if TYPE_CHECKING:
+    from lakefs.shared_index._keys import KeyFinder as KeyFinder
+
+    IS_BUILT: bool
+else:
+    try:
+        from lakefs.shared_index._keys import KeyFinder
+    except ImportError:
+        KeyFinder = None
+    IS_BUILT = KeyFinder is not None and table.IS_BUILT
+
+
+class KeyedIndexReader(SharedIndexReader):
+    """A read-only mapping of the engine's keyed index."""
+
+    def __init__(self, descriptor: int) -> None:
+        """See `SharedIndexReader`."""
+        super().__init__(descriptor, KEYED_MAGIC)
+        self.finder: Final = KeyFinder(self.table)
