@@ -310,7 +310,7 @@ class LakeOperations(pyfuse3.Operations):
         file, flags, opener = self._files[fh]
         await self._drop_set_id(file.inode, opener)
         forgets = file.readers and not may_read(flags) and file.hot is None
-        await file.write(off, buf, 0 if forgets or file.inode.attributes.mode & _SET_ID else fh)
+        await file.write(off, buf, 0 if forgets else fh)
         if forgets:
             await self._mount.forget_pages(file.inode)  # a reader may have cached pages of it before this write
         return len(buf)

@@ -150,7 +150,7 @@ static int lake_is_write(const uint8_t *request, size_t length, struct fuse_writ
 /* Answers a request if it is a plain write of the next bytes of a file; returns 1 if it did. */
 static int lake_serve_write(const uint8_t *request, const struct fuse_write_in *wanted)
 {
-    /* A file that may be appended to has no set-id bits: a write that is to clear them is as any other. */
+    /* No set-id bits are left for a write of this handle to clear: Python ends the append when some are set. */
     if (wanted->write_flags & ~(uint32_t)(FUSE_WRITE_LOCKOWNER | LAKE_WRITE_CLEARS_SET_ID)
         || !lake_append_write(wanted->fh, wanted->offset, request + sizeof(struct fuse_in_header) + sizeof *wanted,
                               wanted->size))
