@@ -213,15 +213,41 @@ def test_the_limit_of_staged_bytes_is_exact(short: Path, limit: int, size: int) 
         assert _until_full(here / "file", size) == (limit // size * size, errno.ENOSPC)
         content = (here / "file").read_bytes()
         assert content == b"".join(bytes([number % 255 + 1]) * size for number in range(limit // size))
-        # What native threads may still append to one file, another one gets.
-        descriptor = os.open(here / "one", os.O_WRONLY | os.O_CREAT)
-        os.pwrite(descriptor, bytes(1000), 0)
-        os.pwrite(descriptor, bytes(1000), 1000)
-        assert _until_full(here / "other", size) == ((limit - 2000) // size * size, errno.ENOSPC)
-        os.pwrite(descriptor, bytes(1000), 2000)
-        os.close(descriptor)
         if layer.IS_BUILT:
-            assert native_writes(mounts) > limit // size
+            assert native_writes(mounts) > limit // size // 2
+
+
+@pytest.mark.parametrize("limit", [5 * MIB, 20 * MIB + 1234])
+def test_files_that_are_appended_to_in_turn_share_the_limit(short: Path, limit: int) -> None:
+    """What native threads may still append to one file, another one gets before it is refused anything."""
+    size = 100 * KIB
+    with lake(short, "-o", f"append_forced,staging_size={limit}") as mounts:
+        files = [os.open(mounts.folders[0] / name, os.O_WRONLY | os.O_CREAT) for name in ("one", "two", "three")]
+        written = dict.fromkeys(files, 0)
+
+        def append(file: int, count: int) -> bool:
+            try:
+                written[file] += os.pwrite(file, bytes(count), written[file])
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                return False
+            return True
+
+        for number in range(10):
+            assert append(files[0], 1000 + number)
+        while append(files[1], size) and append(files[2], size):
+            pass
+        left = limit - sum(written.values())
+        assert 0 <= left < size
+        assert append(files[0], left) or not left
+        assert not any(append(file, 1) for file in files)
+        assert sum(written.values()) == limit
+        os.fsync(files[1])
+        assert append(files[0], written[files[1]])
+        for file in files:
+            assert os.fstat(file).st_size == written[file]
+            os.close(file)
 
 
 def test_a_staging_disk_that_is_full_fails_the_write_and_keeps_what_was_written(short: Path) -> None:
