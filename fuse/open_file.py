@@ -57,9 +57,9 @@ class OpenFile:
         self.hot = hot
         """The file in memory that all handles pass through to; set at the first handle, or never."""
         self.handles = 0
-        """Those that are being opened too."""
+        """Number of handles, with those that are being opened."""
         self.answered = 0
-        """Handles that the kernel has, or is being given."""
+        """Number of handles that the kernel has, or is being given."""
         self.readers = 0
         """Handles that may read."""
         self.is_dirty = False
