@@ -46,12 +46,14 @@ def forked(body: Callable[[], object]) -> int:
     pid = os.fork()
     if pid:
         return pid
+    code = 1
     try:
         body()
-    except BaseException:  # noqa: BLE001 - the child's only way to tell
-        traceback.print_exc()
-        os._exit(1)
-    os._exit(0)
+        code = 0
+    finally:  # it never returns to the tests of its parent
+        if code:
+            traceback.print_exc()
+        os._exit(code)
 
 
 def ended(pid: int) -> int:
