@@ -176,6 +176,9 @@ class _Move:
 
 def _slices(pieces: Sequence[Piece]) -> Iterator[Piece]:
     for piece in pieces:
+        if 0 < piece.length <= SLICE_BYTES:
+            yield piece
+            continue
         for done in range(0, piece.length, SLICE_BYTES):
             yield piece._replace(
                 offset=piece.offset + done,

@@ -20,7 +20,9 @@ from lakefs.transport import fabric_mover
 from lakefs.transport.fabric import NO_ANSWER, SLICE_BYTES, Completion, Fabric, Link, Region, Remote
 from lakefs.transport.fabric_mover import Mover, Piece, TrioMover
 from tests import simulated_fabric
-from tests.contract import fabric_suite
+from tests.contract import fabric_moves, fabric_sides, fabric_suite
+from tests.contract.fabric_moves import *
+from tests.contract.fabric_sides import *
 from tests.contract.fabric_suite import *
 from tests.simulated_fabric import SimulatedFabric, SimulatedLink, SimulatedRegion, SimulatedWire, Weather
 
@@ -352,7 +354,7 @@ class _NoLock:
         return None
 
 
-suite = fabric_suite
+suite, moves = fabric_suite, fabric_moves
 PLANTED: Final[list[tuple[Callable[[pytest.MonkeyPatch], None], Callable[..., None], tuple[Any, ...]]]] = [
     (rights_ignored, suite.test_a_peer_has_only_the_rights_that_region_and_link_give, (Remote.READ, True, "region")),
     (rights_ignored, suite.test_a_peer_has_only_the_rights_that_region_and_link_give, (Remote.NONE, False, "region")),
@@ -369,14 +371,14 @@ PLANTED: Final[list[tuple[Callable[[pytest.MonkeyPatch], None], Callable[..., No
     (no_event, suite.test_the_descriptor_is_readable_when_armed_and_a_completion_has_come, ()),
     (event_without_arming, suite.test_the_descriptor_is_readable_when_armed_and_a_completion_has_come, ()),
     (link_goes_on_behind_a_failure, suite.test_a_wrong_key_is_refused, (1, False)),
-    (link_closed_without_its_work, suite.test_a_move_ends_at_its_deadline_and_frees_its_memory, (move_in_trio,)),
+    (link_closed_without_its_work, moves.test_a_move_ends_at_its_deadline_and_frees_its_memory, (move_in_trio,)),
     (ends_unchecked, suite.test_an_odd_end_is_refused_and_the_link_can_still_be_joined, ({"mtu_bytes": 1500},)),
     (posts_unchecked, suite.test_what_is_no_slice_or_no_place_is_never_posted, (0, 0, 0, SLICE_BYTES + 1)),
-    (slices_without_the_last, suite.test_a_mover_moves_pieces_of_any_length_both_ways, (move_in_a_thread, 0)),
-    (slices_at_their_piece_s_begin, suite.test_a_mover_moves_pieces_of_any_length_both_ways, (move_in_trio, 0)),
-    (move_forgets_what_is_in_flight, suite.test_a_move_ends_at_its_deadline_and_frees_its_memory, (move_in_a_thread,)),
-    (move_forgets_what_is_in_flight, suite.test_a_cancelled_move_frees_its_memory, ()),
-    (moves_at_once, suite.test_moves_of_many_threads_take_turns, ()),
+    (slices_without_the_last, moves.test_a_mover_moves_pieces_of_any_length_both_ways, (move_in_a_thread, 0)),
+    (slices_at_their_piece_s_begin, moves.test_a_mover_moves_pieces_of_any_length_both_ways, (move_in_trio, 0)),
+    (move_forgets_what_is_in_flight, moves.test_a_move_ends_at_its_deadline_and_frees_its_memory, (move_in_a_thread,)),
+    (move_forgets_what_is_in_flight, moves.test_a_cancelled_move_frees_its_memory, ()),
+    (moves_at_once, moves.test_moves_of_many_threads_take_turns, ()),
 ]
 
 
@@ -387,7 +389,7 @@ def test_a_planted_bug_is_found(
     arguments: tuple[Any, ...],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fabric_suite, "WAIT_S", 0.5)
+    monkeypatch.setattr(fabric_sides, "WAIT_S", 0.5)
     names = test.__code__.co_varnames[: test.__code__.co_argcount]
     with SimulatedWire(9) as wire:
         rig = SimulatedRig(wire)

@@ -16,10 +16,13 @@ from typing import Any, Final
 
 import pytest
 
+from cli.operate import doctor
 from lakefs.errors import DeadlineExceeded, FabricFailed
 from lakefs.transport.fabric import ACCESS_REFUSED, NO_ANSWER, Fabric, Link, Region, Remote
 from lakefs.transport.fabric_mover import Mover
 from lakefs.transport.rdma import open_fabric
+from tests.contract.fabric_moves import *
+from tests.contract.fabric_sides import *
 from tests.contract.fabric_suite import *
 from tests.lab.hardware import shell, wait_for
 from tests.lab.rdma_peer import FAILED, OWN, Peer
@@ -270,6 +273,14 @@ def test_memory_that_may_not_be_locked_is_refused_with_the_remedy() -> None:
     reason = in_a_fork(attempt)
     assert reason.startswith(f"{MIB} bytes cannot be registered with rxe0: ")
     assert "ulimit -l" in reason
+
+
+def test_the_doctor_names_the_adapter() -> None:
+    found = doctor._rdma()
+    assert (found.verdict, found.detail) == ("ok", "rxe0: roce, and 64.0 MiB may be locked")
+    with link_down():
+        found = doctor._rdma()
+    assert (found.verdict, found.detail) == ("warn", "not used: rxe0: no port is active; payload goes over TCP")
 
 
 def test_memory_that_is_not_mapped_is_refused(rig: RdmaRig) -> None:
