@@ -241,12 +241,8 @@ KEYED_VALUE_BYTES_MAX: Final = 256 * MIB
 KEYED_DEPTH_MAX: Final = 65_535
 KEYED_PARTS_ANSWERED_MAX: Final = 32_768
 """Most parts in one answer to KeyedMatch, at most 49 bytes each with their leases: 1.6 MB of the 4 MiB of a frame."""
-KEYED_ENTRY_BYTES: Final = 512
-"""Counted against its space's quota for each value beside its bytes, so that a quota bounds values of a byte too: about
-what the records of a value with one part and a TTL take on the disk (540 bytes in index and checkpoint, measured)."""
 KEYED_QUOTA_BYTES_MIN: Final = 64 * MIB
 """Least quota of a space: a twentieth of it, the room that eviction keeps free, is a request of small values."""
-KEYED_QUOTA_BYTES_MAX: Final = 1 << 62
 KEYED_INDEX_ENTRIES_MIN: Final = 50_000
 """Room of the smallest keyed index: a table of 4 MiB."""
 KEYED_ROOM_WAIT_S: Final = 2.0
