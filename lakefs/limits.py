@@ -247,8 +247,6 @@ what the records of a value with one part and a TTL take on the disk (540 bytes 
 KEYED_QUOTA_BYTES_MIN: Final = 64 * MIB
 """Least quota of a space: a twentieth of it, the room that eviction keeps free, is a request of small values."""
 KEYED_QUOTA_BYTES_MAX: Final = 1 << 62
-KEYED_INDEX_ENTRIES_MIN: Final = 50_000
-"""Room of the smallest keyed index: a table of 4 MiB."""
 KEYED_ROOM_WAIT_S: Final = 2.0
 """Longest time that a put waits for eviction."""
 KEYED_TTL_S_MAX: Final = 10 * 366 * 24 * 3600
