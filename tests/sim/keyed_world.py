@@ -246,7 +246,7 @@ class KeyedWorld:
         if any(space.removed for space in spaces):
             raise SimFailure("a removed space is still there")
         for space in spaces:
-            if space.name == SHARED and charge(space.value_bytes, space.entries) > 0.95 * QUOTA_BYTES:
+            if space.name == SHARED and charge(space.value_bytes, space.entries) > 0.99 * QUOTA_BYTES:
                 raise SimFailure(f"the shared space has {space.value_bytes} bytes after upkeep")
         now_ns = self.clock.wall_ns()
         with store.metadata.view() as view:
