@@ -243,8 +243,6 @@ KEYED_PARTS_ANSWERED_MAX: Final = 32_768
 """Most parts in one answer to KeyedMatch, at most 49 bytes each with their leases: 1.6 MB of the 4 MiB of a frame."""
 KEYED_QUOTA_BYTES_MIN: Final = 64 * MIB
 """Least quota of a space: a twentieth of it, the room that eviction keeps free, is a request of small values."""
-KEYED_INDEX_ENTRIES_MIN: Final = 50_000
-"""Room of the smallest keyed index: a table of 4 MiB."""
 KEYED_ROOM_WAIT_S: Final = 2.0
 """Longest time that a put waits for eviction."""
 KEYED_TTL_S_MAX: Final = 10 * 366 * 24 * 3600

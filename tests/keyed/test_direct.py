@@ -1,4 +1,4 @@
-"""A client that finds keys in the keyed index is told what one that asks is told, and sends no request for it."""
+"""A client that finds keys in the keyed index has the answers of one that asks, and sends no request for them."""
 
 from __future__ import annotations
 

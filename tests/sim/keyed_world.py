@@ -65,7 +65,7 @@ class Customer:
         self.may_be: dict[bytes, set[Value | None]] = {}
         """For each key the values that it may have; an absent key has none."""
         self.becomes: dict[bytes, Value | None] = {}
-        """What keys have when the request under way is done, if it changes them."""
+        """Values of the keys that the request under way changes, when it is done."""
         self._count = 0
 
     def key(self) -> bytes:
