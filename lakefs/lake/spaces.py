@@ -31,7 +31,7 @@ from lakefs.get.pools import Pool
 from lakefs.host.writable_memory import WritableBuffer, writable_memory
 from lakefs.ids import Buffer
 from lakefs.lake.uploads import Progress
-from lakefs.limits import KEYED_DEPTH_MAX, KEYED_QUOTA_BYTES_MAX, KEYED_TTL_S_MAX, KEYED_VALUE_BYTES_MAX, KIB
+from lakefs.limits import KEYED_DEPTH_MAX, KEYED_TTL_S_MAX, KEYED_VALUE_BYTES_MAX, KIB
 from lakefs.names import check_value_keys
 from lakefs.put.keyed import KeyedItem, KeyedResult, Outcome, put_values, remove_values
 from lakefs.put.shared_memory import Slot
@@ -39,6 +39,8 @@ from lakefs.put.upload import Transfer
 from lakefs.steps.steps import Steps, send
 from lakefs.wire.messages import SpaceList, SpaceOpen, SpaceRemove, Spaces, SpaceStat
 
+_NUMBER_MAX: Final = (1 << 63) - 1
+"""The largest number that a message carries."""
 ASK_FROM_BYTES: Final = 64 * KIB
 """From so many bytes on that would travel through a socket, a put first asks which of its keys have a value."""
 
@@ -64,7 +66,7 @@ class SpacesSteps:
         `quota` (bytes, or text such as "200G") and `ttl` (seconds, rounded up, or text such as "7d"), if given, become
         the space's, also if it exists; 0 means none.  InvalidArgument, InvalidName.
         """
-        quota_bytes = _whole(parse_size(quota) if isinstance(quota, str) else quota, KEYED_QUOTA_BYTES_MAX, "quota")
+        quota_bytes = _whole(parse_size(quota) if isinstance(quota, str) else quota, _NUMBER_MAX, "quota")
         ttl_s = _whole(parse_duration(ttl) if isinstance(ttl, str) else ttl, KEYED_TTL_S_MAX, "TTL")
         reply = yield from send(SpaceOpen(name, quota_bytes, ttl_s, create))
         assert isinstance(reply.message, SpaceStat)
@@ -133,21 +135,20 @@ class SpaceSteps:
         EngineBusy, RequestTooLarge, SourceChanged) is in the result; the others are stored.  SpaceNotFound;
         InvalidArgument for a value without a byte or too long.
         """
-        checked = check_value_keys(keys)
-        if len(values) != len(checked) or len(depths) not in (0, len(checked)):
-            raise InvalidArgument(
-                f"{len(checked)} keys, {len(values)} values and {len(depths)} depths do not go together"
-            )
-        items = [
-            _item(place, key, data, depths[place] if depths else 0)
-            for place, (key, data) in enumerate(zip(checked, values, strict=True))
-        ]
-        return self._put(items)
+        return self.put_items(keyed_items(keys, values, depths))
 
-    def _put(self, items: list[KeyedItem]) -> Steps[KeyedResult]:
-        result = KeyedResult([Outcome.FAILED] * len(items))
+    def put_items(self, items: Sequence[KeyedItem], present: Sequence[bool] = ()) -> Steps[KeyedResult]:
+        """Store checked values.  `present`: for each, if its key is known to have a value, which then stays."""
+        result = KeyedResult(
+            [Outcome.PRESENT if known else Outcome.FAILED for known in present or [False] * len(items)]
+        )
         transfer = self.lake.transfer(None)
-        asked = [item for item in items if not (isinstance(item.data, Slot) and transfer.descriptors)]
+        asked = [
+            item
+            for item in items
+            if not (isinstance(item.data, Slot) and transfer.descriptors)
+            and result.outcomes[item.place] is not Outcome.PRESENT
+        ]
         if sum(item.length for item in asked) >= ASK_FROM_BYTES:
             values = yield from find_values(self.number, [item.key for item in asked])
             for item, pieces in zip(asked, values, strict=True):
@@ -180,6 +181,17 @@ def value_memories(keys: Sequence[bytes], buffers: Sequence[WritableBuffer]) -> 
     if len(buffers) != len(checked):
         raise InvalidArgument(f"{len(checked)} keys and {len(buffers)} buffers do not go together")
     return checked, [writable_memory(buffer, "a value") for buffer in buffers]
+
+
+def keyed_items(keys: Sequence[bytes], values: Sequence[Buffer | Slot], depths: Sequence[int] = ()) -> list[KeyedItem]:
+    """Return values to put, checked.  InvalidArgument."""
+    checked = check_value_keys(keys)
+    if len(values) != len(checked) or len(depths) not in (0, len(checked)):
+        raise InvalidArgument(f"{len(checked)} keys, {len(values)} values and {len(depths)} depths do not go together")
+    return [
+        _item(place, key, data, depths[place] if depths else 0)
+        for place, (key, data) in enumerate(zip(checked, values, strict=True))
+    ]
 
 
 def _item(place: int, key: bytes, data: Buffer | Slot, depth: int) -> KeyedItem:
