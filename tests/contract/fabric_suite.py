@@ -210,9 +210,7 @@ def test_a_range_outside_of_the_region_is_refused(pair: Pair, start: int, is_wri
 @pytest.mark.parametrize("given", [Remote.NONE, Remote.READ, Remote.WRITE, BOTH])
 @pytest.mark.parametrize("is_write", [False, True])
 @pytest.mark.parametrize("by", ["region", "link"])
-def test_a_peer_has_only_the_rights_that_region_and_link_give(
-    rig: Rig, given: Remote, is_write: bool, by: str
-) -> None:
+def test_a_peer_has_only_the_rights_that_region_and_link_give(rig: Rig, given: Remote, is_write: bool, by: str) -> None:
     pair = new_pair(rig, given if by == "link" else BOTH)
     here, region = pair.near.memory(bytes([MARK]) * PAGE, Remote.NONE)
     there, theirs = pair.far.memory(bytes(PAGE), given if by == "region" else BOTH)

@@ -11,10 +11,7 @@ from lakefs.transport.fabric import Fabric
 from tests.contract.fabric_suite import *
 from tests.simulated_fabric import SimulatedWire, Weather
 
-WEATHERS = {
-    "fair": Weather(),
-    "rough": Weather(loss=0.2, shuffle=True, delay_s=0.0005),
-}
+WEATHERS = {"fair": Weather(), "rough": Weather(loss=0.2, shuffle=True, delay_s=0.0005)}
 
 
 @dataclass

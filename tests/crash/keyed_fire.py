@@ -53,6 +53,8 @@ TRIO: Final = "tri"
 WRITERS: Final = (*BLOCKING, TRIO)
 CALL_S_MAX: Final = 15.0
 """Longest call of a client while engines come and go: it waits 5 s for an engine, as often as it tries again."""
+EVICTED_MIN: Final = 300
+"""Evictions beside which keys are read when nothing is killed."""
 _READ_AT_ONCE: Final = 8
 _MATCH_AT_ONCE: Final = 48
 _FORK: Final = multiprocessing.get_context("fork")
@@ -103,12 +105,14 @@ class KeyedFire:
         self._look()
 
     def read_beside(self, count: int) -> None:
-        """Match and load so many keys beside writers, eviction, gc and compaction, without a kill."""
+        """Match and load so many keys, and more until many were evicted, beside writers, gc and compaction; no kill."""
         self.engine.start()
         answers, clients = self._begin_clients(self._seed)
         with connect(self.engine.server, check=Check.CRC32C) as lake, lake.pool(size_bytes=POOL_BYTES) as pool:
             spaces = spaces_of(lake, [*WRITERS, SHARED])
-            while self.figures["matched"] + self.figures["loaded"] < count:
+            until = time.monotonic() + 5 * WAIT_S
+            while self.figures["matched"] + self.figures["loaded"] < count or self.figures["evicted"] < EVICTED_MIN:
+                assert time.monotonic() < until, f"too slow: {self}"
                 name = self._chance.choice((*WRITERS, SHARED, SHARED, SHARED))
                 numbers = self._chance.sample(
                     range(keys_in(name)), _MATCH_AT_ONCE if self._chance.random() < 0.8 else 8
@@ -119,7 +123,7 @@ class KeyedFire:
                 else:
                     read_some(spaces[name], name, numbers, self._chance.choice((pool, None)))
                     self.figures["loaded"] += len(numbers)
-            self.figures["evicted"] = lake.status()["keyed"]["evicted"]
+                    self.figures["evicted"] = lake.status()["keyed"]["evicted"]
             assert all(client.is_alive() for client in clients), "a client ended: see its traceback"
         self.engine.kill()
         os.close(answers)
