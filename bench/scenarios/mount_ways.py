@@ -44,7 +44,7 @@ WAYS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Ways by name, with the options of their mounts; the last is the default."""
 LIKE_BEFORE: Final = at_most(1.05, "x")
-"""What native code does not answer should cost as much as without it."""
+"""Goal of the work that native code does not answer: it costs as much as without it."""
 
 Work = Callable[[Path], float]
 """Does the work once in a mount's bucket; returns the figure, in the scenario's unit."""

@@ -23,22 +23,20 @@ from engine.format.keyed import (
     number_of_space,
     space_key,
     unpack_space,
+    values_range,
 )
 from engine.format.layouts import COUNTER_RECORD, Table
 from engine.tables.views import Transaction, View
 from lakefs.errors import EngineBusy, InvalidArgument, InvalidName, SpaceNotFound
 from lakefs.ids import DEFAULT_DOMAIN
-from lakefs.limits import (
-    KEYED_ENTRY_BYTES,
-    KEYED_QUOTA_BYTES_MAX,
-    KEYED_QUOTA_BYTES_MIN,
-    KEYED_TTL_S_MAX,
-    SPACE_NAME_BYTES_MAX,
-    SPACES_MAX,
-)
+from lakefs.limits import KEYED_QUOTA_BYTES_MIN, KEYED_TTL_S_MAX, SPACE_NAME_BYTES_MAX, SPACES_MAX
 from lakefs.wire.messages import SpaceOpen, SpaceStat
 
 NS: Final = 10**9
+KEYED_ENTRY_BYTES: Final = 512
+"""Counted against its space's quota for each value beside its bytes, so that a quota bounds values of a byte too: about
+what the records of a value with one part and a TTL take on the disk (540 bytes in index and checkpoint, measured)."""
+_QUOTA_BYTES_MAX: Final = 1 << 62
 
 
 def check_name(name: str) -> str:
@@ -53,7 +51,7 @@ def check_space(request: SpaceOpen) -> None:
     """Raise InvalidName or InvalidArgument for a name or settings that no space has."""
     check_name(request.name)
     quota = request.quota_bytes
-    if quota is not None and quota != 0 and not KEYED_QUOTA_BYTES_MIN <= quota <= KEYED_QUOTA_BYTES_MAX:
+    if quota is not None and quota != 0 and not KEYED_QUOTA_BYTES_MIN <= quota <= _QUOTA_BYTES_MAX:
         raise InvalidArgument(f"the quota of a space is 0, for none, or at least {KEYED_QUOTA_BYTES_MIN} bytes")
     if request.ttl_s is not None and not 0 <= request.ttl_s <= KEYED_TTL_S_MAX:
         raise InvalidArgument(f"the TTL of a space is 0, for none, to {KEYED_TTL_S_MAX} seconds")
@@ -140,7 +138,7 @@ def remove_space(txn: Transaction, name: str) -> int:
     number = number_of(txn, name)
     record = find_space(txn, number)
     txn.delete(Table.KEYED, name_key(name))
-    if record.entries:
+    if record.entries or any(True for _ in txn.scan(Table.KEYED, *values_range(number))):
         txn.put(Table.KEYED, space_key(number), msgspec.structs.replace(record, removed=True).pack())
     else:
         txn.delete(Table.KEYED, space_key(number))
@@ -184,12 +182,12 @@ class Usage:
         """Count a value that was removed."""
         self._entries -= 1
         self.value_bytes -= size_bytes
+        if self._record.removed:  # perhaps because its usage was found wrong
+            self._entries, self.value_bytes = max(0, self._entries), max(0, self.value_bytes)
         assert self._entries >= 0 <= self.value_bytes, "a value is removed once"
 
     def save(self) -> None:
-        """Record the usage; a removed space without values loses its record."""
+        """Record the usage."""
         record = msgspec.structs.replace(self._record, entries=self._entries, value_bytes=self.value_bytes)
-        if record.removed and not record.entries:
-            self._txn.delete(Table.KEYED, space_key(self._number))
-        elif record != self._record:
+        if record != self._record:
             self._txn.put(Table.KEYED, space_key(self._number), record.pack())

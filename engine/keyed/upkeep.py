@@ -8,6 +8,10 @@ Rules kept here:
   hand passes are a sample, and each is looked at in turn.
 - Eviction comes first, and what takes long gives way to it: a put that waits for room does not wait for the removal of
   a space with a million values.
+- Within a round each decision goes on behind the last: what was removed lies in the overlay until it is applied, and a
+  walk from the beginning would pass all of that again.
+- Spaces over their quotas take turns, EVICT_TURNS each in a round, and what has expired goes between rounds: a space
+  that has millions of values too many holds up no put to another one, and no expiry.
 - Rounds are begun at once when a put waits for room, else every ROUND_S: nothing outlives its time by more than
   twice that, unless the disk takes no writes, or very many are over at once.
 """
@@ -15,7 +19,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
 from typing import Final
@@ -24,6 +28,7 @@ import structlog
 import trio
 
 from engine.format.keyed import (
+    EXPIRIES_BEGIN,
     KEYED_HEAD,
     SpaceRecord,
     expiries_until,
@@ -54,6 +59,8 @@ NEIGHBOURS: Final = 8
 CANDIDATE_SPACES_MAX: Final = 16
 EVICT_BATCH: Final = 16
 """Values evicted by one decision: 128 are looked at, about a millisecond in all."""
+EVICT_TURNS: Final = 16
+"""Decisions of one round that evict from one space: 256 values."""
 _ROUND_GAP_S: Final = 0.01
 """Least time between two rounds, so that puts that wait in vain do not keep the loop busy."""
 _log: Final = structlog.get_logger(__name__)
@@ -93,15 +100,31 @@ class KeyedUpkeep:
         with self._metadata.view() as view:
             spaces = list(iter_spaces(view))
         self._keyed.note_entries(sum(space.entries for _, space in spaces))
-        for number, space in spaces:
-            if not space.removed and self._keyed.excess(number, space):
-                await self._repeat(partial(self._evict, number))
-        await self._repeat(self._expire, gives_way=True)
+        numbers = {number for number, space in spaces if not space.removed}
+        self._hands = {number: hand for number, hand in self._hands.items() if number in numbers}
+        for number in self._candidates.keys() - numbers:
+            del self._candidates[number]
+        await self._evict_in_turn(
+            [number for number, space in spaces if not space.removed and self._keyed.excess(number, space)]
+        )
+        await self._repeat(partial(self._expire, _Walk(EXPIRIES_BEGIN)), gives_way=True)
         for number, space in spaces:
             if space.removed:
-                await self._repeat(partial(self._purge, number), gives_way=True)
-                self._hands.pop(number, None)
-                self._candidates.pop(number, None)
+                walk = _Walk(values_range(number)[0])
+                await self._repeat(partial(self._purge, number, walk), gives_way=True)
+
+    async def _evict_in_turn(self, numbers: Sequence[int]) -> None:
+        """Evict from these spaces; what is left of a long eviction is for the next round, which begins at once."""
+        pacing = Pacing(self._writers)
+        for _ in range(EVICT_TURNS):
+            left: list[int] = []
+            for number in numbers:
+                more, _ = await self._metadata.commit(partial(self._evict, number), durable=False)
+                await pacing.rest()
+                left += [number] if more else []
+            numbers = left
+        if numbers:
+            self._keyed.round_wanted.set()
 
     async def _repeat(self, remove: Callable[[Transaction], bool], *, gives_way: bool = False) -> None:
         """Run a decision until it returns False, with rests in between.
@@ -114,9 +137,10 @@ class KeyedUpkeep:
             await pacing.rest()
             more = more and not (gives_way and self._keyed.round_wanted.is_set())
 
-    def _expire(self, txn: Transaction) -> bool:
+    def _expire(self, walk: _Walk, txn: Transaction) -> bool:
         """Remove a batch of values whose time is over."""
-        over = list(islice(txn.scan(Table.KEYED, *expiries_until(self._clock.wall_ns())), self._batch))
+        _, end = expiries_until(self._clock.wall_ns())
+        over = walk.next_of(txn, end, self._batch)
         usages = _Usages(txn)
         for place, _ in over:
             expires_ns, number, key = unpack_expiry_key(place)
@@ -129,18 +153,21 @@ class KeyedUpkeep:
         self._keyed.counts.expired += len(over)
         return len(over) == self._batch
 
-    def _purge(self, number: int, txn: Transaction) -> bool:
+    def _purge(self, number: int, walk: _Walk, txn: Transaction) -> bool:
         """Remove a batch of the values of a removed space, and its record with the last."""
-        page = list(islice(txn.scan(Table.KEYED, *values_range(number)), self._batch))
+        page = walk.next_of(txn, values_range(number)[1], self._batch)
         usages = _Usages(txn)
         usage = usages.of(number)
         if usage is None:
             return False
         for place, _ in page:
             remove_value(txn, usage, number, space_and_key(place)[1])
-        usages.save()
         self._keyed.counts.purged += len(page)
-        return len(page) == self._batch
+        if len(page) < self._batch:  # whatever its usage says
+            txn.delete(Table.KEYED, space_key(number))
+            return False
+        usages.save()
+        return True
 
     def _evict(self, number: int, txn: Transaction) -> bool:
         """Evict a batch of values of a space; returns True if it should lose more."""
@@ -198,6 +225,20 @@ class KeyedUpkeep:
         start, end = values_range(number)
         hand = self._hands.get(number, start) + b"\0"
         return chain(view.scan(Table.KEYED, hand, end), view.scan(Table.KEYED, start, hand))
+
+
+class _Walk:
+    """A walk of one round over keys of the table, in order, from decision to decision."""
+
+    def __init__(self, begin: bytes) -> None:
+        self._begin = begin
+
+    def next_of(self, view: View, end: bytes, count: int) -> list[tuple[bytes, bytes]]:
+        """Return the next entries before `end`, at most so many."""
+        found = list(islice(view.scan(Table.KEYED, self._begin, max(end, self._begin)), count))
+        if found:
+            self._begin = found[-1][0] + b"\0"
+        return found
 
 
 class _Usages:

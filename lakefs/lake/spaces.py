@@ -31,7 +31,7 @@ from lakefs.get.pools import Pool
 from lakefs.host.writable_memory import WritableBuffer, writable_memory
 from lakefs.ids import Buffer
 from lakefs.lake.uploads import Progress
-from lakefs.limits import KEYED_DEPTH_MAX, KEYED_QUOTA_BYTES_MAX, KEYED_TTL_S_MAX, KEYED_VALUE_BYTES_MAX, KIB
+from lakefs.limits import KEYED_DEPTH_MAX, KEYED_TTL_S_MAX, KEYED_VALUE_BYTES_MAX, KIB
 from lakefs.names import check_value_keys
 from lakefs.put.keyed import KeyedItem, KeyedResult, Outcome, put_values, remove_values
 from lakefs.put.shared_memory import Slot
@@ -39,6 +39,8 @@ from lakefs.put.upload import Transfer
 from lakefs.steps.steps import Steps, send
 from lakefs.wire.messages import SpaceList, SpaceOpen, SpaceRemove, Spaces, SpaceStat
 
+_NUMBER_MAX: Final = (1 << 63) - 1
+"""The largest number that a message carries."""
 ASK_FROM_BYTES: Final = 64 * KIB
 """From so many bytes on that would travel through a socket, a put first asks which of its keys have a value."""
 
@@ -64,7 +66,7 @@ class SpacesSteps:
         `quota` (bytes, or text such as "200G") and `ttl` (seconds, rounded up, or text such as "7d"), if given, become
         the space's, also if it exists; 0 means none.  InvalidArgument, InvalidName.
         """
-        quota_bytes = _whole(parse_size(quota) if isinstance(quota, str) else quota, KEYED_QUOTA_BYTES_MAX, "quota")
+        quota_bytes = _whole(parse_size(quota) if isinstance(quota, str) else quota, _NUMBER_MAX, "quota")
         ttl_s = _whole(parse_duration(ttl) if isinstance(ttl, str) else ttl, KEYED_TTL_S_MAX, "TTL")
         reply = yield from send(SpaceOpen(name, quota_bytes, ttl_s, create))
         assert isinstance(reply.message, SpaceStat)

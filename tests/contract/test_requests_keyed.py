@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from engine.keyed.spaces import KEYED_ENTRY_BYTES
 from engine.keyed.values import Values
 from lakefs.errors import (
     ERROR_TABLE,
@@ -23,7 +24,7 @@ from lakefs.errors import (
     StoreFull,
 )
 from lakefs.ids import data_chunk_id
-from lakefs.limits import CHUNK_BYTES, KEYED_ENTRY_BYTES, KEYED_QUOTA_BYTES_MIN, MIB
+from lakefs.limits import CHUNK_BYTES, KEYED_QUOTA_BYTES_MIN, MIB
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import EngineClient
 from tests.contract.engines import Engine, Kind

@@ -119,7 +119,7 @@ class KeyState:
 
 
 States = dict[int, KeyState]
-"""By the number of a key."""
+"""States of keys, by number."""
 
 
 def read_journal(path: Path, space: str, states: States, *, alone: bool) -> int:

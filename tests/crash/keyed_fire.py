@@ -21,6 +21,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import count as count_from
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, Self
@@ -53,6 +54,8 @@ TRIO: Final = "tri"
 WRITERS: Final = (*BLOCKING, TRIO)
 CALL_S_MAX: Final = 15.0
 """Longest call of a client while engines come and go: it waits 5 s for an engine, as often as it tries again."""
+EVICTED_MIN: Final = 100
+"""Values that are evicted at least beside matches and loads."""
 _READ_AT_ONCE: Final = 8
 _MATCH_AT_ONCE: Final = 48
 _FORK: Final = multiprocessing.get_context("fork")
@@ -103,12 +106,21 @@ class KeyedFire:
         self._look()
 
     def read_beside(self, count: int) -> None:
-        """Match and load so many keys beside writers, eviction, gc and compaction, without a kill."""
+        """Match and load so many keys, and more until values were evicted, beside writers, gc and compaction.
+
+        Most of it takes no request.  Nothing is killed.
+        """
         self.engine.start()
         answers, clients = self._begin_clients(self._seed)
         with connect(self.engine.server, check=Check.CRC32C) as lake, lake.pool(size_bytes=POOL_BYTES) as pool:
             spaces = spaces_of(lake, [*WRITERS, SHARED])
-            while self.figures["matched"] + self.figures["loaded"] < count:
+            until = time.monotonic() + WAIT_S
+            for turn in count_from(1):
+                if turn % 100 == 0:
+                    self.figures["evicted"] = lake.status()["keyed"]["evicted"]
+                is_done = self.figures["matched"] + self.figures["loaded"] >= count
+                if (is_done and self.figures["evicted"] > EVICTED_MIN) or time.monotonic() > until:
+                    break
                 name = self._chance.choice((*WRITERS, SHARED, SHARED, SHARED))
                 numbers = self._chance.sample(
                     range(keys_in(name)), _MATCH_AT_ONCE if self._chance.random() < 0.8 else 8
@@ -119,7 +131,6 @@ class KeyedFire:
                 else:
                     read_some(spaces[name], name, numbers, self._chance.choice((pool, None)))
                     self.figures["loaded"] += len(numbers)
-            self.figures["evicted"] = lake.status()["keyed"]["evicted"]
             assert all(client.is_alive() for client in clients), "a client ended: see its traceback"
         self.engine.kill()
         os.close(answers)

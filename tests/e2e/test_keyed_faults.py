@@ -16,9 +16,10 @@ from tempfile import TemporaryDirectory
 import pytest
 
 import lakefs
+from engine.keyed.spaces import KEYED_ENTRY_BYTES
 from lakefs.client.connect import connect
 from lakefs.errors import EngineUnreachable, InvalidArgument, RequestTooLarge, SpaceNotFound
-from lakefs.limits import ENGINE_WAIT_S, KEYED_ENTRY_BYTES, KEYED_QUOTA_BYTES_MIN, MIB
+from lakefs.limits import ENGINE_WAIT_S, KEYED_QUOTA_BYTES_MIN, MIB
 from lakefs.plugins.kv.block_moves import BlockMoves
 from lakefs.plugins.kv.movers import Connection, Movers, SpaceSettings
 from lakefs.put.keyed import Outcome

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace as replace_sizes
+from typing import Any
 
 import pytest
 import trio
+from msgspec.structs import replace
 
-from engine.format.keyed import SPACES_BEGIN, VALUES_END, expiry_key, unpack_value, value_key, values_range
+from engine.format.keyed import SPACES_BEGIN, VALUES_END, expiry_key, space_key, unpack_value, value_key, values_range
 from engine.format.layouts import Table
+from engine.format.sizes import MetadataSizes
 from engine.keyed import spaces as spaces_module
-from engine.keyed.spaces import find_space
+from engine.keyed.keyed_blobs import EVICT_ABOVE
+from engine.keyed.spaces import KEYED_ENTRY_BYTES, find_space
 from engine.metadata.pacing import Pacing
 from engine.store.store import Store
+from engine.tables.merged_tables import TableView
+from engine.tables.views import Transaction
 from lakefs.ids import Sequence
-from lakefs.limits import CHUNK_BYTES, KEYED_ENTRY_BYTES, KEYED_QUOTA_BYTES_MIN, KEYED_ROOM_WAIT_S, MIB
+from lakefs.limits import CHUNK_BYTES, KEYED_QUOTA_BYTES_MIN, KEYED_ROOM_WAIT_S, MIB
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import EngineClient
 from tests.contract.test_requests_keyed import put_keys, space_of, stat_of, value_of
 from tests.sim.world.clock import SimClock
-from tests.store_rig import ask, client_of, fsck, gc, run, session_of, simulated_store, store_chunks
+from tests.store_rig import SMALL_SIZES, ask, client_of, fsck, gc, run, session_of, simulated_store, store_chunks
 
 QUOTA = KEYED_QUOTA_BYTES_MIN
 VALUES = QUOTA // CHUNK_BYTES  # of a chunk each, one more than fit
@@ -243,6 +250,88 @@ def test_a_removed_space_loses_its_values_and_then_its_record() -> None:
             assert (await gc(client))["freed_chunks"] == 599  # the one of b"1" has another value
             assert await value_of(client, other, b"kept") == b"1"
             assert not (await fsck(client))["damage"]
+
+    run(main)
+
+
+@pytest.mark.parametrize(("entries", "size_bytes"), [(0, 0), (1, 3), (900, 1 << 30)])
+def test_a_removed_space_goes_with_all_values_though_its_usage_is_wrong(entries: int, size_bytes: int) -> None:
+    async def main() -> None:
+        async with simulated_store(grace_s=0) as store:
+            client = client_of(store)
+            space = await space_of(client, ttl_s=1000)
+            await put_keys(client, space, {b"%d" % index: [b"%d" % index] for index in range(100)})
+
+            def spoil(txn: Transaction) -> None:
+                record = replace(find_space(txn, space), entries=entries, value_bytes=size_bytes)
+                txn.put(Table.KEYED, space_key(space), record.pack())
+
+            await store.metadata.commit(spoil)
+            assert (await fsck(client))["damage"] == 1
+            await ask(client, m.SpaceRemove("space"), m.Done)
+            await trio.sleep(11)
+            with store.metadata.view() as view:
+                assert [key for key, _ in view.scan(Table.KEYED, b"", b"\xff")] == [b"\0"]
+            assert not (await fsck(client))["damage"]
+
+    run(main)
+
+
+@pytest.mark.parametrize("over", ["expired", "purged"])
+def test_very_many_values_that_are_over_at_once_are_walked_once(monkeypatch: pytest.MonkeyPatch, over: str) -> None:
+    count = 6000
+    looks = 0
+    overlaid = TableView._overlaid
+
+    def counted(*arguments: Any) -> bytes | None:
+        nonlocal looks
+        looks += 1
+        return overlaid(*arguments)
+
+    async def main() -> None:
+        clock = SimClock()
+        sizes = replace_sizes(SMALL_SIZES, metadata=MetadataSizes())  # the overlay keeps all of it for a while
+        async with simulated_store(clock=clock, sizes=sizes) as store:
+            client = client_of(store)
+            space, session = await space_of(client, ttl_s=1000), await session_of(client)
+            (chunk,) = await store_chunks(client, session, [b"value"])
+            for start in range(0, count, 2000):
+                await commit_keys(client, session, space, chunk, {key_of(start + n): 0 for n in range(2000)})
+            monkeypatch.setattr(TableView, "_overlaid", counted)
+            if over == "expired":
+                clock.jump_wall(1001 * NS)
+            else:
+                await ask(client, m.SpaceRemove("space"), m.Done)
+            await trio.sleep(11)
+            assert getattr(store.keyed.counts, over) == count
+            assert looks < 10 * count
+
+    run(main)
+
+
+def test_a_space_with_very_many_values_too_many_holds_up_no_put_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def rest(self: Pacing, times: float = 0) -> None:
+        await trio.sleep(0.01)
+
+    async def main() -> None:
+        async with simulated_store() as store:
+            monkeypatch.setattr(Pacing, "rest", rest)
+            client = client_of(store)
+            many, session = await space_of(client, "many"), await session_of(client)
+            chunk, small = await store_chunks(client, session, [b"v" * CHUNK_BYTES, b"v" * 60_000])
+            for start in range(0, 6000, 2000):
+                await commit_keys(client, session, many, small, {key_of(start + n): 0 for n in range(2000)})
+            other = await space_of(client, "other", quota_bytes=QUOTA)
+            await commit_keys(client, session, other, chunk, {key_of(index): 0 for index in range(VALUES - 1)})
+            await space_of(client, "many", quota_bytes=QUOTA)
+            store.keyed.round_wanted.set()
+            await trio.sleep(0.5)
+            assert 0 < store.keyed.counts.evicted < 4000, "it is under way"
+            answer = await commit_keys(client, session, other, chunk, dict.fromkeys([b"1", b"2", b"3"], 0))
+            assert answer.outcomes == [m.KEYED_STORED] * 3
+            assert store.keyed.counts.evicted < 4800, "it is under way still"
+            await trio.sleep(60)
+            assert (await stat_of(client, "many")).value_bytes <= EVICT_ABOVE * QUOTA
 
     run(main)
 
