@@ -32,6 +32,7 @@ SPACE: Final = "million"
 BATCH: Final = 64
 PRESENT: Final = 16
 BLOCK_BYTES: Final = 64 << 10
+INDEX_WAIT_S: Final = 60.0
 TURNOVER_BYTES_PER_S: Final = 200e6
 GARBAGE_SHARE: Final = 8
 CYCLES_APART_S: Final = 60.0
@@ -100,8 +101,7 @@ def measure_match(bench: Bench) -> dict[str, float]:
         batches = itertools.cycle(
             [[key_of(first + index) for index in range(BATCH)] for first in range(0, store.count - BATCH, 640)]
         )
-        for keys in itertools.islice(batches, 50):
-            space.match(keys)
+        _wait_for_index(other, lambda: [space.match(keys) for keys in itertools.islice(batches, 200)])
         before = _asked(other)
         taken = [timed(lambda keys=keys: space.match(keys)) for keys in itertools.islice(batches, calls)]  # type: ignore[misc]
         asked = _asked(other) - before
@@ -112,6 +112,17 @@ def measure_match(bench: Bench) -> dict[str, float]:
         "keys asked for a call": asked / calls,
         "p99 us": 1e6 * taken[calls * 99 // 100],
     }
+
+
+def _wait_for_index(other: lakefs.Lake, match: Callable[[], object]) -> None:
+    """Match until no key is asked for: an engine that has just started is still filling its index of keys."""
+    end = time.monotonic() + INDEX_WAIT_S
+    while time.monotonic() < end:
+        before = _asked(other)
+        match()
+        if _asked(other) == before:
+            return
+        time.sleep(0.5)
 
 
 def _asked(lake: lakefs.Lake) -> int:

@@ -30,7 +30,7 @@ from lakefs.ports import Clock
 SKETCH_WIDTH: Final = MIB
 """Counters of a row: 4 MiB in all, made with the first use of a key."""
 SKETCH_STEP: Final = 2
-"""What one use adds to a count of 15 at most; a value that is found and then read is used twice."""
+"""Added to a count of 15 at most by one use; a value that is found and then read is used twice."""
 USES_PER_ENTRY: Final = 6
 """Counts are halved when each value was used about so often: a value that is not used again is forgotten after three
 halvings."""
@@ -110,7 +110,7 @@ class KeyedBlobs:
 
     @property
     def halvings(self) -> int:
-        """How often all counts of uses were halved."""
+        """Number of times that all counts of uses were halved."""
         return 0 if self._sketch is None else self._sketch.halvings
 
     def uses(self, place: bytes) -> int:

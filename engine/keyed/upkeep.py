@@ -78,7 +78,7 @@ class KeyedUpkeep:
         self._hands: dict[int, bytes] = {}
         """The last value looked at, by number of the space: a key of the table."""
         self._candidates: OrderedDict[int, Candidates] = OrderedDict()
-        """What the hand saw, by number of the space; of those that lost values last."""
+        """Values that the hand saw, by number of the space; of those spaces that lost values last."""
 
     async def run(self) -> None:
         """Run rounds for ever, from the first space on.  A round that fails is logged, and the next tries again."""

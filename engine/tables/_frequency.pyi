@@ -8,7 +8,7 @@ class Sketch:
     """
 
     halvings: int
-    """How often all counts were halved."""
+    """Number of times that all counts were halved."""
 
     def __init__(self, width: int, sample: int, step: int = 1) -> None: ...
     def halve_after(self, sample: int) -> None: ...
