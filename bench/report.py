@@ -35,8 +35,9 @@ PLOTS: Final = "plots"
 
 SECTIONS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
     ("Reading from Python", ("get-", "grant-", "locate", "cold", "random-", "map-", "known-", "loader")),
+    ("Through fsspec: pandas, pyarrow, torch", ("fsspec-",)),
     ("Writing", ("put-", "seal", "dedup-", "space")),
-    ("Key-value blocks: the hot path against its peers", ("kv-", "pool-", "lookup")),
+    ("Key-value blocks: the hot path against its peers", ("kv-", "keyed-", "pool-", "lookup")),
     ("Tails: open loops", ("open-get", "open-s3", "null-")),
     ("Many cores", ("engines-",)),
     ("S3", ("s3-",)),

@@ -12,14 +12,17 @@ Rules kept here:
 - A file without a name (unlinked, or replaced here) commits nothing.
 - A file that the kernel reads from memory (`hot`) is written to there too, and what mappings wrote there is staged
   before each commit (`fuse.hot`).
+- Native threads append to a file only between the calls here: each that takes the lock ends that (`_alone`).
 - A failed commit keeps the staged bytes; the next close or fsync tries again, and after the last handle they stay in
   the staging folder, named in the log.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext, suppress
+from functools import partial
 from typing import Final
 
 import structlog
@@ -29,14 +32,14 @@ from fuse.hot.hot_file import HotFile
 from fuse.reading.blob_reader import BlobReader
 from fuse.staging.commit import Stored, store_staged
 from fuse.staging.folder import Base, Kind, StagedFile
-from fuse.staging.write_behind import BEGIN_BYTES, WriteBehind
+from fuse.staging.storing_behind import StoringBehind
 from fuse.state.attributes import to_store
 from fuse.state.inodes import Inode, check_size
 from fuse.state.mount import Mount, now_ns, replaced
 from lakefs.errors import DeadlineExceeded, DiskFailed, EngineUnreachable, KeyNotFound, LakeError, PreconditionFailed
 from lakefs.get.opened import Opened, Piece
 from lakefs.ids import Buffer, ChunkId
-from lakefs.limits import BLOB_BYTES_MAX
+from lakefs.limits import FILE_BYTES_MAX
 from lakefs.names import Name
 from lakefs.wire.messages import NO_CONDITION, ObjectStat, SetAttributes
 
@@ -54,9 +57,9 @@ class OpenFile:
         self.hot = hot
         """The file in memory that all handles pass through to; set at the first handle, or never."""
         self.handles = 0
-        """Those that are being opened too."""
+        """Number of handles, with those that are being opened."""
         self.answered = 0
-        """Handles that the kernel has, or is being given."""
+        """Number of handles that the kernel has, or is being given."""
         self.readers = 0
         """Handles that may read."""
         self.is_dirty = False
@@ -65,9 +68,7 @@ class OpenFile:
         self._lock = trio.Lock()
         self._reader: BlobReader | None = None
         self._staged: StagedFile | None = None
-        self._behind: WriteBehind | None = None
-        self._behind_is_idle = trio.Event()
-        self._behind_is_idle.set()
+        self._behind = StoringBehind(mount.driver, mount.background, mount.writers_behind)
         self._is_new = False  # the store has nothing of it, or an empty file
         self._stat: ObjectStat | None = None  # as opened, for fields that a file system has not
         self._visible_since = b""  # boot of the engine in which the last commit is visible but not known to be durable
@@ -87,7 +88,7 @@ class OpenFile:
         """
         self.handles += 1  # before the wait: no other task closes the file during it
         try:
-            async with self._lock:
+            async with self._alone():
                 await self._open()
         except BaseException:
             self.handles -= 1
@@ -112,7 +113,7 @@ class OpenFile:
     async def release(self) -> None:
         """Remove a handle.  The last one stores what is still unstored, and gives everything back."""
         self.handles -= 1
-        async with self._lock:
+        async with self._alone():
             if self.handles:
                 return
             try:
@@ -169,12 +170,12 @@ class OpenFile:
 
     async def discard(self) -> None:
         """Close a file that has no handle."""
-        async with self._lock:
+        async with self._alone():
             if not self.handles:
                 self._close()
 
     def _close(self) -> None:
-        self._end_behind()
+        self._behind.end()
         staged, self._staged = self._staged, None
         if staged is not None:
             staged.discard()
@@ -186,7 +187,7 @@ class OpenFile:
             self._mount.give_back(reader.opened.lease)
 
     def _leave_staged(self, error: LakeError) -> None:
-        self._end_behind()
+        self._behind.end()
         staged, self._staged = self._staged, None
         self.is_dirty = False
         self._mount.note_unstored(error)
@@ -246,7 +247,7 @@ class OpenFile:
 
     async def renew_lease(self) -> None:
         """Hold the content again after the connection was lost, if the name still has it."""
-        async with self._lock:
+        async with self._alone():
             reader = self._reader
             if reader is None or not reader.opened.lease or self.inode.parent is None:
                 return
@@ -278,7 +279,7 @@ class OpenFile:
             return self.hot.read(offset, length)
         if self._staged is None and self._reader is not None:
             return await self._reader.read(offset, length)
-        async with self._lock:
+        async with self._alone():
             if self._staged is None:
                 return await self._read_stored(offset, length)
             parts: list[Buffer] = []
@@ -304,9 +305,12 @@ class OpenFile:
             await self._open_stored()
         return self._reader
 
-    async def write(self, offset: int, data: Buffer) -> None:
-        """Write to the staging file.  StoreFull; OSError EFBIG."""
-        async with self._lock:
+    async def write(self, offset: int, data: Buffer, appender: int = 0) -> None:
+        """Write to the staging file; native threads may write what follows through the handle `appender`, if not 0.
+
+        StoreFull; OSError EFBIG.
+        """
+        async with self._alone():
             check_size(self.inode, offset + len(data))
             staged = await self._staging()
             if self.hot is None:
@@ -314,11 +318,13 @@ class OpenFile:
             else:
                 self.hot.write(offset, data, staged.write)
             self._note_change(staged)
-            self._store_behind(staged, offset, offset + len(data))
+            self._behind.written(staged, offset, offset + len(data))
+            if appender and self.hot is None:
+                staged.let_append(appender, FILE_BYTES_MAX, partial(self._note_change, staged))
 
     async def truncate(self, size: int) -> None:
         """Change the file's length.  StoreFull; OSError EFBIG."""
-        async with self._lock:
+        async with self._alone():
             check_size(self.inode, size)
             staged = await self._staging()
             if self.hot is None:
@@ -326,10 +332,7 @@ class OpenFile:
             else:
                 self.hot.truncate(size, staged.write, staged.truncate)
             self._note_change(staged)
-            if not size:
-                self._end_behind()
-            elif self._behind is not None:
-                self._behind.changed(size, BLOB_BYTES_MAX)
+            self._behind.truncated(size)
 
     async def _take_over(self) -> None:
         """Stage what mappings wrote to the file in memory, past the mount."""
@@ -344,46 +347,24 @@ class OpenFile:
             self._note_change(staged)
         hot.may_be_mapped = may_be_mapped
 
-    def _note_change(self, staged: StagedFile) -> None:
+    def end_appends(self) -> None:
+        """Have the next write of each handle asked of the mount."""
+        if self._staged is not None:
+            self._staged.end_appends()
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """Keep all other tasks, and native threads, from using the file in the block."""
+        async with self._lock:
+            self.end_appends()
+            yield
+
+    def _note_change(self, staged: StagedFile, time_ns: int = 0) -> None:
         self.is_dirty = True
         attributes = self.inode.attributes
         attributes.size_bytes = staged.size
-        attributes.mtime_ns = attributes.ctime_ns = now_ns()
+        attributes.mtime_ns = attributes.ctime_ns = time_ns or now_ns()
         self._mount.touch(self.inode)
-
-    def _store_behind(self, staged: StagedFile, offset: int, end: int) -> None:
-        """Start storing the complete parts of a long new file, while more is written."""
-        if self._behind is None:
-            if staged.size < BEGIN_BYTES or staged.base_bytes:
-                return
-            self._behind = WriteBehind(self._mount.driver.steps, staged)
-        self._behind.changed(offset, end)
-        if self._behind.has_work() and self._behind_is_idle.is_set():
-            self._behind_is_idle = trio.Event()
-            self._mount.background.start_soon(self._run_behind, self._behind, self._behind_is_idle)
-
-    async def _run_behind(self, behind: WriteBehind, idle: trio.Event) -> None:
-        try:
-            async with self._mount.writers_behind:
-                await self._mount.driver.run(behind.run())
-        except LakeError as error:
-            _log.info("write-behind ended; the rest is stored at close", name=self.inode.name, error=error.message)
-        except Exception:  # noqa: BLE001 - a bug in it must not end the mount: the close does not depend on it
-            _log.exception("write-behind failed; the rest is stored at close", name=self.inode.name)
-        finally:
-            idle.set()
-
-    def _end_behind(self) -> None:
-        behind, self._behind = self._behind, None
-        if behind is not None:
-            behind.stop()
-            self._mount.background.start_soon(self._give_back_behind, behind, self._behind_is_idle)
-            self._behind_is_idle = trio.Event()
-            self._behind_is_idle.set()
-
-    async def _give_back_behind(self, behind: WriteBehind, idle: trio.Event) -> None:
-        await idle.wait()
-        await self._mount.driver.run(behind.end())
 
     async def _staging(self) -> StagedFile:
         if self._staged is None:
@@ -408,7 +389,7 @@ class OpenFile:
 
     async def commit(self, *, durable: bool) -> None:
         """Store written bytes, if any.  Visible to all on return; durable too if `durable`."""
-        async with self._lock:
+        async with self._alone():
             await self._take_over()
             if self.is_dirty:
                 await self._commit(durable=durable)
@@ -435,7 +416,7 @@ class OpenFile:
             return
         if self._staged is None:
             await self._staging()
-        await self._behind_is_idle.wait()
+        await self._behind.wait_idle()
         async with self._mount.settling() if durable else nullcontext():
             stat, content = await self._store(durable=durable)
         boot = b"" if durable else self._mount.engine_boot()
@@ -465,7 +446,7 @@ class OpenFile:
 
         With `stored`, written bytes are committed first.
         """
-        async with self._lock:
+        async with self._alone():
             await self._take_over()
             if stored and self.is_dirty:
                 await self._commit(durable=False)
@@ -490,7 +471,7 @@ class OpenFile:
         before, self._reader = self._reader, reader
         self._is_new = False
         self._staged.mark_stored(base)
-        self._end_behind()
+        self._behind.end()
         if before is not None:
             before.close()
             self._mount.give_back(before.opened.lease)
@@ -512,7 +493,7 @@ class OpenFile:
                         named_ns=inode.named_ns,
                         condition=NO_CONDITION,
                         durable=durable,
-                        behind=self._behind,
+                        behind=self._behind.behind,
                     )
                 )
             except EngineUnreachable:
@@ -523,6 +504,15 @@ class OpenFile:
                     raise
                 keep_node = 0  # the name was removed or bound to another node: the last close wins
         raise AssertionError("the loop returns or raises")
+
+
+def may_read(flags: int) -> bool:
+    """Return True if the kernel's page cache serves the handle's reads and mappings.
+
+    A handle that only writes bypasses it: a program seldom reads soon what it writes to a long file, and caching the
+    pages would cost as much as all the rest.  No mapping is lost: a shared one needs a handle that reads.
+    """
+    return flags & os.O_ACCMODE != os.O_WRONLY
 
 
 def _base(stat: ObjectStat) -> Base:

@@ -7,6 +7,7 @@ Rules kept here:
 - Only `FUSEError` leaves a method: the table `fuse.errno_map` gives each error its errno.  An unexpected error fails
   its own operation with EIO and is logged.  (Anything else would take the whole mount down.)
 - Each method that gives the kernel an entry counts one look-up of its inode.
+- Before a method begins, all that native threads have appended is known (`fuse.staging.appending`).
 - Changes of names are visible to all when they are answered, and durable within a second; fsync waits for that.
 """
 
@@ -46,7 +47,7 @@ from fuse.names.lookups import Lookups
 from fuse.names.readdir import COMPONENT_BYTES_MAX, FolderHandle
 from fuse.names.xattrs import ExtendedAttributes
 from fuse.native import layer
-from fuse.open_file import OpenFile
+from fuse.open_file import OpenFile, may_read
 from fuse.state.attributes import no_entry, to_entry, to_statvfs, without_set_id
 from fuse.state.inodes import SYMLINK, Inode, OpenContent
 from fuse.state.mount import Mount
@@ -57,6 +58,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 _log: Final = structlog.get_logger(__name__)
 _WRITING: Final = os.O_WRONLY | os.O_RDWR
+_SET_ID: Final = modes.S_ISUID | modes.S_ISGID
 _STORING: Final = _WRITING | os.O_TRUNC
 _STATFS_S: Final = 1.0
 
@@ -77,6 +79,7 @@ def answering(
     @functools.wraps(method)
     async def answered(self: LakeOperations, /, *args: P.args, **options: P.kwargs) -> R:
         try:
+            self._mount.staging.take_over()
             return await method(self, *args, **options)
         except (FUSEError, trio.Cancelled):
             raise
@@ -306,8 +309,9 @@ class LakeOperations(pyfuse3.Operations):
         """Write bytes; other handles of this mount see them at once, other clients after close."""
         file, flags, opener = self._files[fh]
         await self._drop_set_id(file.inode, opener)
-        await file.write(off, buf)
-        if file.readers and not _may_read(flags) and file.hot is None:
+        forgets = file.readers and not may_read(flags) and file.hot is None
+        await file.write(off, buf, 0 if forgets else fh)
+        if forgets:
             await self._mount.forget_pages(file.inode)  # a reader may have cached pages of it before this write
         return len(buf)
 
@@ -332,7 +336,7 @@ class LakeOperations(pyfuse3.Operations):
         file, flags, _ = self._files.pop(fh)
         file.answered -= 1
         layer.remove(fh)
-        file.readers -= _may_read(flags)
+        file.readers -= may_read(flags)
         if self.hot is not None and file.hot is not None:
             self.hot.closed(file.hot, flags)
         await file.release()
@@ -394,6 +398,8 @@ class LakeOperations(pyfuse3.Operations):
         if wanted.mode is wanted.uid is wanted.gid is wanted.mtime_ns is wanted.atime_ns is None:
             wanted = msgspec.structs.replace(wanted, mode=without_set_id(known.attributes, ctx))
         await self._changes.set_attributes(known, wanted)
+        if known.attributes.mode & _SET_ID and isinstance(known.file, OpenFile):
+            known.file.end_appends()  # the next write clears these bits
         return self._entry(known)
 
     async def _drop_set_id(self, inode: Inode, ctx: RequestContext) -> None:
@@ -457,7 +463,7 @@ class LakeOperations(pyfuse3.Operations):
     def _opened(self, inode: Inode, file: OpenFile, flags: int, ctx: RequestContext) -> FileInfo:
         handle = self._handle()
         self._files[handle] = _Handle(file, flags, ctx)
-        file.readers += _may_read(flags)
+        file.readers += may_read(flags)
         file.answered += 1
         if self.hot is not None and self._passes_through(self.hot, handle, file, flags):
             inode.cached_blob = None
@@ -466,7 +472,7 @@ class LakeOperations(pyfuse3.Operations):
             layer.leave_out_flush(handle)
         before, inode.cached_blob = inode.cached_blob, inode.attributes.blob
         keeps = before is not None and before == inode.cached_blob
-        return FileInfo(fh=FileHandleT(handle), keep_cache=keeps, direct_io=not _may_read(flags))
+        return FileInfo(fh=FileHandleT(handle), keep_cache=keeps, direct_io=not may_read(flags))
 
     def _passes_through(self, hot: HotSet, handle: int, file: OpenFile, flags: int) -> bool:
         """Have the handle pass through to the file's content in memory, if all handles of the inode do; else False."""
@@ -479,15 +485,6 @@ class LakeOperations(pyfuse3.Operations):
     def _handle(self) -> int:
         self._next_handle += 1
         return self._next_handle
-
-
-def _may_read(flags: int) -> bool:
-    """Return True if the kernel's page cache serves the handle's reads and mappings.
-
-    A handle that only writes bypasses it: a program seldom reads soon what it writes to a long file, and caching the
-    pages would cost as much as all the rest.  No mapping is lost: a shared one needs a handle that reads.
-    """
-    return flags & os.O_ACCMODE != os.O_WRONLY
 
 
 def _component(name: bytes) -> str:

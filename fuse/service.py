@@ -43,6 +43,8 @@ async def serve_mount(address: str, token: str, options: MountOptions, ready: Ca
     files from being stored.
     """
     staging = StagingFolder(options.staging, options.staging_bytes)
+    if options.append_forced:
+        staging.append_from(1)
     try:
         _log_leftovers(staging)
         async with (

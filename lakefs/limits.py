@@ -243,8 +243,6 @@ KEYED_PARTS_ANSWERED_MAX: Final = 32_768
 """Most parts in one answer to KeyedMatch, at most 49 bytes each with their leases: 1.6 MB of the 4 MiB of a frame."""
 KEYED_QUOTA_BYTES_MIN: Final = 64 * MIB
 """Least quota of a space: a twentieth of it, the room that eviction keeps free, is a request of small values."""
-KEYED_INDEX_ENTRIES_MIN: Final = 50_000
-"""Room of the smallest keyed index: a table of 4 MiB."""
 KEYED_ROOM_WAIT_S: Final = 2.0
 """Longest time that a put waits for eviction."""
 KEYED_TTL_S_MAX: Final = 10 * 366 * 24 * 3600
@@ -285,10 +283,6 @@ FABRIC_LINKS_MAX: Final = 256
 """Queue pairs of an engine, one for each connection: most adapters have tens of thousands; some 100 KiB each."""
 BOUNCE_BYTES: Final = 4 * MIB + PAGE_BYTES
 """Registered buffer that loads and puts over RDMA move their bytes through: the longest chunk, and its vector."""
-BOUNCE_BUFFERS_MAX: Final = 15
-"""Such buffers of an engine: 60 MiB of locked memory, beside the DRAM tier's."""
-CLIENT_BOUNCES: Final = 2
-"""Such buffers of a client: one is filled while the other is checked."""
 BUFFER_POOL_BYTES: Final = 64 * MIB
 """Pooled payload buffers of the engine: 15 of 4 MiB + 4 KiB."""
 BUFFERS_HUGE: Final = 6
@@ -343,6 +337,9 @@ LISTEN_BACKLOG: Final = 1024
 # CHECK_WINDOW         4 MiB  16 MiB   4  chunks that threads hash where they lie; two for each thread
 # WRITE_FILES_WINDOW   2 MiB   8 MiB   4  batches of small files to write; two for each thread
 # COPY_WINDOW          4 KiB 128 KiB  32  requests to copy names; half of those that are served for one connection
+# BOUNCE_BUFFERS       4 MiB  60 MiB  15  registered buffers of an engine; locked memory, beside the DRAM tier's
+# BOUNCES_PER_LINK     4 MiB   8 MiB   2  such buffers of one connection; one is filled while the other is moved
+# CLIENT_BOUNCES       4 MiB   8 MiB   2  registered buffers of a client; one is filled while the other is checked
 CLIENT_THREADS: Final = 2
 STORE_REQUEST_BYTES: Final = 2 * CHUNK_BYTES
 """Large enough that a request's overhead vanishes, small enough to overlap hash and disk."""
@@ -370,6 +367,9 @@ FETCH_WINDOW: Final = 96 * MIB // FETCH_GROUP_BYTES
 LOAD_WINDOW: Final = 16 * MIB // CHECK_BYTES
 CHECK_WINDOW: Final = 16 * MIB // CHECK_BYTES
 WRITE_FILES_WINDOW: Final = 8 * MIB // (WRITE_FILES_BATCH * SMALL_PAYLOAD_BYTES)
+BOUNCE_BUFFERS: Final = 60 * MIB // CHUNK_BYTES
+BOUNCES_PER_LINK: Final = 8 * MIB // CHUNK_BYTES
+CLIENT_BOUNCES: Final = 8 * MIB // CHUNK_BYTES
 COPY_WINDOW: Final = INFLIGHT_PER_CONNECTION // 2
 READ_AHEAD_BYTES_MAX: Final = FETCH_WINDOW * FETCH_GROUP_BYTES + READ_AHEAD_WINDOW_BYTES_MAX
 """Bytes waiting to be read ahead for one client: the groups in flight, and one reader's window, 128 MiB."""

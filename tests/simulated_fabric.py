@@ -67,6 +67,7 @@ class _Operation:
     packets: Iterator[tuple[int, int]] | None = None
     """(offset, length) of what is still to be moved, in the order of its moving; None: not begun."""
     ready_at: float = 0.0
+    silent_since: float | None = None
 
 
 class SimulatedWire:
@@ -87,9 +88,6 @@ class SimulatedWire:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         """Close all fabrics and end the thread."""
         for fabric in list(self._fabrics):
             fabric.close()
@@ -110,7 +108,7 @@ class SimulatedWire:
         self._set(held=True)
 
     def release(self, operations: int | None = None) -> None:
-        """Let packets move again; with a number, that many operations of each link, and hold the others."""
+        """Let packets move again; with a number, that many operations of each link."""
         with self.changed:
             for link in self._links.values():
                 link.allowed = operations or 0
@@ -165,7 +163,8 @@ class SimulatedWire:
         with self.changed:
             while not self._ended:
                 now = time.monotonic()
-                waiting = [link for link in self._links.values() if link.operations and self._may_move(link)]
+                links = self._links.values()
+                waiting = [link for link in links if link.operations and (link.allowed > 0 or not self._is_held)]
                 ready = [link for link in waiting if link.operations[0].ready_at <= now]
                 if ready:
                     self._advance(self._random.choice(ready))
@@ -173,9 +172,6 @@ class SimulatedWire:
                     continue
                 soonest = min((link.operations[0].ready_at for link in waiting), default=None)
                 self.changed.wait(None if soonest is None else max(soonest - now, 0))
-
-    def _may_move(self, link: SimulatedLink) -> bool:
-        return not self._is_held or link.allowed > 0
 
     def _advance(self, link: SimulatedLink) -> None:
         """Do one step of a link's oldest operation: begin it, or move a packet, or end it."""
@@ -185,11 +181,14 @@ class SimulatedWire:
             return
         peer = self._peer_of(link)
         if peer is None:
-            if operation.ready_at == 0.0 or operation.packets is not None:
-                operation.packets, operation.ready_at = None, time.monotonic() + self.weather.silence_s
+            now = time.monotonic()
+            operation.silent_since = operation.silent_since or now
+            if now - operation.silent_since < self.weather.silence_s:
+                operation.ready_at = now + self.weather.silence_s / (_RETRIES + 1)
             else:
                 self._end(link, NO_ANSWER)
             return
+        operation.silent_since = None
         if operation.packets is None:
             self._begin(link, peer, operation)
             return

@@ -50,6 +50,8 @@ class KvSide:
     local_bytes: int = 0
     touched_bytes: int = 0
     reads: bool = True
+    python: Path = Path(sys.executable)
+    """The Python that runs its client."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +68,13 @@ class Moved:
 class KvWorker:
     """The client process of a side.  CouldNotRun if it cannot do its work."""
 
-    def __init__(self, folder: Path, spec: Spec) -> None:
+    def __init__(self, folder: Path, spec: Spec, python: Path = Path(sys.executable)) -> None:
         self._log = folder / "client.log"
+        if not python.exists():
+            raise CouldNotRun(f"there is no {python.relative_to(ROOT)}: make plugins")
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "bench.peers.kv_worker"],
+                [python, "-m", "bench.peers.kv_worker"],
                 cwd=ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -134,6 +138,7 @@ def kv_scenario(
     targets: Sequence[Target],
     generator: str,
     expected_s: float,
+    figure: str = "bytes_per_s",
 ) -> Sampled:
     """Return a scenario of sides that do this in turn, the first of them ours."""
 
@@ -146,7 +151,7 @@ def kv_scenario(
                 for number, side in enumerate(sides)
             ]
 
-    return Sampled(name, title, "bytes_per_s", set_up, generator, expected_s, targets, stores=moved.what == "put")
+    return Sampled(name, title, figure, set_up, generator, expected_s, targets, stores=moved.what == "put")
 
 
 class _Servers:
@@ -182,7 +187,7 @@ def _entered(bench: Bench, servers: _Servers, moved: Moved, side: KvSide, number
     stored = bench.scale.pick(moved.keys, moved.batch)
     spec = Spec(side.client, server.address, moved.block_bytes, stored, server.package, side.local_bytes)
     first = (number + 1) * KEYS_APART
-    worker = KvWorker(folder, spec)
+    worker = KvWorker(folder, spec, side.python)
     try:
         worker.do(Order("fill", first, stored, moved.batch))
         if side.reads:

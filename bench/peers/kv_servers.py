@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -23,6 +24,7 @@ from bench.peers.s3_stores import free_port, peer_environment
 READY_S: Final = 30.0
 END_S: Final = 10.0
 POLL_S: Final = 0.02
+MEMORY_FOLDER: Final = Path("/dev/shm")
 STORE_BYTES: Final = 1 << 30
 """Memory of a store that keeps its blocks in memory."""
 
@@ -51,6 +53,28 @@ def engine(folder: Path, *, fetch: bool) -> Iterator[KvServer]:
 def no_server(folder: Path, *, fetch: bool) -> Iterator[KvServer]:
     """Context manager: a folder of the measured disk, without a server."""
     yield KvServer(str(folder))
+
+
+@contextmanager
+def memory_engine(folder: Path, *, fetch: bool) -> Iterator[KvServer]:
+    """Context manager: `lake serve` on a folder in memory.  PeerUnavailable."""
+    with _in_memory() as name, EngineProcess(Path(name)) as process:
+        yield KvServer(process.address, (process.pid,))
+
+
+@contextmanager
+def memory_folder(folder: Path, *, fetch: bool) -> Iterator[KvServer]:
+    """Context manager: a folder in memory, without a server.  PeerUnavailable."""
+    with _in_memory() as name:
+        yield KvServer(name)
+
+
+@contextmanager
+def _in_memory() -> Iterator[str]:
+    if not MEMORY_FOLDER.is_dir():
+        raise PeerUnavailable(f"there is no {MEMORY_FOLDER}")
+    with tempfile.TemporaryDirectory(dir=MEMORY_FOLDER) as name:
+        yield name
 
 
 @contextmanager
@@ -191,6 +215,8 @@ def _said(log: Path) -> str:
 SERVERS: Final[dict[str, Callable[..., AbstractContextManager[KvServer]]]] = {
     "engine": engine,
     "folder": no_server,
+    "memory-engine": memory_engine,
+    "memory-folder": memory_folder,
     "openlaked": openlaked,
     "mooncake": mooncake,
     "mooncake-master": mooncake_master,

@@ -18,6 +18,7 @@ import msgspec
 
 from bench.peers.kv_blocks import is_block, write_block
 from bench.peers.kv_clients import CLIENTS, KvClient, Spec
+from bench.peers.kv_hosts import HOSTS
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -55,7 +56,7 @@ def main() -> int:
             try:
                 if client is None:
                     spec = msgspec.json.decode(line, type=Spec)
-                    client = CLIENTS[spec.client](spec)
+                    client = (CLIENTS | HOSTS)[spec.client](spec)
                     answer = Answer(Outcome())
                 else:
                     answer = Answer(_done(client, msgspec.json.decode(line, type=Order)))

@@ -72,6 +72,12 @@ def pip_install(requirement: str) -> Callable[[Path], list[str]]:
     return lambda folder: [*pip, "--no-deps", "--no-compile", "--target", str(folder), requirement]
 
 
+def pip_install_all(requirement: str) -> Callable[[Path], list[str]]:
+    """Return the command that installs one Python package with what it depends on."""
+    pip = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+    return lambda folder: [*pip, "--no-compile", "--target", str(folder), requirement]
+
+
 def last_line(text: str) -> str:
     """Return the last line that a program printed."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -89,3 +95,5 @@ MOONCAKE: Final = Package(
     "BENCH_MOONCAKE",
     pip_install(f"mooncake-transfer-engine-non-cuda=={MOONCAKE_VERSION}"),
 )
+S3FS_VERSION: Final = "2026.9.0"
+S3FS: Final = Package("s3fs", S3FS_VERSION, "BENCH_S3FS", pip_install_all(f"s3fs=={S3FS_VERSION}"))

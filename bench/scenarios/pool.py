@@ -75,7 +75,7 @@ def disk_sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
             Entrant(OURS, partial(ours, Check.NONE, forget)),
             Entrant("ours, CRC32C", partial(ours, Check.CRC32C, forget)),
             Entrant("ours, BLAKE3", partial(ours, Check.BLAKE3, forget)),
-            Entrant(FIO, partial(_fio, source, Job("read", MIB, count * MIB, depth=BLOCKS))),
+            Entrant(FIO, partial(fio_side, source, Job("read", MIB, count * MIB, depth=BLOCKS))),
         ]
 
 
@@ -112,7 +112,7 @@ def _ours(
                 lengths = lake.load_many(wanted, pool, offsets)
             assert lengths == [size] * BLOCKS
 
-        yield Side(_timed(load, len(chunks), size, calls), prepare, lambda: [engine.pid])
+        yield Side(timed_calls(load, len(chunks), size, calls), prepare, lambda: [engine.pid])
 
 
 @contextmanager
@@ -128,7 +128,7 @@ def _of_files(folder: Path, count: int, size: int, calls: int) -> Iterator[Side]
             with open(paths[index], "rb", buffering=0) as file:
                 assert file.readinto(pool[index * size : (index + 1) * size]) == size
 
-    yield Side(_timed(load, count, size, calls))
+    yield Side(timed_calls(load, count, size, calls))
 
 
 @contextmanager
@@ -139,15 +139,16 @@ def _copies(count: int, size: int, calls: int) -> Iterator[Side]:
         for index in taken:
             pool[index * size : (index + 1) * size] = source[index * size : (index + 1) * size]
 
-    yield Side(_timed(load, count, size, calls))
+    yield Side(timed_calls(load, count, size, calls))
 
 
 @contextmanager
-def _fio(source: Path, job: Job) -> Iterator[Side]:
+def fio_side(source: Path, job: Job) -> Iterator[Side]:
+    """Context manager: a job of fio."""
     yield Side(fio(source, job))
 
 
-def _timed(load: Load, count: int, size: int, calls: int) -> Callable[[], Run]:
+def timed_calls(load: Load, count: int, size: int, calls: int) -> Callable[[], Run]:
     """Return a round of calls; the next round continues where it ended."""
     turn = itertools.count()
 

@@ -28,8 +28,9 @@ FLAGS: Final = {
     "nonempty": "may_hold_files",
     "debug": "debug",
     "hot_forced": "hot_forced",
+    "append_forced": "append_forced",
 }
-"""`hot_forced` is for tests."""
+"""`hot_forced` and `append_forced` are for tests."""
 TAKEN_BACK: Final = {"rw": "read_only", "async": "sync"}
 """The later of two contradicting options wins, as in other mounts."""
 READ_AHEAD_KIB_MAX: Final = 1 << 20

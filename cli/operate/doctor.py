@@ -36,6 +36,7 @@ FREE_BYTES_WARN = 1 << 30
 FREE_BYTES_FAIL = 128 << 20
 DESCRIPTORS_WARN = 4096
 KERNEL_MIN = (5, 10)
+RDMA_BYTES = 64 << 20
 PYTHON_MIN = (3, 11)
 DEBIAN_PACKAGES = ("fuse3",)
 PYTHON_PACKAGES = (
@@ -117,6 +118,7 @@ def _findings(where: Target, file: str | None) -> Iterator[Finding]:
     yield from _debian_packages()
     yield _descriptors()
     yield _address_space()
+    yield _rdma()
     try:
         config = load(file=file, flags={"data": str(where.data) if where.data else None})
     except LakeError as error:
@@ -202,6 +204,26 @@ def _address_space() -> Finding:
     except LakeError as error:
         return Finding("fail", "address space", error.message)
     return Finding("ok", "address space", "not limited")
+
+
+def _rdma() -> Finding:
+    """Check if an RDMA adapter can be used: payload goes over TCP without."""
+    from lakefs.transport.fabric import Remote
+    from lakefs.transport.rdma import adapters, open_fabric
+
+    if not adapters():
+        return Finding("ok", "rdma", "no adapter; payload goes over TCP")
+    fabric = open_fabric()
+    if isinstance(fabric, str):
+        return Finding("warn", "rdma", f"not used: {fabric}; payload goes over TCP")
+    try:
+        with mmap.mmap(-1, RDMA_BYTES) as memory:
+            fabric.register(memory, Remote.NONE).close()
+    except LakeError as error:
+        return Finding("warn", "rdma", f"not used: {error.message}; payload goes over TCP")
+    finally:
+        fabric.close()
+    return Finding("ok", "rdma", f"{fabric.device}: {fabric.kind}, and {human_bytes(RDMA_BYTES)} may be locked")
 
 
 def _disk(data: Path) -> Iterator[Finding]:

@@ -101,8 +101,11 @@ def gc_readings(store: Store) -> list[Reading]:
 
 
 def keyed_readings(store: Store) -> list[Reading]:
-    """Return the metrics of keyed blobs."""
+    """Return the metrics of keyed blobs, and of the table of their keys; zeros if there is none."""
     keyed = store.keyed
+
+    def of_index(name: str) -> float:
+        return float(store.keyed_index.statistics()[name]) if store.keyed_index is not None else 0.0
 
     def outcomes() -> dict[str, float]:
         counts = asdict(keyed.counts)
@@ -112,6 +115,14 @@ def keyed_readings(store: Store) -> list[Reading]:
         Reading("lake_keyed_spaces", "Spaces of keyed blobs", lambda: keyed.statistics()["spaces"]),
         Reading("lake_keyed_values", "Values of keys", lambda: keyed.statistics()["entries"]),
         Reading("lake_keyed_bytes", "Bytes of the values of keys", lambda: keyed.statistics()["value_bytes"]),
+        Reading("lake_keyed_index_entries", "Keys and spaces in the keyed index", lambda: of_index("entries")),
+        Reading("lake_keyed_index_bytes", "Memory of the keyed index", lambda: of_index("bytes")),
+        Reading(
+            "lake_keyed_index_refused_total", "Keys that the keyed index had no room for", lambda: of_index("refused")
+        ),
+        Reading(
+            "lake_keyed_index_corrected_total", "Entries that requests have set right", lambda: of_index("corrected")
+        ),
         Reading("lake_keyed_keys_total", "Keys by what became of them", outcomes, "outcome"),
         Reading("lake_keyed_stored_bytes_total", "Bytes of values stored", lambda: keyed.counts.stored_bytes),
         Reading("lake_keyed_loaded_bytes_total", "Bytes of values loaded", lambda: keyed.counts.loaded_bytes),

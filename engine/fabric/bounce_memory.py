@@ -1,7 +1,7 @@
 """Bounce memory: registered buffers of the engine, through which loads and puts over RDMA move their bytes.
 
 Rules kept here:
-- At most BOUNCE_BUFFERS_MAX buffers exist, less than 64 MiB.  Each is made and registered when it is first needed, and
+- At most BOUNCE_BUFFERS exist, less than 64 MiB.  Each is made and registered when it is first needed, and
   kept.
 - No peer has a right to a buffer: only this engine's own READs and WRITEs touch it.
 - A buffer belongs to one user until it is given back.  `TrioMover` has ended everything that touches it by then.
@@ -18,9 +18,10 @@ from typing import Final
 
 import trio
 
-from lakefs.limits import BOUNCE_BUFFERS_MAX, BOUNCE_BYTES
+from lakefs.limits import BOUNCE_BUFFERS, BOUNCE_BYTES
 from lakefs.ports import Offload
 from lakefs.transport.fabric import Fabric, Region, Remote
+from lakefs.transport.fabric_mover import Piece
 
 
 class Bounce:
@@ -48,7 +49,7 @@ class BounceMemory:
 
     def __init__(self, fabric: Fabric) -> None:
         self._fabric = fabric
-        self._turns = trio.Semaphore(BOUNCE_BUFFERS_MAX)
+        self._turns = trio.Semaphore(BOUNCE_BUFFERS)
         self._free: list[Bounce] = []
         self._count = 0
 
@@ -64,7 +65,7 @@ class BounceMemory:
             if not self._free:
                 made = await offload.run(Bounce, self._fabric)
                 self._count += 1
-                assert self._count <= BOUNCE_BUFFERS_MAX, "a buffer is made when all others are taken"
+                assert self._count <= BOUNCE_BUFFERS, "a buffer is made when all others are taken"
                 self._free.append(made)
             bounce = self._free.pop()
             try:
@@ -78,3 +79,13 @@ class BounceMemory:
         while self._free:
             self._free.pop().close()
         self._count = 0
+
+
+def add_piece(pieces: list[Piece], piece: Piece) -> None:
+    """Add a piece; one that follows the last on both sides becomes part of it."""
+    if pieces:
+        last = pieces[-1]
+        if last.offset + last.length == piece.offset and last.remote_address + last.length == piece.remote_address:
+            pieces[-1] = last._replace(length=last.length + piece.length)
+            return
+    pieces.append(piece)

@@ -2,10 +2,10 @@
 
 Rules kept here:
 - A connection has one queue pair at most, FABRIC_LINKS_MAX all together.  It is closed with the connection, and when
-  another one replaces it; keys that were told are of no use without it.
+  another one replaces it; the keys of its grants are of no use without it.
 - Peers may READ slabs of the DRAM tier, and nothing else; they may WRITE nothing.
-- A connection moves bytes through TURNS_PER_LINK buffers at most, so that a client that does not answer keeps no other
-  from its turn.  What fails or takes longer than MOVE_TIMEOUT_S ends the queue pair.
+- A connection moves bytes through BOUNCES_PER_LINK buffers at most, so that a client that does not answer keeps no
+  other from its turn.  What fails or takes longer than MOVE_TIMEOUT_S ends the queue pair.
 - Work is posted, and queue pairs are made and closed, in threads.
 
 An engine without a device has an `EngineFabric` too, with the reason; it refuses every queue pair.  Used on the loop,
@@ -24,15 +24,13 @@ import trio
 from engine.fabric.bounce_memory import Bounce, BounceMemory
 from engine.fabric.registered_slab import RegisteredSlab, SharedMemory
 from lakefs.errors import DeadlineExceeded, EngineBusy, FabricFailed, InvalidArgument, SessionLost, UnsupportedVersion
-from lakefs.limits import FABRIC_LINKS_MAX, LENT_MEMORY_BYTES_MAX
+from lakefs.limits import BOUNCES_PER_LINK, FABRIC_LINKS_MAX, LENT_MEMORY_BYTES_MAX
 from lakefs.ports import Offload
-from lakefs.transport.fabric import ADDRESS_MAX, KEY_MAX, Fabric, Link, Remote
+from lakefs.transport.fabric import ADDRESS_MAX, KEY_MAX, Fabric, Link, Region, Remote
 from lakefs.transport.fabric_mover import Piece, TrioMover
 from lakefs.wire.fabric_end import FabricEnd, check_end
 from lakefs.wire.fabric_messages import FabricMemory
 
-TURNS_PER_LINK: Final = 2
-"""Buffers of one connection: one is filled while the other is moved."""
 MOVE_TIMEOUT_S: Final = 10.0
 """Longest time that 4 MiB may take: 3 Mbit/s."""
 _log: Final = structlog.get_logger(__name__)
@@ -45,7 +43,7 @@ class ServedLink:
         self.mover: Final = TrioMover(link, offload)
         self._offload = offload
         self._bounces = bounces
-        self._turns = trio.Semaphore(TURNS_PER_LINK)
+        self._turns = trio.Semaphore(BOUNCES_PER_LINK)
 
     @asynccontextmanager
     async def bounce(self) -> AsyncIterator[Bounce]:
@@ -76,8 +74,9 @@ class EngineFabric:
         self._fabric = fabric
         self._bounces = BounceMemory(fabric) if fabric is not None else None
         self._links: dict[object, ServedLink] = {}
-        self._opening = 0
-        self._slab_bytes = 0
+        self._opening = self._made = 0
+        self._slabs: dict[int, Region] = {}
+        """Registrations of slabs, by their keys; changed by any thread, one at a time for each key."""
         self.reason = reason
         """The reason why there is no RDMA, or why some memory is not read by it; empty if all is well."""
 
@@ -95,7 +94,9 @@ class EngineFabric:
             "device": self._fabric.device,
             "reason": self.reason,
             "queue_pairs": len(self._links),
-            "registered_bytes": self._slab_bytes + self._bounces.registered_bytes,
+            "queue_pairs_made": self._made,
+            "registered_bytes": self._bounces.registered_bytes
+            + sum(region.length_bytes for region in list(self._slabs.values())),
         }
 
     # --- memory ------------------------------------------------------------------------------------
@@ -111,8 +112,11 @@ class EngineFabric:
                 _log.warning("the DRAM tier is not read by RDMA", reason=error.message)
             self.reason = error.message
             return memory
-        self._slab_bytes += region.length_bytes
-        return RegisteredSlab(memory, region)
+        self._slabs[region.remote_key] = region
+        return RegisteredSlab(memory, region, self._unregistered)
+
+    def _unregistered(self, region: Region) -> None:
+        self._slabs.pop(region.remote_key, None)
 
     # --- queue pairs -------------------------------------------------------------------------------
 
@@ -134,6 +138,7 @@ class EngineFabric:
             raise EngineBusy(f"no queue pair could be made: {error.message}") from error
         finally:
             self._opening -= 1
+        self._made += 1
         made = ServedLink(link, offload, self._bounces)
         other = self._links.get(client)
         self._links[client] = made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from lakefs.transport.fabric import Region
@@ -35,8 +36,10 @@ class SharedMemory(Protocol):
 class RegisteredSlab:
     """Memory of a slab and its registration, which ends first: no peer reads pages that belong to others by then."""
 
-    def __init__(self, memory: SharedMemory, region: Region) -> None:
+    def __init__(self, memory: SharedMemory, region: Region, ended: Callable[[Region], None]) -> None:
+        """`ended` is called once the registration has ended."""
         self._memory = memory
+        self._ended = ended
         self.region = region
 
     @property
@@ -57,6 +60,7 @@ class RegisteredSlab:
     def close(self) -> None:
         """End the registration, then release the memory."""
         self.region.close()
+        self._ended(self.region)
         self._memory.close()
 
 

@@ -91,6 +91,17 @@ class KeyedValue(msgspec.Struct, frozen=True, gc=False):
 
 def unpack_value(value: bytes) -> KeyedValue:
     """Unpack a value from its (already verified) record.  StoreUnusable for a later version or impossible parts."""
+    depth, created_ns, expires_ns, chunks, lengths = _unpacked(value)
+    return KeyedValue(created_ns, expires_ns, depth, tuple(chunks), tuple(lengths))
+
+
+def chunks_of(value: bytes) -> list[ChunkId]:
+    """Return the chunks of a value's (already verified) record, for a walk of all values.  Errors of `unpack_value`."""
+    return _unpacked(value)[3]
+
+
+def _unpacked(value: bytes) -> tuple[int, int, int, list[ChunkId], list[int]]:
+    """Return depth, time of creation, expiry, chunks and their lengths."""
     if len(value) < KEYED_HEAD.size:
         raise StoreUnusable(f"keyed record of {len(value)} bytes, at least {KEYED_HEAD.size} expected")
     version, flags, depth, part_count, created_ns, expires_ns = KEYED_HEAD.unpack_from(value)
@@ -98,14 +109,14 @@ def unpack_value(value: bytes) -> KeyedValue:
         raise StoreUnusable(f"keyed record version {version}, flags {flags:#x} is not known")
     if not 1 <= part_count <= KEYED_PARTS_MAX or len(value) != KEYED_HEAD.size + part_count * KEYED_PART.size:
         raise StoreUnusable(f"keyed record of {len(value)} bytes with {part_count} parts")
-    chunks: list[ChunkId] = []
-    lengths: list[int] = []
-    for digest, length in KEYED_PART.struct.iter_unpack(memoryview(value)[KEYED_HEAD.size :]):
-        chunks.append(ChunkId(_DATA + digest))
-        lengths.append(length)
+    parts = [*KEYED_PART.struct.iter_unpack(value[KEYED_HEAD.size :])]
+    if part_count == 1 and 1 <= parts[0][1] <= CHUNK_BYTES:  # by far the most
+        return depth, created_ns, expires_ns, [ChunkId(_DATA + parts[0][0])], [parts[0][1]]
+    chunks = [ChunkId(_DATA + digest) for digest, _ in parts]
+    lengths = [length for _, length in parts]
     if not 1 <= min(lengths) <= max(lengths) <= CHUNK_BYTES or sum(lengths) > KEYED_VALUE_BYTES_MAX:
         raise StoreUnusable(f"keyed record whose parts have {min(lengths)} to {max(lengths)} bytes")
-    return KeyedValue(created_ns, expires_ns, depth, tuple(chunks), tuple(lengths))
+    return depth, created_ns, expires_ns, chunks, lengths
 
 
 _DATA: Final = bytes([ChunkKind.DATA])

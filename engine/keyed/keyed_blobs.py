@@ -29,10 +29,15 @@ from lakefs.ports import Clock
 
 SKETCH_WIDTH: Final = MIB
 """Counters of a row: 4 MiB in all, made with the first use of a key."""
-SKETCH_SAMPLE: Final = 8 * SKETCH_WIDTH
-EVICT_ABOVE: Final = 0.95
+SKETCH_STEP: Final = 2
+"""Added to a count of 15 at most by one use; a value that is found and then read is used twice."""
+USES_PER_ENTRY: Final = 6
+"""Counts are halved when each value was used about so often: a value that is not used again is forgotten after three
+halvings."""
+USES_MIN: Final = 1024
+EVICT_ABOVE: Final = 0.99
 """Share of its quota above which values of a space are evicted."""
-EVICT_TO: Final = 0.90
+EVICT_TO: Final = 0.98
 GARBAGE_SHARE: Final = 8
 """A cycle of gc is due when a space has lost 1/8 of its quota to eviction since the last."""
 
@@ -77,6 +82,7 @@ class KeyedBlobs:
         self._under_way: dict[int, int] = {}
         """Charge of admitted puts that are not decided yet, by number of their space."""
         self._sketch: Sketch | None = None
+        self._halve_after = USES_MIN
         self.garbage = trio.Event()
         """Set when a cycle of gc is due."""
         self._evicted: dict[int, int] = {}
@@ -93,11 +99,22 @@ class KeyedBlobs:
         names = [blake3(value_key(number, key)).digest() for key in keys if 0 < len(key) <= KEYED_KEY_BYTES_MAX]
         if names:
             if self._sketch is None:
-                self._sketch = Sketch(SKETCH_WIDTH, SKETCH_SAMPLE)
+                self._sketch = Sketch(SKETCH_WIDTH, self._halve_after, SKETCH_STEP)
             self._sketch.note_many(names)
 
+    def note_entries(self, count: int) -> None:
+        """Note how many values all spaces have: uses are forgotten the faster the fewer they are."""
+        self._halve_after = max(USES_MIN, USES_PER_ENTRY * count)
+        if self._sketch is not None:
+            self._sketch.halve_after(self._halve_after)
+
+    @property
+    def halvings(self) -> int:
+        """Number of times that all counts of uses were halved."""
+        return 0 if self._sketch is None else self._sketch.halvings
+
     def uses(self, place: bytes) -> int:
-        """Return about how often the value at this key of the table was used lately, 0 to 15."""
+        """Return how much the value at this key of the table was used lately, 0 to 15: recent uses count for more."""
         return 0 if self._sketch is None else self._sketch.estimate(blake3(place).digest())
 
     # --- quotas ----------------------------------------------------------------------------------------
@@ -108,12 +125,15 @@ class KeyedBlobs:
             return None
         return space.quota_bytes - charge(space.value_bytes, space.entries) - self._under_way.get(number, 0)
 
-    def excess(self, number: int, space: SpaceRecord) -> int:
-        """Return the charge that a space should lose to eviction; 0 while it is not over its quota's share."""
+    def excess(self, number: int, space: SpaceRecord, above: float = EVICT_ABOVE) -> int:
+        """Return the charge that a space should lose to eviction; 0 while it is not over a share of its quota.
+
+        `above`: the share; EVICT_TO once eviction has begun, so that it goes on to there.
+        """
         if not space.quota_bytes:
             return 0
         taken = charge(space.value_bytes, space.entries) + self._under_way.get(number, 0) + self._needs.get(number, 0)
-        is_over = taken > space.quota_bytes * EVICT_ABOVE
+        is_over = taken > space.quota_bytes * above
         return max(0, int(taken - space.quota_bytes * EVICT_TO)) if is_over else 0
 
     async def room_for(self, number: int, charged: int, most_charged: int) -> SpaceRecord:
@@ -128,6 +148,8 @@ class KeyedBlobs:
                 need = min(charged, max(space.quota_bytes // 2, most_charged))
                 room = self.room(number, space)
                 if not charged or room is None or need <= room:
+                    if self.excess(number, space):
+                        self.round_wanted.set()  # before a put has to wait for it
                     break
                 self._needs[number] = max(need, self._needs.get(number, 0))
                 self.round_wanted.set()

@@ -2,9 +2,10 @@
 
 Rules kept here:
 - A decision removes at most a batch, and looks at everything again; usage changes with it.
-- A space over EVICT_ABOVE of its quota loses values down to EVICT_TO.  Of NEIGHBOURS values that follow each other one
-  is evicted: one that has expired, else the one least used lately, else the deepest, so leaves go before roots.  A hand
-  goes round the keys: they are hashes, so those that follow each other are a sample, and each is looked at in turn.
+- A space over EVICT_ABOVE of its quota loses values down to EVICT_TO.  A hand goes round the keys, past NEIGHBOURS
+  values for each that is evicted: the best of those that it saw and that were not used since.  Best is one that has
+  expired, else the one least used lately, else the deepest, so leaves go before roots.  Keys are hashes: those that the
+  hand passes are a sample, and each is looked at in turn.
 - Eviction comes first, and what takes long gives way to it: a put that waits for room does not wait for the removal of
   a space with a million values.
 - Within a round each decision goes on behind the last: what was removed lies in the overlay until it is applied, and a
@@ -17,6 +18,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
@@ -38,7 +40,8 @@ from engine.format.keyed import (
     values_range,
 )
 from engine.format.layouts import Table
-from engine.keyed.keyed_blobs import KeyedBlobs
+from engine.keyed.candidates import Candidate, Candidates
+from engine.keyed.keyed_blobs import EVICT_TO, KeyedBlobs
 from engine.keyed.spaces import Usage, charge, iter_spaces
 from engine.keyed.values import remove_value
 from engine.metadata.metadata_store import Metadata
@@ -51,16 +54,16 @@ REMOVALS_MAX: Final = 256
 """Most values removed by one decision."""
 ROUND_S: Final = 5.0
 """Time between rounds: a value is removed within twice this time after it has expired."""
-NEIGHBOURS: Final = 32
-"""Values of which one is evicted."""
-EVICT_BATCH: Final = 8
-"""Values evicted by one decision: 256 are looked at, about a millisecond."""
-EVICT_TURNS: Final = 32
+NEIGHBOURS: Final = 8
+"""Values that the hand passes for one that is evicted."""
+CANDIDATE_SPACES_MAX: Final = 16
+EVICT_BATCH: Final = 16
+"""Values evicted by one decision: 128 are looked at, about a millisecond in all."""
+EVICT_TURNS: Final = 16
 """Decisions of one round that evict from one space: 256 values."""
 _ROUND_GAP_S: Final = 0.01
 """Least time between two rounds, so that puts that wait in vain do not keep the loop busy."""
 _log: Final = structlog.get_logger(__name__)
-_Candidate = tuple[bool, int, int, bytes]
 
 
 class KeyedUpkeep:
@@ -74,6 +77,8 @@ class KeyedUpkeep:
         self._batch = batch
         self._hands: dict[int, bytes] = {}
         """The last value looked at, by number of the space: a key of the table."""
+        self._candidates: OrderedDict[int, Candidates] = OrderedDict()
+        """Values that the hand saw, by number of the space; of those spaces that lost values last."""
 
     async def run(self) -> None:
         """Run rounds for ever, from the first space on.  A round that fails is logged, and the next tries again."""
@@ -94,8 +99,11 @@ class KeyedUpkeep:
         """Remove what is over now: expired values, values of removed spaces, values over quotas.  Not yet durable."""
         with self._metadata.view() as view:
             spaces = list(iter_spaces(view))
+        self._keyed.note_entries(sum(space.entries for _, space in spaces))
         numbers = {number for number, space in spaces if not space.removed}
         self._hands = {number: hand for number, hand in self._hands.items() if number in numbers}
+        for number in self._candidates.keys() - numbers:
+            del self._candidates[number]
         await self._evict_in_turn(
             [number for number, space in spaces if not space.removed and self._keyed.excess(number, space)]
         )
@@ -165,9 +173,12 @@ class KeyedUpkeep:
         """Evict a batch of values of a space; returns True if it should lose more."""
         usages = _Usages(txn)
         usage, space = usages.of(number), usages.space(number)
-        excess = 0 if space is None or space.removed else self._keyed.excess(number, space)
+        excess = 0 if space is None or space.removed else self._keyed.excess(number, space, above=EVICT_TO)
         evicted = evicted_bytes = 0
-        while usage is not None and evicted < min(EVICT_BATCH, self._batch) and charge(evicted_bytes, evicted) < excess:
+        most = min(EVICT_BATCH, self._batch)
+        if excess:
+            self._look(txn, number, NEIGHBOURS * most)
+        while usage is not None and evicted < most and charge(evicted_bytes, evicted) < excess:
             victim = self._victim(txn, number)
             value = None if victim is None else remove_value(txn, usage, number, space_and_key(victim)[1])
             if value is None:
@@ -180,15 +191,34 @@ class KeyedUpkeep:
         return bool(evicted) and charge(evicted_bytes, evicted) < excess
 
     def _victim(self, view: View, number: int) -> bytes | None:
-        """Return the value to evict of the next ones behind the hand, as its key in the table."""
+        """Return the best value to evict that is known, as its key in the table; None if the space has no value."""
+        candidates = self._candidates_of(number)
+        for _ in range(2):
+            while (found := candidates.pop()) is not None:
+                is_same = self._keyed.uses(found.place) <= found.uses
+                if is_same and view.get(Table.KEYED, found.place) is not None:
+                    return found.place
+            self._look(view, number, NEIGHBOURS)  # all were removed, or used since
+        return None
+
+    def _look(self, view: View, number: int, count: int) -> None:
+        """Make candidates of the next values behind the hand."""
         now_ns = self._clock.wall_ns()
-        best: _Candidate | None = None
-        for place, record in islice(self._from_hand(view, number), NEIGHBOURS):
+        candidates = self._candidates_of(number)
+        for place, record in islice(self._from_hand(view, number), count):
             _, _, depth, _, _, expires_ns = KEYED_HEAD.unpack_from(record)
-            candidate = (not 0 < expires_ns <= now_ns, self._keyed.uses(place), -depth, place)
-            best = candidate if best is None else min(best, candidate)
+            candidates.add(Candidate(not 0 < expires_ns <= now_ns, self._keyed.uses(place), -depth, place))
             self._hands[number] = place
-        return None if best is None else best[3]
+        candidates.trim()
+
+    def _candidates_of(self, number: int) -> Candidates:
+        """Return a space's candidates, as they count by now; those of a space not used lately are forgotten."""
+        found = self._candidates.setdefault(number, Candidates())
+        self._candidates.move_to_end(number)
+        if len(self._candidates) > CANDIDATE_SPACES_MAX:
+            self._candidates.popitem(last=False)
+        found.age(self._keyed.halvings)
+        return found
 
     def _from_hand(self, view: View, number: int) -> Iterator[tuple[bytes, bytes]]:
         """Iterate once over the values of a space, from behind the hand round to it."""

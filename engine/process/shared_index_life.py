@@ -21,10 +21,13 @@ from engine.tiers.keyed_index import KEYED_WATCHED, KeyedIndex
 from engine.tiers.owned_table import capacity_allowed
 from engine.tiers.shared_index import WATCHED, SharedIndex
 from lakefs.errors import LakeError
-from lakefs.limits import HOT_INDEX_ENTRIES_MIN, KEYED_INDEX_ENTRIES_MIN
+from lakefs.limits import HOT_INDEX_ENTRIES_MIN
+from lakefs.shared_index import keyed_index
 from lakefs.shared_index.table import SharedTable
 from lakefs.shared_index.table_format import capacity_for, entries_max, table_bytes
 
+KEYED_INDEX_ENTRIES_MIN: Final = 50_000
+"""Room of the smallest keyed index: a table of 4 MiB."""
 OFF: Final = "off"
 BY_ITSELF: Final = ("auto", "memory")
 _log: Final = structlog.get_logger(__name__)
@@ -60,10 +63,11 @@ async def run_shared_index(
 async def run_keyed_index(store: Store, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
     """Make and run the table of keys of a store that has a shared index; `started` is called once it is in use.
 
-    If memory is short, that is logged, and clients ask for each key.
+    Without the native module that clients look keys up with there is none.  If memory is short, that is logged, and
+    clients ask for each key.
     """
     shared, keyed = store.shared_index, store.keyed
-    if shared is None:
+    if shared is None or not keyed_index.IS_BUILT:
         task_status.started()
         return
     with store.metadata.view() as view:

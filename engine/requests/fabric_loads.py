@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Sequence as Seq
 from typing import Final, NamedTuple
 
-from engine.fabric.bounce_memory import Bounce
+from engine.fabric.bounce_memory import Bounce, add_piece
 from engine.requests.answers import failure_of
 from lakefs.errors import ChunkNotFound, InvalidArgument, LakeError
 from lakefs.ids import EMPTY_CHUNK, ChunkId, id_text
@@ -116,7 +116,7 @@ class FabricLoad:
             self._lengths[slot.number], self._crcs[slot.number] = length, crc
             if length:
                 address = self._memory.address + slot.offset
-                _append(pieces, Piece(bounce.region, place, address, self._memory.key, length, is_write=True))
+                add_piece(pieces, Piece(bounce.region, place, address, self._memory.key, length, is_write=True))
         return pieces
 
     def answer(self) -> m.SlotsLoaded:
@@ -131,13 +131,3 @@ def _aligned(end: int, slot: _Slot) -> int:
     """Return the place behind `end` for a slot: a page's beginning for payloads that may be read past the cache."""
     alignment = PAGE_BYTES if slot.length >= SMALL_PAYLOAD_BYTES else _SMALL_ALIGNMENT
     return -(-end // alignment) * alignment
-
-
-def _append(pieces: list[Piece], piece: Piece) -> None:
-    """Add a piece; one that follows the last on both sides becomes part of it."""
-    if pieces:
-        last = pieces[-1]
-        if last.offset + last.length == piece.offset and last.remote_address + last.length == piece.remote_address:
-            pieces[-1] = last._replace(length=last.length + piece.length)
-            return
-    pieces.append(piece)

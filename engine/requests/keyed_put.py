@@ -69,6 +69,8 @@ class KeyedPuts:
 
     async def _put_body(self, client: Client, batch: KeyedBatch, payloads: Sequence[Payload]) -> None:
         await self._look(batch)
+        if not batch.wanted:
+            return
         with self._keyed.admitted(batch.number, await self._room_for(batch)) as decided:
             wanted = [part for index in batch.wanted for part in batch.parts(index)]
             await self._store_parts(client, batch, wanted, [payloads[part] for part in wanted], set(), decided)
@@ -80,6 +82,8 @@ class KeyedPuts:
                 batch.fail(index, InvalidArgument(f"a slot lies outside a lent memory of {size} bytes"))
         batch.drop_settled()
         await self._look(batch)
+        if not batch.wanted:
+            return  # all are present, or fail by themselves: nothing is copied, and no room is needed
         check_lengths([length for index in batch.wanted for length in batch.lengths_of(index)])  # before it takes room
         with self._keyed.admitted(batch.number, await self._room_for(batch)) as decided:
             wanted = [part for index in batch.wanted for part in batch.parts(index)]

@@ -10,6 +10,7 @@ Rules kept here:
 - A slot of lent memory is copied into the engine's memory by a system call, then hashed and written from there: the
   payload never passes the socket.  A client that writes to the slot during the copy changes only what is stored for
   it; one that shrinks the memory gets an error.
+- A slot of memory that the client registered for RDMA is READ into the engine's memory in the same way.
 - Lent memory stays mapped until every copy has ended, even if the request is cancelled or the memory returned earlier.
 - PutObjects and PutSlots use no session (`engine.chunks.bound_payloads`).
 """
@@ -28,6 +29,7 @@ from engine.memory.lent_memory import LentMemory, read_into
 from engine.namespace.tree import ChangedBy
 from engine.requests.answers import stored
 from engine.requests.changes import bind_changes
+from engine.requests.fabric_puts import check_slots, read_slots
 from engine.requests.handlers import handles
 from engine.requests.stamped import with_stamps
 from engine.sessions.references import Client
@@ -151,6 +153,13 @@ class Puts:
         check_lengths(request.lengths)  # bounds their number before the loops below
         if len(request.offsets) != len(request.lengths):
             raise InvalidArgument(f"{len(request.offsets)} offsets for {len(request.lengths)} slots")
+        if request.fabric is not None:
+            link = self._store.fabric.link_for(client, request.fabric)
+            check_slots(request.fabric, request.offsets, request.lengths)
+            async with self._filled(request.lengths, ()) as payloads:
+                await read_slots(link, request.fabric, request.offsets, payloads, self._store.offload)
+                yield payloads
+            return
         with self._store.lent.using(client, request.memory) as memory:
             for offset, length in zip(request.offsets, request.lengths, strict=True):
                 memory.check_range(offset, length)
@@ -160,10 +169,13 @@ class Puts:
 
     @asynccontextmanager
     async def _filled(self, lengths: Sequence[int], fills: Sequence[Fill]) -> AsyncIterator[list[Payload]]:
-        """Yield payloads of data that these calls fill; their memory lasts until the block ends."""
+        """Yield payloads of data that these calls fill; their memory lasts until the block ends.
+
+        Without calls the caller fills them at once.
+        """
         taken = await self._store.payload_memory.take([ChunkKind.DATA] * len(lengths), lengths)
         try:
-            for payload, fill in zip(taken.payloads, fills, strict=True):
+            for payload, fill in zip(taken.payloads, fills, strict=bool(fills)):
                 payload.fill = fill
             yield taken.payloads
         finally:

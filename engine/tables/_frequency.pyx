@@ -26,18 +26,28 @@ cdef enum:
 
 
 cdef class Sketch:
-    """Four rows of `width` counters (a power of two), halved each time that `sample` reads were counted."""
+    """Four rows of `width` counters (a power of two), halved each time that `sample` reads were counted.
+
+    A read adds `step` to its counters, which end at 15: with a step above 1 a chunk that was read once is told from one
+    that was read before, for as many halvings as the step has bits.
+    """
 
     cdef uint8_t *_cells
     cdef uint64_t _mask
     cdef uint64_t _sample
     cdef uint64_t _counted
+    cdef uint8_t _step
+    cdef readonly uint64_t halvings
 
-    def __cinit__(self, uint64_t width, uint64_t sample):
+    def __cinit__(self, uint64_t width, uint64_t sample, uint8_t step=1):
         if width == 0 or width & (width - 1) or sample == 0:
             raise ValueError("a sketch is a power of two wide, and halved at times")
+        if not 1 <= step <= COUNT_MAX:
+            raise ValueError("a read adds 1 to 15")
         self._mask = width - 1
         self._sample = sample
+        self._step = step
+        self.halvings = 0
         self._counted = 0
         self._cells = <uint8_t *>calloc(ROWS, width)
         if self._cells == NULL:
@@ -45,6 +55,12 @@ cdef class Sketch:
 
     def __dealloc__(self):
         free(self._cells)
+
+    def halve_after(self, uint64_t sample):
+        """Halve from now on each time that so many reads were counted."""
+        if sample == 0:
+            raise ValueError("a sketch is halved after a read at least")
+        self._sample = sample
 
     def note(self, bytes chunk not None):
         """Count a read; about how many there were lately."""
@@ -90,10 +106,10 @@ cdef class Sketch:
         cdef uint8_t least = _least(cells)
         cdef int row
         if least < COUNT_MAX:
+            least = min(COUNT_MAX, least + self._step)
             for row in range(ROWS):
-                if cells[row][0] == least:
-                    cells[row][0] = least + 1
-            least += 1
+                if cells[row][0] < least:
+                    cells[row][0] = least
         self._counted += 1
         if self._counted >= self._sample:
             self._halve()
@@ -104,6 +120,7 @@ cdef class Sketch:
         for at in range(ROWS * (self._mask + 1)):
             self._cells[at] >>= 1
         self._counted //= 2
+        self.halvings += 1
 
 
 cdef uint8_t _least(uint8_t **cells) noexcept:

@@ -59,6 +59,7 @@ from lakefs.shared_index.key_format import (
     id_of_record,
     id_of_space,
 )
+from lakefs.shared_index.keyed_index import key_id
 from lakefs.shared_index.table import SharedTable
 from lakefs.shared_index.table_format import Found, entries_max, table_bytes
 
@@ -208,8 +209,8 @@ class KeyedIndex(OwnedTable):
         """
         if self._spaces is None or number not in self._spaces:
             return
-        asked = [(value_key(number, key), chunks) for key, chunks in answers]
-        entries = self.table.find_many([id_of_record(place) for place, _ in asked])
+        asked = list(answers)
+        entries = self.table.find_many([key_id(number, key) for key, _ in asked])
         singles = [chunks[0] for _, chunks in asked if len(chunks) == 1]
         places = iter(self.places_of(singles))
         for (key, chunks), entry in zip(asked, entries, strict=True):
@@ -219,7 +220,7 @@ class KeyedIndex(OwnedTable):
             else:
                 is_right = entry is None or entry == _ASK
             if not is_right:
-                self._correct(key)
+                self._correct(value_key(number, key))
 
     def _correct(self, key: bytes) -> None:
         with self.metadata.view() as view:

@@ -38,7 +38,7 @@ from engine.chunks.chunk_store import ChunkFreed, find_chunk
 from engine.chunks.manifests import Manifests
 from engine.chunks.quarantine import Quarantine
 from engine.format.extents import Extent
-from engine.format.keyed import VALUES_BEGIN, VALUES_END, unpack_value
+from engine.format.keyed import VALUES_BEGIN, VALUES_END, chunks_of
 from engine.format.layouts import ChunkRecord, Table, chunk_id_of_key, unpack_chunk_record
 from engine.host.failpoints import reached
 from engine.metadata.metadata_store import Metadata
@@ -62,8 +62,6 @@ EXTENTS_PER_CYCLE = 4_000_000
 """64 MiB of places."""
 _ROOM_SHARE: Final = 16
 """Freed room is given back during the sweep if free room is below 1/16 of the segments' room."""
-_PARTS_PER_REST: Final = 16
-"""After a keyed value of more than 1/16 of a batch of parts, the walk rests."""
 _UNPUNCHED_MAX: Final = 262_144
 """4 MiB of places."""
 _STRETCH_BYTES: Final = 16 * MIB
@@ -221,15 +219,17 @@ class Collector:
     async def _mark_values(self, cycle: _Cycle) -> None:
         """Mark the parts of keyed values.  The barrier marks those of a value that is put behind this walk."""
         for page in pages(self._metadata, Table.KEYED, VALUES_BEGIN, VALUES_END, self._batch):
-            for _, record in page:
-                value = unpack_value(record)
-                cycle.report.marked_blobs += len(value.chunks)
+            left = [chunks_of(record) for _, record in page]
+            left.reverse()
+            while left:
+                count = 0
                 with self._metadata.view() as view:
-                    for chunk in value.chunks:
-                        self._mark_in(cycle, view, chunk)
-                if len(value.chunks) > self._batch // _PARTS_PER_REST:
-                    await cycle.pacing.rest()
-            await cycle.pacing.rest()
+                    while left and count < self._batch:  # parts; a value has 256 at most
+                        for chunk in left.pop():
+                            self._mark_in(cycle, view, chunk)
+                            count += 1
+                cycle.report.marked_blobs += count
+                await cycle.pacing.rest()
 
     async def _mark_blob(self, cycle: _Cycle, blob: BlobId) -> None:
         cycle.report.marked_blobs += 1

@@ -74,6 +74,8 @@ class MountOptions:
     """Most memory for hot files; None: a tenth of the memory, 0: none."""
     hot_forced: bool = False
     """For tests: every file is hot at its first open."""
+    append_forced: bool = False
+    """For tests: native threads append to short files too."""
     engine_wait_s: float = ENGINE_WAIT_S
     """Longest time that operations wait for a lost engine before they fail with EIO."""
     engine_silence_s: float = ENGINE_SILENCE_S

@@ -1,1 +1,1 @@
-"""A native layer between kernel and libfuse: threads that answer reads, and answers for which libfuse has no words."""
+"""A native layer between kernel and libfuse: threads that answer reads and appends, and answers that libfuse lacks."""

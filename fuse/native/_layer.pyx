@@ -1,5 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""The native layer of a mount, for Python; `layer.h` has what it does, and `content.h` what its reads rest on.
+"""The native layer of a mount, for Python; `layer.h` has what it does, `content.h` and `appends.h` what its reads and
+writes rest on.
 
 This module is loaded with its symbols global, and before pyfuse3: see `fuse.native.layer`, which alone imports it.
 """
@@ -7,7 +8,7 @@ This module is loaded with its symbols global, and before pyfuse3: see `fuse.nat
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.errno cimport EINVAL, errno
-from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport free, malloc
 from posix.uio cimport iovec
 
@@ -33,6 +34,19 @@ cdef extern from "content.h" nogil:
     bint lake_content_end_now(lake_content *)
     void lake_content_wait(lake_content *)
     void lake_content_release(lake_content *)
+
+cdef extern from "appends.h" nogil:
+    ctypedef struct lake_append:
+        pass
+    ctypedef struct lake_append_table:
+        uint64_t writes
+        uint64_t bytes
+        uint64_t failed
+    lake_append_table lake_appends
+    int lake_append_begin(lake_append *, uint64_t handle, int descriptor, uint64_t end, uint64_t limit)
+    uint64_t lake_append_found(lake_append *, int64_t *time_ns)
+    bint lake_append_end_now(lake_append *)
+    void lake_append_wait(lake_append *)
 
 cdef extern from "layer.h" nogil:
     ctypedef struct lake_layer:
@@ -111,6 +125,9 @@ def counters():
     return {
         "reads": lake.reads,
         "read_bytes": lake.read_bytes,
+        "writes": lake_appends.writes,
+        "write_bytes": lake_appends.bytes,
+        "failed_writes": lake_appends.failed,
         "passed_on": lake.queued_ever,
         "wakes": lake.wakes,
         "opens_set": lake.opens_set,
@@ -194,6 +211,37 @@ cdef class Content:
         cdef int failed = lake_contents_add(handle, self.content)
         if failed:
             raise _failed(failed)
+
+
+cdef class Append:
+    cdef lake_append append
+    cdef bint is_begun
+
+    def __init__(self, uint64_t handle, int descriptor, uint64_t end, uint64_t limit):
+        cdef int failed
+        if self.is_begun:
+            raise ValueError("an append is made once")
+        failed = lake_append_begin(&self.append, handle, descriptor, end, limit)
+        if failed:
+            raise _failed(failed)
+        self.is_begun = True
+
+    def __dealloc__(self):
+        if self.is_begun:
+            self._end()
+
+    def found(self):
+        cdef int64_t time_ns = 0
+        cdef uint64_t end = lake_append_found(&self.append, &time_ns)
+        return end, time_ns
+
+    cdef void _end(self) noexcept:
+        if lake_append_end_now(&self.append):
+            with nogil:
+                lake_append_wait(&self.append)
+
+    def end(self):
+        self._end()
 
 
 def attach(int device):

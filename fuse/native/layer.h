@@ -5,10 +5,10 @@
    (`fuse_session_custom_io`): it reads requests with `lake_read`, and writes answers with `lake_write`.
 
        resting     libfuse's reads go on to the device.  The descriptor is an epoll of device and queue
-       awake       threads read the device: reads that they can answer they answer, all else they put into the queue,
-                   which libfuse then reads alone
+       awake       threads read the device: reads and writes that they can answer they answer, all else they put into
+                   the queue, which libfuse then reads alone
 
-   The layer wakes when libfuse is about to be given a read that native code can answer, and rests after 64 requests in a
+   The layer wakes when libfuse is about to be given a request that native code can answer, and rests after 64 requests in a
    row that it could not.  So requests of all other kinds take the same way as without the layer, and cost the same.
 
    Rules kept here:
@@ -20,6 +20,7 @@
 #ifndef LAKE_LAYER_H
 #define LAKE_LAYER_H
 
+#include "appends.h"
 #include "content.h"
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -39,6 +40,7 @@
 #define LAKE_OPENS_MOST 512              /* being answered: twice what pyfuse3 is told to answer at once */
 
 /* What older headers lack. */
+#define LAKE_WRITE_CLEARS_SET_ID (1u << 2)
 #define LAKE_PARALLEL_DIROPS (1u << 18)
 #define LAKE_INIT_EXT (1u << 30)
 #define LAKE_PASSTHROUGH (1u << 5) /* of the second flags */
@@ -61,6 +63,7 @@ struct lake_backing_map {
 };
 _Static_assert(sizeof(struct lake_init_out) == 64 && sizeof(struct lake_open_out) == 16, "as the kernel has them");
 _Static_assert(sizeof(struct fuse_read_in) == 40 && sizeof(struct fuse_in_header) == 40, "as the kernel has them");
+_Static_assert(sizeof(struct fuse_write_in) == 40 && sizeof(struct fuse_write_out) == 8, "as the kernel has them");
 #define LAKE_BACKING_OPEN _IOW(229, 1, struct lake_backing_map)
 #define LAKE_BACKING_CLOSE _IOW(229, 2, uint32_t)
 #define LAKE_ENTRY_BYTES 128 /* in front of what CREATE answers of the handle */
@@ -118,7 +121,7 @@ static lake_layer lake = {
     .device = -1, .session = -1, .queue_event = -1, .stop_event = -1, .last = &lake.first,
 };
 
-/* --- reads that native code answers --- */
+/* --- reads and writes that native code answers --- */
 
 static int lake_is_read(const uint8_t *request, size_t length, struct fuse_read_in *read)
 {
@@ -132,10 +135,44 @@ static int lake_is_read(const uint8_t *request, size_t length, struct fuse_read_
     return 1;
 }
 
-/* Answers a request if it is a read of taught bytes that are cached and right; returns 1 if it did. */
+static int lake_is_write(const uint8_t *request, size_t length, struct fuse_write_in *write)
+{
+    struct fuse_in_header head;
+    if (length < sizeof head + sizeof *write)
+        return 0;
+    memcpy(&head, request, sizeof head);
+    if (head.opcode != FUSE_WRITE || head.len != length)
+        return 0;
+    memcpy(write, request + sizeof head, sizeof *write);
+    return write->size == length - sizeof head - sizeof *write;
+}
+
+/* Answers a request if it is a plain write of the next bytes of a file; returns 1 if it did. */
+static int lake_serve_write(const uint8_t *request, const struct fuse_write_in *wanted)
+{
+    /* No set-id bits are left for a write of this handle to clear: Python ends the append when some are set. */
+    if (wanted->write_flags & ~(uint32_t)(FUSE_WRITE_LOCKOWNER | LAKE_WRITE_CLEARS_SET_ID)
+        || !lake_append_write(wanted->fh, wanted->offset, request + sizeof(struct fuse_in_header) + sizeof *wanted,
+                              wanted->size))
+        return 0;
+    struct {
+        struct fuse_out_header head;
+        struct fuse_write_out write;
+    } answer = {{sizeof answer, 0, ((const struct fuse_in_header *)request)->unique}, {.size = wanted->size}};
+    /* An error means that the kernel has given the request up, or has failed it itself. */
+    if (write(lake.device, &answer, sizeof answer) < 0) {
+    }
+    return 1;
+}
+
+/* Answers a request if native code can: a read of taught bytes that are cached and right, or an append; returns 1 if it
+   did. */
 static int lake_serve(const uint8_t *request, size_t length, uint8_t *scratch)
 {
     struct fuse_read_in read;
+    struct fuse_write_in write;
+    if (lake_is_write(request, length, &write))
+        return lake_serve_write(request, &write);
     struct fuse_out_header answer = {0};
     const uint8_t *bytes;
     size_t count;
@@ -417,7 +454,9 @@ static ssize_t lake_read(int session, void *into, size_t room, void *unused)
         return -1;
     }
     struct fuse_read_in read;
-    if (lake.may_wake && room <= LAKE_REQUEST_MOST && lake_is_read(into, (size_t)length, &read)) {
+    struct fuse_write_in write;
+    if (lake.may_wake && room <= LAKE_REQUEST_MOST
+        && (lake_is_read(into, (size_t)length, &read) || lake_is_write(into, (size_t)length, &write))) {
         if (!lake.scratch) {
             lake.request_bytes = room;
             lake.scratch = malloc(LAKE_SCRATCH);

@@ -2,6 +2,7 @@
 
     arm                before the mount is made: it gets the layer
     why_not            after it was made: empty, or the reason why there is none
+    NativeAppend       a file that is written on at its end: native threads answer the writes of one handle
     NativeContent      where the bytes of an open object are: native threads answer the reads of its handles
     answer_open        the next answer to OPEN or CREATE of a handle gets flags and a backing file that pyfuse3 lacks
     open_backing       makes a file known to the kernel, which then reads it for handles without asking the mount
@@ -70,6 +71,11 @@ def why_not() -> str:
 def answers_reads() -> bool:
     """Return True if there is a layer, and its threads answer reads."""
     return IS_BUILT and _layer.answers_reads()
+
+
+def answers_writes() -> bool:
+    """Return True if there is a layer, and its threads write what is appended."""
+    return answers_reads()
 
 
 def end() -> None:
@@ -176,6 +182,29 @@ class NativeContent:
     def end(self) -> None:
         """End native reads of this content; none runs on return.  Idempotent."""
         self._content.end()
+
+
+# --- writes --------------------------------------------------------------------------------------------
+
+
+class NativeAppend:
+    """A file whose next bytes native threads write, in order, when they are written through one handle.
+
+    What they wrote is in the file when the write is answered, and so before any later request arrives.  OSError if too
+    many files are written so, or this handle's is.  The descriptor stays open until the append has ended, which it has
+    when it is freed.
+    """
+
+    def __init__(self, handle: int, descriptor: int, end: int, limit: int) -> None:
+        self._append = _layer.Append(handle, descriptor, end, limit)
+
+    def found(self) -> tuple[int, int]:
+        """Return the end of the bytes that are written, and the time of the last write in ns since 1970, or 0."""
+        return self._append.found()
+
+    def end(self) -> None:
+        """End native writes of this file; none runs on return.  Idempotent."""
+        self._append.end()
 
 
 def remove(handle: int) -> None:

@@ -70,6 +70,15 @@ class StagingFolder:
         """Number of staged bytes over all files; leftovers of earlier mounts are not counted."""
         return self._room.used_bytes
 
+    def append_from(self, byte_count: int) -> None:
+        """Set the length from which on native threads append to files, at least 1."""
+        self._room.append_from_bytes = byte_count
+
+    def take_over(self) -> None:
+        """Note what native threads have appended by now to any file."""
+        for file in self._room.appended:
+            file.take_over()
+
     def new(self, name: str, base: Base | None) -> StagedFile:
         """Return a file with the content of `base`, or an empty one; `name` is BUCKET/KEY, for recovery.
 

@@ -23,6 +23,8 @@ from fuse.staging.sidecar import SidecarFile
 from lakefs.errors import InvalidArgument, LakeError, LocalFileError, StoreFull
 
 T = TypeVar("T")
+APPEND_FROM_BYTES: Final = 256 << 10
+"""Native threads append to files from this length on: most that stay shorter are closed before that has paid."""
 RANGES_MAX: Final = 1 << 20
 """Most ranges over all files of a folder, 16 bytes each: 16 MiB; random 4 KiB writes need at least 4 GiB for that."""
 
@@ -66,6 +68,16 @@ class Emptying:
                 self.is_empty = True
 
 
+class AppendedFile(Protocol):
+    """A file that native threads append to (`fuse.staging.appending`)."""
+
+    def take_over(self) -> None:
+        """Note what they have written by now."""
+
+    def end_appends(self) -> None:
+        """Let them write no more, and note what they have written."""
+
+
 class Room:
     """Shared by the files of one folder: the limit of staged bytes, and the staged bytes and ranges of all."""
 
@@ -75,6 +87,15 @@ class Room:
         self.used_bytes = 0
         self.range_count = 0
         self.emptying: list[Emptying] = []
+        self.append_from_bytes = APPEND_FROM_BYTES
+        self.lent_bytes = 0
+        """Bytes that native threads may append and, as far as is known, have not."""
+        self.appended: list[AppendedFile] = []
+
+    @property
+    def left_bytes(self) -> int:
+        """Number of bytes that may still be staged, or lent."""
+        return self.limit_bytes - self.used_bytes - self.lent_bytes
 
     def with_room(self, call: Callable[[], T]) -> T:
         """Make a call that writes to the folder.  If the disk is full while files are emptied: again, after that."""
@@ -89,7 +110,10 @@ class Room:
             return call()
 
     def reserve(self, name: str, byte_count: int, range_count: int) -> None:
-        """Raise StoreFull unless that many more bytes and ranges may be staged."""
+        """Raise StoreFull unless that many more bytes and ranges may be staged; what is lent is given back for them."""
+        if byte_count > self.left_bytes:
+            for file in list(self.appended):
+                file.end_appends()
         if self.used_bytes + byte_count > self.limit_bytes:
             raise StoreFull(
                 f"{name}: the staging folder {self.path} is at its limit of {self.limit_bytes} bytes for what is not "

@@ -11,6 +11,8 @@ Rules kept here:
   every byte that was written is known after a kill -9.
 - Bounds: staged bytes, and `RANGES_MAX` ranges, over all files of a folder.
 - One task changes a file at a time; threads may read it during that.  `revision` shows a change.
+- Native threads may append to it (`fuse.staging.appending`): what they wrote is taken over before a method uses it.
+  `spans` and `read` do not, as threads call them: those who need all of the content have asked for `size`.
 
 All calls block, for as long as a write into the page cache does.  Only `sync` syncs: content that must survive power
 loss has to be stored.
@@ -25,6 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from fuse.staging.appending import Appending, Noted
 from fuse.staging.byte_ranges import RangeSet
 from fuse.staging.room import Room, Slot, Slots
 from fuse.staging.sidecar import Base, SidecarState, closing_line, name_line, ranges_line, size_line, whole_line
@@ -65,8 +68,7 @@ class StagedFile:
 
     def _take_up(self, room: Room, slot: Slot, state: SidecarState, slots: Slots) -> None:
         self.name = state.name
-        self.size = state.size
-        """Length of the content."""
+        self._size = state.size
         self.revision = 0
         """Increased by every change of the content."""
         self.changed = state.is_changed
@@ -82,6 +84,14 @@ class StagedFile:
         self._is_open = True
         self._sidecar_is_stale = False
         self._sidecar_is_closed = True  # bytes behind the last range do not count
+        self._appending: Appending | None = None
+        self._noted: Noted = lambda time_ns: None
+
+    @property
+    def size(self) -> int:
+        """Length of the content."""
+        self.take_over()
+        return self._size
 
     @property
     def descriptor(self) -> int:
@@ -100,11 +110,12 @@ class StagedFile:
         view = memoryview(data).cast("B")
         if not len(view):
             return
+        self.end_appends()
         end = offset + len(view)
         self._room.reserve(self.name, self._staged.bytes_added(offset, end), self._staged.ranges_added(offset, end))
         self.revision += 1
         self._put(offset, view)
-        self.size = max(self.size, end)
+        self._size = max(self._size, end)
         self.changed = True
 
     def truncate(self, size: int) -> None:
@@ -112,7 +123,8 @@ class StagedFile:
 
         Bytes behind a new end are lost; a growing file gets zeros.
         """
-        if size == self.size:
+        self.end_appends()
+        if size == self._size:
             return
         kept_end = self._staged.end_below(size)
         try:
@@ -122,7 +134,7 @@ class StagedFile:
         self._sidecar_is_closed = True
         self.revision += 1
         self.changed = True
-        self.size = size
+        self._size = size
         self._base_bytes = min(size, self._base_bytes)
         shrinks = self._staged.end > size
         with _Counted(self._room, self._staged):
@@ -133,7 +145,7 @@ class StagedFile:
 
     def spans(self, offset: int, length: int) -> list[Span]:
         """Return the spans of the bytes [offset, min(offset + length, size)), in order, without gaps."""
-        end = min(offset + length, self.size)
+        end = min(offset + length, self._size)
         found: list[Span] = []
         at = offset
         for begin, behind in self._staged.within(offset, end):
@@ -144,6 +156,7 @@ class StagedFile:
 
     def is_all(self, kind: Kind, offset: int, length: int) -> bool:
         """Return True if all bytes of a range, which must not be empty or pass the end, are of one kind."""
+        self.take_over()
         end = offset + length
         if kind is Kind.STAGED:
             return self._staged.contains(offset, end)
@@ -170,17 +183,55 @@ class StagedFile:
 
     def written(self) -> RangeSet:
         """Return the bytes that differ from the base's, or may; it is this file's own set, not to be changed."""
+        self.take_over()
         return self._staged
+
+    # --- native appends ------------------------------------------------------------------------------
+
+    def let_append(self, handle: int, size_max: int, noted: Noted) -> None:
+        """Let native threads write what follows through a handle, where that is plain; `noted` is called of it.
+
+        Plain: the file is written on where it ends, and the sidecar counts bytes there without another line.
+        """
+        end = self._staged.end
+        is_plain = not self._sidecar_is_stale and end == self._size and self._is_known(end, end + 1)
+        if self._appending is None and is_plain and end >= self._room.append_from_bytes:
+            self._noted = noted
+            self._appending = Appending.begun(self._room, self, handle, self.descriptor, end, size_max)
+
+    def take_over(self) -> None:
+        """Note what native threads have written by now."""
+        found = None if self._appending is None else self._appending.found()
+        if found is None:
+            return
+        begin, end, time_ns = found
+        self.revision += 1
+        with _Counted(self._room, self._staged):
+            self._staged.add(begin, end)
+        self._size = max(self._size, end)
+        self.changed = True
+        self._noted(time_ns)
+
+    def end_appends(self) -> None:
+        """Let native threads write no more, and note what they have written.  Idempotent."""
+        if self._appending is None:
+            return
+        self._appending.end()
+        self.take_over()
+        appending, self._appending = self._appending, None
+        appending.give_back()
 
     # --- lifetime ------------------------------------------------------------------------------------
 
     def rename(self, name: str) -> None:
         """Note the file's new name."""
+        self.end_appends()
         self.name = name
         self._note(name_line(name))
 
     def begin_storing(self) -> int:
         """Note that the present content is being stored; return its revision."""
+        self.end_appends()
         self._storing = self.revision
         return self.revision
 
@@ -189,11 +240,12 @@ class StagedFile:
 
         False, changing nothing, if the content was changed since `begin_storing`.
         """
+        self.end_appends()
         if self._storing is not None and self._storing != self.revision:
             return False
-        assert base.size_bytes == self.size, "what was stored has another length"
+        assert base.size_bytes == self._size, "what was stored has another length"
         self._base = base
-        self._base_bytes = self.size
+        self._base_bytes = self._size
         self._storing = None
         self.changed = False
         with _Counted(self._room, self._staged):
@@ -208,6 +260,7 @@ class StagedFile:
 
     def sync(self) -> None:
         """Make staged bytes and sidecar durable.  LocalFileError."""
+        self.end_appends()
         try:
             os.fdatasync(self._slot.descriptor)
             if self._sidecar_is_stale:
@@ -237,6 +290,7 @@ class StagedFile:
             self._end(keep=False)
 
     def _end(self, *, keep: bool) -> None:
+        self.end_appends()
         self._is_open = False
         with _Counted(self._room, self._staged):
             self._staged.clear()
@@ -333,7 +387,7 @@ class StagedFile:
     # --- sidecar -------------------------------------------------------------------------------------
 
     def _state(self) -> SidecarState:
-        return SidecarState(self.name, self._time_ns, self.size, self._base, self._base_bytes, self._staged)
+        return SidecarState(self.name, self._time_ns, self._size, self._base, self._base_bytes, self._staged)
 
     def _append(self, line: bytes) -> None:
         if self._sidecar_is_stale:

@@ -41,7 +41,7 @@ _NEVER: Final = -1
 
 
 class Plan(NamedTuple):
-    """What is known of the keys of one call."""
+    """Knowledge of the keys of one call."""
 
     lengths: list[int]
     """`MISS` for a key without value, or whose value does not fit; NOT_READ for all others."""

@@ -27,10 +27,10 @@ import structlog
 from lakefs.errors import EngineUnreachable, FabricFailed, LakeError
 from lakefs.fabric.counts import FabricCounts
 from lakefs.fabric.devices import OpenFabric, open_device
-from lakefs.limits import BOUNCE_BYTES, CHUNK_BYTES, CLIENT_BOUNCES
+from lakefs.limits import BOUNCE_BYTES, CHUNK_BYTES, CLIENT_BOUNCES, STORE_REQUEST_BYTES
 from lakefs.steps.steps import Steps, send, work
 from lakefs.transport.fabric import ADDRESS_MAX, KEY_MAX, Fabric, Link, Region, Remote
-from lakefs.wire.fabric_messages import MEDIUM_FABRIC
+from lakefs.wire.fabric_messages import MEDIUM_FABRIC, FabricMemory
 from lakefs.wire.messages import FEATURE_FABRIC, FabricOpen, FabricOpened, Grant, HelloReply
 
 if TYPE_CHECKING:
@@ -123,6 +123,34 @@ class _Bounces:
                     self._free.append(bounce)
 
 
+class Source:
+    """Registered memory that payloads are copied to, for the engine's READs."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        """Blocks.  FabricFailed."""
+        self._memory = mmap.mmap(-1, STORE_REQUEST_BYTES)
+        self._view = memoryview(self._memory)
+        self._region = fabric.register(self._memory, Remote.READ)
+
+    def fill(self, payloads: Sequence[memoryview]) -> list[int]:
+        """Copy payloads one behind the other; return their offsets.  Blocks."""
+        offsets, end = list[int](), 0
+        for payload in payloads:
+            self._view[end : end + len(payload)] = payload
+            offsets.append(end)
+            end += len(payload)
+        return offsets
+
+    @property
+    def memory(self) -> FabricMemory:
+        """The memory, for requests."""
+        return FabricMemory(self._region.remote_key, self._region.address, STORE_REQUEST_BYTES)
+
+    def close(self) -> None:
+        """End the registration: on return no peer reads the memory."""
+        self._region.close()
+
+
 class ClientFabric:
     """The RDMA of one client.  `open_fabric` opens the device."""
 
@@ -139,12 +167,14 @@ class ClientFabric:
         """Queue pairs that were made, or tried, for the connection `_epoch`."""
         self._is_opening = False
         self._is_closed = False
+        self._source: Source | None = None
+        self._source_is_taken = False
         self._chunks = self._bytes = 0
         self._reason = ""
 
     @property
     def counts(self) -> FabricCounts:
-        """Counts of what was read by RDMA, and why no more is."""
+        """Counts of what was moved by RDMA, and why no more is."""
         return FabricCounts(self._chunks, self._bytes, self._reason)
 
     @property
@@ -153,8 +183,8 @@ class ClientFabric:
         link = self._link
         return link if link is not None and link.epoch == self._engine.epoch and not link.mover.is_broken else None
 
-    def note_read(self, chunks: int, length: int) -> None:
-        """Count what was read by RDMA."""
+    def note_moved(self, chunks: int, length: int) -> None:
+        """Count what was moved by RDMA."""
         self._chunks += chunks
         self._bytes += length
 
@@ -249,6 +279,27 @@ class ClientFabric:
     def register_readable(self, address: int, length: int) -> Region:
         """Register memory for the engine's READs; like `register_writable`."""
         return self._device().register((address, length), Remote.READ)
+
+    def taken_source(self) -> Steps[Source | None]:
+        """Return memory for payloads to be READ from, to be given back; None while it is in use, or refused."""
+        if self._source_is_taken or self._fabric is None:
+            return None
+        self._source_is_taken = True
+        try:
+            if self._source is None:
+                self._source = yield from work(Source, self._fabric)
+        except FabricFailed as error:
+            self.note_refusal(error)
+        finally:
+            self._source_is_taken = self._source is not None
+        return self._source
+
+    def give_back(self, source: Source, *, is_quiet: bool) -> None:
+        """Give a source back; one that the engine may still READ (not `is_quiet`) is not used again."""
+        self._source_is_taken = False
+        if not is_quiet:
+            source.close()
+            self._source = None
 
     def _device(self) -> Fabric:
         if self._fabric is None:

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 
 class FabricCounts(NamedTuple):
-    """A client's use of RDMA: chunks and bytes that it read so, and why it does not, empty while it does or may."""
+    """A client's use of RDMA: chunks and bytes moved so, and why no more are; empty while they are, or may be."""
 
     chunks: int
     bytes: int

@@ -133,6 +133,8 @@ class _Loading:
             loaded = reply.message
             assert isinstance(loaded, SlotsLoaded)
             arrived = self._arrived(indexes, loaded)
+            if self._lent.fabric is not None and self._access.fabric is not None:
+                self._access.fabric.note_moved(sum(map(bool, loaded.lengths)), sum(loaded.lengths))
             if self._access.check is Check.NONE:
                 return
             if sum(len(view) for _, view, _ in arrived) <= CHECKED_AT_ONCE_BYTES:

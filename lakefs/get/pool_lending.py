@@ -32,7 +32,7 @@ ATTEMPTS: Final = 3
 
 
 class LentPool(NamedTuple):
-    """How requests name a pool: by the number of its lending, or as memory for RDMA (then the number is 0)."""
+    """The name of a pool in requests: the number of its lending, or as memory for RDMA (then the number is 0)."""
 
     number: int
     fabric: FabricMemory | None = None

@@ -92,7 +92,7 @@ def fetched_remotely(access: Access, wanted: Sequence[Wanted]) -> Steps[Sequence
 
 def _note(access: Access, group: Sequence[Wanted], stale: Sequence[Wanted]) -> None:
     if access.fabric is not None:
-        access.fabric.note_read(len(group) - len(stale), length_of(group) - length_of(stale))
+        access.fabric.note_moved(len(group) - len(stale), length_of(group) - length_of(stale))
 
 
 def _locate(access: Access, wanted: Sequence[Wanted]) -> Steps[None]:

@@ -1,4 +1,4 @@
-"""Which file a range of this process's memory is a mapping of, as the kernel tells it."""
+"""Proof that a range of this process's memory is a mapping of a file, as the kernel tells it."""
 
 from __future__ import annotations
 

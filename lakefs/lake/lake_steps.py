@@ -346,7 +346,9 @@ class LakeSteps(UploadSteps, ReadSteps, SpacesSteps):
 
     def transfer(self, progress: Progress | None) -> Transfer:
         """Return the settings of this client's puts."""
-        transfer = Transfer(descriptors=self.carries_descriptors, network=self.network, lent=self.lent)
+        transfer = Transfer(
+            descriptors=self.carries_descriptors, network=self.network, lent=self.lent, fabric=self.fabric
+        )
         return replace(transfer, progress=progress) if progress else transfer
 
     def access(self, progress: Progress | None) -> Access:

@@ -135,21 +135,20 @@ class SpaceSteps:
         EngineBusy, RequestTooLarge, SourceChanged) is in the result; the others are stored.  SpaceNotFound;
         InvalidArgument for a value without a byte or too long.
         """
-        checked = check_value_keys(keys)
-        if len(values) != len(checked) or len(depths) not in (0, len(checked)):
-            raise InvalidArgument(
-                f"{len(checked)} keys, {len(values)} values and {len(depths)} depths do not go together"
-            )
-        items = [
-            _item(place, key, data, depths[place] if depths else 0)
-            for place, (key, data) in enumerate(zip(checked, values, strict=True))
-        ]
-        return self._put(items)
+        return self.put_items(keyed_items(keys, values, depths))
 
-    def _put(self, items: list[KeyedItem]) -> Steps[KeyedResult]:
-        result = KeyedResult([Outcome.FAILED] * len(items))
+    def put_items(self, items: Sequence[KeyedItem], present: Sequence[bool] = ()) -> Steps[KeyedResult]:
+        """Store checked values.  `present`: for each, if its key is known to have a value, which then stays."""
+        result = KeyedResult(
+            [Outcome.PRESENT if known else Outcome.FAILED for known in present or [False] * len(items)]
+        )
         transfer = self.lake.transfer(None)
-        asked = [item for item in items if not (isinstance(item.data, Slot) and transfer.descriptors)]
+        asked = [
+            item
+            for item in items
+            if not (isinstance(item.data, Slot) and transfer.descriptors)
+            and result.outcomes[item.place] is not Outcome.PRESENT
+        ]
         if sum(item.length for item in asked) >= ASK_FROM_BYTES:
             values = yield from find_values(self.number, [item.key for item in asked])
             for item, pieces in zip(asked, values, strict=True):
@@ -182,6 +181,17 @@ def value_memories(keys: Sequence[bytes], buffers: Sequence[WritableBuffer]) -> 
     if len(buffers) != len(checked):
         raise InvalidArgument(f"{len(checked)} keys and {len(buffers)} buffers do not go together")
     return checked, [writable_memory(buffer, "a value") for buffer in buffers]
+
+
+def keyed_items(keys: Sequence[bytes], values: Sequence[Buffer | Slot], depths: Sequence[int] = ()) -> list[KeyedItem]:
+    """Return values to put, checked.  InvalidArgument."""
+    checked = check_value_keys(keys)
+    if len(values) != len(checked) or len(depths) not in (0, len(checked)):
+        raise InvalidArgument(f"{len(checked)} keys, {len(values)} values and {len(depths)} depths do not go together")
+    return [
+        _item(place, key, data, depths[place] if depths else 0)
+        for place, (key, data) in enumerate(zip(checked, values, strict=True))
+    ]
 
 
 def _item(place: int, key: bytes, data: Buffer | Slot, depth: int) -> KeyedItem:

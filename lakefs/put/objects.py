@@ -4,7 +4,8 @@ Shapes of a put; the cheapest one for the engine and the wire is chosen:
 - one chunk: `PutObjects`, one round trip, one journal group (`PutSlots` from shared memory);
 - shared memory that was lent: the engine copies slots of it (`StoreSlots`);
 - a file, and a stream that carries descriptors: the engine reads the file itself (`StoreFromSource`);
-- anything else: chunks in bodies; where the wire is a network their ids are offered first.
+- anything else: chunks in bodies, or READ by the engine over RDMA; where the wire is a network their ids are offered
+  first.
 
 Rules kept here:
 - A name appears whole at `Commit` or not at all; a source that changed during the put is never committed.
@@ -24,6 +25,7 @@ from lakefs.errors import BucketNotFound, EngineUnreachable, SessionLost
 from lakefs.limits import CHUNK_BYTES, STORE_REQUEST_CHUNKS, STORE_WINDOW
 from lakefs.names import broken_rule, check_new_bucket_name
 from lakefs.put.lent import SlotSource, lend, send_slots, store_by_slots
+from lakefs.put.remote import put_remotely
 from lakefs.put.sources import BufferSource, Source, read_stream
 from lakefs.put.upload import (
     ATTEMPTS,
@@ -112,6 +114,8 @@ def _put_one_chunk(transfer: Transfer, change: NameChange, source: Source) -> St
     if reply is None:
         payload = yield from _read(source, 0, source.size_bytes)
         source.verify_unchanged()
+        reply = yield from put_remotely(transfer.fabric, payload, change)
+    if reply is None:
         reply = yield from send(PutObjects([len(payload)], [change]), body=[payload])
     stat = only_result(reply)
     transfer.progress(source.size_bytes, 0)

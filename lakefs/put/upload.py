@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,6 +20,7 @@ from lakefs.content.manifest import CutKind, ManifestBuilder, ManifestTree
 from lakefs.errors import LakeError
 from lakefs.ids import ChunkId, ChunkKind, SessionId, data_chunk_id
 from lakefs.limits import STORE_WINDOW
+from lakefs.put.remote import store_remotely
 from lakefs.put.shared_memory import LentMemories
 from lakefs.steps.steps import Pipeline, Send, Steps, Work, send
 from lakefs.wire.engine_port import Reply
@@ -38,6 +40,9 @@ from lakefs.wire.messages import (
     Stored,
 )
 
+if TYPE_CHECKING:
+    from lakefs.fabric.client_fabric import ClientFabric
+
 ATTEMPTS = 3
 """Most times that a put begins before SessionLost is raised to the caller."""
 
@@ -54,6 +59,8 @@ class Transfer:
     network: bool = False
     lent: LentMemories | None = None
     progress: Callable[[int, int], None] = lambda done, present: None
+    fabric: ClientFabric | None = None
+    """The client's RDMA, over a network; None: payloads are sent in bodies."""
 
 
 @dataclass(frozen=True)
@@ -161,8 +168,10 @@ def offer_payloads(
         present = reply.message.present
         missing = [payload for payload, has in zip(payloads, present, strict=True) if not has]
         if missing:
-            effect, _ = store_payloads(upload, missing)
-            stored = yield from send(effect.request, body=effect.body)
+            stored = yield from store_remotely(upload.transfer.fabric, upload.session, missing)
+            if stored is None:
+                effect, _ = store_payloads(upload, missing)
+                stored = yield from send(effect.request, body=effect.body)
             assert isinstance(stored.message, Stored)
         upload.stored(
             [bytes(identifier) for identifier in ids],

@@ -87,18 +87,21 @@ cdef class KeyFinder:
         self.table = table
         memcpy(&self.seeker, PyCapsule_GetPointer(table.seeker, LAKE_SEEKER_CAPSULE), sizeof(lake_seeker))
 
-    def plan(self, uint32_t space, list keys not None, rooms not None):
+    def plan(self, uint32_t space, list keys not None, list rooms not None):
         """Return what may be read of values, each of which has so much room: (lengths, indexes, places, packed).
 
         `lengths` has 0 for a key without value, or whose value is longer than its room, and -1 for each other key;
         `indexes` and `places` have the keys whose only chunk lies in a segment, and a
-        `lakefs.shared_index.table_format.Found` of each, `packed` a `PLACE` of each.  ValueError for a key of no keyed blob.
+        `lakefs.shared_index.table_format.Found` of each, `packed` a `PLACE` of each.  ValueError for a key of no keyed blob,
+        and when keys and rooms do not go together.
         """
         cdef lake_place places[LAKE_KEYS_BATCH]
         cdef Py_ssize_t begin, i, length, total = PyList_GET_SIZE(keys)
         cdef list some, lengths = [-1] * total, indexes = [], found = []
         cdef bytearray packed = bytearray()
         check_keys(keys)
+        if PyList_GET_SIZE(rooms) != total:
+            raise ValueError("each key has a room")
         for begin in range(0, total, LAKE_KEYS_BATCH):
             some = keys if total <= LAKE_KEYS_BATCH else keys[begin : begin + LAKE_KEYS_BATCH]
             length = PyList_GET_SIZE(some)
@@ -107,7 +110,7 @@ cdef class KeyFinder:
                 if places[i].tier == LAKE_KEY_ABSENT:
                     lengths[begin + i] = 0
                 elif places[i].tier == LAKE_TIER_SEGMENT:
-                    if places[i].stored_bytes > <long long>rooms[begin + i]:
+                    if places[i].stored_bytes > <long long>(<object>PyList_GET_ITEM(rooms, begin + i)):
                         lengths[begin + i] = 0
                         continue
                     indexes.append(begin + i)

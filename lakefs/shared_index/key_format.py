@@ -1,4 +1,4 @@
-"""What the keyed index holds: a table in the format of the shared index, by which clients find keyed blobs.
+"""Entries of the keyed index: a table in the format of the shared index, by which clients find keyed blobs.
 
     a value    id: SHA-256 of 2, number of its space (4 bytes, big endian), key
     a space    id: SHA-256 of 3, number of the space

@@ -19,14 +19,14 @@ from lakefs.shared_index.key_format import KEYED_MAGIC
 from lakefs.shared_index.table import SharedIndexReader
 
 if TYPE_CHECKING:
-    from lakefs.shared_index._keys import KeyFinder as KeyFinder
+    from lakefs.shared_index._keys import KeyFinder as KeyFinder, key_id as key_id
 
     IS_BUILT: bool
 else:
     try:
-        from lakefs.shared_index._keys import KeyFinder
+        from lakefs.shared_index._keys import KeyFinder, key_id
     except ImportError:
-        KeyFinder = None
+        KeyFinder = key_id = None
     IS_BUILT = KeyFinder is not None and table.IS_BUILT
 
 

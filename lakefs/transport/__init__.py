@@ -1,1 +1,1 @@
-"""Transport of frames: Unix and TCP streams on trio, their frame senders and receivers, socket helpers."""
+"""Transport: frames on Unix and TCP streams, socket helpers; and payload over RDMA: its port, pyverbs, movers."""

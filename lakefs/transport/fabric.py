@@ -16,6 +16,7 @@ Rules of the port, which `tests/contract/fabric_suite.py` holds for every implem
   fails, and the link is broken for ever: open another one.
 - An adapter may touch the memory of what was posted until its completion was polled, or `Link.close` has returned;
   and a peer that of a region until `Region.close` has returned, or all links of its fabric are closed.
+- A forked child has no fabric: what it inherited is closed there, and stays what it was in its parent.
 - `post_read` and `post_write` may move the bytes themselves (software adapters do), with the interpreter's lock held:
   they are called from threads, with at most SLICE_BYTES each.  All else is quick.  A link is used by one thread at a
   time; `lakefs.transport.fabric_mover` keeps to that.

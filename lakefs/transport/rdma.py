@@ -5,19 +5,22 @@ Rules kept here:
 - pyverbs checks no pointers: each call on a queue pair is made under the link's lock and only while it is open.
 - rxe takes 7 retries for endless ones, so there are 6: a dead peer is found after 7 times 268 ms (adapters may take up
   to four times as long).
+- A forked child has none of it: what it inherited is closed there, without freeing what is the parent's in the kernel.
 - Adapters of iWARP make connections through a protocol of their own (rdma_cm), which is not spoken here.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import secrets
 import threading
 from collections import deque
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Any, Final, cast
 
 from lakefs.errors import FabricFailed, InvalidArgument
+from lakefs.host.forks import follow_forks
 from lakefs.transport.fabric import (
     SEND_WINDOW,
     Completion,
@@ -29,37 +32,26 @@ from lakefs.transport.fabric import (
     check_post,
     local_memory,
 )
-from lakefs.transport.verbs import Verbs, close_all, failure_of, load_verbs, open_channel, open_context, reason_of
-from lakefs.wire.fabric_end import GID_BYTES, INFINIBAND, ROCE, check_end
+from lakefs.transport.rdma_port import Port, gid_text, port_of
+from lakefs.transport.verbs import Verbs, close_all, leave_to_parent, load_verbs, open_channel, open_context, reason_of
+from lakefs.wire.fabric_end import check_end
 
+_ADAPTERS: Final = "/sys/class/infiniband"
 _TIMEOUT: Final = 16
 """4.096 us x 2^16 = 268 ms without an answer until a packet is sent again."""
 _RETRIES: Final = 6
 _NOT_READY_RETRIES: Final = 7
 _NOT_READY_TIMER: Final = 12
 _HOPS: Final = 64
-_READS_MAX: Final = 16
-_GIDS_MAX: Final = 1024
 _ARMED_MAX: Final = 64
 """Calls of `arm` between two drains of the channel: so many events lie in the kernel at most."""
-_IB_TRANSPORT: Final = 0
-_ACTIVE: Final = 4
-_GID_ROCE_V2: Final = 1
-_LINK_LOCAL: Final = b"\xfe\x80"
 
 
-@dataclass(frozen=True)
-class _Port:
-    """A port of an adapter, and the address that is used there."""
-
-    number: int
-    kind: str
-    gid: bytes
-    gid_index: int
-    lid: int
-    mtu: int
-    """As verbs count: 1 is 256 bytes, 5 is 4096."""
-    reads_max: int
+def adapters() -> list[str]:
+    """Return the names of the adapters that the kernel knows, whether they can be used or not."""
+    with suppress(OSError):
+        return sorted(os.listdir(_ADAPTERS))
+    return []
 
 
 def open_fabric(device: str = "") -> RdmaFabric | str:
@@ -98,8 +90,8 @@ def _open(verbs: Verbs, device: str, number: int, gid_index: int | None) -> Rdma
     except verbs.error as error:
         return reason_of(error)
     try:
-        port = _port_of(verbs, context, device, number, gid_index)
-        if isinstance(port, _Port):
+        port = port_of(verbs, context, device, number, gid_index)
+        if isinstance(port, Port):
             return RdmaFabric(verbs, context, device, port)
     except verbs.error as error:
         port = reason_of(error)
@@ -107,63 +99,10 @@ def _open(verbs: Verbs, device: str, number: int, gid_index: int | None) -> Rdma
     return port
 
 
-def _port_of(verbs: Verbs, context: Any, device: str, number: int, gid_index: int | None) -> _Port | str:
-    """Return the port to use, or why there is none."""
-    entry = next(entry for entry in verbs.device.get_device_list() if entry.name.decode() == device)
-    if entry.transport_type != _IB_TRANSPORT:
-        return "iWARP, which is not supported"
-    limits = context.query_device()
-    for candidate in [number] if number else range(1, limits.phys_port_cnt + 1):
-        state = context.query_port(candidate)
-        if state.state != _ACTIVE:
-            continue
-        is_ethernet = state.link_layer == verbs.numbers.IBV_LINK_LAYER_ETHERNET
-        index = gid_index if gid_index is not None else _best_gid(context, candidate) if is_ethernet else 0
-        if index is None:
-            return "the port has no RoCE v2 address (GID): give its network interface an IP address"
-        return _Port(
-            number=candidate,
-            kind=ROCE if is_ethernet else INFINIBAND,
-            gid=_gid_bytes(context, candidate, index),
-            gid_index=index,
-            lid=state.lid,
-            mtu=state.active_mtu,
-            reads_max=min(_READS_MAX, limits.max_qp_rd_atom, limits.max_qp_init_rd_atom),
-        )
-    return "no port is active"
-
-
-def _best_gid(context: Any, port: int) -> int | None:
-    """Return the index of the address to use; None if the port has none."""
-    known = [
-        (_rank(_gid_bytes(context, port, entry.gid_index)), entry.gid_index)
-        for entry in context.query_gid_table(_GIDS_MAX)
-        if entry.port_num == port and context.query_gid_type(port, entry.gid_index) == _GID_ROCE_V2
-    ]
-    return min(known)[1] if known else None
-
-
-def _rank(gid: bytes) -> int:
-    """Order of addresses: IPv4, then IPv6, then those that only the own link knows."""
-    if gid[:12] == bytes(10) + b"\xff\xff":
-        return 0
-    return 2 if gid.startswith(_LINK_LOCAL) else 1
-
-
-def _gid_bytes(context: Any, port: int, index: int) -> bytes:
-    gid = bytes.fromhex(str(context.query_gid(port, index).gid).replace(":", ""))
-    assert len(gid) == GID_BYTES, gid
-    return gid
-
-
-def _gid_text(gid: bytes) -> str:
-    return ":".join(gid[at : at + 2].hex() for at in range(0, GID_BYTES, 2))
-
-
 class RdmaFabric:
     """An opened adapter with a protection domain (`lakefs.transport.fabric.Fabric`)."""
 
-    def __init__(self, verbs: Verbs, context: Any, device: str, port: _Port) -> None:
+    def __init__(self, verbs: Verbs, context: Any, device: str, port: Port) -> None:
         self.device = device
         self.kind = port.kind
         self.verbs = verbs
@@ -174,6 +113,7 @@ class RdmaFabric:
         self._links: set[RdmaLink] = set()
         self._regions: set[RdmaRegion] = set()
         self._closed = False
+        follow_forks(self)
 
     def register(self, memory: Memory, remote: Remote) -> RdmaRegion:
         """Make memory known to the adapter; see the port."""
@@ -184,9 +124,8 @@ class RdmaFabric:
         with self._lock:
             self._check_open()
             try:
-                made = self.verbs.memory.MR(
-                    self._domain, found.length_bytes, self.verbs.flags(names), address=found.address
-                )
+                flags = self.verbs.flags(names)
+                made = self.verbs.memory.MR(self._domain, found.length_bytes, flags, address=found.address)
             except self.verbs.error as error:
                 raise FabricFailed(
                     f"{found.length_bytes} bytes cannot be registered with {self.device}: {reason_of(error)}; "
@@ -225,6 +164,17 @@ class RdmaFabric:
             region.close()
         close_all(self.verbs, self._domain, self._context)
 
+    def begin_anew(self) -> None:
+        """In a forked child: take it, its links and its regions for closed; they are the parent's."""
+        self._lock = threading.Lock()
+        for link in self._links:
+            link.begin_anew()
+        for region in self._regions:
+            region.begin_anew()
+        if not self._closed:
+            self._closed = True
+            leave_to_parent(self._domain, self._context)
+
     def _check_open(self) -> None:
         if self._closed:
             raise FabricFailed(f"{self.device} was closed")
@@ -254,6 +204,12 @@ class RdmaRegion:
         """Count the end of an operation."""
         with self._lock:
             self._uses -= 1
+
+    def begin_anew(self) -> None:
+        """In a forked child: take it for closed."""
+        self._lock = threading.Lock()
+        self._memory = None
+        leave_to_parent(self._made)
 
     def close(self) -> None:
         """Give it up; see the port."""
@@ -315,7 +271,7 @@ class RdmaLink:
                 self._pair.to_rts(self._attributes(peer))
             except self._verbs.error as error:
                 raise FabricFailed(
-                    f"{self._fabric.device} cannot reach {_gid_text(peer.gid)}: {reason_of(error)}"
+                    f"{self._fabric.device} cannot reach {gid_text(peer.gid)}: {reason_of(error)}"
                 ) from error
             self._connected = True
 
@@ -334,7 +290,7 @@ class RdmaLink:
         found.timeout, found.retry_cnt = _TIMEOUT, _RETRIES
         found.rnr_retry, found.min_rnr_timer = _NOT_READY_RETRIES, _NOT_READY_TIMER
         route = verbs.address.GlobalRoute(
-            dgid=verbs.address.GID(_gid_text(peer.gid)), sgid_index=port.gid_index, hop_limit=_HOPS
+            dgid=verbs.address.GID(gid_text(peer.gid)), sgid_index=port.gid_index, hop_limit=_HOPS
         )
         found.ah_attr = verbs.address.AHAttr(port_num=port.number, dlid=peer.lid, is_global=1, gr=route)
         return found
@@ -343,15 +299,13 @@ class RdmaLink:
         self, ticket: int, region: Region, offset: int, remote_address: int, remote_key: int, length: int
     ) -> None:
         """Begin a READ; see the port."""
-        opcode = self._verbs.numbers.IBV_WR_RDMA_READ
-        self._post(opcode, ticket, region, offset, remote_address, remote_key, length)
+        self._post(self._verbs.read, ticket, region, offset, remote_address, remote_key, length)
 
     def post_write(
         self, ticket: int, region: Region, offset: int, remote_address: int, remote_key: int, length: int
     ) -> None:
         """Begin a WRITE; see the port."""
-        opcode = self._verbs.numbers.IBV_WR_RDMA_WRITE
-        self._post(opcode, ticket, region, offset, remote_address, remote_key, length)
+        self._post(self._verbs.write, ticket, region, offset, remote_address, remote_key, length)
 
     def _post(
         self, opcode: int, ticket: int, region: Region, offset: int, remote_address: int, remote_key: int, length: int
@@ -359,9 +313,7 @@ class RdmaLink:
         check_post(region, offset, remote_address, remote_key, length)
         verbs = self._verbs
         piece = verbs.work.SGE(region.address + offset, length, region.local_key)
-        work = verbs.work.SendWR(
-            wr_id=ticket, opcode=opcode, num_sge=1, sg=[piece], send_flags=verbs.numbers.IBV_SEND_SIGNALED
-        )
+        work = verbs.work.SendWR(ticket, opcode, 1, 0, [piece], verbs.signaled)
         work.set_wr_rdma(remote_key, remote_address)
         own = cast(RdmaRegion, region)
         with self._lock:
@@ -390,8 +342,11 @@ class RdmaLink:
             completions = []
             for entry in found:
                 self._in_flight.popleft().release()
-                completions.append(Completion(int(entry.wr_id), failure_of(self._verbs, entry.status)))
-            self.is_broken = self.is_broken or any(completion.failure for completion in completions)
+                status = entry.status
+                if status:
+                    self.is_broken = True
+                failure = self._verbs.failures.get(status, f"status {status} of ibv_wc_status") if status else ""
+                completions.append(Completion(entry.wr_id, failure))
             return completions
 
     def arm(self) -> None:
@@ -420,6 +375,13 @@ class RdmaLink:
                     raise FabricFailed(f"{self._fabric.device} gives no events: {reason_of(error)}") from error
                 return
             self._queue.ack_events(1)
+
+    def begin_anew(self) -> None:
+        """In a forked child: take it for closed."""
+        self._lock = threading.Lock()
+        self._closed = self.is_broken = True
+        self._in_flight.clear()
+        leave_to_parent(self._pair, self._queue, self._channel)
 
     def close(self) -> None:
         """End it; see the port."""

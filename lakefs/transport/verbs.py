@@ -2,16 +2,19 @@
 
 It is Debian's package (python3-pyverbs); pip's builds only with the newest libibverbs.  So it is taken from the
 system's folder, alone, without anything else that lies there.  `lakefs.transport.rdma` is the only user.
+
+One thread at a time loads it and opens things with it, and none while the process forks (`lakefs.host.forks`): a
+channel's descriptor is looked for in /proc/self/fd, where no other may appear.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.machinery
 import importlib.util
 import os
 import sys
-import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -20,13 +23,12 @@ from typing import Any, Final
 import structlog
 
 from lakefs.errors import FabricFailed
+from lakefs.host.forks import NO_FORK
 from lakefs.transport.fabric import ACCESS_REFUSED, FLUSHED, LOCAL_REFUSED, NO_ANSWER
 
 _log: Final = structlog.get_logger(__name__)
 
 SYSTEM_PACKAGES: Final = "/usr/lib/python3/dist-packages"
-_open_lock: Final = threading.Lock()
-"""Held while contexts and channels are opened, since the latter's descriptors are looked for in /proc/self/fd."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,12 @@ class Verbs:
     address: Any
     work: Any
     domain: Any
+    read: int
+    write: int
+    signaled: int
+    """Numbers of the operations, and the flag for completions: plain ones, since enumerations are slow."""
+    failures: dict[int, str]
+    """Texts of the statuses of completions that are known; without that of success."""
 
     def flags(self, names: str) -> int:
         """Return the union of flags of the library."""
@@ -54,6 +62,11 @@ class Verbs:
 @cache
 def load_verbs() -> Verbs:
     """Load pyverbs: the environment's, else the system's.  ImportError."""
+    with NO_FORK:
+        return _loaded()
+
+
+def _loaded() -> Verbs:
     if importlib.util.find_spec("pyverbs") is None:
         spec = importlib.machinery.PathFinder.find_spec("pyverbs", [SYSTEM_PACKAGES])
         if spec is None or spec.loader is None:
@@ -76,18 +89,28 @@ def load_verbs() -> Verbs:
         address=parts["addr"],
         work=parts["wr"],
         domain=importlib.import_module("pyverbs.pd"),
+        read=int(numbers.IBV_WR_RDMA_READ),
+        write=int(numbers.IBV_WR_RDMA_WRITE),
+        signaled=int(numbers.IBV_SEND_SIGNALED),
+        failures={
+            int(numbers.IBV_WC_WR_FLUSH_ERR): FLUSHED,
+            int(numbers.IBV_WC_REM_ACCESS_ERR): ACCESS_REFUSED,
+            int(numbers.IBV_WC_REM_INV_REQ_ERR): ACCESS_REFUSED,
+            int(numbers.IBV_WC_RETRY_EXC_ERR): NO_ANSWER,
+            int(numbers.IBV_WC_LOC_PROT_ERR): LOCAL_REFUSED,
+        },
     )
 
 
 def open_context(verbs: Verbs, device: str) -> Any:
     """Open the adapter of that name.  `verbs.error`."""
-    with _open_lock:
+    with NO_FORK:
         return verbs.device.Context(name=device)
 
 
 def open_channel(verbs: Verbs, context: Any) -> tuple[Any, int]:
     """Open a completion channel; returns it with its descriptor, which does not block."""
-    with _open_lock:
+    with NO_FORK:
         before = _event_descriptors()
         channel = verbs.queue.CompChannel(context)
         new = _event_descriptors() - before
@@ -111,23 +134,15 @@ def _event_descriptors() -> set[int]:
     return found
 
 
-def failure_of(verbs: Verbs, status: int) -> str:
-    """Return the text of a completion's status; empty: done."""
-    numbers = verbs.numbers
-    known = {
-        numbers.IBV_WC_SUCCESS: "",
-        numbers.IBV_WC_WR_FLUSH_ERR: FLUSHED,
-        numbers.IBV_WC_REM_ACCESS_ERR: ACCESS_REFUSED,
-        numbers.IBV_WC_REM_INV_REQ_ERR: ACCESS_REFUSED,
-        numbers.IBV_WC_RETRY_EXC_ERR: NO_ANSWER,
-        numbers.IBV_WC_LOC_PROT_ERR: LOCAL_REFUSED,
-    }
-    return known.get(status, f"status {status} of ibv_wc_status")
-
-
 def reason_of(error: Exception) -> str:
     """Return the message of an exception of pyverbs, on one line."""
     return " ".join(str(error).split()).rstrip(".")
+
+
+def leave_to_parent(*parts: Any) -> None:
+    """Keep objects of pyverbs from ever being freed: in a forked child that would free the parent's."""
+    for part in parts:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(part))
 
 
 def close_all(verbs: Verbs, *parts: Any) -> None:

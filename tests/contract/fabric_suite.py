@@ -8,106 +8,30 @@ from __future__ import annotations
 import mmap
 import random
 import select
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Final, Protocol
+from collections.abc import Callable
+from typing import Final
 
 import msgspec
 import pytest
-import trio
 
-from lakefs.errors import DeadlineExceeded, FabricFailed, InvalidArgument, LakeError
-from lakefs.host.offload import ThreadOffload
-from lakefs.transport.fabric import (
-    ACCESS_REFUSED,
-    FLUSHED,
-    NO_ANSWER,
-    SEND_WINDOW,
-    SLICE_BYTES,
-    Completion,
-    Fabric,
-    Link,
-    Region,
-    Remote,
+from lakefs.errors import FabricFailed, InvalidArgument
+from lakefs.transport.fabric import ACCESS_REFUSED, FLUSHED, NO_ANSWER, SEND_WINDOW, SLICE_BYTES, Remote
+from tests.contract import fabric_sides as sides
+from tests.contract.fabric_sides import (
+    BOTH,
+    MARK,
+    PAGE,
+    Pair,
+    Rig,
+    Side,
+    completions,
+    failures,
+    joined,
+    new_pair,
+    random_bytes,
+    silent,
+    untouched,
 )
-from lakefs.transport.fabric_mover import Mover, Piece, TrioMover
-
-PAGE: Final = 4096
-BOTH: Final = Remote.READ | Remote.WRITE
-WAIT_S: Final = 60.0
-MARK: Final = 0xA5
-"""Memory that nothing may write is filled with it."""
-
-
-class Rig(Protocol):
-    """Opens fabrics that reach each other."""
-
-    def open(self) -> Fabric:
-        """Open one more fabric."""
-        ...
-
-
-class Side:
-    """A fabric with a link, and memory that it registers."""
-
-    def __init__(self, fabric: Fabric, peer_may: Remote = BOTH) -> None:
-        self.fabric = fabric
-        self.link = fabric.open_link(peer_may)
-
-    def memory(self, content: bytes, remote: Remote) -> tuple[mmap.mmap, Region]:
-        """Return memory of that content, and its region."""
-        memory = mmap.mmap(-1, -(-len(content) // PAGE) * PAGE)
-        memory[: len(content)] = content
-        return memory, self.fabric.register(memoryview(memory)[: len(content)], remote)
-
-
-@dataclass
-class Pair:
-    """Two sides, joined."""
-
-    near: Side
-    far: Side
-
-
-def joined(near: Side, far: Side) -> Pair:
-    """Join two sides' links."""
-    near.link.connect(far.link.end)
-    far.link.connect(near.link.end)
-    return Pair(near, far)
-
-
-def new_pair(rig: Rig, peer_may: Remote = BOTH) -> Pair:
-    """Open two fabrics, and join a link of each."""
-    return joined(Side(rig.open(), peer_may), Side(rig.open(), peer_may))
-
-
-@pytest.fixture
-def pair(rig: Rig) -> Pair:
-    return new_pair(rig)
-
-
-def completions(link: Link, count: int) -> list[Completion]:
-    """Poll until so many have come."""
-    found: list[Completion] = []
-    until = time.monotonic() + WAIT_S
-    while len(found) < count:
-        assert time.monotonic() < until, f"{len(found)} of {count} completions came: {found}"
-        found += link.poll()
-        time.sleep(0)
-    assert len(found) == count
-    return found
-
-
-def failures(link: Link, count: int) -> list[str]:
-    """Poll until so many have come, and return their failures."""
-    return [completion.failure for completion in completions(link, count)]
-
-
-def random_bytes(seed: int, count: int) -> bytes:
-    return random.Random(seed).randbytes(count)
 
 
 def test_a_read_fetches_the_peers_bytes_and_touches_nothing_beside_them(pair: Pair) -> None:
@@ -175,14 +99,6 @@ def refused(pair: Pair, post: Callable[[], None]) -> None:
     assert pair.near.link.is_broken
     with pytest.raises(FabricFailed):
         post()
-
-
-@contextmanager
-def untouched(memory: mmap.mmap) -> Iterator[None]:
-    """Check that the memory is what it was."""
-    before = memory[:]
-    yield
-    assert memory[:] == before
 
 
 @pytest.mark.parametrize("is_write", [False, True])
@@ -272,14 +188,6 @@ def test_a_failure_breaks_no_other_link_of_the_fabric(rig: Rig, pair: Pair) -> N
     assert not other.near.link.is_broken
 
 
-def silent(rig: Rig) -> tuple[Side, Side]:
-    """Return a side whose peer is gone, and that peer: what the first posts stays in flight for a while."""
-    near, far = Side(rig.open()), Side(rig.open())
-    joined(near, far)
-    far.link.close()
-    return near, far
-
-
 def test_a_peer_that_is_gone_is_found_out(rig: Rig) -> None:
     near, far = silent(rig)
     memory, region = near.memory(bytes([MARK]) * PAGE, Remote.NONE)
@@ -350,7 +258,7 @@ def test_the_descriptor_is_readable_when_armed_and_a_completion_has_come(pair: P
         assert link.poll() == []
         assert not readable(link.descriptor)
         link.post_read(number, region, 0, theirs.address, theirs.remote_key, 64)
-        assert readable(link.descriptor, WAIT_S)
+        assert readable(link.descriptor, sides.WAIT_S)
         assert completions(link, 1) == [(number, "")]
         link.take_events()
         assert not readable(link.descriptor)
@@ -482,157 +390,3 @@ def test_a_closed_fabric_has_closed_all_that_was_its(rig: Rig, pair: Pair) -> No
         pair.near.fabric.open_link(BOTH)
     with pytest.raises(FabricFailed):
         pair.near.fabric.register(memory, BOTH)
-
-
-# --- movers ------------------------------------------------------------------------------------------
-
-Pieces = list[Piece]
-Move = Callable[[Link, Pieces, float], None]
-
-
-def move_in_a_thread(link: Link, pieces: Pieces, timeout_s: float) -> None:
-    """Move by `Mover`."""
-    Mover(link).move(pieces, timeout_s)
-
-
-def move_in_trio(link: Link, pieces: Pieces, timeout_s: float) -> None:
-    """Move by `TrioMover`, in a loop of its own."""
-
-    async def run() -> None:
-        async with ThreadOffload(1, "fabric-test") as offload:
-            await TrioMover(link, offload).move(pieces, timeout_s)
-
-    trio.run(run)
-
-
-MOVES: Final = {"thread": move_in_a_thread, "trio": move_in_trio}
-
-
-@pytest.fixture(params=MOVES)
-def move(request: pytest.FixtureRequest) -> Move:
-    return MOVES[request.param]
-
-
-def _cut(seed: int, size: int) -> list[tuple[int, int]]:
-    """Return (offset, length) of pieces that cover the size in a random order; one is empty."""
-    dice = random.Random(seed)
-    marks = sorted({0, size, *(dice.randrange(size) for _ in range(6)), SLICE_BYTES, 2 * SLICE_BYTES})
-    cut = [(start, end - start) for start, end in zip(marks, marks[1:], strict=False)] + [(size, 0)]
-    dice.shuffle(cut)
-    return cut
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_mover_moves_pieces_of_any_length_both_ways(pair: Pair, move: Move, seed: int) -> None:
-    size = SEND_WINDOW * SLICE_BYTES + 12_345
-    content = random_bytes(seed, size)
-    memory, region = pair.near.memory(bytes(size), Remote.NONE)
-    there, theirs = pair.far.memory(content, BOTH)
-    cut = _cut(seed, size)
-    reads = [Piece(region, start, theirs.address + start, theirs.remote_key, length) for start, length in cut]
-    move(pair.near.link, reads, WAIT_S)
-    assert memory[:size] == content
-    there[:] = bytes(len(there))
-    move(pair.near.link, [piece._replace(is_write=True) for piece in reads], WAIT_S)
-    assert there[:size] == content
-    move(pair.near.link, [], WAIT_S)
-    assert not pair.near.link.is_broken
-
-
-def test_moves_of_many_threads_take_turns(pair: Pair) -> None:
-    mover, errors, count, size = Mover(pair.near.link), list[BaseException](), 8, 100_000
-    _, theirs = pair.far.memory(random_bytes(8, size), Remote.READ)
-
-    def work() -> None:
-        try:
-            memory, region = pair.near.memory(bytes(size), Remote.NONE)
-            for _ in range(4):
-                memory[:] = bytes(len(memory))
-                mover.move([Piece(region, 0, theirs.address, theirs.remote_key, size)], WAIT_S)
-                assert memory[:size] == random_bytes(8, size)
-            region.close()
-        except (LakeError, AssertionError) as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
-
-
-def test_moves_of_many_tasks_take_turns(pair: Pair) -> None:
-    size = 100_000
-    _, theirs = pair.far.memory(random_bytes(9, size), Remote.READ)
-
-    async def work(mover: TrioMover) -> None:
-        memory, region = pair.near.memory(bytes(size), Remote.NONE)
-        for _ in range(4):
-            memory[:] = bytes(len(memory))
-            await mover.move([Piece(region, 0, theirs.address, theirs.remote_key, size)], WAIT_S)
-            assert memory[:size] == random_bytes(9, size)
-        region.close()
-
-    async def run() -> None:
-        async with ThreadOffload(2, "fabric-test") as offload:
-            mover = TrioMover(pair.near.link, offload)
-            async with trio.open_nursery() as nursery:
-                for _ in range(8):
-                    nursery.start_soon(work, mover)
-            await mover.aclose()
-            assert mover.is_broken
-
-    trio.run(run)
-
-
-def test_a_move_that_the_peer_refuses_fails_and_frees_its_memory(pair: Pair, move: Move) -> None:
-    _, region = pair.near.memory(bytes(4 * SLICE_BYTES), Remote.NONE)
-    _, theirs = pair.far.memory(bytes(4 * SLICE_BYTES), BOTH)
-    good = Piece(region, 0, theirs.address, theirs.remote_key, 2 * SLICE_BYTES)
-    with pytest.raises(FabricFailed, match=ACCESS_REFUSED):
-        move(pair.near.link, [good, good._replace(remote_key=theirs.remote_key ^ 0x100), good], WAIT_S)
-    assert pair.near.link.is_broken
-    region.close()
-    with pytest.raises(FabricFailed):
-        move(pair.near.link, [good], WAIT_S)
-
-
-def test_an_impossible_piece_is_refused_and_leaves_nothing_in_flight(pair: Pair, move: Move) -> None:
-    _, region = pair.near.memory(bytes(PAGE), Remote.NONE)
-    _, theirs = pair.far.memory(bytes(PAGE), BOTH)
-    good = Piece(region, 0, theirs.address, theirs.remote_key, PAGE)
-    with pytest.raises(InvalidArgument):
-        move(pair.near.link, [good, good._replace(offset=1)], WAIT_S)
-    region.close()
-
-
-def test_a_move_ends_at_its_deadline_and_frees_its_memory(rig: Rig, move: Move) -> None:
-    near, far = silent(rig)
-    memory, region = near.memory(bytes(PAGE), Remote.NONE)
-    _, theirs = far.memory(random_bytes(10, PAGE), BOTH)
-    with ExitStack() as stack:
-        stack.enter_context(untouched(memory))
-        with pytest.raises((DeadlineExceeded, FabricFailed)) as caught:
-            move(near.link, [Piece(region, 0, theirs.address, theirs.remote_key, PAGE)], 0.02)
-        assert type(caught.value) is DeadlineExceeded
-        region.close()
-    assert near.link.is_broken
-
-
-def test_a_cancelled_move_frees_its_memory(rig: Rig) -> None:
-    near, far = silent(rig)
-    memory, region = near.memory(bytes(PAGE), Remote.NONE)
-    _, theirs = far.memory(bytes(PAGE), BOTH)
-
-    async def run() -> None:
-        async with ThreadOffload(1, "fabric-test") as offload:
-            mover = TrioMover(near.link, offload)
-            with trio.move_on_after(0.02) as scope:
-                await mover.move([Piece(region, 0, theirs.address, theirs.remote_key, PAGE)], WAIT_S)
-            assert scope.cancelled_caught
-
-    with untouched(memory):
-        trio.run(run)
-        assert near.link.is_broken
-        region.close()

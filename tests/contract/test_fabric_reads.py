@@ -15,7 +15,7 @@ from lakefs.content.verify import Check
 from lakefs.errors import InvalidArgument, UnsupportedVersion
 from lakefs.get.fetch import locate
 from lakefs.ids import ChunkId, data_chunk_id
-from lakefs.limits import BOUNCE_BUFFERS_MAX, BOUNCE_BYTES, KIB, MIB
+from lakefs.limits import BOUNCE_BUFFERS, BOUNCE_BYTES, KIB, MIB
 from lakefs.transport.fabric import Remote
 from lakefs.wire import messages as m
 from lakefs.wire.fabric_messages import MEDIA_FABRIC, MEDIUM_FABRIC
@@ -368,7 +368,7 @@ def test_the_engine_registers_no_more_than_the_tier_and_the_buffers() -> None:
             for number in range(3):
                 await lake.get(f"bkt/{number}")
         assert world.fabric.statistics()["registered_bytes"] == world.tier.arena.memory_bytes > SLAB
-        assert BOUNCE_BUFFERS_MAX * BOUNCE_BYTES <= 64 * MIB
+        assert BOUNCE_BUFFERS * BOUNCE_BYTES <= 64 * MIB
 
     run(body)
 

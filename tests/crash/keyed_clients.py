@@ -153,7 +153,7 @@ def write(address: str, name: str, seed: str, folder: Path, told: int) -> None:
             while True:
                 writer.act(spaces, memory, pool)
 
-    _until_it_is_gone(address, Check.BLAKE3, body)
+    _until_it_is_gone(address, writer.chance.choice(list(Check)), body)
 
 
 def write_in_trio(address: str, name: str, seed: str, folder: Path, told: int) -> None:
@@ -174,7 +174,7 @@ def write_in_trio(address: str, name: str, seed: str, folder: Path, told: int) -
                 label_of(key, bytes(buffer[:length]))
 
     async def main() -> None:
-        async with connect_trio(address) as lake:
+        async with connect_trio(address, check=writer.chance.choice(list(Check))) as lake:
             spaces = {
                 space: await lake.space(space, quota=QUOTA_BYTES if space == SHARED else 64 * QUOTA_BYTES)
                 for space in (name, SHARED)

@@ -21,6 +21,7 @@ TRIED = (
     "open-get-4k",
     "open-s3-get-4k",
     "loader",
+    "fsspec-ranges",
     "s3-processes-get-4k",
 )
 """One of each kind that no other test runs; python -m bench.run --quick runs all."""

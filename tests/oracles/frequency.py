@@ -16,13 +16,19 @@ _EIGHTHS: Final = struct.Struct("<4Q")
 class TwinSketch:
     """Four rows of `width` counters (a power of two), halved each time that `sample` reads were counted."""
 
-    def __init__(self, width: int, sample: int) -> None:
+    def __init__(self, width: int, sample: int, step: int = 1) -> None:
         if width <= 0 or width & (width - 1) or sample <= 0:
             raise ValueError("a sketch is a power of two wide, and halved at times")
+        self._step = step
+        self.halvings = 0
         self._mask = width - 1
         self._rows = [bytearray(width) for _ in range(ROWS)]
         self._sample = sample
         self._counted = 0
+
+    def halve_after(self, sample: int) -> None:
+        """See `engine.tables._frequency.Sketch`."""
+        self._sample = sample
 
     def note(self, chunk: bytes) -> int:
         """See `engine.tables._frequency.Sketch`."""
@@ -30,10 +36,9 @@ class TwinSketch:
         counts = [row[cell] for row, cell in zip(self._rows, cells, strict=True)]
         estimate = min(counts)
         if estimate < COUNT_MAX:
+            estimate = min(COUNT_MAX, estimate + self._step)
             for row, cell, count in zip(self._rows, cells, counts, strict=True):
-                if count == estimate:  # only the least counters grow, so that fewer estimates are too high
-                    row[cell] = count + 1
-            estimate += 1
+                row[cell] = max(count, estimate)  # only the least counters grow: fewer estimates are too high
         self._counted += 1
         if self._counted >= self._sample:
             self._halve()
@@ -58,3 +63,4 @@ class TwinSketch:
         for row in self._rows:
             row[:] = row.translate(_HALVES)
         self._counted //= 2
+        self.halvings += 1

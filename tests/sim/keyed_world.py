@@ -9,8 +9,8 @@ What was answered survives every crash, and reading a value gives its bytes.
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
 from typing import Final
 from unittest import mock
@@ -20,12 +20,16 @@ import trio
 from engine.format.keyed import SPACES_BEGIN, SPACES_END, unpack_space
 from engine.format.layouts import Table
 from engine.keyed.spaces import charge
+from engine.process.shared_index_life import run_keyed_index, run_shared_index
 from engine.store.opening import open_store
 from engine.store.store import Store
+from engine.tiers.keyed_index import KeyedIndex
 from lakefs.errors import BugError, EngineBusy, LakeError, OperationalError, SpaceNotFound, UserError
 from lakefs.limits import MIB
+from lakefs.shared_index.keyed_index import KeyFinder
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import EngineClient
+from tests.keyed_index_check import check_keyed_index
 from tests.sim.judges.history import SimFailure
 from tests.sim.judges.inspection import check_tidy, check_whole
 from tests.sim.workloads.lives import draw_sizes
@@ -45,6 +49,7 @@ PARTS_BYTES: Final = (1, 60, 700, 65_535, 65_536, 90_000)
 TTL_S_MAX: Final = 1000
 ROUND_TRIP_S: Final = 11.0
 """Within this time upkeep has begun and ended a round."""
+MET: Final = ("crashes", "operations", "evicted", "expired", "purged", "freed", "tables")
 Value = tuple[bytes, ...]
 """The parts of a value."""
 
@@ -59,6 +64,8 @@ class Customer:
         """Numbers that its space has had."""
         self.may_be: dict[bytes, set[Value | None]] = {}
         """For each key the values that it may have; an absent key has none."""
+        self.becomes: dict[bytes, Value | None] = {}
+        """Values of the keys that the request under way changes, when it is done."""
         self._count = 0
 
     def key(self) -> bytes:
@@ -80,6 +87,15 @@ class Customer:
         """Return the values that a key may have."""
         return self.may_be.get(key, {None})
 
+    @contextmanager
+    def changing(self, becomes: dict[bytes, Value | None]) -> Iterator[None]:
+        """Say what keys have when the block is done: an onlooker who sees that earlier has seen what is durable."""
+        self.becomes = becomes
+        try:
+            yield
+        finally:
+            self.becomes = {}
+
     def expect(self, good: bool, what: str) -> None:
         if not good:
             raise SimFailure(f"{self.name}: {what}")
@@ -90,13 +106,16 @@ class KeyedWorld:
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(f"keyed {seed}")
+        self.has_index = seed % 2 == 1
+        self._index: KeyedIndex | None = None
+        """The table of this life, if it has one."""
         self.sizes = draw_sizes(self.rng, huge=False)
         self.disk = SimDisk(self._random(), capacity_bytes=256 * MIB)
         self._ids = self._random()
         self.customers = [Customer(f"c{number}", self._random()) for number in range(CUSTOMERS)]
         self.shared_values: dict[bytes, set[Value]] = {}
         self.clock = SimClock()
-        self.met = {"crashes": 0, "operations": 0, "evicted": 0, "expired": 0, "purged": 0, "freed": 0}
+        self.met = dict.fromkeys(MET, 0)
 
     def _random(self) -> random.Random:
         return random.Random(self.rng.getrandbits(64))
@@ -128,8 +147,9 @@ class KeyedWorld:
                 self.disk, self.clock, offload, grace_s=0.0, sizes=self.sizes, index_committed=self.disk.note_index_sync
             ) as store:
                 await check_whole(store)
-                await self._look_at_all(store)
-                await main(store)
+                async with self._indexed(store):
+                    await self._look_at_all(store)
+                    await main(store)
                 for what in ("evicted", "expired", "purged"):
                     self.met[what] += getattr(store.keyed.counts, what)
 
@@ -146,6 +166,24 @@ class KeyedWorld:
             return True
         return False
 
+    @asynccontextmanager
+    async def _indexed(self, store: Store) -> AsyncIterator[None]:
+        """Run the tables that clients look keys up in, and check that of the keys at the end."""
+        if not self.has_index:
+            yield
+            return
+        async with trio.open_nursery() as nursery:
+            await nursery.start(run_shared_index, store, "memory", 800)
+            await nursery.start(run_keyed_index, store)
+            self._index = store.keyed_index
+            try:
+                yield
+                await ask(client_of(store), m.Sync(), m.Done)
+                self.met["tables"] += check_keyed_index(store)
+            finally:
+                self._index = None
+            nursery.cancel_scope.cancel()
+
     @contextmanager
     def _determined(self) -> Iterator[None]:
         """Take ids and times of the product's own making from the seed, and allow small quotas."""
@@ -154,6 +192,7 @@ class KeyedWorld:
             mock.patch("engine.sessions.references.new_id16", self._new_id16),
             mock.patch("lakefs.lake.lake_steps.time", SimpleNamespace(time_ns=self.clock.wall_ns)),
             mock.patch("engine.keyed.spaces.KEYED_QUOTA_BYTES_MIN", 1),
+            mock.patch("engine.process.shared_index_life.KEYED_INDEX_ENTRIES_MIN", 800),
         ):
             yield
 
@@ -163,10 +202,31 @@ class KeyedWorld:
     # --- lives -------------------------------------------------------------------------------------
 
     async def _work(self, store: Store) -> None:
-        async with trio.open_nursery() as nursery:
+        async with trio.open_nursery() as onlookers:
+            onlookers.start_soon(self._look_on)
+            async with trio.open_nursery() as nursery:
+                for customer in self.customers:
+                    nursery.start_soon(self._serve, store, customer, self.rng.randint(5, 30))
+                nursery.start_soon(self._keep_up, store)
+            onlookers.cancel_scope.cancel()
+
+    async def _look_on(self) -> None:
+        """Look keys up in the table while they are changed: what is seen there is durable."""
+        while self._index is not None:
             for customer in self.customers:
-                nursery.start_soon(self._serve, store, customer, self.rng.randint(5, 30))
-            nursery.start_soon(self._keep_up, store)
+                for key, value in customer.becomes.items():
+                    flag = self._flag(max(customer.numbers), key)
+                    is_new = flag is True if value is not None else flag is False
+                    if is_new and customer.known(key) != {value}:
+                        customer.may_be[key] = {value}
+            await trio.sleep(0.0007 if any(customer.becomes for customer in self.customers) else 0.01)
+
+    def _flag(self, number: int, key: bytes) -> bool | None:
+        """Return what the table says of a key, None if that is nothing, or there is no table."""
+        if self._index is None:
+            return None
+        (flag,) = KeyFinder(self._index.table).match(number, [key])
+        return flag
 
     async def _keep_up(self, store: Store) -> None:
         for _ in range(self.rng.randint(0, 4)):
@@ -186,7 +246,7 @@ class KeyedWorld:
         if any(space.removed for space in spaces):
             raise SimFailure("a removed space is still there")
         for space in spaces:
-            if space.name == SHARED and charge(space.value_bytes, space.entries) > 0.95 * QUOTA_BYTES:
+            if space.name == SHARED and charge(space.value_bytes, space.entries) > 0.99 * QUOTA_BYTES:
                 raise SimFailure(f"the shared space has {space.value_bytes} bytes after upkeep")
         now_ns = self.clock.wall_ns()
         with store.metadata.view() as view:
@@ -242,7 +302,8 @@ class KeyedWorld:
         for key, value in wanted.items():
             if None in before[key]:
                 customer.may_be[key] = before[key] | {value}
-        outcomes = await self._send(client, number, wanted, rng)
+        with customer.changing({key: value for key, value in wanted.items() if before[key] == {None}}):
+            outcomes = await self._send(client, number, wanted, rng)
         for (key, value), outcome in zip(wanted.items(), outcomes, strict=True):
             if outcome == m.KEYED_STORED:
                 customer.expect(None in before[key], f"{key!r} was put, and had {before[key]}")
@@ -271,6 +332,10 @@ class KeyedWorld:
 
     async def _match(self, client: EngineClient, customer: Customer, number: int, key: bytes) -> None:
         known = customer.known(key)
+        flag = self._flag(number, key)
+        customer.expect(
+            flag is None or (known != {None} if flag else None in known), f"the table says {flag} of {key!r}"
+        )
         found = await self._value_of(client, number, key)
         customer.expect(found in known, f"{key!r} has {_shown(found)}, not one of {list(map(_shown, known))}")
         customer.may_be[key] = {found}
@@ -285,7 +350,8 @@ class KeyedWorld:
         number, key = await self._own(client, customer), customer.key()
         known = customer.known(key)
         customer.may_be[key] = known | {None}
-        (outcome,) = (await ask(client, m.KeyedRemove(number, [key]), m.KeyedOutcomes)).outcomes
+        with customer.changing({key: None}):
+            (outcome,) = (await ask(client, m.KeyedRemove(number, [key]), m.KeyedOutcomes)).outcomes
         is_right = known != {None} if outcome == m.KEYED_REMOVED else None in known
         customer.expect(is_right, f"removal of {key!r}: {outcome}")
         customer.may_be[key] = {None}
@@ -321,14 +387,16 @@ class KeyedWorld:
             nursery.start_soon(self._collect, client, customer, rng)
             await trio.sleep(rng.choice((0.0, 0.001, 0.01, 0.05)))
             customer.may_be[key] = {None, value}
-            (outcome,) = await self._send(client, number, {key: value}, rng)
+            with customer.changing({key: value}):
+                (outcome,) = await self._send(client, number, {key: value}, rng)
             customer.expect(outcome == m.KEYED_STORED, f"{key!r} was absent: outcome {outcome}")
             customer.may_be[key] = {value}
         await self._match(client, customer, number, key)
 
     async def _remove_known(self, client: EngineClient, customer: Customer, number: int, key: bytes) -> None:
         customer.may_be[key] = customer.known(key) | {None}
-        await ask(client, m.KeyedRemove(number, [key]), m.KeyedOutcomes)
+        with customer.changing({key: None}):
+            await ask(client, m.KeyedRemove(number, [key]), m.KeyedOutcomes)
         customer.may_be[key] = {None}
 
     async def _shared(self, client: EngineClient, customer: Customer, rng: random.Random) -> None:

@@ -19,8 +19,11 @@ from lakefs.errors import ChunkNotFound, CorruptionError, InvalidArgument, Stale
 from lakefs.get.keyed import MISS, Matched, find_values, match_of, parts_of, read_values_into, slot_rooms, value_bytes
 from lakefs.get.pools import Pool
 from lakefs.host.writable_memory import WritableBuffer
-from lakefs.lake.spaces import SpaceSteps, value_memories
+from lakefs.ids import Buffer
+from lakefs.lake.spaces import SpaceSteps, keyed_items, value_memories
 from lakefs.names import check_value_keys
+from lakefs.put.keyed import KeyedResult, Outcome
+from lakefs.put.shared_memory import Slot
 from lakefs.shared_index.table_format import Found
 from lakefs.wire.messages import SpaceStat
 
@@ -55,7 +58,6 @@ class Space:
         self.number = stat.number
         """The engine's number for it, which is never used for another space."""
 
-    put_many = _blocking(SpaceSteps.put_many)
     remove = _blocking(SpaceSteps.remove)
     pin = _blocking(SpaceSteps.pin)
     unpin = _blocking(SpaceSteps.unpin)
@@ -73,6 +75,25 @@ class Space:
         values = iter(self._driver.run(find_values(self.number, asked)))
         self._renew()
         return match_of([bool(next(values)) if flag is None else flag for flag in known])
+
+    def put_many(
+        self, keys: Sequence[bytes], values: Sequence[Buffer | Slot], *, depths: Sequence[int] = ()
+    ) -> KeyedResult:
+        """Store values under keys; durable on return.  See `SpaceSteps.put_many`.
+
+        Keys that the shared index of keys has are PRESENT without a request; their values are durable.
+        """
+        items = keyed_items(keys, values, depths)
+        checked = [item.key for item in items]
+        reads = self._index.reads()
+        present = [False] * len(items) if reads is None else list(map(bool, reads.match(self.number, checked)))
+        if any(present):
+            self._index.note(self.number, list(compress(checked, present)))
+        if items and all(present):
+            return KeyedResult([Outcome.PRESENT] * len(items))
+        result = self._driver.run(SpaceSteps(self._driver.steps, self.number).put_items(items, present))
+        self._renew()
+        return result
 
     def load(self, keys: Sequence[bytes], pool: Pool, offsets: Sequence[int], rooms: Sequence[int] = ()) -> list[int]:
         """Load values to offsets of a pool; return their lengths in bytes, in order; 0 for a miss.

@@ -58,7 +58,7 @@ class TrioLake(Facade[TrioDriver]):
 
     @property
     def rdma(self) -> FabricCounts:
-        """Counts of what was read by RDMA, and the reason why it is not used, if it was tried in vain."""
+        """Counts of what was moved by RDMA, and the reason why it is not used, if it was tried in vain."""
         fabric = self._driver.steps.fabric
         return NO_RDMA if fabric is None else fabric.counts
 

@@ -80,18 +80,32 @@ def test_epochs_over_more_than_fits_are_served_in_part_and_not_turned_over() -> 
     assert fills < 6
 
 
-@given(width=sampled_from([1, 2, 16]), sample=integers(1, 40), reads=lists(integers(0, 12), max_size=80))
-def test_the_native_counts_are_those_of_its_twin(width: int, sample: int, reads: list[int]) -> None:
-    native = Sketch(width, sample)
-    twin = TwinSketch(width, sample)
-    for number in reads:
+@given(
+    width=sampled_from([1, 2, 16]),
+    sample=integers(1, 40),
+    step=integers(1, 15),
+    reads=lists(integers(0, 12), max_size=80),
+    later=integers(1, 40),
+)
+def test_the_native_counts_are_those_of_its_twin(
+    width: int, sample: int, step: int, reads: list[int], later: int
+) -> None:
+    native = Sketch(width, sample, step)
+    twin = TwinSketch(width, sample, step)
+    for place, number in enumerate(reads):
         assert native.note(_chunk(number)) == twin.note(_chunk(number))
+        if place == len(reads) // 2:
+            native.halve_after(later)
+            twin.halve_after(later)
+    assert native.halvings == twin.halvings
     for number in range(13):
         assert native.estimate(_chunk(number)) == twin.estimate(_chunk(number))
     many = [_chunk(number) for number in reads * 3]
-    one_by_one = TwinSketch(width, sample)
-    for number in reads:
+    one_by_one = TwinSketch(width, sample, step)
+    for place, number in enumerate(reads):
         one_by_one.note(_chunk(number))
+        if place == len(reads) // 2:
+            one_by_one.halve_after(later)
     assert native.note_many(many) == twin.note_many(many) == bytes(map(one_by_one.note, many))
 
 
@@ -100,6 +114,11 @@ def test_odd_widths_and_ids_are_refused(made: type[TwinSketch | Sketch]) -> None
     for width, sample in ((0, 1), (3, 1), (4, 0)):
         with pytest.raises(ValueError, match="power of two"):
             made(width, sample)
+    for odd in (0, 16):
+        with pytest.raises(ValueError, match="1 to 15"):
+            Sketch(4, 4, odd)
+    with pytest.raises(ValueError, match="halved after a read"):
+        Sketch(4, 4).halve_after(0)
     with pytest.raises(ValueError, match="digest"):
         made(4, 1).note(b"short")
     with pytest.raises(ValueError, match="digest"):

@@ -23,9 +23,11 @@ from lakefs.limits import GRANULE_BYTES
 IN_HEADER: Final = struct.Struct("<IIQQIIIHH")
 OUT_HEADER: Final = struct.Struct("<IiQ")
 READ_IN: Final = struct.Struct("<QQIIQII")
+WRITE_IN: Final = struct.Struct("<QQIIQII")
+WRITE_OUT: Final = struct.Struct("<II")
 OPEN_OUT: Final = struct.Struct("<QIi")
 ENTRY_BYTES: Final = 128
-LOOKUP, OPEN, READ, INIT, CREATE = 1, 14, 15, 26, 35
+LOOKUP, OPEN, READ, WRITE, INIT, CREATE = 1, 14, 15, 16, 26, 35
 ROOM: Final = (1 << 20) + (64 << 10)
 WAIT_S: Final = 20
 _SO_SNDBUFFORCE: Final = 32
@@ -59,6 +61,11 @@ class Kernel:
     def read(self, handle: int, offset: int, size: int) -> int:
         """Send a READ."""
         return self.ask(READ, READ_IN.pack(handle, offset, size, 0, 0, 0, 0))
+
+    def write(self, handle: int, offset: int, data: bytes, *, flags: int = 0, size: int | None = None) -> int:
+        """Send a WRITE.  `size`: another one than that of the bytes."""
+        count = len(data) if size is None else size
+        return self.ask(WRITE, WRITE_IN.pack(handle, offset, count, flags, 0, 0, 0) + data)
 
     def answer(self) -> Answer:
         """Return the next answer."""

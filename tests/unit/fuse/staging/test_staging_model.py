@@ -53,21 +53,64 @@ def content_of(file: StagedFile, base: bytes) -> bytes:
 SIZES = st.integers(0, 60)
 BYTES = st.builds(lambda value, length: bytes([value]) * length, st.integers(0, 255), st.integers(0, 25))
 WRITES = st.tuples(st.just("write"), SIZES, BYTES)
-OPERATIONS = st.lists(
-    st.one_of(
-        WRITES,
-        WRITES,
-        st.tuples(st.just("append"), BYTES),
-        st.tuples(st.just("truncate"), SIZES),
-        st.tuples(st.just("read"), SIZES, SIZES),
-        st.tuples(st.just("rename"), st.sampled_from(["b/one", "b/two", "b/\udce9"])),
-        st.tuples(st.just("mark_stored")),
-        # The next so many calls of pwrite work, then one writes only so many bytes and the disk is full.
-        st.tuples(st.just("full"), st.integers(0, 2), st.integers(0, 25)),
-        st.tuples(st.just("empty_beside")),
-    ),
-    max_size=25,
+CHANGES = st.one_of(
+    WRITES,
+    WRITES,
+    st.tuples(st.just("append"), BYTES),
+    st.tuples(st.just("truncate"), SIZES),
+    st.tuples(st.just("read"), SIZES, SIZES),
+    st.tuples(st.just("rename"), st.sampled_from(["b/one", "b/two", "b/\udce9"])),
+    st.tuples(st.just("mark_stored")),
+    # The next so many calls of pwrite work, then one writes only so many bytes and the disk is full.
+    st.tuples(st.just("full"), st.integers(0, 2), st.integers(0, 25)),
+    st.tuples(st.just("empty_beside")),
+    st.tuples(st.just("let_append")),
+    st.tuples(st.just("look")),
+    st.tuples(st.just("look_at_ranges")),
 )
+OPERATIONS = st.lists(st.one_of(CHANGES, st.tuples(st.just("native"), BYTES, CHANGES)), max_size=25)
+
+
+class NativeThread:
+    """A native thread that appends to the file, as far as it is let; no task of the loop learns of it by itself."""
+
+    last: NativeThread
+
+    def __init__(self, handle: int, descriptor: int, end: int, limit: int) -> None:
+        self._descriptor, self._end, self._limit = descriptor, end, limit
+        self._is_ended = False
+        NativeThread.last = self
+
+    def found(self) -> tuple[int, int]:
+        return self._end, 1
+
+    def end(self) -> None:
+        self._is_ended = True
+
+    def write(self, data: bytes) -> bool:
+        """Write the next bytes; return False if the loop has to write them."""
+        if self._is_ended or not data or len(data) > self._limit - self._end:
+            return False
+        done = 0
+        try:
+            while done < len(data):
+                done += os.pwrite(self._descriptor, data[done:], self._end + done)
+        except OSError:
+            os.ftruncate(self._descriptor, self._end)
+            return False
+        self._end += done
+        return True
+
+
+@contextmanager
+def native_threads() -> Iterator[None]:
+    NativeThread(0, -1, 0, 0).end()
+    with (
+        mock.patch("fuse.staging.appending.APPEND_BYTES", 40),
+        mock.patch("fuse.native.layer.answers_writes", return_value=True),
+        mock.patch("fuse.native.layer.NativeAppend", NativeThread),
+    ):
+        yield
 
 
 class Disk:
@@ -127,12 +170,21 @@ class Modelled:
     written: set[int] = field(default_factory=set)
     emptying: list[Emptying] = field(default_factory=list)
     """Slots that are emptied beside the loop, when that comes to it."""
+    lets: bool = False
+    """Native threads may append after each operation."""
 
     def do(self, operation: tuple[Any, ...]) -> None:
         before, size_before = staged_by(self.file), self.file.size
         was_stale = self.file._sidecar_is_stale
         self.disk.looked.clear()
+        native = b""
+        if operation[0] == "native":
+            native, operation = operation[1:]
+            self.native(native)
+        size_written = len(self.content)
         getattr(self, operation[0])(*operation[1:])
+        if self.lets:
+            self.let_append()
         self.check()
         if self.file._sidecar_is_stale:
             return  # what is in the store by now may be taken as new; the next change corrects the sidecar first
@@ -141,13 +193,17 @@ class Modelled:
         assert bytes_of(self.disk.looked[-1].ranges) == after
         assert self.disk.looked[-1].size == size_after
         # A change that did not return is in doubt, and nothing else is.
+        in_doubt = set(range(size_before, size_before + len(native)))
+        sizes = {size_before, size_before + len(native)}
         if operation[0] in ("write", "append"):
-            offset = operation[1] if operation[0] == "write" else size_before
+            offset = operation[1] if operation[0] == "write" else size_written
             after |= set(range(offset, offset + len(operation[-1])))
             size_after = max(size_after, offset + len(operation[-1]))
+        sizes.add(size_after)
         for state in self.disk.looked:
-            assert before & after <= bytes_of(state.ranges) <= before | after
-            sizes = (size_before, size_after)
+            if not native:
+                assert before & after <= bytes_of(state.ranges)
+            assert bytes_of(state.ranges) <= before | after | in_doubt
             assert was_stale or min(sizes) <= state.size <= max(sizes)
 
     def check(self) -> None:
@@ -157,15 +213,14 @@ class Modelled:
         assert content_of(self.file, self.base) == self.content
 
     def write(self, offset: int, data: bytes) -> None:
-        staged = [span for span in self.file.spans(0, self.file.size) if span.kind is Kind.STAGED]
+        staged = set(self.written)
         try:
             self.file.write(offset, data)
         except StoreFull:
             found = content_of(self.file, self.base)
-            for _, begin, length in staged:  # bytes that were already staged may be torn
-                for at in range(max(begin, offset), min(begin + length, offset + len(data))):
-                    assert found[at] in (self.content[at], data[at - offset])
-                    self.content[at] = found[at]
+            for at in staged & set(range(offset, offset + len(data))):  # bytes that were already staged may be torn
+                assert found[at] in (self.content[at], data[at - offset])
+                self.content[at] = found[at]
             self.written |= bytes_of(self.file.written()) & set(range(offset, offset + len(data)))
             return
         if data:
@@ -187,6 +242,7 @@ class Modelled:
         self.content = self.content[:size] + bytes(max(0, size - len(self.content)))
 
     def read(self, offset: int, length: int) -> None:
+        assert self.file.size == len(self.content)
         if all(span.kind is not Kind.BASE for span in self.file.spans(offset, length)):
             assert self.file.read(offset, length) == self.content[offset : offset + length]
         target = bytearray(self.content[offset : offset + length])
@@ -207,6 +263,26 @@ class Modelled:
 
     def full(self, calls: int, short: int) -> None:
         self.disk.get_full(calls, short)
+
+    def let_append(self) -> None:
+        self.file.let_append(7, LIMIT, lambda time_ns: None)
+
+    def look(self) -> None:
+        """Look at all of the file that a task may look at without its lock."""
+        if self.content:
+            whole = {at for at in range(len(self.content)) if self.file.is_all(Kind.STAGED, at, 1)}
+            assert whole == self.written
+        assert self.staging.used_bytes == len(self.written)
+
+    def look_at_ranges(self) -> None:
+        assert bytes_of(self.file.written()) == self.written
+
+    def native(self, data: bytes) -> None:
+        """Native threads write, if they can, and nobody has looked since."""
+        if NativeThread.last.write(data):
+            self.written |= set(range(len(self.content), len(self.content) + len(data)))
+            self.content += data
+            self.changed = True
 
     def empty_beside(self) -> None:
         while self.emptying:
@@ -275,19 +351,23 @@ def plain_disk(disk: Disk) -> Iterator[Disk]:
     st.one_of(st.none(), st.integers(0, 60).map(lambda length: bytes(range(10, 10 + length)))),
     OPERATIONS,
     st.booleans(),
+    st.booleans(),
 )
 def test_a_staged_file_is_a_plain_file_and_so_is_what_a_killed_mount_leaves(
-    base: bytes | None, operations: list[tuple[Any, ...]], beside: bool
+    base: bytes | None, operations: list[tuple[Any, ...]], beside: bool, lets: bool
 ) -> None:
     with (
         fresh_folder() as path,
         plain_disk(Disk(path / "staging")) as disk,
         mock.patch("fuse.staging.folder.EMPTIED_BESIDE_BYTES", 1),
+        native_threads(),
     ):
         staging = StagingFolder(path / "staging", LIMIT)
         file = staging.new("b/k", None if base is None else Base(len(base), 7, b"blob"))
         modelled = Modelled(staging, file, base or b"", bytearray(base or b""), base is None, disk)
+        staging.append_from(1)
         staging.empty_beside = modelled.emptying.append if beside else None
+        modelled.lets = lets
         for operation in operations:
             modelled.do(operation)
         disk.get_empty()

@@ -36,12 +36,12 @@ SHARED = {
     "abort_upload", "access_keys", "bucket", "buckets", "chunks", "complete_upload", "copy", "copy_part",
     "create_access_key", "create_bucket", "create_upload", "exists", "find_access_key", "fsck", "gc", "get",
     "get_into", "get_many", "get_many_into", "known", "load_many", "ls", "make_folder", "map", "move", "open", "parts",
-    "pool", "put", "put_many", "put_part", "remove", "remove_access_key", "remove_bucket", "remove_space", "scrub",
-    "set_bucket", "shared_memory", "space", "spaces", "stat", "status", "uploads",
+    "pool", "put", "put_many", "put_part", "rdma", "remove", "remove_access_key", "remove_bucket", "remove_space",
+    "scrub", "set_bucket", "shared_memory", "space", "spaces", "stat", "status", "uploads",
 }  # fmt: skip
 ONLY_BLOCKING = {"address", "close", "get_file"}
 ONLY_TRIO = {"aclose", "watch"}
-METHODS = sorted(SHARED - {"chunks", "known"})
+METHODS = sorted(SHARED - {"chunks", "known", "rdma"})
 BY_HAND = {"load_many", "map", "open", "pool", "shared_memory", "space"}
 """Methods that cannot be made from steps in both clients; `load_many` is awaited from steps."""
 

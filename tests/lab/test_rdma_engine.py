@@ -1,0 +1,421 @@
+"""An engine and its clients over rxe0, as processes: the right bytes by RDMA, under faults, and what they cost."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import statistics
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from cli.main import main
+from engine.process.engine_process import run_engine
+from lakefs.client.blocking.engine import connect_blocking
+from lakefs.client.blocking.lake import Lake
+from lakefs.client.connect import connect
+from lakefs.config.settings import load
+from lakefs.content.verify import Check
+from lakefs.errors import EngineUnreachable, SessionLost
+from lakefs.ids import data_chunk_id
+from lakefs.transport.fabric import Remote
+from lakefs.transport.rdma import open_fabric
+from lakefs.wire import messages as m
+from lakefs.wire.fabric_messages import FabricMemory
+from tests.lab.hardware import shell, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.lab("rdma")]
+KIB, MIB = 1 << 10, 1 << 20
+PORT = 7777
+
+
+def forked(body: Callable[[], object]) -> int:
+    """Run a body in a child of this process, which has all modules imported; return its process id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        body()
+        code = 0
+    except SystemExit as done:
+        code = int(done.code or 0)
+    finally:  # it never returns to the tests of its parent
+        if code:
+            traceback.print_exc()
+        os._exit(code)
+
+
+def ended(pid: int) -> int:
+    """Wait for a child; return its exit code, or minus the signal that ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def command(*arguments: str) -> None:
+    """Run the command line in this process."""
+    sys.argv = ["lake", *arguments]
+    main()
+
+
+class Served:
+    """An engine with RDMA, in a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.data = folder / "store"
+        self.socket = folder / "s"
+        self.server = f"unix:{self.socket}"
+        self._pid = 0
+        self.start()
+
+    def start(self) -> None:
+        """Start the engine and wait until it serves."""
+        flags = {"native": f"127.0.0.1:{PORT}", "s3": "off", "admin": "off", "rdma": "rxe0", "dram_tier_bytes": "128M"}
+        config = load(file="/dev/null", environ={}, flags=flags | {"data": str(self.data), "socket": str(self.socket)})
+        ready, told = os.pipe()
+
+        def say(line: str) -> None:
+            os.write(told, f"{line}\n".encode())
+
+        def serve() -> None:
+            trio.run(partial(run_engine, config, printer=say))
+
+        self._pid = forked(serve)
+        os.close(told)
+        with os.fdopen(ready) as lines:
+            assert any(line == "ready\n" for line in lines), "the engine did not start"
+
+    def end(self, number: int) -> int:
+        """Send a signal; return how the engine ended."""
+        os.kill(self._pid, number)
+        return ended(self._pid)
+
+
+@dataclass
+class Rig:
+    """An engine with RDMA on the loop address, and its token."""
+
+    served: Served
+    address: str = f"tcp://127.0.0.1:{PORT}"
+
+    @property
+    def token(self) -> str:
+        return (self.served.data / "native.token").read_text().strip()
+
+    @contextmanager
+    def lake(self, *, rdma: bool = True, check: Check = Check.BLAKE3) -> Iterator[Lake]:
+        with connect(self.address, token=self.token, rdma=rdma, check=check) as found:
+            yield found
+
+    def rdma(self) -> dict[str, Any]:
+        with connect(self.served.server) as local:
+            found: dict[str, Any] = local.status()["rdma"]
+        return found
+
+    def warm(self, name: str, content: bytes) -> None:
+        """Store content, and read it over TCP until the DRAM tier has it."""
+        with self.lake(rdma=False) as client:
+            client.put(name, content, create_bucket=True)
+            chunks = [data_chunk_id(content[at : at + 4 * MIB]) for at in range(0, len(content), 4 * MIB)]
+            fills = client.status()["dram"]["fills"] + len(chunks)
+
+            def is_filled() -> bool:
+                assert client.get(name) == content
+                return bool(client.status()["dram"]["fills"] >= fills)
+
+            wait_for(is_filled, "the tier does not fill")
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+    folder = tmp_path_factory.mktemp("engine")
+    made = Rig(Served(folder))
+    yield made
+    assert made.served.end(signal.SIGTERM) == 0
+
+
+def test_the_command_line_gets_and_puts_by_rdma(rig: Rig, tmp_path: Path) -> None:
+    content = os.urandom(8 * MIB)
+    rig.warm("lab/command", content)
+    token = tmp_path / "token"
+    token.write_text(rig.token)
+    options = ("--server", rig.address, "--token-file", str(token))
+    before = rig.rdma()["queue_pairs_made"]
+    got = forked(lambda: command("get", "lab/command", str(tmp_path / "got"), *options))
+    assert ended(got) == 0
+    assert (tmp_path / "got").read_bytes() == content
+    assert rig.rdma()["queue_pairs_made"] == before + 1
+    (tmp_path / "given").write_bytes(given := os.urandom(9 * MIB))
+    put = forked(lambda: command("put", str(tmp_path / "given"), "lab/given", *options))
+    assert ended(put) == 0
+    assert rig.rdma()["queue_pairs_made"] == before + 2
+    with rig.lake(rdma=False) as client:
+        assert client.get("lab/given") == given
+
+
+@pytest.mark.parametrize("check", list(Check))
+def test_reads_loads_and_puts_move_the_right_bytes(rig: Rig, check: Check) -> None:
+    content = os.urandom(8 * MIB)
+    rig.warm("lab/object", content)
+    parts = [os.urandom(size) for size in (1, 4000, 64 * KIB, 300_000, 4 * MIB)]
+    with rig.lake(check=check) as client, client.pool(size_bytes=16 * MIB) as pool:
+        assert client.get("lab/object") == content
+        assert client.rdma.chunks == 2
+        put = os.urandom(5 * MIB)
+        client.put("lab/put", put)
+        for number, part in enumerate(parts):
+            client.put(f"lab/{number}", part)
+        offsets = [100, 5000, 10_000, 100_000, 1_000_000]
+        client.load_many([data_chunk_id(part) for part in parts], pool, offsets)
+        expected = bytearray(16 * MIB)
+        for part, offset in zip(parts, offsets, strict=True):
+            expected[offset : offset + len(part)] = part
+        assert bytes(pool.buffer) == expected
+        assert not client.rdma.reason
+        assert client.rdma.bytes >= len(content) + len(put) + sum(map(len, parts))
+    with rig.lake(rdma=False) as other:
+        assert other.get("lab/put") == put
+
+
+def test_cells_that_change_hands_all_the_time_give_no_wrong_byte(rig: Rig) -> None:
+    """The tier has room for 15 of 24 objects: readers meet cells that are demoted and filled while they READ."""
+    contents = {f"lab/churn-{number}": os.urandom(4 * MIB) for number in range(24)}
+    with rig.lake(rdma=False) as client:
+        for name, content in contents.items():
+            client.put(name, content)
+    moved: list[int] = []
+    wrong: list[str] = []
+
+    def read(seed: int) -> None:
+        with rig.lake(check=Check.NONE) as client:
+            for turn in range(36):
+                name = f"lab/churn-{(seed * 7 + turn * (1 + seed)) % 24}"
+                if client.get(name) != contents[name]:
+                    wrong.append(name)
+            moved.append(client.rdma.chunks)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert sum(moved) > 0, "nothing was read by RDMA"
+
+
+class Raw:
+    """A client that makes its own requests, with memory of 4 MiB."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.engine = connect_blocking(rig.address, token=rig.token)
+        fabric = open_fabric("rxe0")
+        assert not isinstance(fabric, str), fabric
+        self.fabric = fabric
+        self.memory = bytearray(4 * MIB)
+        self.region = fabric.register(self.memory, Remote.READ | Remote.WRITE)
+        self.connect()
+
+    def connect(self) -> None:
+        link = self.fabric.open_link(Remote.READ | Remote.WRITE)
+        opened = self.engine.call(m.FabricOpen(link.end)).message
+        assert isinstance(opened, m.FabricOpened)
+        link.connect(opened.end)
+
+    def load(self, chunk: bytes, key: int, address: int) -> m.SlotsLoaded:
+        request = m.LoadSlots(0, [chunk], [0], fabric=FabricMemory(key, address, 4 * MIB))
+        loaded = self.engine.call(request).message
+        assert isinstance(loaded, m.SlotsLoaded)
+        return loaded
+
+    def close(self) -> None:
+        self.engine.close()
+        self.fabric.close()
+
+
+def test_keys_of_others_and_memory_that_is_gone_end_only_the_liar_s_queue_pair(rig: Rig) -> None:
+    content = os.urandom(4 * MIB)
+    with rig.lake(rdma=False) as client:
+        client.put("lab/liar", content, create_bucket=True)
+    chunk = data_chunk_id(content)
+    one, other = Raw(rig), Raw(rig)
+    with pytest.raises(SessionLost):
+        one.load(chunk, other.region.remote_key, other.region.address)
+    assert bytes(other.memory) == bytes(4 * MIB)
+    one.connect()
+    assert one.load(chunk, one.region.remote_key, one.region.address).lengths == [4 * MIB]
+    assert bytes(one.memory) == content
+    key, address = one.region.remote_key, one.region.address
+    one.region.close()
+    with pytest.raises(SessionLost):
+        one.load(chunk, key, address)
+    assert other.load(chunk, other.region.remote_key, other.region.address).lengths == [4 * MIB]
+    one.close()
+    other.close()
+
+
+def test_a_link_that_goes_down_leaves_the_way_over_tcp(rig: Rig) -> None:
+    content = os.urandom(4 * MIB)
+    rig.warm("lab/down", content)
+    with rig.lake() as client, client.pool(size_bytes=4 * MIB) as pool:
+        assert client.get("lab/down") == content
+        shell("ip link set v0 down")
+        try:
+            assert client.get("lab/down") == content
+            client.load_many([data_chunk_id(content)], pool, [0])
+            assert bytes(pool.buffer) == content
+            given = os.urandom(5 * MIB)
+            client.put("lab/down-put", given)
+            assert client.get("lab/down-put") == given
+            assert client.rdma.reason
+        finally:
+            shell("ip link set v0 up")
+    with rig.lake() as client:
+        assert client.get("lab/down") == content
+
+
+def test_a_client_killed_in_its_transfers_leaves_the_engine_whole(rig: Rig) -> None:
+    content = os.urandom(32 * MIB)
+    with rig.lake(rdma=False) as client:
+        client.put("lab/killed", content, create_bucket=True)
+    begun, told = os.pipe()
+
+    def transfer() -> None:
+        with rig.lake() as client, client.pool(size_bytes=32 * MIB) as pool:
+            while True:
+                client.load_many(["lab/killed"], pool, [0])
+                os.write(told, b".")
+                client.put("lab/killed-put", bytes(pool.buffer[: 8 * MIB]) + os.urandom(8))
+
+    pid = forked(transfer)
+    os.read(begun, 1)
+    time.sleep(1)  # in the middle of whatever it does then
+    os.kill(pid, signal.SIGKILL)
+    assert ended(pid) == -signal.SIGKILL
+    os.close(begun)
+    os.close(told)
+    wait_for(lambda: rig.rdma()["queue_pairs"] == 0, "the killed client's queue pair stays")
+    with rig.lake() as client, client.pool(size_bytes=32 * MIB) as pool:
+        client.load_many(["lab/killed"], pool, [0])
+        assert bytes(pool.buffer) == content
+        assert not client.rdma.reason
+
+
+def test_an_engine_killed_in_a_load_is_used_again_when_it_is_back(rig: Rig) -> None:
+    content = os.urandom(16 * MIB)
+    with rig.lake() as client, client.pool(size_bytes=16 * MIB) as pool:
+        client.put("lab/engine", content, create_bucket=True)
+        client.load_many(["lab/engine"], pool, [0])
+        failures: list[object] = []
+
+        def load() -> None:
+            try:
+                for _ in range(1000):
+                    client.load_many(["lab/engine"], pool, [0])
+                    assert bytes(pool.buffer) == content
+            except EngineUnreachable as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=load)
+        thread.start()
+        time.sleep(0.5)
+        rig.served.end(signal.SIGKILL)
+        thread.join()
+        assert failures
+        rig.served.start()
+        client.load_many(["lab/engine"], pool, [0])
+        assert bytes(pool.buffer) == content
+        assert not client.rdma.reason
+
+
+def test_a_client_that_may_lock_64_kib_goes_over_tcp_with_the_reason(rig: Rig, tmp_path: Path) -> None:
+    content = os.urandom(8 * MIB)
+    rig.warm("lab/poor", content)
+    token = rig.token
+
+    def poor() -> None:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (64 * KIB, 64 * KIB))
+        os.setgid(65534)
+        os.setuid(65534)
+        with connect(rig.address, token=token) as client, client.pool(size_bytes=8 * MIB) as pool:
+            assert client.get("lab/poor") == content
+            assert client.load_many(["lab/poor"], pool, [0]) == [len(content)]
+            assert bytes(pool.buffer[: len(content)]) == content
+            client.put("lab/poor-put", content + b"x")
+            assert client.get("lab/poor-put") == content + b"x"
+            assert client.rdma.bytes == 0
+            assert client.rdma.reason
+
+    assert ended(forked(poor)) == 0
+
+
+# --- numbers: of one boot, in comparison only --------------------------------------------------------
+
+
+def timed(rounds: int, *ways: Callable[[], object]) -> list[float]:
+    """Return the median seconds of each way; the ways take turns."""
+    taken: list[list[float]] = [[] for _ in ways]
+    for _ in range(rounds):
+        for way, seconds in zip(ways, taken, strict=True):
+            begin = time.perf_counter()
+            way()
+            seconds.append(time.perf_counter() - begin)
+    return [statistics.median(seconds) for seconds in taken]
+
+
+def test_a_pool_grant_of_16_chunks_takes_little_longer_than_16_reads(rig: Rig) -> None:
+    contents = [os.urandom(64 * KIB) for _ in range(16)]
+    for number, content in enumerate(contents):
+        rig.warm(f"lab/small-{number}", content)
+    rig.warm("lab/opens", os.urandom(4 * MIB))
+    chunks = [data_chunk_id(content) for content in contents]
+    buffers = [bytearray(64 * KIB) for _ in chunks]
+    offsets = [number * 64 * KIB for number in range(16)]
+    with (
+        rig.lake(check=Check.CRC32C) as client,
+        rig.lake(check=Check.CRC32C, rdma=False) as tcp,
+        client.pool(size_bytes=MIB) as pool,
+        tcp.pool(size_bytes=MIB) as tcp_pool,
+    ):
+        client.get("lab/opens")
+        before = client.rdma.chunks
+        client.chunks.get_many_into(chunks, buffers)
+        assert buffers == contents
+        assert client.rdma.chunks == before + 16
+        reads, load, over_tcp = timed(
+            25,
+            lambda: client.chunks.get_many_into(chunks, buffers),
+            lambda: client.load_many(chunks, pool, offsets),
+            lambda: tcp.load_many(chunks, tcp_pool, offsets),
+        )
+        assert bytes(pool.buffer) == bytes(tcp_pool.buffer) == b"".join(contents)
+    sys.stdout.write(
+        f"16 x 64 KiB: READs {reads * 1e3:.1f} ms, pool grant {load * 1e3:.1f} ms, TCP {over_tcp * 1e3:.1f} ms\n"
+    )
+    assert load <= 2 * reads, (load, reads)
+
+
+def test_the_engine_registers_its_tier_and_64_mib_at_most(rig: Rig) -> None:
+    found = rig.rdma()
+    sys.stdout.write(f"registered: {found['registered_bytes'] / MIB:.0f} MiB, of a tier of 64 MiB\n")
+    assert found["registered_bytes"] <= 128 * MIB + 64 * MIB
+
+
+def test_addresses_of_regions_are_those_of_the_memory() -> None:
+    fabric = open_fabric("rxe0")
+    assert not isinstance(fabric, str), fabric
+    memory = bytearray(8192)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    region = fabric.register((address, 8192), Remote.READ)
+    assert region.address == address
+    fabric.close()
