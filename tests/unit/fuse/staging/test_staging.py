@@ -270,3 +270,33 @@ def test_only_so_many_files_are_emptied_beside_and_all_before_the_folder_is_clos
     assert len(waiting) == EMPTYING_MAX
     folder.close()
     assert [os.path.basename(found) for found in os.listdir(tmp_path)] == ["lock"]
+
+
+@pytest.mark.parametrize("is_emptied", [True, False])
+def test_a_slot_that_can_neither_be_emptied_nor_removed_is_closed_and_no_error(
+    folder: StagingFolder, monkeypatch: pytest.MonkeyPatch, is_emptied: bool
+) -> None:
+    """A disk became one that only reads: in the background nobody could take the error, and it would end the mount."""
+    waiting: list[Emptying] = []
+    folder.empty_beside = waiting.append
+    file = long_file(folder, "b/k")
+    other = folder.new("b/2", None)
+    other.write(0, b"other")
+    before = file.descriptor
+    stored(file)
+
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fuse.staging.folder.SPARE_MAX", 0)
+        patched.setattr("os.ftruncate", read_only)
+        patched.setattr("os.unlink", read_only)
+        patched.setattr("pathlib.Path.unlink", read_only)
+        waiting[0].run()
+        waiting[0].is_empty = is_emptied
+        folder.emptied(waiting[0])
+        other.discard()
+        for descriptor in (before, other.descriptor):
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                os.fstat(descriptor)
