@@ -300,3 +300,31 @@ def test_a_slot_that_can_neither_be_emptied_nor_removed_is_closed_and_no_error(
         for descriptor in (before, other.descriptor):
             with pytest.raises(OSError, match="Bad file descriptor"):
                 os.fstat(descriptor)
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_bytes_of_a_length_that_could_not_be_cut_do_not_come_back_after_a_kill(
+    folder: StagingFolder, monkeypatch: pytest.MonkeyPatch, is_stored: bool
+) -> None:
+    """A file system that copies on write needs room to cut a file; when there is room again the file is written on."""
+    file = folder.new("b/k", None)
+    file.write(0, b"old" * 100_000)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.ftruncate", full)
+        if is_stored:
+            stored(file)
+        else:
+            file.truncate(1000)
+        with pytest.raises(StoreFull):
+            file.write(1000, b"new")
+    assert file.size == (300_000 if is_stored else 1000)
+    file.write(1000, b"new")
+    sidecar = next(found for found in folder.path.iterdir() if found.suffix == ".json")
+    state = replay(sidecar.read_bytes(), os.fstat(file.descriptor).st_size)
+    assert state is not None
+    assert list(state.ranges) == list(file.written())
+    assert state.size == file.size
