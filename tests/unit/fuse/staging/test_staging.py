@@ -239,6 +239,27 @@ def test_a_disk_that_is_full_of_what_is_being_removed_is_not_full(
     assert folder.used_bytes == len(b"there")
 
 
+def test_on_a_full_disk_no_more_files_are_emptied_at_once_than_it_takes(
+    folder: StagingFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of some GiB takes a second, in which the mount answers nothing."""
+    waiting: list[Emptying] = []
+    folder.empty_beside = waiting.append
+    other = folder.new("b/other", None)
+    for number in range(4):
+        stored(long_file(folder, f"b/{number}"))
+    real = os.pwrite
+
+    def pwrite(descriptor: int, data: Any, offset: int) -> int:
+        if not waiting[1].is_empty:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(descriptor, data, offset)
+
+    monkeypatch.setattr("os.pwrite", pwrite)
+    other.write(0, b"there")
+    assert [each.is_empty for each in waiting] == [True, True, False, False]
+
+
 def test_a_long_file_stays_in_its_slot_where_no_other_can_be_had(
     folder: StagingFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
