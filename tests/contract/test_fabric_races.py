@@ -1,0 +1,193 @@
+"""RDMA when things meet: cancellations, reconnections, connections that are lost on one side, clients that hold on."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from typing import Any, cast
+
+import pytest
+import trio
+
+from lakefs.client.blocking import engine as blocking_engine
+from lakefs.client.blocking.lake import Lake
+from lakefs.errors import EngineUnreachable, LakeError
+from lakefs.get import load
+from lakefs.ids import data_chunk_id
+from lakefs.limits import MIB
+from lakefs.transport.fabric import Fabric
+from lakefs.wire import messages as m
+from tests.fabric_rig import FabricWorld, run
+from tests.simulated_fabric import SimulatedFabric, SimulatedLink
+
+SLOW_S = 0.05
+
+
+def slowly(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+    """Have a method of the simulation take its time, as an adapter does."""
+    method = getattr(owner, name)
+
+    def slow(*args: Any) -> Any:
+        time.sleep(SLOW_S)
+        return method(*args)
+
+    monkeypatch.setattr(owner, name, slow)
+
+
+class Own:
+    """The fabric that a client opens."""
+
+    def __init__(self, world: FabricWorld) -> None:
+        self.fabric = world.wire.fabric()
+        self.opened = 0
+
+    def open(self, name: str) -> Fabric:
+        self.opened += 1
+        return self.fabric
+
+
+def test_operations_that_meet_a_new_connection_at_once_make_one_queue_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(world: FabricWorld) -> None:
+        contents = [os.urandom(2 * MIB) for _ in range(6)]
+        own = Own(world)
+        async with world.lake("trio", open_fabric=own.open) as lake:
+            for number, content in enumerate(contents):
+                await lake.put(f"bkt/{number}", content)
+            slowly(monkeypatch, SimulatedLink, "close")
+            for connection in list(world.server._connections):
+                connection.close()
+            await lake.call("stat", "bkt/0")  # over the new connection
+            made = world.fabric.statistics()["queue_pairs_made"]
+            async with trio.open_nursery() as nursery:
+                for number in range(6):
+                    nursery.start_soon(lake.put, f"bkt/{number}", os.urandom(2 * MIB))
+            await lake.put("bkt/last", os.urandom(2 * MIB))
+            assert world.fabric.statistics()["queue_pairs_made"] == made + 1
+            assert len(own.fabric.links) == 1
+            assert not lake.rdma.reason
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(SimulatedFabric, "open_link"), (SimulatedFabric, "register"), (SimulatedLink, "connect"), (Own, "open")],
+)
+def test_operations_cancelled_at_each_moment_of_connecting_leave_nothing_behind(
+    owner: type, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(world: FabricWorld) -> None:
+        content = os.urandom(2 * MIB)
+        own = Own(world)
+        async with world.lake("trio", open_fabric=own.open) as lake:
+            await lake.call("create_bucket", "bkt")
+            with monkeypatch.context() as patch:
+                slowly(patch, owner, name)
+                for turn in range(4):
+                    async with lake.lake.pool(size_bytes=2 * MIB) as pool:  # type: ignore[union-attr, attr-defined]
+                        with trio.move_on_after(SLOW_S / 2 + turn * SLOW_S / 4):
+                            await lake.put(f"bkt/{turn}", content)
+                        with trio.move_on_after(SLOW_S / 2):
+                            await lake.call("load_many", [data_chunk_id(content)], pool, [0])
+                    for connection in list(world.server._connections):
+                        connection.close()
+                    with suppress(LakeError):
+                        await lake.call("stat", "bkt/0")
+            await lake.put("bkt/last", content)
+            assert own.opened == 1
+            assert len(own.fabric.links) <= 1
+            assert own.fabric.registered_bytes <= 8 * MIB, "more than the memory that puts are READ from"
+
+    run(body)
+
+
+class HalfDead:
+    """A TCP connection to the engine that ends for the client only, and behind which no engine is found any more."""
+
+    def __init__(self, address: str) -> None:
+        self._engine = cast("tuple[str, int]", (address.rpartition("/")[2].partition(":")[0], 0))
+        self._port = int(address.rpartition(":")[2])
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._clients: list[socket.socket] = []
+        self._engines: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                engine = socket.create_connection((self._engine[0], self._port))
+                self._clients.append(client)
+                self._engines.append(engine)
+                for source, target in ((client, engine), (engine, client)):
+                    threading.Thread(target=self._pump, args=(source, target), daemon=True).start()
+
+    def _pump(self, source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while found := source.recv(1 << 16):
+                target.sendall(found)
+
+    def cut(self) -> None:
+        """End the clients' side."""
+        for ended in (self._listener, *self._clients):
+            with suppress(OSError):
+                ended.shutdown(socket.SHUT_RDWR)
+            ended.close()
+
+    def close(self) -> None:
+        """End the engine's side, too."""
+        self.cut()
+        for engine in self._engines:
+            with suppress(OSError):
+                engine.shutdown(socket.SHUT_RDWR)
+            engine.close()
+
+
+def test_a_load_that_fails_while_only_its_connection_is_lost_is_written_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine knows nothing of the loss, and goes on with the first of two requests."""
+    monkeypatch.setattr(blocking_engine, "ENGINE_WAIT_S", 0.0)
+
+    async def body(world: FabricWorld) -> None:
+        contents = [os.urandom(MIB) for _ in range(16)]
+        chunks = [data_chunk_id(content) for content in contents]
+        half_dead = HalfDead(world.address)
+        async with dataclasses.replace(world, address=half_dead.address).lake("blocking") as lake:
+            for number, content in enumerate(contents):
+                await lake.put(f"bkt/{number}", content)
+            assert isinstance(lake.lake, Lake)
+            closing = ExitStack()
+            pool = closing.enter_context(lake.lake.pool(size_bytes=16 * MIB))
+            await lake.call("load_many", chunks, pool, [number * MIB for number in range(16)])
+            pool.buffer[:] = b"\x55" * (16 * MIB)
+            world.wire.hold()
+            requests: list[Sequence[int]] = []
+            request_of = load._Loading._request
+
+            def then_cut(loading: load._Loading, indexes: Sequence[int]) -> m.LoadSlots:
+                requests.append(indexes)
+                if len(requests) == 2:
+                    while not any(link.operations for link in list(world.wire._links.values())):
+                        time.sleep(0.001)
+                    half_dead.cut()
+                    while lake.fabric._engine.is_connected():  # as another thread may ask at any time
+                        time.sleep(0.01)
+                return request_of(loading, indexes)
+
+            monkeypatch.setattr(load._Loading, "_request", then_cut)
+            with pytest.raises(EngineUnreachable):
+                await lake.call("load_many", chunks, pool, [number * MIB for number in range(16)])
+            world.wire.release()
+            await trio.sleep(0.2)
+            assert bytes(pool.buffer) == b"\x55" * (16 * MIB), "the engine wrote behind the load's end"
+            closing.close()
+        half_dead.close()
+
+    run(body)
