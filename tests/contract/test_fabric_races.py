@@ -7,23 +7,25 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, cast
 
 import pytest
 import trio
 
+from engine.fabric import bounce_memory
 from lakefs.client.blocking import engine as blocking_engine
 from lakefs.client.blocking.lake import Lake
 from lakefs.errors import EngineUnreachable, LakeError
 from lakefs.get import load
-from lakefs.ids import data_chunk_id
+from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import MIB
-from lakefs.transport.fabric import Fabric
+from lakefs.transport.fabric import Fabric, Remote
 from lakefs.wire import messages as m
-from tests.fabric_rig import FabricWorld, run
-from tests.simulated_fabric import SimulatedFabric, SimulatedLink
+from tests.fabric_liar import Liar, liar
+from tests.fabric_rig import FabricWorld, posted, run
+from tests.simulated_fabric import SimulatedFabric, SimulatedLink, Weather
 
 SLOW_S = 0.05
 
@@ -191,3 +193,67 @@ def test_a_load_that_fails_while_only_its_connection_is_lost_is_written_no_more(
         half_dead.close()
 
     run(body)
+
+
+# --- clients that hold on to what others need ----------------------------------------------------------
+
+
+async def unjoined(client: Liar) -> None:
+    """Open a queue pair whose own end is never joined: what the engine moves is not answered."""
+    await client.engine.call(m.FabricOpen(client.fabric.open_link(Remote.READ | Remote.WRITE).end))
+
+
+async def ignored(call: Callable[..., Awaitable[object]], *args: Any) -> None:
+    with suppress(LakeError):
+        await call(*args)
+
+
+def test_a_client_that_opens_queue_pairs_all_the_time_takes_no_more_than_its_own_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bounce_memory, "BOUNCE_BUFFERS", 3)
+
+    async def body(world: FabricWorld) -> None:
+        content = os.urandom(MIB)
+        chunk: ChunkId = data_chunk_id(content)
+        async with world.lake("trio") as lake:
+            await lake.put("bkt/object", content)
+        async with liar(world) as client, trio.open_nursery() as nursery:
+            await unjoined(client)
+            for _ in range(2):
+                for _ in range(2):
+                    nursery.start_soon(ignored, client.load, [chunk], [0], client.named())
+                await posted(world)
+                await trio.sleep(0.05)
+                nursery.start_soon(ignored, unjoined, client)
+                await trio.sleep(0.05)
+                with trio.move_on_after(0.3):  # one that does not wait for the end of the pair before it
+                    await unjoined(client)
+            with trio.fail_after(5):
+                async with world.lake("trio") as lake, lake.lake.pool(size_bytes=MIB) as pool:  # type: ignore[union-attr, attr-defined]
+                    assert await lake.call("load_many", [chunk], pool, [0]) == [MIB]
+                    assert not lake.rdma.reason
+            assert world.fabric.statistics()["queue_pairs"] <= 2
+            nursery.cancel_scope.cancel()
+
+    run(body, weather=Weather(silence_s=30.0))
+
+
+def test_a_client_whose_puts_are_not_answered_keeps_no_other_client_s_memory() -> None:
+    async def body(world: FabricWorld) -> None:
+        async with liar(world) as client, trio.open_nursery() as nursery:
+            opened = (await client.engine.call(m.SessionOpen())).message
+            assert isinstance(opened, m.SessionOpened)
+            await unjoined(client)
+            memory = client.named(size_bytes=16 * MIB)
+            request = m.StoreSlots(opened.session, 0, [0, 4 * MIB], [4 * MIB, 4 * MIB], memory)
+            for _ in range(32):
+                nursery.start_soon(ignored, client.engine.call, request)
+            await posted(world)
+            await trio.sleep(0.1)
+            with trio.fail_after(5):
+                async with world.lake("trio", open_fabric=lambda name: "none") as lake:
+                    await lake.put("bkt/object", os.urandom(9 * MIB))
+            nursery.cancel_scope.cancel()
+
+    run(body, weather=Weather(silence_s=30.0))
