@@ -233,7 +233,8 @@ class ClientFabric:
                 self._made = LINKS_PER_CONNECTION
                 self._note_failure(reason)
                 return None
-        assert self._fabric is not None and self._bounces is not None, "both are made together"
+        assert self._fabric is not None, "it was opened"
+        assert self._bounces is not None, "they are made with the device"
         link = yield from work(self._new_link, self._fabric)
         reply = yield from send(FabricOpen(link.end))
         assert isinstance(reply.message, FabricOpened)

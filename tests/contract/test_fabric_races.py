@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import trio
@@ -91,7 +91,7 @@ def test_operations_cancelled_at_each_moment_of_connecting_leave_nothing_behind(
             with monkeypatch.context() as patch:
                 slowly(patch, owner, name)
                 for turn in range(4):
-                    async with lake.lake.pool(size_bytes=2 * MIB) as pool:  # type: ignore[union-attr, attr-defined]
+                    async with lake.lake.pool(size_bytes=2 * MIB) as pool:  # type: ignore[union-attr]
                         with trio.move_on_after(SLOW_S / 2 + turn * SLOW_S / 4):
                             await lake.put(f"bkt/{turn}", content)
                         with trio.move_on_after(SLOW_S / 2):
@@ -112,8 +112,8 @@ class HalfDead:
     """A TCP connection to the engine that ends for the client only, and behind which no engine is found any more."""
 
     def __init__(self, address: str) -> None:
-        self._engine = cast("tuple[str, int]", (address.rpartition("/")[2].partition(":")[0], 0))
-        self._port = int(address.rpartition(":")[2])
+        host, _, port = address.rpartition("/")[2].rpartition(":")
+        self._engine = host, int(port)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"tcp://127.0.0.1:{self._listener.getsockname()[1]}"
         self._clients: list[socket.socket] = []
@@ -124,7 +124,7 @@ class HalfDead:
         with suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                engine = socket.create_connection((self._engine[0], self._port))
+                engine = socket.create_connection(self._engine)
                 self._clients.append(client)
                 self._engines.append(engine)
                 for source, target in ((client, engine), (engine, client)):
@@ -230,7 +230,7 @@ def test_a_client_that_opens_queue_pairs_all_the_time_takes_no_more_than_its_own
                 with trio.move_on_after(0.3):  # one that does not wait for the end of the pair before it
                     await unjoined(client)
             with trio.fail_after(5):
-                async with world.lake("trio") as lake, lake.lake.pool(size_bytes=MIB) as pool:  # type: ignore[union-attr, attr-defined]
+                async with world.lake("trio") as lake, lake.lake.pool(size_bytes=MIB) as pool:  # type: ignore[union-attr]
                     assert await lake.call("load_many", [chunk], pool, [0]) == [MIB]
                     assert not lake.rdma.reason
             assert world.fabric.statistics()["queue_pairs"] <= 2
