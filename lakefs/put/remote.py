@@ -73,5 +73,8 @@ def _read_by_engine(
     except LakeError as error:
         is_quiet = not isinstance(error, EngineUnreachable)  # then it is the engine's answer
         raise
+    except BaseException:
+        fabric.retire(link, None)  # the engine's READ of memory that is given up now breaks it
+        raise
     finally:
         fabric.give_back(source, is_quiet=is_quiet)

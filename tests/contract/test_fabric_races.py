@@ -108,6 +108,27 @@ def test_operations_cancelled_at_each_moment_of_connecting_leave_nothing_behind(
     run(body)
 
 
+def test_puts_that_are_cancelled_are_no_failures_of_the_queue_pair() -> None:
+    async def body(world: FabricWorld) -> None:
+        async with world.lake("trio") as lake:
+            await lake.put("bkt/first", os.urandom(2 * MIB))
+            for number in range(4):
+                world.wire.hold()
+                with trio.CancelScope() as scope:
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(lake.put, f"bkt/{number}", os.urandom(2 * MIB))
+                        await posted(world)
+                        scope.cancel()
+                world.wire.release()
+                before = lake.rdma.bytes
+                await lake.put("bkt/next", content := os.urandom(2 * MIB))
+                assert lake.rdma.bytes == before + 2 * MIB, lake.rdma.reason
+                assert await lake.get("bkt/next") == content
+            assert not lake.rdma.reason
+
+    run(body)
+
+
 class HalfDead:
     """A TCP connection to the engine that ends for the client only, and behind which no engine is found any more."""
 
