@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import random
 import socket
 import threading
 import time
@@ -17,14 +18,15 @@ import trio
 from engine.fabric import bounce_memory
 from lakefs.client.blocking import engine as blocking_engine
 from lakefs.client.blocking.lake import Lake
-from lakefs.errors import EngineUnreachable, LakeError
-from lakefs.get import load
+from lakefs.errors import EngineUnreachable, LakeError, SessionLost
+from lakefs.get import load as loading_steps
+from lakefs.get.pools import Pool
 from lakefs.ids import ChunkId, data_chunk_id
-from lakefs.limits import MIB
+from lakefs.limits import BOUNCE_BYTES, MIB
 from lakefs.transport.fabric import Fabric, Remote
 from lakefs.wire import messages as m
 from tests.fabric_liar import Liar, liar
-from tests.fabric_rig import FabricWorld, posted, run
+from tests.fabric_rig import FabricWorld, RiggedLake, posted, run
 from tests.simulated_fabric import SimulatedFabric, SimulatedLink, Weather
 
 SLOW_S = 0.05
@@ -129,6 +131,54 @@ def test_puts_that_are_cancelled_are_no_failures_of_the_queue_pair() -> None:
     run(body)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_operations_cancelled_and_connections_lost_at_random_move_the_right_bytes_and_leave_nothing(seed: int) -> None:
+    """Each task has a pool, which nothing writes to between its loads."""
+    dice = random.Random(seed)
+    contents = [os.urandom(dice.choice((MIB, 2 * MIB, 3 * MIB))) for _ in range(6)]
+
+    async def load(lake: RiggedLake, pool: Pool, chunks: list[ChunkId]) -> None:
+        offsets = [number * 3 * MIB for number in range(len(chunks))]
+        assert bytes(pool.buffer) == b"\x55" * pool.size_bytes, "the engine wrote behind a load's end"
+        try:
+            with trio.move_on_after(dice.random() * 0.1), suppress(EngineUnreachable, SessionLost):
+                lengths = await lake.call("load_many", chunks, pool, offsets)
+                for offset, length, chunk in zip(offsets, lengths, chunks, strict=True):
+                    assert data_chunk_id(pool.buffer[offset : offset + length]) == chunk
+        finally:
+            pool.buffer[:] = b"\x55" * pool.size_bytes
+
+    async def work(world: FabricWorld, lake: RiggedLake, name: str) -> None:
+        chunks = [data_chunk_id(content) for content in contents]
+        async with lake.lake.pool(size_bytes=9 * MIB) as pool:  # type: ignore[union-attr]
+            pool.buffer[:] = b"\x55" * pool.size_bytes
+            for turn in range(12):
+                await load(lake, pool, dice.sample(chunks, 3))
+                with trio.move_on_after(dice.random() * 0.1), suppress(EngineUnreachable):
+                    index = dice.randrange(6)
+                    assert await lake.get(f"bkt/{index}") == contents[index]
+                with trio.move_on_after(dice.random() * 0.1), suppress(EngineUnreachable):
+                    await lake.put(f"bkt/{name}", content := os.urandom(2 * MIB))
+                    assert await lake.get(f"bkt/{name}") == content
+                if turn % 4 == 3 and dice.random() < 0.5:
+                    for connection in list(world.server._connections):
+                        connection.close()
+
+    async def body(world: FabricWorld) -> None:
+        own = Own(world)
+        for number, content in enumerate(contents):
+            await world.warm(content, f"bkt/{number}")
+        async with world.lake("trio", open_fabric=own.open) as lake:
+            async with trio.open_nursery() as nursery:
+                for name in "abc":
+                    nursery.start_soon(work, world, lake, name)
+            assert len(own.fabric.links) <= 3, "the pair, and those that the next one ends"
+            assert own.fabric.registered_bytes <= 8 * MIB + 2 * BOUNCE_BYTES
+            assert len(own.fabric.regions) <= 3
+
+    run(body, slabs=8, weather=Weather(loss=0.01, shuffle=True, delay_s=0.002))
+
+
 class HalfDead:
     """A TCP connection to the engine that ends for the client only, and behind which no engine is found any more."""
 
@@ -192,9 +242,9 @@ def test_a_load_that_fails_while_only_its_connection_is_lost_is_written_no_more(
             pool.buffer[:] = b"\x55" * (16 * MIB)
             world.wire.hold()
             requests: list[Sequence[int]] = []
-            request_of = load._Loading._request
+            request_of = loading_steps._Loading._request
 
-            def then_cut(loading: load._Loading, indexes: Sequence[int]) -> m.LoadSlots:
+            def then_cut(loading: loading_steps._Loading, indexes: Sequence[int]) -> m.LoadSlots:
                 requests.append(indexes)
                 if len(requests) == 2:
                     while not any(link.operations for link in list(world.wire._links.values())):
@@ -204,7 +254,7 @@ def test_a_load_that_fails_while_only_its_connection_is_lost_is_written_no_more(
                         time.sleep(0.01)
                 return request_of(loading, indexes)
 
-            monkeypatch.setattr(load._Loading, "_request", then_cut)
+            monkeypatch.setattr(loading_steps._Loading, "_request", then_cut)
             with pytest.raises(EngineUnreachable):
                 await lake.call("load_many", chunks, pool, [number * MIB for number in range(16)])
             world.wire.release()
