@@ -332,6 +332,19 @@ def test_a_mapping_in_two_pieces_of_the_file_is_one_if_they_follow_each_other() 
         assert maps_file(memoryview(mapping), descriptor)
 
 
+@pytest.mark.parametrize(
+    "name", [b"\xff\xfe", "a\u2028b".encode(), b"a\x0cb\x1cc\rd", b"line\nbreak", b"a b (deleted)"]
+)
+def test_files_of_any_name_may_be_mapped_beside_the_region(tmp_path: Path, name: bytes) -> None:
+    path = os.path.join(os.fsencode(tmp_path), name)
+    beside = os.open(path, os.O_RDWR | os.O_CREAT)
+    os.ftruncate(beside, 4096)
+    with mapped_memfd(4096) as (descriptor, mapping), mmap.mmap(beside, 4096):
+        os.close(beside)
+        assert maps_file(memoryview(mapping), descriptor)
+        assert not maps_file(memoryview(bytearray(4096)), descriptor)
+
+
 def test_nothing_is_lent_where_mappings_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     with mapped_memfd(4096) as (descriptor, mapping):
         monkeypatch.setattr("lakefs.host.mapped_files._MAPS", Path("/nonexistent"))
