@@ -20,7 +20,7 @@ from blake3 import blake3
 
 from engine.chunks.quarantine import Quarantine
 from engine.format.keyed import SpaceRecord, value_key
-from engine.keyed.spaces import charge, find_space, list_spaces
+from engine.keyed.spaces import EVICT_ABOVE, charge, find_space, list_spaces
 from engine.keyed.values import Values
 from engine.metadata.metadata_store import Metadata
 from engine.tables._frequency import Sketch
@@ -35,8 +35,6 @@ USES_PER_ENTRY: Final = 6
 """Counts are halved when each value was used about so often: a value that is not used again is forgotten after three
 halvings."""
 USES_MIN: Final = 1024
-EVICT_ABOVE: Final = 0.99
-"""Share of its quota above which values of a space are evicted."""
 EVICT_TO: Final = 0.98
 GARBAGE_SHARE: Final = 8
 """A cycle of gc is due when a space has lost 1/8 of its quota to eviction since the last."""

@@ -7,8 +7,10 @@ import trio
 
 from engine.format.keyed import value_key
 from engine.keyed import spaces as spaces_module
+from engine.keyed.spaces import EVICT_ABOVE, KEYED_ENTRY_BYTES
 from engine.keyed.upkeep import KeyedUpkeep
 from engine.store.store import Store
+from lakefs.limits import MIB
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import EngineClient
 from tests.contract.test_requests_keyed import space_of
@@ -83,5 +85,23 @@ def test_what_a_value_counted_when_it_was_seen_is_halved_as_all_counts_are() -> 
             assert len(left) == SHARES + 8
             assert old not in left, "it was used before those that were used lately"
             assert set(new) <= left
+
+    run(main)
+
+
+def test_a_value_that_is_stored_in_an_empty_space_stays_however_long_it_is() -> None:
+    async def main() -> None:
+        async with simulated_store() as store:
+            client = client_of(store)
+            space, session = await space_of(client, quota_bytes=QUOTA), await session_of(client)
+            (chunk,) = await store_chunks(client, session, [bytes(MIB)])
+            most = int(QUOTA * EVICT_ABOVE) - KEYED_ENTRY_BYTES
+            (rest, more) = await store_chunks(client, session, [bytes(most % MIB), bytes(most % MIB + 1)])
+            for last, outcome in ((more, m.KEYED_FAILED), (rest, m.KEYED_STORED)):
+                parts = [chunk] * (most // MIB) + [last]
+                request = m.KeyedCommit(session, space, [b"k"], [len(parts)], parts)
+                assert (await ask(client, request, m.KeyedOutcomes)).outcomes == [outcome]
+            await trio.sleep(20)
+            assert values_in(store, space) == [b"k"]
 
     run(main)
