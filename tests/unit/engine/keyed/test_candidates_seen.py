@@ -9,6 +9,7 @@ from engine.format.keyed import value_key
 from engine.keyed import spaces as spaces_module
 from engine.keyed.spaces import EVICT_ABOVE, KEYED_ENTRY_BYTES
 from engine.keyed.upkeep import KeyedUpkeep
+from engine.metadata.pacing import Pacing
 from engine.store.store import Store
 from lakefs.limits import MIB
 from lakefs.wire import messages as m
@@ -103,5 +104,34 @@ def test_a_value_that_is_stored_in_an_empty_space_stays_however_long_it_is() -> 
                 assert (await ask(client, request, m.KeyedOutcomes)).outcomes == [outcome]
             await trio.sleep(20)
             assert values_in(store, space) == [b"k"]
+
+    run(main)
+
+
+def test_many_spaces_that_lose_very_many_values_hold_up_no_put_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def rest(self: Pacing, times: float = 0) -> None:
+        await trio.sleep(0.02)
+
+    async def main() -> None:
+        monkeypatch.setattr(Pacing, "rest", rest)
+        monkeypatch.setattr(spaces_module, "KEYED_ENTRY_BYTES", MIB)
+        async with simulated_store() as store:
+            client = client_of(store)
+            most = QUOTA // (MIB + 1)
+            other = await space_of(client, "other", quota_bytes=QUOTA)
+            await put_shares(client, other, {key_of(index): 0 for index in range(most - 1)})
+            many = [await space_of(client, f"many {number}") for number in range(30)]
+            for number in many:
+                await put_shares(client, number, {key_of(index): 0 for index in range(most + 500)})
+            for number in range(len(many)):
+                await space_of(client, f"many {number}", quota_bytes=QUOTA)
+            store.keyed.round_wanted.set()
+            await trio.sleep(0.5)
+            for index in range(5):
+                await put_shares(client, other, {b"%d %d" % (index, more): 0 for more in range(20)})
+            left = [len(values_in(store, number)) for number in many]
+            assert max(left) > most, "it is under way still"
+            await trio.sleep(60)
+            assert max(len(values_in(store, number)) for number in many) <= most
 
     run(main)
