@@ -115,7 +115,7 @@ class KeyedUpkeep:
                 await self._repeat(partial(self._purge, number, walk), gives_way=True)
 
     async def _evict_in_turn(self, numbers: Sequence[int]) -> None:
-        """Evict from these spaces, and from those in which puts wait meanwhile, which come first.
+        """Evict from these spaces, and from those in which puts wait during the round, which come first.
 
         What is left of a long eviction is for the next round, which begins at once.
         """
