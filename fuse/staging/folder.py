@@ -14,6 +14,7 @@ import resource
 import stat
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -204,9 +205,13 @@ class StagingFolder:
             self._remove(slot)
 
     def _remove(self, slot: Slot) -> None:
+        """Remove a slot.  Where the disk refuses that, it stays behind without a lock; nobody can take the error."""
         for suffix in (SIDECAR_SUFFIX, BYTES_SUFFIX):
-            (self.path / f"{slot.stem}{suffix}").unlink(missing_ok=True)
+            with suppress(OSError):
+                (self.path / f"{slot.stem}{suffix}").unlink()
         slot.sidecar.close()
+        with suppress(OSError):
+            fcntl.flock(slot.descriptor, fcntl.LOCK_UN)
         os.close(slot.descriptor)
 
 

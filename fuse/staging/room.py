@@ -6,7 +6,7 @@ cache: nobody waits for that but who needs the room.
 Rules kept here:
 - A slot that is emptied belongs to no file: its sidecar is empty already.
 - Its bytes count no more from the moment on that its file gave it up.  So a disk that is full while files are emptied
-  is not full yet: `with_room` empties them at once, and tries again.
+  is not full yet: `with_room` empties one after the other at once, and tries again after each.
 """
 
 from __future__ import annotations
@@ -98,16 +98,20 @@ class Room:
         return self.limit_bytes - self.used_bytes - self.lent_bytes
 
     def with_room(self, call: Callable[[], T]) -> T:
-        """Make a call that writes to the folder.  If the disk is full while files are emptied: again, after that."""
-        try:
-            return call()
-        except OSError as error:
-            waiting = [each for each in self.emptying if not each.is_empty]
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not waiting:
-                raise
-            for each in waiting:
-                each.run()
-            return call()
+        """Make a call that writes to the folder.  If the disk is full while files are emptied: again, after that.
+
+        The loop waits for one file after the other, as few as it takes.
+        """
+        tried: list[Emptying] = []
+        while True:
+            try:
+                return call()
+            except OSError as error:
+                waiting = [each for each in self.emptying if not each.is_empty and each not in tried]
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not waiting:
+                    raise
+                tried.append(waiting[0])
+                waiting[0].run()
 
     def reserve(self, name: str, byte_count: int, range_count: int) -> None:
         """Raise StoreFull unless that many more bytes and ranges may be staged; what is lent is given back for them."""

@@ -377,12 +377,11 @@ class StagedFile:
             offset += count
 
     def _set_length(self, length: int) -> None:
-        """Set the staging file's length, to free disk space.  LocalFileError: then no byte that counts is affected."""
+        """Set the staging file's length, to free disk space.  If that fails, it is set before the next line."""
         try:
             os.ftruncate(self._slot.descriptor, length)
-        except OSError as error:
+        except OSError:
             self._sidecar_is_stale = True  # it relies on the file's length
-            raise self._room.failure(error, self.name) from error
 
     # --- sidecar -------------------------------------------------------------------------------------
 
@@ -403,8 +402,10 @@ class StagedFile:
 
     def _rewrite(self) -> None:
         self._slot.sidecar.rewrite(whole_line(self._state()))
-        self._sidecar_is_stale = False
         self._sidecar_is_closed = True
+        if self._sidecar_is_stale:
+            os.ftruncate(self._slot.descriptor, self._staged.end)  # else bytes behind would count with the next line
+            self._sidecar_is_stale = False
 
     def _compact(self) -> None:
         """Keep the sidecar short.  On a full disk it stays long, and right."""

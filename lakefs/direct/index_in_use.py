@@ -100,15 +100,21 @@ def open_shared_index() -> Steps[SharedIndexReader | None]:
     """
     if not (shared_table.IS_BUILT and plain_reads.IS_BUILT):
         return None
-    return (yield from opened_index(OpenSharedIndex(), SharedIndexReader))
+    try:
+        return (yield from opened_index(OpenSharedIndex(), SharedIndexReader))
+    except EngineUnreachable:
+        return None
 
 
 def opened_index(request: Request, reader: Callable[[int], R]) -> Steps[R | None]:
-    """Return the table that the engine shares for a request, mapped read-only; None if this client gets none."""
+    """Return the table that the engine shares for a request, mapped read-only; None if this client gets none.
+
+    EngineUnreachable: the caller would only wait for the engine once more.
+    """
     for _ in range(_ATTEMPTS):
         try:
             reply = yield from send(request)
-        except (UnsupportedVersion, PermissionDenied, EngineBusy, EngineUnreachable):
+        except (UnsupportedVersion, PermissionDenied, EngineBusy):
             return None
         try:
             return reader(reply.descriptors[0])

@@ -26,7 +26,7 @@ class Port:
     gid_index: int
     lid: int
     mtu: int
-    """As verbs count: 1 is 256 bytes, 5 is 4096."""
+    """Counted like in verbs: 1 is 256 bytes, 5 is 4096."""
     reads_max: int
 
 

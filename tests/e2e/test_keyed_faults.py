@@ -17,6 +17,7 @@ import pytest
 
 import lakefs
 from engine.keyed.spaces import KEYED_ENTRY_BYTES
+from lakefs.client.blocking.spaces import Space
 from lakefs.client.connect import connect
 from lakefs.errors import EngineUnreachable, InvalidArgument, RequestTooLarge, SpaceNotFound
 from lakefs.limits import ENGINE_WAIT_S, KEYED_QUOTA_BYTES_MIN, MIB
@@ -198,16 +199,17 @@ def killed_during(engine: Served, call: threading.Thread) -> float:
     engine.process.send_signal(signal.SIGSTOP)
     call.start()
     time.sleep(0.3)  # the request is sent, and is not answered
-    assert call.is_alive()
+    waits = call.is_alive()
     began = time.monotonic()
     engine.kill()
+    assert waits, "the call needed no engine"
     call.join(WAIT_S)
     assert not call.is_alive()
     return time.monotonic() - began
 
 
 @pytest.mark.parametrize("kind", ["blocking unix", "trio unix"])
-@pytest.mark.parametrize("way", ["load", "get", "match", "put"])
+@pytest.mark.parametrize("way", ["load", "get", "put"])  # a match of known keys needs no engine
 def test_a_call_ends_in_time_when_its_engine_is_killed(engine: Served, kind: str, way: str) -> None:
     keys, values = values_of(16, 300_000)
     with hand_on(engine, kind, "killed") as space:
@@ -217,7 +219,6 @@ def test_a_call_ends_in_time_when_its_engine_is_killed(engine: Served, kind: str
         calls: dict[str, Callable[[], object]] = {
             "load": lambda: space.load(keys, 300_000),
             "get": lambda: space.get(keys, 300_000),
-            "match": lambda: space.match(keys),
             "put": lambda: space.put(more, [b"v" * 5000] * 2),
         }
         errors: list[BaseException] = []
@@ -286,7 +287,8 @@ def test_a_rotten_block_is_a_miss_is_quarantined_and_is_stored_again(engine: Ser
     engine.start()
     with hand_on(engine, kind, "rotten") as space:
         read = space.load if way == "load" else space.get
-        assert read(keys, 200_000) == [values[0], b"", values[2]]
+        for _ in range(2):  # the first finds the damage; the second request tells the keyed index
+            assert read(keys, 200_000) == [values[0], b"", values[2]]
         assert space.match(keys) == (1, [True, False, True]), "it is known to be damaged"
         with connect(engine.server) as lake:
             assert lake.status()["scrub"]["quarantined_chunks"] == 1
@@ -295,6 +297,14 @@ def test_a_rotten_block_is_a_miss_is_quarantined_and_is_stored_again(engine: Ser
     with connect(engine.server) as lake:
         assert lake.status()["scrub"]["quarantined_chunks"] == 0
         assert lake.fsck(full=True)["damage"] == 0
+
+
+def wait_until_present(space: Space, keys: list[bytes], right: list[bool]) -> None:
+    """Wait for upkeep, until which a match without a request may find values that have expired: 10 s."""
+    until = time.monotonic() + WAIT_S
+    while space.match(keys).present != right and time.monotonic() < until:
+        time.sleep(0.1)
+    assert space.match(keys).present == right
 
 
 @pytest.mark.slow
@@ -316,12 +326,9 @@ def test_a_clock_that_is_set_back_loses_no_value_and_one_set_forward_ends_those_
                 shifted.start()
                 assert space.match(keys).prefix == 4
                 shifted.set_date(0)  # those that were put a year ago are over
-                assert space.match(keys) == (2, [True, True, False, False])
+                wait_until_present(space, keys, [True, True, False, False])
                 shifted.set_date(8 * DAY_S)
-                assert space.match(keys).present == [False] * 4
-                until = time.monotonic() + WAIT_S
-                while lake.spaces()[0].entries and time.monotonic() < until:
-                    time.sleep(0.1)
+                wait_until_present(space, keys, [False] * 4)
                 assert lake.spaces()[0].entries == 0
                 assert space.put_many(keys, values).outcomes == [Outcome.STORED] * 4
                 assert lake.fsck(full=True)["damage"] == 0

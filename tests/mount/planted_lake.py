@@ -69,7 +69,7 @@ def _cached_beside_passthrough() -> None:
 
 
 def _mappings_not_looked_at() -> None:
-    """What a mapping wrote to a file in memory is not looked for."""
+    """Nobody looks for bytes that a mapping wrote to a file in memory."""
     _plant(HotFile, "differing", lambda hot: [])
 
 

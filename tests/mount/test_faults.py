@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import struct
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -169,6 +170,35 @@ def test_a_staging_disk_that_takes_no_more_fails_writes_and_the_mount_goes_on(sh
             with suppress(OSError):
                 os.close(writing)
             assert mounts.mounts[0].end() in (0, 74), mounts.mounts[0].log.read_text()
+
+
+def test_a_staging_disk_that_ends_under_files_without_a_name_loses_no_descriptor_and_the_mount_ends_well(
+    short: Path,
+) -> None:
+    """Their staging files can neither be emptied nor removed then, at the close of one and at the end of the mount."""
+    with ext4(short, 128 * MIB) as disk:
+        (disk / "staging").mkdir()
+        (short / "staging0").symlink_to(disk / "staging")
+        with lake(short) as mounts:
+            here = mounts.folders[0]
+            (here / "before").write_bytes(b"before")
+            opened = [os.open(here / f"open{number}", os.O_RDWR | os.O_CREAT) for number in range(6)]
+            for number, descriptor in enumerate(opened):
+                os.write(descriptor, bytes(40 * MIB if number == 5 else 10))
+                (here / f"open{number}").unlink()
+            process = Path(f"/proc/{mounts.mounts[0].process.pid}/fd")
+            _shut_down(disk)
+            before = len(list(process.iterdir()))
+            for descriptor in opened[:5]:
+                os.close(descriptor)
+            until = time.monotonic() + 5
+            while len(list(process.iterdir())) > before - 10 and time.monotonic() < until:
+                time.sleep(0.05)
+            assert len(list(process.iterdir())) <= before - 10, "each has two descriptors"
+            assert (here / "before").read_bytes() == b"before"
+            os.close(opened[5])
+            assert mounts.mounts[0].end() in (0, 74), mounts.mounts[0].log.read_text()
+            assert "Traceback" not in mounts.mounts[0].log.read_text()
 
 
 def _open_until_one_fails(here: Path) -> int | None:

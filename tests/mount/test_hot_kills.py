@@ -34,7 +34,7 @@ class Scene:
         self.name = f"file{number}"
         self.shown = bytearray(os.urandom(SIZE))
         self.staged = bytearray(self.shown)
-        """What was written by calls, over stored bytes; a mapping's bytes are staged when the mount looks for them."""
+        """Bytes that calls wrote, over stored bytes; a mapping's bytes are staged when the mount looks for them."""
         self.is_unsaved = False
         self.stored: bytes | None = bytes(self.shown)
         self.opened: list[int] = []

@@ -219,7 +219,7 @@ def test_the_limit_of_staged_bytes_is_exact(short: Path, limit: int, size: int) 
 
 @pytest.mark.parametrize("limit", [5 * MIB, 20 * MIB + 1234])
 def test_files_that_are_appended_to_in_turn_share_the_limit(short: Path, limit: int) -> None:
-    """What native threads may still append to one file, another one gets before it is refused anything."""
+    """Room that native threads have for one file goes to another before that one is refused anything."""
     size = 100 * KIB
     with lake(short, "-o", f"append_forced,staging_size={limit}") as mounts:
         files = [os.open(mounts.folders[0] / name, os.O_WRONLY | os.O_CREAT) for name in ("one", "two", "three")]

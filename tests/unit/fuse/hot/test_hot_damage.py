@@ -52,7 +52,7 @@ def spoil(hot: HotFile, offset: int) -> None:
 
 
 def test_damage_of_a_file_that_was_written_to_is_no_mapping_s_write(files: MemoryFiles) -> None:
-    """As long as none could have written: with a handle that may be mapped nobody can tell."""
+    """True while none could have written: with a handle that may be mapped nobody can tell."""
     hot = filled(files, bytes(SIZE))
     staged: list[int] = []
     hot.write(0, b"new", lambda offset, data: staged.append(offset))

@@ -239,6 +239,27 @@ def test_a_disk_that_is_full_of_what_is_being_removed_is_not_full(
     assert folder.used_bytes == len(b"there")
 
 
+def test_on_a_full_disk_no_more_files_are_emptied_at_once_than_it_takes(
+    folder: StagingFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of some GiB takes a second, in which the mount answers nothing."""
+    waiting: list[Emptying] = []
+    folder.empty_beside = waiting.append
+    other = folder.new("b/other", None)
+    for number in range(4):
+        stored(long_file(folder, f"b/{number}"))
+    real = os.pwrite
+
+    def pwrite(descriptor: int, data: Any, offset: int) -> int:
+        if not waiting[1].is_empty:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(descriptor, data, offset)
+
+    monkeypatch.setattr("os.pwrite", pwrite)
+    other.write(0, b"there")
+    assert [each.is_empty for each in waiting] == [True, True, False, False]
+
+
 def test_a_long_file_stays_in_its_slot_where_no_other_can_be_had(
     folder: StagingFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,3 +291,61 @@ def test_only_so_many_files_are_emptied_beside_and_all_before_the_folder_is_clos
     assert len(waiting) == EMPTYING_MAX
     folder.close()
     assert [os.path.basename(found) for found in os.listdir(tmp_path)] == ["lock"]
+
+
+@pytest.mark.parametrize("is_emptied", [True, False])
+def test_a_slot_that_can_neither_be_emptied_nor_removed_is_closed_and_no_error(
+    folder: StagingFolder, monkeypatch: pytest.MonkeyPatch, is_emptied: bool
+) -> None:
+    """A disk became one that only reads: in the background nobody could take the error, and it would end the mount."""
+    waiting: list[Emptying] = []
+    folder.empty_beside = waiting.append
+    file = long_file(folder, "b/k")
+    other = folder.new("b/2", None)
+    other.write(0, b"other")
+    before = file.descriptor
+    stored(file)
+
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fuse.staging.folder.SPARE_MAX", 0)
+        patched.setattr("os.ftruncate", read_only)
+        patched.setattr("os.unlink", read_only)
+        patched.setattr("pathlib.Path.unlink", read_only)
+        waiting[0].run()
+        waiting[0].is_empty = is_emptied
+        folder.emptied(waiting[0])
+        other.discard()
+        for descriptor in (before, other.descriptor):
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                os.fstat(descriptor)
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_bytes_of_a_length_that_could_not_be_cut_do_not_come_back_after_a_kill(
+    folder: StagingFolder, monkeypatch: pytest.MonkeyPatch, is_stored: bool
+) -> None:
+    """A file system that copies on write needs room to cut a file; when there is room again the file is written on."""
+    file = folder.new("b/k", None)
+    file.write(0, b"old" * 100_000)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.ftruncate", full)
+        if is_stored:
+            stored(file)
+        else:
+            file.truncate(1000)
+        with pytest.raises(StoreFull):
+            file.write(1000, b"new")
+    assert file.size == (300_000 if is_stored else 1000)
+    file.write(1000, b"new")
+    sidecar = next(found for found in folder.path.iterdir() if found.suffix == ".json")
+    state = replay(sidecar.read_bytes(), os.fstat(file.descriptor).st_size)
+    assert state is not None
+    assert list(state.ranges) == list(file.written())
+    assert state.size == file.size
