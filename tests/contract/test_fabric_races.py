@@ -141,6 +141,7 @@ def test_puts_that_are_cancelled_are_no_failures_of_the_queue_pair() -> None:
     run(body)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_operations_cancelled_and_connections_lost_at_random_move_the_right_bytes_and_leave_nothing(seed: int) -> None:
     """Each task has a pool, which nothing writes to between its loads."""
