@@ -20,7 +20,7 @@ from blake3 import blake3
 
 from engine.chunks.quarantine import Quarantine
 from engine.format.keyed import SpaceRecord, value_key
-from engine.keyed.spaces import charge, find_space, list_spaces
+from engine.keyed.spaces import EVICT_ABOVE, charge, find_space, list_spaces
 from engine.keyed.values import Values
 from engine.metadata.metadata_store import Metadata
 from engine.tables._frequency import Sketch
@@ -35,8 +35,6 @@ USES_PER_ENTRY: Final = 6
 """Counts are halved when each value was used about so often: a value that is not used again is forgotten after three
 halvings."""
 USES_MIN: Final = 1024
-EVICT_ABOVE: Final = 0.99
-"""Share of its quota above which values of a space are evicted."""
 EVICT_TO: Final = 0.98
 GARBAGE_SHARE: Final = 8
 """A cycle of gc is due when a space has lost 1/8 of its quota to eviction since the last."""
@@ -76,7 +74,7 @@ class KeyedBlobs:
         """Set when the store has, or gets, a space."""
         self.round_wanted = trio.Event()
         """Set when upkeep should begin its next round at once."""
-        self._round_ended = trio.Event()
+        self._room_made = trio.Event()
         self._needs: dict[int, int] = {}
         """Charge of what waiting puts need, by number of their space."""
         self._under_way: dict[int, int] = {}
@@ -153,7 +151,7 @@ class KeyedBlobs:
                     break
                 self._needs[number] = max(need, self._needs.get(number, 0))
                 self.round_wanted.set()
-                await self._round_ended.wait()
+                await self._room_made.wait()
         return self._space(number)
 
     def _space(self, number: int) -> SpaceRecord:
@@ -180,11 +178,15 @@ class KeyedBlobs:
         finally:
             decided()
 
-    def end_round(self) -> None:
-        """End a round of upkeep: puts that wait look again."""
+    def waited_for(self) -> list[int]:
+        """Return the numbers of spaces in which a put waits for room."""
+        return list(self._needs)
+
+    def wake_puts(self) -> None:
+        """Let the puts that wait for room look again; each says anew what it needs if that is not there."""
         self._needs.clear()
-        ended, self._round_ended = self._round_ended, trio.Event()
-        ended.set()
+        evicted, self._room_made = self._room_made, trio.Event()
+        evicted.set()
 
     # --- garbage ---------------------------------------------------------------------------------------
 

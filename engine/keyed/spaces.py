@@ -36,6 +36,8 @@ NS: Final = 10**9
 KEYED_ENTRY_BYTES: Final = 512
 """Counted against its space's quota for each value beside its bytes, so that a quota bounds values of a byte too: about
 what the records of a value with one part and a TTL take on the disk (540 bytes in index and checkpoint, measured)."""
+EVICT_ABOVE: Final = 0.99
+"""Share of its quota above which values of a space are evicted; no value alone takes more."""
 _QUOTA_BYTES_MAX: Final = 1 << 62
 
 

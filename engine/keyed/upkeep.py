@@ -10,15 +10,16 @@ Rules kept here:
   a space with a million values.
 - Within a round each decision goes on behind the last: what was removed lies in the overlay until it is applied, and a
   walk from the beginning would pass all of that again.
-- Spaces over their quotas take turns, EVICT_TURNS each in a round, and what has expired goes between rounds: a space
-  that has millions of values too many holds up no put to another one, and no expiry.
+- Spaces over their quotas take turns, EVICT_TURNS each in a round, those first in which a put waits, which is woken
+  after each; and what has expired goes between rounds.  So spaces that have millions of values too many hold up no
+  put to another one, and no expiry.
 - Rounds are begun at once when a put waits for room, else every ROUND_S: nothing outlives its time by more than
   twice that, unless the disk takes no writes, or very many are over at once.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
@@ -90,7 +91,7 @@ class KeyedUpkeep:
             except LakeError as error:
                 _log.warning("keyed_upkeep_failed", reason=error.message)
             finally:
-                self._keyed.end_round()
+                self._keyed.wake_puts()
             await trio.sleep(_ROUND_GAP_S)
             with trio.move_on_after(ROUND_S):
                 await self._keyed.round_wanted.wait()
@@ -114,17 +115,28 @@ class KeyedUpkeep:
                 await self._repeat(partial(self._purge, number, walk), gives_way=True)
 
     async def _evict_in_turn(self, numbers: Sequence[int]) -> None:
-        """Evict from these spaces; what is left of a long eviction is for the next round, which begins at once."""
-        pacing = Pacing(self._writers)
-        for _ in range(EVICT_TURNS):
-            left: list[int] = []
-            for number in numbers:
-                more, _ = await self._metadata.commit(partial(self._evict, number), durable=False)
-                await pacing.rest()
-                left += [number] if more else []
-            numbers = left
-        if numbers:
-            self._keyed.round_wanted.set()
+        """Evict from these spaces, and from those in which puts wait during the round, which come first.
+
+        What is left of a long eviction is for the next round, which begins at once.
+        """
+        pacing, turns = Pacing(self._writers), Counter[int]()
+        queue = dict.fromkeys(numbers)
+        while True:
+            waited_for = [number for number in self._keyed.waited_for() if turns[number] < EVICT_TURNS]
+            number = min([*waited_for, *islice(queue, 0 if waited_for else 1)], key=turns.__getitem__, default=None)
+            if number is None:
+                return
+            queue.pop(number, None)
+            if turns[number] == EVICT_TURNS:
+                self._keyed.round_wanted.set()
+                continue
+            turns[number] += 1
+            more, _ = await self._metadata.commit(partial(self._evict, number), durable=False)
+            if more:
+                queue[number] = None
+            if waited_for:
+                self._keyed.wake_puts()
+            await pacing.rest()
 
     async def _repeat(self, remove: Callable[[Transaction], bool], *, gives_way: bool = False) -> None:
         """Run a decision until it returns False, with rests in between.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from engine.format.keyed import KeyedValue, SpaceRecord, expiry_key, unpack_value, value_key
 from engine.format.layouts import Table
-from engine.keyed.spaces import Usage, charge
+from engine.keyed.spaces import EVICT_ABOVE, Usage, charge
 from engine.tables.views import Transaction, View
 from lakefs.errors import InvalidArgument, LakeError, RequestTooLarge
 from lakefs.ids import ChunkId
@@ -108,7 +108,7 @@ def value_problem(lengths: Sequence[int], depth: int, quota_bytes: int) -> LakeE
         return InvalidArgument(f"the depth of a key is 0 to {KEYED_DEPTH_MAX}")
     size_bytes, most = sum(lengths), KEYED_VALUE_BYTES_MAX
     if quota_bytes:
-        most = min(most, quota_bytes - charge(0))
+        most = min(most, int(quota_bytes * EVICT_ABOVE) - charge(0))
     if size_bytes > most:
         return RequestTooLarge(f"the value has {size_bytes} bytes; its space takes at most {most}")
     return None

@@ -18,18 +18,18 @@ def maps_file(memory: memoryview, descriptor: int) -> bool:
     """
     try:
         found = os.fstat(descriptor)
-        lines = _MAPS.read_text().splitlines()
+        lines = _MAPS.read_bytes().split(b"\n")[:-1]  # a name may have any bytes but that one, which is escaped
     except OSError:
         return False
-    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
+    device = b"%02x:%02x" % (os.major(found.st_dev), os.minor(found.st_dev))
     begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     at, end = begin, begin + memory.nbytes
     for line in lines:  # ascending: FROM-TO MODE OFFSET DEVICE INODE NAME
         addresses, mode, offset, at_device, inode = line.split(maxsplit=5)[:5]
-        low, high = (int(text, 16) for text in addresses.split("-"))
+        low, high = (int(text, 16) for text in addresses.split(b"-"))
         if not low <= at < high:
             continue
-        is_same = (at_device, int(inode)) == (device, found.st_ino) and mode.endswith("s")
+        is_same = (at_device, int(inode)) == (device, found.st_ino) and mode.endswith(b"s")
         if not is_same or int(offset, 16) + at - low != at - begin:
             return False
         at = high

@@ -81,7 +81,8 @@ class Space:
     ) -> KeyedResult:
         """Store values under keys; durable on return.  See `SpaceSteps.put_many`.
 
-        Keys that the shared index of keys has are PRESENT without a request; their values are durable.
+        Keys that the shared index of keys has are PRESENT without a request; their values are durable.  One that has
+        expired (until it is removed, at most 10 s later) or is damaged (until a client asks for it) is PRESENT too.
         """
         items = keyed_items(keys, values, depths)
         checked = [item.key for item in items]

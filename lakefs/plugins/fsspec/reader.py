@@ -106,11 +106,22 @@ class LakeReader(io.BufferedIOBase):
             return self._buffered.readinto(buffer)
         position = begin = self.tell()
         self._source.seek(position)
-        while view and (count := self._source.readinto(view)):
-            view = view[count:]
-            position += count
-        self.seek(position)
+        try:
+            while view and (count := self._source.readinto(view)):
+                view = view[count:]
+                position += count
+        except BaseException:
+            self._go_to(begin)
+            raise
+        self._go_to(position)
         return position - begin
+
+    def _go_to(self, position: int) -> None:
+        """Continue at a position with an empty buffer, which has not seen where its source was moved.
+
+        Only a seek from the end is passed on whatever the buffer holds.
+        """
+        self._buffered.seek(position - self.size, io.SEEK_END)
 
     def readinto1(self, buffer: Any, /) -> int:
         return self._buffered.readinto1(buffer)
@@ -157,8 +168,12 @@ class LakeReader(io.BufferedIOBase):
             length = rest if size is None or size < 0 else min(size, rest)
             if length >= BUFFER_BYTES:
                 self._source.seek(position)
-                content = self._source.read_next(length)
-                self.seek(position + len(content))
+                try:
+                    content = self._source.read_next(length)
+                except BaseException:
+                    self._go_to(position)
+                    raise
+                self._go_to(position + len(content))
                 return content
         return self._buffered.read(size)
 

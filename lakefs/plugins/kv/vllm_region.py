@@ -2,8 +2,8 @@
 
 vLLM maps a file of /dev/shm (several for a large region) and keeps its descriptor in private attributes of the
 offloading spec.  They may be gone in another release, so nothing here relies on them: what they name is taken only when
-the kernel says that the blocks are a mapping of that very file, from its first byte on.  Without that, blocks are
-copied, which needs no descriptor.
+the kernel says that the blocks are a mapping of that very file, from its first byte on, and that the file is memory,
+as the engine wants it.  Without that, blocks are copied, which needs no descriptor.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import fcntl
 import os
 from typing import Any
 
+from lakefs.host.descriptors import is_memory
 from lakefs.host.mapped_files import maps_file
 
 
@@ -28,4 +29,5 @@ def lendable_descriptor(offloading_spec: Any, blocks: memoryview) -> int | None:
         is_open_for_both = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
     except (OSError, ValueError):
         return None
-    return descriptor if is_open_for_both and maps_file(blocks.cast("B"), descriptor) else None
+    is_lendable = is_open_for_both and is_memory(descriptor)  # /dev/shm may be a folder on a disk
+    return descriptor if is_lendable and maps_file(blocks.cast("B"), descriptor) else None

@@ -14,8 +14,7 @@ from engine.format.keyed import SPACES_BEGIN, VALUES_END, expiry_key, space_key,
 from engine.format.layouts import Table
 from engine.format.sizes import MetadataSizes
 from engine.keyed import spaces as spaces_module
-from engine.keyed.keyed_blobs import EVICT_ABOVE
-from engine.keyed.spaces import KEYED_ENTRY_BYTES, find_space
+from engine.keyed.spaces import EVICT_ABOVE, KEYED_ENTRY_BYTES, find_space
 from engine.metadata.pacing import Pacing
 from engine.store.store import Store
 from engine.tables.merged_tables import TableView

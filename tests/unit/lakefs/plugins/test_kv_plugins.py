@@ -8,8 +8,6 @@ import select
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import pytest
@@ -18,14 +16,12 @@ from lakefs.client.blocking.spaces import Space
 from lakefs.errors import EngineBusy, EngineUnreachable, InvalidArgument, LakeError, StoreFull, UnsupportedVersion
 from lakefs.get.keyed import Matched
 from lakefs.get.pools import Pool
-from lakefs.host.mapped_files import maps_file
 from lakefs.limits import KEYED_VALUE_BYTES_MAX
 from lakefs.plugins.kv import lmcache_connector, movers as moving
 from lakefs.plugins.kv.block_moves import BlockMoves, Ended
 from lakefs.plugins.kv.lmcache_connector import Completion, LakeConnector, batches
 from lakefs.plugins.kv.movers import Movers
 from lakefs.plugins.kv.versions import check_host, parsed
-from lakefs.plugins.kv.vllm_region import lendable_descriptor
 from lakefs.put.keyed import KeyedResult, Outcome
 from lakefs.put.shared_memory import Slot
 
@@ -284,58 +280,6 @@ def test_memory_that_cannot_be_mapped_once_more_is_copied() -> None:
         movers.wait_idle()
         assert (space.values, space.lent_puts) == ({b"a": bytes(4096)}, 0)
         moves.close()
-
-
-# --- vLLM's region ---------------------------------------------------------------------------------------
-
-
-def spec_of(descriptor: object, segments: object) -> Any:
-    return SimpleNamespace(_scheduler_mmap=SimpleNamespace(fd=descriptor, _segments=segments))
-
-
-def test_a_region_is_lent_only_if_the_blocks_are_a_mapping_of_its_one_file() -> None:
-    one = [("path", 0, 8 * 4096)]
-    with mapped_memfd(8 * 4096) as (descriptor, mapping), mapped_memfd(8 * 4096) as (other, _):
-        blocks = memoryview(mapping).cast("B", (8, 4096))
-        assert lendable_descriptor(spec_of(descriptor, one), blocks) == descriptor
-        assert lendable_descriptor(spec_of(descriptor, one), memoryview(mapping)[: 2 * 4096]) == descriptor
-        read_only = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY)
-        for spec in (
-            spec_of(other, one),
-            spec_of(descriptor, one * 2),
-            spec_of(descriptor, None),
-            spec_of(None, one),
-            spec_of(-1, one),
-            spec_of(read_only, one),
-            SimpleNamespace(_scheduler_mmap=None),
-            SimpleNamespace(),
-        ):
-            assert lendable_descriptor(spec, blocks) is None, spec
-        os.close(read_only)
-        for memory in (
-            memoryview(mapping)[4096:],
-            memoryview(mapping)[::2],
-            memoryview(mapping).toreadonly(),
-            memoryview(mapping)[:0],
-            memoryview(bytearray(8 * 4096)),
-        ):
-            assert lendable_descriptor(spec_of(descriptor, one), memory) is None
-        private = mmap.mmap(descriptor, 8 * 4096, flags=mmap.MAP_PRIVATE)
-        later = mmap.mmap(descriptor, 4 * 4096, offset=4096)
-        assert not maps_file(memoryview(private), descriptor)
-        assert not maps_file(memoryview(later), descriptor)
-
-
-def test_a_mapping_in_two_pieces_of_the_file_is_one_if_they_follow_each_other() -> None:
-    with mapped_memfd(4 * 4096) as (descriptor, mapping):
-        mapping.madvise(mmap.MADV_DONTFORK, 4096, 4096)  # splits the kernel's record of it in three
-        assert maps_file(memoryview(mapping), descriptor)
-
-
-def test_nothing_is_lent_where_mappings_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    with mapped_memfd(4096) as (descriptor, mapping):
-        monkeypatch.setattr("lakefs.host.mapped_files._MAPS", Path("/nonexistent"))
-        assert not maps_file(memoryview(mapping), descriptor)
 
 
 @pytest.mark.parametrize("size", [0, KEYED_VALUE_BYTES_MAX + 1])
