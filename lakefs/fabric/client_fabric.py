@@ -180,6 +180,8 @@ class ClientFabric:
         """Queue pairs that were made, or tried, for the connection `_epoch`."""
         self._is_opening = False
         self._is_closed = False
+        self._making = threading.Lock()
+        """Held by a thread that opens the device or registers the source, of which there is one."""
         self._source: Source | None = None
         self._source_is_taken = False
         self._chunks = self._bytes = 0
@@ -245,12 +247,15 @@ class ClientFabric:
 
     def _open(self) -> str:
         """Open the device; return the reason if there is none.  Blocks."""
-        found = self._open_fabric("")
-        if isinstance(found, str):
-            return found
-        self._bounces = _Bounces(found)
-        self._fabric = found
-        return ""
+        with self._making:
+            if self._fabric is not None:  # by a step that was cancelled in the middle
+                return ""
+            found = self._open_fabric("")
+            if isinstance(found, str):
+                return found
+            self._bounces = _Bounces(found)
+            self._fabric = found
+            return ""
 
     def _new_link(self, fabric: Fabric) -> Link:
         """Open a queue pair, which is ended by the next `drop` unless it is joined.  Blocks.  FabricFailed."""
@@ -311,17 +316,20 @@ class ClientFabric:
         if self._source_is_taken or self._fabric is None:
             return None
         self._source_is_taken = True
+        found: Source | None = None
         try:
             if self._source is None:
                 yield from work(self._make_source, self._fabric)
+            found = self._source
         except FabricFailed as error:
             self.note_refusal(error)
         finally:
-            self._source_is_taken = self._source is not None
-        return self._source
+            self._source_is_taken = found is not None  # not by a step that was cancelled
+        return found
 
     def _make_source(self, fabric: Fabric) -> None:
-        self._source = Source(fabric)
+        with self._making:
+            self._source = self._source or Source(fabric)
 
     def give_back(self, source: Source, *, is_quiet: bool) -> None:
         """Give a source back; one that the engine may still READ (not `is_quiet`) is not used again."""

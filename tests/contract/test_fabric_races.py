@@ -43,6 +43,11 @@ def slowly(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
     monkeypatch.setattr(owner, name, slow)
 
 
+async def within(scope: trio.CancelScope, call: Callable[..., Awaitable[object]], *args: Any) -> None:
+    with scope:
+        await call(*args)
+
+
 class Own:
     """The fabric that a client opens."""
 
@@ -89,13 +94,18 @@ def test_operations_cancelled_at_each_moment_of_connecting_leave_nothing_behind(
         content = os.urandom(2 * MIB)
         own = Own(world)
         async with world.lake("trio", open_fabric=own.open) as lake:
-            await lake.call("create_bucket", "bkt")
+            async with world.lake("trio", open_fabric=lambda name: "none") as other:
+                await other.put("bkt/first", content)
             with monkeypatch.context() as patch:
                 slowly(patch, owner, name)
                 for turn in range(4):
                     async with lake.lake.pool(size_bytes=2 * MIB) as pool:  # type: ignore[union-attr]
-                        with trio.move_on_after(SLOW_S / 2 + turn * SLOW_S / 4):
-                            await lake.put(f"bkt/{turn}", content)
+                        async with trio.open_nursery() as nursery:
+                            for part in range(3):  # the others begin while a thread still does what was cancelled
+                                scope = trio.CancelScope()
+                                nursery.start_soon(within, scope, lake.put, f"bkt/{turn}-{part}", content)
+                                await trio.sleep(SLOW_S / 4 + turn * SLOW_S / 8)
+                                scope.cancel()
                         with trio.move_on_after(SLOW_S / 2):
                             await lake.call("load_many", [data_chunk_id(content)], pool, [0])
                     for connection in list(world.server._connections):
@@ -131,6 +141,7 @@ def test_puts_that_are_cancelled_are_no_failures_of_the_queue_pair() -> None:
     run(body)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_operations_cancelled_and_connections_lost_at_random_move_the_right_bytes_and_leave_nothing(seed: int) -> None:
     """Each task has a pool, which nothing writes to between its loads."""

@@ -25,7 +25,7 @@ from lab.machine import MADE, QEMU, Outcome, run
 IS_GUEST: Final = "LAKE_LAB_GUEST" in os.environ
 IS_CI: Final = bool(os.environ.get("CI"))
 _REPORTS: Final = "/run/lab/reports"
-_SECONDS: Final = 900.0
+_SECONDS: Final = 570.0
 _SHOWN: Final = 6_000
 _reports: dict[tuple[str, ...], dict[str, list[pytest.TestReport]]] = {}
 """Reports from the guest, by devices and test."""
