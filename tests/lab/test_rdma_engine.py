@@ -50,6 +50,8 @@ def forked(body: Callable[[], object]) -> int:
     try:
         body()
         code = 0
+    except SystemExit as done:
+        code = int(done.code or 0)
     finally:  # it never returns to the tests of its parent
         if code:
             traceback.print_exc()
@@ -59,6 +61,12 @@ def forked(body: Callable[[], object]) -> int:
 def ended(pid: int) -> int:
     """Wait for a child; return its exit code, or minus the signal that ended it."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def command(*arguments: str) -> None:
+    """Run the command line in this process."""
+    sys.argv = ["lake", *arguments]
+    main()
 
 
 class Served:
