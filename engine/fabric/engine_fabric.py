@@ -4,8 +4,9 @@ Rules kept here:
 - A connection has one queue pair at most, FABRIC_LINKS_MAX all together.  It is closed with the connection, and when
   another one replaces it; the keys of its grants are of no use without it.
 - Peers may READ slabs of the DRAM tier, and nothing else; they may WRITE nothing.
-- A connection moves bytes through BOUNCES_PER_LINK buffers at most, so that a client that does not answer keeps no
-  other from its turn.  What fails or takes longer than MOVE_TIMEOUT_S ends the queue pair.
+- A connection moves bytes through BOUNCES_PER_LINK buffers at most, and READs one put at a time, so that a client
+  that does not answer keeps no other from its turn.  What fails or takes longer than MOVE_TIMEOUT_S ends the queue
+  pair.
 - Work is posted, and queue pairs are made and closed, in threads.
 
 An engine without a device has an `EngineFabric` too, with the reason; it refuses every queue pair.  Used on the loop,
@@ -44,6 +45,8 @@ class ServedLink:
         self._offload = offload
         self._bounces = bounces
         self._turns = trio.Semaphore(BOUNCES_PER_LINK)
+        self.put_turn: Final = trio.Lock()
+        """Held by a put while its payloads are READ: puts that wait for a slow client hold no memory for payloads."""
 
     @asynccontextmanager
     async def bounce(self) -> AsyncIterator[Bounce]:
@@ -74,6 +77,8 @@ class EngineFabric:
         self._fabric = fabric
         self._bounces = BounceMemory(fabric) if fabric is not None else None
         self._links: dict[object, ServedLink] = {}
+        self._turns: dict[object, trio.Lock] = {}
+        """Locks of the connections that have opened queue pairs: one request at a time, in the order they came."""
         self._opening = self._made = 0
         self._slabs: dict[int, Region] = {}
         """Registrations of slabs, by their keys; changed by any thread, one at a time for each key."""
@@ -128,29 +133,32 @@ class EngineFabric:
         if self._fabric is None or self._bounces is None:
             raise UnsupportedVersion(f"this engine uses no RDMA: {self.reason}")
         check_end(peer)
-        await self.close(client)
-        if len(self._links) + self._opening >= FABRIC_LINKS_MAX:
-            raise EngineBusy(f"all {FABRIC_LINKS_MAX} queue pairs are in use; go on over TCP")
-        self._opening += 1
-        try:
-            link = await offload.run(_joined, self._fabric, peer)
-        except FabricFailed as error:
-            raise EngineBusy(f"no queue pair could be made: {error.message}") from error
-        finally:
-            self._opening -= 1
-        self._made += 1
-        made = ServedLink(link, offload, self._bounces)
-        other = self._links.get(client)
-        self._links[client] = made
-        if other is not None:  # of another request of this client, at the same time
-            await other.mover.aclose()
+        async with self._turns.setdefault(client, trio.Lock()):
+            await self._end(client)
+            if len(self._links) + self._opening >= FABRIC_LINKS_MAX:
+                raise EngineBusy(f"all {FABRIC_LINKS_MAX} queue pairs are in use; go on over TCP")
+            self._opening += 1
+            try:
+                link = await offload.run(_joined, self._fabric, peer)
+            except FabricFailed as error:
+                raise EngineBusy(f"no queue pair could be made: {error.message}") from error
+            finally:
+                self._opening -= 1
+            self._made += 1
+            self._links[client] = ServedLink(link, offload, self._bounces)
         return link.end
 
     async def close(self, client: object) -> None:
-        """End the queue pair of a connection, if it has one; not interruptible."""
-        served = self._links.pop(client, None)
+        """End the queue pair of a connection, if it has one, when its requests have ended; not interruptible."""
+        self._turns.pop(client, None)
+        await self._end(client)
+
+    async def _end(self, client: object) -> None:
+        """End the queue pair of a connection; one that is being ended counts as one in use."""
+        served = self._links.get(client)
         if served is not None:
             await served.mover.aclose()
+            del self._links[client]
 
     def link_of(self, client: object) -> ServedLink | None:
         """Return the queue pair of a connection if it can be used."""

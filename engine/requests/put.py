@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from engine.chunks.bound_payloads import BoundPayloads
 from engine.chunks.manifests import HeldBlob, HeldBlobs, checked_chunks
@@ -156,8 +156,10 @@ class Puts:
         if request.fabric is not None:
             link = self._store.fabric.link_for(client, request.fabric)
             check_slots(request.fabric, request.offsets, request.lengths)
-            async with self._filled(request.lengths, ()) as payloads:
-                await read_slots(link, request.fabric, request.offsets, payloads, self._store.offload)
+            async with AsyncExitStack() as stack:
+                async with link.put_turn:
+                    payloads = await stack.enter_async_context(self._filled(request.lengths, ()))
+                    await read_slots(link, request.fabric, request.offsets, payloads, self._store.offload)
                 yield payloads
             return
         with self._store.lent.using(client, request.memory) as memory:

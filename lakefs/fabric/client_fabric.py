@@ -7,6 +7,7 @@ Rules kept here:
 - A queue pair that fails is made anew once; when that fails too, the rest of the connection goes over TCP.  That is
   logged once, and `reason` has it.
 - `connected` waits for no other operation: while one makes the queue pair, others go on over TCP.
+- What a thread opens or registers is noted there, by the same call: a step that is cancelled never hears of it.
 - In a forked child nothing of the parent's is touched, closed or freed.
 
 Steps run in the driver's thread; `register` and `ClientLink.bounce` are used by its worker threads.
@@ -56,6 +57,10 @@ class Greeted(Protocol):
         """Count of connections so far."""
         ...
 
+    def is_connected(self) -> bool:
+        """Return True if the last connection is still open."""
+        ...
+
 
 class Bounce:
     """A registered buffer that bytes are READ into, and checked in."""
@@ -99,6 +104,14 @@ class ClientLink:
         """
         pieces = [self._piece(bounce.region, begin, at.offset, at.segment, end - begin) for at, begin, end in wanted]
         self.mover.move(pieces, MOVE_TIMEOUT_S)
+
+
+class _Closable(Protocol):
+    """A queue pair, or its mover."""
+
+    def close(self) -> None:
+        """End it; a second call does nothing."""
+        ...
 
 
 class _Bounces:
@@ -160,13 +173,15 @@ class ClientFabric:
         self._fabric: Fabric | None = None
         self._bounces: _Bounces | None = None
         self._link: ClientLink | None = None
-        self._retired: list[ClientLink] = []
-        """Queue pairs that are used no more, and have to be ended."""
+        self._retired: list[_Closable] = []
+        """Queue pairs that are used no more, or were not joined, and have to be ended."""
         self._epoch = -1
         self._made = 0
         """Queue pairs that were made, or tried, for the connection `_epoch`."""
         self._is_opening = False
         self._is_closed = False
+        self._making = threading.Lock()
+        """Held by a thread that opens the device or registers the source, of which there is one."""
         self._source: Source | None = None
         self._source_is_taken = False
         self._chunks = self._bytes = 0
@@ -193,51 +208,60 @@ class ClientFabric:
         link = self.link
         if link is not None or self._is_opening or self._is_closed:
             return link
-        yield from self._begin_epoch()
-        if self._made >= LINKS_PER_CONNECTION or not self._engine.hello.features & FEATURE_FABRIC:
-            return None
         self._is_opening = True
         try:
+            if self._epoch != self._engine.epoch:
+                self._epoch, self._made = self._engine.epoch, 0
+            yield from self.drop()
+            if self._made >= LINKS_PER_CONNECTION or not self._engine.hello.features & FEATURE_FABRIC:
+                return None
             return (yield from self._made_anew())
-        except FabricFailed as error:
-            self._note_failure(error.message)
-            return None
         except EngineUnreachable:
             raise
-        except LakeError as error:  # the engine has no queue pair left, or uses no RDMA
-            self._made = LINKS_PER_CONNECTION
+        except LakeError as error:
+            if not isinstance(error, FabricFailed):  # the engine has no queue pair left, or uses no RDMA
+                self._made = LINKS_PER_CONNECTION
             self._note_failure(error.message)
+            yield from self.drop()
             return None
         finally:
             self._is_opening = False
 
-    def _begin_epoch(self) -> Steps[None]:
-        """Forget the queue pair of a connection that has ended."""
-        if self._epoch != self._engine.epoch:
-            self._epoch, self._made = self._engine.epoch, 0
-            yield from self.drop()
-
     def _made_anew(self) -> Steps[ClientLink | None]:
         self._made += 1
         if self._fabric is None:
-            found = yield from work(self._open_fabric, "")
-            if isinstance(found, str):
+            reason = yield from work(self._open)
+            if reason:
                 self._made = LINKS_PER_CONNECTION
-                self._note_failure(found)
+                self._note_failure(reason)
                 return None
-            self._fabric, self._bounces = found, _Bounces(found)
-        assert self._bounces is not None, "it is made with the device"
-        yield from self.drop()
-        link: Link = yield from work(self._fabric.open_link, Remote.READ | Remote.WRITE)
-        try:
-            reply = yield from send(FabricOpen(link.end))
-            assert isinstance(reply.message, FabricOpened)
-            yield from work(link.connect, reply.message.end)
-        except BaseException:
-            link.close()
-            raise
+        assert self._fabric is not None, "it was opened"
+        assert self._bounces is not None, "they are made with the device"
+        link = yield from work(self._new_link, self._fabric)
+        reply = yield from send(FabricOpen(link.end))
+        assert isinstance(reply.message, FabricOpened)
+        yield from work(link.connect, reply.message.end)
+        self._retired.remove(link)
         self._link = ClientLink(link, reply.epoch, self._bounces)
         return self.link
+
+    def _open(self) -> str:
+        """Open the device; return the reason if there is none.  Blocks."""
+        with self._making:
+            if self._fabric is not None:  # by a step that was cancelled in the middle
+                return ""
+            found = self._open_fabric("")
+            if isinstance(found, str):
+                return found
+            self._bounces = _Bounces(found)
+            self._fabric = found
+            return ""
+
+    def _new_link(self, fabric: Fabric) -> Link:
+        """Open a queue pair, which is ended by the next `drop` unless it is joined.  Blocks.  FabricFailed."""
+        link = fabric.open_link(Remote.READ | Remote.WRITE)
+        self._retired.append(link)
+        return link
 
     def lost(self, link: ClientLink, error: LakeError) -> None:
         """Note that the queue pair has failed; the next `connected` makes another one, or none any more."""
@@ -248,26 +272,33 @@ class ClientFabric:
         """End the queue pair: on return the engine neither reads nor writes memory of this client any more."""
         self._set_aside()
         while self._retired:
-            yield from work(self._retired.pop().mover.close)
+            ending = self._retired[-1]
+            yield from work(ending.close)
+            if ending in self._retired:  # only then: a step that is cancelled may never have begun
+                self._retired.remove(ending)
 
-    def retire(self, failure: LakeError | None) -> None:
-        """Use the queue pair no more, without a wait: the engine's part of it is lost.  The next `connected` ends it.
+    def is_held(self, link: ClientLink) -> bool:
+        """Return True if a queue pair's connection is still open, so that no request of it is left unanswered."""
+        return link.epoch == self._engine.epoch and self._engine.is_connected()
 
-        `failure`: the reason; None when this client's own operation was cancelled, which is no failure.
+    def retire(self, link: ClientLink, failure: LakeError | None) -> None:
+        """Use a queue pair no more, without a wait: the engine's part of it is lost.  The next `connected` ends it.
+
+        `failure`: the reason; None when this client's own operation was cancelled, which is no failure.  Does nothing
+        when another queue pair is in its place already.
         """
-        link = self._set_aside()
-        if link is None:
+        if self._link is not link:
             return
+        self._set_aside()
         if failure is None:
             self._made -= link.epoch == self._epoch
         elif self._made >= LINKS_PER_CONNECTION:
             self._note_failure(failure.message)
 
-    def _set_aside(self) -> ClientLink | None:
+    def _set_aside(self) -> None:
         link, self._link = self._link, None
         if link is not None:
-            self._retired.append(link)
-        return link
+            self._retired.append(link.mover)
 
     def register_writable(self, address: int, length: int) -> Region:
         """Register memory for the engine's WRITEs; the caller keeps it until the region is closed.  Blocks.
@@ -285,14 +316,20 @@ class ClientFabric:
         if self._source_is_taken or self._fabric is None:
             return None
         self._source_is_taken = True
+        found: Source | None = None
         try:
             if self._source is None:
-                self._source = yield from work(Source, self._fabric)
+                yield from work(self._make_source, self._fabric)
+            found = self._source
         except FabricFailed as error:
             self.note_refusal(error)
         finally:
-            self._source_is_taken = self._source is not None
-        return self._source
+            self._source_is_taken = found is not None  # not by a step that was cancelled
+        return found
+
+    def _make_source(self, fabric: Fabric) -> None:
+        with self._making:
+            self._source = self._source or Source(fabric)
 
     def give_back(self, source: Source, *, is_quiet: bool) -> None:
         """Give a source back; one that the engine may still READ (not `is_quiet`) is not used again."""
@@ -320,7 +357,7 @@ class ClientFabric:
         self._is_closed = True
         self._set_aside()
         while self._retired:
-            self._retired.pop().mover.close()
+            self._retired.pop().close()
         fabric, self._fabric = self._fabric, None
         if fabric is not None:
             fabric.close()

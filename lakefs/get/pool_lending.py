@@ -3,14 +3,15 @@
 Rules kept here:
 - A pool is lent when it is first used, and again when the engine no longer knows its number.  It is registered once.
 - After a load has failed or was cancelled, nothing more is written to the pool: the lending is ended, or the
-  registration, which ends the engine's WRITEs with it.
+  registration, which ends the engine's WRITEs with it.  So it is when a load fails for another reason while its
+  connection is lost: the engine may still serve that connection's requests.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lakefs.errors import (
     EngineBusy,
@@ -27,15 +28,24 @@ from lakefs.steps.steps import Steps, Tell, send, work
 from lakefs.wire.fabric_messages import FabricMemory
 from lakefs.wire.messages import LendMemory, MemoryLent, ReturnMemory
 
+if TYPE_CHECKING:
+    from lakefs.fabric.client_fabric import ClientFabric, ClientLink
+    from lakefs.transport.fabric import Region
+
 ATTEMPTS: Final = 3
 """Times that a load is begun: over RDMA, over another queue pair, and streamed."""
 
 
 class LentPool(NamedTuple):
-    """The name of a pool in requests: the number of its lending, or as memory for RDMA (then the number is 0)."""
+    """The name of a pool in requests: the number of its lending, or as memory for RDMA (then the number is 0).
+
+    `link`, `region`: the queue pair and the registration for RDMA.
+    """
 
     number: int
     fabric: FabricMemory | None = None
+    link: ClientLink | None = None
+    region: Region | None = None
 
 
 def into_lent_pool(
@@ -57,12 +67,19 @@ def into_lent_pool(
             yield from take_back_pool(access, pool, lent, failure=error)
             if attempt == ATTEMPTS - 1:
                 raise
-        except LakeError:
+        except LakeError as error:
+            if _is_left_behind(access, lent):
+                yield from take_back_pool(access, pool, lent, failure=error)
             raise  # nothing is in flight
         except BaseException:
             yield from take_back_pool(access, pool, lent)
             raise
     raise AssertionError("the last attempt has returned or raised")
+
+
+def _is_left_behind(access: Access, lent: LentPool) -> bool:
+    """Return True if the engine may still WRITE to the pool for requests of a connection that was lost."""
+    return lent.link is not None and access.fabric is not None and not access.fabric.is_held(lent.link)
 
 
 def take_back_pool(access: Access, pool: Pool, lent: LentPool, *, failure: LakeError | None = None) -> Steps[None]:
@@ -71,10 +88,10 @@ def take_back_pool(access: Access, pool: Pool, lent: LentPool, *, failure: LakeE
 
     `failure`: its connection was lost; EngineUnreachable when no engine came in time, so that nobody waits again.
     """
-    if lent.fabric is not None:
-        pool.unregister()
+    if lent.link is not None:
+        pool.unregister(lent.region)
         assert access.fabric is not None, "it has registered the pool"
-        access.fabric.retire(failure)
+        access.fabric.retire(lent.link, failure)
         return
     pool.forget(lent.number)
     try:
@@ -124,23 +141,31 @@ def _lent(pool: Pool) -> LentPool | None:
 def _registered(access: Access, pool: Pool) -> Steps[LentPool | None]:
     """Register the pool for the engine's WRITEs, if there is a queue pair; None: stream."""
     fabric = access.fabric
-    if fabric is None or (yield from fabric.connected()) is None:
+    link = None if fabric is None else (yield from fabric.connected())
+    if fabric is None or link is None:
         return None
     if pool.region is None:
         try:
-            region = yield from work(fabric.register_writable, _address(pool.buffer), pool.size_bytes)
+            yield from work(_register, fabric, pool, _address(pool.buffer))
         except FabricFailed as error:
             pool.is_refused = True
             fabric.note_refusal(error)
             return None
-        if not pool.note_registered(region):  # another operation was faster
-            region.close()
-    return _reached(pool)
+    return _reached(pool, link)
 
 
-def _reached(pool: Pool) -> LentPool | None:
+def _register(fabric: ClientFabric, pool: Pool, address: int) -> None:
+    """Register the pool, once.  Blocks.  FabricFailed.  A cancelled load leaves the registration to the pool."""
+    region = fabric.register_writable(address, pool.size_bytes)
+    if not pool.note_registered(region):  # another operation was faster, or the pool was closed
+        region.close()
+
+
+def _reached(pool: Pool, link: ClientLink) -> LentPool | None:
     region = pool.region
-    return None if region is None else LentPool(0, FabricMemory(region.remote_key, region.address, pool.size_bytes))
+    if region is None:
+        return None
+    return LentPool(0, FabricMemory(region.remote_key, region.address, pool.size_bytes), link, region)
 
 
 def _address(memory: memoryview) -> int:

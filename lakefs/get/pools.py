@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 from typing import TYPE_CHECKING
 
 from lakefs.errors import InvalidArgument, LocalFileError
@@ -59,6 +60,7 @@ class Pool:
             raise LocalFileError(f"the memory of a pool cannot be mapped: {error}") from error
         self._mapping = mapping
         self._process = os.getpid()
+        self._registering = threading.Lock()
         self.buffer = memoryview(mapping)
         """The whole memory, writable."""
 
@@ -91,16 +93,20 @@ class Pool:
             self.number = None
 
     def note_registered(self, region: Region) -> bool:
-        """Note the pool's registration; return False if it is registered already."""
-        if self.region is None and self._descriptor >= 0:
-            self.region = region
-        return self.region is region
+        """Note the pool's registration; return False if it is registered already, or closed.  Any thread."""
+        with self._registering:
+            if self.region is None and self._descriptor >= 0:
+                self.region = region
+            return self.region is region
 
-    def unregister(self) -> None:
-        """End the registration: on return no peer reaches the memory."""
-        region, self.region = self.region, None
-        if region is not None:
-            region.close()
+    def unregister(self, region: Region | None = None) -> None:
+        """End the registration, or `region` and only that: on return no peer reaches the memory by it."""
+        with self._registering:
+            ended = region or self.region
+            if self.region is ended:
+                self.region = None
+        if ended is not None:
+            ended.close()
 
     def slot(self, offset: int, length: int) -> memoryview:
         """Return a part of the memory.  InvalidArgument when it is outside."""

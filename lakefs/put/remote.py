@@ -54,7 +54,8 @@ def _read_by_engine(
     total = sum(map(len, payloads))
     if fabric is None or not STORE_FROM_BYTES <= total <= STORE_REQUEST_BYTES:
         return None
-    if (yield from fabric.connected()) is None:
+    link = yield from fabric.connected()
+    if link is None:
         return None
     source = yield from fabric.taken_source()
     if source is None:
@@ -67,10 +68,13 @@ def _read_by_engine(
         fabric.note_moved(len(payloads), total)
         return reply
     except SessionLost as error:
-        fabric.retire(error)
+        fabric.retire(link, error)
         return None
     except LakeError as error:
         is_quiet = not isinstance(error, EngineUnreachable)  # then it is the engine's answer
+        raise
+    except BaseException:
+        fabric.retire(link, None)  # the engine's READ of memory that is given up now breaks it
         raise
     finally:
         fabric.give_back(source, is_quiet=is_quiet)

@@ -1,4 +1,4 @@
-"""Runs the tests of a file in the guest: one boot a file, with the devices that its marker names.
+"""Runs tests in the guest: one boot for all files whose markers name the same devices.
 
     pytestmark = pytest.mark.lab("nvme", "nvdimm")
 
@@ -25,11 +25,11 @@ from lab.machine import MADE, QEMU, Outcome, run
 IS_GUEST: Final = "LAKE_LAB_GUEST" in os.environ
 IS_CI: Final = bool(os.environ.get("CI"))
 _REPORTS: Final = "/run/lab/reports"
-_SECONDS: Final = 600.0
+_SECONDS: Final = 570.0
 _SHOWN: Final = 6_000
-_reports: dict[Path, dict[str, list[pytest.TestReport]]] = {}
-"""Reports from the guest, by file and test."""
-_outcomes: dict[Path, Outcome] = {}
+_reports: dict[tuple[str, ...], dict[str, list[pytest.TestReport]]] = {}
+"""Reports from the guest, by devices and test."""
+_outcomes: dict[tuple[str, ...], Outcome] = {}
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -66,12 +66,14 @@ def _reports_of(item: pytest.Item) -> Iterator[pytest.TestReport]:
     if missing:
         yield _report(item, missing, "failed" if IS_CI else "skipped")
         return
-    if item.path not in _reports:
-        _reports[item.path] = _in_guest(item)
-    found = _reports[item.path].get(item.nodeid, [])
+    devices = _devices(item)
+    assert devices is not None, "it runs in the guest"
+    if devices not in _reports:
+        _reports[devices] = _in_guest(item.session, item.config, devices)
+    found = _reports[devices].get(item.nodeid, [])
     yield from found
     if not any(report.when == "teardown" for report in found):
-        outcome = _outcomes[item.path]
+        outcome = _outcomes[devices]
         yield _report(
             item,
             f"the guest ended with {outcome.code} and did not report this test\n"
@@ -86,23 +88,29 @@ def _missing() -> str:
     return "" if (MADE / "stamp").exists() else "the guest is not made: run lab/setup"
 
 
-def _in_guest(item: pytest.Item) -> dict[str, list[pytest.TestReport]]:
-    """Run all chosen tests of this test's file, and return their reports."""
+def _devices(item: pytest.Item) -> tuple[str, ...] | None:
+    """Return the devices that a test names; None for one that needs no guest."""
     marker = item.get_closest_marker("lab")
-    assert marker is not None
-    chosen = [other.nodeid for other in item.session.items if other.path == item.path]
+    return None if marker is None else marker.args
+
+
+def _in_guest(
+    session: pytest.Session, config: pytest.Config, devices: tuple[str, ...]
+) -> dict[str, list[pytest.TestReport]]:
+    """Run all chosen tests that name these devices, and return their reports."""
+    chosen = [item.nodeid for item in session.items if _devices(item) == devices]
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "faulthandler_timeout=0"]
     # An interpreter in the guest starts on the processor's cold caches of an emulator: all in one process.
     command = shlex.join([sys.executable, "-m", "pytest", *options, *chosen])
     with TemporaryDirectory(prefix="lake-lab-") as name:
         folder = Path(name)
-        outcome = run(command, marker.args, seconds=_SECONDS, folder=folder)
+        outcome = run(command, devices, seconds=_SECONDS, folder=folder)
         lines = (folder / "reports").read_text().splitlines() if (folder / "reports").exists() else []
-    _outcomes[item.path] = outcome
+    _outcomes[devices] = outcome
     found: dict[str, list[pytest.TestReport]] = {}
     for line in lines:
         data: dict[str, Any] = json.loads(line)
-        report: Any = item.config.hook.pytest_report_from_serializable(config=item.config, data=data)
+        report: Any = config.hook.pytest_report_from_serializable(config=config, data=data)
         if report.outcome == "skipped" and isinstance(report.longrepr, list):
             report.longrepr = tuple(report.longrepr)  # JSON has no tuples
         found.setdefault(report.nodeid, []).append(report)
