@@ -15,8 +15,8 @@ import pytest
 from lakefs.client.blocking.lake import Lake
 from lakefs.client.connect import connect
 from lakefs.content.verify import Check
-from lakefs.direct.keyed_reads import KeyedReads
-from lakefs.errors import InvalidArgument, SpaceNotFound
+from lakefs.direct.keyed_reads import KeyedIndexUser, KeyedReads
+from lakefs.errors import EngineUnreachable, InvalidArgument, SpaceNotFound
 from lakefs.grants.descriptors import Held, SegmentDescriptors
 from lakefs.ids import SegmentId
 from lakefs.limits import KIB
@@ -149,6 +149,17 @@ def test_values_of_several_parts_are_matched_here_and_read_by_the_engine(engine:
         assert contents(space, [b"short", b"long"], 5 << 20) == [b"short", long]
         assert [request.keys for request in sent if isinstance(request, m.KeyedMatch)] == [[b"long"]]
         assert loaded(space, [b"short", b"long"], 5 << 20) == [b"short", long]
+
+
+def test_an_answer_stands_if_the_engine_goes_before_the_index_is_renewed(
+    engine: Served, writer: Lake, kind: str
+) -> None:
+    space = writer.space("space")
+    gone = mock.patch.object(KeyedIndexUser, "renewal", side_effect=EngineUnreachable("planted"))
+    due = mock.patch.object(KeyedIndexUser, "is_due", new=True)
+    with space_of(kind, engine.server, "space") as reader, gone, due:
+        assert space.put_many([b"k"], [b"v"]).outcomes == [Outcome.STORED]
+        assert reader.match([b"k", b"none"]) == (1, [True, False])
 
 
 def test_without_an_index_everything_is_asked_for(engine: Served, writer: Lake) -> None:

@@ -8,6 +8,7 @@ the values if the client checks by BLAKE3; chunks that are in memory then need n
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import compress
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, cast
 
@@ -15,7 +16,7 @@ from lakefs.client.blocking.chunks import Chunks, read_directly
 from lakefs.client.facade import declare
 from lakefs.direct.chunk_reads import NOT_READ, DirectReads
 from lakefs.direct.keyed_reads import NAMELESS, Plan
-from lakefs.errors import ChunkNotFound, CorruptionError, InvalidArgument, StaleGrant
+from lakefs.errors import ChunkNotFound, CorruptionError, EngineUnreachable, InvalidArgument, StaleGrant
 from lakefs.get.keyed import MISS, Matched, find_values, match_of, parts_of, read_values_into, slot_rooms, value_bytes
 from lakefs.get.pools import Pool
 from lakefs.host.writable_memory import WritableBuffer
@@ -73,7 +74,7 @@ class Space:
             return match_of(present)
         asked = [key for key, flag in zip(checked, known, strict=True) if flag is None]
         values = iter(self._driver.run(find_values(self.number, asked)))
-        self._renew()
+        self._renew_behind()
         return match_of([bool(next(values)) if flag is None else flag for flag in known])
 
     def put_many(
@@ -93,7 +94,7 @@ class Space:
         if items and all(present):
             return KeyedResult([Outcome.PRESENT] * len(items))
         result = self._driver.run(SpaceSteps(self._driver.steps, self.number).put_items(items, present))
-        self._renew()
+        self._renew_behind()
         return result
 
     def load(self, keys: Sequence[bytes], pool: Pool, offsets: Sequence[int], rooms: Sequence[int] = ()) -> list[int]:
@@ -174,6 +175,11 @@ class Space:
         except (ChunkNotFound, CorruptionError, StaleGrant, InvalidArgument):  # one of them: try each by itself
             return self._driver.run(read_values_into(self._driver.steps.access(None), values, targets))
         return lengths
+
+    def _renew_behind(self) -> None:
+        """Do `_renew` behind an answer, which stands if the engine has gone since."""
+        with suppress(EngineUnreachable):
+            self._renew()
 
     def _renew(self) -> None:
         """Request the engine's index if that is due."""

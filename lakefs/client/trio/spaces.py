@@ -17,7 +17,7 @@ import trio
 from lakefs.client.facade import declare
 from lakefs.direct.chunk_reads import NOT_READ
 from lakefs.direct.keyed_reads import NAMELESS
-from lakefs.errors import LakeError
+from lakefs.errors import EngineUnreachable, LakeError
 from lakefs.get.fetch import need_segments
 from lakefs.get.keyed import Matched, find_values, match_of, slot_rooms
 from lakefs.get.opened import AT_ONCE_BYTES
@@ -78,7 +78,8 @@ class TrioSpace:
             return match_of(present)
         asked = [key for key, flag in zip(checked, known, strict=True) if flag is None]
         values = iter(await self._driver.run(find_values(self.number, asked)))
-        await self._renew()
+        with suppress(EngineUnreachable):  # the answer stands if the engine has gone since
+            await self._renew()
         return match_of([bool(next(values)) if flag is None else flag for flag in known])
 
     async def load(
