@@ -299,7 +299,7 @@ ODD_ENDS: Final[list[dict[str, object]]] = [
 ]
 
 
-@pytest.mark.parametrize("change", ODD_ENDS, ids=str)
+@pytest.mark.parametrize("change", ODD_ENDS, ids=[f"{next(iter(odd))}-{at}" for at, odd in enumerate(ODD_ENDS)])
 def test_an_odd_end_is_refused_and_the_link_can_still_be_joined(rig: Rig, change: dict[str, object]) -> None:
     near, far = Side(rig.open()), Side(rig.open())
     with pytest.raises(InvalidArgument):

@@ -22,6 +22,7 @@ TRIED = (
     "open-s3-get-4k",
     "loader",
     "fsspec-ranges",
+    "mount-ways-open",
     "s3-processes-get-4k",
 )
 """One of each kind that no other test runs; python -m bench.run --quick runs all."""

@@ -1,4 +1,4 @@
-"""Runs tests in the guest: one boot for all files whose markers name the same devices.
+"""Runs tests in the guest: one boot for all files whose markers name the same devices, or for a file, with xdist.
 
     pytestmark = pytest.mark.lab("nvme", "nvdimm")
 
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 import pytest
 
@@ -27,9 +27,12 @@ IS_CI: Final = bool(os.environ.get("CI"))
 _REPORTS: Final = "/run/lab/reports"
 _SECONDS: Final = 570.0
 _SHOWN: Final = 6_000
-_reports: dict[tuple[str, ...], dict[str, list[pytest.TestReport]]] = {}
-"""Reports from the guest, by devices and test."""
-_outcomes: dict[tuple[str, ...], Outcome] = {}
+_IS_WORKER: Final = "PYTEST_XDIST_WORKER" in os.environ
+"""True in a process of xdist, which has all tests and runs those of some files."""
+_Boot: TypeAlias = tuple[tuple[str, ...], Path | None]
+_reports: dict[_Boot, dict[str, list[pytest.TestReport]]] = {}
+"""Reports from the guest, by boot (its devices, and with xdist its file) and test."""
+_outcomes: dict[_Boot, Outcome] = {}
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -68,12 +71,14 @@ def _reports_of(item: pytest.Item) -> Iterator[pytest.TestReport]:
         return
     devices = _devices(item)
     assert devices is not None, "it runs in the guest"
-    if devices not in _reports:
-        _reports[devices] = _in_guest(item.session, item.config, devices)
-    found = _reports[devices].get(item.nodeid, [])
+    path = item.path if _IS_WORKER else None
+    boot = devices, path
+    if boot not in _reports:
+        _reports[boot] = _in_guest(item.session, item.config, devices, path)
+    found = _reports[boot].get(item.nodeid, [])
     yield from found
     if not any(report.when == "teardown" for report in found):
-        outcome = _outcomes[devices]
+        outcome = _outcomes[boot]
         yield _report(
             item,
             f"the guest ended with {outcome.code} and did not report this test\n"
@@ -95,10 +100,11 @@ def _devices(item: pytest.Item) -> tuple[str, ...] | None:
 
 
 def _in_guest(
-    session: pytest.Session, config: pytest.Config, devices: tuple[str, ...]
+    session: pytest.Session, config: pytest.Config, devices: tuple[str, ...], path: Path | None
 ) -> dict[str, list[pytest.TestReport]]:
-    """Run all chosen tests that name these devices, and return their reports."""
-    chosen = [item.nodeid for item in session.items if _devices(item) == devices]
+    """Run all chosen tests that name these devices, or those of one file; return their reports."""
+    wanted = [item for item in session.items if _devices(item) == devices]
+    chosen = [item.nodeid for item in wanted if path is None or item.path == path]
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-o", "faulthandler_timeout=0"]
     # An interpreter in the guest starts on the processor's cold caches of an emulator: all in one process.
     command = shlex.join([sys.executable, "-m", "pytest", *options, *chosen])
@@ -106,7 +112,7 @@ def _in_guest(
         folder = Path(name)
         outcome = run(command, devices, seconds=_SECONDS, folder=folder)
         lines = (folder / "reports").read_text().splitlines() if (folder / "reports").exists() else []
-    _outcomes[devices] = outcome
+    _outcomes[devices, path] = outcome
     found: dict[str, list[pytest.TestReport]] = {}
     for line in lines:
         data: dict[str, Any] = json.loads(line)

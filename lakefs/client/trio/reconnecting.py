@@ -49,12 +49,13 @@ async def connect_reconnecting(
     """
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
+        engine = ReconnectingEngine(address, token, network, nursery, patience_s, silence_s)
         try:
-            engine = ReconnectingEngine(address, token, network, nursery, patience_s, silence_s)
             await engine.connect()
             yield engine
         except BaseException as error:  # noqa: BLE001 - raised below: not wrapped in the nursery's group
             failure = error
+        engine.end()
         nursery.cancel_scope.cancel()
     try:
         if failure is not None:
@@ -87,6 +88,7 @@ class ReconnectingEngine:
         self._failure: LakeError | None = None
         self._engine: RemoteEngine | None = None
         self._connecting = trio.Lock()
+        self._is_over = False
         self._sessions = SessionKeeper()
 
     @property
@@ -107,6 +109,10 @@ class ReconnectingEngine:
     async def connect(self) -> None:
         """Connect, unless connected."""
         await self._usable()
+
+    def end(self) -> None:
+        """Note that the block of this client ends: a call of a task that outlives it is not sent over a new connection."""
+        self._is_over = True
 
     async def call(
         self,
@@ -163,6 +169,8 @@ class ReconnectingEngine:
             if self._engine is engine:
                 if self._failures != failures and self._failure is not None:
                     raise type(self._failure)(self._failure.message, subject=self._failure.subject)
+                if self._is_over:
+                    raise EngineUnreachable("the connection was closed", subject=self.address)
                 try:
                     await self._connect(patience_s=0.0 if engine is None else self._patience_s)
                 except LakeError as error:
