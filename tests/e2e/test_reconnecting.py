@@ -55,6 +55,18 @@ def test_a_lost_engine_is_waited_for_five_seconds() -> None:
     in_simulated_time(main)
 
 
+def test_a_call_behind_the_end_of_its_client_fails_and_connects_no_more() -> None:
+    async def main(network: SimulatedNetwork) -> None:
+        async with restarting(network, SIMULATED, FakeService()):
+            async with connect_reconnecting(SIMULATED, token="secret", network=network) as engine:
+                await engine.call(Ping())
+            with pytest.raises(EngineUnreachable, match="closed"):
+                await engine.call(Ping())
+            assert engine.epoch == 1
+
+    in_simulated_time(main)
+
+
 def test_a_restarted_engine_is_asked_again_only_what_may_be_asked_again() -> None:
     first, second = FakeService(boot_id=b"1" * 16), FakeService(boot_id=b"2" * 16)
     first.waits = (Status, BucketCreate, StoreFromSource)

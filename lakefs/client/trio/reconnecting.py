@@ -111,7 +111,7 @@ class ReconnectingEngine:
         await self._usable()
 
     def end(self) -> None:
-        """Note that the block of this client ends: a call of a task that outlives it is not sent over a new connection."""
+        """End with the block of this client: a task that outlives it gets EngineUnreachable, and no new connection."""
         self._is_over = True
 
     async def call(
