@@ -6,22 +6,7 @@ from engine.format.keyed import SPACES_BEGIN, SPACES_END, VALUES_BEGIN, VALUES_E
 from engine.format.layouts import Table, chunk_key, unpack_chunk_record
 from engine.store.store import Store
 from lakefs.shared_index.key_format import DOUBTFUL, PLACED, SPACE_PARTIAL, SPACE_WHOLE, UNPLACED, id_of_record
-from lakefs.shared_index.table_format import DEAD, ENTRIES_OFFSET, ENTRY_BYTES, PROBE_SLOTS, VACANT, Found
-from tests.oracles.shared_table import unpack_entry
-
-
-def keyed_entries_of(store: Store) -> dict[bytes, Found]:
-    """Return everything that the table says."""
-    index = store.keyed_index
-    assert index is not None
-    assert index.table.audit(), "an entry is torn, or not where it belongs"
-    found: dict[bytes, Found] = {}
-    for slot in range(index.table.capacity + PROBE_SLOTS):
-        begin = ENTRIES_OFFSET + slot * ENTRY_BYTES
-        entry = unpack_entry(bytes(index.backing.memory[begin : begin + ENTRY_BYTES]))
-        if entry.kind not in (VACANT, DEAD):
-            found[entry.chunk] = entry.found
-    return found
+from tests.shared_index_check import entries_of
 
 
 def check_keyed_index(store: Store, *, after_moves: bool = True) -> bool:
@@ -31,7 +16,7 @@ def check_keyed_index(store: Store, *, after_moves: bool = True) -> bool:
     something is on its way to the journal: entries follow what is durable.
     """
     assert store.keyed_index is not None
-    entries = keyed_entries_of(store)
+    entries = entries_of(store.keyed_index)
     with store.metadata.view() as view:
         values = {key: unpack_value(value) for key, value in view.scan(Table.KEYED, VALUES_BEGIN, VALUES_END)}
         spaces = {key: unpack_space(value) for key, value in view.scan(Table.KEYED, SPACES_BEGIN, SPACES_END)}

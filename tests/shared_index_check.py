@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from engine.format.layouts import Table, chunk_id_of_key, unpack_chunk_record
 from engine.store.store import Store
+from engine.tiers.owned_table import OwnedTable
 from lakefs.ids import ChunkId
 from lakefs.shared_index.table_format import DEAD, ENTRIES_OFFSET, ENTRY_BYTES, PROBE_SLOTS, VACANT, Found, pack_place
 from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT
 from tests.oracles.shared_table import unpack_entry
 
 
-def entries_of(store: Store) -> dict[bytes, Found]:
-    """Return everything that the table says."""
-    index = store.shared_index
+def entries_of(index: OwnedTable | None) -> dict[bytes, Found]:
+    """Return everything that a table says."""
     assert index is not None
     assert index.table.audit(), "an entry is torn, or not where it belongs"
     found: dict[bytes, Found] = {}
@@ -29,7 +29,7 @@ def check_shared_index(store: Store) -> bool:
 
     Returns False, without a look, while something is on its way to the journal: entries follow what is durable.
     """
-    entries = entries_of(store)
+    entries = entries_of(store.shared_index)
     with store.metadata.view() as view:
         records = {
             chunk_id_of_key(key): unpack_chunk_record(value) for key, value in view.scan(Table.CHUNKS, b"", b"\xff")

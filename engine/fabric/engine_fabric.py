@@ -23,7 +23,7 @@ import structlog
 import trio
 
 from engine.fabric.bounce_memory import Bounce, BounceMemory
-from engine.fabric.registered_slab import RegisteredSlab, SharedMemory
+from engine.fabric.registered_slab import RegisteredSlab, SlabMemory
 from lakefs.errors import DeadlineExceeded, EngineBusy, FabricFailed, InvalidArgument, SessionLost, UnsupportedVersion
 from lakefs.limits import BOUNCES_PER_LINK, FABRIC_LINKS_MAX, LENT_MEMORY_BYTES_MAX
 from lakefs.ports import Offload
@@ -106,7 +106,7 @@ class EngineFabric:
 
     # --- memory ------------------------------------------------------------------------------------
 
-    def registered(self, memory: SharedMemory) -> SharedMemory:
+    def registered(self, memory: SlabMemory) -> SlabMemory:
         """Return a slab's memory, registered for READs of peers; as it is, if that is refused.  Blocks; any thread."""
         if self._fabric is None:
             return memory

@@ -10,17 +10,17 @@ from lakefs.wire.fabric_messages import MEDIUM_FABRIC
 from lakefs.wire.grants import Grant
 
 
-class SharedMemory(Protocol):
-    """Memory of a slab, as `engine.tiers.arena.SlabMemory` has it."""
+class SlabMemory(Protocol):
+    """Memory of a slab: `SealedMemory`, or plain memory in the simulator, which hands out no descriptors."""
 
     @property
     def view(self) -> memoryview:
-        """The memory, writable."""
+        """The memory: writable, page-aligned where the disk is read into it."""
         ...
 
     @property
     def descriptor(self) -> int:
-        """A read-only descriptor of it."""
+        """A read-only descriptor to send to clients; the memory's owner closes it."""
         ...
 
     @property
@@ -36,7 +36,7 @@ class SharedMemory(Protocol):
 class RegisteredSlab:
     """Memory of a slab and its registration, which ends first: no peer reads pages that belong to others by then."""
 
-    def __init__(self, memory: SharedMemory, region: Region, ended: Callable[[Region], None]) -> None:
+    def __init__(self, memory: SlabMemory, region: Region, ended: Callable[[Region], None]) -> None:
         """`ended` is called once the registration has ended."""
         self._memory = memory
         self._ended = ended

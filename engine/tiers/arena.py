@@ -22,10 +22,11 @@ import secrets
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
+from engine.fabric.registered_slab import SlabMemory
 from engine.memory.sealed_memory import SealedMemory
 from lakefs.errors import ConfigError
 from lakefs.grants.dram_slabs import GENERATION_BYTES, SLAB_BYTES, UNIT_BYTES, generation_number
@@ -36,29 +37,6 @@ CELL_SIZES: Final = (UNIT_BYTES, 64 * KIB, 256 * KIB + PAGE_BYTES, 1 * MIB + PAG
 """Cells of the largest size leave 4% of a slab of 64 MiB unused; the others leave less."""
 _GENERATION_BITS: Final = 40
 """Random bits of the first generation; the other bits leave room to count up from it."""
-
-
-class SlabMemory(Protocol):
-    """Memory of a slab: `SealedMemory`, or plain memory in the simulator, which hands out no descriptors."""
-
-    @property
-    def view(self) -> memoryview:
-        """The memory: writable, page-aligned where the disk is read into it."""
-        ...
-
-    @property
-    def descriptor(self) -> int:
-        """A read-only descriptor to send to clients; the memory's owner closes it."""
-        ...
-
-    @property
-    def on_huge_pages(self) -> bool:
-        """True if the memory is on reserved huge pages."""
-        ...
-
-    def close(self) -> None:
-        """Release the memory."""
-        ...
 
 
 class Cell(msgspec.Struct, gc=False, eq=False):

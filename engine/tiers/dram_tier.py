@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterator, Sequence as Seq
 from itertools import islice
 from typing import Any, Final, NamedTuple, cast
 
-from engine.fabric.registered_slab import remote_grant
+from engine.fabric.registered_slab import SlabMemory, remote_grant
 from engine.tiers.admission import READS_FOR_ADMISSION, Admission
-from engine.tiers.arena import Arena, Cell, CellClass, Slab, SlabMemory
+from engine.tiers.arena import Arena, Cell, CellClass, Slab
 from lakefs.content.verify import vector_bytes
 from lakefs.ids import ChunkId
 from lakefs.limits import DRAM_PAYLOAD_BYTES_MIN, KIB

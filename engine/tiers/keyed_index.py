@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-import structlog
 import trio
 
 from engine.format.keyed import (
@@ -42,10 +41,8 @@ from engine.format.keyed import (
 from engine.format.layouts import Mutation, Op, StoreIdentity, Table, chunk_key
 from engine.memory.backing import Backing
 from engine.metadata.metadata_store import Metadata
-from engine.metadata.pacing import Pacing, Writers
 from engine.tables.views import View
 from engine.tiers.owned_table import OwnedTable, TableCounts, place_in
-from lakefs.errors import LakeError
 from lakefs.ids import ChunkId, ChunkKind, Sequence as GroupSequence
 from lakefs.limits import GC_BATCH
 from lakefs.ports import Offload
@@ -67,7 +64,6 @@ KEYED_WATCHED: Final = frozenset((Table.KEYED,))
 _DATA: Final = bytes([ChunkKind.DATA])
 _SOMEWHERE: Final[Found] = (UNPLACED, 0, 0, 0, 0)
 _ASK: Final[Found] = (DOUBTFUL, 0, 0, 0, 0)
-_log: Final = structlog.get_logger(__name__)
 
 
 @dataclass
@@ -76,6 +72,7 @@ class KeyedIndex(OwnedTable):
 
     magic: ClassVar[bytes] = KEYED_MAGIC
     name: ClassVar[str] = "keyed index"
+    walk_begins: ClassVar[bytes] = VALUES_BEGIN
     metadata: Metadata
     places_of: Callable[[list[ChunkId]], list[Found | None]]
     """Returns the durable place in a segment of each chunk, None where it is not known at once."""
@@ -140,30 +137,7 @@ class KeyedIndex(OwnedTable):
 
     # --- filling -------------------------------------------------------------------------------------
 
-    async def fill(self) -> None:
-        """Put all values; a record that changes during the walk is put, or removed, by its group."""
-        pacing = Pacing(Writers(self.metadata))
-        start = VALUES_BEGIN
-        try:
-            self._begin()
-            while True:
-                start, seen, is_done = self._fill_page(start)
-                if self.full.is_set():
-                    return
-                if is_done:
-                    break
-                await self.metadata.wait_durable(seen)
-                await pacing.rest()
-        except LakeError as error:
-            self.state = "partly filled"
-            _log.warning("the keyed index is not filled", reason=error.message)
-            return
-        self.state = "ready"
-        for number, has_all in list((self._spaces or {}).items()):
-            if has_all:
-                self._enter_space(number, SPACE_WHOLE)
-
-    def _begin(self) -> None:
+    def begin_fill(self) -> None:
         """Put all spaces, as partial ones.
 
         One whose making is not durable yet is among them: nobody has heard its number, and its keys come after it.
@@ -174,11 +148,14 @@ class KeyedIndex(OwnedTable):
         for number in self._spaces:
             self._enter_space(number, SPACE_PARTIAL)
 
-    def _fill_page(self, start: bytes) -> tuple[bytes, GroupSequence, bool]:
-        """Put the next values, up to one that is not durable.
+    def end_fill(self) -> None:
+        """Put the spaces all of whose keys have entries as whole ones."""
+        for number, has_all in list((self._spaces or {}).items()):
+            if has_all:
+                self._enter_space(number, SPACE_WHOLE)
 
-        Returns the key to continue at, the sequence to wait for, and True if there are no more.
-        """
+    def fill_page(self, start: bytes) -> tuple[bytes, GroupSequence, bool]:
+        """See `OwnedTable.fill_page`."""
         durable = self.metadata.durable_sequence
         with self.metadata.view() as view:
             for count, (key, value) in enumerate(view.scan(Table.KEYED, start, VALUES_END)):

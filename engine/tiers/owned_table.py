@@ -20,9 +20,10 @@ import trio
 from engine.format.layouts import CHECKSUM_CRC32C_GRANULE, CHUNK_RECORD, StoreIdentity
 from engine.memory.backing import Backing, open_backing
 from engine.metadata.metadata_store import Metadata
+from engine.metadata.pacing import Pacing, Writers
 from lakefs.errors import EngineBusy, LakeError
 from lakefs.host.memory_limits import memory_bytes
-from lakefs.ids import BootId
+from lakefs.ids import BootId, Sequence
 from lakefs.limits import HOT_INDEX_MEMORY_SHARE, HOT_INDEX_SLOTS_MIN, MIB
 from lakefs.ports import Offload
 from lakefs.shared_index.table import SharedTable
@@ -54,6 +55,8 @@ class OwnedTable:
 
     magic: ClassVar[bytes] = MAGIC
     name: ClassVar[str] = "shared index"
+    walk_begins: ClassVar[bytes] = b""
+    """The key from which the records are walked to fill the table."""
     metadata: Metadata
     offload: Offload
     identity: StoreIdentity
@@ -66,9 +69,18 @@ class OwnedTable:
     full: trio.Event
     """Set when the table has refused an entry for want of room."""
 
-    async def fill(self) -> None:
-        """Put all that the table is to have; returns early when it is full."""
+    def begin_fill(self) -> None:
+        """Put what the walk does not."""
+
+    def fill_page(self, start: bytes) -> tuple[bytes, Sequence, bool]:
+        """Put the entries of the next records, up to one that is not durable.
+
+        Returns the key to continue at, the sequence to wait for, and True if there are no more.
+        """
         raise NotImplementedError
+
+    def end_fill(self) -> None:
+        """Note that all records have been walked."""
 
     def emptied(self) -> None:
         """Note that an empty table has replaced the old one."""
@@ -83,6 +95,30 @@ class OwnedTable:
             self.state = "full"
             self.full.set()
         return False
+
+    async def fill(self) -> None:
+        """Put all that the table is to have; returns early when it is full.
+
+        A record that changes during the walk is put, or removed, by its group.
+        """
+        pacing = Pacing(Writers(self.metadata))
+        start = self.walk_begins
+        try:
+            self.begin_fill()
+            while True:
+                start, seen, is_done = self.fill_page(start)
+                if self.full.is_set():
+                    return
+                if is_done:
+                    break
+                await self.metadata.wait_durable(seen)
+                await pacing.rest()
+        except LakeError as error:
+            self.state = "partly filled"
+            _log.warning(f"the {self.name} is not filled", reason=error.message)
+            return
+        self.state = "ready"
+        self.end_fill()
 
     async def run(self) -> None:
         """Fill the table, and grow it when it is full; until cancelled."""

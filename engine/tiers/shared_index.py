@@ -31,7 +31,6 @@ import trio
 from engine.format.layouts import ChunkRecord, Mutation, Op, StoreIdentity, Table, chunk_id_of_key
 from engine.memory.backing import Backing
 from engine.metadata.metadata_store import Metadata
-from engine.metadata.pacing import Pacing, Writers
 from engine.tiers.owned_table import OwnedTable, TableCounts, place_in
 from lakefs.errors import LakeError, StoreDamaged
 from lakefs.ids import Birth, BootId, ChunkId, SegmentId, Sequence
@@ -198,30 +197,8 @@ class SharedIndex(OwnedTable):
 
     # --- life --------------------------------------------------------------------------------------
 
-    async def fill(self) -> None:
-        """Put all chunk records; a record that changes during the walk is put by its group."""
-        pacing = Pacing(Writers(self.metadata))
-        start = b""
-        try:
-            while True:
-                start, seen, is_done = self._fill_page(start)
-                if self.full.is_set():
-                    return
-                if is_done:
-                    break
-                await self.metadata.wait_durable(seen)
-                await pacing.rest()
-        except LakeError as error:
-            self.state = "partly filled"
-            _log.warning("the shared index is not filled", reason=error.message)
-            return
-        self.state = "ready"
-
-    def _fill_page(self, start: bytes) -> tuple[bytes, Sequence, bool]:
-        """Put the next records, up to one that is not durable.
-
-        Returns the key to continue at, the sequence to wait for, and True if there are no more.
-        """
+    def fill_page(self, start: bytes) -> tuple[bytes, Sequence, bool]:
+        """See `OwnedTable.fill_page`."""
         durable = self.metadata.durable_sequence
         with self.metadata.view() as view:
             for count, (key, value) in enumerate(view.scan(Table.CHUNKS, start, _KEYS_END)):

@@ -123,28 +123,28 @@ static lake_layer lake = {
 
 /* --- reads and writes that native code answers --- */
 
-static int lake_is_read(const uint8_t *request, size_t length, struct fuse_read_in *read)
+/* Copies what follows the head of a request of that kind; returns 0 if it is another, or too short. */
+static int lake_takes(const uint8_t *request, size_t length, uint32_t opcode, void *body, size_t body_bytes)
 {
     struct fuse_in_header head;
-    if (length < sizeof head + sizeof *read)
+    if (length < sizeof head + body_bytes)
         return 0;
     memcpy(&head, request, sizeof head);
-    if (head.opcode != FUSE_READ || head.len != length)
+    if (head.opcode != opcode || head.len != length)
         return 0;
-    memcpy(read, request + sizeof head, sizeof *read);
+    memcpy(body, request + sizeof head, body_bytes);
     return 1;
+}
+
+static int lake_is_read(const uint8_t *request, size_t length, struct fuse_read_in *read)
+{
+    return lake_takes(request, length, FUSE_READ, read, sizeof *read);
 }
 
 static int lake_is_write(const uint8_t *request, size_t length, struct fuse_write_in *write)
 {
-    struct fuse_in_header head;
-    if (length < sizeof head + sizeof *write)
-        return 0;
-    memcpy(&head, request, sizeof head);
-    if (head.opcode != FUSE_WRITE || head.len != length)
-        return 0;
-    memcpy(write, request + sizeof head, sizeof *write);
-    return write->size == length - sizeof head - sizeof *write;
+    return lake_takes(request, length, FUSE_WRITE, write, sizeof *write)
+        && write->size == length - sizeof(struct fuse_in_header) - sizeof *write;
 }
 
 /* Answers a request if it is a plain write of the next bytes of a file; returns 1 if it did. */

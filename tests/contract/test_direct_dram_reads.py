@@ -275,7 +275,7 @@ def test_a_table_that_is_kept_tells_no_slabs(monkeypatch: pytest.MonkeyPatch) ->
         save = index.backing.save
 
         def saved() -> None:
-            kept.append(entries_of(world.store))
+            kept.append(entries_of(world.store.shared_index))
             save()
 
         monkeypatch.setattr(index.backing, "save", saved)

@@ -125,7 +125,7 @@ def test_freed_chunks_are_gone_from_it_before_their_places_are_punched(monkeypat
             punched: list[int] = []
 
             async def looked_at(extents: list[Extent]) -> None:
-                places = {(place[1], place[2]) for place in entries_of(store).values()}
+                places = {(place[1], place[2]) for place in entries_of(store.shared_index).values()}
                 assert not places & {(segment, offset) for segment, offset, _ in extents}
                 punched.append(len(extents))
                 await punch(extents)
@@ -134,7 +134,7 @@ def test_freed_chunks_are_gone_from_it_before_their_places_are_punched(monkeypat
             await delete(client, "goesg", "one t")
             await gc(client)
             assert sum(punched) == 2
-            assert list(entries_of(store)) == [data_chunk_id(b"stays")]
+            assert list(entries_of(store.shared_index)) == [data_chunk_id(b"stays")]
             check_shared_index(store)
 
     run(main)
@@ -167,10 +167,10 @@ def test_moved_chunks_are_found_at_their_new_places() -> None:
             await delete(client_of(store), *[f"k{number}" for number in range(40) if number % 3])
         async with indexed_store(disk) as (store, index, _):
             await _filled(index)
-            before = entries_of(store)
+            before = entries_of(store.shared_index)
             done = await store.collect(0.97)
             assert done.compaction.moved_chunks > 0
-            after = entries_of(store)
+            after = entries_of(store.shared_index)
             assert any(after[chunk] != before[chunk] for chunk in after)
             check_shared_index(store)
 
