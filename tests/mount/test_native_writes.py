@@ -192,6 +192,7 @@ class Scene:
 
     def append_much(self) -> None:
         """Write on until chunks are stored behind."""
+        self.append()
         for _ in range(10):
             self._write(os.urandom(MIB), len(self.expected))
 
@@ -200,14 +201,11 @@ class Scene:
         self._write(b"over", len(self.expected) // 2)
         self.append()
 
-    def shorten(self) -> None:
-        """Cut the end off, and write on."""
+    def change_length(self) -> None:
+        """Cut the end off and write on; then lengthen it, which are zeros, and write on."""
         del self.expected[-123_456:]
         os.ftruncate(self.descriptor, len(self.expected))
         self.append()
-
-    def lengthen(self) -> None:
-        """Make it longer, which are zeros, and write on."""
         self.expected += bytes(100_000)
         os.ftruncate(self.descriptor, len(self.expected))
         self.append()
@@ -227,7 +225,7 @@ class Scene:
         self.expected[offset : offset + len(data)] = data
 
 
-STEPS = (Scene.append, Scene.append_much, Scene.write_over, Scene.shorten, Scene.lengthen, Scene.sync, Scene.rename)
+STEPS = (Scene.append_much, Scene.write_over, Scene.change_length, Scene.sync, Scene.rename)
 
 
 @needs_native
