@@ -151,7 +151,7 @@ def test_a_file_that_is_open_in_the_page_cache_passes_through_at_the_next_open_w
 
 
 def test_memory_has_a_hot_file_once(plain_hot: LakeMounts) -> None:
-    """What was read to fill it leaves the page cache: the places in the store, and the file's pages of the mount."""
+    """Memory that was read to fill it is given up: the place in the store, and the pages of the mount."""
     path, content = plain_hot.folders[0] / "once", os.urandom(4 * MIB)  # one chunk
     path.write_bytes(content)
     before = plain_hot.mounts[0].log.read_text().count(FILLED)

@@ -314,7 +314,7 @@ def test_a_device_that_is_gone_ends_the_session(tmp_path: Path) -> None:
 
 
 def test_what_the_device_refuses_is_an_error_of_its_writer() -> None:
-    """An answer, and what the kernel is told, are written at once: libfuse's caller gets the kernel's errno."""
+    """Answers and notices are written at once: libfuse's caller gets the kernel's errno."""
     with kernel() as device:
         device.socket.close()
         for unique in (2, 0):
