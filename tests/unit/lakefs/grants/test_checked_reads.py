@@ -183,6 +183,19 @@ def test_a_file_that_ends_too_early_has_no_right_chunk_at_its_end(length: int) -
         assert read(ReadPlan, segment, places)[0] == [-1] * 3
 
 
+@pytest.mark.parametrize("length", [GRANULE_BYTES, 200_000])
+def test_bytes_of_an_earlier_read_do_not_count_for_bytes_that_did_not_arrive(length: int) -> None:
+    with segment_of([length] * 3) as segment:
+        targets = [memoryview(bytearray(length)) for _ in range(3)]
+        packed = b"".join(PLACE.pack(*extent.place()) for extent in segment.extents)
+        plan = ReadPlan([DATA] * 3, targets, packed, GRANULE_BYTES, True)
+        for end, right in ((3, [length] * 3), (1, [length, -1, -1]), (0, [-1] * 3)):
+            os.ftruncate(segment.descriptor, end * (length + vector_bytes(length)))
+            lengths = [-1] * 3
+            plan.read_checked([(segment.descriptor, 0)], lengths)
+            assert lengths == right
+
+
 def test_what_does_not_go_together_is_refused(helper: HelperThread) -> None:
     with segment_of([100, GRANULE_BYTES + 1]) as segment:
         places = [extent.place() for extent in segment.extents]
