@@ -52,7 +52,7 @@ async def _parts_of(metadata: Metadata, number: int) -> int:
     while True:
         with metadata.view() as view:
             page = list(islice(view.scan(Table.KEYED, start, end), GC_BATCH))
-        count += sum(KEYED_HEAD.unpack_from(value)[3] for _, value in page if len(value) >= KEYED_HEAD.size)
+        count += sum(int(KEYED_HEAD.unpack_from(value)[3]) for _, value in page if len(value) >= KEYED_HEAD.size)
         if len(page) < GC_BATCH:
             return count
         start = page[-1][0] + b"\0"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import msgspec
 import pytest
@@ -99,7 +100,7 @@ def test_a_store_of_an_earlier_release_is_counted_when_it_is_opened(
                 for count in (1, 3, 256, *([2] * 9)):
                     await put_parts(client, space, session, chunk, count)
             for space in spaces:
-                await tamper(store, lambda txn, space=space: without_count(txn, space))
+                await tamper(store, partial(without_count, space=space))
                 assert record_of(store, space).parts == NOT_COUNTED
 
     async def later() -> None:
