@@ -106,6 +106,25 @@ def test_present_keys_are_put_without_a_request_and_others_with_one(engine: Serv
             space.put_many(keys[:1], values[:1])
 
 
+def test_a_value_whose_time_is_over_is_put_anew_before_it_is_removed(engine: Served, writer: Lake) -> None:
+    with connect(engine.server, check=Check.CRC32C) as lake:
+        space, lasting = lake.space("space", ttl="1s"), lake.space("lasting")
+        space.put_many([b"k", b"l"], [b"first", b"other"])
+        lasting.put_many([b"k"], [b"first"])
+        put_at = time.time()
+        warm(space, [b"k", b"l"])
+        warm(lasting, [b"k"])
+        while time.time() < put_at + 1.05:
+            time.sleep(0.05)
+        sent = requests(lake)
+        assert lasting.put_many([b"k"], [b"second"]).outcomes == [Outcome.PRESENT]
+        assert sent == []
+        assert space.put_many([b"k"], [b"second"]).outcomes == [Outcome.STORED]
+        assert space.put_many([b"k"], [b"third"]).outcomes == [Outcome.PRESENT]
+        assert all(isinstance(request, m.KeyedPut) for request in sent)
+        assert contents(space, [b"k"], 9) == [b"second"]
+
+
 def test_a_trio_client_needs_no_request_either(engine: Served, writer: Lake) -> None:
     keys = keys_of(4)
     values = [value_of(key, 0, size) for key, size in zip(keys, SIZES, strict=False)]
