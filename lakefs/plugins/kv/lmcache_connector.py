@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from lakefs.client.blocking.spaces import Space
-from lakefs.content.verify import Check
+from lakefs.content.verify import check_named
 from lakefs.errors import LakeError
 from lakefs.plugins.kv.movers import Connection, HasSpace, Mover, Movers, SpaceSettings
 from lakefs.plugins.kv.versions import check_host
@@ -33,6 +33,8 @@ KNOWN_FROM: Final = (0, 5, 6)
 KNOWN_BELOW: Final = (0, 6, 0)
 Completion = tuple[int, bool, str, list[bool] | None]
 """Number of the operation, if it succeeded, the error's text, and one result for each key."""
+Results = tuple[list[bool], str]
+"""One result for each key, and the text of the first error."""
 
 
 class LakeConnector:
@@ -47,10 +49,10 @@ class LakeConnector:
         space: str = "lmcache",
         quota: str | int | None = None,
         ttl: str | float | None = None,
-        check: str = Check.CRC32C.value,
+        check: str = "crc32c",
     ) -> None:
         check_host(PACKAGE, KNOWN_FROM, KNOWN_BELOW)
-        settings = SpaceSettings(server, space, quota, ttl, Check(check))
+        settings = SpaceSettings(server, space, quota, ttl, check_named(check))
         self._begin(lambda: Connection(settings))
 
     def _begin(self, connect_to: Callable[[], HasSpace]) -> None:
@@ -69,13 +71,13 @@ class LakeConnector:
         """Read objects into buffers of exactly their length; one result for each key.  Return the number."""
         buffers = list(memoryviews)
 
-        def get(space: Space) -> list[bool]:
+        def get(space: Space) -> Results:
             results = [False] * len(buffers)
             for places, batch in batches(keys):
                 lengths = space.get_many_into(batch, [buffers[place] for place in places])
                 for place, length in zip(places, lengths, strict=True):
                     results[place] = 0 < length == buffers[place].nbytes
-            return results
+            return results, ""
 
         return self._submit(self._movers.reader, get, len(buffers), is_whole=False)
 
@@ -83,37 +85,38 @@ class LakeConnector:
         """Store objects, each unless it is present; it succeeds if all are stored or present.  Return the number."""
         buffers = list(memoryviews)
 
-        def put(space: Space) -> list[bool]:
-            results = [True] * len(buffers)
+        def put(space: Space) -> Results:
+            results, reason = [True] * len(buffers), ""
             for places, batch in batches(keys):
                 done = space.put_many(batch, [buffers[place] for place in places])
                 for place, outcome in zip(places, done.outcomes, strict=True):
                     results[place] = outcome is not Outcome.FAILED
-            return results
+                reason = reason or next((error.message for error in done.failures.values()), "")
+            return results, reason
 
         return self._submit(self._movers.writer, put, len(buffers), is_whole=True)
 
     def submit_batch_exists(self, keys: Sequence[str]) -> int:
         """Find out which objects are present; one result for each key.  Return the operation's number."""
 
-        def match(space: Space) -> list[bool]:
+        def match(space: Space) -> Results:
             results = [False] * len(keys)
             for places, batch in batches(keys):
                 for place, is_present in zip(places, space.match(batch).present, strict=True):
                     results[place] = is_present
-            return results
+            return results, ""
 
         return self._submit(self._movers.reader, match, len(keys), is_whole=False)
 
     def submit_batch_delete(self, keys: Sequence[str]) -> int:
         """Remove objects; for each key, if there was one.  Return the operation's number."""
 
-        def remove(space: Space) -> list[bool]:
+        def remove(space: Space) -> Results:
             results = [False] * len(keys)
             for places, batch in batches(keys):
                 for place, was_present in zip(places, space.remove(batch), strict=True):
                     results[place] = was_present
-            return results
+            return results, ""
 
         return self._submit(self._movers.writer, remove, len(keys), is_whole=False)
 
@@ -136,19 +139,22 @@ class LakeConnector:
                 self._is_closed = True
                 os.close(self._event)
 
-    def _submit(self, mover: Mover, job: Callable[[Space], list[bool]], count: int, *, is_whole: bool) -> int:
+    def _submit(self, mover: Mover, job: Callable[[Space], Results], count: int, *, is_whole: bool) -> int:
         """Submit an operation of `count` keys; with `is_whole` it fails if a key does."""
         with self._lock:
             self._last += 1
             number = self._last
 
-        def done(result: list[bool] | LakeError) -> None:
+        def done(result: Results | LakeError) -> None:
             if isinstance(result, LakeError):
                 self._end((number, False, result.message, [False] * count))
-            elif is_whole and not all(result):
-                self._end((number, False, f"{result.count(False)} of {count} objects were not stored", result))
+                return
+            flags, reason = result
+            if is_whole and not all(flags):
+                text = f"{flags.count(False)} of {count} objects were not stored: {reason}"
+                self._end((number, False, text, flags))
             else:
-                self._end((number, True, "", result))
+                self._end((number, True, "", flags))
 
         mover.submit(job, done)
         return number
