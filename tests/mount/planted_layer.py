@@ -109,20 +109,10 @@ class PlantedLayer:
         self._compile(folder)
 
     def _compile(self, folder: Path) -> None:
-        written = folder / _LAYER / "_layer.c"
-        cython = [
-            sys.executable,
-            "-m",
-            "cython",
-            "-3",
-            "--module-name",
-            NAME,
-            "-o",
-            written,
-            folder / _LAYER / "_layer.pyx",
-        ]
-        include = f"-I{sysconfig.get_path('include')}"
-        compiler = ["gcc", "-shared", "-fPIC", "-O0", "-w", include, written, "-o", self._module, "-lpthread", "-ldl"]
+        source, written = (str(folder / _LAYER / f"_layer.{kind}") for kind in ("pyx", "c"))
+        include, module = sysconfig.get_path("include"), str(self._module)
+        cython = [sys.executable, "-m", "cython", "-3", "--module-name", NAME, source, "-o", written]
+        compiler = ["gcc", "-shared", "-fPIC", "-O0", "-w", f"-I{include}", written, "-lpthread", "-ldl", "-o", module]
         for command in (cython, compiler):
             subprocess.run(command, check=True, capture_output=True)
 
