@@ -27,6 +27,7 @@ from lakefs.grants import batch_plan
 from lakefs.grants.descriptors import SegmentDescriptors
 from lakefs.ids import ChunkId, ChunkKind
 from lakefs.shared_index import keyed_index
+from lakefs.shared_index.key_format import SOME_EXPIRE, id_of_space
 from lakefs.shared_index.keyed_index import KeyedIndexReader
 from lakefs.shared_index.table_format import Found, unpacked
 from lakefs.steps.steps import Steps
@@ -79,6 +80,20 @@ class KeyedReads:
         except ValueError:  # a key of a type of its own
             return [None] * len(keys)
         return present if self.confirm() else [None] * len(keys)
+
+    def lasting(self, space: int, keys: list[bytes]) -> list[bool]:
+        """Return for each key if it has a value that does not expire, as far as it can be told here.
+
+        A put takes such a value for present.  In a space of which some values expire no value is told from those whose
+        time is over, so the engine is asked for all.
+        """
+        present = self.match(space, keys)
+        if not any(present):
+            return [False] * len(keys)
+        entry = self.index.table.find(id_of_space(space))  # behind the look-up: it never says less later
+        if entry is None or entry[3] == SOME_EXPIRE or not self.confirm():
+            return [False] * len(keys)
+        return [flag is True for flag in present]
 
     def plan(self, space: int, keys: list[bytes], rooms: Sequence[int]) -> Plan:
         """Return what is known of keys, each of whose values has so much room."""
@@ -155,4 +170,10 @@ class KeyedIndexUser:
                 self._notes.clear()
             notes = self._notes[space] = KeyNotes()
         if notes.note(keys):
-            self._client.tell(NoteReads([], space, notes.take()))
+            self.tell(space)
+
+    def tell(self, space: int) -> None:
+        """Tell the engine of the keys noted by now.  Before a put: what that evicts depends on them."""
+        notes = self._notes.get(space)
+        if notes is not None and (keys := notes.take()):
+            self._client.tell(NoteReads([], space, keys))

@@ -81,17 +81,18 @@ class Space:
     ) -> KeyedResult:
         """Store values under keys; durable on return.  See `SpaceSteps.put_many`.
 
-        Keys that the shared index of keys has are PRESENT without a request; their values are durable.  One that has
-        expired (until it is removed, at most 10 s later) or is damaged (until a client asks for it) is PRESENT too.
+        Keys that the shared index of keys has are PRESENT without a request; their values are durable.  One that is
+        damaged is PRESENT too, until a client asks for it.  In a space of which some values expire the engine is asked.
         """
         items = keyed_items(keys, values, depths)
         checked = [item.key for item in items]
         reads = self._index.reads()
-        present = [False] * len(items) if reads is None else list(map(bool, reads.match(self.number, checked)))
+        present = [False] * len(items) if reads is None else reads.lasting(self.number, checked)
         if any(present):
             self._index.note(self.number, list(compress(checked, present)))
         if items and all(present):
             return KeyedResult([Outcome.PRESENT] * len(items))
+        self._index.tell(self.number)
         result = self._driver.run(SpaceSteps(self._driver.steps, self.number).put_items(items, present))
         self._renew_behind()
         return result

@@ -16,6 +16,7 @@ from lakefs.shared_index.key_format import (
     ABSENT,
     DOUBTFUL,
     PLACED,
+    SOME_EXPIRE,
     SPACE_PARTIAL,
     SPACE_WHOLE,
     UNPLACED,
@@ -113,7 +114,7 @@ def test_a_key_of_no_keyed_blob_is_refused(key: object) -> None:
 
 
 def reads_of(table: SharedTable, *, is_current: bool = True, is_connected: bool = True) -> KeyedReads:
-    index = mock.Mock(finder=KeyFinder(table), is_current=is_current)
+    index = mock.Mock(finder=KeyFinder(table), table=table, is_current=is_current)
     return KeyedReads(index, mock.Mock(), mock.Mock(), lambda: is_connected)
 
 
@@ -137,6 +138,18 @@ def test_nothing_is_told_by_a_table_that_nobody_maintains(state: dict[str, bool]
     reads = reads_of(table, **state)
     assert reads.match(5, [b"k", b"none"]) == [None, None]
     assert not reads.confirm()
+    assert reads.lasting(5, [b"k", b"none"]) == [False, False]
+
+
+def test_values_of_a_space_in_which_some_expire_are_not_told_to_last() -> None:
+    places = {key_id(space, key): (PLACED, 1, 1, 1, 1) for space in (5, 6, 7) for key in (b"k", b"l")}
+    expiring = (SPACE_WHOLE, 0, 0, SOME_EXPIRE, 0)
+    reads = reads_of(table_of({**places, id_of_space(5): told(SPACE_WHOLE), id_of_space(6): expiring}))
+    assert reads.lasting(5, [b"k", b"none", b"l"]) == [True, False, True]
+    assert reads.match(6, [b"k", b"none", b"l"]) == [True, False, True]
+    assert reads.lasting(6, [b"k", b"none", b"l"]) == [False] * 3
+    assert reads.lasting(7, [b"k", b"l"]) == [False] * 2, "the table does not know the space"
+    assert reads.lasting(5, []) == []
 
 
 def test_keys_of_a_type_of_their_own_are_asked_for() -> None:
