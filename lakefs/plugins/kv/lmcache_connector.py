@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from lakefs.client.blocking.spaces import Space
-from lakefs.content.verify import Check
+from lakefs.content.verify import check_named
 from lakefs.errors import LakeError
 from lakefs.limits import MIB
 from lakefs.plugins.kv.movers import Connection, HasSpace, Mover, Movers, SpaceSettings
@@ -40,6 +40,8 @@ AT_ONCE_KEYS_MAX: Final = 256
 """Most keys of a look-up that is: as long at most."""
 Completion = tuple[int, bool, str, list[bool] | None]
 """Number of the operation, if it succeeded, the error's text, and one result for each key."""
+Results = tuple[list[bool], str]
+"""One result for each key, and the text of the first error."""
 
 
 class LakeConnector:
@@ -54,10 +56,10 @@ class LakeConnector:
         space: str = "lmcache",
         quota: str | int | None = None,
         ttl: str | float | None = None,
-        check: str = Check.CRC32C.value,
+        check: str = "crc32c",
     ) -> None:
         check_host(PACKAGE, KNOWN_FROM, KNOWN_BELOW)
-        settings = SpaceSettings(server, space, quota, ttl, Check(check))
+        settings = SpaceSettings(server, space, quota, ttl, check_named(check))
         self._begin(lambda: Connection(settings))
 
     def _begin(self, connect_to: Callable[[], HasSpace]) -> None:
@@ -82,13 +84,13 @@ class LakeConnector:
                 return None
             return [0 < length == buffer.nbytes for length, buffer in zip(lengths, buffers, strict=True)]
 
-        def get(space: Space) -> list[bool]:
+        def get(space: Space) -> Results:
             results = [False] * len(buffers)
             for places, batch in found:
                 lengths = space.get_many_into(batch, [buffers[place] for place in places])
                 for place, length in zip(places, lengths, strict=True):
                     results[place] = 0 < length == buffers[place].nbytes
-            return results
+            return results, ""
 
         if len(found) == 1 and sum(buffer.nbytes for buffer in buffers) <= AT_ONCE_BYTES_MAX:
             results = self._movers.reader.try_now(try_get)
@@ -100,13 +102,14 @@ class LakeConnector:
         """Store objects, each unless it is present; it succeeds if all are stored or present.  Return the number."""
         buffers = list(memoryviews)
 
-        def put(space: Space) -> list[bool]:
-            results = [True] * len(buffers)
+        def put(space: Space) -> Results:
+            results, reason = [True] * len(buffers), ""
             for places, batch in batches(keys):
                 done = space.put_many(batch, [buffers[place] for place in places])
                 for place, outcome in zip(places, done.outcomes, strict=True):
                     results[place] = outcome is not Outcome.FAILED
-            return results
+                reason = reason or next((error.message for error in done.failures.values()), "")
+            return results, reason
 
         return self._submit(self._movers.writer, put, len(buffers), is_whole=True)
 
@@ -119,24 +122,24 @@ class LakeConnector:
             if present is not None:
                 return self._ended_at_once(present)
 
-        def match(space: Space) -> list[bool]:
+        def match(space: Space) -> Results:
             results = [False] * len(keys)
             for places, batch in found:
                 for place, is_present in zip(places, space.match(batch).present, strict=True):
                     results[place] = is_present
-            return results
+            return results, ""
 
         return self._submit(self._movers.reader, match, len(keys), is_whole=False)
 
     def submit_batch_delete(self, keys: Sequence[str]) -> int:
         """Remove objects; for each key, if there was one.  Return the operation's number."""
 
-        def remove(space: Space) -> list[bool]:
+        def remove(space: Space) -> Results:
             results = [False] * len(keys)
             for places, batch in batches(keys):
                 for place, was_present in zip(places, space.remove(batch), strict=True):
                     results[place] = was_present
-            return results
+            return results, ""
 
         return self._submit(self._movers.writer, remove, len(keys), is_whole=False)
 
@@ -159,17 +162,20 @@ class LakeConnector:
                 self._is_closed = True
                 os.close(self._event)
 
-    def _submit(self, mover: Mover, job: Callable[[Space], list[bool]], count: int, *, is_whole: bool) -> int:
+    def _submit(self, mover: Mover, job: Callable[[Space], Results], count: int, *, is_whole: bool) -> int:
         """Submit an operation of `count` keys; with `is_whole` it fails if a key does."""
         number = self._next()
 
-        def done(result: list[bool] | LakeError) -> None:
+        def done(result: Results | LakeError) -> None:
             if isinstance(result, LakeError):
                 self._end((number, False, result.message, [False] * count))
-            elif is_whole and not all(result):
-                self._end((number, False, f"{result.count(False)} of {count} objects were not stored", result))
+                return
+            flags, reason = result
+            if is_whole and not all(flags):
+                text = f"{flags.count(False)} of {count} objects were not stored: {reason}"
+                self._end((number, False, text, flags))
             else:
-                self._end((number, True, "", result))
+                self._end((number, True, "", flags))
 
         mover.submit(job, done)
         return number

@@ -137,12 +137,18 @@ def test_lmcache_is_told_of_failures(host: Host, space: FakeSpace) -> None:
     values = [memoryview(b"full"), memoryview(b"good")]
     number, ok, reason, each = host.result(host.connector.submit_batch_set(["a", "b"], values))
     assert (number, ok, each) == (1, False, [False, True])
-    assert "1 of 2" in reason
+    assert reason == "1 of 2 objects were not stored: no room"
     space.error = EngineUnreachable("the engine is gone")
     for ask in (host.connector.submit_batch_exists, host.connector.submit_batch_delete):
         completion: Any = host.result(ask(["a", "b"]))
         assert completion[1:] == (False, "the engine is gone", [False, False])
     assert isinstance(space.error, LakeError)
+
+
+def test_a_check_that_does_not_exist_is_refused_with_those_that_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lmcache_connector, "check_host", lambda *_: None)
+    with pytest.raises(InvalidArgument, match="'md5'; it is one of BLAKE3, CRC32C, NONE"):
+        LakeConnector(check="md5")
 
 
 def test_lmcache_gets_its_last_completions_after_the_end_and_no_other_file_is_read(host: Host) -> None:
