@@ -57,7 +57,8 @@ def check_space(request: SpaceOpen) -> None:
     check_name(request.name)
     quota = request.quota_bytes
     if quota is not None and quota != 0 and not KEYED_QUOTA_BYTES_MIN <= quota <= _QUOTA_BYTES_MAX:
-        raise InvalidArgument(f"the quota of a space is 0, for none, or at least {KEYED_QUOTA_BYTES_MIN} bytes")
+        least = KEYED_QUOTA_BYTES_MIN >> 20
+        raise InvalidArgument(f"the quota of a space is 0, for none, or at least {least} MiB, not {quota} bytes")
     if request.ttl_s is not None and not 0 <= request.ttl_s <= KEYED_TTL_S_MAX:
         raise InvalidArgument(f"the TTL of a space is 0, for none, to {KEYED_TTL_S_MAX} seconds")
 

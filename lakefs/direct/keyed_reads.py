@@ -23,12 +23,13 @@ from lakefs.content.verify import Check
 from lakefs.direct.chunk_reads import NOT_READ, DirectReads
 from lakefs.direct.index_in_use import Connected, opened_index
 from lakefs.direct.read_notes import KeyNotes
+from lakefs.grants import batch_plan
 from lakefs.grants.descriptors import SegmentDescriptors
 from lakefs.ids import ChunkId, ChunkKind
 from lakefs.shared_index import keyed_index
 from lakefs.shared_index.key_format import SOME_EXPIRE, id_of_space
 from lakefs.shared_index.keyed_index import KeyedIndexReader
-from lakefs.shared_index.table_format import Found
+from lakefs.shared_index.table_format import Found, unpacked
 from lakefs.steps.steps import Steps
 from lakefs.wire.messages import NoteReads, OpenKeyedIndex
 
@@ -48,10 +49,13 @@ class Plan(NamedTuple):
     """`MISS` for a key without value, or whose value does not fit; NOT_READ for all others."""
     indexes: list[int]
     """Indexes of the keys whose values may be read here."""
-    places: list[Found]
-    """Place of each of those."""
     packed: bytearray
-    """The same places, each as a `PLACE`."""
+    """Place of each of those, as a `PLACE`."""
+
+    @property
+    def places(self) -> list[Found]:
+        """The same places."""
+        return unpacked(self.packed)
 
 
 class KeyedReads:
@@ -97,14 +101,13 @@ class KeyedReads:
             try:
                 return Plan(*self.index.finder.plan(space, keys, rooms))
             except ValueError:  # a key of a type of its own
-                return Plan([NOT_READ] * len(keys), [], [], bytearray())
-        whole = Plan([], [], [], bytearray())
+                return Plan([NOT_READ] * len(keys), [], bytearray())
+        whole = Plan([], [], bytearray())
         for begin in range(0, len(keys), _KEYS_AT_ONCE):
             end = begin + _KEYS_AT_ONCE
-            lengths, indexes, places, packed = self.plan(space, keys[begin:end], rooms[begin:end])
+            lengths, indexes, packed = self.plan(space, keys[begin:end], rooms[begin:end])
             whole.lengths.extend(lengths)
             whole.indexes.extend(begin + at for at in indexes)
-            whole.places.extend(places)
             whole.packed.extend(packed)
         return whole
 
@@ -140,7 +143,7 @@ class KeyedIndexUser:
         """Request the engine's index and use it; to be run by itself, when `is_due`."""
         epoch = self._client.epoch
         index = None
-        if keyed_index.IS_BUILT:
+        if keyed_index.IS_BUILT and batch_plan.IS_BUILT:
             index = yield from opened_index(OpenKeyedIndex(), KeyedIndexReader)
         if self._client.epoch != epoch:  # it may be a lost engine's: the next read asks
             return

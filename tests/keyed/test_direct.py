@@ -19,6 +19,7 @@ from lakefs.client.trio.driver import TrioDriver
 from lakefs.content.verify import Check
 from lakefs.direct.keyed_reads import KeyedIndexUser, KeyedReads
 from lakefs.errors import EngineUnreachable, InvalidArgument, SpaceNotFound
+from lakefs.grants.batch_plan import CHECKED_BYTES_MAX, ReadPlan
 from lakefs.grants.descriptors import Held, SegmentDescriptors
 from lakefs.ids import SegmentId
 from lakefs.limits import KEY_NOTES_MAX, KIB
@@ -418,7 +419,28 @@ def any_bytes_are_believed() -> Iterator[None]:
             held.nowait = 0
         return held
 
+    class Believing:
+        """A plan that checks nothing."""
+
+        def __init__(
+            self,
+            chunks: list[bytes],
+            targets: list[memoryview],
+            places: bytes,
+            longest: int,
+            is_checked: bool,
+            asks: bool,
+        ) -> None:
+            self._plan = ReadPlan(chunks, targets, places, CHECKED_BYTES_MAX, asks=asks)
+
+        def read_checked(self, descriptors: list[Any], lengths: list[int], helper: object) -> None:
+            self._plan.read_lengths(0, self._plan.runs, descriptors, lengths)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._plan, name)
+
     with (
+        mock.patch("lakefs.direct.batch_reads.ReadPlan", Believing),
         mock.patch("lakefs.direct.batch_reads.matches", return_value=True),
         mock.patch("lakefs.direct.chunk_reads.matches", return_value=True),
         mock.patch.object(SegmentDescriptors, "enter", enter_and_wait),
