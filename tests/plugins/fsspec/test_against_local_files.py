@@ -23,7 +23,6 @@ SEGMENTS: Final = ("a", "b", "a b", "%41", "#x", "ä", "日本", "a.b", ".hid", 
 _numbers: Final = itertools.count()
 
 
-
 class Step:
     """A change of names or contents, done on both sides."""
 
@@ -46,8 +45,6 @@ class Question:
         return self._text
 
 
-
-
 # --- paths and contents ------------------------------------------------------------------------------
 
 _segments = st.sampled_from(("a", "b", "c")) | st.sampled_from(SEGMENTS)
@@ -60,7 +57,7 @@ patterns = st.builds("{}{}".format, st.lists(_wild, min_size=1, max_size=4).map(
 # --- operations that change names ----------------------------------------------------------------------
 
 
-def both(model: LocalModel, lake: Side, operation: Question) -> bool:
+def both(model: LocalModel, lake: Side, operation: Callable[[Side], Any]) -> bool:
     """Do an operation on both sides; return True if it succeeded on both, after comparing what they said."""
     said = [side.ask(lambda one: (operation(one), True)[1]) for side in (model, lake)]
     assert said[0] == said[1], said
@@ -134,7 +131,9 @@ def removes(draw: DrawFn) -> Step:
 
     def step(model: LocalModel, lake: Side) -> None:
         many = [path, *more]
-        is_mixed = how == "rm many" and (len(set(many)) < len(many) or not all(map(model.fs.isfile, model.all_at(many))))
+        is_mixed = how == "rm many" and (
+            len(set(many)) < len(many) or not all(map(model.fs.isfile, model.all_at(many)))
+        )
         if is_mixed:  # what is removed before the error differs
             return
         both(model, lake, remove)
@@ -150,7 +149,11 @@ def moves(draw: DrawFn) -> Step:
         into = model.fs.isdir(model.at(target))
         end = f"{target}/{source.rpartition('/')[2]}" if into else target
         is_folder = model.fs.isdir(model.at(source))
-        if into and source != target and (model.fs.exists(model.at(end)) or not model.is_free(end, for_folder=is_folder)):
+        if (
+            into
+            and source != target
+            and (model.fs.exists(model.at(end)) or not model.is_free(end, for_folder=is_folder))
+        ):
             return  # the lake replaces objects
         is_onto_object = is_folder and model.fs.isfile(model.at(target))
         if not is_onto_object and not model.is_free(end, for_folder=is_folder):
@@ -179,7 +182,9 @@ def copies(draw: DrawFn) -> Step:
     return Step(f"cp {source!r} {target!r} {recursive} {depth}", step)
 
 
-def _ends(model: LocalModel, source: str, target: str, recursive: bool, depth: int | None) -> list[tuple[str, bool]] | None:
+def _ends(
+    model: LocalModel, source: str, target: str, recursive: bool, depth: int | None
+) -> list[tuple[str, bool]] | None:
     """Return the paths that a copy would make, and which are folders; None if it is not free, or is into itself."""
     noted: list[tuple[str, str]] = []
 
@@ -215,10 +220,14 @@ def questions(draw: DrawFn) -> Question:
     path, pattern = draw(st.just("") | paths), draw(patterns)
     start, end = draw(st.none() | st.integers(-50, 80_000)), draw(st.none() | st.integers(0, 90_000))
     depth, withdirs, recursive = draw(st.none() | st.integers(1, 3)), draw(st.booleans()), draw(st.booleans())
-    moves = draw(st.lists(st.tuples(st.sampled_from(["read", "seek", "end", "line", "into"]), st.integers(0, 99)), max_size=5))
+    moves = draw(
+        st.lists(st.tuples(st.sampled_from(["read", "seek", "end", "line", "into"]), st.integers(0, 99)), max_size=5)
+    )
     asked: list[Callable[[Side], Any]] = [
         lambda side: sorted(side.fs.ls(side.at(path), detail=False)),
-        lambda side: [(entry["name"], entry["type"]) for entry in sorted(side.fs.ls(side.at(path), detail=True), key=str)],
+        lambda side: [
+            (entry["name"], entry["type"]) for entry in sorted(side.fs.ls(side.at(path), detail=True), key=str)
+        ],
         lambda side: _kind_and_size(side.fs.info(side.at(path))),
         lambda side: [ask(side.at(path)) for ask in (side.fs.exists, side.fs.isdir, side.fs.isfile, side.fs.lexists)],
         lambda side: side.fs.find(side.at(path), maxdepth=depth, withdirs=withdirs),
@@ -231,7 +240,11 @@ def questions(draw: DrawFn) -> Question:
         lambda side: side.fs.cat_file(side.at(path), start, _end(start, end)),
         lambda side: _answers(side.fs.cat_ranges(side.all_at([path, "a", path]), [0, 1, 2], [5, 9, 2])),
         lambda side: _answers(side.fs.cat(side.at(pattern), recursive=recursive, on_error="omit")),
-        lambda side: [side.fs.head(side.at(path), 7), side.fs.tail(side.at(path), 7), side.fs.read_block(side.at(path), 3, 9, b"x")],
+        lambda side: [
+            side.fs.head(side.at(path), 7),
+            side.fs.tail(side.at(path), 7),
+            side.fs.read_block(side.at(path), 3, 9, b"x"),
+        ],
         lambda side: _read(side, path, moves),
         lambda side: side.fs.read_text(side.at(path), encoding="latin-1", newline=""),
         lambda side: side.fs.sizes(side.all_at([path])) if side.fs.isfile(side.at(path)) else None,
