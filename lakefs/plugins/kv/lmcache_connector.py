@@ -8,7 +8,9 @@ SHA-256 of that text.  The interface is that of LMCache's `NativeConnectorL2Adap
 numbered, an event descriptor says that some have ended, and `drain_completions` returns those.
 
 Rules kept here:
-- Only the two movers' threads send requests.  Submitting and draining never wait.
+- Only the two movers' threads wait: for the engine, or a disk.  Submitting and draining never do.  Look-ups, and small
+  reads of objects that are all in memory, are done while they are submitted: LMCache submits from a thread of its own
+  and expects the call to be brief, and handing such a read to another thread and back takes as long as the read.
 - The buffers of an operation are referred to until it has ended.
 - A read that brings other than exactly the buffer's length is a miss.
 """
@@ -24,6 +26,7 @@ from typing import Final
 from lakefs.client.blocking.spaces import Space
 from lakefs.content.verify import check_named
 from lakefs.errors import LakeError
+from lakefs.limits import MIB
 from lakefs.plugins.kv.movers import Connection, HasSpace, Mover, Movers, SpaceSettings
 from lakefs.plugins.kv.versions import check_host
 from lakefs.put.keyed import Outcome
@@ -31,6 +34,10 @@ from lakefs.put.keyed import Outcome
 PACKAGE: Final = "lmcache"
 KNOWN_FROM: Final = (0, 5, 6)
 KNOWN_BELOW: Final = (0, 6, 0)
+AT_ONCE_BYTES_MAX: Final = MIB
+"""Most bytes of a read that is done while it is submitted: a tenth of a millisecond or two."""
+AT_ONCE_KEYS_MAX: Final = 256
+"""Most keys of a look-up that is: as long at most."""
 Completion = tuple[int, bool, str, list[bool] | None]
 """Number of the operation, if it succeeded, the error's text, and one result for each key."""
 Results = tuple[list[bool], str]
@@ -69,16 +76,26 @@ class LakeConnector:
 
     def submit_batch_get(self, keys: Sequence[str], memoryviews: Sequence[memoryview]) -> int:
         """Read objects into buffers of exactly their length; one result for each key.  Return the number."""
-        buffers = list(memoryviews)
+        buffers, found = list(memoryviews), batches(keys)
+
+        def try_get(space: Space) -> list[bool] | None:
+            lengths = space.try_get_many_into(found[0][1], buffers)
+            if lengths is None:
+                return None
+            return [0 < length == buffer.nbytes for length, buffer in zip(lengths, buffers, strict=True)]
 
         def get(space: Space) -> Results:
             results = [False] * len(buffers)
-            for places, batch in batches(keys):
+            for places, batch in found:
                 lengths = space.get_many_into(batch, [buffers[place] for place in places])
                 for place, length in zip(places, lengths, strict=True):
                     results[place] = 0 < length == buffers[place].nbytes
             return results, ""
 
+        if len(found) == 1 and sum(buffer.nbytes for buffer in buffers) <= AT_ONCE_BYTES_MAX:
+            results = self._movers.reader.try_now(try_get)
+            if results is not None:
+                return self._ended_at_once(results)
         return self._submit(self._movers.reader, get, len(buffers), is_whole=False)
 
     def submit_batch_set(self, keys: Sequence[str], memoryviews: Sequence[memoryview]) -> int:
@@ -99,9 +116,15 @@ class LakeConnector:
     def submit_batch_exists(self, keys: Sequence[str]) -> int:
         """Find out which objects are present; one result for each key.  Return the operation's number."""
 
+        found = batches(keys)
+        if len(found) == 1 and len(keys) <= AT_ONCE_KEYS_MAX:
+            present = self._movers.reader.try_now(lambda space: space.try_match(found[0][1]))
+            if present is not None:
+                return self._ended_at_once(present)
+
         def match(space: Space) -> Results:
             results = [False] * len(keys)
-            for places, batch in batches(keys):
+            for places, batch in found:
                 for place, is_present in zip(places, space.match(batch).present, strict=True):
                     results[place] = is_present
             return results, ""
@@ -141,9 +164,7 @@ class LakeConnector:
 
     def _submit(self, mover: Mover, job: Callable[[Space], Results], count: int, *, is_whole: bool) -> int:
         """Submit an operation of `count` keys; with `is_whole` it fails if a key does."""
-        with self._lock:
-            self._last += 1
-            number = self._last
+        number = self._next()
 
         def done(result: Results | LakeError) -> None:
             if isinstance(result, LakeError):
@@ -157,6 +178,17 @@ class LakeConnector:
                 self._end((number, True, "", flags))
 
         mover.submit(job, done)
+        return number
+
+    def _next(self) -> int:
+        with self._lock:
+            self._last += 1
+            return self._last
+
+    def _ended_at_once(self, results: list[bool]) -> int:
+        """End an operation that was done while it was submitted.  Return its number."""
+        number = self._next()
+        self._end((number, True, "", results))
         return number
 
     def _end(self, completion: Completion) -> None:
@@ -173,9 +205,11 @@ def key_of(name: str) -> bytes:
 
 def batches(names: Sequence[str]) -> list[tuple[list[int], list[bytes]]]:
     """Split names into batches without a name twice: indexes, and the keys at them.  One batch unless one repeats."""
+    wanted = list(map(key_of, names))
+    if wanted and len(set(wanted)) == len(wanted):
+        return [(list(range(len(wanted))), wanted)]
     found: list[tuple[list[int], dict[bytes, None]]] = []
-    for place, name in enumerate(names):
-        key = key_of(name)
+    for place, key in enumerate(wanted):
         batch = next((batch for batch in found if key not in batch[1]), None)
         if batch is None:
             batch = ([], {})
