@@ -19,8 +19,8 @@ from lakefs.plugins.fsspec.file_system import LakeFileSystem
 from tests.e2e.served import Served
 from tests.plugins.fsspec.local_model import LocalModel, Side, kind_of
 
-EXAMPLES: Final = int(os.environ.get("FSSPEC_EXAMPLES", "8"))
-"""With FSSPEC_EXAMPLES so many, other ones in each run; else always the same few."""
+EXAMPLES: Final = int(os.environ.get("LOCAL_EXAMPLES", "8"))
+"""With LOCAL_EXAMPLES so many, other ones in each run; else always the same few."""
 SEGMENTS: Final = ("a", "b", "a b", "%41", "#x", "ä", "日本", "a.b", ".hid", "+&=", "'\"", "\\", "~", "{b}", "\n", "é")
 FILLED: Final = ("a/a", "a/b/a", "a/b/%41", "b", "a b/#x", "日本/ä/b", "a.b")
 MADE: Final = ("a/empty", "+&=/b")
@@ -361,7 +361,7 @@ def _read(side: Side, path: str, moves: list[tuple[str, int]]) -> list[Any]:
 
 @settings(
     max_examples=EXAMPLES,
-    derandomize="FSSPEC_EXAMPLES" not in os.environ,
+    derandomize="LOCAL_EXAMPLES" not in os.environ,
     report_multiple_bugs=False,
     phases=set(Phase) - {Phase.explain},
 )
