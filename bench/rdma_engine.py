@@ -29,7 +29,7 @@ from lakefs.ids import data_chunk_id
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
-ROUNDS: Final = 11
+ROUNDS: Final = 7
 _PORT: Final = 7778
 _TICK_S: Final = 0.001
 _WAIT_S: Final = 120.0
