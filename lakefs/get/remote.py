@@ -133,7 +133,7 @@ class _Arriving:
         self._waiting = deque(batch)
         self._check = check
         self._crcs = GranuleCrcs()
-        """Of the first chunk that waits."""
+        """The CRCs of the first chunk that waits."""
         self.stale: list[Wanted] = []
 
     def look(self, arrived: int) -> None:
