@@ -83,10 +83,12 @@ def chain(first: int) -> list[tuple[Request, int, int, int, int]]:
     found = []
     at: int | None = first
     while at:
+        assert len(found) < WINDOW, "the chain has no end"
         ticket, following, pieces = (c_uint64 * 3).from_address(at)
         count, operation, flags = (c_uint32 * 3).from_address(at + 24)
         remote_address = c_uint64.from_address(at + 40).value
         remote_key = c_uint32.from_address(at + 48).value
+        assert pieces, "a work request without memory"
         address = c_uint64.from_address(pieces).value
         length, local_key = (c_uint32 * 2).from_address(pieces + 8)
         found.append((Request(ticket, operation, address, length, local_key, remote_address, remote_key), count, flags,
