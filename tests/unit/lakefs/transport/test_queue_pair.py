@@ -80,7 +80,7 @@ def requests(count: int) -> list[Request]:
 
 def chain(first: int) -> list[tuple[Request, int, int, int, int]]:
     """Read a chain of work requests as C does: with its own places, count of pieces and flags."""
-    found = []
+    found: list[tuple[Request, int, int, int, int]] = []
     at: int | None = first
     while at:
         assert len(found) < WINDOW, "the chain has no end"
