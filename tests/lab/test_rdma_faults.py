@@ -39,7 +39,7 @@ Transfer = Callable[[Lake, Pool], object]
 TRANSFERS: dict[str, Transfer] = {
     "get": lambda client, pool: client.get("lab/victim"),
     "load": lambda client, pool: client.load_many(["lab/victim"], pool, [0]),
-    "put": lambda client, pool: client.put("lab/victim-put", os.urandom(16 * MIB)),
+    "put": lambda client, pool: client.put("lab/victim-put", os.urandom(8 * MIB)),
 }
 each_way = pytest.mark.parametrize("way", TRANSFERS)
 
@@ -53,8 +53,8 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
 
 @pytest.fixture(scope="module")
 def victim(rig: Rig) -> bytes:
-    """The content of lab/victim, which the tier has: two clients' worth of READs."""
-    content = os.urandom(16 * MIB)
+    """The content of lab/victim, which the tier has."""
+    content = os.urandom(8 * MIB)
     rig.warm("lab/victim", content)
     return content
 
@@ -65,7 +65,7 @@ def serves_by_rdma(rig: Rig, content: bytes) -> None:
         assert client.get("lab/victim") == content
         client.load_many(["lab/victim"], pool, [0])
         assert bytes(pool.buffer) == content
-        given = os.urandom(5 * MIB)
+        given = os.urandom(2 * MIB)
         client.put("lab/victim-check", given)
         assert client.get("lab/victim-check") == given
         assert not client.rdma.reason
@@ -177,7 +177,7 @@ def test_a_link_that_goes_down_in_a_get_of_the_command_line_leaves_the_way_over_
     token.write_text(rig.token)
     options = ("--server", rig.address, "--token-file", str(token))
     names = [f"lab/down/{number}" for number in range(4)]
-    contents = [os.urandom(16 * MIB) for _ in names]
+    contents = [os.urandom(8 * MIB) for _ in names]
     with rig.lake(rdma=False) as client:
         for name, content in zip(names, contents, strict=True):
             client.put(name, content)
@@ -300,17 +300,17 @@ def test_what_is_on_disk_alone_is_got_by_rdma_and_many_objects_are_put_by_it(rig
 
 def test_the_engine_s_loop_pauses_no_longer_than_over_tcp(rig: Rig) -> None:
     """Of the rounds of each way the middle: what else runs on the machine stops both."""
-    content = os.urandom(16 * MIB)
+    content = os.urandom(8 * MIB)
     rig.warm("lab/pause", content)
     pauses: dict[bool, list[float]] = {False: [], True: []}
     with (
         rig.lake(rdma=False) as tcp,
         rig.lake() as rdma,
-        tcp.pool(size_bytes=16 * MIB) as tcp_pool,
-        rdma.pool(size_bytes=16 * MIB) as pool,
+        tcp.pool(size_bytes=8 * MIB) as tcp_pool,
+        rdma.pool(size_bytes=8 * MIB) as pool,
     ):
         rdma.load_many(["lab/pause"], pool, [0])
-        for turn in range(14):
+        for turn in range(10):
             by_rdma = bool(turn % 2)
             client, memory = (rdma, pool) if by_rdma else (tcp, tcp_pool)
             rig.served.longest_pause_s()
