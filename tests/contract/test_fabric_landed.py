@@ -101,6 +101,22 @@ def test_what_is_on_disk_alone_is_got_by_rdma(kind: str, check: Check, length: i
 
 
 @both_kinds
+def test_what_is_got_often_so_comes_into_the_tier(kind: str, bytes_posted: Posted) -> None:
+    async def body(world: FabricWorld) -> None:
+        content = os.urandom(2 * MIB)
+        await stored(world, content)
+        async with world.lake(kind) as lake:
+            for _ in range(3):
+                assert await lake.get("bkt/object") == content
+            await world.is_admitted(data_chunk_id(content))
+            before = bytes_posted.read
+            assert await lake.get("bkt/object") == content
+            assert bytes_posted.read == before + len(content)
+
+    run(body)
+
+
+@both_kinds
 def test_many_chunks_are_got_at_once_each_to_its_own_memory(kind: str, bytes_posted: Posted) -> None:
     async def body(world: FabricWorld) -> None:
         contents = [os.urandom(50_000 + 1_000 * number) for number in range(60)]
