@@ -125,6 +125,8 @@ READ_NOTES_EVERY: Final = 8
 """About one of so many reads through the shared index is noted, to be reported to the engine."""
 READ_NOTES_MAX: Final = 256
 """Notes in one request: 8.5 KB, at most ten times a second."""
+KEY_NOTES_MAX: Final = 1024
+"""Notes of keys in one request: 37 KB with keys of 36 bytes."""
 
 # --- reading whole content ---------------------------------------------------------------------------
 UNLEASED_BELOW_BYTES: Final = 8 * MIB

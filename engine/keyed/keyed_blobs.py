@@ -31,9 +31,9 @@ SKETCH_WIDTH: Final = MIB
 """Counters of a row: 4 MiB in all, made with the first use of a key."""
 SKETCH_STEP: Final = 2
 """Added to a count of 15 at most by one use; a value that is found and then read is used twice."""
-USES_PER_ENTRY: Final = 6
+USES_PER_ENTRY: Final = 10
 """Counts are halved when each value was used about so often: a value that is not used again is forgotten after three
-halvings."""
+halvings.  With 6, spaces of three traces had 0.1 to 0.9 points fewer hits; with 20, the same as with 10."""
 USES_MIN: Final = 1024
 EVICT_TO: Final = 0.98
 GARBAGE_SHARE: Final = 8

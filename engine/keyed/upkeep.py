@@ -55,12 +55,12 @@ REMOVALS_MAX: Final = 256
 """Most values removed by one decision."""
 ROUND_S: Final = 5.0
 """Time between rounds: a value is removed within twice this time after it has expired."""
-NEIGHBOURS: Final = 8
+NEIGHBOURS: Final = 16
 """Values that the hand passes for one that is evicted."""
 CANDIDATE_SPACES_MAX: Final = 16
-EVICT_BATCH: Final = 16
+EVICT_BATCH: Final = 8
 """Values evicted by one decision: 128 are looked at, about a millisecond in all."""
-EVICT_TURNS: Final = 16
+EVICT_TURNS: Final = 32
 """Decisions of one round that evict from one space: 256 values."""
 _ROUND_GAP_S: Final = 0.01
 """Least time between two rounds, so that puts that wait in vain do not keep the loop busy."""

@@ -152,4 +152,10 @@ class KeyedIndexUser:
                 self._notes.clear()
             notes = self._notes[space] = KeyNotes()
         if notes.note(keys):
-            self._client.tell(NoteReads([], space, notes.take()))
+            self.tell(space)
+
+    def tell(self, space: int) -> None:
+        """Tell the engine of the keys noted by now.  Before a put: what that evicts depends on them."""
+        notes = self._notes.get(space)
+        if notes is not None and (keys := notes.take()):
+            self._client.tell(NoteReads([], space, keys))

@@ -2,7 +2,9 @@
 
 The notes of chunks are a sample: about one read in `READ_NOTES_EVERY`, at random, so that no order of reading hides a
 chunk, and fewer once `READ_NOTES_MAX` are noted.  They are sent in one request, at most ten times a second, and once a
-second when there are fewer.
+second when there are fewer.  Notes of keys are all that fit, and are sent before each put as well: what a put evicts
+depends on them.  (In a trace of conversations at 130 prompts a second, told once a second, a space had 1.4 to 3.8
+points fewer hits than plain LRU; told before each put, 3 more.)
 
 Rules kept here:
 - A note costs a read less than a lookup in the shared index; noting never waits and sends nothing.
@@ -17,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from lakefs.limits import READ_NOTES_EVERY, READ_NOTES_MAX
+from lakefs.limits import KEY_NOTES_MAX, READ_NOTES_EVERY, READ_NOTES_MAX
 
 TELL_FULL_S: Final = 0.1
 """Least seconds between two requests with `READ_NOTES_MAX` chunks: each takes about 0.3 ms of the engine's time."""
@@ -79,7 +81,7 @@ class ReadNotes:
 
 
 class KeyNotes:
-    """Notes of the keys of one space that a client used: all, up to `READ_NOTES_MAX` between two requests.
+    """Notes of the keys of one space that a client used: all, up to `KEY_NOTES_MAX` between two requests.
 
     If there are more, those behind a random place are noted: so no order of use hides a key.  Used from any thread of
     the client: a race may lose a note.
@@ -98,18 +100,18 @@ class KeyNotes:
     def note(self, keys: Sequence[bytes]) -> bool:
         """Note used keys; return True if it is time to send the notes."""
         self._seen += len(keys)
-        room = READ_NOTES_MAX - len(self._noted)
+        room = KEY_NOTES_MAX - len(self._noted)
         if self._skip > 0:
             self._skip -= len(keys)
         elif room > 0:
             self._noted += keys[:room]
         waited = self._now() - self._taken_at
-        return waited >= TELL_S or (waited >= TELL_FULL_S and len(self._noted) >= READ_NOTES_MAX)
+        return waited >= TELL_S or (waited >= TELL_FULL_S and len(self._noted) >= KEY_NOTES_MAX)
 
     def take(self) -> list[bytes]:
         """Remove and return the notes, to be sent now."""
         noted, self._noted = self._noted, []
-        self._skip = int(self._rng.random() * max(0, self._seen - READ_NOTES_MAX))
+        self._skip = int(self._rng.random() * max(0, self._seen - KEY_NOTES_MAX))
         self._seen = 0
         self._taken_at = self._now()
         return noted

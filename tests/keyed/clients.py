@@ -13,6 +13,7 @@ from lakefs.client.facade import driver_of
 from lakefs.content.verify import Check
 from lakefs.get.keyed import Matched, find_values, get_values_into, match_of
 from lakefs.get.pools import Pool
+from lakefs.put.keyed import KeyedResult
 from tests.known.clients import Portal
 
 KINDS: Final = ("blocking", "trio")
@@ -28,6 +29,7 @@ class Reader(Protocol):
         self, keys: Sequence[bytes], pool: Pool, offsets: Sequence[int], rooms: Sequence[int] = ()
     ) -> list[int]: ...
     def get_many_into(self, keys: Sequence[bytes], buffers: Sequence[bytearray]) -> list[int]: ...
+    def put_many(self, keys: Sequence[bytes], values: Sequence[bytes]) -> KeyedResult: ...
 
 
 class SpaceInPortal:
@@ -46,6 +48,9 @@ class SpaceInPortal:
 
     def get_many_into(self, keys: Sequence[bytes], buffers: Sequence[bytearray]) -> list[int]:
         return self._portal._run(lambda _: self._space.get_many_into(keys, buffers))  # type: ignore[no-any-return]
+
+    def put_many(self, keys: Sequence[bytes], values: Sequence[bytes]) -> KeyedResult:
+        return self._portal._run(lambda _: self._space.put_many(keys, values))  # type: ignore[no-any-return]
 
 
 class AskingSpace:

@@ -12,14 +12,16 @@ from unittest import mock
 
 import pytest
 
+from lakefs.client.blocking.driver import BlockingDriver
 from lakefs.client.blocking.lake import Lake
 from lakefs.client.connect import connect
+from lakefs.client.trio.driver import TrioDriver
 from lakefs.content.verify import Check
 from lakefs.direct.keyed_reads import KeyedIndexUser, KeyedReads
 from lakefs.errors import EngineUnreachable, InvalidArgument, SpaceNotFound
 from lakefs.grants.descriptors import Held, SegmentDescriptors
 from lakefs.ids import SegmentId
-from lakefs.limits import KIB
+from lakefs.limits import KEY_NOTES_MAX, KIB
 from lakefs.put.keyed import Outcome
 from lakefs.wire import messages as m
 from tests.e2e.served import Served
@@ -295,7 +297,33 @@ def test_used_keys_are_noted_so_that_eviction_knows(engine: Served, writer: Lake
         assert isinstance(noted, m.NoteReads)
         assert noted.space == space.number
         assert set(noted.keys) == set(keys)
-        assert len(noted.keys) <= 256
+        assert len(noted.keys) <= KEY_NOTES_MAX
+
+
+@pytest.mark.parametrize(("kind", "driver"), [("blocking", BlockingDriver), ("trio", TrioDriver)])
+def test_used_keys_are_told_before_a_put_which_may_evict(
+    engine: Served, writer: Lake, kind: str, driver: type[Any]
+) -> None:
+    keys = keys_of(4)
+    writer.space("space").put_many(keys, keys)
+    told: list[tuple[bool, list[bytes]]] = []
+    tell = driver.tell
+
+    def noting(self: Any, request: m.NoteReads) -> bool:
+        told.append((writer.space("space").match([b"new"]).prefix == 1, request.keys))
+        return bool(tell(self, request))
+
+    with space_of(kind, engine.server, "space") as space, mock.patch.object(driver, "tell", noting):
+        warm(space, keys)
+        space.match(keys[:3])
+        told.clear()
+        space.put_many([b"new"], [b"x"])
+        [(is_put, noted)] = told
+        assert not is_put
+        assert noted[-3:] == keys[:3]
+        told.clear()
+        space.put_many([b"newer"], [b"x"])
+        assert told == [], "nothing was used since"
 
 
 # --- whatever changes ---------------------------------------------------------------------------------------

@@ -93,6 +93,7 @@ class Space:
             self._index.note(self.number, list(compress(checked, present)))
         if items and all(present):
             return KeyedResult([Outcome.PRESENT] * len(items))
+        self._index.tell(self.number)
         result = self._driver.run(SpaceSteps(self._driver.steps, self.number).put_items(items, present))
         self._renew_behind()
         return result

@@ -24,9 +24,11 @@ from lakefs.get.opened import AT_ONCE_BYTES
 from lakefs.get.pools import Pool
 from lakefs.grants.descriptors import DESCRIPTORS_MAX
 from lakefs.host.writable_memory import WritableBuffer
-from lakefs.ids import SegmentId
+from lakefs.ids import Buffer, SegmentId
 from lakefs.lake.spaces import SpaceSteps, value_memories
 from lakefs.names import check_value_keys
+from lakefs.put.keyed import KeyedResult
+from lakefs.put.shared_memory import Slot
 from lakefs.wire.messages import SpaceStat
 
 if TYPE_CHECKING:
@@ -61,10 +63,16 @@ class TrioSpace:
         self.number = stat.number
         """The engine's number for it, which is never used for another space."""
 
-    put_many = _awaited(SpaceSteps.put_many)
     remove = _awaited(SpaceSteps.remove)
     pin = _awaited(SpaceSteps.pin)
     unpin = _awaited(SpaceSteps.unpin)
+
+    async def put_many(
+        self, keys: Sequence[bytes], values: Sequence[Buffer | Slot], *, depths: Sequence[int] = ()
+    ) -> KeyedResult:
+        """Store values under keys; durable on return.  See `SpaceSteps.put_many`."""
+        self._index.tell(self.number)
+        return await self._driver.run(SpaceSteps(self._driver.steps, self.number).put_many(keys, values, depths=depths))
 
     async def match(self, keys: Sequence[bytes]) -> Matched:
         """Return which keys have a value.  See `SpaceSteps.match`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from lakefs.direct.read_notes import TELL_FULL_S, TELL_S, KeyNotes
-from lakefs.limits import READ_NOTES_MAX
+from lakefs.limits import KEY_NOTES_MAX
 
 
 class Clock:
@@ -29,7 +29,7 @@ def test_few_keys_are_all_told_once_a_second() -> None:
 def test_many_keys_are_told_in_part_and_each_may_be_among_them() -> None:
     clock = Clock()
     notes = KeyNotes(clock, random.Random(1))
-    keys = [b"%d" % number for number in range(10 * READ_NOTES_MAX)]
+    keys = [b"%d" % number for number in range(10 * KEY_NOTES_MAX)]
     seen: set[bytes] = set()
     for _ in range(300):
         for begin in range(0, len(keys), 64):
@@ -38,6 +38,6 @@ def test_many_keys_are_told_in_part_and_each_may_be_among_them() -> None:
         if not notes.note([]):  # they began so late that there is room for more
             continue
         taken = notes.take()
-        assert len(taken) <= READ_NOTES_MAX
+        assert len(taken) <= KEY_NOTES_MAX
         seen.update(taken)
     assert len(seen) > 0.95 * len(keys)
