@@ -281,6 +281,11 @@ class Stream(Protocol):
         """Return True if the peer has finished and all its bytes were received; asks the kernel, does not wait."""
         ...
 
+    def has_peer_left(self) -> bool:
+        """Return True if the peer has finished, even if bytes of it were not received yet; asks the kernel, does not
+        wait."""
+        ...
+
     def send_end(self) -> None:
         """Signal to the peer that nothing more is sent; its bytes can still be received.  Never raises."""
         ...

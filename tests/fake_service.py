@@ -16,7 +16,7 @@ from engine.host.tasks import run_all
 from lakefs.errors import BucketNotFound, ChunkNotFound, InvalidArgument, KeyNotFound
 from lakefs.host.descriptors import close_all
 from lakefs.ids import Buffer, ChunkKind, chunk_id_of
-from lakefs.wire.engine_port import Body, Reply, ServedClient
+from lakefs.wire.engine_port import Body, Reply, ServedClient, never
 from lakefs.wire.messages import (
     BucketCreate,
     BucketRemove,
@@ -59,6 +59,7 @@ class FakeClient(ServedClient):
     descriptors: bool
     trusted: bool
     uid: int | None
+    has_left: Callable[[], bool] = never
 
 
 @dataclass
@@ -90,8 +91,16 @@ class FakeService:
     then: Callable[[], None] | None = None
     """Called after each answer to Ping."""
 
-    def connected(self, peer: str, *, descriptors: bool, trusted: bool, uid: int | None = None) -> ServedClient:
-        client = FakeClient(peer, descriptors, trusted, uid)
+    def connected(
+        self,
+        peer: str,
+        *,
+        descriptors: bool,
+        trusted: bool,
+        uid: int | None = None,
+        has_left: Callable[[], bool] = never,
+    ) -> ServedClient:
+        client = FakeClient(peer, descriptors, trusted, uid, has_left)
         self.clients.add(client)
         self.connected_total += 1
         return client

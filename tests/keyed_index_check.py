@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
-from engine.format.keyed import SPACES_BEGIN, SPACES_END, VALUES_BEGIN, VALUES_END, unpack_space, unpack_value
+from engine.format.keyed import (
+    SPACES_BEGIN,
+    SPACES_END,
+    VALUES_BEGIN,
+    VALUES_END,
+    number_of_space,
+    space_and_key,
+    unpack_space,
+    unpack_value,
+)
 from engine.format.layouts import Table, chunk_key, unpack_chunk_record
 from engine.store.store import Store
-from lakefs.shared_index.key_format import DOUBTFUL, PLACED, SPACE_PARTIAL, SPACE_WHOLE, UNPLACED, id_of_record
+from lakefs.shared_index.key_format import (
+    DOUBTFUL,
+    PLACED,
+    SOME_EXPIRE,
+    SPACE_PARTIAL,
+    SPACE_WHOLE,
+    UNPLACED,
+    id_of_record,
+)
 from tests.shared_index_check import entries_of
 
 
@@ -29,8 +46,13 @@ def check_keyed_index(store: Store, *, after_moves: bool = True) -> bool:
         if view.sequence > store.metadata.durable_sequence:
             return False
     is_whole = store.keyed_index.state == "ready" and not store.keyed_index.counts.refused
+    expiring = {space_and_key(key)[0] for key, value in values.items() if value.expires_ns}
     for key, space in spaces.items():
         entry = entries.pop(id_of_record(key), None)
+        if entry is not None:
+            flags = (SOME_EXPIRE,) if number_of_space(key) in expiring else (0, SOME_EXPIRE)
+            assert entry[3] in flags, f"space {space.name} has values that expire, and its entry does not say so"
+            entry = (*entry[:3], 0, entry[4])
         if space.removed:
             assert entry is None, f"space {space.name} was removed, and has an entry"
         elif is_whole:

@@ -29,7 +29,7 @@ from bench.peers.s3_sides import ours as gateway
 
 MIB: Final = 1 << 20
 BIG: Final = 256 * MIB
-CHECKPOINT: Final = 1024 * MIB
+CHECKPOINT: Final = 2048 * MIB
 CHANGED_SHARE: Final = 0.05
 PLUGINS: Final = ROOT / ".venv-plugins" / "bin" / "python"
 END_S: Final = 60.0
@@ -265,7 +265,7 @@ SCENARIOS: Final[tuple[Scenario, ...]] = (
     ),
     Sampled(
         "fsspec-dcp",
-        "torch.distributed.checkpoint: save of 1 GiB, all of it new",
+        "torch.distributed.checkpoint: save of 2 GiB, all of it new",
         RATE,
         checkpoint_sides,
         "the same program saves into a local folder in turn",

@@ -31,6 +31,7 @@ SPACES_END: Final = b"\x04"
 EXPIRIES_BEGIN: Final = b"\x04"
 EXPIRIES_END: Final = b"\x05"
 NUMBER_MAX: Final = (1 << 32) - 1
+NOT_COUNTED: Final = -1
 _KEY_AT: Final = 5
 _VERSION: Final = 1
 
@@ -43,7 +44,7 @@ KEYED_PART: Final = Layout("keyed part", 36, [("digest", "32s"), ("part_bytes", 
 
 
 class SpaceRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A space: its settings, and the number and bytes of its values.  `quota_bytes` and `ttl_ns`: 0 means none."""
+    """A space: its settings, and number, bytes and parts of its values.  `quota_bytes` and `ttl_ns`: 0 means none."""
 
     version: int
     name: str
@@ -54,6 +55,8 @@ class SpaceRecord(msgspec.Struct, frozen=True, array_like=True):
     entries: int
     value_bytes: int
     removed: bool = False
+    parts: int = NOT_COUNTED
+    """Parts of all values; NOT_COUNTED in records of an earlier release, which are counted when the store is opened."""
 
     def pack(self) -> bytes:
         """Pack the record."""

@@ -14,6 +14,7 @@ from engine.format.keyed import (
     EXPIRIES_BEGIN,
     EXPIRIES_END,
     NAMES_BEGIN,
+    NOT_COUNTED,
     SPACES_BEGIN,
     SPACES_END,
     VALUES_BEGIN,
@@ -64,22 +65,27 @@ class KeyedCheck:
     async def run(self) -> None:
         """Check all records."""
         before = self._spaces()
-        used = dict.fromkeys(before, (0, 0))
+        used = dict.fromkeys(before, (0, 0, 0))
         self.counts["spaces"] += len(before)
         async for key, value in records(self._metadata, Table.KEYED, NAMES_BEGIN, VALUES_BEGIN):
             self._name(key, value)
         async for key, value in records(self._metadata, Table.KEYED, VALUES_BEGIN, VALUES_END):
             self.counts["values"] += 1
-            size_bytes = self._value(key, value)
-            entries, used_bytes = used.get(space_and_key(key)[0], (0, 0))
-            used[space_and_key(key)[0]] = entries + 1, used_bytes + size_bytes
+            number = space_and_key(key)[0]
+            size_bytes, part_count = self._value(key, value)
+            entries, used_bytes, parts = used.get(number, (0, 0, 0))
+            used[number] = entries + 1, used_bytes + size_bytes, parts + part_count
         async for key, _ in records(self._metadata, Table.KEYED, EXPIRIES_BEGIN, EXPIRIES_END):
             self._expiry(key)
         after = self._spaces()
         for number, record in after.items():
-            if before.get(number) == record and used[number] != (record.entries, record.value_bytes):
-                told = f"{record.entries} values of {record.value_bytes} bytes, and it has {used[number]}"
-                self._damaged[space_key(number)] = Problem(Finding.KEYED_USAGE_WRONG, f"its record says {told}")
+            entries, used_bytes, parts = used.get(number, (0, 0, 0))
+            told_parts = parts if record.parts == NOT_COUNTED else record.parts
+            told = record.entries, record.value_bytes, told_parts
+            if before.get(number) == record and told != (entries, used_bytes, parts):
+                found = entries, used_bytes, parts
+                says = f"its record says {told}, and it has {found}: values, their bytes and parts"
+                self._damaged[space_key(number)] = Problem(Finding.KEYED_USAGE_WRONG, says)
 
     async def values_again(self) -> None:
         """Check values again, after more chunks were found damaged."""
@@ -130,15 +136,15 @@ class KeyedCheck:
     def _has_expiry(self, key: bytes, expires_ns: int) -> bool:
         return value_of(self._metadata, Table.KEYED, expiry_key(expires_ns, *space_and_key(key))) is not None
 
-    def _value(self, key: bytes, record: bytes) -> int:
-        """Check one value; returns its bytes, 0 if its record cannot be read."""
-        size_bytes = 0
+    def _value(self, key: bytes, record: bytes) -> tuple[int, int]:
+        """Check one value; returns its bytes and the number of its parts, 0 if its record cannot be read."""
+        size_bytes = part_count = 0
         try:
             value = unpack_value(record)
         except LakeError as error:
             problem: Problem | None = Problem(Finding.KEYED_UNREADABLE, error.message)
         else:
-            size_bytes = value.size_bytes
+            size_bytes, part_count = value.size_bytes, len(value.lengths)
             parts = zip(value.chunks, value.lengths, strict=True)
             problem = next(filter(None, (self._chunk_problem(chunk, length) for chunk, length in parts)), None)
             if problem is None and value_of(self._metadata, Table.KEYED, space_key(space_and_key(key)[0])) is None:
@@ -147,4 +153,4 @@ class KeyedCheck:
                 problem = Problem(Finding.KEYED_MISFILED, "has no expiry record, so it stays when its time is over")
         if problem and value_of(self._metadata, Table.KEYED, key) == record:
             self._damaged[key] = problem
-        return size_bytes
+        return size_bytes, part_count

@@ -2,8 +2,8 @@
 
 Rules kept here:
 - What a space's values, and puts that were admitted and are under way, count (`charge`: their bytes, and a fixed cost
-  for each) is together at most its quota.  A put that finds no room waits for eviction, KEYED_ROOM_WAIT_S at most, and
-  is refused then.
+  for each of their parts) is together at most its quota.  A put that finds no room waits for eviction,
+  KEYED_ROOM_WAIT_S at most, and is refused then.
 - One sketch counts how often the keys of all spaces were used lately.
 - Counts are of this process, and for people.
 """
@@ -20,7 +20,7 @@ from blake3 import blake3
 
 from engine.chunks.quarantine import Quarantine
 from engine.format.keyed import SpaceRecord, value_key
-from engine.keyed.spaces import EVICT_ABOVE, charge, find_space, list_spaces
+from engine.keyed.spaces import EVICT_ABOVE, charge_of_space, find_space, list_spaces
 from engine.keyed.values import Values
 from engine.metadata.metadata_store import Metadata
 from engine.tables._frequency import Sketch
@@ -121,7 +121,7 @@ class KeyedBlobs:
         """Return the charge that may be put into a space now; None if it has no quota."""
         if not space.quota_bytes:
             return None
-        return space.quota_bytes - charge(space.value_bytes, space.entries) - self._under_way.get(number, 0)
+        return space.quota_bytes - charge_of_space(space) - self._under_way.get(number, 0)
 
     def excess(self, number: int, space: SpaceRecord, above: float = EVICT_ABOVE) -> int:
         """Return the charge that a space should lose to eviction; 0 while it is not over a share of its quota.
@@ -130,7 +130,7 @@ class KeyedBlobs:
         """
         if not space.quota_bytes:
             return 0
-        taken = charge(space.value_bytes, space.entries) + self._under_way.get(number, 0) + self._needs.get(number, 0)
+        taken = charge_of_space(space) + self._under_way.get(number, 0) + self._needs.get(number, 0)
         is_over = taken > space.quota_bytes * above
         return max(0, int(taken - space.quota_bytes * EVICT_TO)) if is_over else 0
 
@@ -190,11 +190,11 @@ class KeyedBlobs:
 
     # --- garbage ---------------------------------------------------------------------------------------
 
-    def note_evicted(self, number: int, quota_bytes: int, count: int, size_bytes: int) -> None:
-        """Count evicted values; their chunks are garbage now, unless something else refers to them."""
+    def note_evicted(self, number: int, quota_bytes: int, count: int, size_bytes: int, charged: int) -> None:
+        """Count evicted values and their charge; their chunks are garbage now, unless something else refers to them."""
         self.counts.evicted += count
         self.counts.evicted_bytes += size_bytes
-        self._evicted[number] = self._evicted.get(number, 0) + charge(size_bytes, count)
+        self._evicted[number] = self._evicted.get(number, 0) + charged
         if self._evicted[number] > quota_bytes // GARBAGE_SHARE:
             self.garbage.set()
 

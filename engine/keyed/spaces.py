@@ -15,9 +15,11 @@ import msgspec
 
 from engine.format.keyed import (
     NEXT_KEY,
+    NOT_COUNTED,
     NUMBER_MAX,
     SPACES_BEGIN,
     SPACES_END,
+    KeyedValue,
     SpaceRecord,
     name_key,
     number_of_space,
@@ -33,9 +35,10 @@ from lakefs.limits import KEYED_QUOTA_BYTES_MIN, KEYED_TTL_S_MAX, SPACE_NAME_BYT
 from lakefs.wire.messages import SpaceOpen, SpaceStat
 
 NS: Final = 10**9
-KEYED_ENTRY_BYTES: Final = 512
-"""Counted against its space's quota for each value beside its bytes, so that a quota bounds values of a byte too: about
-what the records of a value with one part and a TTL take on the disk (540 bytes in index and checkpoint, measured)."""
+KEYED_PART_CHARGE: Final = 512
+"""Bytes counted against its space's quota for each part of a value beside its own, so that a quota bounds values of a
+byte too: about what the records of a value with one part and a TTL take on the disk (540 bytes in index and checkpoint,
+measured).  Those of a further part take at most that."""
 EVICT_ABOVE: Final = 0.99
 """Share of its quota above which values of a space are evicted; no value alone takes more."""
 _QUOTA_BYTES_MAX: Final = 1 << 62
@@ -54,7 +57,8 @@ def check_space(request: SpaceOpen) -> None:
     check_name(request.name)
     quota = request.quota_bytes
     if quota is not None and quota != 0 and not KEYED_QUOTA_BYTES_MIN <= quota <= _QUOTA_BYTES_MAX:
-        raise InvalidArgument(f"the quota of a space is 0, for none, or at least {KEYED_QUOTA_BYTES_MIN} bytes")
+        least = KEYED_QUOTA_BYTES_MIN >> 20
+        raise InvalidArgument(f"the quota of a space is 0, for none, or at least {least} MiB, not {quota} bytes")
     if request.ttl_s is not None and not 0 <= request.ttl_s <= KEYED_TTL_S_MAX:
         raise InvalidArgument(f"the TTL of a space is 0, for none, to {KEYED_TTL_S_MAX} seconds")
 
@@ -100,7 +104,7 @@ def open_space(txn: Transaction, request: SpaceOpen, now_ns: int) -> SpaceStat:
         present = find_space(txn, number)
     else:
         number = _new_number(txn)
-        present = SpaceRecord(1, request.name, DEFAULT_DOMAIN, now_ns, 0, 0, 0, 0)
+        present = SpaceRecord(1, request.name, DEFAULT_DOMAIN, now_ns, 0, 0, 0, 0, parts=0)
         txn.insert(Table.KEYED, name_key(request.name), number.to_bytes(4, "big"))
         txn.insert(Table.KEYED, space_key(number), present.pack())
     record = _with_settings(present, request)
@@ -147,9 +151,19 @@ def remove_space(txn: Transaction, name: str) -> int:
     return number
 
 
-def charge(size_bytes: int, entries: int = 1) -> int:
-    """Return the bytes that values with so many bytes together count against a quota."""
-    return size_bytes + entries * KEYED_ENTRY_BYTES
+def charge(size_bytes: int, parts: int = 1) -> int:
+    """Return the bytes that values with so many bytes and parts together count against a quota."""
+    return size_bytes + parts * KEYED_PART_CHARGE
+
+
+def charge_of_value(value: KeyedValue) -> int:
+    """Return the bytes that a value counts against its space's quota."""
+    return charge(value.size_bytes, len(value.lengths))
+
+
+def charge_of_space(space: SpaceRecord) -> int:
+    """Return the bytes that all values of a space count against its quota."""
+    return charge(space.value_bytes, space.entries if space.parts == NOT_COUNTED else space.parts)
 
 
 def to_space_stat(number: int, record: SpaceRecord) -> SpaceStat:
@@ -173,23 +187,30 @@ class Usage:
         self._number = number
         self._record = record
         self._entries = record.entries
+        self._parts = None if record.parts == NOT_COUNTED else record.parts
         self.value_bytes = record.value_bytes
 
-    def add(self, size_bytes: int) -> None:
+    def add(self, value: KeyedValue) -> None:
         """Count a value that was added."""
-        self._entries += 1
-        self.value_bytes += size_bytes
+        self._change(1, value)
 
-    def take(self, size_bytes: int) -> None:
+    def take(self, value: KeyedValue) -> None:
         """Count a value that was removed."""
-        self._entries -= 1
-        self.value_bytes -= size_bytes
+        self._change(-1, value)
         if self._record.removed:  # perhaps because its usage was found wrong
             self._entries, self.value_bytes = max(0, self._entries), max(0, self.value_bytes)
-        assert self._entries >= 0 <= self.value_bytes, "a value is removed once"
+            self._parts = self._parts and max(0, self._parts)
+        assert min(self._entries, self.value_bytes, self._parts or 0) >= 0, "a value is removed once"
+
+    def _change(self, sign: int, value: KeyedValue) -> None:
+        self._entries += sign
+        self.value_bytes += sign * value.size_bytes
+        if self._parts is not None:
+            self._parts += sign * len(value.lengths)
 
     def save(self) -> None:
         """Record the usage."""
-        record = msgspec.structs.replace(self._record, entries=self._entries, value_bytes=self.value_bytes)
+        parts = NOT_COUNTED if self._parts is None else self._parts
+        record = msgspec.structs.replace(self._record, entries=self._entries, value_bytes=self.value_bytes, parts=parts)
         if record != self._record:
             self._txn.put(Table.KEYED, space_key(self._number), record.pack())

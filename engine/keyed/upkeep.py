@@ -43,7 +43,7 @@ from engine.format.keyed import (
 from engine.format.layouts import Table
 from engine.keyed.candidates import Candidate, Candidates
 from engine.keyed.keyed_blobs import EVICT_TO, KeyedBlobs
-from engine.keyed.spaces import Usage, charge, iter_spaces
+from engine.keyed.spaces import Usage, charge_of_value, iter_spaces
 from engine.keyed.values import remove_value
 from engine.metadata.metadata_store import Metadata
 from engine.metadata.pacing import Pacing, Writers
@@ -186,21 +186,22 @@ class KeyedUpkeep:
         usages = _Usages(txn)
         usage, space = usages.of(number), usages.space(number)
         excess = 0 if space is None or space.removed else self._keyed.excess(number, space, above=EVICT_TO)
-        evicted = evicted_bytes = 0
+        evicted = evicted_bytes = charged = 0
         most = min(EVICT_BATCH, self._batch)
         if excess:
             self._look(txn, number, NEIGHBOURS * most)
-        while usage is not None and evicted < most and charge(evicted_bytes, evicted) < excess:
+        while usage is not None and evicted < most and charged < excess:
             victim = self._victim(txn, number)
             value = None if victim is None else remove_value(txn, usage, number, space_and_key(victim)[1])
             if value is None:
                 break
             evicted += 1
             evicted_bytes += value.size_bytes
+            charged += charge_of_value(value)
         usages.save()
         if evicted and space is not None:
-            self._keyed.note_evicted(number, space.quota_bytes, evicted, evicted_bytes)
-        return bool(evicted) and charge(evicted_bytes, evicted) < excess
+            self._keyed.note_evicted(number, space.quota_bytes, evicted, evicted_bytes, charged)
+        return bool(evicted) and charged < excess
 
     def _victim(self, view: View, number: int) -> bytes | None:
         """Return the best value to evict that is known, as its key in the table; None if the space has no value."""

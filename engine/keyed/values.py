@@ -50,7 +50,7 @@ class Values:
             if not self.is_absent(present):
                 return present
             _forget(txn, usage, number, key, present)
-        usage.add(value.size_bytes)
+        usage.add(value)
         if value.expires_ns:
             txn.put(Table.KEYED, expiry_key(value.expires_ns, number, key), b"")
         (txn.insert if present is None else txn.put)(Table.KEYED, place, value.pack())
@@ -83,7 +83,7 @@ def remove_value(txn: Transaction, usage: Usage, number: int, key: bytes) -> Key
 
 def _forget(txn: Transaction, usage: Usage, number: int, key: bytes, value: KeyedValue) -> None:
     """Take a value that is removed or replaced out of the usage, and remove its expiry."""
-    usage.take(value.size_bytes)
+    usage.take(value)
     if value.expires_ns:
         txn.delete(Table.KEYED, expiry_key(value.expires_ns, number, key))
 
@@ -106,9 +106,9 @@ def value_problem(lengths: Sequence[int], depth: int, quota_bytes: int) -> LakeE
         return InvalidArgument(f"a part has 1 to {CHUNK_BYTES} bytes")
     if not 0 <= depth <= KEYED_DEPTH_MAX:
         return InvalidArgument(f"the depth of a key is 0 to {KEYED_DEPTH_MAX}")
-    size_bytes, most = sum(lengths), KEYED_VALUE_BYTES_MAX
-    if quota_bytes:
-        most = min(most, int(quota_bytes * EVICT_ABOVE) - charge(0))
+    size_bytes, most, remedy = sum(lengths), KEYED_VALUE_BYTES_MAX, ""
+    if quota_bytes and (fits := int(quota_bytes * EVICT_ABOVE) - charge(0, len(lengths))) < most:
+        most, remedy = fits, " by its quota; raise that with: lake kv set SPACE --quota SIZE"
     if size_bytes > most:
-        return RequestTooLarge(f"the value has {size_bytes} bytes; its space takes at most {most}")
+        return RequestTooLarge(f"the value has {size_bytes} bytes; its space takes at most {most}{remedy}")
     return None

@@ -74,7 +74,7 @@ class KeyedBatch:
 
     def charge_of(self, index: int) -> int:
         """Return what a key's value counts against its space's quota."""
-        return charge(self.size_of(index))
+        return charge(self.size_of(index), len(self.parts(index)))
 
     def fail(self, index: int, error: LakeError) -> None:
         """Give the key a failure."""

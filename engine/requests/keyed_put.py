@@ -4,6 +4,7 @@ Rules kept here:
 - A present key is answered before a byte of its value is copied from lent memory.
 - Keys and chunks join one journal group; every chunk that a value refers to has a record in that transaction, or is
   held by the session.
+- What was copied from slots is bound to keys only while their client is connected: afterwards the slots are its own.
 - A slot that cannot be read fails its key and no other.  What stands for its bytes meanwhile are zeros of the engine.
 """
 
@@ -93,7 +94,7 @@ class KeyedPuts:
             try:
                 for part, payload in zip(wanted, taken.payloads, strict=True):
                     payload.fill = _filler(memory, offsets[part], part, spoiled)
-                await self._store_parts(client, batch, wanted, taken.payloads, spoiled, decided)
+                await self._store_parts(client, batch, wanted, taken.payloads, spoiled, decided, of_slots=True)
             finally:
                 taken.release()
 
@@ -122,6 +123,8 @@ class KeyedPuts:
         payloads: Sequence[Payload],
         spoiled: set[int],
         decided: Callable[[], None],
+        *,
+        of_slots: bool = False,
     ) -> None:
         """Store the parts of the wanted keys, and settle those keys; parts in `spoiled` by then were not read."""
         if not wanted:
@@ -129,6 +132,8 @@ class KeyedPuts:
         chunks: list[ChunkId | None] = [None] * len(batch.lengths)
 
         def bind(txn: Transaction, hashed: Sequence[Hashed]) -> dict[int, KeyedValue]:
+            if of_slots:
+                client.check_its_slots()
             txn.note(ChangedBy(client))
             for part, item in zip(wanted, hashed, strict=True):
                 chunks[part] = None if part in spoiled else item.chunk

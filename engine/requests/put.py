@@ -13,6 +13,7 @@ Rules kept here:
 - A slot of memory that the client registered for RDMA is READ into the engine's memory in the same way.
 - Lent memory stays mapped until every copy has ended, even if the request is cancelled or the memory returned earlier.
 - PutObjects and PutSlots use no session (`engine.chunks.bound_payloads`).
+- What was copied from slots is bound to names only while their client is connected: afterwards the slots are its own.
 """
 
 from __future__ import annotations
@@ -218,7 +219,7 @@ class Puts:
     @handles(m.PutSlots)
     async def put_slots(self, client: Client, request: m.PutSlots) -> Reply:
         async with self._slots(client, request) as payloads:
-            return await self._put_payloads(client, payloads, request.changes, durable=request.durable)
+            return await self._put_payloads(client, payloads, request.changes, durable=request.durable, slots=True)
 
     async def _put_payloads(
         self,
@@ -228,12 +229,18 @@ class Puts:
         *,
         durable: bool,
         stamps: bool = False,
+        slots: bool = False,
     ) -> Reply:
-        """Store payloads and bind a name to each, in one group; replies to PutObjects and to PutSlots."""
+        """Store payloads and bind a name to each, in one group; replies to PutObjects and to PutSlots.
+
+        `slots`: the payloads are copied from slots of the client.
+        """
         if len(changes) != len(payloads):
             raise InvalidArgument(f"{len(changes)} names for {len(payloads)} payloads")
 
         def bind(txn: Transaction, hashed: Sequence[Hashed]) -> list[m.NameResult]:
+            if slots:
+                client.check_its_slots()
             blobs = [HeldBlob(BlobId(item.chunk), item.payload.length, 1) for item in hashed]
             return self._bind(txn, client, changes, blobs)
 

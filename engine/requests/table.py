@@ -13,7 +13,7 @@ Rules kept here:
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Final
 
@@ -45,7 +45,7 @@ from lakefs.limits import (
     SCRUB_STEP_S_MAX,
 )
 from lakefs.wire import messages as m
-from lakefs.wire.engine_port import Body, Reply, ServedClient
+from lakefs.wire.engine_port import Body, Reply, ServedClient, never
 
 
 class Service:
@@ -74,9 +74,19 @@ class Service:
 
     # --- EngineService -----------------------------------------------------------------------------
 
-    def connected(self, peer: str, *, descriptors: bool, trusted: bool, uid: int | None = None) -> ServedClient:
+    def connected(
+        self,
+        peer: str,
+        *,
+        descriptors: bool,
+        trusted: bool,
+        uid: int | None = None,
+        has_left: Callable[[], bool] = never,
+    ) -> ServedClient:
         """Begin a connection."""
-        return self._store.references.connect(peer, descriptors=descriptors, trusted=trusted, uid=uid)
+        client = self._store.references.connect(peer, descriptors=descriptors, trusted=trusted, uid=uid)
+        client.has_left = has_left
+        return client
 
     async def disconnected(self, client: ServedClient) -> None:
         """End a connection: close its sources, end its lent memory, queue pair, pins, sessions and leases."""

@@ -194,7 +194,11 @@ class ServedConnection:
             return False
         carried = self._stream.carries_descriptors
         self._client = self._service.connected(
-            self._stream.peer, descriptors=carried, trusted=self._trusted, uid=self._stream.uid
+            self._stream.peer,
+            descriptors=carried,
+            trusted=self._trusted,
+            uid=self._stream.uid,
+            has_left=self._stream.has_peer_left,
         )
         try:
             reply = await self._service.serve(self._client, hello, Body(), ())

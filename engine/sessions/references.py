@@ -18,7 +18,7 @@ All methods are synchronous and called on the loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,7 @@ from lakefs.limits import (
     SESSIONS_PER_CONNECTION_MAX,
 )
 from lakefs.ports import Clock
+from lakefs.wire.engine_port import never
 from lakefs.wire.session_messages import NoteGateway
 
 
@@ -74,11 +75,22 @@ class Client:
     gateway: NoteGateway | None = None
     """The last note of the S3 gateway that this client is."""
     next_number: int = field(default_factory=_first_number)
+    has_left: Callable[[], bool] = never
+    """Returns True once the client has ended the connection, before the engine has received that."""
 
     def number(self) -> int:
         """Return a number for a lease, source or lent memory: new on this connection, and most likely on all others."""
         self.next_number += 1
         return self.next_number - 1
+
+    def check_its_slots(self) -> None:
+        """Raise SessionLost if the client has left: it may have written something else to its slots since.
+
+        Called by the decision that binds what was copied from them: a slot is the client's again once its connection
+        has ended, and was copied before.
+        """
+        if self.has_left():
+            raise SessionLost("the client has left, and its slots with it; nothing was stored")
 
 
 class References:

@@ -31,6 +31,7 @@ from engine.chunks.quarantine import Quarantine
 from engine.fabric.engine_fabric import EngineFabric
 from engine.format.sizes import DEFAULT_STORE_SIZES, StoreSizes
 from engine.host.tasks import plain_errors
+from engine.keyed.part_counts import count_missing_parts
 from engine.metadata.metadata_store import Metadata, open_metadata
 from engine.metadata.pacing import Writers
 from engine.metadata.stamps import Stamps, open_stamps
@@ -95,6 +96,7 @@ async def open_store(
             async with opening.running(stamps) as store, store.leaving:
                 store.clean_before = opened.superblock.clean_sequence
                 store.fabric = fabric or store.fabric
+                await count_missing_parts(store.metadata)
                 async with trio.open_nursery() as nursery:
                     if tier is not None:
                         store.use_tier(tier)

@@ -14,6 +14,7 @@ Rules kept here:
 - A place in an entry was durable when it was entered.  The chunk of an entry has a record: its bytes are there, or in
   another place.  Nobody tells this table of a chunk that was moved: readers find other bytes, or none, and ask.  An
   extent is never used again, so those bytes are never another value's.
+- A space's entry says if values of it expire, from before the first such value has an entry.
 - Expired values and damaged ones keep their entries until they are removed.  A request that meets one marks it as
   DOUBTFUL; from then on readers ask.
 """
@@ -50,6 +51,7 @@ from lakefs.shared_index.key_format import (
     DOUBTFUL,
     KEYED_MAGIC,
     PLACED,
+    SOME_EXPIRE,
     SPACE_PARTIAL,
     SPACE_WHOLE,
     UNPLACED,
@@ -91,6 +93,8 @@ class KeyedIndex(OwnedTable):
     full: trio.Event = field(default_factory=trio.Event)
     _spaces: dict[int, bool] | None = None
     """Spaces that exist, and if all their keys are known to have entries; None until the walk has begun."""
+    _expiring: set[int] = field(default_factory=set)
+    """Spaces of which a value that expires has had an entry in this table."""
 
     # --- what is durable -----------------------------------------------------------------------------
 
@@ -109,13 +113,23 @@ class KeyedIndex(OwnedTable):
                 put.append((key, value))
         chunks = [_only_chunk(value) for _, value in put]
         places = iter(self.places_of([chunk for chunk in chunks if chunk is not None]))
-        for (key, _), chunk in zip(put, chunks, strict=True):
-            self._enter(key, None if chunk is None else next(places))
+        for (key, value), chunk in zip(put, chunks, strict=True):
+            self._enter(key, value, None if chunk is None else next(places))
 
-    def _enter(self, key: bytes, place: Found | None) -> None:
-        """Put the entry of a value, by the key of its record; `place`: of its only chunk, if it is known."""
+    def _enter(self, key: bytes, value: bytes, place: Found | None) -> None:
+        """Put the entry of a value, by key and value of its record; `place`: of its only chunk, if it is known."""
+        self._note_expiry(key, value)
         if not self.put_entry(id_of_record(key), _SOMEWHERE if place is None or place[0] != PLACED else place):
             self._lacks_a_key(space_and_key(key)[0])
+
+    def _note_expiry(self, key: bytes, value: bytes) -> None:
+        """Say of a value that expires, before it has an entry, that its space has such values."""
+        number = space_and_key(key)[0]
+        if KEYED_HEAD.unpack_from(value)[-1] and number not in self._expiring:
+            self._expiring.add(number)
+            entry = self.table.find(id_of_space(number))
+            if entry is not None:
+                self._enter_space(number, entry[0])
 
     def _lacks_a_key(self, number: int) -> None:
         if self._spaces is not None and number in self._spaces:
@@ -126,6 +140,7 @@ class KeyedIndex(OwnedTable):
         """Note a space that exists, or does not, or no more; most records only have new settings or usage."""
         if record is None or unpack_space(record).removed:
             self.table.remove(id_of_space(number))
+            self._expiring.discard(number)
             if self._spaces is not None:
                 self._spaces.pop(number, None)
         elif self._spaces is not None and number not in self._spaces:  # it is new, so its keys come after it
@@ -133,7 +148,8 @@ class KeyedIndex(OwnedTable):
             self._enter_space(number, SPACE_WHOLE)
 
     def _enter_space(self, number: int, tier: int) -> None:
-        self.put_entry(id_of_space(number), (tier, 0, 0, 0, 0))  # a space without entry is asked for
+        expiring = SOME_EXPIRE if number in self._expiring else 0
+        self.put_entry(id_of_space(number), (tier, 0, 0, expiring, 0))  # a space without entry is asked for
 
     # --- filling -------------------------------------------------------------------------------------
 
@@ -162,7 +178,7 @@ class KeyedIndex(OwnedTable):
                 place = None if count == GC_BATCH else self._place_of(view, value)
                 if view.sequence > durable or count == GC_BATCH:
                     return start, view.sequence, False
-                self._enter(key, place)
+                self._enter(key, value, place)
                 start = key + b"\0"
             return start, view.sequence, True
 
@@ -176,6 +192,7 @@ class KeyedIndex(OwnedTable):
     def emptied(self) -> None:
         """See `OwnedTable.emptied`."""
         self._spaces = None
+        self._expiring.clear()
 
     # --- use -----------------------------------------------------------------------------------------
 
@@ -207,6 +224,7 @@ class KeyedIndex(OwnedTable):
             place = _ASK if self.is_absent(record) else self._place_of(view, record) or _SOMEWHERE
             if view.sequence > self.metadata.durable_sequence:
                 return
+        self._note_expiry(key, record)
         self.put_entry(id_of_record(key), place)
         self.corrected += 1
 

@@ -172,6 +172,10 @@ class TlsStream:
         """Return True if the connection below has ended."""
         return self._raw.is_at_end()
 
+    def has_peer_left(self) -> bool:
+        """Return True if the peer of the connection below has finished."""
+        return self._raw.has_peer_left()
+
     def send_end(self) -> None:
         """Send close_notify, if the socket takes it now, and end the stream below."""
         self._say_goodbye()

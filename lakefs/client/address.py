@@ -45,5 +45,7 @@ def _first_that_listens(places: dict[str, str]) -> str:
         is_refused = code in REFUSED
     message = f"no engine was found: {', and '.join(tried)}"
     if is_refused:
-        raise PermissionDenied(f"{message}; or name another engine with --server", subject=path)
-    raise EngineUnreachable(f"{message}; start one with: lake serve, or name one with --server", subject=path)
+        raise PermissionDenied(f"{message}; or name another engine with --server or LAKE_SERVER", subject=path)
+    raise EngineUnreachable(
+        f"{message}; start one with: lake serve, or name one with --server or LAKE_SERVER", subject=path
+    )

@@ -20,7 +20,7 @@ import struct
 from enum import Enum
 from typing import Final
 
-from lakefs.errors import ChunkDamaged, StaleGrant
+from lakefs.errors import ChunkDamaged, InvalidArgument, StaleGrant
 from lakefs.host.crc import crc32c
 from lakefs.ids import Buffer, ChunkId, ChunkKind, data_chunk_id, id_text, manifest_chunk_id
 from lakefs.limits import GRANULE_BYTES
@@ -35,6 +35,16 @@ class Check(Enum):
     """Finds rot, torn and stale bytes.  A range of a chunk is always checked this way, and a manifest by BLAKE3."""
     NONE = "unverified"
     """Whole chunks are not checked: neither rot nor a place that the engine freed during the read is noticed."""
+
+
+def check_named(name: str | Check) -> Check:
+    """Return the check of that name, in small letters or capitals.  InvalidArgument, with the names."""
+    if isinstance(name, Check):
+        return name
+    try:
+        return Check[name.upper()]
+    except KeyError:
+        raise InvalidArgument(f"check is {name!r}; it is one of {', '.join(Check.__members__)}") from None
 
 
 NO_VECTOR: Final = memoryview(bytearray())

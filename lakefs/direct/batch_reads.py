@@ -4,6 +4,7 @@
 
 Rules kept here:
 - A hit is a hint, as in `lakefs.direct.chunk_reads`; a chunk that cannot be read here is requested from the engine.
+- With `Check.CRC32C`, chunks in segments are read and checked natively, by one task; a helper thread may take part.
 - With `Check.NONE`, places are looked up once more after all reads.  A chunk whose place has changed, or whose engine
   is no longer connected, counts as not read.
 - Several threads may do the tasks; the caller ends the batch after all of them.
@@ -18,7 +19,7 @@ from typing import Final, Self
 
 from lakefs.content.verify import Check, matches
 from lakefs.direct.chunk_reads import NOT_READ, DirectReads
-from lakefs.grants.batch_plan import Arrived, Descriptor, ReadPlan, are_bytes
+from lakefs.grants.batch_plan import Arrived, Descriptor, HelperThread, ReadPlan, are_bytes
 from lakefs.grants.descriptors import Held
 from lakefs.host.writable_memory import WritableBuffer, chunk_memories
 from lakefs.ids import ChunkId, SegmentId
@@ -37,7 +38,8 @@ class DirectBatch:
     """The chunks of one call.  A context manager: `lengths` are final after the block, NOT_READ for chunks not read.
 
     `targets` are writable, and stay locked until the batch is freed.  `places`: the place at which the caller wants
-    each chunk read, packed or not; without it all places are looked up.
+    each chunk read, packed or not; without it all places are looked up.  `helper`: a thread that may take a part.
+    `asks`: read only what the page cache is known to have, so that no read makes the kernel fetch a page.
     """
 
     def __init__(
@@ -46,15 +48,20 @@ class DirectBatch:
         chunks: Sequence[bytes],
         targets: list[memoryview],
         places: Sequence[Found] | bytearray | None = None,
+        *,
+        helper: HelperThread | None = None,
+        asks: bool = False,
     ) -> None:
         self.lengths = [NOT_READ] * len(chunks)
         self._reads = reads
         self._chunks = chunks if isinstance(chunks, list) else list(chunks)
         self._targets = targets
         self._places = self._look_up() if places is None else _packed(places)
-        # Longer chunks have a vector of granule CRCs behind them: each is read alone, with its vector.
-        longest = GRANULE_BYTES if reads.check is Check.CRC32C else _ANY_LENGTH
-        self._plan = ReadPlan(self._chunks, targets, self._places, longest)
+        self._helper = helper
+        self._is_checked = reads.check is Check.CRC32C
+        # Longer chunks have a vector of granule CRCs behind them: those in slabs are copied alone, with their vector.
+        longest = GRANULE_BYTES if self._is_checked else _ANY_LENGTH
+        self._plan = ReadPlan(self._chunks, targets, self._places, longest, self._is_checked, asks)
         self._held: list[Held | None] = []
 
     def _look_up(self) -> bytearray:
@@ -82,8 +89,10 @@ class DirectBatch:
     def tasks(self, *, is_shared: bool) -> list[Task]:
         """Return the reads and checks to do, in parts for several threads, or for one."""
         plan = self._plan
-        if self._reads.check is Check.NONE and not is_shared:
-            tasks: list[Task] = [partial(self._read_part, 0, plan.runs)]  # parts would gain nothing
+        if self._is_checked:
+            tasks: list[Task] = [self._read_checked] if plan.runs else []
+        elif self._reads.check is Check.NONE and not is_shared:
+            tasks = [partial(self._read_part, 0, plan.runs)]  # parts would gain nothing
         else:
             tasks = [partial(self._read_part, *part) for part in plan.parts(PART_BYTES)]
         if plan.slots:
@@ -91,11 +100,16 @@ class DirectBatch:
         tasks += [partial(self._read_alone, number) for number in plan.others]
         return tasks
 
+    def _descriptors(self) -> list[Descriptor | None]:
+        return [None if held is None else (held.descriptor, held.nowait) for held in self._held]
+
+    def _read_checked(self) -> None:
+        """Read and check all runs of the plan."""
+        self._plan.read_checked(self._descriptors(), self.lengths, self._helper)
+
     def _read_part(self, first: int, stop: int) -> None:
         """Read and check runs of the plan."""
-        descriptors: list[Descriptor | None] = [
-            None if held is None else (held.descriptor, held.nowait) for held in self._held
-        ]
+        descriptors = self._descriptors()
         if self._reads.check is Check.NONE:
             self._plan.read_lengths(first, stop, descriptors, self.lengths)
         else:

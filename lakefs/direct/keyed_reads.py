@@ -23,11 +23,13 @@ from lakefs.content.verify import Check
 from lakefs.direct.chunk_reads import NOT_READ, DirectReads
 from lakefs.direct.index_in_use import Connected, opened_index
 from lakefs.direct.read_notes import KeyNotes
+from lakefs.grants import batch_plan
 from lakefs.grants.descriptors import SegmentDescriptors
 from lakefs.ids import ChunkId, ChunkKind
 from lakefs.shared_index import keyed_index
+from lakefs.shared_index.key_format import SOME_EXPIRE, id_of_space
 from lakefs.shared_index.keyed_index import KeyedIndexReader
-from lakefs.shared_index.table_format import Found
+from lakefs.shared_index.table_format import Found, unpacked
 from lakefs.steps.steps import Steps
 from lakefs.wire.messages import NoteReads, OpenKeyedIndex
 
@@ -47,10 +49,13 @@ class Plan(NamedTuple):
     """`MISS` for a key without value, or whose value does not fit; NOT_READ for all others."""
     indexes: list[int]
     """Indexes of the keys whose values may be read here."""
-    places: list[Found]
-    """Place of each of those."""
     packed: bytearray
-    """The same places, each as a `PLACE`."""
+    """Place of each of those, as a `PLACE`."""
+
+    @property
+    def places(self) -> list[Found]:
+        """The same places."""
+        return unpacked(self.packed)
 
 
 class KeyedReads:
@@ -76,20 +81,33 @@ class KeyedReads:
             return [None] * len(keys)
         return present if self.confirm() else [None] * len(keys)
 
+    def lasting(self, space: int, keys: list[bytes]) -> list[bool]:
+        """Return for each key if it has a value that does not expire, as far as it can be told here.
+
+        A put takes such a value for present.  In a space of which some values expire no value is told from those whose
+        time is over, so the engine is asked for all.
+        """
+        present = self.match(space, keys)
+        if not any(present):
+            return [False] * len(keys)
+        entry = self.index.table.find(id_of_space(space))  # behind the look-up: it never says less later
+        if entry is None or entry[3] == SOME_EXPIRE or not self.confirm():
+            return [False] * len(keys)
+        return [flag is True for flag in present]
+
     def plan(self, space: int, keys: list[bytes], rooms: Sequence[int]) -> Plan:
         """Return what is known of keys, each of whose values has so much room."""
         if len(keys) <= _KEYS_AT_ONCE:
             try:
                 return Plan(*self.index.finder.plan(space, keys, rooms))
             except ValueError:  # a key of a type of its own
-                return Plan([NOT_READ] * len(keys), [], [], bytearray())
-        whole = Plan([], [], [], bytearray())
+                return Plan([NOT_READ] * len(keys), [], bytearray())
+        whole = Plan([], [], bytearray())
         for begin in range(0, len(keys), _KEYS_AT_ONCE):
             end = begin + _KEYS_AT_ONCE
-            lengths, indexes, places, packed = self.plan(space, keys[begin:end], rooms[begin:end])
+            lengths, indexes, packed = self.plan(space, keys[begin:end], rooms[begin:end])
             whole.lengths.extend(lengths)
             whole.indexes.extend(begin + at for at in indexes)
-            whole.places.extend(places)
             whole.packed.extend(packed)
         return whole
 
@@ -125,7 +143,7 @@ class KeyedIndexUser:
         """Request the engine's index and use it; to be run by itself, when `is_due`."""
         epoch = self._client.epoch
         index = None
-        if keyed_index.IS_BUILT:
+        if keyed_index.IS_BUILT and batch_plan.IS_BUILT:
             index = yield from opened_index(OpenKeyedIndex(), KeyedIndexReader)
         if self._client.epoch != epoch:  # it may be a lost engine's: the next read asks
             return

@@ -6,6 +6,7 @@ Rules kept here:
 - Either every chunk of a load is known, fits its slot, and no two slots overlap; or nothing is read here, and the
   engine loads all of them or reports the error.
 - Chunks that the page cache does not have are left to the engine, which reads past it: a client's pool is the cache.
+  So the cache is asked before each read, which would make the kernel fetch the chunk in addition to the engine.
   Chunks of the DRAM tier are left to it, too: it copies with a system call, which fails if the pool was shrunk, while
   a copy here would raise a signal.
 - The kernel fills the pool, and bytes that did not arrive whole are not read here: if another program has shrunk the
@@ -36,23 +37,9 @@ def slots_fit(found: Sequence[Found], offsets: Sequence[int], rooms: Sequence[in
     return end <= pool_bytes
 
 
-def cached_indexes(descriptors: SegmentDescriptors, found: Sequence[Found]) -> list[int]:
-    """Return indexes of the places that the page cache has, or may have; neighbours are checked together (2 us).
-
-    A read of a place that is not cached would make the kernel fetch it, page by page, in addition to the engine.
-    """
-    cached: list[int] = []
-    first = 0
-    while first < len(found):
-        medium, segment, begin, length, _ = found[first]
-        behind, end = first + 1, begin + length
-        while behind < len(found) and found[behind][:3] == (medium, segment, end):
-            end += found[behind][3]
-            behind += 1
-        if medium == MEDIUM_SEGMENT and descriptors.may_be_cached(SegmentId(segment), begin, end - begin):
-            cached += range(first, behind)
-        first = behind
-    return cached
+def in_segments(found: Sequence[Found]) -> list[int]:
+    """Return the indexes of the places that lie in segments."""
+    return [at for at, place in enumerate(found) if place[0] == MEDIUM_SEGMENT]
 
 
 def missing_segments(descriptors: SegmentDescriptors, found: Sequence[Found]) -> list[SegmentId]:

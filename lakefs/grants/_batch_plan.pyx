@@ -4,6 +4,7 @@
 Rules kept here besides:
 - The plan holds its targets' buffers for its whole life: none can be freed or resized during a read.
 - The runs are read without the interpreter's lock; each run has its own counter of the bytes read.
+- A job of two threads lives on the caller's stack: it ends before the call does.
 """
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_IsContiguous, PyBuffer_Release, PyObject_GetBuffer
@@ -16,42 +17,15 @@ from libc.string cimport memcpy
 
 cdef extern from *:
     """
-    #include "../../lakefs/shared_index/place.h"
-    #include <errno.h>
-    #include <stdint.h>
-    #include <string.h>
-    #include <sys/syscall.h>
-    #include <sys/uio.h>
-    #include <unistd.h>
-
-    #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-    #error "places are little-endian, as the shared index is"
-    #endif
+    #include "../../lakefs/grants/checked_reads.h"
+    #include "../../lakefs/grants/helper_thread.h"
 
     #define LAKE_UNIT 16384
     #define LAKE_DATA 1
-    #define LAKE_GRANULE 65536
     #define LAKE_RUN_BYTES (512 << 10)
-    #define LAKE_RUN_CHUNKS 1024
     #define LAKE_SEGMENTS 512
     #define LAKE_ASK_FROM (256 << 10)
-    #define LAKE_PAGE 4096
-    #define LAKE_CACHESTAT 451
-
-    typedef struct {
-        uint64_t offset, bytes;
-        int64_t came;
-        uint32_t segment, first, count;
-    } lake_run;
-
-    /* Returns 1 if the page cache lacks some of the range; 0 also when that cannot be known. */
-    static int lake_is_missing(int descriptor, uint64_t offset, uint64_t length)
-    {
-        uint64_t range[2] = {offset, length}, counts[5] = {0};
-        if (syscall(LAKE_CACHESTAT, descriptor, range, counts, 0))
-            return 0;
-        return counts[0] < (offset + length - 1) / LAKE_PAGE - offset / LAKE_PAGE + 1;
-    }
+    #define LAKE_HELPED_FROM (512 << 10)
 
     /* Copies from a slot; returns 1 if its generation was the given one before and after. */
     static int lake_copy(void *target, const void *source, size_t length, const uint64_t *mark, uint64_t generation)
@@ -61,24 +35,6 @@ cdef extern from *:
         memcpy(target, source, length);
         __atomic_thread_fence(__ATOMIC_ACQUIRE);
         return __atomic_load_n(mark, __ATOMIC_RELAXED) == generation;
-    }
-
-    static void lake_read(lake_run *run, const Py_buffer *targets, const lake_place *places, int descriptor, int flags)
-    {
-        struct iovec into[LAKE_RUN_CHUNKS];
-        run->came = -1;
-        if (descriptor < 0)
-            return;
-        if (places[run->first].stored_bytes >= LAKE_ASK_FROM
-            && lake_is_missing(descriptor, run->offset, places[run->first].stored_bytes))
-            return;
-        for (uint32_t i = 0; i < run->count; i++) {
-            into[i].iov_base = targets[run->first + i].buf;
-            into[i].iov_len = places[run->first + i].stored_bytes;
-        }
-        do
-            run->came = preadv2(descriptor, into, (int)run->count, (off_t)run->offset, flags);
-        while (run->came < 0 && errno == EINTR);
     }
     """
     enum:
@@ -91,6 +47,10 @@ cdef extern from *:
         LAKE_RUN_BYTES
         LAKE_RUN_CHUNKS
         LAKE_SEGMENTS
+        LAKE_ASK_FROM
+        LAKE_HELPED_FROM
+        LAKE_CHECKED_RUN_BYTES
+        LAKE_CHECKED_BYTES_MAX
 
     ctypedef struct lake_place:
         uint64_t segment
@@ -107,12 +67,67 @@ cdef extern from *:
         uint32_t first
         uint32_t count
 
+    ctypedef struct lake_target:
+        void *at
+        uint64_t length
+
+    ctypedef struct lake_checked_job:
+        lake_run *runs
+        const lake_target *targets
+        const lake_place *places
+        const int *files
+        const int *flags
+        uint64_t ask_from
+        uint8_t *right
+        uint32_t next
+        uint32_t stop
+
+    ctypedef struct helper_thread:
+        pass
+
+    void lake_crc32c_begin()
     int lake_copy(
         void *target, const void *source, size_t length, const uint64_t *mark, uint64_t generation
     ) nogil
     void lake_read(
-        lake_run *run, const Py_buffer *targets, const lake_place *places, int descriptor, int flags
+        lake_run *run, const lake_target *targets, const lake_place *places, int descriptor, int flags,
+        uint64_t ask_from,
     ) nogil
+    void lake_work_off(void *job) nogil
+    int helper_start(helper_thread *helper)
+    int helper_begin(helper_thread *helper, void (*work)(void *), void *job) nogil
+    void helper_end(helper_thread *helper) nogil
+    void helper_close(helper_thread *helper) nogil
+
+
+lake_crc32c_begin()
+
+
+cdef class HelperThread:
+    """A native thread that takes a part of large reads."""
+
+    cdef helper_thread *helper
+
+    def __cinit__(self):
+        cdef int failed
+        self.helper = <helper_thread *>PyMem_Calloc(1, sizeof(helper_thread))
+        if not self.helper:
+            raise MemoryError
+        failed = helper_start(self.helper)
+        if failed:
+            PyMem_Free(self.helper)
+            self.helper = NULL
+            raise OSError(failed, "no thread could be started")
+
+    def __dealloc__(self):
+        if self.helper:
+            helper_close(self.helper)
+            PyMem_Free(self.helper)
+
+    def close(self):
+        """End the thread, after the read that it takes part in."""
+        with nogil:
+            helper_close(self.helper)
 
 
 cdef class ReadPlan:
@@ -123,61 +138,73 @@ cdef class ReadPlan:
     cdef Py_ssize_t slot_count
     cdef uint8_t *in_slot
     cdef int segment_count
-    cdef Py_buffer *targets
+    cdef Py_buffer *held
+    cdef lake_target *targets
     cdef lake_place *places
     cdef lake_run *found
     cdef uint64_t *known
+    cdef uint64_t ask_from
 
-    def __cinit__(self, list chunks not None, list targets not None, places not None, uint32_t longest):
+    def __cinit__(
+        self, list chunks not None, list targets not None, places not None, uint32_t longest,
+        bint is_checked=False, bint asks=False,
+    ):
         cdef Py_buffer raw
         cdef Py_ssize_t count = PyList_GET_SIZE(chunks)
         PyObject_GetBuffer(places, &raw, 0)
         try:
             if PyList_GET_SIZE(targets) != count or raw.len < count * <Py_ssize_t>sizeof(lake_place):
                 raise ValueError("chunks, targets and places do not go together")
-            self.targets = <Py_buffer *>PyMem_Calloc(count + 1, sizeof(Py_buffer))
+            self.held = <Py_buffer *>PyMem_Calloc(count + 1, sizeof(Py_buffer))
+            self.targets = <lake_target *>PyMem_Calloc(count + 1, sizeof(lake_target))
             self.places = <lake_place *>PyMem_Calloc(count + 1, sizeof(lake_place))
             self.found = <lake_run *>PyMem_Calloc(count + 1, sizeof(lake_run))
             self.in_slot = <uint8_t *>PyMem_Calloc(count + 1, 1)
             self.known = <uint64_t *>PyMem_Calloc(min(count, <Py_ssize_t>LAKE_SEGMENTS) + 1, sizeof(uint64_t))
-            if not (self.targets and self.places and self.found and self.known and self.in_slot):
+            if not (
+                self.held and self.targets and self.places and self.found and self.known and self.in_slot
+            ):
                 raise MemoryError
             self.count = count
+            self.ask_from = 1 if asks else LAKE_ASK_FROM
             memcpy(self.places, raw.buf, count * sizeof(lake_place))
         finally:
             PyBuffer_Release(&raw)
-        self.plan(tuple(chunks), tuple(targets), longest)
+        self.plan(tuple(chunks), tuple(targets), longest, is_checked)
 
     def __dealloc__(self):
         cdef Py_ssize_t number
-        if self.targets:
+        if self.held:
             for number in range(self.count):
-                PyBuffer_Release(&self.targets[number])  # nothing where no buffer is held
+                PyBuffer_Release(&self.held[number])  # nothing where no buffer is held
+        PyMem_Free(self.held)
         PyMem_Free(self.targets)
         PyMem_Free(self.places)
         PyMem_Free(self.found)
         PyMem_Free(self.known)
         PyMem_Free(self.in_slot)
 
-    cdef int plan(self, tuple chunks, tuple targets, uint32_t longest) except -1:
+    cdef int plan(self, tuple chunks, tuple targets, uint32_t longest, bint is_checked) except -1:
         cdef Py_ssize_t number, last = -1
         cdef uint64_t end = 0, room = 0
+        cdef uint64_t run_bytes = LAKE_CHECKED_RUN_BYTES if is_checked else LAKE_RUN_BYTES
+        cdef uint32_t longest_read = LAKE_CHECKED_BYTES_MAX if is_checked else longest
         cdef bint is_open = False
         cdef int segment
         cdef lake_place *place
         cdef lake_run *run = NULL
         for number in range(self.count):
             place = &self.places[number]
-            if place.stored_bytes == 0 or place.stored_bytes > longest or not is_data(chunks[number]):
+            if place.stored_bytes == 0 or not is_data(chunks[number]):
                 continue
-            if place.tier == LAKE_TIER_DRAM:
-                PyObject_GetBuffer(targets[number], &self.targets[number], PyBUF_WRITABLE)
+            if place.tier == LAKE_TIER_DRAM and place.stored_bytes <= longest:
+                self.hold(number, targets[number])
                 self.in_slot[number] = 1
                 self.slot_count += 1
-            if place.tier != LAKE_TIER_SEGMENT:
+            if place.tier != LAKE_TIER_SEGMENT or place.stored_bytes > longest_read:
                 continue
-            PyObject_GetBuffer(targets[number], &self.targets[number], PyBUF_WRITABLE)
-            if self.targets[number].len < <Py_ssize_t>place.stored_bytes:
+            self.hold(number, targets[number])
+            if self.targets[number].length < place.stored_bytes:
                 continue
             segment = self.segment_index(place.segment)
             if segment < 0:
@@ -197,12 +224,18 @@ cdef class ReadPlan:
                 run.offset = place.offset
                 run.first = number
                 run.count = 1
-                room = LAKE_RUN_BYTES
+                room = run_bytes
             run.bytes += place.stored_bytes
             is_open = place.stored_bytes <= LAKE_GRANULE and run.count < LAKE_RUN_CHUNKS
             end = <uint64_t>place.offset + place.stored_bytes
             room = room - place.stored_bytes if room > place.stored_bytes else 0
             last = number
+        return 0
+
+    cdef int hold(self, Py_ssize_t number, target) except -1:
+        PyObject_GetBuffer(target, &self.held[number], PyBUF_WRITABLE)
+        self.targets[number].at = self.held[number].buf
+        self.targets[number].length = <uint64_t>self.held[number].len
         return 0
 
     cdef int segment_index(self, uint64_t segment):
@@ -270,14 +303,14 @@ cdef class ReadPlan:
                 found = slabs.get(slab)
                 if found is None or generation & 1 or at >= <uint64_t>marks.len // 8:
                     continue
-                if self.targets[number].len < <Py_ssize_t>place.stored_bytes:
+                if self.targets[number].length < place.stored_bytes:
                     continue
                 PyObject_GetBuffer(found, &memory, 0)
                 is_same = 0
                 if <uint64_t>place.offset + place.stored_bytes <= <uint64_t>memory.len:
                     with nogil:
                         is_same = lake_copy(
-                            self.targets[number].buf,
+                            self.targets[number].at,
                             <char *>memory.buf + place.offset,
                             place.stored_bytes,
                             <uint64_t *>marks.buf + at,
@@ -340,23 +373,66 @@ cdef class ReadPlan:
                     break
                 lengths[number] = self.places[number].stored_bytes
 
-    cdef int read_runs(self, Py_ssize_t first, Py_ssize_t stop, descriptors) except -1:
+    def read_checked(self, descriptors not None, list lengths not None, HelperThread helper=None):
+        """Read all runs and check their chunks; write the length of each right one to its index in `lengths`."""
         cdef int files[LAKE_SEGMENTS]
         cdef int flags[LAKE_SEGMENTS]
+        cdef lake_checked_job job
+        cdef Py_ssize_t number
+        cdef uint64_t size = 0
+        if PyList_GET_SIZE(lengths) != self.count:
+            raise ValueError("chunks and lengths do not go together")
+        self.take_descriptors(descriptors, files, flags)
+        job.runs, job.targets, job.places = self.found, self.targets, self.places
+        job.files, job.flags, job.ask_from = files, flags, self.ask_from
+        job.next, job.stop = 0, <uint32_t>self.run_count
+        job.right = <uint8_t *>PyMem_Calloc(self.count + 1, 1)
+        if not job.right:
+            raise MemoryError
+        for number in range(self.run_count):
+            size += self.found[number].bytes
+        with nogil:
+            if (
+                helper is not None and self.run_count > 1 and size >= LAKE_HELPED_FROM
+                and helper_begin(helper.helper, lake_work_off, &job)
+            ):
+                lake_work_off(&job)
+                helper_end(helper.helper)
+            else:
+                lake_work_off(&job)
+        try:
+            if PyList_GET_SIZE(lengths) != self.count:  # another thread had the lock
+                raise ValueError("chunks and lengths do not go together")
+            for number in range(self.count):
+                if job.right[number]:
+                    lengths[number] = self.places[number].stored_bytes
+        finally:
+            PyMem_Free(job.right)
+
+    cdef int take_descriptors(self, descriptors, int *files, int *flags) except -1:
         cdef Py_ssize_t at
-        cdef lake_run *run
-        if not 0 <= first <= stop <= self.run_count or len(descriptors) != self.segment_count:
-            raise IndexError("no such runs, or not a descriptor for each segment")
+        if len(descriptors) != self.segment_count:
+            raise IndexError("not a descriptor for each segment")
         for at, held in enumerate(descriptors):
             if at == self.segment_count:
                 break
             files[at], flags[at] = -1, 0
             if held is not None:
                 files[at], flags[at] = held
+        return 0
+
+    cdef int read_runs(self, Py_ssize_t first, Py_ssize_t stop, descriptors) except -1:
+        cdef int files[LAKE_SEGMENTS]
+        cdef int flags[LAKE_SEGMENTS]
+        cdef Py_ssize_t at
+        cdef lake_run *run
+        if not 0 <= first <= stop <= self.run_count:
+            raise IndexError("no such runs")
+        self.take_descriptors(descriptors, files, flags)
         with nogil:
             for at in range(first, stop):
                 run = &self.found[at]
-                lake_read(run, self.targets, self.places, files[run.segment], flags[run.segment])
+                lake_read(run, self.targets, self.places, files[run.segment], flags[run.segment], self.ask_from)
         return 0
 
 

@@ -4,7 +4,9 @@ Rules kept here:
 - Each key has an outcome of its own; a failure of one stops no other.
 - A value of up to 16 MiB travels with others in one request; a longer one is stored in a session and committed.
 - At most two requests are under way.
-- After a put has ended, in whatever way, the engine no longer copies from its slots.
+- After a put has ended, in whatever way, what is written to its slots is bound to no name or key.  If it was cancelled,
+  their lending is ended.  If its connection was lost, that was shut down first, and the engine binds what it copied
+  only while the connection is open (docs/protocol.md).
 """
 
 from __future__ import annotations
@@ -102,7 +104,7 @@ def put_values(transfer: Transfer, space: int, items: Sequence[KeyedItem], resul
     try:
         yield from put.run(items)
     except LakeError:
-        raise  # nothing is in flight
+        raise  # nothing is in flight, or its connection has ended
     except BaseException:
         for memory, _ in by_memory(items):
             if memory is not None:

@@ -7,7 +7,9 @@ Rules kept here:
 - A memory is lent when it is first used, and again over a new connection: the engine answers SessionLost to a number
   that it does not know, and has then done nothing.
 - A request names slots of one memory, at most 16 MiB.
-- After a put has ended, in whatever way, the engine no longer copies from its slots.
+- After a put has ended, in whatever way, what is written to its slots is bound to no name or key.  If it was cancelled,
+  their lending is ended.  If its connection was lost, that was shut down first, and the engine binds what it copied
+  only while the connection is open (docs/protocol.md).
 """
 
 from __future__ import annotations

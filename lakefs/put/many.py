@@ -92,7 +92,7 @@ def put_many(
     try:
         yield from _put_all(put, parsed, in_flight)
     except LakeError:
-        raise  # nothing is in flight
+        raise  # nothing is in flight, or its connection has ended
     except BaseException:
         for memory, _ in by_memory(parsed):
             if memory is not None:

@@ -88,16 +88,16 @@ cdef class KeyFinder:
         memcpy(&self.seeker, PyCapsule_GetPointer(table.seeker, LAKE_SEEKER_CAPSULE), sizeof(lake_seeker))
 
     def plan(self, uint32_t space, list keys not None, list rooms not None):
-        """Return what may be read of values, each of which has so much room: (lengths, indexes, places, packed).
+        """Return what may be read of values, each of which has so much room: (lengths, indexes, packed).
 
         `lengths` has 0 for a key without value, or whose value is longer than its room, and -1 for each other key;
-        `indexes` and `places` have the keys whose only chunk lies in a segment, and a
-        `lakefs.shared_index.table_format.Found` of each, `packed` a `PLACE` of each.  ValueError for a key of no keyed blob,
-        and when keys and rooms do not go together.
+        `indexes` and `packed` have the keys whose only chunk lies in a segment, and a
+        `lakefs.shared_index.table_format.PLACE` of each.  ValueError for a key of no keyed blob, and when keys and rooms do
+        not go together.
         """
         cdef lake_place places[LAKE_KEYS_BATCH]
         cdef Py_ssize_t begin, i, length, total = PyList_GET_SIZE(keys)
-        cdef list some, lengths = [-1] * total, indexes = [], found = []
+        cdef list some, lengths = [-1] * total, indexes = []
         cdef bytearray packed = bytearray()
         check_keys(keys)
         if PyList_GET_SIZE(rooms) != total:
@@ -114,11 +114,8 @@ cdef class KeyFinder:
                         lengths[begin + i] = 0
                         continue
                     indexes.append(begin + i)
-                    found.append(
-                        (places[i].tier, places[i].segment, places[i].offset, places[i].stored_bytes, places[i].crc)
-                    )
                     packed += (<char *>(places + i))[: sizeof(lake_place)]
-        return lengths, indexes, found, packed
+        return lengths, indexes, packed
 
     def match(self, uint32_t space, list keys not None):
         """Return for each key True or False: it has a value, or none; None: it cannot be told here.

@@ -12,7 +12,9 @@ wants it.  The tier of an entry says what it is:
     SPACE_WHOLE    a space; each of its keys that has a value has an entry
     SPACE_PARTIAL  a space; a key without entry may have a value
 
-All other fields of an entry that is not PLACED are 0.  A reader trusts no entry of a space that has none itself.
+The length of a space's entry is SOME_EXPIRE if it has, or had, a value that expires: an entry of a value does not tell
+when, and stays for a moment after that time.  All other fields of an entry that is not PLACED are 0.  A reader trusts
+no entry of a space that has none itself.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ UNPLACED: Final = 16
 DOUBTFUL: Final = 17
 SPACE_WHOLE: Final = 18
 SPACE_PARTIAL: Final = 19
+SOME_EXPIRE: Final = 1
 _KIND: Final = b"\x01"
 _OF_SPACE: Final = b"\x03"
 

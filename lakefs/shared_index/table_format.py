@@ -142,6 +142,11 @@ def unpack_place(segment: int) -> tuple[int, int]:
     return segment >> PLACE_GENERATION_BITS, segment & _PLACE_GENERATION_MASK
 
 
+def unpacked(places: bytes | bytearray) -> list[Found]:
+    """Return places that are packed one after the other, each as a `PLACE`."""
+    return [(tier, *where) for *where, tier in PLACE.iter_unpack(places)]
+
+
 def is_capacity(capacity: int) -> bool:
     """Return True if a table may have this many homes: a power of two within limits."""
     return HOT_INDEX_SLOTS_MIN <= capacity <= HOT_INDEX_SLOTS_MAX and capacity.bit_count() == 1

@@ -14,6 +14,7 @@ from __future__ import annotations
 import enum
 import errno
 import os
+import select
 import socket
 import stat
 import struct
@@ -159,6 +160,15 @@ class SocketStream:
         except BlockingIOError:
             return False
         except OSError:
+            return True
+
+    def has_peer_left(self) -> bool:
+        """Return True if the peer has closed or ended its half, whatever waits to be received."""
+        poll = select.poll()
+        try:
+            poll.register(self._sock, select.POLLRDHUP)
+            return bool(poll.poll(0))
+        except (OSError, ValueError):  # closed here
             return True
 
     def send_end(self) -> None:

@@ -116,6 +116,11 @@ class EngineClient(ConnectedClient, Protocol):
         ...
 
 
+def never() -> bool:
+    """Return False: a client in the engine's process never leaves."""
+    return False
+
+
 class ServedClient(Protocol):
     """State that a service keeps for one connection; opaque to the server."""
 
@@ -123,8 +128,19 @@ class ServedClient(Protocol):
 class EngineService(Protocol):
     """The engine as a server calls it."""
 
-    def connected(self, peer: str, *, descriptors: bool, trusted: bool, uid: int | None = None) -> ServedClient:
-        """Begin a connection.  `trusted`: it arrived on a Unix socket that checked its owner; `uid` is that owner."""
+    def connected(
+        self,
+        peer: str,
+        *,
+        descriptors: bool,
+        trusted: bool,
+        uid: int | None = None,
+        has_left: Callable[[], bool] = never,
+    ) -> ServedClient:
+        """Begin a connection.  `trusted`: it arrived on a Unix socket that checked its owner; `uid` is that owner.
+
+        `has_left()` returns True once the client has ended the connection, at once, before the end is received.
+        """
         ...
 
     async def disconnected(self, client: ServedClient) -> None:

@@ -109,6 +109,27 @@ def test_the_end_of_the_peer_is_the_end_of_the_bytes(kind: Kind) -> None:
     with_pair(kind, body)
 
 
+@pytest.mark.parametrize("way", ["closes", "ends its half"])
+def test_a_peer_that_leaves_is_seen_at_once_whatever_it_sent_before(kind: Kind, way: str) -> None:
+    async def body(client: Stream, server: Stream) -> None:
+        assert not client.has_peer_left()
+        await client.send([b"a request"])
+        assert not server.has_peer_left()
+        if way == "closes":
+            await client.aclose()
+        else:
+            client.send_end()
+        with trio.fail_after(5):
+            while not server.has_peer_left():  # over TCP the end travels
+                assert not server.carries_descriptors, "on this machine it is seen in the same step"
+                await trio.sleep(0.001)
+        assert await receive_to_end(server) == b"a request"
+        await server.aclose()
+        assert server.has_peer_left(), "closed here"
+
+    with_pair(kind, body)
+
+
 def test_sending_to_a_peer_that_has_gone_raises(kind: Kind) -> None:
     async def body(client: Stream, server: Stream) -> None:
         await server.aclose()

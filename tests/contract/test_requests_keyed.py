@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from engine.keyed.spaces import KEYED_ENTRY_BYTES
+from engine.keyed.spaces import KEYED_PART_CHARGE
 from engine.keyed.values import Values
 from lakefs.errors import (
     ERROR_TABLE,
@@ -271,7 +271,7 @@ def test_a_space_takes_no_more_than_its_quota(kind: Kind) -> None:
         space = await space_of(client, quota_bytes=KEYED_QUOTA_BYTES_MIN)
         session = await session_of(client)
         (chunk,) = await store_chunks(client, session, [b"q" * CHUNK_BYTES])
-        full = KEYED_QUOTA_BYTES_MIN // (CHUNK_BYTES + KEYED_ENTRY_BYTES)
+        full = KEYED_QUOTA_BYTES_MIN // (CHUNK_BYTES + KEYED_PART_CHARGE)
         over = m.KeyedCommit(session, space, [b"over"], [16], [chunk] * 16)
         answer = await ask(client, over, m.KeyedOutcomes)
         assert codes(answer.failures) == [CODES[RequestTooLarge]]
@@ -281,7 +281,7 @@ def test_a_space_takes_no_more_than_its_quota(kind: Kind) -> None:
         assert answer.outcomes == [m.KEYED_STORED] * full + [m.KEYED_FAILED]
         assert codes(answer.failures)[-1] == CODES[EngineBusy]
         stat = await stat_of(client)
-        assert stat.value_bytes + stat.entries * KEYED_ENTRY_BYTES <= KEYED_QUOTA_BYTES_MIN
+        assert stat.value_bytes + stat.entries * KEYED_PART_CHARGE <= KEYED_QUOTA_BYTES_MIN
 
     kind.run(body)
 

@@ -49,7 +49,7 @@ def test_where_no_engine_is_one_sentence_names_what_was_tried(machine: FreshMach
     assert told.code == 69
     assert told.err == (
         f"lake: no engine was found: your own socket {own_socket(machine)} is not there, and the system's socket "
-        f"{SYSTEM} is not there; start one with: lake serve, or name one with --server\n"
+        f"{SYSTEM} is not there; start one with: lake serve, or name one with --server or LAKE_SERVER\n"
     )
     assert SYSTEM in machine.lake("ls").err
 

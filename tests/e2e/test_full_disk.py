@@ -18,6 +18,7 @@ from lakefs.client.connect import connect
 from lakefs.client.facade import driver_of
 from lakefs.errors import StoreFull, StoreReadOnly
 from lakefs.names import parse_object_name
+from lakefs.put.keyed import KeyedResult, Outcome
 from tests.e2e.mount_rig import mount_rig
 from tests.e2e.served import Finished, Served, lake
 from tests.e2e.small_disk import ext4, fill, tmpfs
@@ -96,6 +97,65 @@ def test_a_store_that_fills_its_disk_loses_nothing_and_goes_on(
         assert engine.stop() == 0
         engine.start()
         check_all(engine, stored)
+
+
+@pytest.mark.parametrize("way", ["buffers and slots", "a long value"])
+def test_keyed_puts_on_a_full_disk_fail_key_by_key_and_lose_nothing(folder: Path, way: str) -> None:
+    size, count = (17 * MIB, 1) if way == "a long value" else (900_000, 16)
+    generator = random.Random(way)
+    stored: dict[bytes, bytes] = {}
+    with ext4(folder, 64 * MIB) as disk, engine_on(disk) as engine:
+        with connect(engine.server) as client, client.shared_memory(32 * MIB) as memory:
+            space = client.space("cache", quota="10G")
+
+            def put(keys: list[bytes], values: list[bytes]) -> KeyedResult:
+                if len(stored) % (2 * count) == 0:
+                    return space.put_many(keys, values)
+                slots = [memory.slot(index * size, len(value)) for index, value in enumerate(values)]
+                for slot, value in zip(slots, values, strict=True):
+                    slot.buffer[:] = value
+                return space.put_many(keys, slots)
+
+            def put_until_full(prefix: str) -> None:
+                for turn in range(200):
+                    keys = [b"%s %d %d" % (prefix.encode(), turn, index) for index in range(count)]
+                    values = [generator.randbytes(size) for _ in keys]
+                    result = put(keys, values)
+                    for index, outcome in enumerate(result.outcomes):
+                        if outcome is Outcome.STORED:
+                            stored[keys[index]] = values[index]
+                        else:
+                            assert outcome is Outcome.FAILED
+                            assert isinstance(result.failures[index], StoreFull), result.failures
+                            assert "lake gc" in result.failures[index].message
+                    if result.failures:
+                        assert not any(space.match(keys[index : index + 1]).prefix for index in result.failures)
+                        return
+                raise AssertionError("the disk was never full")
+
+            def check() -> None:
+                assert client.space("cache").match(list(stored)).prefix == len(stored)
+                for key, value in stored.items():
+                    buffer = bytearray(size)
+                    assert client.space("cache").get_many_into([key], [buffer]) == [size]
+                    assert buffer == value
+                assert client.fsck(full=True)["damage"] == 0
+
+            put_until_full("first")
+            assert len(stored) * size > 15 * MIB
+            gone = list(stored)[::2]
+            assert space.remove(gone) == [True] * len(gone)
+            for key in gone:
+                del stored[key]
+            engine.good("gc")
+            before = len(stored)
+            put_until_full("again")
+            assert len(stored) - before >= len(gone) // 2
+            engine.kill()
+            engine.start()
+            check()
+            engine.good("kv", "purge", "cache")
+            assert client.space("cache").match(list(stored)).prefix == 0
 
 
 def test_a_disk_that_others_filled_takes_rm_and_gc_and_serves_reads(folder: Path) -> None:

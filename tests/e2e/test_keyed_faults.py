@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 import lakefs
-from engine.keyed.spaces import KEYED_ENTRY_BYTES
+from engine.keyed.spaces import KEYED_PART_CHARGE
 from lakefs.client.blocking.spaces import Space
 from lakefs.client.connect import connect
 from lakefs.errors import EngineUnreachable, InvalidArgument, RequestTooLarge, SpaceNotFound
@@ -109,7 +109,7 @@ def test_a_value_longer_than_the_quota_fails_alone_and_a_quota_that_shrinks_is_k
         found = space.get(keys, 2 * MIB)
         assert all(value in (b"", right) for value, right in zip(found, values, strict=True))
         (stat,) = [stat for stat in lake.spaces() if stat.name == f"quota {kind}"]
-        assert stat.value_bytes + stat.entries * KEYED_ENTRY_BYTES <= quota
+        assert stat.value_bytes + stat.entries * KEYED_PART_CHARGE <= quota
 
 
 @pytest.mark.parametrize("offsets", [[0, 4999], [0, 0], [5000, 2500]])

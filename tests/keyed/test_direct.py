@@ -19,6 +19,7 @@ from lakefs.client.trio.driver import TrioDriver
 from lakefs.content.verify import Check
 from lakefs.direct.keyed_reads import KeyedIndexUser, KeyedReads
 from lakefs.errors import EngineUnreachable, InvalidArgument, SpaceNotFound
+from lakefs.grants.batch_plan import CHECKED_BYTES_MAX, ReadPlan
 from lakefs.grants.descriptors import Held, SegmentDescriptors
 from lakefs.ids import SegmentId
 from lakefs.limits import KEY_NOTES_MAX, KIB
@@ -103,6 +104,25 @@ def test_present_keys_are_put_without_a_request_and_others_with_one(engine: Serv
         writer.remove_space("space")
         with pytest.raises(SpaceNotFound):
             space.put_many(keys[:1], values[:1])
+
+
+def test_a_value_whose_time_is_over_is_put_anew_before_it_is_removed(engine: Served, writer: Lake) -> None:
+    with connect(engine.server, check=Check.CRC32C) as lake:
+        space, lasting = lake.space("space", ttl="1s"), lake.space("lasting")
+        space.put_many([b"k", b"l"], [b"first", b"other"])
+        lasting.put_many([b"k"], [b"first"])
+        put_at = time.time()
+        warm(space, [b"k", b"l"])
+        warm(lasting, [b"k"])
+        while time.time() < put_at + 1.05:
+            time.sleep(0.05)
+        sent = requests(lake)
+        assert lasting.put_many([b"k"], [b"second"]).outcomes == [Outcome.PRESENT]
+        assert sent == []
+        assert space.put_many([b"k"], [b"second"]).outcomes == [Outcome.STORED]
+        assert space.put_many([b"k"], [b"third"]).outcomes == [Outcome.PRESENT]
+        assert all(isinstance(request, m.KeyedPut) for request in sent)
+        assert contents(space, [b"k"], 9) == [b"second"]
 
 
 def test_a_trio_client_needs_no_request_either(engine: Served, writer: Lake) -> None:
@@ -399,7 +419,28 @@ def any_bytes_are_believed() -> Iterator[None]:
             held.nowait = 0
         return held
 
+    class Believing:
+        """A plan that checks nothing."""
+
+        def __init__(
+            self,
+            chunks: list[bytes],
+            targets: list[memoryview],
+            places: bytes,
+            longest: int,
+            is_checked: bool,
+            asks: bool,
+        ) -> None:
+            self._plan = ReadPlan(chunks, targets, places, CHECKED_BYTES_MAX, asks=asks)
+
+        def read_checked(self, descriptors: list[Any], lengths: list[int], helper: object) -> None:
+            self._plan.read_lengths(0, self._plan.runs, descriptors, lengths)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._plan, name)
+
     with (
+        mock.patch("lakefs.direct.batch_reads.ReadPlan", Believing),
         mock.patch("lakefs.direct.batch_reads.matches", return_value=True),
         mock.patch("lakefs.direct.chunk_reads.matches", return_value=True),
         mock.patch.object(SegmentDescriptors, "enter", enter_and_wait),

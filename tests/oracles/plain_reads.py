@@ -6,7 +6,17 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeGuard
 
-from lakefs.grants.batch_plan import ASK_FROM_BYTES, RUN_BYTES_MAX, RUN_CHUNKS_MAX, SEGMENTS_MAX, Arrived, Descriptor
+from lakefs.content.verify import Check, matches, room_for_vector
+from lakefs.grants.batch_plan import (
+    ASK_FROM_BYTES,
+    CHECKED_BYTES_MAX,
+    CHECKED_RUN_BYTES_MAX,
+    RUN_BYTES_MAX,
+    RUN_CHUNKS_MAX,
+    SEGMENTS_MAX,
+    Arrived,
+    Descriptor,
+)
 from lakefs.grants.dram_slabs import generation_number
 from lakefs.host.page_cache import is_cached
 from lakefs.ids import ChunkKind
@@ -27,12 +37,21 @@ class _Run(NamedTuple):
 class TwinPlan:
     """A plan to read `chunks` into `targets`, by `places`: a `PLACE` for each chunk, packed one after the other.
 
-    Chunks longer than `longest` are left out.  The plan keeps the targets borrowed as long as it lives.  Raises
-    ValueError when chunks, targets and places do not fit together, and BufferError when a target is not writable
-    memory.
+    Chunks longer than `longest` are left out; with `is_checked` those in segments are taken up to `CHECKED_BYTES_MAX`,
+    for `read_checked`.  With `asks` nothing is read that is not all cached.  The plan keeps the targets borrowed as
+    long as it lives.  Raises ValueError when chunks, targets and places do not fit together, and BufferError when a
+    target is not writable memory.
     """
 
-    def __init__(self, chunks: list[bytes], targets: list[memoryview], places: bytes | bytearray, longest: int) -> None:
+    def __init__(
+        self,
+        chunks: list[bytes],
+        targets: list[memoryview],
+        places: bytes | bytearray,
+        longest: int,
+        is_checked: bool = False,
+        asks: bool = False,
+    ) -> None:
         if len(targets) != len(chunks) or len(places) < len(chunks) * PLACE.size:
             raise ValueError("chunks, targets and places do not go together")
         self.segments: list[int] = []
@@ -45,6 +64,8 @@ class TwinPlan:
             for number, (_, _, length, _, tier) in enumerate(self._places)
             if tier == MEDIUM_DRAM and chunks[number][:1] == _DATA and 0 < length <= longest
         ]
+        self._ask_from = 1 if asks else ASK_FROM_BYTES
+        longest, run_bytes = (CHECKED_BYTES_MAX, CHECKED_RUN_BYTES_MAX) if is_checked else (longest, RUN_BYTES_MAX)
         known: dict[int, int] = {}
         last, end, room = -1, -1, 0
         for number, (chunk, target) in enumerate(zip(chunks, targets, strict=True)):
@@ -62,7 +83,7 @@ class TwinPlan:
                 self._runs[-1].lengths.append(length)
             else:
                 self._runs.append(_Run(index, offset, [number], [length]))
-                room = RUN_BYTES_MAX
+                room = run_bytes
             is_full = length > GRANULE_BYTES or len(self._runs[-1].numbers) == RUN_CHUNKS_MAX
             last, end, room = number, -1 if is_full else offset + length, room - length
         self.segments.extend(known)
@@ -146,9 +167,30 @@ class TwinPlan:
         for number, length, _ in self.read(first, stop, descriptors):
             lengths[number] = length
 
+    def read_checked(self, descriptors: Sequence[Descriptor | None], lengths: list[int], helper: object = None) -> None:
+        """Read all runs, and write the lengths of the chunks that match their CRC32C."""
+        for at, run in enumerate(self._runs):
+            if run.lengths[0] > GRANULE_BYTES:
+                self._read_long(run, descriptors[run.segment], lengths)
+                continue
+            for number, length, crc in self.read(at, at + 1, descriptors):
+                if matches(_DATA, self._targets[number][:length], Check.CRC32C, crc):
+                    lengths[number] = length
+
+    def _read_long(self, run: _Run, held: Descriptor | None, lengths: list[int]) -> None:
+        [number], [length] = run.numbers, run.lengths
+        vector, target = room_for_vector(length), self._targets[number][:length]
+        size = length + len(vector)
+        if held is None or (held[1] and length >= self._ask_from and is_cached(held[0], run.offset, size) is False):
+            return
+        if os.preadv(held[0], [target, vector], run.offset, held[1]) != size:
+            return
+        if matches(_DATA, target, Check.CRC32C, self._places[number][3], vector):
+            lengths[number] = length
+
     def _read_run(self, run: _Run, descriptor: int, flags: int) -> int:
         """Read one run; return the number of bytes that arrived, or -1 for none."""
-        if run.lengths[0] >= ASK_FROM_BYTES and is_cached(descriptor, run.offset, run.lengths[0]) is False:
+        if flags and run.lengths[0] >= self._ask_from and is_cached(descriptor, run.offset, sum(run.lengths)) is False:
             return -1
         into = [self._targets[number][:length] for number, length in zip(run.numbers, run.lengths, strict=True)]
         try:

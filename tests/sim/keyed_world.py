@@ -19,7 +19,7 @@ import trio
 
 from engine.format.keyed import SPACES_BEGIN, SPACES_END, unpack_space
 from engine.format.layouts import Table
-from engine.keyed.spaces import charge
+from engine.keyed.spaces import charge, charge_of_space
 from engine.process.shared_index_life import run_keyed_index, run_shared_index
 from engine.store.opening import open_store
 from engine.store.store import Store
@@ -246,7 +246,7 @@ class KeyedWorld:
         if any(space.removed for space in spaces):
             raise SimFailure("a removed space is still there")
         for space in spaces:
-            if space.name == SHARED and charge(space.value_bytes, space.entries) > 0.99 * QUOTA_BYTES:
+            if space.name == SHARED and charge_of_space(space) > 0.99 * QUOTA_BYTES:
                 raise SimFailure(f"the shared space has {space.value_bytes} bytes after upkeep")
         now_ns = self.clock.wall_ns()
         with store.metadata.view() as view:

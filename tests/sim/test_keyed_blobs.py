@@ -67,7 +67,7 @@ def gc_forgets_what_is_put_while_it_runs() -> AbstractContextManager[Any]:
 def a_present_key_is_replaced() -> AbstractContextManager[Any]:
     def put(self: Values, txn: Transaction, usage: Usage, number: int, key: bytes, value: KeyedValue) -> None:
         values_module.remove_value(txn, usage, number, key)
-        usage.add(value.size_bytes)
+        usage.add(value)
         txn.put(Table.KEYED, value_key(number, key), value.pack())
 
     return mock.patch.multiple(Values, put=put, find=lambda *_: None)
@@ -86,10 +86,18 @@ def removals_leave_the_usage() -> AbstractContextManager[Any]:
     return mock.patch.object(Usage, "take", return_value=None)
 
 
+def removals_leave_the_parts() -> AbstractContextManager[Any]:
+    original = Usage.take
+
+    def take(self: Usage, value: KeyedValue) -> None:
+        original(self, value)
+        self._parts = (self._parts or 0) + len(value.lengths)
+
+    return mock.patch.object(Usage, "take", take)
+
+
 def expiries_stay_when_their_value_goes() -> AbstractContextManager[Any]:
-    return mock.patch(
-        "engine.keyed.values._forget", lambda txn, usage, number, key, value: usage.take(value.size_bytes)
-    )
+    return mock.patch("engine.keyed.values._forget", lambda txn, usage, number, key, value: usage.take(value))
 
 
 def values_of_removed_spaces_stay() -> AbstractContextManager[Any]:
@@ -138,9 +146,9 @@ def entries_come_before_their_group_is_durable() -> AbstractContextManager[Any]:
 def places_are_those_of_another_key() -> AbstractContextManager[Any]:
     original, last = KeyedIndex._enter, list[Any]()
 
-    def enter(self: KeyedIndex, key: bytes, place: Any) -> None:
+    def enter(self: KeyedIndex, key: bytes, value: bytes, place: Any) -> None:
         last.append(place)
-        original(self, key, last[max(0, len(last) - 2)])
+        original(self, key, value, last[max(0, len(last) - 2)])
 
     return mock.patch.object(KeyedIndex, "_enter", enter)
 
@@ -162,6 +170,7 @@ BUGS: Final[list[tuple[Callable[[], AbstractContextManager[Any]], int]]] = [
     (a_present_key_is_replaced, 10),
     (a_put_is_answered_before_it_is_durable, 30),
     (removals_leave_the_usage, 10),
+    (removals_leave_the_parts, 10),
     (expiries_stay_when_their_value_goes, 20),
     (values_of_removed_spaces_stay, 10),
     (expired_values_stay, 20),

@@ -76,6 +76,11 @@ MUST_HAPPEN = {
     "kill while opening": 5,
     "remove_version": 50,
     "answers repeated": 2000,
+    "keyed_put": 200,
+    "keyed_get": 100,
+    "keyed_match": 50,
+    "keyed_remove": 50,
+    "keyed_look_at_all": 30,
 }
 
 

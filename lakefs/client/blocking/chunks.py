@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from lakefs.direct.batch_reads import DirectBatch, Task, memories_of
 from lakefs.direct.chunk_reads import NOT_READ, DirectReads
+from lakefs.grants.batch_plan import HELPED_FROM_BYTES
 from lakefs.host.writable_memory import WritableBuffer, writable_memory
 from lakefs.ids import ChunkId
 from lakefs.limits import MIB
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from lakefs.client.blocking.driver import BlockingDriver
 
 SHARED_FROM_BYTES: Final = 2 * MIB
-"""From this many bytes on, a second thread reads and checks a part.  For 1 MiB it costs as much CPU as it saves."""
+"""From this many bytes on, a second thread takes tasks: those that are not done natively, by a thread of Python.  For
+1 MiB that costs as much CPU as it saves."""
 HELPERS: Final = 1
 """Threads beside the caller's own."""
 
@@ -99,25 +101,29 @@ def read_directly(
     chunks: Sequence[bytes],
     targets: list[memoryview],
     places: Sequence[Found] | bytearray | None = None,
+    *,
+    asks: bool = False,
 ) -> list[int]:
     """Read what needs no request; return the lengths, NOT_READ for the rest.  Two threads share a large read.
 
-    `places`: see `DirectBatch`.
+    `places` and `asks`: see `DirectBatch`.
     """
-    with DirectBatch(shared, chunks, targets, places) as batch:
-        is_shared = sum(map(len, targets)) >= SHARED_FROM_BYTES and driver.is_own
+    size = sum(map(len, targets))
+    helper = driver.helper_thread() if size >= HELPED_FROM_BYTES else None
+    with DirectBatch(shared, chunks, targets, places, helper=helper, asks=asks) as batch:
+        is_shared = size >= SHARED_FROM_BYTES and driver.is_own
         tasks = iter(found := batch.tasks(is_shared=is_shared))  # a free thread takes the next
-        helpers = [
+        others = [
             driver.work_threads().submit(_work_off, tasks)
             for _ in range(HELPERS if is_shared and len(found) > 1 else 0)
         ]
         try:
             _work_off(tasks)
         finally:  # for a helper that has not begun nothing is left to do: drop it
-            begun = [helper for helper in helpers if not helper.cancel()]
+            begun = [other for other in others if not other.cancel()]
             wait(begun)
-        for helper in begun:
-            helper.result()
+        for other in begun:
+            other.result()
     return batch.lengths
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from lakefs.direct.index_in_use import SharedIndexUser
     from lakefs.direct.keyed_reads import KeyedIndexUser
     from lakefs.fabric.client_fabric import ClientFabric
+    from lakefs.grants.batch_plan import HelperThread
     from lakefs.known.known_names import KnownNames
 
 T = TypeVar("T")
@@ -62,6 +64,8 @@ class BlockingDriver:
     _direct_chunks: SharedIndexUser | None = None
     _direct_keys: KeyedIndexUser | None = None
     _known: KnownNames | None = None
+    _helper: HelperThread | None = None
+    _helper_is_due = True
 
     def __init__(
         self,
@@ -107,6 +111,10 @@ class BlockingDriver:
             self._engine.close()
             if self._known is not None:
                 self._known.close()
+            with NO_FORK:
+                helper, self._helper = self._helper, None
+            if helper is not None:
+                helper.close()
             self._descriptors.close()
 
     def run(self, steps: Steps[T]) -> T:
@@ -224,6 +232,7 @@ class BlockingDriver:
             self._direct_keys.forget()
         self._lock = threading.RLock()
         self._threads = None
+        self._helper, self._helper_is_due = None, True
         self._engine = self._engine.forked()
         self._descriptors.leave_all()
         self._descriptors = SegmentDescriptors()
@@ -295,6 +304,20 @@ class BlockingDriver:
     def known_counts(self) -> KnownCounts:
         """Counts of what is known, and of what was answered."""
         return NOTHING_KNOWN if self._known is None else self._known.counts
+
+    def helper_thread(self) -> HelperThread | None:
+        """Return the native thread that takes parts of large reads, made at first use; None where there is none."""
+        if self._helper_is_due:
+            with NO_FORK, suppress(OSError):  # OSError: no more threads are allowed, and reads are done by one
+                self._make_helper()
+        return self._helper
+
+    def _make_helper(self) -> None:
+        if not self._helper_is_due or self.is_closed or not self.is_own:
+            return
+        self._helper_is_due = False
+        if len(os.sched_getaffinity(0)) > 1:
+            self._helper = cast("HelperThread", import_module("lakefs.grants.batch_plan").HelperThread())
 
     def work_threads(self) -> ThreadPoolExecutor:
         """Return the threads that read and check.  The lake is not closed."""

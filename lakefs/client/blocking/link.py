@@ -189,7 +189,8 @@ class Link:
             error = EngineUnreachable(f"the connection to {self.address} had to end: {error.message}")
         self.error = error
         with contextlib.suppress(OSError):  # the peer has closed it
-            self._sock.shutdown(socket.SHUT_RDWR)  # wakes a thread that receives
+            # It wakes a thread that receives.  And from now on the engine takes nothing from slots of its callers.
+            self._sock.shutdown(socket.SHUT_RDWR)
         if not self._receiver_at_work:
             self._release_if_lost()
         self._lose_tickets(error)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from lakefs.client.blocking.chunks import read_directly, renew
 from lakefs.direct.chunk_reads import NOT_READ, DirectReads
-from lakefs.direct.pool_loads import cached_indexes, missing_segments, slots_fit
+from lakefs.direct.keyed_reads import NAMELESS
+from lakefs.direct.pool_loads import in_segments, missing_segments, slots_fit
 from lakefs.errors import LakeError
 from lakefs.get.fetch import need_segments
 from lakefs.get.pools import Pool
@@ -41,7 +42,9 @@ class PoolLoads:
             lengths = self._driver.run(self._driver.steps.load_many(wanted, pool, offsets, rooms))
             renew(self._driver)
             return lengths
-        lengths = self.read(shared, chunks, pool, offsets, found)
+        buffer = pool.buffer
+        targets = [buffer[offset : offset + place[3]] for offset, place in zip(offsets, found, strict=True)]
+        lengths = self._read(shared, chunks, targets, found)
         left = [index for index, length in enumerate(lengths) if length == NOT_READ]
         if left:
             asked = [wanted[index] for index in left], pool, [offsets[index] for index in left]
@@ -52,30 +55,27 @@ class PoolLoads:
             self.prepare([found[index] for index in left])
         return lengths
 
-    def read(
-        self,
-        shared: DirectReads,
-        chunks: list[bytes],
-        pool: Pool,
-        offsets: Sequence[int],
-        found: list[Found],
-        packed: bytearray | None = None,
+    def read(self, shared: DirectReads, targets: list[memoryview], packed: bytearray) -> list[int]:
+        """Copy values into parts of a pool, if they are in the page cache and pass their check; return the lengths.
+
+        `packed`: their places, in segments.  NOT_READ for the rest.
+        """
+        return read_directly(self._driver, shared, [NAMELESS] * len(targets), targets, packed, asks=True)
+
+    def _read(
+        self, shared: DirectReads, chunks: list[bytes], targets: list[memoryview], found: list[Found]
     ) -> list[int]:
         """Copy chunks that are in the page cache and pass their check; return the lengths, NOT_READ for the rest.
 
-        `packed`: what was found, as `DirectBatch` wants it, if that is known.  The engine loads chunks of the DRAM
-        tier: if another program has shrunk the pool, a system call returns an error, but a copy here would raise a
-        signal.
+        The engine loads chunks of the DRAM tier: if another program has shrunk the pool, a system call returns an
+        error, but a copy here would raise a signal.
         """
-        buffer = pool.buffer
-        targets = [buffer[offset : offset + place[3]] for offset, place in zip(offsets, found, strict=True)]
-        cached = cached_indexes(self._driver.steps.descriptors, found)
-        if len(cached) == len(chunks):
-            return read_directly(self._driver, shared, chunks, targets, found if packed is None else packed)
+        kept = in_segments(found)
+        if len(kept) == len(found):
+            return read_directly(self._driver, shared, chunks, targets, found, asks=True)
         lengths = [NOT_READ] * len(chunks)
-        kept = [chunks[at] for at in cached], [targets[at] for at in cached], [found[at] for at in cached]
-        some = read_directly(self._driver, shared, *kept)
-        for index, length in zip(cached, some, strict=True):
+        some = [chunks[at] for at in kept], [targets[at] for at in kept], [found[at] for at in kept]
+        for index, length in zip(kept, read_directly(self._driver, shared, *some, asks=True), strict=True):
             lengths[index] = length
         return lengths
 

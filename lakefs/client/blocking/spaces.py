@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar, cast
 from lakefs.client.blocking.chunks import Chunks, read_directly
 from lakefs.client.facade import declare
 from lakefs.direct.chunk_reads import NOT_READ, DirectReads
-from lakefs.direct.keyed_reads import NAMELESS, Plan
+from lakefs.direct.keyed_reads import NAMELESS, KeyedReads, Plan
 from lakefs.errors import ChunkNotFound, CorruptionError, EngineUnreachable, InvalidArgument, StaleGrant
 from lakefs.get.keyed import MISS, Matched, find_values, match_of, parts_of, read_values_into, slot_rooms, value_bytes
 from lakefs.get.pools import Pool
@@ -25,7 +25,6 @@ from lakefs.lake.spaces import SpaceSteps, keyed_items, value_memories
 from lakefs.names import check_value_keys
 from lakefs.put.keyed import KeyedResult, Outcome
 from lakefs.put.shared_memory import Slot
-from lakefs.shared_index.table_format import Found
 from lakefs.wire.messages import SpaceStat
 
 if TYPE_CHECKING:
@@ -82,13 +81,13 @@ class Space:
     ) -> KeyedResult:
         """Store values under keys; durable on return.  See `SpaceSteps.put_many`.
 
-        Keys that the shared index of keys has are PRESENT without a request; their values are durable.  One that has
-        expired (until it is removed, at most 10 s later) or is damaged (until a client asks for it) is PRESENT too.
+        Keys that the shared index of keys has are PRESENT without a request; their values are durable.  One that is
+        damaged is PRESENT too, until a client asks for it.  In a space of which some values expire the engine is asked.
         """
         items = keyed_items(keys, values, depths)
         checked = [item.key for item in items]
         reads = self._index.reads()
-        present = [False] * len(items) if reads is None else list(map(bool, reads.match(self.number, checked)))
+        present = [False] * len(items) if reads is None else reads.lasting(self.number, checked)
         if any(present):
             self._index.note(self.number, list(compress(checked, present)))
         if items and all(present):
@@ -107,9 +106,13 @@ class Space:
         pool.check_own()
         checked = check_value_keys(keys)
         rooms = slot_rooms(pool, len(checked), offsets, rooms)
-        lengths, left = self._read(
-            checked, rooms, lambda reads, plan: self._loads.read(reads, *_slots(plan, pool, offsets))
-        )
+
+        def read(reads: DirectReads, plan: Plan) -> list[int]:
+            buffer = pool.buffer
+            targets = [buffer[offsets[at] : offsets[at] + rooms[at]] for at in plan.indexes]
+            return self._loads.read(reads, targets, plan.packed)
+
+        lengths, left = self._read(checked, rooms, read)
         if left:
             asked = [checked[at] for at in left], pool, [offsets[at] for at in left], [rooms[at] for at in left]
             loaded = self._driver.run(SpaceSteps(self._driver.steps, self.number).load(*asked))
@@ -124,16 +127,60 @@ class Space:
         """
         checked, targets = value_memories(keys, buffers)
 
-        def read(reads: DirectReads, plan: Plan) -> list[int]:
-            wanted = [targets[at] for at in plan.indexes]
-            return read_directly(self._driver, reads, [NAMELESS] * len(wanted), wanted, plan.packed)
-
-        lengths, left = self._read(checked, [len(target) for target in targets], read)
+        rooms = [len(target) for target in targets]
+        lengths, left = self._read(checked, rooms, lambda reads, plan: self._read_into(reads, plan, targets))
         if left:
             found = self._ask_into([checked[at] for at in left], [targets[at] for at in left])
             for at, length in zip(left, found, strict=True):
                 lengths[at] = length
         return lengths
+
+    def try_match(self, keys: Sequence[bytes]) -> list[bool] | None:
+        """Return for each key if it has a value, if all are known here; else None.  Never waits.
+
+        InvalidArgument as `match`.
+        """
+        checked = check_value_keys(keys)
+        reads = self._index.reads()
+        known = [None] if reads is None else reads.match(self.number, checked)
+        if None in known:
+            return None
+        present = cast("list[bool]", known)
+        self._index.note(self.number, list(compress(checked, present)))
+        return present
+
+    def try_get_many_into(self, keys: Sequence[bytes], buffers: Sequence[WritableBuffer]) -> list[int] | None:
+        """Read values as `get_many_into` does, if all are in memory or known to be absent; else None.
+
+        Waits for no disk, no engine and no other call of this lake.  After None the buffers may hold anything.
+        InvalidArgument as `get_many_into`.
+        """
+        checked, targets = value_memories(keys, buffers)
+        index = self._index.reads()
+        if index is None or not index.has_ids:
+            return None
+        plan = index.plan(self.number, checked, [len(target) for target in targets])
+        if plan.lengths.count(NOT_READ) > len(plan.indexes):  # else read in vain
+            return None
+        lengths = self._read_planned(index, plan, lambda reads, plan: self._read_into(reads, plan, targets))
+        if NOT_READ in lengths:
+            return None
+        self._index.note(self.number, [key for key, length in zip(checked, lengths, strict=True) if length > 0])
+        return lengths
+
+    def _read_into(self, reads: DirectReads, plan: Plan, targets: Sequence[memoryview]) -> list[int]:
+        wanted = [targets[at] for at in plan.indexes]
+        return read_directly(self._driver, reads, [NAMELESS] * len(wanted), wanted, plan.packed)
+
+    def _read_planned(self, index: KeyedReads, plan: Plan, read: Callable[[DirectReads, Plan], list[int]]) -> list[int]:
+        """Return the lengths of values read as planned; NOT_READ for keys to ask for."""
+        lengths = plan.lengths
+        if len(plan.indexes) == len(lengths) > 0:
+            lengths = read(index.reads, plan)
+        elif plan.indexes:
+            for at, length in zip(plan.indexes, read(index.reads, plan), strict=True):
+                lengths[at] = length
+        return lengths if index.confirm() else [NOT_READ] * len(lengths)
 
     def _read(
         self, keys: list[bytes], rooms: Sequence[int], read: Callable[[DirectReads, Plan], list[int]]
@@ -147,14 +194,7 @@ class Space:
             self._renew()
             return [NOT_READ] * len(keys), list(range(len(keys)))
         plan = index.plan(self.number, keys, rooms)
-        lengths = plan.lengths
-        if len(plan.indexes) == len(keys) > 0:
-            lengths = read(index.reads, plan)
-        elif plan.indexes:
-            for at, length in zip(plan.indexes, read(index.reads, plan), strict=True):
-                lengths[at] = length
-        if not index.confirm():
-            lengths = [NOT_READ] * len(keys)
+        lengths = self._read_planned(index, plan, read)
         if keys and min(lengths) > 0:
             self._index.note(self.number, keys)
             return lengths, []
@@ -186,10 +226,3 @@ class Space:
         """Request the engine's index if that is due."""
         if self._index.is_due:
             self._driver.run(self._index.renewal())
-
-
-def _slots(
-    plan: Plan, pool: Pool, offsets: Sequence[int]
-) -> tuple[list[bytes], Pool, list[int], list[Found], bytearray]:
-    """Return the values of a plan as `PoolLoads.read` takes them."""
-    return [NAMELESS] * len(plan.indexes), pool, [offsets[at] for at in plan.indexes], plan.places, plan.packed

@@ -7,6 +7,7 @@ Rules kept here:
   frame has arrived.
 - A caller's memory (request body, `into`) is not touched after its call has ended: a call that is cancelled while
   its frame is sent, or its reply received into `into`, ends when that is over (at most 30 s).
+- A connection that is lost is shut down in the same step: the engine binds nothing from slots of callers after that.
 - When the connection is lost, every pending and every later call raises EngineUnreachable; nothing is retried here.
   A draining engine finishes the requests in flight; later calls raise EngineBusy.
 """
@@ -271,6 +272,7 @@ class RemoteEngine:
         if self._hello is not None and not isinstance(error, EngineUnreachable):
             error = EngineUnreachable(f"the connection to {self.address} had to end: {error.message}")
         self._lost = error
+        self._stream.send_end()  # before a caller goes on: from now on the engine takes nothing from its slots
         self._ended.set()
         self._idle.set()
         self._sender.drop_all()

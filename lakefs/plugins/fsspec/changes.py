@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from glob import has_magic
 from itertools import islice
 from typing import Any
 
@@ -89,21 +88,31 @@ class Changes(LookUps):
     def rm(self, path: str | list[str], recursive: bool = False, maxdepth: int | None = None) -> None:
         """Remove objects, 1000 with one request; with `recursive` folders and buckets, too, with all that is below.
 
-        `maxdepth`: only names down to that level; folders that still have names stay.  FileNotFoundError,
-        IsADirectoryError (a folder without `recursive`).
+        A path that exists as it is written is removed, and is not taken for a pattern.  `maxdepth`: only names down to
+        that level; folders that still have names stay.  FileNotFoundError, IsADirectoryError (a folder without
+        `recursive`).
         """
+        literal, patterns = self.literal_and_patterns(path)
         if recursive and maxdepth is None:
-            for one in self.expand_path(path):
+            for one in _tops({*literal, *(self.expand_path(patterns) if patterns else ())}):
                 os_call(self._remove_tree, one)
             return
-        paths = self.expand_path(path, recursive=recursive, maxdepth=maxdepth)
-        if len(paths) == 1 and not recursive:
-            self.rm_file(paths[0])
+        if len(literal) == 1 and not patterns and not recursive:
+            self.rm_file(literal[0])
             return
-        folders = [one for one in paths if self.isdir(one)]
+        paths = list(literal)
+        for one in literal if recursive else ():
+            paths += self.find(one, maxdepth=maxdepth, withdirs=True)
+        if patterns:
+            paths += self.expand_path(patterns, recursive=recursive, maxdepth=maxdepth)
+        found = {one: self._found(one) for one in paths}
+        for one in literal:
+            if found[one] is None:
+                raise missing(one)
+        folders = [one for one, entry in found.items() if entry is not None and entry["type"] == "directory"]
         if folders and not recursive:
             raise is_a_folder(folders[0])
-        os_call(self._remove_all, [parse_name(one) for one in paths if one not in folders])
+        os_call(self._remove_all, [parse_name(one) for one in found.keys() - set(folders)])
         for folder in sorted(folders, reverse=True):
             if self.isdir(folder) and not self.ls(folder):
                 self.rmdir(folder)
@@ -142,14 +151,17 @@ class Changes(LookUps):
         """Move an object or a folder with all that is below it, atomically: readers see it at one name or the other.
 
         A target that ends in `/` or is a folder is moved into.  An object at the target is replaced.  Lists, patterns
-        and whole buckets are copied (no byte is), then removed.  FileNotFoundError, and errors about the target.
+        (that no object has as its name) and whole buckets are copied (no byte is), then removed.  FileNotFoundError,
+        and errors about the target.
         """
-        is_one = isinstance(path1, str) and isinstance(path2, str) and not has_magic(path1)
-        source = self._strip_protocol(path1)
+        is_one = not isinstance(path1, list) and not isinstance(path2, list)
+        source, target = self._strip_protocol(path1), self._strip_protocol(path2)
+        is_one = is_one and not self.literal_and_patterns(source)[1]
         if not is_one or "/" not in source or maxdepth is not None:
             super().mv(path1, path2, recursive=recursive, maxdepth=maxdepth, **kwargs)
             return
-        target = self._strip_protocol(path2)
+        if source == target:
+            return
         if str(path2).endswith("/") or self.isdir(target):
             (target,) = other_paths([source], target, exists=True)
         if source != target:
@@ -172,6 +184,8 @@ class Changes(LookUps):
         try:
             if "/" not in source:
                 raise KeyNotFound(source)
+            if "/" not in target:
+                raise is_a_folder(target)
             os_call(self.lake.copy, source, target)
         except (KeyNotFound, FileNotFoundError):
             if not self.isdir(source):
@@ -181,6 +195,8 @@ class Changes(LookUps):
     def touch(self, path: str, truncate: bool = True, **kwargs: Any) -> None:
         """Make an empty object; with `truncate=False` only set the time of modification of one that exists."""
         path = self._strip_protocol(path)
+        if "/" not in path and self.isdir(path):
+            raise is_a_folder(path)
         if truncate or not os_call(self._touched, path):
             os_call(self.lake.put, path, b"")
 
@@ -192,3 +208,12 @@ class Changes(LookUps):
         except KeyNotFound:
             return False
         return True
+
+
+def _tops(paths: Iterable[str]) -> list[str]:
+    """Return the paths that are not below another of them."""
+    tops: list[str] = []
+    for path in sorted(paths, key=lambda path: path.split("/")):
+        if not tops or not path.startswith(f"{tops[-1]}/"):
+            tops.append(path)
+    return tops

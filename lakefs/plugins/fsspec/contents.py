@@ -83,10 +83,13 @@ class Contents(Changes):
             ]
             answers = driver.run(driver.steps.get_ranges(wanted, AT_ONCE_BYTES))
         except LakeError as error:
-            if not keeps_errors:
-                raise os_error(error) from error
+            failure = _caused(os_error(error), error)
             if len(names) == 1:
-                return [_caused(os_error(error), error)]
+                failure = self._clearer(names[0], failure)
+            if not keeps_errors:
+                raise failure from failure.__cause__
+            if len(names) == 1:
+                return [failure]
             return [
                 answer
                 for name, start, end in zip(names, starts, ends, strict=True)
@@ -110,7 +113,11 @@ class Contents(Changes):
 
         Several are read with few requests.  `on_error`: "raise", "omit", or "return" for the error as the content.
         """
-        paths = self.expand_path(path, recursive=recursive)
+        literal, patterns = self.literal_and_patterns(path)
+        if recursive or not literal:
+            paths = self.expand_path(path, recursive=recursive)
+        else:
+            paths = sorted({*literal, *(self.expand_path(patterns) if patterns else ())})
         if len(paths) == 1 and not isinstance(path, list) and paths[0] == self._strip_protocol(path):
             return self.cat_file(paths[0], **kwargs)
         if recursive:
@@ -141,8 +148,9 @@ class Contents(Changes):
         return self._whole(paths[:middle], on_error) + self._whole(paths[middle:], on_error)
 
     def _clearer(self, path: str, error: OSError) -> OSError:
-        """Return the error of a read that failed; that a folder is no object if there is one."""
-        return is_a_folder(path) if isinstance(error, FileNotFoundError) and self.isdir(path) else error
+        """Return the error of a read that failed; that a folder or bucket is no object if there is one."""
+        may_be = isinstance(error, FileNotFoundError) or "/" not in path
+        return is_a_folder(path) if may_be and self.isdir(path) else error
 
     # --- writing -----------------------------------------------------------------------------------
 

@@ -21,8 +21,7 @@ from fsspec.spec import AbstractFileSystem
 
 from lakefs.client.address import resolve
 from lakefs.client.blocking.object_reader import ObjectReader
-from lakefs.content.verify import Check
-from lakefs.errors import InvalidArgument
+from lakefs.content.verify import Check, check_named
 from lakefs.plugins.fsspec.connections import lake_of, next_connection
 from lakefs.plugins.fsspec.contents import Contents
 from lakefs.plugins.fsspec.os_errors import exists_already, is_a_folder, os_call
@@ -62,7 +61,7 @@ class LakeFileSystem(Contents, metaclass=_ByServer):
             return
         super().__init__(**options)
         self._token = token
-        self._connection = next_connection(server, os_call(_check_of, check))
+        self._connection = next_connection(server, os_call(check_named, check))
         os_call(lake_of, self._connection, token)  # a wrong address or token is an error at once
 
     @property
@@ -124,12 +123,3 @@ class LakeFileSystem(Contents, metaclass=_ByServer):
         except FileNotFoundError as error:
             raise self._clearer(path, error) from error.__cause__
         return LakeReader(self, path, source)
-
-
-def _check_of(check: str | Check) -> Check:
-    if isinstance(check, Check):
-        return check
-    try:
-        return Check[check.upper()]
-    except KeyError:
-        raise InvalidArgument(f"check is {check!r}; it is one of {', '.join(Check.__members__)}") from None

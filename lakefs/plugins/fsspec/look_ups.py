@@ -9,8 +9,9 @@ No listing is cached: each answer is that of the engine at that moment, or of a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
+from glob import has_magic
 from typing import Any, Literal, cast, overload
 
 from fsspec.spec import AbstractFileSystem
@@ -133,13 +134,11 @@ class LookUps(AbstractFileSystem):  # type: ignore[misc]
         return entries if detail else [entry["name"] for entry in entries]
 
     def _listed(self, path: str) -> list[Entry]:
-        if not path:
-            return [bucket_entry(bucket) for bucket in self.lake.buckets()]
         try:
             children = self._children(path)
         except InvalidName:
             raise missing(path) from None
-        if children:
+        if children or not path:
             return children
         found = self._found(path)
         if found is None:
@@ -147,10 +146,13 @@ class LookUps(AbstractFileSystem):  # type: ignore[misc]
         return [] if found["type"] == "directory" else [found]
 
     def _children(self, path: str) -> list[Entry]:
+        if not path:
+            return [bucket_entry(bucket) for bucket in self.lake.buckets()]
         bucket, _, key = path.partition("/")
         prefix = f"{key}/" if key else ""
         listed = self.lake.ls(f"{bucket}/{prefix}", delimiter="/", folders=True)
-        return [_listed_entry(bucket, entry) for entry in listed if entry.key != prefix]
+        own = (prefix, f"{prefix}/")  # the folder itself, and the names with an empty part after it
+        return [_listed_entry(bucket, entry) for entry in listed if entry.key not in own]
 
     def below(self, path: str) -> Iterable[tuple[str, ListEntry]]:
         """Iterate over all names below a folder or bucket, with their paths, in byte order; folders' end in `/`.
@@ -175,18 +177,18 @@ class LookUps(AbstractFileSystem):  # type: ignore[misc]
     ) -> list[str] | dict[str, Entry]:
         """List all objects below a folder, with `withdirs` also the folders; an object is found as itself.
 
-        The names are requested 1000 at a time, whatever folders they are in, unless `maxdepth` is given.  A path at
-        which nothing exists gives an empty list.
+        The names are requested 1000 at a time, whatever folders they are in; with `maxdepth` folder by folder.  A path
+        at which nothing exists gives an empty list.
         """
         path = self._strip_protocol(path)
-        if maxdepth is not None:
-            return cast(
-                "list[str] | dict[str, Entry]",
-                super().find(path, maxdepth=maxdepth, withdirs=withdirs, detail=detail, **kwargs),
-            )
+        if maxdepth is not None and maxdepth < 1:
+            raise ValueError("maxdepth must be at least 1")
         found: dict[str, Entry] = {}
-        for top in [path] if path else [bucket["name"] for bucket in self.ls("")]:
-            found |= os_call(self._found_below, top, withdirs)
+        if maxdepth is not None:
+            found = os_call(self._found_to_depth, path, maxdepth, withdirs)
+        else:
+            for top in [path] if path else [bucket["name"] for bucket in self.ls("")]:
+                found |= os_call(self._found_below, top, withdirs)
         names = sorted(found)
         return {name: found[name] for name in names} if detail else names
 
@@ -203,10 +205,55 @@ class LookUps(AbstractFileSystem):  # type: ignore[misc]
                     found.setdefault(bare, entry_of(bare, entry))
         except (*_ABSENT, InvalidName):
             return {}
-        own = self._found(top) if withdirs or not found else None
+        return self._with_own(top, found, withdirs)
+
+    def _found_to_depth(self, top: str, depth: int, withdirs: bool) -> dict[str, Entry]:
+        """List folder by folder.  Where an object has a folder's name, the object is found, as by `_found_below`."""
+        found: dict[str, Entry] = {}
+        folders = [top]
+        try:
+            for _ in range(depth):
+                entries = [entry for folder in folders for entry in self._children(folder)]
+                folders = [entry["name"] for entry in entries if entry["type"] == "directory"]
+                for entry in entries:
+                    if entry["type"] != "directory":
+                        found[entry["name"]] = entry
+                    elif withdirs:
+                        found.setdefault(entry["name"], entry)
+        except (*_ABSENT, InvalidName):
+            return {}
+        return self._with_own(top, found, withdirs)
+
+    def _with_own(self, top: str, found: dict[str, Entry], withdirs: bool) -> dict[str, Entry]:
+        own = self._found(top) if top and (withdirs or not found) else None
         if own is not None and (withdirs or own["type"] != "directory"):
             found[top] = own
         return found
+
+    def walk(
+        self,
+        path: str,
+        maxdepth: int | None = None,
+        topdown: bool = True,
+        on_error: str | Callable[[OSError], object] = "omit",
+        **kwargs: Any,
+    ) -> Iterator[tuple[str, Any, Any]]:
+        """Iterate over a folder and those below it: path, names of folders, names of objects.
+
+        `on_error`: with "omit" what does not exist (any more) is left out, and other failures are raised.
+        """
+        if on_error == "omit":
+            on_error = _raise_unless_missing
+        yield from super().walk(path, maxdepth=maxdepth, topdown=topdown, on_error=on_error, **kwargs)
+
+    def literal_and_patterns(self, path: str | list[str]) -> tuple[list[str], list[str]]:
+        """Split paths, as users give them, into those that are names and those that are patterns.
+
+        A path with the signs of a pattern is a name if something has it: `data[1].csv`.
+        """
+        names: list[str] = self._strip_protocol(path if isinstance(path, list) else [path])
+        patterns = {name for name in names if has_magic(name) and not self.exists(name)}
+        return [name for name in names if name not in patterns], sorted(patterns)
 
     def du(
         self, path: str, total: bool = True, maxdepth: int | None = None, withdirs: bool = False, **kwargs: Any
@@ -228,3 +275,8 @@ def _add_parents(found: dict[str, Entry], top: str, name: str) -> None:
     while len(parent) > len(top) and parent not in found:
         found[parent] = folder_entry(parent)
         parent = parent.rpartition("/")[0]
+
+
+def _raise_unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error

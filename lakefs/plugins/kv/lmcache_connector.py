@@ -8,7 +8,9 @@ SHA-256 of that text.  The interface is that of LMCache's `NativeConnectorL2Adap
 numbered, an event descriptor says that some have ended, and `drain_completions` returns those.
 
 Rules kept here:
-- Only the two movers' threads send requests.  Submitting and draining never wait.
+- Only the two movers' threads wait: for the engine, or a disk.  Submitting and draining never do.  Look-ups, and small
+  reads of objects that are all in memory, are done while they are submitted: LMCache submits from a thread of its own
+  and expects the call to be brief, and handing such a read to another thread and back takes as long as the read.
 - The buffers of an operation are referred to until it has ended.
 - A read that brings other than exactly the buffer's length is a miss.
 """
@@ -22,8 +24,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from lakefs.client.blocking.spaces import Space
-from lakefs.content.verify import Check
+from lakefs.content.verify import check_named
 from lakefs.errors import LakeError
+from lakefs.limits import MIB
 from lakefs.plugins.kv.movers import Connection, HasSpace, Mover, Movers, SpaceSettings
 from lakefs.plugins.kv.versions import check_host
 from lakefs.put.keyed import Outcome
@@ -31,8 +34,14 @@ from lakefs.put.keyed import Outcome
 PACKAGE: Final = "lmcache"
 KNOWN_FROM: Final = (0, 5, 6)
 KNOWN_BELOW: Final = (0, 6, 0)
+AT_ONCE_BYTES_MAX: Final = MIB
+"""Most bytes of a read that is done while it is submitted: a tenth of a millisecond or two."""
+AT_ONCE_KEYS_MAX: Final = 256
+"""Most keys of a look-up that is: as long at most."""
 Completion = tuple[int, bool, str, list[bool] | None]
 """Number of the operation, if it succeeded, the error's text, and one result for each key."""
+Results = tuple[list[bool], str]
+"""One result for each key, and the text of the first error."""
 
 
 class LakeConnector:
@@ -47,10 +56,10 @@ class LakeConnector:
         space: str = "lmcache",
         quota: str | int | None = None,
         ttl: str | float | None = None,
-        check: str = Check.CRC32C.value,
+        check: str = "crc32c",
     ) -> None:
         check_host(PACKAGE, KNOWN_FROM, KNOWN_BELOW)
-        settings = SpaceSettings(server, space, quota, ttl, Check(check))
+        settings = SpaceSettings(server, space, quota, ttl, check_named(check))
         self._begin(lambda: Connection(settings))
 
     def _begin(self, connect_to: Callable[[], HasSpace]) -> None:
@@ -67,53 +76,70 @@ class LakeConnector:
 
     def submit_batch_get(self, keys: Sequence[str], memoryviews: Sequence[memoryview]) -> int:
         """Read objects into buffers of exactly their length; one result for each key.  Return the number."""
-        buffers = list(memoryviews)
+        buffers, found = list(memoryviews), batches(keys)
 
-        def get(space: Space) -> list[bool]:
+        def try_get(space: Space) -> list[bool] | None:
+            lengths = space.try_get_many_into(found[0][1], buffers)
+            if lengths is None:
+                return None
+            return [0 < length == buffer.nbytes for length, buffer in zip(lengths, buffers, strict=True)]
+
+        def get(space: Space) -> Results:
             results = [False] * len(buffers)
-            for places, batch in batches(keys):
+            for places, batch in found:
                 lengths = space.get_many_into(batch, [buffers[place] for place in places])
                 for place, length in zip(places, lengths, strict=True):
                     results[place] = 0 < length == buffers[place].nbytes
-            return results
+            return results, ""
 
+        if len(found) == 1 and sum(buffer.nbytes for buffer in buffers) <= AT_ONCE_BYTES_MAX:
+            results = self._movers.reader.try_now(try_get)
+            if results is not None:
+                return self._ended_at_once(results)
         return self._submit(self._movers.reader, get, len(buffers), is_whole=False)
 
     def submit_batch_set(self, keys: Sequence[str], memoryviews: Sequence[memoryview]) -> int:
         """Store objects, each unless it is present; it succeeds if all are stored or present.  Return the number."""
         buffers = list(memoryviews)
 
-        def put(space: Space) -> list[bool]:
-            results = [True] * len(buffers)
+        def put(space: Space) -> Results:
+            results, reason = [True] * len(buffers), ""
             for places, batch in batches(keys):
                 done = space.put_many(batch, [buffers[place] for place in places])
                 for place, outcome in zip(places, done.outcomes, strict=True):
                     results[place] = outcome is not Outcome.FAILED
-            return results
+                reason = reason or next((error.message for error in done.failures.values()), "")
+            return results, reason
 
         return self._submit(self._movers.writer, put, len(buffers), is_whole=True)
 
     def submit_batch_exists(self, keys: Sequence[str]) -> int:
         """Find out which objects are present; one result for each key.  Return the operation's number."""
 
-        def match(space: Space) -> list[bool]:
+        found = batches(keys)
+        if len(found) == 1 and len(keys) <= AT_ONCE_KEYS_MAX:
+            present = self._movers.reader.try_now(lambda space: space.try_match(found[0][1]))
+            if present is not None:
+                return self._ended_at_once(present)
+
+        def match(space: Space) -> Results:
             results = [False] * len(keys)
-            for places, batch in batches(keys):
+            for places, batch in found:
                 for place, is_present in zip(places, space.match(batch).present, strict=True):
                     results[place] = is_present
-            return results
+            return results, ""
 
         return self._submit(self._movers.reader, match, len(keys), is_whole=False)
 
     def submit_batch_delete(self, keys: Sequence[str]) -> int:
         """Remove objects; for each key, if there was one.  Return the operation's number."""
 
-        def remove(space: Space) -> list[bool]:
+        def remove(space: Space) -> Results:
             results = [False] * len(keys)
             for places, batch in batches(keys):
                 for place, was_present in zip(places, space.remove(batch), strict=True):
                     results[place] = was_present
-            return results
+            return results, ""
 
         return self._submit(self._movers.writer, remove, len(keys), is_whole=False)
 
@@ -136,21 +162,33 @@ class LakeConnector:
                 self._is_closed = True
                 os.close(self._event)
 
-    def _submit(self, mover: Mover, job: Callable[[Space], list[bool]], count: int, *, is_whole: bool) -> int:
+    def _submit(self, mover: Mover, job: Callable[[Space], Results], count: int, *, is_whole: bool) -> int:
         """Submit an operation of `count` keys; with `is_whole` it fails if a key does."""
-        with self._lock:
-            self._last += 1
-            number = self._last
+        number = self._next()
 
-        def done(result: list[bool] | LakeError) -> None:
+        def done(result: Results | LakeError) -> None:
             if isinstance(result, LakeError):
                 self._end((number, False, result.message, [False] * count))
-            elif is_whole and not all(result):
-                self._end((number, False, f"{result.count(False)} of {count} objects were not stored", result))
+                return
+            flags, reason = result
+            if is_whole and not all(flags):
+                text = f"{flags.count(False)} of {count} objects were not stored: {reason}"
+                self._end((number, False, text, flags))
             else:
-                self._end((number, True, "", result))
+                self._end((number, True, "", flags))
 
         mover.submit(job, done)
+        return number
+
+    def _next(self) -> int:
+        with self._lock:
+            self._last += 1
+            return self._last
+
+    def _ended_at_once(self, results: list[bool]) -> int:
+        """End an operation that was done while it was submitted.  Return its number."""
+        number = self._next()
+        self._end((number, True, "", results))
         return number
 
     def _end(self, completion: Completion) -> None:
@@ -167,9 +205,11 @@ def key_of(name: str) -> bytes:
 
 def batches(names: Sequence[str]) -> list[tuple[list[int], list[bytes]]]:
     """Split names into batches without a name twice: indexes, and the keys at them.  One batch unless one repeats."""
+    wanted = list(map(key_of, names))
+    if wanted and len(set(wanted)) == len(wanted):
+        return [(list(range(len(wanted))), wanted)]
     found: list[tuple[list[int], dict[bytes, None]]] = []
-    for place, name in enumerate(names):
-        key = key_of(name)
+    for place, key in enumerate(wanted):
         batch = next((batch for batch in found if key not in batch[1]), None)
         if batch is None:
             batch = ([], {})

@@ -6,6 +6,8 @@ Rules kept here:
 - `submit` never waits: a job that finds its queue full fails at once, and the host recomputes the block.
 - Every job that was submitted is done once, by a call of `done` in the thread, also when the movers are closed: a job
   that has not begun fails then, one that has begun ends first.  So no memory of the host is touched after `close`.
+- `try_now` runs a job in the caller's thread that neither waits nor sends a request that is waited for.  One at a time,
+  and none after `close`.
 - A space that was removed is made again, once for a job.
 - An engine that is gone fails a job after ENGINE_WAIT_S at most, and with it all that wait behind it: none waits for
   several of those times.  Later jobs connect anew.
@@ -35,6 +37,9 @@ class HasSpace(Protocol):
 
     def use(self, job: Callable[[Space], T]) -> T:
         """Return what the job returns."""
+
+    def try_use(self, job: Callable[[Space], T]) -> T:
+        """Return what the job returns, which never waits; from any thread."""
 
     def close(self) -> None:
         """End the connection."""
@@ -80,6 +85,10 @@ class Connection:
             self._space = self._opened()
             return job(self._space)
 
+    def try_use(self, job: Callable[[Space], T]) -> T:
+        """Return what the job returns; it calls methods of the space that never wait."""
+        return job(self._space)
+
     def close(self) -> None:
         """Close the connection."""
         self._lake.close()
@@ -99,6 +108,8 @@ class Mover:
     def __init__(self, name: str, connection: HasSpace) -> None:
         self._connection = connection
         self._changed = threading.Condition()
+        self._now = threading.Lock()
+        """Held while a job runs in a caller's thread."""
         self._waiting: deque[_Job] = deque()
         self._busy = False
         self._is_closed = False
@@ -113,6 +124,17 @@ class Mover:
                 self._changed.notify_all()
                 return
         done(EngineBusy(f"{JOBS_MAX} jobs wait for the lake, or the plug-in was closed"))
+
+    def try_now(self, run: Callable[[Space], T | None]) -> T | None:
+        """Run a job here if it can be done without waiting; None if it cannot, and for every error: submit it then."""
+        if not self._now.acquire(blocking=False):
+            return None
+        try:
+            return None if self._is_closed else self._connection.try_use(run)
+        except (LakeError, ValueError, TypeError, BufferError):  # submitted, the job has the same error as its result
+            return None
+        finally:
+            self._now.release()
 
     def wait_idle(self) -> None:
         """Wait until every job that was submitted is done."""
@@ -130,7 +152,8 @@ class Mover:
         for job in left:
             job.done(EngineUnreachable("the plug-in was closed"))
         self._thread.join()
-        self._connection.close()
+        with self._now:  # a job in a caller's thread ends first; those behind it see that this is closed
+            self._connection.close()
 
     def _run(self) -> None:
         while True:

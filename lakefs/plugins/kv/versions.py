@@ -13,6 +13,7 @@ from lakefs.errors import UnsupportedVersion
 def check_host(package: str, least: tuple[int, int, int], below: tuple[int, int, int]) -> None:
     """Raise UnsupportedVersion unless the installed package is of a version in [least, below)."""
     known = f"{package} {_text(least)} and later, before {_text(below)}"
+    known += f"; install one of those: pip install '{package}>={_text(least)},<{_text(below)}'"
     try:
         installed = version(package)
     except PackageNotFoundError:

@@ -22,7 +22,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, ClassVar, Final
 
-from lakefs.content.verify import Check
+from lakefs.content.verify import check_named
 from lakefs.plugins.kv.versions import check_host
 
 PACKAGE: Final = "vllm"
@@ -76,12 +76,12 @@ class LakeTier(SecondaryTierManager):  # type: ignore[misc]
         space: str = "vllm",
         quota: str | int | None = None,
         ttl: str | float | None = None,
-        check: str = Check.CRC32C.value,
+        check: str = "crc32c",
         backpressure_detector: Any = None,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         self.space_name = f"{space}/{space_of(offloading_spec)}"
-        settings = SpaceSettings(server, self.space_name, quota, ttl, Check(check))
+        settings = SpaceSettings(server, self.space_name, quota, ttl, check_named(check))
         self._connection = Connection(settings)
         self._movers = Movers("lake-vllm", lambda: Connection(settings))
         descriptor = lendable_descriptor(offloading_spec, primary_kv_view) if self._connection.is_local else None

@@ -105,8 +105,47 @@ def test_an_object_and_a_folder_may_have_one_name(fs: LakeFileSystem, bucket: st
     assert fs.info(f"{bucket}/a")["type"] == "file"
     assert fs.ls(f"{bucket}/a", detail=False) == [f"{bucket}/a/1"]
     assert fs.cat(f"{bucket}/a") == b"object"
+    for depth in (None, 1, 2):
+        found = fs.find(bucket, maxdepth=depth, withdirs=True, detail=True)
+        assert found[f"{bucket}/a"]["type"] == "file"
+        assert (f"{bucket}/a/1" in found) == (depth != 1)
+    assert fs.du(bucket) == len("object") + len("below")
+    assert fs.cat(f"{bucket}/*") == {f"{bucket}/a": b"object"}
+    assert fs.cat(bucket, recursive=True) == {f"{bucket}/a": b"object", f"{bucket}/a/1": b"below"}
+    fs.cp(f"{bucket}/a", f"{bucket}/copy", recursive=True)
+    assert fs.find(f"{bucket}/copy", withdirs=True) == [f"{bucket}/copy", f"{bucket}/copy/1"]
+    fs.mv(f"{bucket}/copy", f"{bucket}/moved")
+    assert fs.find(bucket) == [f"{bucket}/{name}" for name in ("a", "a/1", "copy/1", "moved")]
+    fs.rm_file(f"{bucket}/a")
+    assert fs.isdir(f"{bucket}/a")
+    fs.pipe(f"{bucket}/a", b"again")
     fs.rm(f"{bucket}/a", recursive=True)
+    assert fs.find(bucket) == [f"{bucket}/copy/1", f"{bucket}/moved"]
+
+
+def test_a_name_with_the_signs_of_a_pattern_is_removed_and_moved_as_it_is(fs: LakeFileSystem, bucket: str) -> None:
+    names = ("data[1].csv", "data1.csv", "what?", "whatx", "*", "z[a]/b", "za/b")
+    fs.pipe({f"{bucket}/{name}": name.encode() for name in names})
+    fs.mv(f"{bucket}/data[1].csv", f"{bucket}/moved")
+    assert fs.cat_file(f"{bucket}/moved") == b"data[1].csv"
+    fs.rm(f"{bucket}/*")
+    fs.rm(f"{bucket}/z[a]", recursive=True)
+    fs.rm([f"{bucket}/what?", f"{bucket}/moved"])
+    assert fs.find(bucket) == [f"{bucket}/data1.csv", f"{bucket}/whatx", f"{bucket}/za/b"]
+    fs.rm(f"{bucket}/what?")
+    fs.rm([f"{bucket}/data[0-9].csv", f"{bucket}/za/b"])
     assert fs.ls(bucket) == []
+
+
+def test_a_pattern_or_list_with_a_folder_and_names_in_it_is_removed(fs: LakeFileSystem, bucket: str) -> None:
+    _fill(fs, bucket)
+    with pytest.raises(FileNotFoundError):
+        fs.rm([f"{bucket}/aa", f"{bucket}/nothing"])
+    assert fs.exists(f"{bucket}/aa")
+    fs.rm(f"{bucket}/a/**", recursive=True)
+    assert fs.find(bucket) == [f"{bucket}/aa", f"{bucket}/d/5"]
+    fs.rm([f"{bucket}/d/5", f"{bucket}/d", f"{bucket}/aa", f"{bucket}/aa"], recursive=True)
+    assert fs.find(bucket) == []
 
 
 def test_folders_stay_when_they_were_made_and_vanish_when_they_were_implied(fs: LakeFileSystem, bucket: str) -> None:
@@ -198,6 +237,7 @@ def test_moves_are_renames(fs: LakeFileSystem, bucket: str) -> None:
     fs.mv(f"{bucket}/empty/moved/b/*", f"{bucket}/d/", recursive=True)
     assert fs.cat(f"{bucket}/d/c/4") == b"a/b/c/4"
     fs.mv(f"{bucket}/d/5", f"lake://{bucket}/d/5")
+    fs.mv(f"{bucket}/d", f"{bucket}/d")
     assert fs.cat(f"{bucket}/d/5") == b"d/5"
 
 
@@ -290,9 +330,12 @@ def test_failures_are_not_taken_for_absence(
         LakeFileSystem(server="unix:/no/such/socket")
     served.stop()
     try:
-        for ask in (fs.exists, fs.isdir, fs.isfile, fs.find, fs.cat, fs.info, fs.ls):
+        for ask in (fs.exists, fs.isdir, fs.isfile, fs.find, fs.cat, fs.info, fs.ls, fs.du):
             with pytest.raises(ConnectionError):
                 ask(f"{bucket}/a")
+        for answer in (lambda: fs.glob(f"{bucket}/*"), lambda: [*fs.walk(bucket)], lambda: fs.find(bucket, maxdepth=1)):
+            with pytest.raises(ConnectionError):
+                answer()
     finally:
         served.start()
     assert fs.cat(f"{bucket}/a") == b"content"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any, Final
@@ -33,6 +34,26 @@ def run(served: Served, folder: Path, *command: str | Path) -> subprocess.Comple
 def space_of(served: Served, name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(served.good("kv", "stat", name, "--json").out)
     return found
+
+
+def entries() -> list[Any]:
+    """Return the entries of the page that a user copies, in order: vLLM's and LMCache's."""
+    page = (ROOT / "docs/kv-cache.md").read_text()
+    return [json.loads(block) for block in re.findall(r"```json\n(.*?)```", page, flags=re.DOTALL)]
+
+
+def test_the_entries_of_the_page_make_the_tiers_that_they_name(served: Served, tmp_path: Path) -> None:
+    vllm, lmcache = entries()
+    done = run(served, tmp_path, BIN / "python", ROOT / "tests/plugins/kv/vllm_page.py", json.dumps(vllm))
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-4000:]}"
+    name, space, is_lent = done.stdout.splitlines()[-1].split()
+    assert (name, is_lent) == ("LakeTier", "True")
+    assert space_of(served, space)["quota_bytes"] == 200 << 30
+    bench = ("bench", "l2", "--no-skip-verify", "--num-keys", "4", "--rounds", "1", "--data-size-kb", "64")
+    done = run(served, tmp_path, BIN / "lmcache", *bench, "--l2-adapter", json.dumps(lmcache))
+    assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    space = lmcache["adapter_params"]["space"]
+    assert space_of(served, space)["quota_bytes"] == 200 << 30
 
 
 def test_two_vllm_tiers_share_the_blocks_of_one_prompt(served: Served, tmp_path: Path) -> None:

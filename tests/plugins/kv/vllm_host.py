@@ -40,17 +40,21 @@ def shared_region() -> SharedOffloadRegion:
     return SharedOffloadRegion(f"lake-test-{os.getpid()}", ROWS, None, BLOCK, BLOCK)
 
 
-def tier(rows: Any, model: str = "llama/8b", region: SharedOffloadRegion | None = None) -> Any:
-    config = OffloadingConfig(
+def offloading_config(model: str, extra: dict[str, Any], engine_id: str = "e") -> OffloadingConfig:
+    return OffloadingConfig(
         groups=(OffloadingGroupConfig(16, ("l0", "l1"), 0),),
         worker_kv_bytes_per_block=BLOCK,
         enable_kv_cache_events=False,
-        extra_config={},
-        engine_id="e",
+        extra_config=extra,
+        engine_id=engine_id,
         model=OffloadingModelConfig(model, "bfloat16"),
         cache=OffloadingCacheConfig(16, 1),
         parallel=OffloadingParallelConfig(0, 1, 1, 1, 1, 1, 0, 1, None, True),
     )
+
+
+def tier(rows: Any, model: str = "llama/8b", region: SharedOffloadRegion | None = None) -> Any:
+    config = offloading_config(model, {})
     spec = SimpleNamespace(config=config, blocks_per_chunk=1, kv_events_config=None, _scheduler_mmap=region)
     named = {"type": "LakeTier", "module_path": "lakefs.plugins.kv.vllm_tier"}
     return SecondaryTierFactory.create_secondary_tier(named, memoryview(rows), spec)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -315,8 +315,8 @@ class WitnessedService:
         self._inner = inner
         self._witness = witness
 
-    def connected(self, peer: str, *, descriptors: bool, trusted: bool, uid: int | None = None) -> ServedClient:
-        return self._inner.connected(peer, descriptors=descriptors, trusted=trusted, uid=uid)
+    def connected(self, peer: str, **about: Any) -> ServedClient:
+        return self._inner.connected(peer, **about)
 
     async def disconnected(self, client: ServedClient) -> None:
         await self._inner.disconnected(client)

@@ -104,6 +104,9 @@ class SimulatedStream:
     def is_at_end(self) -> bool:
         return False  # a reader notices the end by its read
 
+    def has_peer_left(self) -> bool:
+        return self._closed or self._incoming.cut or self._incoming.finished
+
     def send_end(self) -> None:
         self._outgoing.finished = True
         self._outgoing.notify()

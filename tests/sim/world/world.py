@@ -34,6 +34,7 @@ from tests.sim.judges.observer import Observer
 from tests.sim.judges.repeater import Repeater
 from tests.sim.judges.upload_model import unfinished
 from tests.sim.judges.witness import Witness, WitnessedService
+from tests.sim.workloads.keyed import KEYED_EVERY, KeyedCustomer
 from tests.sim.workloads.lives import LESS, QUIET, Life, Result, draw_life, draw_relapse, draw_sizes
 from tests.sim.workloads.names import BUCKETS
 from tests.sim.workloads.upkeep import CLOCK_JUMPS_S, SETTLING_S, Upkeep, check_unharmed
@@ -104,6 +105,7 @@ class World:
         self._must_find = False
         self._live_places: list[Place] = []
         self._repeater: Repeater | None = None
+        self._customer: KeyedCustomer | None = None
 
     def _random(self) -> random.Random:
         """Make a source for a part of the world, so that the parts do not disturb each other."""
@@ -111,6 +113,8 @@ class World:
 
     def run(self) -> Result:
         """Live all lives; raise SimFailure when the engine broke a promise."""
+        if self.seed % KEYED_EVERY == 0 and self._has("keyed"):
+            self._customer = KeyedCustomer(random.Random(f"{self.seed} keyed"))
         for number in range(self.rounds):
             self._round = str(number)
             if self._has(self._round):
@@ -374,6 +378,9 @@ class World:
                 nursery.start_soon(observer.run)
             with trio.move_on_after(life.patience_s):
                 async with trio.open_nursery() as workloads:
+                    if self._customer is not None:
+                        customer = self._customer.live
+                        workloads.start_soon(customer, gate.connect, weather, life.operations, life.slowest_s)
                     for index in range(life.workloads):
                         place = f"{self._round}{'r' * self._relapses}.{index}."
                         workload = Workload(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
 from engine.format.keyed import (
     KEYED_HEAD,
     KEYED_PART,
+    NOT_COUNTED,
     NUMBER_MAX,
     KeyedValue,
     SpaceRecord,
@@ -85,8 +87,15 @@ def test_values_of_a_space_are_together_and_no_two_share_a_key(a: int, key: byte
 
 @given(st.text(min_size=1, max_size=50), TIMES, st.integers(0, 1 << 62), st.booleans())
 def test_a_space_is_read_back_as_it_was_packed(name: str, time: int, count: int, removed: bool) -> None:
-    record = SpaceRecord(1, name, 0, time, count, time, count, count, removed)
+    record = SpaceRecord(1, name, 0, time, count, time, count, count, removed, count)
     assert unpack_space(record.pack()) == record
+
+
+def test_a_space_of_an_earlier_release_has_no_count_of_parts() -> None:
+    record = SpaceRecord(1, "x", 0, 1, 2, 3, 4, 5, parts=6)
+    earlier = msgspec.msgpack.encode(msgspec.msgpack.decode(record.pack())[:9])
+    assert unpack_space(record.pack()) == record
+    assert unpack_space(earlier) == msgspec.structs.replace(record, parts=NOT_COUNTED)
 
 
 def test_a_space_of_a_later_release_is_refused() -> None:

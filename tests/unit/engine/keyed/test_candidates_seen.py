@@ -7,7 +7,7 @@ import trio
 
 from engine.format.keyed import value_key
 from engine.keyed import spaces as spaces_module
-from engine.keyed.spaces import EVICT_ABOVE, KEYED_ENTRY_BYTES
+from engine.keyed.spaces import EVICT_ABOVE, KEYED_PART_CHARGE
 from engine.keyed.upkeep import KeyedUpkeep
 from engine.metadata.pacing import Pacing
 from engine.store.store import Store
@@ -29,7 +29,7 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         await trio.sleep_forever()
 
     monkeypatch.setattr(KeyedUpkeep, "run", never)
-    monkeypatch.setattr(spaces_module, "KEYED_ENTRY_BYTES", QUOTA // SHARES - 1)
+    monkeypatch.setattr(spaces_module, "KEYED_PART_CHARGE", QUOTA // SHARES - 1)
 
 
 async def put_shares(client: EngineClient, space: int, depths: dict[bytes, int]) -> None:
@@ -96,10 +96,12 @@ def test_a_value_that_is_stored_in_an_empty_space_stays_however_long_it_is() -> 
             client = client_of(store)
             space, session = await space_of(client, quota_bytes=QUOTA), await session_of(client)
             (chunk,) = await store_chunks(client, session, [bytes(MIB)])
-            most = int(QUOTA * EVICT_ABOVE) - KEYED_ENTRY_BYTES
+            whole = int(QUOTA * EVICT_ABOVE) // MIB
+            most = int(QUOTA * EVICT_ABOVE) - (whole + 1) * KEYED_PART_CHARGE
+            assert most // MIB == whole
             (rest, more) = await store_chunks(client, session, [bytes(most % MIB), bytes(most % MIB + 1)])
             for last, outcome in ((more, m.KEYED_FAILED), (rest, m.KEYED_STORED)):
-                parts = [chunk] * (most // MIB) + [last]
+                parts = [chunk] * whole + [last]
                 request = m.KeyedCommit(session, space, [b"k"], [len(parts)], parts)
                 assert (await ask(client, request, m.KeyedOutcomes)).outcomes == [outcome]
             await trio.sleep(20)
@@ -114,7 +116,7 @@ def test_many_spaces_that_lose_very_many_values_hold_up_no_put_to_another(monkey
 
     async def main() -> None:
         monkeypatch.setattr(Pacing, "rest", rest)
-        monkeypatch.setattr(spaces_module, "KEYED_ENTRY_BYTES", MIB)
+        monkeypatch.setattr(spaces_module, "KEYED_PART_CHARGE", MIB)
         async with simulated_store() as store:
             client = client_of(store)
             most = QUOTA // (MIB + 1)

@@ -14,7 +14,7 @@ from engine.format.keyed import SPACES_BEGIN, VALUES_END, expiry_key, space_key,
 from engine.format.layouts import Table
 from engine.format.sizes import MetadataSizes
 from engine.keyed import spaces as spaces_module
-from engine.keyed.spaces import EVICT_ABOVE, KEYED_ENTRY_BYTES, find_space
+from engine.keyed.spaces import EVICT_ABOVE, KEYED_PART_CHARGE, find_space
 from engine.metadata.pacing import Pacing
 from engine.store.store import Store
 from engine.tables.merged_tables import TableView
@@ -75,7 +75,7 @@ def test_a_space_over_its_quota_is_evicted_and_never_holds_more() -> None:
 
 
 def test_a_quota_bounds_the_number_of_values_of_a_byte_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spaces_module, "KEYED_ENTRY_BYTES", MIB)  # so that few are enough
+    monkeypatch.setattr(spaces_module, "KEYED_PART_CHARGE", MIB)  # so that few are enough
 
     async def main() -> None:
         async with simulated_store() as store:
@@ -193,7 +193,7 @@ def test_bytes_are_counted_once_while_their_put_becomes_durable(
             else:
                 await put_keys(client, space, {b"k": [b"w" * CHUNK_BYTES]})
             assert rooms[0] == QUOTA
-            assert rooms[-1] == QUOTA - CHUNK_BYTES - KEYED_ENTRY_BYTES
+            assert rooms[-1] == QUOTA - CHUNK_BYTES - KEYED_PART_CHARGE
 
     run(main)
 
@@ -392,7 +392,7 @@ def test_who_waits_for_garbage_is_woken_though_a_cycle_of_gc_began_meanwhile() -
                 nursery.start_soon(store.keyed.garbage.wait)
                 await trio.sleep(1)
                 await store.collect()
-                store.keyed.note_evicted(1, QUOTA, 1, QUOTA)
+                store.keyed.note_evicted(1, QUOTA, 1, QUOTA, QUOTA)
                 await trio.sleep(1)
                 is_woken = not nursery.child_tasks
                 nursery.cancel_scope.cancel()

@@ -20,7 +20,15 @@ from engine.tables.views import Transaction
 from engine.tiers.keyed_index import KEYED_WATCHED, KeyedIndex
 from lakefs.errors import ChunkDamaged
 from lakefs.ids import data_chunk_id
-from lakefs.shared_index.key_format import DOUBTFUL, KEYED_MAGIC, PLACED, UNPLACED, id_of_record
+from lakefs.shared_index.key_format import (
+    DOUBTFUL,
+    KEYED_MAGIC,
+    PLACED,
+    SOME_EXPIRE,
+    UNPLACED,
+    id_of_record,
+    id_of_space,
+)
 from lakefs.shared_index.table import SharedIndexReader
 from lakefs.shared_index.table_format import Found, table_bytes
 from lakefs.wire import messages as m
@@ -225,6 +233,37 @@ def test_an_expired_or_damaged_value_is_doubtful_once_somebody_has_asked() -> No
     run(main)
 
 
+def test_a_space_says_that_values_expire_from_the_first_that_does_until_the_table_is_filled_anew() -> None:
+    def flag(index: KeyedIndex, space: int) -> int:
+        entry = index.table.find(id_of_space(space))
+        assert entry is not None
+        return entry[3]
+
+    async def main() -> None:
+        disk = SimDisk()
+        async with keyed_store(disk) as (store, index, client):
+            await filled(index)
+            space, other = await space_of(client, ttl_s=60), await space_of(client, "other")
+            assert (flag(index, space), flag(index, other)) == (0, 0)
+            await put_values(client, space, {b"expires": [b"soon"]})
+            await put_values(client, other, {b"stays": [b"for ever"]})
+            assert (flag(index, space), flag(index, other)) == (SOME_EXPIRE, 0)
+            await space_of(client, ttl_s=0)
+            assert flag(index, space) == SOME_EXPIRE
+            assert check_keyed_index(store)
+        async with keyed_store(disk) as (store, index, client):
+            await filled(index)
+            assert (flag(index, space), flag(index, other)) == (SOME_EXPIRE, 0)
+            await ask(client, m.KeyedRemove(space, [b"expires"]), m.KeyedOutcomes)
+            assert flag(index, space) == SOME_EXPIRE
+        async with keyed_store(disk) as (store, index, client):
+            await filled(index)
+            assert (flag(index, space), flag(index, other)) == (0, 0)
+            assert check_keyed_index(store)
+
+    run(main)
+
+
 def test_what_is_visible_and_not_durable_is_not_entered_by_a_request() -> None:
     async def main() -> None:
         async with keyed_store() as (store, index, client):
@@ -360,8 +399,12 @@ def _spaces_stay(self: KeyedIndex, number: int, record: bytes | None) -> None:
 
 @pytest.mark.parametrize(
     ("name", "planted"),
-    [("records_durable", _removals_stay(KeyedIndex)), ("_space_durable", _spaces_stay)],
-    ids=["an entry stays after the removal", "a removed space stays"],
+    [
+        ("records_durable", _removals_stay(KeyedIndex)),
+        ("_space_durable", _spaces_stay),
+        ("_note_expiry", lambda self, key, value: None),
+    ],
+    ids=["an entry stays after the removal", "a removed space stays", "it is not told that values expire"],
 )
 def test_a_planted_bug_is_noticed(name: str, planted: Callable[..., None]) -> None:
     for seed in range(12):

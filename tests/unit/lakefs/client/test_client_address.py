@@ -64,7 +64,7 @@ def test_the_sentence_for_none_has_each_of_them_and_why(place: Path) -> None:
         resolve(None, None)
     assert told.value.message == (
         f"no engine was found: your own socket {place}/own/lake.sock is not there, and the system's socket "
-        f"{place}/system has nothing that listens; start one with: lake serve, or name one with --server"
+        f"{place}/system has nothing that listens; start one with: lake serve, or name one with --server or LAKE_SERVER"
     )
 
 

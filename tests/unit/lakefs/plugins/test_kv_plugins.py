@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import select
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,13 +12,13 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from lakefs.client.blocking.spaces import Space
-from lakefs.errors import EngineBusy, EngineUnreachable, InvalidArgument, LakeError, StoreFull, UnsupportedVersion
+from lakefs.errors import EngineBusy, EngineUnreachable, InvalidArgument, StoreFull, UnsupportedVersion
 from lakefs.get.keyed import Matched
 from lakefs.get.pools import Pool
 from lakefs.limits import KEYED_VALUE_BYTES_MAX
-from lakefs.plugins.kv import lmcache_connector, movers as moving
+from lakefs.plugins.kv import movers as moving
 from lakefs.plugins.kv.block_moves import BlockMoves, Ended
-from lakefs.plugins.kv.lmcache_connector import Completion, LakeConnector, batches
+from lakefs.plugins.kv.lmcache_connector import LakeConnector
 from lakefs.plugins.kv.movers import Movers
 from lakefs.plugins.kv.versions import check_host, parsed
 from lakefs.put.keyed import KeyedResult, Outcome
@@ -43,6 +42,25 @@ class FakeSpace:
         self.uses = 0
         self.lent_loads = 0
         self.lent_puts = 0
+        self.at_hand: Callable[[], None] | None = None
+        """Called by jobs that never wait; None: nothing is in memory."""
+        self.served_at_once = 0
+
+    def try_use(self, job: Callable[[Space], T]) -> T:
+        return job(cast("Space", self))
+
+    def try_match(self, keys: Sequence[bytes]) -> list[bool] | None:
+        return self.match(keys).present if self._is_at_hand() else None
+
+    def try_get_many_into(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[int] | None:
+        return self.get_many_into(keys, buffers) if self._is_at_hand() else None
+
+    def _is_at_hand(self) -> bool:
+        if self.at_hand is None:
+            return False
+        self.at_hand()
+        self.served_at_once += 1
+        return True
 
     def use(self, job: Callable[[Space], T]) -> T:
         self.uses += 1
@@ -109,8 +127,11 @@ def test_a_host_of_another_version_is_refused_with_the_known_range(monkeypatch: 
     check_host("pytest", (0, 0, 1), (1000, 0, 0))
     for installed in ("0.5.5", "0.6.0", "1.0"):
         monkeypatch.setattr("lakefs.plugins.kv.versions.version", lambda _, text=installed: text)
-        with pytest.raises(UnsupportedVersion, match=rf"{installed} is installed.*0\.5\.6 and later, before 0\.6\.0"):
+        with pytest.raises(
+            UnsupportedVersion, match=rf"{installed} is installed.*0\.5\.6 and later, before"
+        ) as refused:
             LakeConnector()
+        assert str(refused.value).endswith("pip install 'lmcache>=0.5.6,<0.6.0'")
     monkeypatch.setattr("lakefs.plugins.kv.versions.version", lambda _: "0.5.9")
     check_host("lmcache", (0, 5, 6), (0, 6, 0))
 
@@ -286,91 +307,3 @@ def test_memory_that_cannot_be_mapped_once_more_is_copied() -> None:
 def test_a_block_that_no_space_keeps_is_refused_at_the_start(size: int) -> None:
     with movers_of(FakeSpace()) as movers, pytest.raises(InvalidArgument):
         BlockMoves(movers, memoryview(bytearray(8)), size)
-
-
-# --- LMCache ---------------------------------------------------------------------------------------------
-
-
-class Host:
-    """The part of LMCache that asks a connector: it waits for the event, and drains."""
-
-    def __init__(self, space: FakeSpace, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(lmcache_connector, "check_host", lambda *_: None)
-        monkeypatch.setattr(lmcache_connector, "Connection", lambda settings: space)
-        self.connector = LakeConnector(space="s")
-
-    def result(self, number: int) -> Completion:
-        ready = select.select([self.connector.event_fd()], [], [], WAIT_S)[0]
-        assert ready, "no completion came"
-        (completion,) = self.connector.drain_completions()
-        assert completion[0] == number
-        assert not select.select([self.connector.event_fd()], [], [], 0)[0]
-        return completion
-
-
-@pytest.fixture
-def space() -> FakeSpace:
-    return FakeSpace()
-
-
-@pytest.fixture
-def host(space: FakeSpace, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
-    made = Host(space, monkeypatch)
-    yield made
-    made.connector.close()
-    made.connector.close()
-    with pytest.raises(OSError, match="Bad file"):
-        os.fstat(made.connector.event_fd())
-
-
-def test_lmcache_stores_finds_loads_and_deletes(host: Host) -> None:
-    asked, names = host.connector, ["m@0@0@aa", "m@0@0@bb", "m" * 300]
-    values = [memoryview(bytes([number]) * 100) for number in range(3)]
-    assert asked.drain_completions() == []
-    assert host.result(asked.submit_batch_set(names, values))[1:] == (True, "", [True] * 3)
-    assert host.result(asked.submit_batch_exists([*names, "none"]))[1:] == (True, "", [True] * 3 + [False])
-    buffers = [memoryview(bytearray(size)) for size in (100, 99, 101, 100)]
-    found = host.result(asked.submit_batch_get([*names, "none"], buffers))
-    assert found[1:] == (True, "", [True, False, False, False]), "a value of another length is a miss"
-    assert buffers[0] == values[0]
-    assert host.result(asked.submit_batch_delete([names[0], "none"]))[1:] == (True, "", [True, False])
-    assert host.result(asked.submit_batch_exists(names[:1]))[3] == [False]
-
-
-def test_lmcache_may_name_an_object_twice(host: Host) -> None:
-    asked, value = host.connector, memoryview(b"v" * 10)
-    assert host.result(asked.submit_batch_set(["a", "a", "b"], [value] * 3))[1]
-    buffers = [memoryview(bytearray(10)) for _ in range(3)]
-    assert host.result(asked.submit_batch_get(["a", "b", "a"], buffers))[3] == [True] * 3
-    assert all(buffer == value for buffer in buffers)
-    assert [places for places, _ in batches(["a", "a", "b", "a"])] == [[0, 2], [1], [3]]
-
-
-def test_lmcache_is_told_of_failures(host: Host, space: FakeSpace) -> None:
-    values = [memoryview(b"full"), memoryview(b"good")]
-    number, ok, reason, each = host.result(host.connector.submit_batch_set(["a", "b"], values))
-    assert (number, ok, each) == (1, False, [False, True])
-    assert "1 of 2" in reason
-    space.error = EngineUnreachable("the engine is gone")
-    for ask in (host.connector.submit_batch_exists, host.connector.submit_batch_delete):
-        completion: Any = host.result(ask(["a", "b"]))
-        assert completion[1:] == (False, "the engine is gone", [False, False])
-    assert isinstance(space.error, LakeError)
-
-
-def test_lmcache_gets_its_last_completions_after_the_end_and_no_other_file_is_read(host: Host) -> None:
-    asked = host.connector
-    asked.submit_batch_exists(["a"])
-    asked.close()
-    read, write = os.pipe()
-    try:
-        os.dup2(read, asked.event_fd())
-        os.write(write, b"for another")
-        assert [completion[0] for completion in asked.drain_completions()] == [1]
-        assert asked.drain_completions() == []
-        number = asked.submit_batch_exists(["a"])
-        assert number == 2
-        assert os.read(read, 100) == b"for another"
-    finally:
-        for descriptor in {read, write, asked.event_fd()}:
-            os.close(descriptor)

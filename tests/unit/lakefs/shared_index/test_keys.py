@@ -16,6 +16,7 @@ from lakefs.shared_index.key_format import (
     ABSENT,
     DOUBTFUL,
     PLACED,
+    SOME_EXPIRE,
     SPACE_PARTIAL,
     SPACE_WHOLE,
     UNPLACED,
@@ -24,7 +25,7 @@ from lakefs.shared_index.key_format import (
 )
 from lakefs.shared_index.keyed_index import KeyFinder
 from lakefs.shared_index.table import SharedTable
-from lakefs.shared_index.table_format import PLACE, Found, table_bytes
+from lakefs.shared_index.table_format import PLACE, Found, table_bytes, unpacked
 from lakefs.wire.grants import MEDIUM_SEGMENT
 
 CAPACITY = 1024
@@ -84,7 +85,8 @@ def test_keys_are_told_as_a_dictionary_tells_them(
 
     assert finder.match(space, keys) == [flag(key) for key in keys]
     rooms = [100 + at for at in range(len(keys))]
-    lengths, indexes, found, packed = finder.plan(space, keys, rooms)
+    lengths, indexes, packed = finder.plan(space, keys, rooms)
+    found = unpacked(packed)
     for at, key in enumerate(keys):
         place = places.get((space, key), NOTHING)
         if flag(key) and place[0] == PLACED and place[3] <= rooms[at]:
@@ -93,7 +95,7 @@ def test_keys_are_told_as_a_dictionary_tells_them(
             is_miss = flag(key) is False or bool(flag(key) and place[0] == PLACED)
             assert lengths[at] == (0 if is_miss else -1)
             assert at not in indexes
-    assert [(tier, *where) for *where, tier in PLACE.iter_unpack(packed)] == found
+    assert len(packed) == len(indexes) * PLACE.size
 
 
 @pytest.mark.parametrize("key", [b"", b"x" * 65, "k", bytearray(b"k"), None])
@@ -112,7 +114,7 @@ def test_a_key_of_no_keyed_blob_is_refused(key: object) -> None:
 
 
 def reads_of(table: SharedTable, *, is_current: bool = True, is_connected: bool = True) -> KeyedReads:
-    index = mock.Mock(finder=KeyFinder(table), is_current=is_current)
+    index = mock.Mock(finder=KeyFinder(table), table=table, is_current=is_current)
     return KeyedReads(index, mock.Mock(), mock.Mock(), lambda: is_connected)
 
 
@@ -136,6 +138,18 @@ def test_nothing_is_told_by_a_table_that_nobody_maintains(state: dict[str, bool]
     reads = reads_of(table, **state)
     assert reads.match(5, [b"k", b"none"]) == [None, None]
     assert not reads.confirm()
+    assert reads.lasting(5, [b"k", b"none"]) == [False, False]
+
+
+def test_values_of_a_space_in_which_some_expire_are_not_told_to_last() -> None:
+    places = {key_id(space, key): (PLACED, 1, 1, 1, 1) for space in (5, 6, 7) for key in (b"k", b"l")}
+    expiring = (SPACE_WHOLE, 0, 0, SOME_EXPIRE, 0)
+    reads = reads_of(table_of({**places, id_of_space(5): told(SPACE_WHOLE), id_of_space(6): expiring}))
+    assert reads.lasting(5, [b"k", b"none", b"l"]) == [True, False, True]
+    assert reads.match(6, [b"k", b"none", b"l"]) == [True, False, True]
+    assert reads.lasting(6, [b"k", b"none", b"l"]) == [False] * 3
+    assert reads.lasting(7, [b"k", b"l"]) == [False] * 2, "the table does not know the space"
+    assert reads.lasting(5, []) == []
 
 
 def test_keys_of_a_type_of_their_own_are_asked_for() -> None:
