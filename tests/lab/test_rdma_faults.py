@@ -297,7 +297,7 @@ def test_what_is_on_disk_alone_is_got_by_rdma_and_many_objects_are_put_by_it(rig
 
 
 def test_the_engine_s_loop_pauses_no_longer_than_over_tcp(rig: Rig) -> None:
-    """Of the rounds of each way the middle: what else runs on the machine stops both."""
+    """The middle of each way's rounds counts: what else runs on the machine stops both."""
     content = os.urandom(4 * MIB)
     rig.warm("lab/pause", content)
     pauses: dict[bool, list[float]] = {False: [], True: []}

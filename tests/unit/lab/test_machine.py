@@ -183,7 +183,7 @@ def test_without_room_for_its_files_a_sentence_says_so(lab: Lab) -> None:
 
 @pytest.mark.parametrize(("ci", "outcome"), [("1", "failed"), ("", "skipped")])
 def test_without_qemu_the_lab_s_tests_are_skipped_and_fail_in_ci(ci: str, outcome: str, tmp_path: Path) -> None:
-    """Of a file that imports nothing of the product."""
+    """The file imports nothing of the product."""
     (tmp_path / "test_it.py").write_text(
         "import pytest\npytestmark = pytest.mark.lab('rdma')\ndef test_in_the_guest() -> None:\n    assert False\n"
     )
