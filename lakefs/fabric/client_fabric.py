@@ -28,6 +28,7 @@ import structlog
 from lakefs.errors import EngineUnreachable, FabricFailed, LakeError
 from lakefs.fabric.counts import FabricCounts
 from lakefs.fabric.devices import OpenFabric, open_device
+from lakefs.fabric.landing import Landing, Landings
 from lakefs.limits import BOUNCE_BYTES, CHUNK_BYTES, CLIENT_BOUNCES, STORE_REQUEST_BYTES
 from lakefs.steps.steps import Steps, send, work
 from lakefs.transport.fabric import ADDRESS_MAX, KEY_MAX, Fabric, Link, Piece, Region, Remote
@@ -173,6 +174,7 @@ class ClientFabric:
         self._open_fabric = open_fabric
         self._fabric: Fabric | None = None
         self._bounces: _Bounces | None = None
+        self._landings: Landings | None = None
         self._link: ClientLink | None = None
         self._retired: list[_Closable] = []
         """Queue pairs that are used no more, or were not joined, and have to be ended."""
@@ -255,6 +257,7 @@ class ClientFabric:
             if isinstance(found, str):
                 return found
             self._bounces = _Bounces(found)
+            self._landings = Landings(found)
             self._fabric = found
             return ""
 
@@ -338,6 +341,21 @@ class ClientFabric:
         if not is_quiet:
             source.close()
             self._source = None
+
+    def taken_landing(self) -> Steps[Landing | None]:
+        """Return memory for the engine to WRITE chunks to, to be given back; None while all is in use, or refused."""
+        if self._landings is None:
+            return None
+        try:
+            return (yield from self._landings.taken())
+        except FabricFailed as error:
+            self.note_refusal(error)
+            return None
+
+    def give_back_landing(self, landing: Landing, *, is_quiet: bool) -> None:
+        """Give a landing back; one that the engine may still WRITE to (not `is_quiet`) is given up."""
+        assert self._landings is not None, "it was taken"
+        self._landings.give_back(landing, is_quiet=is_quiet)
 
     def _device(self) -> Fabric:
         if self._fabric is None:
