@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from lakefs.errors import ChunkDamaged, KeyNotFound, LakeError
 from lakefs.get import landed
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import CHUNK_BYTES, CLIENT_LANDINGS, KIB, MIB
-from lakefs.transport.fabric import Remote
+from lakefs.transport.fabric import Piece, Remote
 from lakefs.trees.put_tree import PutOptions, put_tree
 from lakefs.trees.walk import Fate, Observer, Walk, WalkOptions
 from tests.fabric_rig import KINDS, FabricWorld, RiggedLake, posted, run
@@ -32,18 +33,14 @@ class Posted:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.written = self.read = 0
-        write, read = SimulatedLink.post_write, SimulatedLink.post_read
+        post = SimulatedLink.post
 
-        def post_write(link: SimulatedLink, *args: Any) -> None:
-            self.written += args[-1]
-            write(link, *args)
+        def counted(link: SimulatedLink, ticket: int, pieces: Sequence[Piece]) -> None:
+            self.written += sum(piece.length for piece in pieces if piece.is_write)
+            self.read += sum(piece.length for piece in pieces if not piece.is_write)
+            post(link, ticket, pieces)
 
-        def post_read(link: SimulatedLink, *args: Any) -> None:
-            self.read += args[-1]
-            read(link, *args)
-
-        patch.setattr(SimulatedLink, "post_write", post_write)
-        patch.setattr(SimulatedLink, "post_read", post_read)
+        patch.setattr(SimulatedLink, "post", counted)
 
 
 @pytest.fixture
