@@ -343,16 +343,7 @@ class World:
     async def _serve(self, life: Life, store: Store, offload: SimOffload, witness: Witness) -> None:
         service = WitnessedService(Service(store), witness)
         network = SimulatedNetwork(self._random(), latency_s=life.slowest_s)
-        weather = Weather(
-            self.disk,
-            self.result.met,
-            disk_full=self.disk.capacity_bytes < CAPACITY_BYTES or life.trouble == "room",
-            reserve_lost=self._is_reserve_used_up(),
-            disk_failing=life.trouble in FAILING,
-            damaged=self._damaged,
-            cuts=life.wire != "embedded",
-            leases_end=life.wire == "reconnecting",
-        )
+        weather = self._weather_of(life)
         upkeep = Upkeep(
             store,
             self.disk,
@@ -388,6 +379,18 @@ class World:
                 self.result.met["shared index checked"] += check_shared_index(store)
             nursery.cancel_scope.cancel()
         self.result.decisions += len(self.history.points) - 1
+
+    def _weather_of(self, life: Life) -> Weather:
+        return Weather(
+            self.disk,
+            self.result.met,
+            disk_full=self.disk.capacity_bytes < CAPACITY_BYTES or life.trouble == "room",
+            reserve_lost=self._is_reserve_used_up(),
+            disk_failing=life.trouble in FAILING,
+            damaged=self._damaged,
+            cuts=life.wire != "embedded",
+            leases_end=life.wire == "reconnecting",
+        )
 
     def _begin_work(self, workloads: trio.Nursery, gate: Gate, weather: Weather, life: Life) -> None:
         if self._customer is not None:
