@@ -7,13 +7,21 @@ network.
     python -m lab.machine --rdma -- .venv/bin/python -m pytest tests/lab/test_rdma.py
 
 Time in the guest means nothing but in comparison with other times of the same boot.
+
+Rules kept here:
+- The guest ends with this process, however that ends; its images and folders are removed unless it was killed.
+- What the command prints is given back byte for byte.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import math
 import os
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,7 +29,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from types import FrameType
+from typing import Final, NoReturn
 
 CHECKOUT: Final = Path(__file__).resolve().parent.parent
 MADE: Final = CHECKOUT / ".lab"
@@ -35,17 +44,24 @@ _MEMORY_MIB: Final = 2048
 _DEVICE_MIB: Final = 256
 _CONSOLE_SHOWN: Final = 3_000
 _NODE_MIB: Final = 512
+_SET_DEATH_SIGNAL: Final = 1  # PR_SET_PDEATHSIG of linux/prctl.h
+_libc: Final = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a command: `output` is what it printed, `console` what the guest's kernel did."""
+    """What came of a command: `printed` is what it printed, `console` what the guest's kernel did."""
 
     code: int
-    output: str
+    printed: bytes
     console: str
     booted_s: float | None
     """Seconds of the guest's clock until the command began; None if it did not begin."""
+
+    @property
+    def output(self) -> str:
+        """What the command printed, as text."""
+        return self.printed.decode(errors="replace")
 
 
 @dataclass
@@ -59,7 +75,7 @@ class _Command:
     def backed(self, name: str, mib: int, folder: Path) -> str:
         """Add memory that a new file in the folder holds; returns its name."""
         path = folder / name
-        self.more += ["-object", f"memory-backend-file,id={name},share=on,mem-path={path},size={mib}M"]
+        self.more += ["-object", f"memory-backend-file,id={name},share=on,mem-path={_escaped(path)},size={mib}M"]
         return name
 
 
@@ -67,10 +83,14 @@ def run(command: str, devices: Sequence[str] = (), *, seconds: float = SECONDS, 
     """Boot a guest with these of `DEVICES`, run a command of its shell in the checkout's root, and wait for the end.
 
     `folder`, which is new and empty, is /run/lab in the guest: what the command writes there stays.  Exit code: the
-    command's, or NO_CODE.  FileNotFoundError: there is no QEMU, or `lab/setup` has not run.
+    command's, or NO_CODE.  FileNotFoundError: there is no QEMU, or `lab/setup` has not run.  OSError: there is no room.
     """
     if not (MADE / "vmlinuz").exists():
         raise FileNotFoundError(f"{MADE} is not made; run lab/setup")
+    if shutil.which(QEMU) is None:
+        raise FileNotFoundError(f"there is no {QEMU}; run lab/setup")
+    if any(map(str.isspace, str(CHECKOUT))):
+        raise OSError(f"the guest's kernel cannot be told a path with spaces: {CHECKOUT}")
     with ExitStack() as stack:
         shared = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lab-")))
         images = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lab-images-")))
@@ -79,7 +99,13 @@ def run(command: str, devices: Sequence[str] = (), *, seconds: float = SECONDS, 
         console = images / "console"
         line = _command_line(devices, shared, images, console)
         process = stack.enter_context(
-            subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            subprocess.Popen(
+                line,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                preexec_fn=_end_with_parent,  # noqa: PLW1509 - nothing but a system call
+            )
         )
         try:
             output, _ = process.communicate(timeout=seconds)
@@ -93,10 +119,14 @@ def run(command: str, devices: Sequence[str] = (), *, seconds: float = SECONDS, 
         code, booted = shared / "code", shared / "booted"
         return Outcome(
             int(code.read_text()) if code.exists() and code.read_text().strip() else NO_CODE,
-            output.decode(errors="replace"),
+            output,
             console.read_text(errors="replace") if console.exists() else "",
             float(booted.read_text()) if booted.exists() and booted.read_text().strip() else None,
         )
+
+
+def _end_with_parent() -> None:
+    _libc.prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def _command_line(devices: Sequence[str], shared: Path, images: Path, console: Path) -> list[str]:
@@ -112,11 +142,16 @@ def _command_line(devices: Sequence[str], shared: Path, images: Path, console: P
         "-append", f"{kernel} lab.checkout={CHECKOUT}",
         "-fsdev", "local,id=root,path=/,security_model=none,readonly=on,multidevs=remap",
         "-device", "virtio-9p-pci,fsdev=root,mount_tag=root",
-        "-fsdev", f"local,id=lab,path={shared},security_model=none",
+        "-fsdev", f"local,id=lab,path={_escaped(shared)},security_model=none",
         "-device", "virtio-9p-pci,fsdev=lab,mount_tag=lab",
-        "-serial", f"file:{console}", "-serial", "stdio", "-monitor", "none",
+        "-serial", f"file:{_escaped(console)}", "-serial", "stdio", "-monitor", "none",
         *qemu.more,
     ]  # fmt: skip
+
+
+def _escaped(path: Path) -> str:
+    """Return a path as part of an option of QEMU, which commas end."""
+    return str(path).replace(",", ",,")
 
 
 def _add_rdma(_: _Command, __: Path) -> None:
@@ -128,7 +163,7 @@ def _add_nvme(qemu: _Command, images: Path) -> None:
     with image.open("wb") as file:
         os.truncate(file.fileno(), 1 << 30)
     qemu.more += [
-        "-drive", f"file={image},if=none,id=disk,format=raw,cache=none,aio=threads,discard=unmap",
+        "-drive", f"file={_escaped(image)},if=none,id=disk,format=raw,cache=none,aio=threads,discard=unmap",
         "-device", "pcie-root-port,id=port0,chassis=9,slot=9",
         "-device", "nvme,serial=lab,drive=disk,bus=port0,logical_block_size=4096,physical_block_size=4096",
     ]  # fmt: skip
@@ -174,18 +209,39 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="lab/run", description="Run a command in the guest.")
     for device in DEVICES:
         parser.add_argument(f"--{device}", action="store_true")
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="end the guest after so long (%(default)s)")
+    parser.add_argument("--seconds", type=_seconds, default=SECONDS, help="end the guest after so long (%(default)s)")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
     words = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not words:
         parser.error("a command is needed")
     command = words[0] if len(words) == 1 else shlex.join(words)
-    outcome = run(command, [name for name in DEVICES if getattr(arguments, name)], seconds=arguments.seconds)
-    sys.stdout.write(outcome.output)
+    signal.signal(signal.SIGTERM, _ended)
+    devices = [name for name in DEVICES if getattr(arguments, name)]
+    try:
+        outcome = run(command, devices, seconds=arguments.seconds)
+    except OSError as error:
+        sys.stderr.write(f"lab: {error}\n")
+        return NO_CODE
+    except KeyboardInterrupt:
+        _ended(signal.SIGINT, None)
+    sys.stdout.buffer.write(outcome.printed)
+    sys.stdout.buffer.flush()
     if outcome.booted_s is None or outcome.code == NO_CODE:
         sys.stderr.write(f"lab: no exit code came back; the end of the console:\n{outcome.console[-_CONSOLE_SHOWN:]}\n")
     return outcome.code
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no time")
+    return seconds
+
+
+def _ended(number: int, _: FrameType | None) -> NoReturn:
+    """End behind a signal, with the exit code of shells for it; the guest is ended on the way."""
+    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

@@ -213,7 +213,9 @@ SCRUB_INTERVAL_S: Final = 14 * 24 * 3600.0
 SCRUB_STEP_S_MAX: Final = 60.0
 """Longest time that one request may continue a pass before it is answered."""
 GC_BATCH: Final = 256
-"""Records walked between two checkpoints of the loop: about 0.6 ms."""
+"""Records walked between two rests, while no client writes: keys of a space take up to 2 ms."""
+GC_BATCH_BESIDE_WRITERS: Final = 64
+"""The same while a client writes: half a millisecond, for which its requests may wait at each of their steps."""
 COMPACT_SHARE: Final = 0.75
 """A segment is compacted when at most this share of its space is live: three bytes written free one."""
 COMPACT_SHARE_MOST: Final = 0.97
@@ -342,6 +344,7 @@ LISTEN_BACKLOG: Final = 1024
 # BOUNCE_BUFFERS       4 MiB  60 MiB  15  registered buffers of an engine; locked memory, beside the DRAM tier's
 # BOUNCES_PER_LINK     4 MiB   8 MiB   2  such buffers of one connection; one is filled while the other is moved
 # CLIENT_BOUNCES       4 MiB   8 MiB   2  registered buffers of a client; one is filled while the other is checked
+# CLIENT_LANDINGS      4 MiB   8 MiB   2  such buffers that the engine writes to; one is written while one is checked
 CLIENT_THREADS: Final = 2
 STORE_REQUEST_BYTES: Final = 2 * CHUNK_BYTES
 """Large enough that a request's overhead vanishes, small enough to overlap hash and disk."""
@@ -372,6 +375,7 @@ WRITE_FILES_WINDOW: Final = 8 * MIB // (WRITE_FILES_BATCH * SMALL_PAYLOAD_BYTES)
 BOUNCE_BUFFERS: Final = 60 * MIB // CHUNK_BYTES
 BOUNCES_PER_LINK: Final = 8 * MIB // CHUNK_BYTES
 CLIENT_BOUNCES: Final = 8 * MIB // CHUNK_BYTES
+CLIENT_LANDINGS: Final = 8 * MIB // CHUNK_BYTES
 COPY_WINDOW: Final = INFLIGHT_PER_CONNECTION // 2
 READ_AHEAD_BYTES_MAX: Final = FETCH_WINDOW * FETCH_GROUP_BYTES + READ_AHEAD_WINDOW_BYTES_MAX
 """Bytes waiting to be read ahead for one client: the groups in flight, and one reader's window, 128 MiB."""

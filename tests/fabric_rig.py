@@ -135,8 +135,12 @@ class FabricWorld:
             for _ in range(2):
                 assert await lake.get(name) == content
         for chunk in chunks:
-            await self._event(chunk).wait()
+            await self.is_admitted(chunk)
         return chunks
+
+    async def is_admitted(self, chunk: ChunkId) -> None:
+        """Wait until the tier has taken a chunk."""
+        await self._event(chunk).wait()
 
     def spoil(self, chunk: ChunkId) -> None:
         """Overwrite the chunk's cell as demotion and the next fill would, without telling any client."""

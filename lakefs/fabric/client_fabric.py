@@ -18,7 +18,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, Protocol, cast, runtime_checkable
@@ -28,14 +28,15 @@ import structlog
 from lakefs.errors import EngineUnreachable, FabricFailed, LakeError
 from lakefs.fabric.counts import FabricCounts
 from lakefs.fabric.devices import OpenFabric, open_device
+from lakefs.fabric.landing import Landing, Landings
 from lakefs.limits import BOUNCE_BYTES, CHUNK_BYTES, CLIENT_BOUNCES, STORE_REQUEST_BYTES
 from lakefs.steps.steps import Steps, send, work
-from lakefs.transport.fabric import ADDRESS_MAX, KEY_MAX, Fabric, Link, Region, Remote
+from lakefs.transport.fabric import ADDRESS_MAX, KEY_MAX, Fabric, Link, Piece, Region, Remote
 from lakefs.wire.fabric_messages import MEDIUM_FABRIC, FabricMemory
 from lakefs.wire.messages import FEATURE_FABRIC, FabricOpen, FabricOpened, Grant, HelloReply
 
 if TYPE_CHECKING:
-    from lakefs.transport.fabric_mover import Mover, Piece
+    from lakefs.transport.fabric_mover import Mover
 
 LINKS_PER_CONNECTION: Final = 2
 """Queue pairs that are made for one connection: the first, and one in place of one that failed."""
@@ -78,7 +79,6 @@ class ClientLink:
         moving = import_module("lakefs.transport.fabric_mover")  # it loads trio, which blocking clients do without
         self.mover: Final = cast("Mover", moving.Mover(link))
         self.epoch: Final = epoch
-        self._piece = cast("type[Piece]", moving.Piece)
         self._bounces = bounces
 
     @contextmanager
@@ -97,13 +97,15 @@ class ClientLink:
             and 0 < grant.offset <= ADDRESS_MAX - BOUNCE_BYTES
         )
 
-    def read(self, bounce: Bounce, wanted: Sequence[tuple[Grant, int, int]]) -> None:
+    def read(self, bounce: Bounce, wanted: Sequence[tuple[Grant, int, int]], meanwhile: Callable[[int], None]) -> None:
         """READ the beginning of each granted extent into [begin, end) of the buffer.  Blocks.
 
-        FabricFailed, DeadlineExceeded: the queue pair is lost.  On return nothing touches the buffer any more.
+        The extents follow each other in the buffer.  `meanwhile`, see `Mover.move`, is called with the length of what
+        has arrived in the buffer.  FabricFailed, DeadlineExceeded: the queue pair is lost.  On return nothing touches
+        the buffer any more.
         """
-        pieces = [self._piece(bounce.region, begin, at.offset, at.segment, end - begin) for at, begin, end in wanted]
-        self.mover.move(pieces, MOVE_TIMEOUT_S)
+        pieces = [Piece(bounce.region, begin, at.offset, at.segment, end - begin) for at, begin, end in wanted]
+        self.mover.move(pieces, MOVE_TIMEOUT_S, meanwhile)
 
 
 class _Closable(Protocol):
@@ -172,6 +174,7 @@ class ClientFabric:
         self._open_fabric = open_fabric
         self._fabric: Fabric | None = None
         self._bounces: _Bounces | None = None
+        self._landings: Landings | None = None
         self._link: ClientLink | None = None
         self._retired: list[_Closable] = []
         """Queue pairs that are used no more, or were not joined, and have to be ended."""
@@ -254,6 +257,7 @@ class ClientFabric:
             if isinstance(found, str):
                 return found
             self._bounces = _Bounces(found)
+            self._landings = Landings(found)
             self._fabric = found
             return ""
 
@@ -337,6 +341,21 @@ class ClientFabric:
         if not is_quiet:
             source.close()
             self._source = None
+
+    def taken_landing(self) -> Steps[Landing | None]:
+        """Return memory for the engine to WRITE chunks to, to be given back; None while all is in use, or refused."""
+        if self._landings is None:
+            return None
+        try:
+            return (yield from self._landings.taken())
+        except FabricFailed as error:
+            self.note_refusal(error)
+            return None
+
+    def give_back_landing(self, landing: Landing, *, is_quiet: bool) -> None:
+        """Give a landing back; one that the engine may still WRITE to (not `is_quiet`) is given up."""
+        assert self._landings is not None, "it was taken"
+        self._landings.give_back(landing, is_quiet=is_quiet)
 
     def _device(self) -> Fabric:
         if self._fabric is None:

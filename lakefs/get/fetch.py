@@ -1,9 +1,9 @@
 """Fetching chunks: grants -> bytes, checked, written once as steps.
 
 Each chunk is fetched in the cheapest way available: from the segment's file by descriptor or from the engine's DRAM
-tier by mapping (`lakefs.grants.grant_reads`), inline with the answer to `OpenObjects`, by RDMA (`lakefs.get.remote`),
-or streamed (`ReadChunks`).  In each case the bytes are checked here, by BLAKE3 against the chunk's id unless the caller
-asked for CRC32C or for unverified bytes.  A range of a chunk is checked by granule.
+tier by mapping (`lakefs.grants.grant_reads`), inline with the answer to `OpenObjects`, by RDMA (`lakefs.get.remote`,
+`lakefs.get.landed`), or streamed (`ReadChunks`).  In each case the bytes are checked here, by BLAKE3 against the
+chunk's id unless the caller asked for CRC32C or for unverified bytes.  A range of a chunk is checked by granule.
 
 Rules kept here:
 - After a failed check the chunk is located anew and read once more.  If that fails too, the engine sends the bytes: it
@@ -18,6 +18,7 @@ from functools import partial
 
 from lakefs.content.verify import Check, damaged, granule_crcs, matches_id
 from lakefs.errors import ChunkNotFound, CorruptionError, StaleGrant
+from lakefs.get.landed import fetch_landed
 from lakefs.get.opened import Access, Opened, Piece
 from lakefs.get.places import Places, Sink, Wanted, ask_for_places, groups, length_of
 from lakefs.get.remote import fetched_remotely, split_remote, submit_remote
@@ -63,7 +64,7 @@ def fetch_wanted(access: Access, wanted: Sequence[Wanted]) -> Steps[None]:
 def _fetch_batch(access: Access, batch: Sequence[Wanted], pipeline: Pipeline) -> Steps[None]:
     yield from _locate_missing(access, [(want.opened, want.piece.chunk) for want in batch])
     local: list[Wanted] = []
-    by_network: list[Wanted] = []
+    streamed: list[Wanted] = []
     for want in batch:
         if want.piece.chunk in want.opened.inline:
             _deliver_inline(want)
@@ -71,9 +72,11 @@ def _fetch_batch(access: Access, batch: Sequence[Wanted], pipeline: Pipeline) ->
         elif access.can_use_descriptors:
             local.append(want)
         else:
-            by_network.append(want)
+            streamed.append(want)
+    by_network: Sequence[Wanted] = streamed
     if access.fabric is not None and by_network:
         by_network = yield from _submit_remote(access, by_network, pipeline)
+        by_network = yield from fetch_landed(access, by_network, partial(_stream_now, access))
     for group in groups(by_network, STREAM_GROUP_BYTES):
         yield from _submit_streamed(access, group, pipeline)
     for group in groups(_not_at_once(access, local), FETCH_GROUP_BYTES):
@@ -299,7 +302,7 @@ def _fetch_again(access: Access, want: Wanted) -> Steps[None]:
     access.progress(want.piece.length, 0)
 
 
-def _submit_remote(access: Access, wanted: Sequence[Wanted], pipeline: Pipeline) -> Steps[list[Wanted]]:
+def _submit_remote(access: Access, wanted: Sequence[Wanted], pipeline: Pipeline) -> Steps[Sequence[Wanted]]:
     """READ what can be read by RDMA; return the chunks that are left to stream."""
     link, remote, streamed = yield from split_remote(access, wanted)
     if link is not None:
@@ -311,11 +314,17 @@ def _submit_remote(access: Access, wanted: Sequence[Wanted], pipeline: Pipeline)
 def _again_remotely(access: Access, wanted: Sequence[Wanted]) -> Steps[None]:
     """Fetch chunks whose READ failed, or whose check did: once more from where they are now, then streamed."""
     left = yield from fetched_remotely(access, wanted)
-    for group in groups(left, STREAM_GROUP_BYTES):
+    access.progress(length_of(wanted) - length_of(left), 0)
+    yield from _stream_now(access, left)
+
+
+def _stream_now(access: Access, wanted: Sequence[Wanted]) -> Steps[None]:
+    """Stream chunks, a group at a time."""
+    for group in groups(wanted, STREAM_GROUP_BYTES):
         memories = [_memory_to_stream(want) for want in group]
         reply = yield from send(_request_of(group), into=memories)
         yield from work(_check_streamed, access, group, reply, memories)
-    access.progress(length_of(wanted), 0)
+        access.progress(length_of(group), 0)
 
 
 def fetch_part(access: Access, opened: Opened, piece: Piece, offset: int, length: int) -> Steps[memoryview]:

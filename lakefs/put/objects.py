@@ -114,7 +114,7 @@ def _put_one_chunk(transfer: Transfer, change: NameChange, source: Source) -> St
     if reply is None:
         payload = yield from _read(source, 0, source.size_bytes)
         source.verify_unchanged()
-        reply = yield from put_remotely(transfer.fabric, payload, change)
+        reply = yield from put_remotely(transfer.fabric, [payload], lambda: [change])
     if reply is None:
         reply = yield from send(PutObjects([len(payload)], [change]), body=[payload])
     stat = only_result(reply)

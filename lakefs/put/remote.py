@@ -39,13 +39,19 @@ def store_remotely(
     return (yield from _read_by_engine(fabric, payloads, request))
 
 
-def put_remotely(fabric: ClientFabric | None, payload: memoryview, change: NameChange) -> Steps[Reply | None]:
-    """Put one chunk under a name; returns the answer (`NameResults`), None: send it in a body."""
+def put_remotely(
+    fabric: ClientFabric | None, payloads: Sequence[memoryview], changes: Callable[[], list[NameChange]]
+) -> Steps[Reply | None]:
+    """Put a chunk under each name; returns the answer (`NameResults`), None: send them in a body.
+
+    `changes` returns the names; it is called when they go by RDMA.
+    """
+    lengths = [len(payload) for payload in payloads]
 
     def request(offsets: list[int], memory: FabricMemory) -> Request:
-        return PutSlots(0, offsets, [len(payload)], [change], fabric=memory)
+        return PutSlots(0, offsets, lengths, changes(), fabric=memory)
 
-    return (yield from _read_by_engine(fabric, [payload], request))
+    return (yield from _read_by_engine(fabric, payloads, request))
 
 
 def _read_by_engine(

@@ -153,10 +153,14 @@ class Pipeline:
         self, effect: Effect, done: Completion, failed: Callable[[Exception], Steps[None] | None] | None = None
     ) -> Steps[None]:
         """Start the effect, first completing the oldest ones while the window is full."""
-        while len(self._flight) >= self._window:
-            yield from self._complete_oldest()
+        yield from self.make_room()
         ticket = yield Start(effect)
         self._flight.append((ticket, done, failed))
+
+    def make_room(self) -> Steps[None]:
+        """Complete the oldest effects while the window is full, so that the next `submit` completes none."""
+        while len(self._flight) >= self._window:
+            yield from self._complete_oldest()
 
     def drain(self) -> Steps[None]:
         """Complete all effects, also those that completions submit."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -26,6 +27,7 @@ from lakefs.get.objects import close_object, open_object
 from lakefs.lake.lake_steps import LakeSteps
 from lakefs.limits import CHUNK_BYTES, FRAME_BYTES, FRAMES_PER_JOB
 from lakefs.names import Name
+from lakefs.put.remote import put_remotely
 from lakefs.put.sources import FileSource
 from lakefs.put.upload import result_of
 from lakefs.steps.steps import Pipeline, Send, Steps, Work, send, work
@@ -215,12 +217,23 @@ class _TreePut:
                 yield from self._put_alone(read.entry, None)
         # The frame may have grown to two frames' worth, if files grew between the walk and the read.
         for part in _frames_of_reads(ready):
+            try:
+                fabric = self._lake.transfer(None).fabric
+                reply = yield from put_remotely(fabric, _payloads(part), partial(self._changes, part))
+            except LakeError as error:
+                yield from self._frame_failed(part)(error)
+                continue
+            if reply is not None:
+                self._frame_stored(part)(reply)
+                continue
             yield from self.pipeline.submit(self._put_request(part), self._frame_stored(part), self._frame_failed(part))
 
     def _put_request(self, reads: Sequence[_Read]) -> Send:
-        payloads = [read.payload for read in reads if read.payload is not None]
-        changes = [self._change(read.entry, read.attributes or ObjectAttributes()) for read in reads]
-        return Send(PutObjects([len(payload) for payload in payloads], changes), body=payloads)
+        payloads = _payloads(reads)
+        return Send(PutObjects([len(payload) for payload in payloads], self._changes(reads)), body=payloads)
+
+    def _changes(self, reads: Sequence[_Read]) -> list[NameChange]:
+        return [self._change(read.entry, read.attributes or ObjectAttributes()) for read in reads]
 
     def _change(self, entry: LocalEntry, attributes: ObjectAttributes) -> NameChange:
         return NameChange(
@@ -321,6 +334,10 @@ def _has_cuts(payload: memoryview) -> bool:
 def _frames(entries: Iterable[LocalEntry]) -> Iterator[list[LocalEntry]]:
     """Yield runs of entries that fill a frame."""
     return _filled(entries, lambda entry: entry.size_bytes)
+
+
+def _payloads(reads: Sequence[_Read]) -> list[memoryview]:
+    return [read.payload for read in reads if read.payload is not None]
 
 
 def _frames_of_reads(reads: Iterable[_Read]) -> Iterator[list[_Read]]:

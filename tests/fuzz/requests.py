@@ -33,16 +33,17 @@ _SENT: Final = [shape for shape in m.REQUESTS.values() if shape is not m.Hello]
 
 
 class OddRequests:
-    """Makes requests; the same for the same seed and the same answers."""
+    """Makes requests of these shapes; the same for the same seed and the same answers."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, shapes: Sequence[type[m.Request]] = _SENT) -> None:
+        self._shapes = shapes
         self._random = random.Random(seed)
         self._values: dict[type, list[Any]] = {int: list(_NUMBERS), str: list(_TEXTS), bytes: list(_BYTES)}
         self._learnt: dict[type, list[Any]] = {int: [], str: [], bytes: []}
 
     def next(self) -> tuple[m.Request, list[bytes]]:
         """Make one more request, and the body that is sent with it."""
-        shape = self._random.choice(_SENT)
+        shape = self._random.choice(self._shapes)
         if shape in _WHOLE_STORE and self._random.random() < 0.9:
             shape = m.StatNames
         request = cast(m.Request, self._message(shape))
@@ -94,7 +95,7 @@ class OddRequests:
         return self._value(self._random.choice(kinds))  # a union
 
 
-def _as_sent(request: m.Request) -> m.Request | None:
+def as_sent(request: m.Request) -> m.Request | None:
     """Return the request as it is after the wire; None when it cannot be sent."""
     try:
         sent: m.Request = msgspec.msgpack.decode(msgspec.msgpack.encode(request), type=type(request))
@@ -112,7 +113,7 @@ async def survive(seed: int, count: int) -> tuple[int, int]:
         await ask(client, m.BucketCreate(BUCKET), m.Buckets)
         for _ in range(count):
             request, body = odd.next()
-            sent = _as_sent(request)
+            sent = as_sent(request)
             if sent is None or sum(map(len, body)) > CHUNK_BYTES:
                 continue
             try:

@@ -10,131 +10,22 @@ import statistics
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-import trio
 
-from cli.main import main
-from engine.process.engine_process import run_engine
-from lakefs.client.blocking.engine import connect_blocking
-from lakefs.client.blocking.lake import Lake
 from lakefs.client.connect import connect
-from lakefs.config.settings import load
 from lakefs.content.verify import Check
-from lakefs.errors import EngineUnreachable, SessionLost
+from lakefs.errors import SessionLost
 from lakefs.ids import data_chunk_id
 from lakefs.transport.fabric import Remote
 from lakefs.transport.rdma import open_fabric
-from lakefs.wire import messages as m
-from lakefs.wire.fabric_messages import FabricMemory
-from tests.lab.hardware import shell, wait_for
+from tests.lab.hardware import shell
+from tests.lab.rdma_rig import Raw, Rig, Served, command, ended, forked
 
 pytestmark = [pytest.mark.slow, pytest.mark.lab("rdma")]
 KIB, MIB = 1 << 10, 1 << 20
-PORT = 7777
-
-
-def forked(body: Callable[[], object]) -> int:
-    """Run a body in a child of this process, which has all modules imported; return its process id."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        body()
-        code = 0
-    except SystemExit as done:
-        code = int(done.code or 0)
-    finally:  # it never returns to the tests of its parent
-        if code:
-            traceback.print_exc()
-        os._exit(code)
-
-
-def ended(pid: int) -> int:
-    """Wait for a child; return its exit code, or minus the signal that ended it."""
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def command(*arguments: str) -> None:
-    """Run the command line in this process."""
-    sys.argv = ["lake", *arguments]
-    main()
-
-
-class Served:
-    """An engine with RDMA, in a process of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.data = folder / "store"
-        self.socket = folder / "s"
-        self.server = f"unix:{self.socket}"
-        self._pid = 0
-        self.start()
-
-    def start(self) -> None:
-        """Start the engine and wait until it serves."""
-        flags = {"native": f"127.0.0.1:{PORT}", "s3": "off", "admin": "off", "rdma": "rxe0", "dram_tier_bytes": "128M"}
-        config = load(file="/dev/null", environ={}, flags=flags | {"data": str(self.data), "socket": str(self.socket)})
-        ready, told = os.pipe()
-
-        def say(line: str) -> None:
-            os.write(told, f"{line}\n".encode())
-
-        def serve() -> None:
-            trio.run(partial(run_engine, config, printer=say))
-
-        self._pid = forked(serve)
-        os.close(told)
-        with os.fdopen(ready) as lines:
-            assert any(line == "ready\n" for line in lines), "the engine did not start"
-
-    def end(self, number: int) -> int:
-        """Send a signal; return how the engine ended."""
-        os.kill(self._pid, number)
-        return ended(self._pid)
-
-
-@dataclass
-class Rig:
-    """An engine with RDMA on the loop address, and its token."""
-
-    served: Served
-    address: str = f"tcp://127.0.0.1:{PORT}"
-
-    @property
-    def token(self) -> str:
-        return (self.served.data / "native.token").read_text().strip()
-
-    @contextmanager
-    def lake(self, *, rdma: bool = True, check: Check = Check.BLAKE3) -> Iterator[Lake]:
-        with connect(self.address, token=self.token, rdma=rdma, check=check) as found:
-            yield found
-
-    def rdma(self) -> dict[str, Any]:
-        with connect(self.served.server) as local:
-            found: dict[str, Any] = local.status()["rdma"]
-        return found
-
-    def warm(self, name: str, content: bytes) -> None:
-        """Store content, and read it over TCP until the DRAM tier has it."""
-        with self.lake(rdma=False) as client:
-            client.put(name, content, create_bucket=True)
-            chunks = [data_chunk_id(content[at : at + 4 * MIB]) for at in range(0, len(content), 4 * MIB)]
-            fills = client.status()["dram"]["fills"] + len(chunks)
-
-            def is_filled() -> bool:
-                assert client.get(name) == content
-                return bool(client.status()["dram"]["fills"] >= fills)
-
-            wait_for(is_filled, "the tier does not fill")
 
 
 @pytest.fixture(scope="module")
@@ -214,35 +105,6 @@ def test_cells_that_change_hands_all_the_time_give_no_wrong_byte(rig: Rig) -> No
     assert sum(moved) > 0, "nothing was read by RDMA"
 
 
-class Raw:
-    """A client that makes its own requests, with memory of 4 MiB."""
-
-    def __init__(self, rig: Rig) -> None:
-        self.engine = connect_blocking(rig.address, token=rig.token)
-        fabric = open_fabric("rxe0")
-        assert not isinstance(fabric, str), fabric
-        self.fabric = fabric
-        self.memory = bytearray(4 * MIB)
-        self.region = fabric.register(self.memory, Remote.READ | Remote.WRITE)
-        self.connect()
-
-    def connect(self) -> None:
-        link = self.fabric.open_link(Remote.READ | Remote.WRITE)
-        opened = self.engine.call(m.FabricOpen(link.end)).message
-        assert isinstance(opened, m.FabricOpened)
-        link.connect(opened.end)
-
-    def load(self, chunk: bytes, key: int, address: int) -> m.SlotsLoaded:
-        request = m.LoadSlots(0, [chunk], [0], fabric=FabricMemory(key, address, 4 * MIB))
-        loaded = self.engine.call(request).message
-        assert isinstance(loaded, m.SlotsLoaded)
-        return loaded
-
-    def close(self) -> None:
-        self.engine.close()
-        self.fabric.close()
-
-
 def test_keys_of_others_and_memory_that_is_gone_end_only_the_liar_s_queue_pair(rig: Rig) -> None:
     content = os.urandom(4 * MIB)
     with rig.lake(rdma=False) as client:
@@ -282,60 +144,6 @@ def test_a_link_that_goes_down_leaves_the_way_over_tcp(rig: Rig) -> None:
             shell("ip link set v0 up")
     with rig.lake() as client:
         assert client.get("lab/down") == content
-
-
-def test_a_client_killed_in_its_transfers_leaves_the_engine_whole(rig: Rig) -> None:
-    content = os.urandom(32 * MIB)
-    with rig.lake(rdma=False) as client:
-        client.put("lab/killed", content, create_bucket=True)
-    begun, told = os.pipe()
-
-    def transfer() -> None:
-        with rig.lake() as client, client.pool(size_bytes=32 * MIB) as pool:
-            while True:
-                client.load_many(["lab/killed"], pool, [0])
-                os.write(told, b".")
-                client.put("lab/killed-put", bytes(pool.buffer[: 8 * MIB]) + os.urandom(8))
-
-    pid = forked(transfer)
-    os.read(begun, 1)
-    time.sleep(1)  # in the middle of whatever it does then
-    os.kill(pid, signal.SIGKILL)
-    assert ended(pid) == -signal.SIGKILL
-    os.close(begun)
-    os.close(told)
-    wait_for(lambda: rig.rdma()["queue_pairs"] == 0, "the killed client's queue pair stays")
-    with rig.lake() as client, client.pool(size_bytes=32 * MIB) as pool:
-        client.load_many(["lab/killed"], pool, [0])
-        assert bytes(pool.buffer) == content
-        assert not client.rdma.reason
-
-
-def test_an_engine_killed_in_a_load_is_used_again_when_it_is_back(rig: Rig) -> None:
-    content = os.urandom(16 * MIB)
-    with rig.lake() as client, client.pool(size_bytes=16 * MIB) as pool:
-        client.put("lab/engine", content, create_bucket=True)
-        client.load_many(["lab/engine"], pool, [0])
-        failures: list[object] = []
-
-        def load() -> None:
-            try:
-                for _ in range(1000):
-                    client.load_many(["lab/engine"], pool, [0])
-                    assert bytes(pool.buffer) == content
-            except EngineUnreachable as error:
-                failures.append(error)
-
-        thread = threading.Thread(target=load)
-        thread.start()
-        time.sleep(0.5)
-        rig.served.end(signal.SIGKILL)
-        thread.join()
-        assert failures
-        rig.served.start()
-        client.load_many(["lab/engine"], pool, [0])
-        assert bytes(pool.buffer) == content
-        assert not client.rdma.reason
 
 
 def test_a_client_that_may_lock_64_kib_goes_over_tcp_with_the_reason(rig: Rig, tmp_path: Path) -> None:
