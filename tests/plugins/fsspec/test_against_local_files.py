@@ -250,7 +250,7 @@ changes = st.one_of(writes(), writes(), touches(), makes(), removes(), moves(), 
 
 @dataclass(frozen=True)
 class Options:
-    """What a question asks with."""
+    """Options of a question."""
 
     start: int | None
     end: int | None
