@@ -48,6 +48,13 @@ class Edited:
         self.file: StagedFile = self.staging.new(str(NAME), None)
         self.behind: WriteBehind | None = None
 
+    def stage_in(self, folder: Path) -> None:
+        """Stage in another folder; nothing was written yet."""
+        self.file.discard()
+        self.staging.close()
+        self.staging = StagingFolder(folder / "staging", LIMIT)
+        self.file = self.staging.new(str(NAME), None)
+
     async def base_on(self, content: bytes) -> None:
         """Begin with stored content."""
         await self.lake.run(self.lake.steps.put(str(NAME), content))

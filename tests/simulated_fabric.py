@@ -15,7 +15,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -32,6 +32,7 @@ from lakefs.transport.fabric import (
     FabricEnd,
     LocalMemory,
     Memory,
+    Piece,
     Region,
     Remote,
     check_post,
@@ -321,30 +322,23 @@ class SimulatedLink:
                 raise FabricFailed("the link is joined or broken already")
             self.peer = peer
 
-    def post_read(
-        self, ticket: int, region: Region, offset: int, remote_address: int, remote_key: int, length: int
-    ) -> None:
-        """Begin a READ."""
-        check_post(region, offset, remote_address, remote_key, length)
-        self._post(_Operation(ticket, _own(region), offset, remote_address, remote_key, length, is_write=False))
-
-    def post_write(
-        self, ticket: int, region: Region, offset: int, remote_address: int, remote_key: int, length: int
-    ) -> None:
-        """Begin a WRITE."""
-        check_post(region, offset, remote_address, remote_key, length)
-        self._post(_Operation(ticket, _own(region), offset, remote_address, remote_key, length, is_write=True))
-
-    def _post(self, operation: _Operation) -> None:
+    def post(self, ticket: int, pieces: Sequence[Piece]) -> None:
+        """Begin to move pieces."""
+        check_post(pieces)
         with self.fabric.wire.changed:
-            if self.is_broken or self.peer is None or self._in_flight >= SEND_WINDOW:
+            if self.is_broken or self.peer is None or self._in_flight + len(pieces) > SEND_WINDOW:
                 raise FabricFailed("the link is broken, not joined, or has its window full")
-            if self.fabric.regions.get(operation.region.remote_key) is not operation.region:
+            if any(self.fabric.regions.get(piece.region.remote_key) is not piece.region for piece in pieces):
                 raise FabricFailed("the region is closed, or another fabric's")
-            operation.region.uses += 1
-            self._in_flight += 1
-            self.operations.append(operation)
+            for number, (region, offset, address, key, length, is_write) in enumerate(pieces, ticket):
+                self.begin(_Operation(number, _own(region), offset, address, key, length, is_write))
             self.fabric.wire.changed.notify_all()
+
+    def begin(self, operation: _Operation) -> None:
+        """Add an operation to those in flight."""
+        operation.region.uses += 1
+        self._in_flight += 1
+        self.operations.append(operation)
 
     def complete(self, completion: Completion) -> None:
         """Add a completion; called by the wire."""

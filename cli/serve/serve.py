@@ -37,7 +37,7 @@ from cli.terminal.process import run_loop, say
 @click.option("--hot-index", metavar="auto|off|memory|PATH", help="Where local clients look up places; a path is kept.")
 @click.option("--hot-index-entries", metavar="N", help="Chunks it has room for; 0: it grows by itself.")
 @click.option("--dram-tier-bytes", metavar="SIZE", help="Memory for what is read often, as 8G; auto; 0 for none.")
-@click.option("--rdma", metavar="auto|off|DEVICE", help="auto: beside TCP, the first device; needs python3-pyverbs.")
+@click.option("--rdma", metavar="auto|off|DEVICE", help="auto: beside TCP, the first device; needs libibverbs1.")
 @click.option("--config", "file", metavar="FILE", help="Instead of /etc/lake/lake.toml.")
 def serve(file: str | None, **settings: str | None) -> None:
     """Run an engine.

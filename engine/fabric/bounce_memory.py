@@ -20,8 +20,7 @@ import trio
 
 from lakefs.limits import BOUNCE_BUFFERS, BOUNCE_BYTES
 from lakefs.ports import Offload
-from lakefs.transport.fabric import Fabric, Region, Remote
-from lakefs.transport.fabric_mover import Piece
+from lakefs.transport.fabric import Fabric, Piece, Region, Remote
 
 
 class Bounce:

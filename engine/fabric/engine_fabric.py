@@ -27,8 +27,8 @@ from engine.fabric.registered_slab import RegisteredSlab, SlabMemory
 from lakefs.errors import DeadlineExceeded, EngineBusy, FabricFailed, InvalidArgument, SessionLost, UnsupportedVersion
 from lakefs.limits import BOUNCES_PER_LINK, FABRIC_LINKS_MAX, LENT_MEMORY_BYTES_MAX
 from lakefs.ports import Offload
-from lakefs.transport.fabric import ADDRESS_MAX, KEY_MAX, Fabric, Link, Region, Remote
-from lakefs.transport.fabric_mover import Piece, TrioMover
+from lakefs.transport.fabric import ADDRESS_MAX, KEY_MAX, Fabric, Link, Piece, Region, Remote
+from lakefs.transport.fabric_mover import TrioMover
 from lakefs.wire.fabric_end import FabricEnd, check_end
 from lakefs.wire.fabric_messages import FabricMemory
 

@@ -351,7 +351,7 @@ class _Check:
 
     async def payloads(self) -> None:
         """Check every payload against its CRC32C and its id."""
-        for page in pages(self._metadata, Table.CHUNKS, b"", b"\xff", limit=64):
+        for page in pages(self._metadata, Table.CHUNKS, b"", b"\xff", lambda: 64):
             for key, value in page:
                 await self._payload(chunk_id_of_key(key), unpack_chunk_record(value))
 

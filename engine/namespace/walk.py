@@ -36,12 +36,12 @@ def value_of(metadata: Metadata, table: Table, key: bytes) -> bytes | None:
 
 
 def pages(
-    metadata: Metadata, table: Table, start: bytes, end: bytes, limit: int = GC_BATCH
+    metadata: Metadata, table: Table, start: bytes, end: bytes, limit: Callable[[], int] = lambda: GC_BATCH
 ) -> Iterator[list[tuple[bytes, bytes]]]:
-    """Yield the records with start <= key < end in pages of at most `limit`, ascending; no page is empty."""
+    """Yield the records with start <= key < end in pages of at most `limit()`, ascending; no page is empty."""
     while True:
         with metadata.view() as view:
-            page = list(islice(view.scan(table, start, end), limit))
+            page = list(islice(view.scan(table, start, end), limit()))
         if not page:
             return
         yield page

@@ -19,7 +19,7 @@ from engine.requests.answers import failure_of
 from lakefs.errors import ChunkNotFound, InvalidArgument, LakeError
 from lakefs.ids import EMPTY_CHUNK, ChunkId, id_text
 from lakefs.limits import BOUNCE_BYTES, PAGE_BYTES, SMALL_PAYLOAD_BYTES
-from lakefs.transport.fabric_mover import Piece
+from lakefs.transport.fabric import Piece
 from lakefs.wire import messages as m
 
 _SMALL_ALIGNMENT: Final = 64

@@ -14,7 +14,7 @@ from engine.fabric.engine_fabric import ServedLink
 from lakefs.errors import InvalidArgument
 from lakefs.limits import BOUNCE_BYTES
 from lakefs.ports import Offload
-from lakefs.transport.fabric_mover import Piece
+from lakefs.transport.fabric import Piece
 from lakefs.wire.fabric_messages import FabricMemory
 
 

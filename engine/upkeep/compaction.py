@@ -386,7 +386,9 @@ class Compactor:
         """Return the next records in the order of their keys."""
         with self._metadata.view() as view:
             scan = view.scan(Table.CHUNKS, after + b"\0" if after else b"", b"\xff")
-            page = [_Found(key, unpack_chunk_record(value)) for key, value in islice(scan, self._batch)]
+            page = [
+                _Found(key, unpack_chunk_record(value)) for key, value in islice(scan, self._pacing.step(self._batch))
+            ]
             self._rests_on = max(self._rests_on, view.sequence)
         return page
 

@@ -192,7 +192,7 @@ class Collector:
         self._rebound.clear()
         while True:
             with self._metadata.view() as view:
-                page = iter_nodes(view, self._passed, self._batch)
+                page = iter_nodes(view, self._passed, cycle.pacing.step(self._batch))
             if not page:
                 break
             self._passed = page[-1][0]
@@ -211,20 +211,24 @@ class Collector:
 
     async def _mark_parts(self, cycle: _Cycle) -> None:
         """Mark the parts of unfinished uploads.  A part recorded behind this walk is held by its session until then."""
-        for page in pages(self._metadata, Table.UPLOADS, PARTS_BEGIN, PARTS_END, self._batch):
+        for page in pages(
+            self._metadata, Table.UPLOADS, PARTS_BEGIN, PARTS_END, lambda: cycle.pacing.step(self._batch)
+        ):
             for _, value in page:
                 await self._mark_blob(cycle, BlobId(unpack_part(value).blob))
             await cycle.pacing.rest()
 
     async def _mark_values(self, cycle: _Cycle) -> None:
         """Mark the parts of keyed values.  The barrier marks those of a value that is put behind this walk."""
-        for page in pages(self._metadata, Table.KEYED, VALUES_BEGIN, VALUES_END, self._batch):
+        for page in pages(
+            self._metadata, Table.KEYED, VALUES_BEGIN, VALUES_END, lambda: cycle.pacing.step(self._batch)
+        ):
             left = [chunks_of(record) for _, record in page]
             left.reverse()
             while left:
                 count = 0
                 with self._metadata.view() as view:
-                    while left and count < self._batch:  # parts; a value has 256 at most
+                    while left and count < cycle.pacing.step(self._batch):  # parts; a value has 256 at most
                         for chunk in left.pop():
                             self._mark_in(cycle, view, chunk)
                             count += 1
@@ -277,7 +281,7 @@ class Collector:
     def _chunk_page(self, cycle: _Cycle, after: bytes) -> list[tuple[bytes, ChunkRecord]]:
         with self._metadata.view() as view:
             scan = view.scan(Table.CHUNKS, after + b"\x00" if after else b"", b"\xff")
-            page = [(key, unpack_chunk_record(value)) for key, value in islice(scan, self._batch)]
+            page = [(key, unpack_chunk_record(value)) for key, value in islice(scan, cycle.pacing.step(self._batch))]
             cycle.rests_on = max(cycle.rests_on, view.sequence)
             return page
 

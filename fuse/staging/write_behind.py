@@ -11,20 +11,25 @@ Rules kept here:
   its id is dropped; the commit stores the bytes present then.
 - Only content without stored bytes below it: an edit's cuts depend on later edits.
 - A failure is no error: the commit meets it again, and reports it to the process that closes the file.
+- Pages of stored bytes are given up once they are clean, never written out for it: of a long file that a mount gets
+  faster than the disk takes it, the page cache has what waits to be written, and not all of it.
 - Memory: about 100 bytes for each stored chunk; where the engine cannot read the staging file (over a network), also
   two requests of two chunks of 4 MiB.
 """
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_left
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Final
 
 from fuse.staging.staged_file import Kind, StagedFile
 from lakefs.content.chunking import iter_extents, plan_growing
 from lakefs.errors import InvalidArgument
 from lakefs.get.opened import Piece
+from lakefs.host.page_cache import is_written_out
 from lakefs.ids import ChunkId, ChunkKind, SessionId, data_chunk_id
 from lakefs.lake.lake_steps import LakeSteps
 from lakefs.limits import BLOB_BYTES_MAX, CHUNK_BYTES, STORE_REQUEST_CHUNKS, WRITE_BEHIND_WINDOW
@@ -47,6 +52,9 @@ from lakefs.wire.messages import (
 
 BEGIN_BYTES: Final = 2 * CHUNK_BYTES
 """Files that stay shorter are stored when they are closed."""
+
+LET_GO_CHUNKS: Final = 32
+"""Most chunks whose pages are looked at for one request: 0.1 ms of the loop's time."""
 
 Extent = tuple[int, int]
 """Offset and length in bytes."""
@@ -95,6 +103,7 @@ class WriteBehind:
         self._session: SessionId | None = None
         self._source = StagedSource(lake, staged)
         self._has_ended = False
+        self._let_go_end = 0  # of the bytes whose pages were given up
 
     def has_work(self) -> bool:
         """Return True if `run` would store something now."""
@@ -171,8 +180,26 @@ class WriteBehind:
             self._in_flight.update(batch)
             effect, done = yield from self._effect(batch)
             yield from pipeline.submit(effect, done)
+            yield from self._let_go()
             if not self.has_work():
                 yield from pipeline.drain()
+
+    def _let_go(self) -> Steps[None]:
+        """Give up the page cache of stored bytes that the kernel has written to the staging file's disk by now.
+
+        The bytes stay in the staging file.  The next writes then get these pages.  Pages that were not used for a while
+        can be slow to write to: a hypervisor has to give the machine that memory back.
+        """
+        at = bisect_left(self._stored, self._let_go_end, key=_offset)
+        clean: list[Extent] = []
+        for _, offset, length in self._stored[at : at + LET_GO_CHUNKS]:
+            follows = not clean or offset == sum(clean[-1])
+            if not follows or not is_written_out(self._staged.descriptor, offset, length):
+                break
+            clean.append((offset, length))
+        if clean:
+            begin, self._let_go_end = clean[0][0], sum(clean[-1])
+            yield from work(_drop_pages, self._staged.descriptor, begin, self._let_go_end - begin)
 
     def _effect(self, batch: list[Extent]) -> Steps[tuple[Effect, Completion]]:
         assert self._session is not None
@@ -213,6 +240,11 @@ class WriteBehind:
             if extent in self._in_flight:
                 self._in_flight.remove(extent)
                 self._stored.append(Piece(chunk, *extent))
+
+
+def _drop_pages(descriptor: int, offset: int, length: int) -> None:
+    with suppress(OSError):  # the file may be given up meanwhile
+        os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_DONTNEED)
 
 
 def _offset(piece: Piece) -> int:

@@ -97,6 +97,31 @@ def granule_crcs_around(lead: Buffer, payload: Buffer, trail: Buffer) -> bytes:
     return struct.pack(f"<{len(crcs)}I", *crcs)
 
 
+class GranuleCrcs:
+    """The CRCs of a payload's granules, taken as its bytes arrive, from the first one on."""
+
+    def __init__(self) -> None:
+        self._crcs = bytearray()
+        self._taken = 0
+        """Bytes of the granules that were taken."""
+
+    def take(self, payload: memoryview, arrived: int) -> None:
+        """Take the granules of the payload that lie in its first `arrived` bytes, and were not taken before.
+
+        Its last granule may be short, so it is taken when the whole payload is there.
+        """
+        end = len(payload) if arrived >= len(payload) else arrived - arrived % GRANULE_BYTES
+        if end > self._taken:
+            self._crcs += granule_crcs(payload[self._taken : end])
+            self._taken = end
+
+    def match(self, crc: int, vector: Buffer) -> bool:
+        """Return True if a payload that was taken whole is the one of `crc` and `vector`, like `matches`."""
+        if vector:
+            return crc32c(vector) == crc and self._crcs == vector
+        return len(self._crcs) == 4 and self._crcs == crc.to_bytes(4, "little")
+
+
 def vector_bytes(stored_bytes: int) -> int:
     """Return the length of the vector behind a payload; 0 for a payload of one granule."""
     return 4 * -(-stored_bytes // GRANULE_BYTES) if stored_bytes > GRANULE_BYTES else 0

@@ -82,10 +82,10 @@ class KeyedReads:
         return present if self.confirm() else [None] * len(keys)
 
     def lasting(self, space: int, keys: list[bytes]) -> list[bool]:
-        """Return for each key if it has a value that does not expire, as far as it can be told here.
+        """Return for each key if it has a value that does not expire, as far as it is known here.
 
-        A put takes such a value for present.  In a space of which some values expire no value is told from those whose
-        time is over, so the engine is asked for all.
+        A put takes such a value for present.  In a space of which some values expire, one whose time is over looks like
+        any other, so the engine is asked for all.
         """
         present = self.match(space, keys)
         if not any(present):

@@ -18,7 +18,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, Protocol, cast, runtime_checkable
@@ -31,12 +31,12 @@ from lakefs.fabric.devices import OpenFabric, open_device
 from lakefs.fabric.landing import Landing, Landings
 from lakefs.limits import BOUNCE_BYTES, CHUNK_BYTES, CLIENT_BOUNCES, STORE_REQUEST_BYTES
 from lakefs.steps.steps import Steps, send, work
-from lakefs.transport.fabric import ADDRESS_MAX, KEY_MAX, Fabric, Link, Region, Remote
+from lakefs.transport.fabric import ADDRESS_MAX, KEY_MAX, Fabric, Link, Piece, Region, Remote
 from lakefs.wire.fabric_messages import MEDIUM_FABRIC, FabricMemory
 from lakefs.wire.messages import FEATURE_FABRIC, FabricOpen, FabricOpened, Grant, HelloReply
 
 if TYPE_CHECKING:
-    from lakefs.transport.fabric_mover import Mover, Piece
+    from lakefs.transport.fabric_mover import Mover
 
 LINKS_PER_CONNECTION: Final = 2
 """Queue pairs that are made for one connection: the first, and one in place of one that failed."""
@@ -79,7 +79,6 @@ class ClientLink:
         moving = import_module("lakefs.transport.fabric_mover")  # it loads trio, which blocking clients do without
         self.mover: Final = cast("Mover", moving.Mover(link))
         self.epoch: Final = epoch
-        self._piece = cast("type[Piece]", moving.Piece)
         self._bounces = bounces
 
     @contextmanager
@@ -98,13 +97,15 @@ class ClientLink:
             and 0 < grant.offset <= ADDRESS_MAX - BOUNCE_BYTES
         )
 
-    def read(self, bounce: Bounce, wanted: Sequence[tuple[Grant, int, int]]) -> None:
+    def read(self, bounce: Bounce, wanted: Sequence[tuple[Grant, int, int]], meanwhile: Callable[[int], None]) -> None:
         """READ the beginning of each granted extent into [begin, end) of the buffer.  Blocks.
 
-        FabricFailed, DeadlineExceeded: the queue pair is lost.  On return nothing touches the buffer any more.
+        The extents follow each other in the buffer.  `meanwhile`, see `Mover.move`, is called with the length of what
+        has arrived in the buffer.  FabricFailed, DeadlineExceeded: the queue pair is lost.  On return nothing touches
+        the buffer any more.
         """
-        pieces = [self._piece(bounce.region, begin, at.offset, at.segment, end - begin) for at, begin, end in wanted]
-        self.mover.move(pieces, MOVE_TIMEOUT_S)
+        pieces = [Piece(bounce.region, begin, at.offset, at.segment, end - begin) for at, begin, end in wanted]
+        self.mover.move(pieces, MOVE_TIMEOUT_S, meanwhile)
 
 
 class _Closable(Protocol):

@@ -13,7 +13,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from lakefs.content.verify import Check, damaged, granule_crcs, matches_id
@@ -23,7 +23,7 @@ from lakefs.get.opened import Access, Opened
 from lakefs.get.pool_lending import LentPool, into_lent_pool
 from lakefs.get.pools import Pool
 from lakefs.ids import EMPTY_CHUNK, ChunkId, id_text
-from lakefs.limits import CHECK_BYTES, KIB, LOAD_WINDOW
+from lakefs.limits import CHECK_BYTES, CHUNK_BYTES, KIB, LOAD_WINDOW
 from lakefs.names import parse_object_name
 from lakefs.steps.steps import Pipeline, Send, Steps, Work, send, work
 from lakefs.wire.engine_port import Reply
@@ -101,13 +101,8 @@ class _Loading:
 
     def run(self) -> Steps[list[int]]:
         pipeline = Pipeline(LOAD_WINDOW)
-        size = len(self._slots)
-        if self._access.check is not Check.NONE:
-            size = -(-size // BATCHES)
-        size = min(max(size, BATCH_MIN), BATCH_MAX)
         try:
-            for first in range(0, len(self._slots), size):
-                indexes = range(first, min(first + size, len(self._slots)))
+            for indexes in self._requests():
                 yield from pipeline.submit(Send(self._request(indexes)), self._check_of(indexes, pipeline))
             yield from pipeline.drain()
         except LakeError:
@@ -116,6 +111,27 @@ class _Loading:
         for index in self._failed:
             yield from self._load_again(index)
         return self._lengths
+
+    def _requests(self) -> Iterator[range]:
+        """Yield the slots of each request.
+
+        Over a network a request more costs more than what its chunks' check beside the others saves: there a request
+        is as long as the buffer through which the engine moves it, and shorter loads are one request.
+        """
+        count = len(self._slots)
+        if self._lent.fabric is None:
+            size = count if self._access.check is Check.NONE else -(-count // BATCHES)
+            size = min(max(size, BATCH_MIN), BATCH_MAX)
+            yield from (range(first, min(first + size, count)) for first in range(0, count, size))
+            return
+        first = total = 0
+        for index, length in enumerate(_likely_lengths(self._slots)):
+            if index > first and (total + length > CHECK_BYTES or index == first + BATCH_MAX):
+                yield range(first, index)
+                first, total = index, 0
+            total += length
+        if count:
+            yield range(first, count)
 
     def _request(self, indexes: Sequence[int]) -> LoadSlots:
         slots = [self._slots[index] for index in indexes]
@@ -187,6 +203,18 @@ class _Loading:
 
 _Arrived = tuple[int, memoryview, bytes]
 """Index of the slot, its bytes, and the checksums of their granules (empty: the chunk's id is compared)."""
+
+
+def _likely_lengths(slots: Sequence[Slot]) -> list[int]:
+    """Return the length of each slot's chunk as its room and the next slot's offset tell it; 0 if neither does."""
+    lengths = [0] * len(slots)
+    behind: int | None = None
+    for index in sorted(range(len(slots)), key=lambda index: slots[index].offset, reverse=True):
+        _, offset, room, _ = slots[index]
+        length = room if behind is None else min(room, behind - offset)
+        lengths[index] = length if length <= CHUNK_BYTES else 0
+        behind = offset
+    return lengths
 
 
 def _mismatches(slots: Sequence[Slot], arrived: Sequence[_Arrived]) -> list[int]:

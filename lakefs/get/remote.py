@@ -3,16 +3,18 @@
 Rules kept here:
 - Payload and vector are one READ.  What was READ is checked before a byte of it is delivered, by CRC32C if the client
   checks nothing else: the engine may give the place to another chunk at any moment.
+- What has arrived is checked while the rest is being moved.
 - A grant is used with the queue pair of the connection that it arrived on, and with no other.
 - A chunk whose check fails is located anew and READ once more, then streamed; so is all of a group whose READ failed.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from lakefs.content.verify import Check, matches, vector_bytes
+from lakefs.content.verify import Check, GranuleCrcs, matches, vector_bytes
 from lakefs.errors import DeadlineExceeded, FabricFailed
 from lakefs.get.opened import Access
 from lakefs.get.places import Wanted, ask_for_places, length_of
@@ -116,17 +118,46 @@ def _read_group(link: ClientLink, group: Sequence[Wanted], check: Check) -> list
     stale: list[Wanted] = []
     for batch in _batches(group, checked):
         with link.bounce() as bounce:
-            link.read(bounce, [(grant, begin, end) for _, grant, begin, end in batch])
-            for want, grant, begin, end in batch:
-                behind = begin + grant.stored_bytes
-                payload, vector = bounce.memory[begin:behind], bounce.memory[behind:end]
-                if matches(want.piece.chunk, payload, checked, grant.crc, vector):
-                    memory = want.sink.memory_for(want.piece)
-                    memory[:] = payload
-                    want.sink.deliver(want.piece, memory)
-                else:
-                    stale.append(want)
+            arriving = _Arriving(bounce.memory, batch, checked)
+            link.read(bounce, [(grant, begin, end) for _, grant, begin, end in batch], arriving.look)
+            arriving.look(batch[-1][3])
+            stale += arriving.stale
     return stale
+
+
+class _Arriving:
+    """Chunks that arrive one behind the other in a buffer; each is delivered as soon as it was checked."""
+
+    def __init__(self, memory: memoryview, batch: Sequence[_Placed], check: Check) -> None:
+        self._memory = memory
+        self._waiting = deque(batch)
+        self._check = check
+        self._crcs = GranuleCrcs()
+        """The CRCs of the first chunk that waits."""
+        self.stale: list[Wanted] = []
+
+    def look(self, arrived: int) -> None:
+        """Check what is in the first `arrived` bytes of the buffer, and was not when this was called before."""
+        while self._waiting:
+            want, grant, begin, end = self._waiting[0]
+            behind = begin + grant.stored_bytes
+            if self._check is Check.CRC32C:
+                self._crcs.take(self._memory[begin:behind], arrived - begin)
+            if arrived < end:
+                return
+            self._waiting.popleft()
+            payload, vector = self._memory[begin:behind], self._memory[behind:end]
+            crcs, self._crcs = self._crcs, GranuleCrcs()
+            if self._check is Check.CRC32C:
+                is_right = crcs.match(grant.crc, vector)
+            else:
+                is_right = matches(want.piece.chunk, payload, self._check, grant.crc)
+            if is_right:
+                memory = want.sink.memory_for(want.piece)
+                memory[:] = payload
+                want.sink.deliver(want.piece, memory)
+            else:
+                self.stale.append(want)
 
 
 _Placed = tuple[Wanted, Grant, int, int]

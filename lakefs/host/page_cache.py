@@ -35,6 +35,16 @@ def is_cached(descriptor: int, offset: int, length: int) -> bool | None:
     return asked[2] >= pages
 
 
+def is_written_out(descriptor: int, offset: int, length: int) -> bool:
+    """Return True if no page of [offset, offset + length) waits to be written to the disk, or is being written.
+
+    False too if that cannot be determined.
+    """
+    asked = _Asked(offset, length)
+    address = ctypes.addressof(asked)
+    return _syscall(_CACHESTAT, descriptor, address, address + _COUNTS_AT, 0) == 0 and asked[3] == asked[4] == 0
+
+
 def is_in_memory(descriptor: int) -> bool:
     """Return True for a file on a file system without a disk: it refuses `RWF_NOWAIT`, and its reads wait for no
     disk."""

@@ -17,15 +17,15 @@ Rules of the port, which `tests/contract/fabric_suite.py` holds for every implem
 - An adapter may touch the memory of what was posted until its completion was polled, or `Link.close` has returned;
   and a peer that of a region until `Region.close` has returned, or all links of its fabric are closed.
 - A forked child has no fabric: what it inherited is closed there, and stays what it was in its parent.
-- `post_read` and `post_write` may move the bytes themselves (software adapters do), with the interpreter's lock held:
-  they are called from threads, with at most SLICE_BYTES each.  All else is quick.  A link is used by one thread at a
-  time; `lakefs.transport.fabric_mover` keeps to that.
+- `post` may move the bytes itself (software adapters do), while other threads run: it is called from threads.  All
+  else is quick.  A link is used by one thread at a time; `lakefs.transport.fabric_mover` keeps to that.
 """
 
 from __future__ import annotations
 
 import ctypes
 import enum
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 from lakefs.errors import InvalidArgument
@@ -47,6 +47,7 @@ __all__ = [
     "Link",
     "LocalMemory",
     "Memory",
+    "Piece",
     "Region",
     "Remote",
     "check_post",
@@ -54,7 +55,7 @@ __all__ = [
 ]
 
 SLICE_BYTES: Final = 256 * 1024
-"""Longest single READ or WRITE: a software adapter moves it in one call, some 30 us at 8 GB/s."""
+"""Longest single READ or WRITE: what has arrived is checked while the next ones are moved."""
 SEND_WINDOW: Final = 16
 """READs and WRITEs of one link in flight: 16 x 256 KiB = 4 MiB, enough for 300 Gbit/s over 100 us."""
 
@@ -151,20 +152,14 @@ class Link(Protocol):
         """
         ...
 
-    def post_read(
-        self, ticket: int, region: Region, offset: int, remote_address: int, remote_key: int, length: int
-    ) -> None:
-        """Begin to fill `region` from `offset` with the peer's bytes; `ticket` is 64 bits of the caller's.
+    def post(self, ticket: int, pieces: Sequence[Piece]) -> None:
+        """Begin to move pieces of at most SLICE_BYTES, in their order; their completions have the tickets from
+        `ticket` on, 64 bits of the caller's.
 
-        At most SEND_WINDOW are in flight, which the caller counts.  InvalidArgument: the range is not in the region,
-        or a number is no address, key or length.  FabricFailed: not posted, no completion follows.
+        At most SEND_WINDOW are in flight, which the caller counts.  InvalidArgument: a range is not in its region, or
+        a number is no address, key or length; FabricFailed: the link or a region cannot be used.  Neither has posted
+        anything, unless the link is broken then: it has to be closed.
         """
-        ...
-
-    def post_write(
-        self, ticket: int, region: Region, offset: int, remote_address: int, remote_key: int, length: int
-    ) -> None:
-        """Begin to write the bytes of `region` from `offset` to the peer's memory; like `post_read`."""
         ...
 
     def poll(self) -> list[Completion]:
@@ -184,6 +179,17 @@ class Link(Protocol):
         """End it: when this has returned, nothing that was posted touches memory any more.  Never raises; may take
         milliseconds.  A second call does nothing."""
         ...
+
+
+class Piece(NamedTuple):
+    """One range to move: by READ from the peer into the region, or with `is_write` by WRITE from there to the peer."""
+
+    region: Region
+    offset: int
+    remote_address: int
+    remote_key: int
+    length: int
+    is_write: bool = False
 
 
 class Fabric(Protocol):
@@ -234,9 +240,11 @@ def local_memory(memory: Memory) -> LocalMemory:
     return LocalMemory(ctypes.addressof(held), view.nbytes, held)
 
 
-def check_post(region: Region, offset: int, remote_address: int, remote_key: int, length: int) -> None:
-    """Raise InvalidArgument unless a READ or WRITE stays in its region, and its numbers are what they should be."""
-    if not 0 < length <= SLICE_BYTES or not 0 <= offset <= region.length_bytes - length:
-        raise InvalidArgument(f"{length} bytes at {offset} are not a slice of a region of {region.length_bytes} bytes")
-    if not 0 <= remote_address <= ADDRESS_MAX - length or not 0 <= remote_key <= KEY_MAX:
-        raise InvalidArgument(f"{remote_address:#x} with key {remote_key:#x} is no place of a peer")
+def check_post(pieces: Sequence[Piece]) -> None:
+    """Raise InvalidArgument unless each READ or WRITE stays in its region, and its numbers are what they should be."""
+    for region, offset, remote_address, remote_key, length, _ in pieces:
+        size = region.length_bytes
+        if not 0 < length <= SLICE_BYTES or not 0 <= offset <= size - length:
+            raise InvalidArgument(f"{length} bytes at {offset} are not a slice of a region of {size} bytes")
+        if not 0 <= remote_address <= ADDRESS_MAX - length or not 0 <= remote_key <= KEY_MAX:
+            raise InvalidArgument(f"{remote_address:#x} with key {remote_key:#x} is no place of a peer")

@@ -7,6 +7,7 @@ Rules kept here:
   was closed.  So memory may be used again behind a failure, a passed deadline and a cancellation, too; but the link is
   gone then, and the next move of this mover raises FabricFailed.
 - A link has one move at a time; others wait for it, and their time to wait counts.
+- As many slices as the window has room for are posted by one call.
 - Completions are looked for a few times, then the link is armed, polled once more, and only then waited for: none is
   missed.
 """
@@ -16,28 +17,18 @@ from __future__ import annotations
 import select
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 import trio
 
 from lakefs.errors import DeadlineExceeded, FabricFailed
 from lakefs.ports import Offload
-from lakefs.transport.fabric import SEND_WINDOW, SLICE_BYTES, Link, Region
+from lakefs.transport.fabric import SEND_WINDOW, SLICE_BYTES, Link, Piece
 
 _POLLS_BEFORE_A_WAIT: Final = 16
 """Looks for completions before waiting for the descriptor: some 15 us, about what that wait would cost."""
-
-
-class Piece(NamedTuple):
-    """One range to move: by READ from the peer into the region, or with `is_write` by WRITE from there to the peer."""
-
-    region: Region
-    offset: int
-    remote_address: int
-    remote_key: int
-    length: int
-    is_write: bool = False
 
 
 class Mover:
@@ -52,11 +43,13 @@ class Mover:
         """True if the link is broken or closed: another one is needed."""
         return self._link.is_broken
 
-    def move(self, pieces: Sequence[Piece], timeout_s: float) -> None:
+    def move(self, pieces: Sequence[Piece], timeout_s: float, meanwhile: Callable[[int], None] | None = None) -> None:
         """Move all pieces, in their order.
 
+        `meanwhile` is called with the bytes that were moved so far, counted over the pieces in their order, while
+        others are still being moved.  It is not called for the last ones: others may use the link by then.
         FabricFailed: one failed, and what was moved is undefined.  DeadlineExceeded.  Both leave the link closed; so
-        does any other exception behind the first post.
+        does any other exception while a slice is in flight.
         """
         deadline = time.monotonic() + timeout_s
         if not self._lock.acquire(timeout=max(timeout_s, 0)):
@@ -64,18 +57,23 @@ class Mover:
         move: _Move | None = None
         try:
             move = _Move(self._link, pieces)
-            waiter = select.poll()
-            waiter.register(self._link.descriptor, select.POLLIN)
             while move.is_under_way:
                 if move.post_and_look() or move.settle_armed():
+                    if meanwhile is not None and move.is_under_way:
+                        meanwhile(move.moved_bytes)
                     continue
-                if not waiter.poll(max(deadline - time.monotonic(), 0) * 1000):
-                    raise _late(timeout_s)
-                self._link.take_events()
+                self._wait(deadline, timeout_s)
         finally:
             if move is not None and (move.in_flight or move.failed):
                 self._link.close()
             self._lock.release()
+
+    def _wait(self, deadline: float, timeout_s: float) -> None:
+        waiter = select.poll()
+        waiter.register(self._link.descriptor, select.POLLIN)
+        if not waiter.poll(max(deadline - time.monotonic(), 0) * 1000):
+            raise _late(timeout_s)
+        self._link.take_events()
 
     def close(self) -> None:
         """Close the link, when a move under way has ended.  A second call does nothing."""
@@ -108,7 +106,8 @@ class TrioMover:
         move = _Move(self._link, pieces)
         try:
             while move.is_under_way:
-                if await self._offload.run(move.post_and_look) or move.settle_armed():
+                moved = await self._offload.run(move.post_and_look) if move.has_to_post else move.settle()
+                if moved or move.settle_armed():
                     continue
                 await trio.lowlevel.wait_readable(self._link.descriptor)
                 self._link.take_events()
@@ -134,36 +133,52 @@ class _Move:
         self._slices = _slices(pieces)
         self._next = next(self._slices, None)
         self._ticket = 0
-        self.in_flight = 0
+        self._lengths: deque[int] = deque()
+        """Lengths of what is in flight, the oldest first."""
+        self.moved_bytes = 0
         self.failed = False
+
+    @property
+    def in_flight(self) -> int:
+        """Slices that were posted and not completed."""
+        return len(self._lengths)
 
     @property
     def is_under_way(self) -> bool:
         """True until all slices are posted and completed."""
-        return self._next is not None or self.in_flight > 0
+        return self._next is not None or bool(self._lengths)
+
+    @property
+    def has_to_post(self) -> bool:
+        """True if a slice can be posted now."""
+        return self._next is not None and self.in_flight < SEND_WINDOW
 
     def post_and_look(self) -> bool:
         """Post slices until the window is full, then look for completions; True if any came.  FabricFailed.
 
         The adapter may move the bytes here.
         """
-        while self._next is not None and self.in_flight < SEND_WINDOW:
-            piece = self._next
-            begin = self._link.post_write if piece.is_write else self._link.post_read
-            self._ticket += 1
-            begin(self._ticket, piece.region, piece.offset, piece.remote_address, piece.remote_key, piece.length)
-            self.in_flight += 1
+        batch: list[Piece] = []
+        while self._next is not None and self.in_flight + len(batch) < SEND_WINDOW:
+            batch.append(self._next)
             self._next = next(self._slices, None)
+        if batch:
+            self.failed = True  # until it is known what is in flight
+            self._link.post(self._ticket, batch)
+            self.failed = False
+            self._ticket += len(batch)
+            self._lengths.extend(piece.length for piece in batch)
         return any(self.settle() for _ in range(_POLLS_BEFORE_A_WAIT))
 
     def settle(self) -> bool:
         """Count what has completed; return True if anything has, or nothing is in flight.  FabricFailed."""
         completed = self._link.poll()
-        self.in_flight -= len(completed)
         for completion in completed:
             if completion.failure:
                 self.failed = True
                 raise FabricFailed(f"an RDMA operation failed: {completion.failure}")
+            assert self._lengths, "a link has one move at a time"
+            self.moved_bytes += self._lengths.popleft()
         if not completed and self._link.is_broken:
             raise FabricFailed("the link was closed in the middle of a move")
         return bool(completed) or not self.in_flight

@@ -1,8 +1,8 @@
-"""RDMA through pyverbs: the `lakefs.transport.fabric` port on a real adapter, or on a software one (rxe).
+"""RDMA through libibverbs: the `lakefs.transport.fabric` port on a real adapter, or on a software one (rxe).
 
 Rules kept here:
 - Whatever is missing (library, device, address, permission) is a reason, a text; no other module sees its exceptions.
-- pyverbs checks no pointers: each call on a queue pair is made under the link's lock and only while it is open.
+- The library checks no pointers: each call on a queue pair is made under the link's lock and only while it is open.
 - rxe takes 7 retries for endless ones, so there are 6: a dead peer is found after 7 times 268 ms (adapters may take up
   to four times as long).
 - A forked child has none of it: what it inherited is closed there, without freeing what is the parent's in the kernel.
@@ -11,13 +11,14 @@ Rules kept here:
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
+import struct
 import threading
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from lakefs.errors import FabricFailed, InvalidArgument
 from lakefs.host.forks import follow_forks
@@ -27,13 +28,25 @@ from lakefs.transport.fabric import (
     FabricEnd,
     LocalMemory,
     Memory,
-    Region,
+    Piece,
     Remote,
     check_post,
     local_memory,
 )
+from lakefs.transport.queue_pair import FAILURES, READ, WRITE, PairAttributes, QueuePair, Request
 from lakefs.transport.rdma_port import Port, gid_text, port_of
-from lakefs.transport.verbs import Verbs, close_all, leave_to_parent, load_verbs, open_channel, open_context, reason_of
+from lakefs.transport.verbs import (
+    ACCESS_LOCAL_WRITE,
+    ACCESS_REMOTE_READ,
+    ACCESS_REMOTE_WRITE,
+    LIBRARY,
+    Context,
+    Domain,
+    Registered,
+    Verbs,
+    VerbsError,
+    load_verbs,
+)
 from lakefs.wire.fabric_end import check_end
 
 _ADAPTERS: Final = "/sys/class/infiniband"
@@ -62,16 +75,15 @@ def open_fabric(device: str = "") -> RdmaFabric | str:
     """
     try:
         verbs = load_verbs()
-    except (ImportError, AttributeError) as error:
-        return f"pyverbs cannot be used ({error}); install python3-pyverbs"
+    except OSError:
+        return f"{LIBRARY} is not installed; install libibverbs1 and ibverbs-providers"
+    except AttributeError as error:
+        return f"{LIBRARY} is too old ({error}); it has to be of rdma-core 32 or later"
     name, _, place = device.partition(":")
     port, _, gid_index = place.partition(":")
     if not all(part.isdecimal() for part in (port, gid_index) if part):
         return f"{device} is no name of an RDMA device: NAME, NAME:PORT or NAME:PORT:GID"
-    try:
-        found = [entry.name.decode() for entry in verbs.device.get_device_list() if name in ("", entry.name.decode())]
-    except verbs.error:  # the kernel has no RDMA at all
-        found = []
+    found = [known for known in verbs.devices() if name in ("", known)]
     if not found:
         return f"there is no RDMA device {name}" if name else "there is no RDMA device"
     reasons = []
@@ -86,15 +98,15 @@ def open_fabric(device: str = "") -> RdmaFabric | str:
 def _open(verbs: Verbs, device: str, number: int, gid_index: int | None) -> RdmaFabric | str:
     """Open the adapter of that name, at that port (0: the first active one) and that address; or return why not."""
     try:
-        context = open_context(verbs, device)
-    except verbs.error as error:
-        return reason_of(error)
+        context = verbs.open(device)
+    except VerbsError as error:
+        return str(error)
     try:
-        port = port_of(verbs, context, device, number, gid_index)
+        port = port_of(context, number, gid_index)
         if isinstance(port, Port):
-            return RdmaFabric(verbs, context, device, port)
-    except verbs.error as error:
-        port = reason_of(error)
+            return RdmaFabric(context, device, port)
+    except VerbsError as error:
+        port = str(error)
     context.close()
     return port
 
@@ -102,13 +114,13 @@ def _open(verbs: Verbs, device: str, number: int, gid_index: int | None) -> Rdma
 class RdmaFabric:
     """An opened adapter with a protection domain (`lakefs.transport.fabric.Fabric`)."""
 
-    def __init__(self, verbs: Verbs, context: Any, device: str, port: Port) -> None:
+    def __init__(self, context: Context, device: str, port: Port) -> None:
+        """VerbsError."""
         self.device = device
         self.kind = port.kind
-        self.verbs = verbs
         self.port = port
         self._context = context
-        self._domain = verbs.domain.PD(context)
+        self._domain = context.domain()
         self._lock = threading.Lock()
         self._links: set[RdmaLink] = set()
         self._regions: set[RdmaRegion] = set()
@@ -118,17 +130,14 @@ class RdmaFabric:
     def register(self, memory: Memory, remote: Remote) -> RdmaRegion:
         """Make memory known to the adapter; see the port."""
         found = local_memory(memory)
-        names = "IBV_ACCESS_LOCAL_WRITE" if remote != Remote.READ else ""
-        names += " IBV_ACCESS_REMOTE_READ" if Remote.READ in remote else ""
-        names += " IBV_ACCESS_REMOTE_WRITE" if Remote.WRITE in remote else ""
+        access = _rights(remote) | (ACCESS_LOCAL_WRITE if remote != Remote.READ else 0)
         with self._lock:
             self._check_open()
             try:
-                flags = self.verbs.flags(names)
-                made = self.verbs.memory.MR(self._domain, found.length_bytes, flags, address=found.address)
-            except self.verbs.error as error:
+                made = self._domain.register(found.address, found.length_bytes, access)
+            except VerbsError as error:
                 raise FabricFailed(
-                    f"{found.length_bytes} bytes cannot be registered with {self.device}: {reason_of(error)}; "
+                    f"{found.length_bytes} bytes cannot be registered with {self.device}: {error}; "
                     "raise the limit of locked memory (ulimit -l, LimitMEMLOCK=)"
                 ) from error
             region = RdmaRegion(self, made, found)
@@ -140,9 +149,9 @@ class RdmaFabric:
         with self._lock:
             self._check_open()
             try:
-                link = RdmaLink(self, self._context, self._domain, peer_may)
-            except self.verbs.error as error:
-                raise FabricFailed(f"{self.device} gives no queue pair: {reason_of(error)}") from error
+                link = RdmaLink(self, self._domain, peer_may)
+            except VerbsError as error:
+                raise FabricFailed(f"{self.device} gives no queue pair: {error}") from error
             self._links.add(link)
         return link
 
@@ -162,7 +171,8 @@ class RdmaFabric:
             link.close()
         for region in list(self._regions):
             region.close()
-        close_all(self.verbs, self._domain, self._context)
+        self._domain.close()
+        self._context.close()
 
     def begin_anew(self) -> None:
         """In a forked child: take it, its links and its regions for closed; they are the parent's."""
@@ -171,9 +181,7 @@ class RdmaFabric:
             link.begin_anew()
         for region in self._regions:
             region.begin_anew()
-        if not self._closed:
-            self._closed = True
-            leave_to_parent(self._domain, self._context)
+        self._closed = True
 
     def _check_open(self) -> None:
         if self._closed:
@@ -183,13 +191,13 @@ class RdmaFabric:
 class RdmaRegion:
     """Registered memory (`lakefs.transport.fabric.Region`)."""
 
-    def __init__(self, fabric: RdmaFabric, made: Any, memory: LocalMemory) -> None:
+    def __init__(self, fabric: RdmaFabric, made: Registered, memory: LocalMemory) -> None:
         self.fabric = fabric
         self._made = made
         self._memory: LocalMemory | None = memory
         self.address, self.length_bytes, _ = memory
-        self.local_key = int(made.lkey)
-        self.remote_key = int(made.rkey)
+        self.local_key = made.local_key
+        self.remote_key = made.remote_key
         self._lock = threading.Lock()
         self._uses = 0
 
@@ -209,7 +217,6 @@ class RdmaRegion:
         """In a forked child: take it for closed."""
         self._lock = threading.Lock()
         self._memory = None
-        leave_to_parent(self._made)
 
     def close(self) -> None:
         """Give it up; see the port."""
@@ -219,39 +226,28 @@ class RdmaRegion:
             if self._uses:
                 raise FabricFailed(f"a region is in use by {self._uses} operations in flight")
             self._memory = None
-            close_all(self.fabric.verbs, self._made)
+            self._made.close()
         self.fabric.forget(self)
 
 
 class RdmaLink:
     """A reliable queue pair with its completion queue and channel (`lakefs.transport.fabric.Link`)."""
 
-    def __init__(self, fabric: RdmaFabric, context: Any, domain: Any, peer_may: Remote) -> None:
+    def __init__(self, fabric: RdmaFabric, domain: Domain, peer_may: Remote) -> None:
+        """VerbsError."""
         self._fabric = fabric
-        self._verbs = verbs = fabric.verbs
         self._peer_may = peer_may
         self._lock = threading.Lock()
         self._in_flight: deque[RdmaRegion] = deque()
         self._armed = 0
         self._closed = self._connected = False
         self.is_broken = False
-        self._channel, self.descriptor = open_channel(verbs, context)
-        self._queue: Any = None
-        self._pair: Any = None
-        try:
-            self._queue = verbs.queue.CQ(context, 2 * SEND_WINDOW, None, self._channel, 0)
-            capacity = verbs.pair.QPCap(max_send_wr=SEND_WINDOW, max_recv_wr=1)
-            wanted = verbs.pair.QPInitAttr(
-                qp_type=verbs.numbers.IBV_QPT_RC, scq=self._queue, rcq=self._queue, cap=capacity
-            )
-            self._pair = verbs.pair.QP(domain, wanted)
-        except verbs.error:
-            close_all(verbs, self._queue, self._channel)
-            raise
+        self._pair = QueuePair(domain, SEND_WINDOW)
+        self.descriptor = self._pair.descriptor
         port = fabric.port
         self.end = FabricEnd(
             kind=port.kind,
-            queue_pair=int(self._pair.qp_num),
+            queue_pair=self._pair.number,
             gid=port.gid,
             lid=port.lid,
             mtu_bytes=128 << port.mtu,
@@ -268,66 +264,64 @@ class RdmaLink:
             if self._closed or self._connected:
                 raise FabricFailed("the link is joined or closed already")
             try:
-                self._pair.to_rts(self._attributes(peer))
-            except self._verbs.error as error:
-                raise FabricFailed(
-                    f"{self._fabric.device} cannot reach {gid_text(peer.gid)}: {reason_of(error)}"
-                ) from error
+                self._pair.connect(self._attributes(peer))
+            except VerbsError as error:
+                raise FabricFailed(f"{self._fabric.device} cannot reach {gid_text(peer.gid)}: {error}") from error
             self._connected = True
 
-    def _attributes(self, peer: FabricEnd) -> Any:
-        verbs, port = self._verbs, self._fabric.port
-        found = verbs.pair.QPAttr(port_num=port.number)
-        names = "IBV_ACCESS_LOCAL_WRITE"
-        names += " IBV_ACCESS_REMOTE_READ" if Remote.READ in self._peer_may else ""
-        names += " IBV_ACCESS_REMOTE_WRITE" if Remote.WRITE in self._peer_may else ""
-        found.qp_access_flags = verbs.flags(names)
-        found.dest_qp_num = peer.queue_pair
-        found.path_mtu = min(port.mtu, (peer.mtu_bytes // 128).bit_length() - 1)
-        found.sq_psn, found.rq_psn = self.end.first_packet, peer.first_packet
-        found.max_rd_atomic = min(port.reads_max, peer.reads_max)
-        found.max_dest_rd_atomic = port.reads_max
-        found.timeout, found.retry_cnt = _TIMEOUT, _RETRIES
-        found.rnr_retry, found.min_rnr_timer = _NOT_READY_RETRIES, _NOT_READY_TIMER
-        route = verbs.address.GlobalRoute(
-            dgid=verbs.address.GID(gid_text(peer.gid)), sgid_index=port.gid_index, hop_limit=_HOPS
+    def _attributes(self, peer: FabricEnd) -> PairAttributes:
+        port = self._fabric.port
+        found = PairAttributes(
+            port_num=port.number,
+            qp_access_flags=ACCESS_LOCAL_WRITE | _rights(self._peer_may),
+            dest_qp_num=peer.queue_pair,
+            path_mtu=min(port.mtu, (peer.mtu_bytes // 128).bit_length() - 1),
+            sq_psn=self.end.first_packet,
+            rq_psn=peer.first_packet,
+            max_rd_atomic=min(port.reads_max, peer.reads_max),
+            max_dest_rd_atomic=port.reads_max,
+            timeout=_TIMEOUT,
+            retry_cnt=_RETRIES,
+            rnr_retry=_NOT_READY_RETRIES,
+            min_rnr_timer=_NOT_READY_TIMER,
+            path_port_num=port.number,
+            dlid=peer.lid,
+            is_global=1,
+            sgid_index=port.gid_index,
+            hop_limit=_HOPS,
         )
-        found.ah_attr = verbs.address.AHAttr(port_num=port.number, dlid=peer.lid, is_global=1, gr=route)
+        found.dgid[:] = struct.unpack("=QQ", peer.gid)
         return found
 
-    def post_read(
-        self, ticket: int, region: Region, offset: int, remote_address: int, remote_key: int, length: int
-    ) -> None:
-        """Begin a READ; see the port."""
-        self._post(self._verbs.read, ticket, region, offset, remote_address, remote_key, length)
-
-    def post_write(
-        self, ticket: int, region: Region, offset: int, remote_address: int, remote_key: int, length: int
-    ) -> None:
-        """Begin a WRITE; see the port."""
-        self._post(self._verbs.write, ticket, region, offset, remote_address, remote_key, length)
-
-    def _post(
-        self, opcode: int, ticket: int, region: Region, offset: int, remote_address: int, remote_key: int, length: int
-    ) -> None:
-        check_post(region, offset, remote_address, remote_key, length)
-        verbs = self._verbs
-        piece = verbs.work.SGE(region.address + offset, length, region.local_key)
-        work = verbs.work.SendWR(ticket, opcode, 1, 0, [piece], verbs.signaled)
-        work.set_wr_rdma(remote_key, remote_address)
-        own = cast(RdmaRegion, region)
+    def post(self, ticket: int, pieces: Sequence[Piece]) -> None:
+        """Begin to move pieces; see the port."""
+        check_post(pieces)
+        regions = [cast(RdmaRegion, piece.region) for piece in pieces]
+        requests = [
+            Request(
+                ticket + index,
+                WRITE if is_write else READ,
+                region.address + offset,
+                length,
+                region.local_key,
+                remote_address,
+                remote_key,
+            )
+            for index, (region, offset, remote_address, remote_key, length, is_write) in enumerate(pieces)
+        ]
         with self._lock:
-            if self.is_broken or not self._connected or len(self._in_flight) >= SEND_WINDOW:
+            if self.is_broken or not self._connected or len(self._in_flight) + len(pieces) > SEND_WINDOW:
                 raise FabricFailed("the link is broken, not joined, or has its window full")
-            if own.fabric is not self._fabric:
+            if any(region.fabric is not self._fabric for region in regions):
                 raise FabricFailed("the region is another fabric's")
-            own.use()
-            try:
-                self._pair.post_send(work)
-            except verbs.error as error:
-                own.release()
-                raise FabricFailed(f"{self._fabric.device} took no work: {reason_of(error)}") from error
-            self._in_flight.append(own)
+            used = _used(regions)
+            posted, reason = self._pair.post(requests)
+            self._in_flight.extend(used[:posted])
+            for region in used[posted:]:
+                region.release()
+            if reason:
+                self.is_broken = True
+                raise FabricFailed(f"{self._fabric.device} took no work: {reason}")
 
     def poll(self) -> list[Completion]:
         """Return the completions that came; see the port."""
@@ -335,18 +329,17 @@ class RdmaLink:
             if self._closed or not self._in_flight:
                 return []
             try:
-                _, found = self._queue.poll(SEND_WINDOW)
-            except self._verbs.error as error:
+                found = self._pair.poll()
+            except VerbsError as error:
                 self.is_broken = True
-                raise FabricFailed(f"{self._fabric.device} gives no completions: {reason_of(error)}") from error
+                raise FabricFailed(f"{self._fabric.device} gives no completions: {error}") from error
             completions = []
-            for entry in found:
+            for ticket, status in found:
                 self._in_flight.popleft().release()
-                status = entry.status
                 if status:
                     self.is_broken = True
-                failure = self._verbs.failures.get(status, f"status {status} of ibv_wc_status") if status else ""
-                completions.append(Completion(entry.wr_id, failure))
+                failure = FAILURES.get(status, f"status {status} of ibv_wc_status") if status else ""
+                completions.append(Completion(ticket, failure))
             return completions
 
     def arm(self) -> None:
@@ -357,7 +350,10 @@ class RdmaLink:
             self._armed += 1
             if self._armed > _ARMED_MAX:
                 self._take_events()
-            self._queue.req_notify()
+            try:
+                self._pair.arm()
+            except VerbsError as error:
+                raise FabricFailed(f"{self._fabric.device} gives no events: {error}") from error
 
     def take_events(self) -> None:
         """Take what made the descriptor readable; see the port."""
@@ -367,21 +363,16 @@ class RdmaLink:
 
     def _take_events(self) -> None:
         self._armed = 0
-        while True:
-            try:
-                self._channel.get_cq_event(self._queue)
-            except self._verbs.error as error:
-                if getattr(error, "error_code", 0) != errno.EAGAIN:
-                    raise FabricFailed(f"{self._fabric.device} gives no events: {reason_of(error)}") from error
-                return
-            self._queue.ack_events(1)
+        try:
+            self._pair.take_events()
+        except VerbsError as error:
+            raise FabricFailed(f"{self._fabric.device} gives no events: {error}") from error
 
     def begin_anew(self) -> None:
         """In a forked child: take it for closed."""
         self._lock = threading.Lock()
         self._closed = self.is_broken = True
         self._in_flight.clear()
-        leave_to_parent(self._pair, self._queue, self._channel)
 
     def close(self) -> None:
         """End it; see the port."""
@@ -389,7 +380,26 @@ class RdmaLink:
             if self._closed:
                 return
             self._closed = self.is_broken = True
-            close_all(self._verbs, self._pair, self._queue, self._channel)
+            self._pair.close()
             while self._in_flight:
                 self._in_flight.popleft().release()
         self._fabric.forget(self)
+
+
+def _used(regions: Sequence[RdmaRegion]) -> list[RdmaRegion]:
+    """Count an operation with each region.  FabricFailed if one was closed; then none is counted."""
+    used: list[RdmaRegion] = []
+    try:
+        for region in regions:
+            region.use()
+            used.append(region)
+    except FabricFailed:
+        for region in used:
+            region.release()
+        raise
+    return used
+
+
+def _rights(remote: Remote) -> int:
+    """Return the rights of a peer as the library has them."""
+    return (ACCESS_REMOTE_READ if Remote.READ in remote else 0) | (ACCESS_REMOTE_WRITE if Remote.WRITE in remote else 0)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from lakefs.transport.verbs import Verbs
+from lakefs.transport.verbs import GID_ROCE_V2, LINK_LAYER_ETHERNET, PORT_ACTIVE, TRANSPORT_IB, Context
 from lakefs.wire.fabric_end import GID_BYTES, INFINIBAND, ROCE
 
 _READS_MAX: Final = 16
 _GIDS_MAX: Final = 1024
-_IB_TRANSPORT: Final = 0
-_ACTIVE: Final = 4
-_GID_ROCE_V2: Final = 1
 _LINK_LOCAL: Final = b"\xfe\x80"
 
 
@@ -30,21 +27,20 @@ class Port:
     reads_max: int
 
 
-def port_of(verbs: Verbs, context: Any, device: str, number: int, gid_index: int | None) -> Port | str:
-    """Return the port to use, or why there is none."""
-    entry = next(entry for entry in verbs.device.get_device_list() if entry.name.decode() == device)
-    if entry.transport_type != _IB_TRANSPORT:
+def port_of(context: Context, number: int, gid_index: int | None) -> Port | str:
+    """Return the port to use, or why there is none.  VerbsError."""
+    if context.transport != TRANSPORT_IB:
         return "iWARP, which is not supported"
-    limits = context.query_device()
+    limits = context.limits()
     for candidate in [number] if number else range(1, limits.phys_port_cnt + 1):
-        state = context.query_port(candidate)
-        if state.state != _ACTIVE:
+        state = context.port(candidate)
+        if state.state != PORT_ACTIVE:
             continue
-        is_ethernet = state.link_layer == verbs.numbers.IBV_LINK_LAYER_ETHERNET
+        is_ethernet = state.link_layer == LINK_LAYER_ETHERNET
         index = gid_index if gid_index is not None else _best_gid(context, candidate) if is_ethernet else 0
         if index is None:
             return "the port has no RoCE v2 address (GID): give its network interface an IP address"
-        gid = _gid_bytes(context, candidate, index)
+        gid = context.gid(candidate, index)
         if not any(gid):
             return f"the port has no address (GID) {index}"
         return Port(
@@ -59,13 +55,9 @@ def port_of(verbs: Verbs, context: Any, device: str, number: int, gid_index: int
     return "no port is active"
 
 
-def _best_gid(context: Any, port: int) -> int | None:
+def _best_gid(context: Context, port: int) -> int | None:
     """Return the index of the address to use; None if the port has none."""
-    known = [
-        (_rank(_gid_bytes(context, port, entry.gid_index)), entry.gid_index)
-        for entry in context.query_gid_table(_GIDS_MAX)
-        if entry.port_num == port and context.query_gid_type(port, entry.gid_index) == _GID_ROCE_V2
-    ]
+    known = [(_rank(each.gid), each.number) for each in context.gids(port, _GIDS_MAX) if each.kind == GID_ROCE_V2]
     return min(known)[1] if known else None
 
 
@@ -74,12 +66,6 @@ def _rank(gid: bytes) -> int:
     if gid[:12] == bytes(10) + b"\xff\xff":
         return 0
     return 2 if gid.startswith(_LINK_LOCAL) else 1
-
-
-def _gid_bytes(context: Any, port: int, index: int) -> bytes:
-    gid = bytes.fromhex(str(context.query_gid(port, index).gid).replace(":", ""))
-    assert len(gid) == GID_BYTES, gid
-    return gid
 
 
 def gid_text(gid: bytes) -> str:

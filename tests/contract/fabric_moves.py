@@ -17,8 +17,8 @@ import trio
 
 from lakefs.errors import DeadlineExceeded, FabricFailed, InvalidArgument, LakeError
 from lakefs.host.offload import ThreadOffload
-from lakefs.transport.fabric import ACCESS_REFUSED, SEND_WINDOW, SLICE_BYTES, Link, Remote
-from lakefs.transport.fabric_mover import Mover, Piece, TrioMover
+from lakefs.transport.fabric import ACCESS_REFUSED, SEND_WINDOW, SLICE_BYTES, Link, Piece, Remote
+from lakefs.transport.fabric_mover import Mover, TrioMover
 from tests.contract import fabric_sides as sides
 from tests.contract.fabric_sides import BOTH, PAGE, Pair, Rig, random_bytes, silent, untouched
 
@@ -73,6 +73,41 @@ def test_a_mover_moves_pieces_of_any_length_both_ways(pair: Pair, move: Move, se
     assert there[:size] == content
     move(pair.near.link, [], sides.WAIT_S)
     assert not pair.near.link.is_broken
+
+
+def test_what_has_arrived_can_be_used_while_the_rest_is_moved(pair: Pair) -> None:
+    size = 2 * SEND_WINDOW * SLICE_BYTES + 5
+    content = random_bytes(12, size)
+    memory, region = pair.near.memory(bytes(size), Remote.NONE)
+    _, theirs = pair.far.memory(content, Remote.READ)
+    marks = [0, 1000, SLICE_BYTES + 1, size]
+    pieces = [
+        Piece(region, begin, theirs.address + begin, theirs.remote_key, end - begin) for begin, end in pairwise(marks)
+    ]
+    told: list[int] = []
+
+    def meanwhile(moved: int) -> None:
+        assert told[-1:] < [moved]
+        assert memory[:moved] == content[:moved]
+        told.append(moved)
+
+    Mover(pair.near.link).move(pieces, sides.WAIT_S, meanwhile)
+    assert memory[:size] == content
+    assert told, "more than the window was moved without a word"
+    assert 0 < told[0] <= told[-1] < size
+
+
+def test_a_use_of_what_has_arrived_that_fails_ends_the_move_and_frees_its_memory(pair: Pair) -> None:
+    size = 2 * SEND_WINDOW * SLICE_BYTES
+    _, region = pair.near.memory(bytes(size), Remote.NONE)
+    _, theirs = pair.far.memory(bytes(size), Remote.READ)
+
+    def meanwhile(moved: int) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        Mover(pair.near.link).move([Piece(region, 0, theirs.address, theirs.remote_key, size)], sides.WAIT_S, meanwhile)
+    region.close()
 
 
 def test_moves_of_many_threads_take_turns(pair: Pair) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import mmap
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import pytest
 
-from lakefs.transport.fabric import Completion, Fabric, Link, Region, Remote
+from lakefs.transport.fabric import Completion, Fabric, Link, Piece, Region, Remote
 
 PAGE: Final = 4096
 BOTH: Final = Remote.READ | Remote.WRITE
@@ -66,6 +66,15 @@ def new_pair(rig: Rig, peer_may: Remote = BOTH) -> Pair:
 @pytest.fixture
 def pair(rig: Rig) -> Pair:
     return new_pair(rig)
+
+
+def poster(link: Link, *, is_write: bool) -> Callable[[int, Region, int, int, int, int], None]:
+    """Return a call that posts one READ or WRITE: ticket, region, offset, remote address, remote key, length."""
+
+    def post(ticket: int, region: Region, offset: int, address: int, key: int, length: int) -> None:
+        link.post(ticket, [Piece(region, offset, address, key, length, is_write)])
+
+    return post
 
 
 def completions(link: Link, count: int) -> list[Completion]:

@@ -17,8 +17,8 @@ import trio
 from lakefs.errors import DeadlineExceeded, FabricFailed, LakeError
 from lakefs.host.offload import ThreadOffload
 from lakefs.transport import fabric_mover
-from lakefs.transport.fabric import NO_ANSWER, SLICE_BYTES, Completion, Fabric, Link, Region, Remote
-from lakefs.transport.fabric_mover import Mover, Piece, TrioMover
+from lakefs.transport.fabric import NO_ANSWER, SLICE_BYTES, Completion, Fabric, Link, Piece, Region, Remote
+from lakefs.transport.fabric_mover import Mover, TrioMover
 from tests import simulated_fabric
 from tests.contract import fabric_moves, fabric_sides, fabric_suite
 from tests.contract.fabric_moves import *

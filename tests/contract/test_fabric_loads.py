@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from engine.fabric import bounce_memory
+from engine.requests import fabric_loads
 from lakefs.client.blocking.lake import Lake
 from lakefs.content.verify import Check
 from lakefs.errors import ChunkNotFound, InvalidArgument, LakeError, SessionLost
@@ -39,13 +40,13 @@ class Written:
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> Written:
     found = Written()
-    post = SimulatedLink.post_write
+    begin = SimulatedLink.begin
 
-    def counted(link: SimulatedLink, *args: Any) -> None:
-        found.bytes += args[-1]
-        post(link, *args)
+    def counted(link: SimulatedLink, operation: Any) -> None:
+        found.bytes += operation.length if operation.is_write else 0
+        begin(link, operation)
 
-    monkeypatch.setattr(SimulatedLink, "post_write", counted)
+    monkeypatch.setattr(SimulatedLink, "begin", counted)
     return found
 
 
@@ -104,6 +105,59 @@ def test_chunks_and_objects_arrive_in_their_slots_and_nowhere_else(kind: str, ch
             assert written.bytes == sum(lengths)
 
     run(body, weather=Weather(loss=0.02, shuffle=True))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Chunks of each request to load over RDMA, in the order of their arrival."""
+    found: list[int] = []
+    begin = fabric_loads.FabricLoad.__init__
+
+    def counted(load: Any, request: m.LoadSlots, *args: Any) -> None:
+        found.append(len(request.chunks))
+        begin(load, request, *args)
+
+    monkeypatch.setattr(fabric_loads.FabricLoad, "__init__", counted)
+    return found
+
+
+@both_kinds
+@pytest.mark.parametrize("check", list(Check))
+@pytest.mark.parametrize("has_rooms", [False, True])
+def test_a_load_of_less_than_a_buffer_is_one_request(
+    kind: str, check: Check, has_rooms: bool, asked: list[int]
+) -> None:
+    async def body(world: FabricWorld) -> None:
+        contents = [os.urandom(64 * KIB) for _ in range(40)]
+        async with world.lake(kind, check=check) as lake, pool_of(lake) as pool:
+            chunks = await put_all(lake, contents)
+            offsets = laid_out(contents, 10)
+            rooms = [64 * KIB] * 40 if has_rooms else []
+            await lake.call("load_many", chunks, pool, offsets, rooms)
+            assert bytes(pool.buffer) == expected(POOL, 0, contents, offsets)
+            assert asked == [40]
+            backwards = offsets[::-1]
+            await lake.call("load_many", chunks, pool, backwards, rooms)
+            assert bytes(pool.buffer) == expected(POOL, 0, contents, backwards)
+            assert asked == [40, 40]
+
+    run(body)
+
+
+@both_kinds
+def test_a_long_load_is_a_request_for_each_buffer(kind: str, asked: list[int]) -> None:
+    async def body(world: FabricWorld) -> None:
+        contents = [os.urandom(size) for size in (MIB, MIB, MIB, 5, 2 * MIB, 4 * MIB, *[1] * 300)]
+        async with world.lake(kind) as lake, pool_of(lake) as pool:
+            chunks = await put_all(lake, contents[:6])
+            chunks += [chunks[3]] * 300
+            contents[6:] = [contents[3]] * 300
+            offsets = laid_out(contents, 0)
+            await lake.call("load_many", chunks, pool, offsets)
+            assert bytes(pool.buffer) == expected(POOL, 0, contents, offsets)
+            assert sorted(asked) == sorted([4, 1, 1, 256, 44])
+
+    run(body)
 
 
 @both_kinds

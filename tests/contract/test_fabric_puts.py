@@ -32,13 +32,13 @@ class Read:
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> Read:
     found = Read()
-    post = SimulatedLink.post_read
+    begin = SimulatedLink.begin
 
-    def counted(link: SimulatedLink, *args: Any) -> None:
-        found.bytes += args[-1]
-        post(link, *args)
+    def counted(link: SimulatedLink, operation: Any) -> None:
+        found.bytes += operation.length if not operation.is_write else 0
+        begin(link, operation)
 
-    monkeypatch.setattr(SimulatedLink, "post_read", counted)
+    monkeypatch.setattr(SimulatedLink, "begin", counted)
     return found
 
 

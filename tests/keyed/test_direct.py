@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Final
 from unittest import mock
 
@@ -19,14 +18,12 @@ from lakefs.client.trio.driver import TrioDriver
 from lakefs.content.verify import Check
 from lakefs.direct.keyed_reads import KeyedIndexUser, KeyedReads
 from lakefs.errors import EngineUnreachable, InvalidArgument, SpaceNotFound
-from lakefs.grants.batch_plan import CHECKED_BYTES_MAX, ReadPlan
-from lakefs.grants.descriptors import Held, SegmentDescriptors
-from lakefs.ids import SegmentId
 from lakefs.limits import KEY_NOTES_MAX, KIB
 from lakefs.put.keyed import Outcome
 from lakefs.wire import messages as m
 from tests.e2e.served import Served
 from tests.keyed.clients import AskingSpace, Reader, contents, index_of, loaded, space_of
+from tests.keyed.plants import any_bytes_are_believed, once
 from tests.known.clients import requests
 
 SIZES: Final = (1, 900, 4096, 64 * KIB, 64 * KIB + 1, 150_000)
@@ -408,47 +405,6 @@ def test_whatever_changes_both_clients_answer_alike(engine: Served, writer: Lake
     same_answers(engine, writer, kind, seed)
 
 
-@contextmanager
-def any_bytes_are_believed() -> Iterator[None]:
-    """Read whatever is at a place, also from the disk."""
-    enter = SegmentDescriptors.enter
-
-    def enter_and_wait(self: SegmentDescriptors, segment: SegmentId) -> Held | None:
-        held = enter(self, segment)
-        if held is not None:
-            held.nowait = 0
-        return held
-
-    class Believing:
-        """A plan that checks nothing."""
-
-        def __init__(
-            self,
-            chunks: list[bytes],
-            targets: list[memoryview],
-            places: bytes,
-            longest: int,
-            is_checked: bool,
-            asks: bool,
-        ) -> None:
-            self._plan = ReadPlan(chunks, targets, places, CHECKED_BYTES_MAX, asks=asks)
-
-        def read_checked(self, descriptors: list[Any], lengths: list[int], helper: object) -> None:
-            self._plan.read_lengths(0, self._plan.runs, descriptors, lengths)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._plan, name)
-
-    with (
-        mock.patch("lakefs.direct.batch_reads.ReadPlan", Believing),
-        mock.patch("lakefs.direct.batch_reads.matches", return_value=True),
-        mock.patch("lakefs.direct.chunk_reads.matches", return_value=True),
-        mock.patch.object(SegmentDescriptors, "enter", enter_and_wait),
-        mock.patch.object(SegmentDescriptors, "may_be_cached", return_value=True),
-    ):
-        yield
-
-
 def test_that_any_bytes_are_believed_would_be_noticed(engine: Served, writer: Lake) -> None:
     with any_bytes_are_believed(), pytest.raises(AssertionError, match="other bytes"):
         right_after_moves(engine)
@@ -458,15 +414,3 @@ def test_that_answers_are_believed_for_ever_would_be_noticed(engine: Served, wri
     plant = mock.patch.object(KeyedReads, "match", once(KeyedReads.match))
     with plant, pytest.raises(AssertionError, match=r"_put|_remove|_collect"):
         same_answers(engine, writer, "blocking", 1)
-
-
-def once(match: Any) -> Any:
-    """Return a look-up that remembers its answers."""
-    known: dict[tuple[int, bytes], bool | None] = {}
-
-    def remembering(self: KeyedReads, space: int, keys: list[bytes]) -> list[bool | None]:
-        for key, flag in zip(keys, match(self, space, keys), strict=True):
-            known.setdefault((space, key), flag)
-        return [known[space, key] for key in keys]
-
-    return remembering

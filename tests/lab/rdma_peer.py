@@ -17,8 +17,8 @@ from typing import Any, Final, NoReturn, Self, TextIO
 import msgspec
 
 from lakefs.errors import FabricFailed
-from lakefs.transport.fabric import FabricEnd, Link, Region, Remote
-from lakefs.transport.fabric_mover import Mover, Piece
+from lakefs.transport.fabric import FabricEnd, Link, Piece, Region, Remote
+from lakefs.transport.fabric_mover import Mover
 from lakefs.transport.rdma import open_fabric
 
 BOTH: Final = Remote.READ | Remote.WRITE

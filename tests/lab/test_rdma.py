@@ -18,7 +18,7 @@ import pytest
 
 from cli.operate import doctor
 from lakefs.errors import DeadlineExceeded, FabricFailed
-from lakefs.transport.fabric import ACCESS_REFUSED, NO_ANSWER, Fabric, Link, Region, Remote
+from lakefs.transport.fabric import ACCESS_REFUSED, NO_ANSWER, Fabric, Link, Piece, Region, Remote
 from lakefs.transport.fabric_mover import Mover
 from lakefs.transport.rdma import open_fabric
 from tests.contract.fabric_moves import *
@@ -233,7 +233,7 @@ def test_a_forked_child_has_no_fabric_and_leaves_the_parent_s_alone(rig: RdmaRig
         with pytest.raises(FabricFailed):
             fabric.register(memory, BOTH)
         with pytest.raises(FabricFailed):
-            link.post_read(1, region, 0, region.address, region.remote_key, 64)
+            link.post(1, [Piece(region, 0, region.address, region.remote_key, 64)])
         said = f"{link.is_broken} {link.poll()}"
         for part in (link, region, fabric):
             part.close()

@@ -72,8 +72,10 @@ class LakeMounts:
 
 
 @contextmanager
-def lake(folder: Path, *options: str, mounts: int = 1, bug: str = "", any_way: bool = True) -> Iterator[LakeMounts]:
-    """Start an engine on a new store with a bucket, and mounts of it, with a bug planted in them when one is named.
+def lake(
+    folder: Path, *options: str, mounts: int = 1, program: Sequence[str] = LAKE, any_way: bool = True
+) -> Iterator[LakeMounts]:
+    """Start an engine on a new store with a bucket, and mounts of it; `program`: a `lake` with a bug planted in it.
 
     `any_way` False: the test is about one way of answering reads, and has the options for it among its own.
     """
@@ -82,7 +84,7 @@ def lake(folder: Path, *options: str, mounts: int = 1, bug: str = "", any_way: b
         processes = [
             stack.enter_context(
                 mounting(
-                    lake_mount_command(served.server, point, folder / f"staging{number}", *options, bug=bug),
+                    lake_mount_command(served.server, point, folder / f"staging{number}", *options, program=program),
                     point,
                     folder / f"{point.name}.log",
                     _environment(folder),
@@ -95,11 +97,12 @@ def lake(folder: Path, *options: str, mounts: int = 1, bug: str = "", any_way: b
         yield LakeMounts(served, processes)
 
 
-def lake_mount_command(server: str, point: Path, staging: Path, *options: str, bug: str = "") -> list[str]:
+def lake_mount_command(
+    server: str, point: Path, staging: Path, *options: str, program: Sequence[str] = LAKE
+) -> list[str]:
     """Return the command of `lake mount` in the foreground."""
-    lake_program = [sys.executable, "-m", "tests.mount.planted_lake", bug] if bug else LAKE
     return [
-        *lake_program, "--server", server, "mount", "--foreground", "--staging", str(staging), *options, str(point),
+        *program, "--server", server, "mount", "--foreground", "--staging", str(staging), *options, str(point),
     ]  # fmt: skip
 
 

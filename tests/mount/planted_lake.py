@@ -139,6 +139,11 @@ BUGS: Final[dict[str, Callable[[], None]]] = {
 }
 
 
+def lake_with(bug: str) -> list[str]:
+    """Return the command `lake` with a bug."""
+    return [sys.executable, "-m", "tests.mount.planted_lake", bug]
+
+
 def main() -> None:
     """Plant the bug that the first argument names, and run `lake` with the others."""
     BUGS[sys.argv.pop(1)]()

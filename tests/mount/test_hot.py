@@ -21,12 +21,13 @@ from typing import Final
 
 import pytest
 
-from lakefs.limits import GRANULE_BYTES, MIB
+from lakefs.host.page_cache import is_cached
+from lakefs.limits import GRANULE_BYTES, MIB, PAGE_BYTES
 from tests.mount.hot_mounts import FILLED, SIZE, asked, forced_mounts, passes_through
 from tests.mount.hunt import hunt
 from tests.mount.model import Ground
 from tests.mount.mounts import LakeMounts, lake
-from tests.mount.tools import catch_up
+from tests.mount.tools import catch_up, place_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.fuse]
 
@@ -147,6 +148,33 @@ def test_a_file_that_is_open_in_the_page_cache_passes_through_at_the_next_open_w
     memory.close()
     assert eventually(lambda: _opened_passes_through(plain_hot, path))
     assert path.read_bytes() == content
+
+
+def test_memory_has_a_hot_file_once(plain_hot: LakeMounts) -> None:
+    """Memory that was read to fill it is given up: the place in the store, and the pages of the mount."""
+    path, content = plain_hot.folders[0] / "once", os.urandom(4 * MIB)  # one chunk
+    path.write_bytes(content)
+    before = plain_hot.mounts[0].log.read_text().count(FILLED)
+    place, offset = place_of(plain_hot.served.data, content[:512])
+    with place.open("rb") as segment, path.open("rb") as first:
+        assert first.read() == content
+        segment.seek(offset)
+        assert segment.read(len(content)) == content
+        assert is_cached(segment.fileno(), offset, len(content)) is not False
+    assert path.read_bytes() == content
+    assert eventually(lambda: plain_hot.mounts[0].log.read_text().count(FILLED) > before)
+    with place.open("rb") as segment:
+        assert eventually(lambda: not _cached_pages(segment.fileno(), offset, len(content)))
+    with path.open("rb") as file:
+        assert not _cached_pages(file.fileno(), 0, len(content))
+        assert passes_through(plain_hot, file.fileno())
+        assert file.read() == content
+
+
+def _cached_pages(descriptor: int, offset: int, length: int) -> int:
+    """Return how many pages of a range are cached; 0 too where the kernel does not say."""
+    pages = range(offset - offset % PAGE_BYTES, offset + length, PAGE_BYTES)
+    return sum(is_cached(descriptor, page, PAGE_BYTES) is True for page in pages)
 
 
 def _opened_passes_through(mounts: LakeMounts, path: Path) -> bool:

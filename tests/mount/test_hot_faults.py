@@ -148,6 +148,19 @@ def test_hot_files_stay_within_their_memory_and_the_oldest_go() -> None:
         (here / "large").write_bytes(bytes(30 * MIB))
         assert (here / "large").read_bytes() == bytes(30 * MIB)
         assert "no room for a hot file" in mounts.mounts[0].log.read_text()
+        assert mounts.mounts[0].end() == 0
+        counts = _counts(mounts)
+        assert counts["filled"] == len(used)
+        assert counts["filled_bytes"] == len(used) * 6 * MIB
+        assert counts["opened"] >= len(contents)
+        assert counts["evicted"] >= 2
+        assert (counts["refused"] > 0, counts["failed"], counts["damaged"]) == (True, 0, 0)
+
+
+def _counts(mounts: LakeMounts) -> dict[str, int]:
+    """Return the counts that the log of a mount ends with."""
+    [line] = [line for line in mounts.mounts[0].log.read_text().splitlines() if "hot files of this mount" in line]
+    return {name: int(count) for name, count in re.findall(r"(\w+)=(\d+)", line)}
 
 
 def test_a_hot_set_in_a_small_control_group_ends_no_process() -> None:
@@ -225,9 +238,7 @@ def test_ten_thousand_handles_pass_through() -> None:
             for descriptor in opened:
                 os.close(descriptor)
             assert mounts.mounts[0].end() == 0
-            handles = re.search(r"hot files of this mount.* opened=(\d+)", mounts.mounts[0].log.read_text())
-            assert handles is not None
-            assert int(handles[1]) >= count
+            assert _counts(mounts)["opened"] >= count
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 

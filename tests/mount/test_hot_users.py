@@ -5,6 +5,7 @@ from __future__ import annotations
 import grp
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import Final
 
 import pytest
 
+from fuse.native import layer
 from lakefs import connect
 from lakefs.limits import MIB
 from tests.e2e.served import Served, environment, serving
@@ -23,6 +25,7 @@ from tests.mount.mounts import lake_mount_command
 pytestmark = [pytest.mark.slow, pytest.mark.fuse]
 NOBODY: Final = 65534
 WAIT_S: Final = 60
+READS: Final = 40
 ROOT_ONLY: Final = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user here")
 
 
@@ -37,6 +40,7 @@ def mounted_and_read(served: Served, folder: Path, *around: str, each: str = "")
         {each} {mount} > {log} 2>&1 &
         for wait in $(seq 300); do grep -q ^mounted {log} && break; sleep 0.1; done
         for time in 1 2 3; do {each} sha256sum {point}/bucket/x; done
+        {each} dd if={point}/bucket/x of=/dev/null iflag=direct bs=4k count={READS} status=none
         kill $!; wait $!
     """
     done = subprocess.run(
@@ -58,10 +62,14 @@ def _open_to_all(folder: Path) -> Iterator[None]:
 
 
 def checked(output: str, log: str, content: bytes, reason: str) -> None:
-    """Check that each read was right, and that the log has one line with the reason."""
+    """Check that each read was right, that native threads answered some, and that one line has the reason."""
     assert [line.split()[0] for line in output.splitlines()] == [hashlib.sha256(content).hexdigest()] * 3
     assert log.count("no hot files") == 1, log
     assert reason in next(line for line in log.splitlines() if "no hot files" in line)
+    if layer.IS_BUILT:
+        native = re.search(r" reads=(\d+)", log)
+        assert native is not None
+        assert int(native[1]) >= READS - 1, "the first of them is Python's"
 
 
 @ROOT_ONLY

@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from bench.harness.mounts import forget_pages_below
 from fuse.native import layer
 from lakefs import connect
 from lakefs.limits import GRANULE_BYTES, KIB, MIB
@@ -173,6 +174,24 @@ def test_damage_after_a_range_was_read_natively_is_an_error_of_its_range_only(sh
         os.close(descriptor)
         os.close(again)
         assert native_reads(mounts) > 5
+
+
+@needs_native
+def test_what_has_left_memory_is_read_all_the_same(short: Path) -> None:
+    """Native threads wait for no disk: those reads are Python's, and then native again."""
+    content = random.Random(7).randbytes(2 * MIB)
+    with lake(short, any_way=False) as mounts, connect(mounts.served.server) as client:
+        client.put("bucket/file", content)
+        descriptor = os.open(mounts.folders[0] / "file", os.O_RDONLY | os.O_DIRECT)
+        for size in (PAGE, GRANULE_BYTES, MIB) * 3:
+            for _ in range(2):
+                assert read_past_cache(descriptor, MIB, size) == content[MIB : MIB + size]
+            forget_pages_below(mounts.served.data)
+        os.close(descriptor)
+        assert native_reads(mounts) >= 9
+        not_cached = re.search(r" not_cached=(\d+)", mounts.mounts[0].log.read_text())
+        assert not_cached is not None
+        assert int(not_cached[1]) >= 8
 
 
 @needs_native

@@ -177,15 +177,84 @@ def test_what_a_killed_mount_leaves_has_every_write_that_returned(short: Path, s
         subprocess.run(["umount", "-l", mounts.mounts[0].folder], check=True)
 
 
-def _restored(served: Served, staging: Path, target: Path) -> bytes:
+class Scene:
+    """One file that native threads append to, between calls that are Python's, and what it should have."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        self.expected = bytearray()
+
+    def append(self) -> None:
+        """Write on at the end, in pieces of many lengths."""
+        for size in (1, 4096, 30_001, 300_000):
+            self._write(os.urandom(size), len(self.expected))
+
+    def append_much(self) -> None:
+        """Write on until chunks are stored behind."""
+        self.append()
+        for _ in range(10):
+            self._write(os.urandom(MIB), len(self.expected))
+
+    def write_over(self) -> None:
+        """Write to the middle, and on."""
+        self._write(b"over", len(self.expected) // 2)
+        self.append()
+
+    def change_length(self) -> None:
+        """Cut the end off and write on; then lengthen it, which are zeros, and write on."""
+        del self.expected[-123_456:]
+        os.ftruncate(self.descriptor, len(self.expected))
+        self.append()
+        self.expected += bytes(100_000)
+        os.ftruncate(self.descriptor, len(self.expected))
+        self.append()
+
+    def sync(self) -> None:
+        """Store it, and write on."""
+        os.fsync(self.descriptor)
+        self.append()
+
+    def rename(self) -> None:
+        """Give it another name, and write on."""
+        self.path = self.path.rename(self.path.with_name(self.path.name + "-renamed"))
+        self.append()
+
+    def _write(self, data: bytes, offset: int) -> None:
+        assert os.pwrite(self.descriptor, data, offset) == len(data)
+        self.expected[offset : offset + len(data)] = data
+
+
+STEPS = (Scene.append_much, Scene.write_over, Scene.change_length, Scene.sync, Scene.rename)
+
+
+@needs_native
+def test_a_mount_that_is_killed_after_any_step_leaves_all_that_was_written(short: Path) -> None:
+    with lake(short, *FORCED) as mounts:
+        mount = mounts.mounts[0]
+        for last in range(len(STEPS)):
+            scene = Scene(mounts.folders[0] / f"f{last}")
+            for step in STEPS[: last + 1]:
+                step(scene)
+            mount.process.send_signal(signal.SIGKILL)
+            assert mount.process.wait(30) == -signal.SIGKILL
+            with suppress(OSError):
+                os.close(scene.descriptor)
+            name = f"bucket/{scene.path.name}"
+            found = _restored(mounts.served, short / "staging0", short / f"restored{last}", name)
+            assert found == scene.expected, STEPS[last].__name__
+            mount.start_again()
+
+
+def _restored(served: Served, staging: Path, target: Path, name: str = NAME) -> bytes:
     """Return the file's content after a kill; from the store if it has all of it, and nothing is left to restore."""
     until = time.monotonic() + WAIT_S
     while time.monotonic() < until:  # the engine has the file open until it sees that the mount is gone
-        answer = served("staged", "restore", "--staging", staging, "--file", target, NAME)
+        answer = served("staged", "restore", "--staging", staging, "--file", target, name)
         if answer.code == 0:
             return target.read_bytes()
         if answer.code == KeyNotFound.exit_code:
-            return served.good("cat", NAME).out
+            return served.good("cat", name).out
     raise AssertionError(answer)
 
 
@@ -202,7 +271,7 @@ def small_disk(folder: Path, size: int) -> Iterator[Path]:
         subprocess.run(["umount", "-l", folder], check=True)
 
 
-def _until_full(path: Path, size: int) -> tuple[int, int | None]:
+def until_full(path: Path, size: int) -> tuple[int, int | None]:
     """Write on until that fails; return the file's length then, and the errno."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
     try:
@@ -220,7 +289,7 @@ def _until_full(path: Path, size: int) -> tuple[int, int | None]:
 def test_the_limit_of_staged_bytes_is_exact(short: Path, limit: int, size: int) -> None:
     with lake(short, "-o", f"append_forced,staging_size={limit}") as mounts:
         here = mounts.folders[0]
-        assert _until_full(here / "file", size) == (limit // size * size, errno.ENOSPC)
+        assert until_full(here / "file", size) == (limit // size * size, errno.ENOSPC)
         content = (here / "file").read_bytes()
         assert content == b"".join(bytes([number % 255 + 1]) * size for number in range(limit // size))
         if layer.IS_BUILT:
@@ -264,10 +333,10 @@ def test_a_staging_disk_that_is_full_fails_the_write_and_keeps_what_was_written(
     staging = short / "staging0"
     with small_disk(staging, 12 * MIB), lake(short, *FORCED) as mounts:
         here = mounts.folders[0]
-        length, failed = _until_full(here / "file", 300 * KIB)
+        length, failed = until_full(here / "file", 300 * KIB)
         assert failed == errno.ENOSPC
         assert length > 10 * MIB
         content = (here / "file").read_bytes()
         assert content == b"".join(bytes([number % 255 + 1]) * (300 * KIB) for number in range(length // (300 * KIB)))
-        assert _until_full(here / "again", 300 * KIB) == (length, errno.ENOSPC)
+        assert until_full(here / "again", 300 * KIB) == (length, errno.ENOSPC)
         mounts.mounts[0].end()

@@ -8,6 +8,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -20,7 +21,7 @@ from lakefs.client.blocking.lake import Lake
 from lakefs.limits import MIB
 from tests.mount.hot_mounts import forced_mounts
 from tests.mount.mounts import LakeMounts, lake
-from tests.mount.planted_lake import BUGS
+from tests.mount.planted_lake import BUGS, lake_with
 from tests.mount.test_native import read_past_cache
 from tests.mount.test_small_opens import hanging, read
 from tests.mount.tools import spoil
@@ -94,17 +95,18 @@ def an_open_file_keeps_its_content(mounts: LakeMounts, client: Lake) -> None:
         assert b"".join(os.pread(file.fileno(), MIB, at * MIB) for at in range(9)) == content
 
 
-def what_was_written_shows_to_every_reader(mounts: LakeMounts, client: Lake) -> None:
+def what_was_written_shows_to_every_reader(mounts: LakeMounts, client: Lake, name: str = "n") -> None:
     content = os.urandom(SIZE)
-    client.put("bucket/n", content)
-    reading = os.open(mounts.folders[0] / "n", os.O_RDONLY | os.O_DIRECT)
-    for _ in range(3):
-        assert read_past_cache(reading, 0, 4096) == content[:4096]
-    writing = os.open(mounts.folders[0] / "n", os.O_WRONLY)
-    os.pwrite(writing, b"n" * 4096, 0)
-    assert read_past_cache(reading, 0, 4096) == b"n" * 4096
-    os.close(writing)
-    os.close(reading)
+    client.put(f"bucket/{name}", content)
+    with ExitStack() as opened:
+        reading = os.open(mounts.folders[0] / name, os.O_RDONLY | os.O_DIRECT)
+        opened.callback(os.close, reading)
+        for _ in range(3):
+            assert read_past_cache(reading, 0, 4096) == content[:4096]
+        writing = os.open(mounts.folders[0] / name, os.O_WRONLY)
+        opened.callback(os.close, writing)
+        os.pwrite(writing, b"n" * 4096, 0)
+        assert read_past_cache(reading, 0, 4096) == b"n" * 4096
 
 
 def an_open_finds_what_the_name_has(mounts: LakeMounts, client: Lake) -> None:
@@ -192,7 +194,7 @@ def test_a_planted_bug_is_seen(hot: LakeMounts, bug: str) -> None:
     options = ("-o", "hot_forced") if check in HOT else ("--hot-memory", "0")
     with (
         TemporaryDirectory(prefix="lake-") as path,
-        lake(Path(path), *options, bug=bug, any_way=False) as mounts,
+        lake(Path(path), *options, program=lake_with(bug), any_way=False) as mounts,
         connect(mounts.served.server) as client,
         pytest.raises((OSError, AssertionError, pytest.fail.Exception)),
     ):

@@ -91,6 +91,10 @@ class LocalModel(Side):
         self.made: set[str] = set()
         """Folders that were made, and so stay when they are empty."""
 
+    def names(self) -> list[str]:
+        """Return all names, in order."""
+        return sorted(str(self.bare(path)) for path in self.fs.find(self.root, withdirs=True) if path != self.root)
+
     def is_free(self, path: str, *, for_folder: bool = False) -> bool:
         """Return True if no object would have a folder's name after an object, or a folder, is made at the path."""
         parts = path.split("/")

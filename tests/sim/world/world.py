@@ -343,16 +343,7 @@ class World:
     async def _serve(self, life: Life, store: Store, offload: SimOffload, witness: Witness) -> None:
         service = WitnessedService(Service(store), witness)
         network = SimulatedNetwork(self._random(), latency_s=life.slowest_s)
-        weather = Weather(
-            self.disk,
-            self.result.met,
-            disk_full=self.disk.capacity_bytes < CAPACITY_BYTES or life.trouble == "room",
-            reserve_lost=self._is_reserve_used_up(),
-            disk_failing=life.trouble in FAILING,
-            damaged=self._damaged,
-            cuts=life.wire != "embedded",
-            leases_end=life.wire == "reconnecting",
-        )
+        weather = self._weather_of(life)
         upkeep = Upkeep(
             store,
             self.disk,
@@ -378,21 +369,7 @@ class World:
                 nursery.start_soon(observer.run)
             with trio.move_on_after(life.patience_s):
                 async with trio.open_nursery() as workloads:
-                    if self._customer is not None:
-                        customer = self._customer.live
-                        workloads.start_soon(customer, gate.connect, weather, life.operations, life.slowest_s)
-                    for index in range(life.workloads):
-                        place = f"{self._round}{'r' * self._relapses}.{index}."
-                        workload = Workload(
-                            gate.connect,
-                            self.history,
-                            self.contents,
-                            weather,
-                            self._random(),
-                            slowest_s=life.slowest_s,
-                            is_wanted=partial(self._is_wanted, place),
-                        )
-                        workloads.start_soon(workload.work, life.operations)
+                    self._begin_work(workloads, gate, weather, life)
             await trio.sleep(SETTLING_S)  # by then requests that were cancelled, and their decisions, have ended
             if not store.read_only_because:
                 for observer in observers:
@@ -402,6 +379,35 @@ class World:
                 self.result.met["shared index checked"] += check_shared_index(store)
             nursery.cancel_scope.cancel()
         self.result.decisions += len(self.history.points) - 1
+
+    def _weather_of(self, life: Life) -> Weather:
+        return Weather(
+            self.disk,
+            self.result.met,
+            disk_full=self.disk.capacity_bytes < CAPACITY_BYTES or life.trouble == "room",
+            reserve_lost=self._is_reserve_used_up(),
+            disk_failing=life.trouble in FAILING,
+            damaged=self._damaged,
+            cuts=life.wire != "embedded",
+            leases_end=life.wire == "reconnecting",
+        )
+
+    def _begin_work(self, workloads: trio.Nursery, gate: Gate, weather: Weather, life: Life) -> None:
+        if self._customer is not None:
+            customer = self._customer.live
+            workloads.start_soon(customer, gate.connect, weather, life.operations, life.slowest_s)
+        for index in range(life.workloads):
+            place = f"{self._round}{'r' * self._relapses}.{index}."
+            workload = Workload(
+                gate.connect,
+                self.history,
+                self.contents,
+                weather,
+                self._random(),
+                slowest_s=life.slowest_s,
+                is_wanted=partial(self._is_wanted, place),
+            )
+            workloads.start_soon(workload.work, life.operations)
 
     def _is_wanted(self, place: str, number: int) -> bool:
         """Return whether the shrinker has left this operation in the run."""

@@ -162,6 +162,28 @@ def test_it_is_filled_once_at_the_second_open_within_ten_minutes(
     on_ground(files, monkeypatch, test)
 
 
+def test_two_are_filled_at_a_time(files: MemoryFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(ground: Ground) -> None:
+        under_way = [0]
+
+        async def slow(mount: Mount, name: Name, blob: bytes, hot: HotFile) -> None:
+            under_way.append(under_way[-1] + 1)
+            await trio.sleep(1)
+            await ground.fill(mount, name, blob, hot)
+            under_way.append(under_way[-1] - 1)
+
+        monkeypatch.setattr(hot_set, "fill", slow)
+        inodes = [ground.inode(str(number), b"%d" % number) for number in range(5)]
+        for inode in inodes:
+            for _ in range(2):
+                await ground.hot.seen(inode)
+        await trio.sleep(10)
+        assert max(under_way) == 2
+        assert all(ground.hot.given(inode) is not None for inode in inodes)
+
+    on_ground(files, monkeypatch, test, limit_bytes=10 * SIZE)
+
+
 def test_it_is_given_to_one_inode_at_a_time(files: MemoryFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(ground: Ground) -> None:
         first, second = ground.inode("x", b"1"), ground.inode("y", b"1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -310,6 +311,18 @@ def test_a_device_that_is_gone_ends_the_session(tmp_path: Path) -> None:
             assert _is_given(given, last)
         content.end()
     os.close(descriptor)
+
+
+def test_what_the_device_refuses_is_an_error_of_its_writer() -> None:
+    """Answers and notices are written at once: libfuse's caller gets the kernel's errno."""
+    with kernel() as device:
+        device.socket.close()
+        for unique in (2, 0):
+            with pytest.raises(BrokenPipeError):
+                _layer.send(OUT_HEADER.pack(OUT_HEADER.size + 4, 0, unique), b"text")
+    with pytest.raises(OSError, match="No such device") as failed:
+        _layer.send(OUT_HEADER.pack(OUT_HEADER.size, 0, 2), b"")
+    assert failed.value.errno == errno.ENODEV
 
 
 def test_the_queue_has_a_bound_and_threads_wait_for_room(tmp_path: Path) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from fuse.staging.write_behind import WriteBehind
 from lakefs.get.opened import Piece
+from lakefs.host.page_cache import is_cached, is_in_memory
 from lakefs.ids import data_chunk_id
-from lakefs.limits import CHUNK_BYTES, SMALL_PAYLOAD_BYTES
+from lakefs.limits import CHUNK_BYTES, PAGE_BYTES, SMALL_PAYLOAD_BYTES
 from lakefs.steps.steps import Send, Start, Steps
 from lakefs.wire import messages as m
 from tests.contract.engines import KINDS, Kind
@@ -79,6 +83,37 @@ def test_the_commit_stores_only_what_was_not_stored_behind(kind: Kind) -> None:
         edited.write(CHUNK_BYTES + 5, b"written again")
         stat = await edited.store()
         assert edited.sent_bytes == 2 * CHUNK_BYTES + 4, "the chunk written again, the last whole one, the tail"
+        assert stat.blob == (await whole(edited)).blob
+        await edited.end_behind()
+
+    edit(kind, body)
+
+
+def test_pages_of_stored_bytes_are_given_up_once_the_disk_has_them(kind: Kind, tmp_path: Path) -> None:
+    rng = random.Random(9)
+
+    async def body(edited: Edited) -> None:
+        edited.stage_in(tmp_path)  # on a disk
+        descriptor = edited.file.descriptor
+        if is_in_memory(descriptor) or is_cached(descriptor, 0, 1) is None:
+            pytest.skip("this file system has no pages to give up, or this kernel does not say which it has")
+
+        async def write_on() -> list[bool | None]:
+            """Write two chunks; return which of the first four are in memory."""
+            for _ in range(2):
+                edited.write(len(edited.content), rng.randbytes(CHUNK_BYTES))
+            await run_behind(edited)
+            return [is_cached(descriptor, number * CHUNK_BYTES, PAGE_BYTES) for number in range(4)]
+
+        edited.store_behind()
+        for _ in range(3):
+            await write_on()
+        os.fsync(descriptor)
+        with mock.patch("fuse.staging.write_behind.is_written_out", lambda _, offset, length: offset < 2 * CHUNK_BYTES):
+            assert await write_on() == [False, False, True, True]
+        edited.write(CHUNK_BYTES, b"written again")
+        assert await write_on() == [False, True, False, False]
+        stat = await edited.store()
         assert stat.blob == (await whole(edited)).blob
         await edited.end_behind()
 

@@ -15,6 +15,7 @@ from engine.format.layouts import ChunkRecord
 from lakefs.content.verify import (
     NO_VECTOR,
     Check,
+    GranuleCrcs,
     crcs_between,
     crcs_of,
     granule_crcs,
@@ -210,3 +211,25 @@ def test_granules_in_three_pieces_have_the_crcs_of_the_whole(lead: int, length: 
     whole = random.Random(seed).randbytes(lead + length + trail)
     pieces = whole[:lead], whole[lead : lead + length], whole[lead + length :]
     assert granule_crcs_around(*pieces) == granule_crcs(whole)
+
+
+@FEW
+@given(lengths, st.lists(st.integers(0, 3 * G + 5), max_size=6), positions)
+@example(3 * G + 5, [1, G, 3 * G + 4], 3 * G + 4)
+def test_granules_that_are_taken_as_they_arrive_are_judged_as_all_at_once(
+    length: int, arrivals: list[int], position: int
+) -> None:
+    stored = Stored(length)
+    view = memoryview(stored.payload)
+    for is_right in (True, False):
+        if not is_right:
+            view[position % length] ^= 1
+        crcs = GranuleCrcs()
+        for arrived in sorted(arrivals):
+            crcs.take(view, arrived)
+            if arrived < length:
+                assert not crcs.match(stored.crc, stored.vector), "a part was taken for the whole"
+        crcs.take(view, length)
+        crcs.take(view, length)
+        assert crcs.match(stored.crc, stored.vector) == stored.by_crc() == is_right
+        assert not crcs.match(stored.crc ^ 1, stored.vector)
