@@ -32,18 +32,16 @@ class Posted:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.written = self.read = 0
-        write, read = SimulatedLink.post_write, SimulatedLink.post_read
+        begin = SimulatedLink.begin
 
-        def post_write(link: SimulatedLink, *args: Any) -> None:
-            self.written += args[-1]
-            write(link, *args)
+        def counted(link: SimulatedLink, operation: Any) -> None:
+            if operation.is_write:
+                self.written += operation.length
+            else:
+                self.read += operation.length
+            begin(link, operation)
 
-        def post_read(link: SimulatedLink, *args: Any) -> None:
-            self.read += args[-1]
-            read(link, *args)
-
-        patch.setattr(SimulatedLink, "post_write", post_write)
-        patch.setattr(SimulatedLink, "post_read", post_read)
+        patch.setattr(SimulatedLink, "begin", counted)
 
 
 @pytest.fixture

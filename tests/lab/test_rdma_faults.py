@@ -21,8 +21,8 @@ from lakefs.client.facade import driver_of
 from lakefs.errors import EngineUnreachable, FabricFailed, SessionLost
 from lakefs.get.pools import Pool
 from lakefs.ids import data_chunk_id
-from lakefs.transport.fabric import Remote
-from lakefs.transport.fabric_mover import Mover, Piece
+from lakefs.transport.fabric import Piece, Remote
+from lakefs.transport.fabric_mover import Mover
 from lakefs.transport.rdma import open_fabric
 from lakefs.wire import messages as m
 from lakefs.wire.fabric_messages import MEDIA_FABRIC, MEDIUM_FABRIC, FabricMemory
@@ -150,7 +150,8 @@ def put_in_error(client: Lake) -> None:
     assert fabric is not None
     assert fabric.link is not None
     link = fabric.link.mover._link
-    link.post_read(1, fabric._device().register(bytearray(4096), Remote.NONE), 0, 1 << 20, 0x77, 64)
+    region = fabric._device().register(bytearray(4096), Remote.NONE)
+    link.post(1, [Piece(region, 0, 1 << 20, 0x77, 64)])
 
 
 @pytest.mark.parametrize("way", ["get", "put"])
