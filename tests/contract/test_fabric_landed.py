@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from lakefs.errors import ChunkDamaged, KeyNotFound, LakeError
 from lakefs.get import landed
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import CHUNK_BYTES, CLIENT_LANDINGS, KIB, MIB
-from lakefs.transport.fabric import Piece, Remote
+from lakefs.transport.fabric import Remote
 from lakefs.trees.put_tree import PutOptions, put_tree
 from lakefs.trees.walk import Fate, Observer, Walk, WalkOptions
 from tests.fabric_rig import KINDS, FabricWorld, RiggedLake, posted, run
@@ -33,14 +32,16 @@ class Posted:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.written = self.read = 0
-        post = SimulatedLink.post
+        begin = SimulatedLink.begin
 
-        def counted(link: SimulatedLink, ticket: int, pieces: Sequence[Piece]) -> None:
-            self.written += sum(piece.length for piece in pieces if piece.is_write)
-            self.read += sum(piece.length for piece in pieces if not piece.is_write)
-            post(link, ticket, pieces)
+        def counted(link: SimulatedLink, operation: Any) -> None:
+            if operation.is_write:
+                self.written += operation.length
+            else:
+                self.read += operation.length
+            begin(link, operation)
 
-        patch.setattr(SimulatedLink, "post", counted)
+        patch.setattr(SimulatedLink, "begin", counted)
 
 
 @pytest.fixture

@@ -150,7 +150,8 @@ def put_in_error(client: Lake) -> None:
     assert fabric is not None
     assert fabric.link is not None
     link = fabric.link.mover._link
-    link.post(1, [Piece(fabric._device().register(bytearray(4096), Remote.NONE), 0, 1 << 20, 0x77, 64)])
+    region = fabric._device().register(bytearray(4096), Remote.NONE)
+    link.post(1, [Piece(region, 0, 1 << 20, 0x77, 64)])
 
 
 @pytest.mark.parametrize("way", ["get", "put"])
