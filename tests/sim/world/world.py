@@ -394,8 +394,7 @@ class World:
 
     def _begin_work(self, workloads: trio.Nursery, gate: Gate, weather: Weather, life: Life) -> None:
         if self._customer is not None:
-            customer = self._customer.live
-            workloads.start_soon(customer, gate.connect, weather, life.operations, life.slowest_s)
+            workloads.start_soon(self._customer.live, gate.connect, weather, life.operations, life.slowest_s)
         for index in range(life.workloads):
             place = f"{self._round}{'r' * self._relapses}.{index}."
             workload = Workload(
