@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 from fsspec.callbacks import Callback
@@ -209,3 +210,20 @@ def test_no_name_leads_out_of_the_local_folder(fs: LakeFileSystem, bucket: str, 
     with pytest.raises(ValueError, match=r"\.\."):
         fs.get(f"{bucket}/f", str(tmp_path / "a/b/c"), recursive=True)
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_archives_in_the_lake_and_caches_beside_it_are_read_through_fsspec(
+    both: dict[str, LakeFileSystem], tmp_path: Path
+) -> None:
+    lake = both["unix"]
+    with lake.open("ranges/a.zip", "wb") as stored:
+        archive = fsspec.filesystem("zip", fo=stored, mode="w")
+        archive.pipe("inner/b.txt", b"b" * 100_000)
+        archive.close()
+    remote = {"lake": {"server": lake.server}}
+    with fsspec.open("zip://inner/b.txt::lake://ranges/a.zip", "rb", **remote) as inner:
+        assert inner.read() == b"b" * 100_000
+    for cache in ("simplecache", "filecache"):
+        kept = {cache: {"cache_storage": str(tmp_path / cache)}}
+        with fsspec.open(f"{cache}::lake://ranges/large", "rb", **remote, **kept) as whole:
+            assert whole.read() == CONTENTS["ranges/large"]
