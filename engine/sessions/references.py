@@ -92,6 +92,14 @@ class Client:
         if self.has_left():
             raise SessionLost("the client has left, and its slots with it; nothing was stored")
 
+    def check_its_pool(self) -> None:
+        """Raise SessionLost if the client has left: it may use its pool for something else by now.
+
+        Called before a load writes to it.
+        """
+        if self.has_left():
+            raise SessionLost("the client has left, and its pool with it; nothing was loaded")
+
 
 class References:
     """All sessions and leases of an engine."""

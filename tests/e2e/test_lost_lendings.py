@@ -1,4 +1,4 @@
-"""Puts from lent memory whose connection is lost while the engine lives: their slots are the client's again at once."""
+"""Lent memory whose connection is lost while the engine lives: slots and pools are the client's again at once."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import pytest
 from lakefs.client.blocking.lake import Lake
 from lakefs.client.connect import connect
 from lakefs.client.facade import driver_of
+from lakefs.content.verify import Check
 from lakefs.errors import EngineUnreachable
-from lakefs.limits import MIB
+from lakefs.limits import KIB, MIB
 from lakefs.put.shared_memory import Slot
 from tests.e2e.served import WAIT_S, Served, serving
 
@@ -97,3 +98,28 @@ def test_what_is_written_to_slots_after_their_connection_was_lost_is_never_store
             assert all(buffer == right for buffer in buffers)
         else:
             assert all(other.get(f"bkt/{name}") == right for name in names)
+
+
+@pytest.mark.parametrize("size", [1000, 64 * KIB, 3 * MIB])
+def test_nothing_is_loaded_to_a_pool_after_its_connection_was_lost(engine: Served, size: int) -> None:
+    keys = [b"loaded %d %d" % (size, index) for index in range(COUNT)]
+    offsets = [index * size for index in range(COUNT)]
+    with (
+        connect(engine.server, check=Check.BLAKE3) as lake,
+        connect(engine.server) as other,
+        lake.pool(size_bytes=COUNT * size) as pool,
+    ):
+        space = lake.space("lost")
+        space.put_many(keys, [b"r" * size] * COUNT)
+        space.load(keys, pool, offsets)  # the pool is lent
+        assert engine.process is not None
+        engine.process.send_signal(signal.SIGSTOP)
+        try:
+            lose_connection_during(engine, lake, lambda: space.load(keys, pool, offsets))
+            pool.buffer[:] = b"w" * len(pool.buffer)  # it is the client's again
+        finally:
+            engine.process.send_signal(signal.SIGCONT)
+        wait_until_left(other)
+        assert set(pool.buffer) == set(b"w")
+        assert space.load(keys, pool, offsets) == [size] * COUNT
+        assert set(pool.buffer) == set(b"r")
