@@ -31,7 +31,7 @@ WAYS: Final[dict[str, tuple[str, ...]]] = {
     "passthrough": ("-o", "hot_forced"),
 }
 """Ways in which a mount answers reads: the default, in Python alone, without hot files, with every file hot at once."""
-WAY: Final = WAYS[os.environ.get("MOUNT_WAY", "")]
+WAY: Final = os.environ.get("MOUNT_WAY", "")
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -79,7 +79,7 @@ def lake(
 
     `any_way` False: the test is about one way of answering reads, and has the options for it among its own.
     """
-    options = (*WAY, *options) if any_way else options
+    options = (*WAYS[WAY], *options) if any_way else options
     with serving(folder) as served, ExitStack() as stack:
         processes = [
             stack.enter_context(
