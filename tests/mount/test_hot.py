@@ -161,7 +161,8 @@ def test_memory_has_a_hot_file_once(plain_hot: LakeMounts) -> None:
         segment.seek(offset)
         assert segment.read(len(content)) == content
         assert is_cached(segment.fileno(), offset, len(content)) is not False
-    assert path.read_bytes() == content
+    with path.open("rb"):  # a second time; what is read while it is filled may be cached again
+        pass
     assert eventually(lambda: plain_hot.mounts[0].log.read_text().count(FILLED) > before)
     with place.open("rb") as segment:
         assert eventually(lambda: not _cached_pages(segment.fileno(), offset, len(content)))
