@@ -31,6 +31,7 @@ from typing import Final
 import lakefs
 from bench.harness.content import BLOCK, block, payload, renew_file, write_file
 from bench.harness.measure import Bench, Figure, Paired, Scenario, Sides, Single, at_least, at_most, timed
+from bench.harness.memory import warm_memory
 from bench.harness.mounts import (
     MountProcess,
     constant_mounted,
@@ -232,6 +233,7 @@ def writing_sides(bench: Bench) -> Iterator[Sides]:
             renew_file(source)
 
         def rate(path: Path) -> float:
+            warm_memory(size + size // 4)
             command = ["dd", f"if={source}", f"of={path}", "bs=1M", "conv=fsync", "status=none"]
             return size / timed(lambda: subprocess.run(command, check=True))
 
