@@ -152,13 +152,20 @@ def _perftest_rate(fabric: RdmaFabric, size: int, count: int) -> float:
 
 def _latency(reads: Reads, fabric: RdmaFabric, count: int) -> None:
     """Print the typical times of ours and perftest's READ of 64 bytes: the best of all rounds."""
-    ours, theirs = [], []
+    ours, theirs, user, system = [], [], 0.0, 0.0
     for _ in range(ROUNDS):
         theirs.append(float(perftest("ib_read_lat", fabric.device, fabric.port.gid_index, 64, count)[4]))
+        before = os.times()
         ours.append(1e6 * statistics.median(_seconds(lambda: reads.moves(64, 1)) for _ in range(count)))
+        after = os.times()
+        user, system = user + after.user - before.user, system + after.system - before.system
     print(
         f"READ of 64 bytes: {min(ours):.1f} us; ib_read_lat {min(theirs):.1f} us; {_ratios(ours, theirs, min)}",
         flush=True,
+    )
+    each = 1e6 / (ROUNDS * count)
+    print(
+        f"    CPU of one: {user * each:.0f} us in Python and libraries, {system * each:.0f} in the kernel", flush=True
     )
 
 
