@@ -164,9 +164,7 @@ def _latency(reads: Reads, fabric: RdmaFabric, count: int) -> None:
         flush=True,
     )
     each = 1e6 / (ROUNDS * count)
-    print(
-        f"    CPU of one: {user * each:.0f} us in Python and libraries, {system * each:.0f} in the kernel", flush=True
-    )
+    print(f"    CPU of one: {user * each:.0f} us outside of the kernel, {system * each:.0f} inside", flush=True)
 
 
 def _ratios(ours: list[float], theirs: list[float], best: Callable[[list[float]], float] = max) -> str:
