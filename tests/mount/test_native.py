@@ -112,7 +112,8 @@ def test_a_write_is_seen_by_every_handle_as_soon_as_it_has_returned(short: Path)
             for thread in threads:
                 thread.join()
             assert {found for was_written, found in seen if was_written} <= {new}
-            assert {found for was_written, found in seen} <= {new, old[:PAGE]}
+            # A read beside a truncation may find its zeros behind the new end: ext4 and tmpfs give them, too.
+            assert {found for was_written, found in seen} <= {new, old[:PAGE], new.ljust(PAGE, b"\0")}
             os.close(writer)
             for descriptor in readers:
                 assert read_past_cache(descriptor, 0, PAGE) == new
