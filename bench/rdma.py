@@ -21,12 +21,11 @@ from typing import Final
 
 from bench.rdma_engine import loads, pauses, served
 from lakefs.content.verify import GranuleCrcs, granule_crcs
+from lakefs.limits import KIB, MIB
 from lakefs.transport.fabric import SEND_WINDOW, Piece, Region, Remote
 from lakefs.transport.fabric_mover import Mover
 from lakefs.transport.rdma import RdmaFabric, open_fabric
 
-KIB: Final = 1 << 10
-MIB: Final = 1 << 20
 ROUNDS: Final = 7
 _PORT: Final = 18515
 _LISTENS: Final = "0A"

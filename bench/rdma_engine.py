@@ -26,9 +26,8 @@ from lakefs.client.connect import connect
 from lakefs.config.settings import load
 from lakefs.content.verify import Check
 from lakefs.ids import data_chunk_id
+from lakefs.limits import KIB, MIB
 
-KIB: Final = 1 << 10
-MIB: Final = 1 << 20
 ROUNDS: Final = 7
 _PORT: Final = 7778
 _TICK_S: Final = 0.001

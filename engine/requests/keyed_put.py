@@ -133,7 +133,7 @@ class KeyedPuts:
 
         def bind(txn: Transaction, hashed: Sequence[Hashed]) -> dict[int, KeyedValue]:
             if of_slots:
-                client.check_its_slots()
+                client.check_its_memory()
             txn.note(ChangedBy(client))
             for part, item in zip(wanted, hashed, strict=True):
                 chunks[part] = None if part in spoiled else item.chunk

@@ -182,7 +182,7 @@ class Loads:
         """Load the checked `chunks` of the request, and return its answer.  SessionLost, InvalidArgument."""
         if request.fabric is not None:
             return await self._load_by_fabric(client, request, request.fabric, chunks)
-        client.check_its_pool()
+        client.check_its_memory()
         with self._store.lent.using(client, request.memory, writable=True) as memory:
             return await self._load_into(request, chunks, memory)
 

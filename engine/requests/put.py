@@ -240,7 +240,7 @@ class Puts:
 
         def bind(txn: Transaction, hashed: Sequence[Hashed]) -> list[m.NameResult]:
             if slots:
-                client.check_its_slots()
+                client.check_its_memory()
             blobs = [HeldBlob(BlobId(item.chunk), item.payload.length, 1) for item in hashed]
             return self._bind(txn, client, changes, blobs)
 

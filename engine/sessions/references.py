@@ -83,22 +83,13 @@ class Client:
         self.next_number += 1
         return self.next_number - 1
 
-    def check_its_slots(self) -> None:
-        """Raise SessionLost if the client has left: it may have written something else to its slots since.
+    def check_its_memory(self) -> None:
+        """Raise SessionLost if the client has left: its slots and pools are its own again, for whatever it likes.
 
-        Called by the decision that binds what was copied from them: a slot is the client's again once its connection
-        has ended, and was copied before.
+        Called by the decision that binds what was copied from slots before, and before a load writes to a pool.
         """
         if self.has_left():
-            raise SessionLost("the client has left, and its slots with it; nothing was stored")
-
-    def check_its_pool(self) -> None:
-        """Raise SessionLost if the client has left: it may use its pool for something else by now.
-
-        Called before a load writes to it.
-        """
-        if self.has_left():
-            raise SessionLost("the client has left, and its pool with it; nothing was loaded")
+            raise SessionLost("the client has left, and its memory with it; nothing was stored or loaded")
 
 
 class References:

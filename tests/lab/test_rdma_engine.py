@@ -6,11 +6,9 @@ import ctypes
 import os
 import resource
 import signal
-import statistics
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -167,20 +165,6 @@ def test_a_client_that_may_lock_64_kib_goes_over_tcp_with_the_reason(rig: Rig, t
     assert ended(forked(poor)) == 0
 
 
-# --- numbers: of one boot, in comparison only --------------------------------------------------------
-
-
-def timed(rounds: int, *ways: Callable[[], object]) -> list[float]:
-    """Return the median seconds of each way; the ways take turns."""
-    taken: list[list[float]] = [[] for _ in ways]
-    for _ in range(rounds):
-        for way, seconds in zip(ways, taken, strict=True):
-            begin = time.perf_counter()
-            way()
-            seconds.append(time.perf_counter() - begin)
-    return [statistics.median(seconds) for seconds in taken]
-
-
 def test_16_chunks_come_by_pool_grant_by_reads_and_over_tcp(rig: Rig) -> None:
     contents = [os.urandom(64 * KIB) for _ in range(16)]
     for number, content in enumerate(contents):
@@ -200,16 +184,10 @@ def test_16_chunks_come_by_pool_grant_by_reads_and_over_tcp(rig: Rig) -> None:
         client.chunks.get_many_into(chunks, buffers)
         assert buffers == contents
         assert client.rdma.chunks == before + 16
-        reads, load, over_tcp = timed(
-            11,
-            lambda: client.chunks.get_many_into(chunks, buffers),
-            lambda: client.load_many(chunks, pool, offsets),
-            lambda: tcp.load_many(chunks, tcp_pool, offsets),
-        )
-        assert bytes(pool.buffer) == bytes(tcp_pool.buffer) == b"".join(contents)
-    sys.stdout.write(
-        f"16 x 64 KiB: READs {reads * 1e3:.1f} ms, pool grant {load * 1e3:.1f} ms, TCP {over_tcp * 1e3:.1f} ms\n"
-    )
+        for _ in range(2):
+            client.load_many(chunks, pool, offsets)
+            tcp.load_many(chunks, tcp_pool, offsets)
+            assert bytes(pool.buffer) == bytes(tcp_pool.buffer) == b"".join(contents)
 
 
 def test_the_engine_registers_its_tier_and_64_mib_at_most(rig: Rig) -> None:
