@@ -81,8 +81,8 @@ class OpenContent(Protocol):
         """Store written bytes; visible on return, and durable too if `durable`."""
         ...
 
-    async def release(self) -> None:
-        """Remove a handle; the last one stores what is unstored."""
+    async def release(self, *, stores: bool = False) -> None:
+        """Remove a handle; the last one, or one that `stores`, stores what is unstored."""
         ...
 
     def abandon(self) -> None:
