@@ -42,7 +42,7 @@ class Program(NamedTuple):
 
 
 class OpenedFile(NamedTuple):
-    """What a descriptor shows of an open file: its inode's numbers, how it may be used (O_ACCMODE), and its device."""
+    """An open file as its descriptors show it: its inode's numbers, how it may be used (O_ACCMODE), and its device."""
 
     numbers: frozenset[int]
     access: int

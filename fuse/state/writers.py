@@ -48,7 +48,7 @@ class Writers:
         self._changed: set[int] = set()
         self._is_mapped = False
         self.is_reported = True
-        """False while something was changed of which no caller was told that it cannot be stored."""
+        """False while something was changed, and no caller has had the error that it cannot be stored."""
 
     def opened(self, handle: int, flags: int, thread: int) -> None:
         """Add a handle that a thread opens."""

@@ -5,72 +5,24 @@ The bucket keeps versions, so that each commit of a file is one: the tests count
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
-from lakefs.client.blocking.engine import BlockingEngine, connect_blocking
-from lakefs.wire.messages import ListedVersions, ListVersions
+from lakefs.client.blocking.engine import connect_blocking
 from tests.e2e.served import LAKE
-from tests.mount.mounts import BUCKET, LakeMounts, lake
+from tests.mount.commits import HALF, REST, Sizes, keep_versions, version_sizes
+from tests.mount.mounts import lake
 from tests.mount.test_two_mounts import eventually
 from tests.mount.tools import need, run
 
 pytestmark = pytest.mark.fuse
-HALF = b"half of it, "
-REST = b"and the rest"
-Sizes = Callable[[Path], list[int]]
-
-
-@pytest.fixture(scope="module")
-def engine(mounts: LakeMounts) -> Iterator[BlockingEngine]:
-    """Connect to the engine, whose bucket keeps versions."""
-    mounts.served.good("bucket", "set", BUCKET, "--versioning", "enabled")
-    with connect_blocking(mounts.served.server) as engine:
-        yield engine
-
-
-def version_sizes(engine: BlockingEngine, path: Path) -> list[int]:
-    """Return the length of each version of a file in a folder of the bucket, the oldest first."""
-    listed = engine.call(ListVersions(BUCKET, f"{path.parent.name}/{path.name}")).message
-    assert isinstance(listed, ListedVersions)
-    return [entry.size_bytes for entry in reversed(listed.entries)]
-
-
-@pytest.fixture
-def sizes(engine: BlockingEngine) -> Sizes:
-    """Give the versions of a file."""
-    return lambda path: version_sizes(engine, path)
-
-
-class Mapped:
-    """A shared mapping that writes.  It has no descriptor of its own, as one of the `mmap` module has."""
-
-    def __init__(self, descriptor: int, length: int) -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.mmap.restype = ctypes.c_void_p
-        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-        libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-        address = libc.mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, 0)
-        assert address not in (None, ctypes.c_void_p(-1).value), os.strerror(ctypes.get_errno())
-        self._libc, self._address, self._length = libc, int(address), length
-
-    def write(self, offset: int, data: bytes) -> None:
-        """Write into the mapping."""
-        ctypes.memmove(self._address + offset, data, len(data))
-
-    def close(self) -> None:
-        """End the mapping."""
-        assert self._libc.munmap(self._address, self._length) == 0
 
 
 def python(text: str, *arguments: Path | str) -> None:
@@ -315,101 +267,6 @@ def test_a_program_with_very_many_files_commits_at_each_close(here: Path, sizes:
         os.close(each)
 
 
-# --- what counts as written ------------------------------------------------------------------------------
-
-
-def test_a_reader_that_closes_commits_nothing_of_a_writer(here: Path, sizes: Sizes) -> None:
-    file = here / "file"
-    with file.open("wb", buffering=0) as opened:
-        opened.write(HALF)
-        assert file.read_bytes() == HALF
-        with file.open("r+b", buffering=0) as other:
-            assert other.read() == HALF
-        assert sizes(file) == []
-    assert sizes(file) == [len(HALF)]
-    file.read_bytes()
-    with file.open("r+b"):
-        pass
-    assert sizes(file) == [len(HALF)], "nothing was written"
-
-
-def test_fsync_commits_whoever_has_the_file_open(here: Path, sizes: Sizes) -> None:
-    file = here / "file"
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT)
-    copy = os.dup(descriptor)
-    os.write(descriptor, HALF)
-    os.fsync(descriptor)
-    assert sizes(file) == [len(HALF)]
-    os.close(descriptor)
-    os.close(copy)
-    assert sizes(file) == [len(HALF)]
-
-
-def test_a_file_that_was_only_made_or_cut_is_committed_once(here: Path, sizes: Sizes) -> None:
-    file = here / "file"
-    os.close(os.open(file, os.O_RDONLY | os.O_CREAT))
-    assert sizes(file) == [0]
-    file.write_bytes(HALF)
-    with file.open("r+b", buffering=0) as opened:
-        opened.truncate(4)
-        subprocess.run(["true"], check=True, pass_fds=[opened.fileno()])
-        assert sizes(file) == [0, len(HALF)]
-    assert sizes(file) == [0, len(HALF), 4]
-
-
-def test_a_path_that_is_cut_beside_a_reader_is_committed(here: Path, sizes: Sizes) -> None:
-    file = here / "file"
-    file.write_bytes(HALF)
-    with file.open("rb"):
-        os.truncate(file, 3)
-        assert sizes(file) == [len(HALF), 3]
-
-
-def test_what_a_mapping_writes_is_committed_at_close_and_at_its_end(here: Path, sizes: Sizes) -> None:
-    file = here / "file"
-    file.write_bytes(bytes(8192))
-    with file.open("rb") as reader, file.open("r+b") as opened:
-        mapping = Mapped(opened.fileno(), 8192)
-        mapping.write(0, b"once")
-        subprocess.run(["true"], check=True, pass_fds=[opened.fileno()])
-        assert sizes(file) == [8192]
-        writer = os.open(file, os.O_WRONLY)  # the kernel may send the pages through it
-        opened.close()
-        assert sizes(file) == [8192] * 2
-        mapping.write(4, b"again")
-        mapping.close()
-        eventually(lambda: sizes(file) == [8192] * 3, "what the mapping wrote is not stored")
-        os.close(writer)
-        assert os.pread(reader.fileno(), 9, 0) == b"onceagain"
-    assert sizes(file) == [8192] * 3
-
-
-def test_what_a_mapping_writes_into_a_hot_file_is_committed_too(short_folder: Path) -> None:
-    folder = short_folder / "hot"
-    folder.mkdir()
-    with lake(folder, "-o", "hot_forced", any_way=False) as mounts, connect_blocking(mounts.served.server) as engine:
-        mounts.served.good("bucket", "set", BUCKET, "--versioning", "enabled")
-        here = mounts.folders[0] / "folder"
-        here.mkdir()
-        file = here / "file"
-        file.write_bytes(bytes(8192))
-        with file.open("rb"), file.open("rb") as reader:
-            opened = file.open("r+b")
-            mapping = Mapped(opened.fileno(), 8192)
-            mapping.write(0, b"once")
-            subprocess.run(["true"], check=True, pass_fds=[opened.fileno()])
-            assert version_sizes(engine, file) == [8192]
-            opened.close()
-            assert version_sizes(engine, file) == [8192] * 2
-            mapping.write(4, b"again")
-            mapping.close()
-            eventually(lambda: version_sizes(engine, file) == [8192] * 3, "what the mapping wrote is not stored")
-            assert os.pread(reader.fileno(), 9, 0) == b"onceagain"
-
-
-# --- programs that cannot be seen, and what release cannot store -----------------------------------------
-
-
 def test_a_mount_that_cannot_see_the_program_commits_at_each_close(short_folder: Path) -> None:
     need("unshare")
     if subprocess.run(["unshare", "--pid", "--fork", "true"], capture_output=True).returncode:
@@ -418,7 +275,7 @@ def test_a_mount_that_cannot_see_the_program_commits_at_each_close(short_folder:
     folder.mkdir()
     program = ["unshare", "--pid", "--fork", "--kill-child", *LAKE]
     with lake(folder, program=program) as mounts, connect_blocking(mounts.served.server) as engine:
-        mounts.served.good("bucket", "set", BUCKET, "--versioning", "enabled")
+        keep_versions(mounts.served)
         here = mounts.folders[0] / "folder"
         here.mkdir()
         descriptor = os.open(here / "file", os.O_WRONLY | os.O_CREAT)
@@ -429,34 +286,3 @@ def test_a_mount_that_cannot_see_the_program_commits_at_each_close(short_folder:
         assert version_sizes(engine, here / "file") == [len(HALF)]
         run("umount", mounts.mounts[0].folder)
         mounts.mounts[0].process.wait(60)
-
-
-def test_an_error_of_a_release_fails_the_next_open_once_and_the_bytes_are_kept(short_folder: Path) -> None:
-    folder = short_folder / "failing"
-    folder.mkdir()
-    with lake(folder, "-o", "engine_wait=1,hot_memory=0", any_way=False) as mounts:
-        here = mounts.folders[0]
-        file = here / "file"
-        file.write_bytes(bytes(4096))
-        opened = file.open("r+b")
-        mapping = Mapped(opened.fileno(), 4096)
-        opened.close()
-        mapping.write(0, b"written")
-        mounts.served.stop()
-        mapping.close()
-        _wait_for_log(mounts, "stays in the staging folder")
-        mounts.served.start()
-        with pytest.raises(OSError, match="Input/output error"):
-            file.read_bytes()
-        assert file.read_bytes() == bytes(4096)
-        listed = mounts.served.good("staged", "ls", "--staging", folder / "staging0").text
-        assert f"{BUCKET}/file" in listed
-        mounts.served.good("staged", "restore", "--staging", folder / "staging0", f"{BUCKET}/file")
-        eventually(lambda: file.read_bytes()[:7] == b"written", "what was restored is not seen")
-
-
-def _wait_for_log(mounts: LakeMounts, text: str) -> None:
-    until = time.monotonic() + 60
-    while text not in mounts.mounts[0].log.read_text():
-        assert time.monotonic() < until, mounts.mounts[0].log.read_text()
-        time.sleep(0.05)
