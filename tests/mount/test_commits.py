@@ -1,4 +1,4 @@
-"""What a close commits: what was written, made or cut since, also by a mapping; and what a release cannot store."""
+"""Commits at close: of what was written, made or cut since, also by a mapping; and the error of a release."""
 
 from __future__ import annotations
 

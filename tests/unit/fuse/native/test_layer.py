@@ -297,19 +297,6 @@ def test_the_handshake_takes_what_the_kernel_offers_and_the_mount_wants(offered:
         assert layer.has_passthrough() is is_taken
 
 
-def test_a_write_of_a_mapping_is_known_while_it_is_handled() -> None:
-    with kernel() as device:
-        for flags, is_mapped in ((0, False), (1, True), (2, False), (3, True), (0, False)):
-            unique = device.write(HANDLE, 0, b"bytes", flags=flags)
-            assert _is_given(device.next_given(), unique)
-            assert layer.write_is_mapped() is is_mapped
-            device.ask(LOOKUP, b"name\0")
-            device.next_given()
-        device.write(HANDLE, 0, b"bytes", flags=1, size=4)
-        device.next_given()
-        assert layer.write_is_mapped() is False, "a message of another length than it says"
-
-
 def test_a_device_that_is_gone_ends_the_session(tmp_path: Path) -> None:
     (piece,) = _pieces(10, GRANULE_BYTES)
     content, descriptor = taught(str(tmp_path / "file"), [piece])
