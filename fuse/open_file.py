@@ -31,6 +31,7 @@ import trio
 from fuse.hot.hot_file import HotFile
 from fuse.hot.mappings import release_when_unmapped
 from fuse.reading.blob_reader import BlobReader
+from fuse.reading.following import appended
 from fuse.staging.commit import Stored, store_staged
 from fuse.staging.folder import Base, Kind, StagedFile
 from fuse.staging.storing_behind import StoringBehind
@@ -43,7 +44,7 @@ from lakefs.get.opened import Opened, Piece
 from lakefs.ids import Buffer, ChunkId
 from lakefs.limits import FILE_BYTES_MAX
 from lakefs.names import Name
-from lakefs.wire.messages import NO_CONDITION, ObjectStat, SetAttributes
+from lakefs.wire.messages import NO_CONDITION, ListEntry, ObjectStat, SetAttributes
 
 _log: Final = structlog.get_logger(__name__)
 _COMMIT_ATTEMPTS: Final = 3
@@ -241,8 +242,60 @@ class OpenFile:
         found = await self._mount.stat_of_small(name, self.inode.attributes.size_bytes)
         if isinstance(found, LakeError):
             raise found
-        if found.node != self.inode.node or found.blob != self.inode.attributes.blob:
+        is_other = found.node != self.inode.node or found.blob != self.inode.attributes.blob
+        if is_other and not await self._follow(found):
             raise replaced(name)
+
+    async def follow(self, found: ObjectStat | ListEntry) -> bool:
+        """Have all handles show what the name has now, if that is their own content with something appended.
+
+        `found`: the store's record of the inode's node.  Returns False if they keep their own.  EngineUnreachable.
+        """
+        async with self._alone():
+            return await self._follow(found)
+
+    async def _follow(self, found: ObjectStat | ListEntry) -> bool:
+        mount, inode, own, hot = self._mount, self.inode, self._reader, self.hot
+        if found.blob == inode.attributes.blob:
+            return True
+        is_longer = found.node == inode.node and found.size_bytes >= inode.attributes.size_bytes
+        if own is None or not is_longer or not self._shows_stored:
+            return False
+        longer = None
+        try:
+            longer = self._new_reader(await mount.opened(mount.table.name_of(inode), found.size_bytes))
+            added = await appended(own, longer, keep=hot is not None)
+            if added is not None and longer.opened.stat.node == inode.node and self._shows_stored:
+                if hot is not None and added:
+                    hot.write(hot.size, added, lambda offset, data: None)
+                self._show(own, longer)
+                return True
+        except EngineUnreachable:
+            raise
+        except (LakeError, OSError) as error:
+            _log.info("an open file keeps its content", name=inode.name, reason=str(error))
+        if longer is not None:
+            longer.close()
+            mount.give_back(longer.opened.lease)
+        return False
+
+    @property
+    def _shows_stored(self) -> bool:
+        """True if all that handles show is the stored content of the inode's name."""
+        return not self.is_dirty and self.inode.parent is not None and (self.hot is None or self.hot.is_followed)
+
+    def _show(self, before: BlobReader, reader: BlobReader) -> None:
+        """Show content that begins with what was shown before."""
+        mount, inode, staged = self._mount, self.inode, self._staged
+        self._reader, self._staged, self._stat = reader, None, reader.opened.stat
+        if staged is not None:
+            staged.discard()
+        before.close()
+        mount.give_back(before.opened.lease)
+        inode.take(mount.owner.shown(self._stat))
+        inode.xattrs, inode.cached_blob = self._stat.xattrs, None
+        mount.touch(inode)
+        mount.forget_attributes(inode)  # with the new length the kernel forgets its pages
 
     def note(self, stat: ObjectStat) -> None:
         """Take a changed record of the name; its content is the same."""

@@ -132,7 +132,7 @@ class LakeOperations(pyfuse3.Operations):
         """Return the attributes; they are asked anew if they are not fresh."""
         known = self._lookups.inode(inode)
         await self._lookups.refresh(known)
-        return self._entry(known)
+        return self._attributes(known)
 
     @answering
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> bytes:
@@ -369,7 +369,7 @@ class LakeOperations(pyfuse3.Operations):
             await self._drop_set_id(known, ctx)
             await self._set_size(known, attr.st_size, fh)
             if not (fields.update_mode or fields.update_mtime or fields.update_atime):
-                return self._entry(known)
+                return self._attributes(known)
         mode = attr.st_mode & 0o7777
         if (
             fields.update_size or ctx.uid != known.attributes.uid
@@ -390,7 +390,7 @@ class LakeOperations(pyfuse3.Operations):
         await self._changes.set_attributes(known, wanted)
         if known.attributes.mode & _SET_ID and isinstance(known.file, OpenFile):
             known.file.end_appends()  # the next write clears these bits
-        return self._entry(known)
+        return self._attributes(known)
 
     async def _drop_set_id(self, inode: Inode, ctx: RequestContext) -> None:
         """Clear the set-id bits where a change of content needs it and the kernel leaves it to the mount."""
@@ -439,8 +439,16 @@ class LakeOperations(pyfuse3.Operations):
     # --- shared --------------------------------------------------------------------------------------
 
     def _entry(self, inode: Inode) -> EntryAttributes:
+        """Return the entry of a name: its `st_ino` is the inode's number for the kernel too."""
         entry_timeout_s, attribute_timeout_s = self._mount.timeouts(self._mount.bucket_of(inode))
         return to_entry(inode, entry_timeout_s, attribute_timeout_s)
+
+    def _attributes(self, inode: Inode) -> EntryAttributes:
+        """Return the entry for an answer that has attributes only."""
+        entry = self._entry(inode)
+        entry.st_ino = InodeT(inode.st_ino)
+        entry.attr_timeout = self._mount.timeouts(self._mount.bucket_of(inode))[1]
+        return entry
 
     def _known(self, inode: Inode) -> EntryAttributes:
         """Return the entry, and count one more look-up by the kernel."""

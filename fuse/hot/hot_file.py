@@ -103,6 +103,11 @@ class HotFile:
         """True if its content may not be the blob's: it belongs to one open inode, and to none after that."""
         return self.is_written or self.may_be_mapped or self.is_let_go
 
+    @property
+    def is_followed(self) -> bool:
+        """True if its content is what the mount put there: something may be put behind it."""
+        return not (self.may_be_mapped or self.is_let_go or self.is_damaged)
+
     def is_in_use(self) -> bool:
         """Return True if a handle passes through to it, or a mapping is left."""
         return self.handles > 0 or self._asked(is_used)

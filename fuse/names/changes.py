@@ -198,6 +198,8 @@ class Changes:
 
     async def set_xattr(self, inode: Inode, name: str, value: bytes | None) -> None:
         """Set an extended attribute, or remove it.  KeyNotFound if an attribute to remove does not exist."""
+        if self._table.holds_buckets(inode):
+            raise FUSEError(errno.EPERM)
         if inode.file is not None and inode.file.is_dirty:
             await inode.file.commit(durable=False)
         bucket, key = self._table.name_of(inode)

@@ -72,6 +72,7 @@ class Lookups:
             if present is not None:
                 self._table.detach(present)
             return None
+        await self._mount.follow(found)
         return self.adopt(parent, name, found, asked_at)
 
     async def _look_up(self, parent: Inode, name: str) -> ObjectStat:
@@ -126,7 +127,9 @@ class Lookups:
             inode.take(mount.owner.shown(found))
             inode.confirmed_at = asked_at
         else:
-            self.adopt(inode.parent, inode.name, found, asked_at)
+            await self._mount.follow(found)
+            if inode.parent is not None:
+                self.adopt(inode.parent, inode.name, found, asked_at)
 
     async def stat_of(self, inode: Inode) -> ObjectStat:
         """Return the store's record of the inode's name, after storing written bytes.  ESTALE if the name is gone."""
@@ -143,7 +146,7 @@ class Lookups:
 
     async def xattrs(self, inode: Inode) -> dict[str, bytes]:
         """Return the extended attributes."""
-        if inode.is_pending:
+        if inode.is_pending or self._table.holds_buckets(inode):
             return {}
         if inode.xattrs is None or not (inode.is_dirty or self._mount.is_fresh(inode)):
             inode.xattrs = (await self.stat_of(inode)).xattrs

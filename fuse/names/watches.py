@@ -174,6 +174,8 @@ class Watcher:
         asked_at = trio.current_time()
         stats = await self._mount.stat([self._table.name_of(inode) for inode in inodes])
         for (inode, doubt), found in zip(inodes.items(), stats, strict=True):
+            if isinstance(found, ObjectStat):
+                await self._mount.follow(found)
             parent = inode.parent
             if (parent is None and inode is not self._table.root) or inode.is_dirty:
                 continue

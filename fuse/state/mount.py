@@ -46,6 +46,7 @@ from lakefs.ports import Offload
 from lakefs.wire.messages import (
     DeleteNames,
     Done,
+    ListEntry,
     MakeFolder,
     MakeSymlink,
     Message,
@@ -211,7 +212,14 @@ class Mount:
 
     async def is_kept_open(self, inode: Inode, writers: Writers, handle: int) -> bool:
         """Return True if the program that opened a handle of the inode still has a descriptor of it."""
-        return await writers.is_kept_open(handle, frozenset({inode.number}), self.device, self.offload)
+        return await writers.is_kept_open(handle, frozenset({inode.number, inode.st_ino}), self.device, self.offload)
+
+    async def follow(self, found: ObjectStat | ListEntry) -> None:
+        """Have open handles of a node follow what was appended elsewhere, before the store's record of it is taken."""
+        inode = self.table.by_node(found.node)
+        if inode is None or inode.file is None or inode.is_dirty or inode.attributes.blob == found.blob:
+            return  # nor wait for a commit
+        await inode.file.follow(found)
 
     def give_back(self, lease: int) -> None:
         """Close a lease soon; does not wait."""
