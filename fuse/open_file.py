@@ -31,11 +31,11 @@ import trio
 from fuse.hot.hot_file import HotFile
 from fuse.hot.mappings import release_when_unmapped
 from fuse.reading.blob_reader import BlobReader
-from fuse.reading.following import appended
 from fuse.staging.commit import Stored, store_staged
 from fuse.staging.folder import Base, Kind, StagedFile
 from fuse.staging.storing_behind import StoringBehind
 from fuse.state.attributes import to_store
+from fuse.state.following import give_back, open_longer
 from fuse.state.inodes import Inode, check_size
 from fuse.state.mount import Mount, now_ns, replaced
 from fuse.state.writers import Writers
@@ -255,33 +255,22 @@ class OpenFile:
             return await self._follow(found)
 
     async def _follow(self, found: ObjectStat | ListEntry) -> bool:
-        mount, inode, own, hot = self._mount, self.inode, self._reader, self.hot
-        if found.blob == inode.attributes.blob:
+        own, hot = self._reader, self.hot
+        if found.blob == self.inode.attributes.blob:
             return True
-        is_longer = found.node == inode.node and found.size_bytes >= inode.attributes.size_bytes
-        if own is None or not is_longer or not self._shows_stored:
+        if own is None or not self._shows_stored():
             return False
-        longer = None
-        try:
-            longer = self._new_reader(await mount.opened(mount.table.name_of(inode), found.size_bytes))
-            added = await appended(own, longer, keep=hot is not None)
-            if added is not None and longer.opened.stat.node == inode.node and self._shows_stored:
-                if hot is not None and added:
-                    hot.write(hot.size, added, lambda offset, data: None)
-                self._show(own, longer)
-                return True
-        except EngineUnreachable:
-            raise
-        except (LakeError, OSError) as error:
-            _log.info("an open file keeps its content", name=inode.name, reason=str(error))
-        if longer is not None:
-            longer.close()
-            mount.give_back(longer.opened.lease)
+        longer = await open_longer(self._mount, self.inode, own, found, keep=hot is not None)
+        if longer is None:
+            return False
+        if self._shows_stored() and (hot is None or hot.append(longer.added)):
+            self._show(own, longer.reader)
+            return True
+        give_back(self._mount, longer.reader)
         return False
 
-    @property
     def _shows_stored(self) -> bool:
-        """True if all that handles show is the stored content of the inode's name."""
+        """Return True if all that handles show is the stored content of the inode's name."""
         return not self.is_dirty and self.inode.parent is not None and (self.hot is None or self.hot.is_followed)
 
     def _show(self, before: BlobReader, reader: BlobReader) -> None:
@@ -290,8 +279,7 @@ class OpenFile:
         self._reader, self._staged, self._stat = reader, None, reader.opened.stat
         if staged is not None:
             staged.discard()
-        before.close()
-        mount.give_back(before.opened.lease)
+        give_back(mount, before)
         inode.take(mount.owner.shown(self._stat))
         inode.xattrs, inode.cached_blob = self._stat.xattrs, None
         mount.touch(inode)

@@ -146,6 +146,15 @@ class HotFile:
         self.is_written = True
         _write_all(self._descriptor_to_write(), view, offset)
 
+    def append(self, data: Buffer) -> bool:
+        """Write at the end what the store has there; False, changing nothing, if memory is full or damaged."""
+        try:
+            if data:
+                self.write(self.size, data, lambda offset, part: None)
+        except OSError:
+            return False
+        return True
+
     def truncate(self, size: int, stage: Take, set_size: Callable[[int], object]) -> None:
         """Change the length by `set_size`, and here.  What a mapping wrote in the last granule is staged first."""
         number = size // GRANULE_BYTES

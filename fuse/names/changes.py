@@ -200,7 +200,7 @@ class Changes:
         """Set an extended attribute, or remove it.  KeyNotFound if an attribute to remove does not exist."""
         if self._table.holds_buckets(inode):
             raise FUSEError(errno.EPERM)
-        if inode.file is not None and inode.file.is_dirty:
+        if inode.file is not None and inode.is_pending:  # else its record is there; what is written waits for close
             await inode.file.commit(durable=False)
         bucket, key = self._table.name_of(inode)
         with _busy([inode]):

@@ -132,8 +132,8 @@ class Lookups:
                 self.adopt(inode.parent, inode.name, found, asked_at)
 
     async def stat_of(self, inode: Inode) -> ObjectStat:
-        """Return the store's record of the inode's name, after storing written bytes.  ESTALE if the name is gone."""
-        if inode.is_pending or inode.is_dirty:
+        """Return the store's record of the inode's name, which a new file gets now.  ESTALE if the name is gone."""
+        if inode.is_pending:
             if inode.file is None:
                 raise FUSEError(errno.ESTALE)
             await inode.file.commit(durable=False)
