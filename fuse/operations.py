@@ -250,7 +250,7 @@ class LakeOperations(pyfuse3.Operations):
         known = self._lookups.inode(inode)
         if known.is_folder:
             raise FUSEError(errno.EISDIR)
-        if self._table.has_name(known):
+        if self._mount.failures and self._table.has_name(known):
             self._mount.failures.raise_once(str(self._table.name_of(known)))
         file = self._file_of(known)
         try:
@@ -285,7 +285,8 @@ class LakeOperations(pyfuse3.Operations):
             info = await self.open(InodeT(present.number), flags, ctx)
             return info, self._known(present)
         exclusive = bool(flags & os.O_EXCL)
-        self._mount.failures.raise_once(str(self._table.child_name(parent, component)))
+        if self._mount.failures:
+            self._mount.failures.raise_once(str(self._table.child_name(parent, component)))
         inode = await self._changes.make_file(parent, component, mode, ctx, exclusive=exclusive)
         file = self._file_of(inode)
         file.open_new()

@@ -18,6 +18,7 @@ import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache
 from typing import Final, NamedTuple
 
 from fuse.kernel.mount_point import devices_of_mounts
@@ -32,6 +33,14 @@ _TEXT_BYTES: Final = 4096
 _PATH_ONLY: Final = 0o10000000
 """O_PATH: such a descriptor neither reads nor writes."""
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+
+
+_LEADER_S: Final = 1.0
+"""How long a thread's process is remembered: no number of a thread is used again so soon."""
+_LEADERS_MAX: Final = 256
+_leaders: dict[int, tuple[int, float]] = {}
+"""Processes of the threads that opened files last, and when that has to be asked again."""
+_NEVER_OURS: Final = ("/dev/", "/proc/", "/sys/")
 
 
 class Program(NamedTuple):
@@ -51,8 +60,14 @@ class OpenedFile(NamedTuple):
 
 def program_of(thread: int) -> Program | None:
     """Return the program of the thread that sent the request under way; None if it cannot be seen."""
-    process = 0 if thread <= 0 or not _has_own_proc() else _leader(thread)
-    return Program(process, time.clock_gettime(time.CLOCK_BOOTTIME)) if process else None
+    now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    process, until_s = _leaders.get(thread, (0, 0.0))
+    if now_s >= until_s:
+        process = 0 if thread <= 0 or not _has_own_proc() else _leader(thread)
+        if len(_leaders) >= _LEADERS_MAX:
+            _leaders.clear()
+        _leaders[thread] = process, now_s + _LEADER_S
+    return Program(process, now_s) if process else None
 
 
 async def descriptor_count(program: Program, file: OpenedFile, offload: Offload) -> int:
@@ -68,6 +83,7 @@ async def descriptor_count(program: Program, file: OpenedFile, offload: Offload)
     return await offload.run(_count, program, file)  # before Linux 6.2 the number is not known
 
 
+@cache
 def _has_own_proc() -> bool:
     """Return True if `/proc` is of this process's own namespace, as the numbers of requests are."""
     try:
@@ -88,10 +104,12 @@ def _leader(thread: int) -> int:
 def _count(program: Program, file: OpenedFile) -> int:
     found = 0
     for folder in _folders(program.process):
-        names = _names(folder)
+        names = _names(f"{folder}/fd")
         if len(names) > DESCRIPTORS_MAX:
             return 0
-        mounts = [_mount_of(_text(f"{folder}/{name}"), file) for name in names]
+        mounts = [
+            _mount_of(_text(f"{folder}/fdinfo/{name}"), file) for name in names if _has_path(f"{folder}/fd/{name}")
+        ]
         found = sum(1 for mount in mounts if mount is not None)
         if found and not _began_before(program):
             return 0
@@ -105,10 +123,19 @@ def _count(program: Program, file: OpenedFile) -> int:
 
 
 def _folders(process: int) -> Iterable[str]:
-    """Yield the folders of the process's descriptors, and of its threads: a first thread that has ended has none."""
-    yield f"/proc/{process}/fdinfo"
+    """Yield the folders of the process and of its threads: a first thread that has ended has no descriptors."""
+    yield f"/proc/{process}"
     for thread in _names(f"/proc/{process}/task")[:_THREADS_MAX]:
-        yield f"/proc/{process}/task/{thread}/fdinfo"
+        yield f"/proc/{process}/task/{thread}"
+
+
+def _has_path(link: str) -> bool:
+    """Return True unless a descriptor is a pipe, a socket, a device: to see that is cheaper than to read about it."""
+    try:
+        path = os.readlink(link)
+    except OSError:
+        return False
+    return path.startswith("/") and not path.startswith(_NEVER_OURS)
 
 
 def _mount_of(descriptor: bytes, file: OpenedFile) -> int | None:
