@@ -1,4 +1,4 @@
-"""What a request says of its body: framing, lengths, digests, elements, checksums of parts; to one engine.
+"""Framing, lengths, digests and elements that requests state of their bodies, and checksums of parts; to one engine.
 
 Each is honoured or refused, never stored or ignored.
 """

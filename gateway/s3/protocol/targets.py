@@ -174,7 +174,7 @@ _ELSEWHERE: Final[Mapping[_Level, tuple[frozenset[str], str]]] = {
 }
 """Sub-resources of buckets that no key has, of keys that no bucket has, and what S3 says of them."""
 _OWN_PREFIX: Final = "x-"
-"""Of parameters that are the client's own."""
+"""Prefix of the parameters that are the client's own."""
 _WRITING: Final = frozenset(("PUT", "POST", "DELETE"))
 _OF_VERSIONS: Final = frozenset(
     (Operation.DELETE_OBJECT, Operation.PUT_OBJECT_TAGGING, Operation.DELETE_OBJECT_TAGGING)
