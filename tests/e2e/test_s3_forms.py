@@ -197,6 +197,14 @@ def test_the_uploads_to_a_key_are_listed_in_the_order_of_their_begin(boto: Any) 
     assert [upload["UploadId"] for page in pages for upload in page["Uploads"]] == begun
 
 
+def test_a_group_of_uploads_behind_the_marker_is_listed(boto: Any) -> None:
+    for key in ("g/1", "g/2", "h"):
+        boto.create_multipart_upload(Bucket="other", Key=key)
+    for marker, expected_names in (("g", ["g/", "h"]), ("g/1", ["g/", "h"]), ("g/2", ["h"]), ("g/", ["h"])):
+        page = boto.list_multipart_uploads(Bucket="other", Delimiter="/", KeyMarker=marker, MaxUploads=2)
+        assert [name for name in named_in(page, "Uploads") if name in ("g/", "h")] == expected_names, marker
+
+
 # --- parameters and headers ----------------------------------------------------------------------------
 
 
