@@ -85,7 +85,7 @@ class _Element:
         return (child for child in self.children if child.name == name)
 
     def fields(self) -> dict[str, str]:
-        """Return the texts of its children; a repeated name is refused."""
+        """Return the texts of its children that have text; a repeated name is refused."""
         fields: dict[str, str] = {}
         for child in self.children:
             if child.children:
