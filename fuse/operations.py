@@ -250,8 +250,8 @@ class LakeOperations(pyfuse3.Operations):
         known = self._lookups.inode(inode)
         if known.is_folder:
             raise FUSEError(errno.EISDIR)
-        if self._mount.failures and self._table.has_name(known):
-            self._mount.failures.raise_once(str(self._table.name_of(known)))
+        if known.parent is not None:
+            self._mount.raise_failure(known.parent, known.name)
         file = self._file_of(known)
         try:
             await file.open()
@@ -285,8 +285,7 @@ class LakeOperations(pyfuse3.Operations):
             info = await self.open(InodeT(present.number), flags, ctx)
             return info, self._known(present)
         exclusive = bool(flags & os.O_EXCL)
-        if self._mount.failures:
-            self._mount.failures.raise_once(str(self._table.child_name(parent, component)))
+        self._mount.raise_failure(parent, component)
         inode = await self._changes.make_file(parent, component, mode, ctx, exclusive=exclusive)
         file = self._file_of(inode)
         file.open_new()
