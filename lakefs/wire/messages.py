@@ -78,9 +78,9 @@ class DeleteNames(Request, frozen=True):
     """Remove names; a missing one is no failure (no `stat`).  A key `F/` is the folder's own blob; names in F stay.
 
     `keep_folder`: a folder that loses its last name stays, empty.  `durable` and `folders` as in Commit.  In a bucket
-    that keeps versions, a delete marker becomes the newest version, also of a missing name; the result has its id.  `versions` and
-    `conditions` (instead of `condition`): none, or one for each name; a given version is removed for good, under its
-    own condition.
+    that keeps versions, a delete marker becomes the newest version, also of a missing name; the result has its id.
+    `versions` and `conditions` (instead of `condition`): none, or one for each name; a given version is removed for
+    good, under its own condition.
     """
 
     OP = 23
