@@ -172,10 +172,12 @@ class LakeOperations(pyfuse3.Operations):
 
     @answering
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
-        """Open a folder for reading."""
+        """Open a folder for reading, as it is now.  ESTALE: the kernel looks the path up anew."""
         folder = self._lookups.inode(inode)
+        opened = FolderHandle(self._mount, self._lookups, folder)
+        await opened.open()
         handle = self._handle()
-        self._folders[handle] = FolderHandle(self._mount, self._lookups, folder)
+        self._folders[handle] = opened
         self._lookups.watch(folder)
         return FileHandleT(handle)
 

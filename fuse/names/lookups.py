@@ -143,7 +143,7 @@ class Lookups:
     async def refresh(self, inode: Inode, *, confirm: bool = False) -> None:
         """Ask for attributes that are not fresh, or with `confirm` not known to stand.
 
-        An open file keeps them if its name was removed.
+        What is open, file or folder, keeps them if its name was removed.  ESTALE: nobody has it open.
         """
         mount, is_root = self._mount, inode is self._table.root
         if (is_root and not self._table.bucket) or (inode.parent is None and not is_root):
@@ -155,9 +155,7 @@ class Lookups:
         if inode.is_newer_than(asked_at) or (inode.parent is None and not is_root):
             return
         if isinstance(found, (KeyNotFound, BucketNotFound)) and not is_root:
-            refusal = self.gone(inode)
-            if inode.file is None:
-                raise refusal
+            self._table.detach(inode)
         elif isinstance(found, LakeError):
             raise found
         elif inode.parent is None:
@@ -165,6 +163,8 @@ class Lookups:
             inode.confirmed_at, inode.kept = asked_at, kept
         else:
             self.adopt(inode.parent, inode.name, found, asked_at, kept)
+        if inode.parent is None and not (is_root or inode.file is not None or inode.readings):
+            raise FUSEError(errno.ESTALE)
 
     async def stat_of(self, inode: Inode) -> ObjectStat:
         """Return the store's record of the inode's name, after storing written bytes.  ESTALE if the name is gone."""

@@ -135,6 +135,8 @@ class Inode:
     """Folder and component of a name that was lost to a change elsewhere."""
     xattrs: dict[str, bytes] | None = None
     """None: not known; else as fresh as the attributes."""
+    readings: int = 0
+    """Number of handles by which a folder is being read."""
     stored_ns: int = 0
     """A folder's change time in the store, as last answered.  Each change of a name in it moves that."""
     names_ns: int = 0
