@@ -105,8 +105,10 @@ class OpenFile:
             raise KeyNotFound(f"{self.inode.name!r} was removed or replaced elsewhere", subject=self.inode.name)
         if self.inode.parent is None:
             await self._stored()  # a file that was removed here keeps its open content
-        elif self.inode.is_pending or self.is_dirty:
+        elif self.inode.is_pending:
             return
+        elif self.is_dirty:
+            await self._check_name()
         elif self._reader is None:
             await self._open_stored()
         else:
@@ -251,6 +253,12 @@ class OpenFile:
         inode.take(mount.owner.shown(stat))
         mount.table.stored(inode, stat.node)
         mount.forget_attributes(inode)
+
+    async def _check_name(self) -> None:
+        """Raise KeyNotFound if a file that is being written here was removed elsewhere."""
+        found = await self._mount.stat_of_small(self._mount.table.name_of(self.inode), 0)
+        if isinstance(found, LakeError):
+            raise found
 
     async def _compare_stored(self) -> None:
         name = self._mount.table.name_of(self.inode)

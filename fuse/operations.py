@@ -390,7 +390,7 @@ class LakeOperations(pyfuse3.Operations):
         known = self._lookups.inode(inode)
         if fields.update_size:
             await self._drop_set_id(known, ctx)
-            await self._set_size(known, attr.st_size, fh)
+            await self._set_size(known, attr.st_size, fh, ctx)
             if not (fields.update_mode or fields.update_mtime or fields.update_atime):
                 return self._entry(known)
         mode = attr.st_mode & 0o7777
@@ -421,14 +421,13 @@ class LakeOperations(pyfuse3.Operations):
         if mode != inode.attributes.mode:
             await self._changes.set_attributes(inode, SetAttributes("", "", mode=mode, durable=False))
 
-    async def _set_size(self, inode: Inode, size: int, fh: FileHandleT | None) -> None:
+    async def _set_size(self, inode: Inode, size: int, fh: FileHandleT | None, ctx: RequestContext) -> None:
         if inode.is_folder:
             raise FUSEError(errno.EISDIR)
         if fh is not None and fh in self._files:
             await self._files[fh].file.truncate(size)
             return
-        file = self._file_of(inode)
-        await file.open()
+        file = await self._opening.open(inode, ctx.pid)
         try:
             await file.truncate(size)
             if file.handles == 1:

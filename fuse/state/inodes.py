@@ -269,6 +269,7 @@ class InodeTable:
         # A folder found in itself, or below, was moved elsewhere: the path to `parent` is out of date.
         if inode is not None and (not _is_shown_by(inode, found) or self.is_below(parent, inode)):
             self.detach(inode)
+            present = None if present is inode else present
             inode = None
         if inode is None:
             inode = Inode(self._number_for(node), node, None, name, found, stored_ns=found.ctime_ns)
@@ -399,7 +400,8 @@ class InodeTable:
             if parent is not None:
                 parent.doubt_names()
             self._unlink(inode)
-            self._by_number.pop(inode.number, None)
+            if self._by_number.get(inode.number) is inode:  # another may have the number since
+                del self._by_number[inode.number]
             if self._by_node.get(inode.node) is inode:
                 del self._by_node[inode.node]
             if parent is None:
