@@ -335,7 +335,9 @@ class Changes:
 
     async def set_xattr(self, inode: Inode, name: str, value: bytes | None) -> None:
         """Set an extended attribute, or remove it.  KeyNotFound if an attribute to remove does not exist."""
-        if inode.file is not None and inode.file.is_dirty:
+        if self._table.holds_buckets(inode):
+            raise FUSEError(errno.EPERM)
+        if inode.file is not None and inode.is_pending:  # else its record is there; what is written waits for close
             await inode.file.commit(durable=False)
         bucket, key = self._table.name_of(inode)
         upon = NO_CONDITION if inode is self._table.root else Condition(node=inode.node)

@@ -125,6 +125,7 @@ class FolderHandle:
             if isinstance(found, Inode):
                 inode = found
             else:
+                await self._mount.follow(found)
                 inode = self._lookups.adopt(folder, name, found, pages.asked_at)
             if inode.parent is folder and inode.name == name:
                 inode.lookups += 1
