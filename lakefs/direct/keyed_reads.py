@@ -86,10 +86,10 @@ class KeyedReads:
         return present if self.confirm() else [None] * len(keys)
 
     def lasting(self, space: int, keys: list[bytes], sizes: list[int] | None = None) -> list[bool]:
-        """Return for each key if it has a value that does not expire, as far as it is known here; `sizes` as in `match`.
+        """Return for each key if it has a value that does not expire, as far as it is known here.
 
-        A put takes such a value for present.  In a space of which some values expire, one whose time is over looks like
-        any other, so the engine is asked for all.
+        `sizes` as in `match`.  A put takes such a value for present.  In a space of which some values expire, one whose
+        time is over looks like any other, so the engine is asked for all.
         """
         present = self.match(space, keys, sizes)
         if not any(present):

@@ -56,12 +56,7 @@ class Asker:
         return SpaceSteps(self.lake.steps, self.number)
 
     async def put(
-        self,
-        keys: Sequence[bytes],
-        values: Sequence[bytes | Slot],
-        *,
-        depths: Sequence[int] = (),
-        resize: bool = False,
+        self, keys: Sequence[bytes], values: Sequence[bytes | Slot], *, depths: Sequence[int] = (), resize: bool = False
     ) -> KeyedResult:
         return await self.lake.run(self.steps.put_many(keys, values, depths=depths, resize=resize))
 

@@ -127,9 +127,9 @@ class BlockMoves:
         self._movers.reader.submit(run, lambda result: self._end(number, wanted, result, began, is_load=True))
 
     def store(self, number: int, keys: Sequence[bytes], rows: Sequence[int], depths: Sequence[int]) -> None:
-        """Begin to store the blocks in rows under these keys; keys that have a value of a block's length count as stored.
+        """Begin to store the blocks in rows under these keys.
 
-        A value of another length is replaced.
+        A key that has a value of a block's length counts as stored; a value of another length is replaced.
         """
         wanted, deep = list(keys), list(depths)
         blocks = self._begin(number, wanted, rows, is_load=False)

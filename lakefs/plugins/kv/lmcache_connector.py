@@ -3,9 +3,9 @@
     {"type": "native_plugin", "module_path": "lakefs.plugins.kv.lmcache_connector", "class_name": "LakeConnector",
      "adapter_params": {"server": "unix:/run/lake/lake.sock", "space": "llama-70b", "quota": "200G"}}
 
-LMCache names an object by a text (model, rank, group, hash, salt), from which its key is made
-(`lakefs.plugins.kv.lmcache_names`).  The interface is that of LMCache's `NativeConnectorL2Adapter`: operations are submitted and
-numbered, an event descriptor says that some have ended, and `drain_completions` returns those.
+LMCache names an object by a text (model, rank, group, hash, salt), of which its key is made
+(`lakefs.plugins.kv.lmcache_names`).  The interface is that of LMCache's `NativeConnectorL2Adapter`: operations are
+submitted and numbered, an event descriptor says that some have ended, and `drain_completions` returns those.
 
 Rules kept here:
 - Only the two movers' threads wait: for the engine, or a disk.  Submitting and draining never do.  Look-ups, and small
@@ -53,8 +53,8 @@ Results = tuple[list[bool], str]
 class LakeConnector:
     """The connector that LMCache makes from `adapter_params`.
 
-    `salt`: text that stands for what LMCache's names do not tell.  UnsupportedVersion for an LMCache that does not offer
-    what is used of it; else the errors of `lakefs.connect`.
+    `salt`: text that stands for what LMCache's names do not tell.  UnsupportedVersion for an LMCache that does not
+    offer what is used of it; else the errors of `lakefs.connect`.
     """
 
     def __init__(

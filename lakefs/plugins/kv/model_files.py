@@ -22,7 +22,7 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Final
 
 from lakefs.limits import KIB, MIB
@@ -169,13 +169,11 @@ def places_of(size_bytes: int, count: int) -> Sequence[tuple[int, int]]:
     A file of no more bytes than that has is covered whole.
     """
     if size_bytes <= count * SAMPLE_BYTES:
-        return [
-            (begin, min(SAMPLE_BYTES, size_bytes - begin)) for begin in range(0, size_bytes, SAMPLE_BYTES)
-        ]
+        return [(begin, min(SAMPLE_BYTES, size_bytes - begin)) for begin in range(0, size_bytes, SAMPLE_BYTES)]
     bounds = [size_bytes * number // count for number in range(count + 1)]
     return [
         (begin + _drawn(number, end - begin - SAMPLE_BYTES), SAMPLE_BYTES)
-        for number, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False))
+        for number, (begin, end) in enumerate(pairwise(bounds))
     ]
 
 

@@ -57,9 +57,10 @@ NOT_IN_ONE_LAYOUT: Final[Mapping[str, str]] = {
 """Fields that do not count where blocks are the same under every layout of workers."""
 UNSEEN: Final = (
     "overrides of the model's configuration (--hf-overrides, --dtype, --quantization, --load-format, attention "
-    "backends), other weights of a LoRA adapter under its path, and weights that are changed in a running engine"
+    "backends), a draft model, other weights of a LoRA adapter under its path, and weights that are changed in a "
+    "running engine"
 )
-"""Text for people: on what bytes depend that vLLM does not tell a tier."""
+"""Text for people: on what bytes depend that vLLM does not tell a tier; docs/kv-cache.md has all of it."""
 
 
 def space_of(config: Any, model: Model, row_bytes: int, release: str, platform: str, salt: str) -> str:
@@ -68,7 +69,7 @@ def space_of(config: Any, model: Model, row_bytes: int, release: str, platform: 
     `config`: vLLM's OffloadingConfig.  `release`: vLLM's version.
     """
     is_one_layout = bool(config.parallel.is_parallelism_agnostic or getattr(config, "replicated_layout", False))
-    left_out = NOT_IN_NAME | NOT_IN_ONE_LAYOUT if is_one_layout else NOT_IN_NAME
+    left_out = {**NOT_IN_NAME, **NOT_IN_ONE_LAYOUT} if is_one_layout else NOT_IN_NAME
     counted = {
         "host": f"vllm {'.'.join(release.split('.')[:2])} {platform}",
         "model": model.identity,

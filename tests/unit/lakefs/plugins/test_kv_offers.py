@@ -23,12 +23,14 @@ HOST = "a_host_of_tests"
 class Base(ABC):
     """A class of a host, of which a plug-in has one of its own."""
 
-    def __init__(self, spec: object, view: object) -> None: ...
+    def __init__(self, spec: object, view: object) -> None:
+        self.given = (spec, view)
 
     @abstractmethod
     def lookup(self, key: object, context: object) -> None: ...
 
-    def touch(self, keys: object) -> None: ...
+    def touch(self, keys: object) -> object:
+        return keys
 
 
 @dataclass

@@ -215,10 +215,18 @@ def test_blocks_are_stored_loaded_and_missed() -> None:
         assert (ended.moved, ended.failed) == ([b"b", b"a"], [b"none", b"short"])
         assert (bytes(memory[40:]), bytes(memory[16:24])) == (b"B" * 8, b"A" * 8)
         assert not moves.is_busy
-        moves.store(3, [b"short", b"a"], [1, 2], [0, 0])
+
+
+def test_a_value_of_another_length_is_replaced_by_the_block_that_is_stored() -> None:
+    space = FakeSpace()
+    space.values.update({b"short": b"123", b"a": b"12345678"})
+    with movers_of(space) as movers:
+        moves = BlockMoves(movers, memoryview(bytearray(b"A" * 8 + b"B" * 8)), 8)
+        moves.store(1, [b"short", b"a"], [0, 1], [0, 0])
         movers.wait_idle()
-        assert moves.collect()[0].moved == [b"short", b"a"]
-        assert space.values[b"short"] == memory[8:16], "a value of another length is replaced"
+        (ended,) = moves.collect()
+        assert ended.moved == [b"short", b"a"]
+        assert space.values == {b"short": b"A" * 8, b"a": b"12345678"}
 
 
 def test_failed_jobs_end_with_a_reason() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -135,12 +135,13 @@ def test_requests_about_a_model_that_changed_fail_by_name(
     assert host.result(asked.submit_batch_exists(names))[3] == [True]
     (folder / "config.json").write_text('{"rope_scaling": 2}')
     monkeypatch.setattr(lmcache_names, "LOOK_S", -1.0)
-    for submit in (
+    submits: tuple[Callable[[], int], ...] = (
         lambda: asked.submit_batch_exists(names),
         lambda: asked.submit_batch_get(names, [memoryview(bytearray(5))]),
         lambda: asked.submit_batch_set(names, value),
         lambda: asked.submit_batch_delete(names),
-    ):
+    )
+    for submit in submits:
         _, ok, reason, each = host.result(submit())
         assert (ok, each) == (False, [False])
         assert "start LMCache anew" in reason
