@@ -16,6 +16,7 @@ Rules kept here:
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import threading
 import time
@@ -32,6 +33,8 @@ KINDS_MAX: Final = 4096
 ANY: Final = 0
 """Length of objects of which LMCache uses several, or none yet."""
 _SEPARATOR: Final = "@"
+_CHANGED: Final = "its files have changed since LMCache first used it; start LMCache anew"
+_log: Final = logging.getLogger(__name__)
 
 
 class _Local:
@@ -45,11 +48,13 @@ class _Local:
         self.is_changed = False
 
     def look(self) -> None:
-        """Find out if the content has changed; that is found out once."""
+        """Find out if the content has changed; that is found out, and logged, once."""
         state = state_of(self._path)
         if state != self._state and not self.is_changed:
             self.is_changed = model_of(self._path).identity != self.model.identity
             self._state = state
+            if self.is_changed:
+                _log.warning("Objects of %s are neither stored nor found: %s", self._path, _CHANGED)
         self.looked_at_s = time.monotonic()
 
 
@@ -87,7 +92,7 @@ class Names:
             elif time.monotonic() - local.looked_at_s > LOOK_S:
                 local.look()
         if local.is_changed:
-            raise SourceChanged(f"the files of {path} have changed since LMCache first used it: start LMCache anew")
+            raise SourceChanged(f"{path}: {_CHANGED}")
         return local.model
 
     def _key(self, name: str, seen: dict[str, Model]) -> bytes:

@@ -61,7 +61,7 @@ def test_a_model_under_a_local_path_is_known_by_its_content(folder: Path, tmp_pa
 
 
 def test_a_model_whose_content_changes_is_neither_stored_nor_found(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     names, name = Names(""), f"{folder}@01000000@0@aa"
     keys = names.keys([name])
@@ -70,8 +70,10 @@ def test_a_model_whose_content_changes_is_neither_stored_nor_found(
     monkeypatch.setattr(lmcache_names, "LOOK_S", -1.0)
     assert names.keys_now([name]) is None
     for _ in range(2):
-        with pytest.raises(SourceChanged, match=f"the files of {folder} have changed .* start LMCache anew"):
+        with pytest.raises(SourceChanged, match=f"{folder}: its files have changed .* start LMCache anew"):
             names.keys([name])
+    assert [record.levelname for record in caplog.records] == ["WARNING"], "once"
+    assert f"Objects of {folder} are neither stored nor found" in caplog.text
     monkeypatch.setattr(lmcache_names, "LOOK_S", 60.0)
     assert names.keys_now([name]) is None
     assert names.keys(REMOTE) == Names("").keys(REMOTE), "another model is served"
