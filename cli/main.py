@@ -15,6 +15,7 @@ from typing import Final
 
 import click
 
+from cli.terminal.streams import encode_in_utf8, prepare
 from cli.terminal.target import Target, engine_options
 from lakefs.errors import LakeError, LocalFileError
 from lakefs.version import VERSION
@@ -82,6 +83,7 @@ def lake(debug: bool) -> None:
 
 def main() -> None:
     """Run the command line of this process and exit."""
+    prepare()
     sys.exit(run(sys.argv[1:]))
 
 
@@ -102,10 +104,11 @@ def run(args: list[str]) -> int:
         _silence_stdout()
         return EXIT_BROKEN_PIPE
     except OSError as error:
-        # stdout failed; commands translate the errors of their own files themselves.
         _debug(args)
+        if not _stdout_fails():  # commands translate the errors of their own files themselves
+            return _bug(error, args)
         _silence_stdout()
-        return _show(LocalFileError(f"{error.filename or 'stdout'}: {error.strerror}"), args)
+        return _show(LocalFileError(f"stdout: {error.strerror}"), args)
     except Exception as error:  # noqa: BLE001  # the edge: any other error is a bug, and reported as one
         _debug(args)
         return _bug(error, args)
@@ -121,9 +124,7 @@ def _of_mount_fuse(args: list[str]) -> list[str] | None:
 
 
 def _invoke(args: list[str]) -> int:
-    for stream in (sys.stdout, sys.stderr):
-        # A character that the terminal's encoding lacks is escaped.
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    encode_in_utf8()
     try:
         with lake.make_context("lake", list(args), obj=Target()) as context:
             code = lake.invoke(context)
@@ -171,6 +172,15 @@ def _debug(args: list[str]) -> None:
         import traceback
 
         traceback.print_exc()
+
+
+def _stdout_fails() -> bool:
+    """Return True if stdout takes no output: what it could not write is still to be written."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return True
+    return False
 
 
 def _silence_stdout() -> None:

@@ -121,7 +121,8 @@ def _telling_full() -> Iterator[None]:
     except StoreFull as error:
         raise StoreFull(
             f"the store cannot be opened, its disk is full: {error.message.partition(';')[0]}; "
-            "make a few MiB of room on that disk and start again; nothing is lost",
+            "make a few MiB of room on that disk, or remove some files if it has no inodes left, and start again; "
+            "nothing is lost",
             subject=error.subject,
         ) from error
 
