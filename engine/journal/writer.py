@@ -81,6 +81,11 @@ class Journal:
         self._broken: LakeError | None = None
         self.bytes_written = 0
 
+    @property
+    def first_sequence(self) -> Sequence:
+        """The first group of the file that is written now."""
+        return self._first_sequence
+
     def append_blocking(self, sequence: Sequence, body: bytes, record_count: int) -> None:
         """Write one group and sync it; durable on return.
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from engine.format.features import ReadOnlyFeature
 from engine.format.keyed import expiry_key, name_key, space_key, value_key
-from engine.format.layouts import ReadOnlyFeature, Table
+from engine.format.layouts import Table
 from engine.superblock.superblock import read_superblock
 from engine.tables.views import Transaction
 from lakefs.wire import messages as m

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from engine.format.layouts import SUPERBLOCK, Feature
+from engine.format.features import Feature
+from engine.format.layouts import SUPERBLOCK
 from engine.host.local_disk import LocalDisk
 from engine.journal.writer import start_journal
 from engine.superblock.superblock import (

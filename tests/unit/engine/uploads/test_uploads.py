@@ -13,7 +13,8 @@ import pytest
 import trio
 
 from engine.chunks.manifests import HeldBlob
-from engine.format.layouts import ReadOnlyFeature, Table, chunk_key
+from engine.format.features import ReadOnlyFeature
+from engine.format.layouts import Table, chunk_key
 from engine.namespace.buckets import find_bucket
 from engine.process.embedded import EmbeddedEngine
 from engine.store.store import Store
