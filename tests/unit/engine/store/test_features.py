@@ -154,7 +154,7 @@ def test_a_crash_at_any_step_leaves_the_bit_or_no_record() -> None:
         async with simulated_store(disk):
             await trio.sleep(ROUNDS_S)
 
-    whole = life(None)
+    whole = life(0)
     assert not is_set(whole)
     seen = set()
     for crash_at in range(begins[0] - LAST_STEPS, whole.operation_count + 1):
