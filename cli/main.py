@@ -3,7 +3,8 @@
 A command's module is imported only when the command runs, and commands import what they need inside: `lake --version`
 answers in well under 80 ms.  Nothing here knows the store.
 
-Exit codes come from the error table (docs/reference.md); 2 is a usage error, 130 an interrupt, 141 a closed pipe.
+Exit codes come from the error table (docs/reference.md); 2 is a usage error, 130 an interrupt, 141 a closed pipe.  A
+command may return one of its own.
 """
 
 from __future__ import annotations

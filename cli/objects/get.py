@@ -43,6 +43,8 @@ def get(
 ) -> int:
     """Fetch an object into a file, checked.  A DST of - is stdout; in an existing folder it keeps its name.
 
+    A DST that is a named pipe, a device or a descriptor (/dev/stdout, /dev/fd/N) gets the content and nothing else.
+
     A file is replaced when it is complete; mode and modification time are those that were stored.  A get that was
     killed continues where it stopped, from a hidden file that it left beside the target.  With -r, files that have
     the right content already are left alone; what is not fetched is reported, and fails the command.  A name that no

@@ -29,7 +29,7 @@ from engine.format.sizes import DEFAULT_SIZES, MetadataSizes
 from engine.journal.reader import list_journal
 from engine.journal.writer import Journal, no_reserve
 from engine.metadata.applier import Applier
-from engine.metadata.checkpoint import Checkpoint, checkpoints, remove_superseded, write_checkpoint
+from engine.metadata.checkpoint import Checkpoint, forget_upto, remove_superseded, write_checkpoint
 from engine.metadata.group_commit import Committer
 from engine.metadata.index_building import build_index, new_path
 from engine.metadata.recovery import INDEX_FOLDER, Recovered, recover, verify_journal
@@ -286,32 +286,12 @@ class Metadata:
             return checkpoint.sequence
 
     async def forget_upto(self, sequence: Sequence) -> bool:
-        """Return True if no file has a record of group `sequence`, of an earlier one, or of the state before it.
-
-        Writes a checkpoint, and removes what that supersedes, if this makes it so.  False: the journal file that is
-        written now began before, or the index lacks the group; ask again later.  Errors as `checkpoint`.
-        """
-        if self._journal.first_sequence <= sequence:
-            return False
-        if self.applied_sequence < sequence:
-            self._applier.hurry()
-            return False
-        is_forgotten = False
+        """Return True if no file has the group or an earlier state, if need be after a checkpoint.  Errors as there."""
+        if self._journal.first_sequence <= sequence or self.applied_sequence < sequence:
+            return False  # ask again when another file is written, and the index has the group
         await self.checkpoint()
         async with self._long_reader:
-            checkpoint = self._checkpoint
-            if checkpoint is not None and checkpoint.sequence >= sequence:
-                with trio.CancelScope(shield=True):
-                    is_forgotten = await self._offload.run(self._holds_only_later, checkpoint, sequence)
-        return is_forgotten
-
-    def _holds_only_later(self, newest: Checkpoint, sequence: Sequence) -> bool:
-        store_id = self._identity.store_id
-        remove_superseded(self._disk, store_id, newest)
-        files = list_journal(self._disk, store_id)
-        return all(file.first_sequence > sequence for file in files) and all(
-            checkpoint.sequence >= sequence for checkpoint in checkpoints(self._disk)
-        )
+            return await self._offload.run(forget_upto, self._disk, self._identity.store_id, sequence)
 
     def _checkpoint_blocking(self, index: Index) -> Checkpoint:
         with closing(index.snapshot()) as snapshot:

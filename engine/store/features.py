@@ -42,7 +42,7 @@ class Features:
         self, superblock: Superblock, disk: Disk, offload: Offload, reserve: Reserve, metadata: Metadata
     ) -> None:
         self.superblock = superblock
-        """As it is on the disk."""
+        """The superblock on the disk."""
         self._disk = disk
         self._offload = offload
         self._reserve = reserve

@@ -87,7 +87,7 @@ class Superblock:
     next_space: int = 0
     """The lowest number of a space that was not handed out, kept here while no record has it; 0: none was."""
     feature_text: dict[int, str] = field(default_factory=dict, compare=False)
-    """What the release that wrote it says of its read-only features, by bit."""
+    """Text of the release that wrote it about its read-only features, by bit."""
     boot_before: bytes = field(default=b"", compare=False)
     """Boot id in the superblock on disk, when this boot has another."""
 

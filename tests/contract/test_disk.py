@@ -373,7 +373,7 @@ CALLS: dict[str, Callable[[LocalFile], object]] = {
 }
 """Each system call on an open file that Python makes, and what makes it."""
 ODD_CODES = sorted({code for code in errno.errorcode if type(OSError(code, "")) is not OSError} | {errno.EIO})
-"""Those that Python gives a class of its own, such as ENOENT, EACCES, ETIMEDOUT and EPIPE."""
+"""Codes that Python gives a class of its own, such as ENOENT, EACCES, ETIMEDOUT and EPIPE."""
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -1,4 +1,4 @@
-"""What is no name, and what is no memory, in every call of the public clients: refused, and nothing was touched."""
+"""Arguments that are no name or no memory, in every call of the public clients: refused, and nothing is touched."""
 
 from __future__ import annotations
 
