@@ -15,7 +15,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Final
 
@@ -29,6 +29,7 @@ from engine.metadata.metadata_store import Metadata
 from engine.superblock.reserve import Reserve
 from engine.superblock.superblock import Superblock, write_superblock
 from engine.tables.views import Transaction, View
+from lakefs.errors import LakeError
 from lakefs.ids import Sequence
 from lakefs.ports import Disk, Offload
 
@@ -51,9 +52,10 @@ class Features:
         self._users = 0
         """Requests under way that may record a space."""
         self._is_clearing = False
-        with metadata.view() as view:
-            is_empty = _is_unused(view) and view.get(Table.KEYED, NEXT_KEY) is None
-        self._unused_since: Sequence | None = metadata.durable_sequence if is_empty else None
+        self._unused_since: Sequence | None = None
+        with suppress(LakeError), metadata.view() as view:  # a damaged index is rebuilt, and not asked before that
+            if not _has_records(view):
+                self._unused_since = metadata.durable_sequence
 
     @property
     def next_space(self) -> int:
@@ -87,10 +89,13 @@ class Features:
 
     async def mend(self) -> None:
         """Set the bit of keyed blobs if there are records of them: another superblock may have been put in place."""
-        with self._metadata.view() as view:
-            has_records = next(iter(view.scan(Table.KEYED, NEXT_KEY, EXPIRIES_END)), None) is not None
-        if has_records:
-            await self.begin_to_use(ReadOnlyFeature.KEYED)
+        try:
+            with self._metadata.view() as view:
+                has_records = _has_records(view)
+            if has_records:
+                await self.begin_to_use(ReadOnlyFeature.KEYED)
+        except LakeError as error:  # fsck names it
+            _log.warning("keyed_feature_not_looked_at", reason=error.message)
 
     @asynccontextmanager
     async def using_spaces(self) -> AsyncIterator[bool]:
@@ -169,6 +174,11 @@ class Features:
         )
         await self._offload.run(write_superblock, self._disk, changed, self._reserve)
         self.superblock = changed
+
+
+def _has_records(view: View) -> bool:
+    """Return True if there is any record of keyed blobs."""
+    return next(iter(view.scan(Table.KEYED, NEXT_KEY, EXPIRIES_END)), None) is not None
 
 
 def _is_unused(view: View) -> bool:

@@ -16,7 +16,7 @@ import pytest
 from tests.e2e.served import LAKE, Served, environment
 
 COMMAND: Final = " ".join(LAKE)
-CLOSINGS: Final = ("<&-", ">&-", "2>&-", "<&- >&-", ">&- 2>&-", "<&- >&- 2>&-")
+CLOSINGS: Final = ("<&-", ">&-", "2>&-", "<&- >&- 2>&-")
 ODD: Final = "ä-Ω-名"
 
 
