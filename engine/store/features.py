@@ -51,7 +51,8 @@ class Features:
         self._lock = trio.Lock()
         self._users = 0
         """Requests under way that may record a space."""
-        self._is_clearing = False
+        self._uses = 0
+        """Such requests since the start."""
         self._unused_since: Sequence | None = None
         with suppress(LakeError), metadata.view() as view:  # a damaged index is rebuilt, and not asked before that
             if not _has_records(view):
@@ -75,12 +76,14 @@ class Features:
 
         StoreFull, DiskFailed.
         """
-        if self.has(feature) and not self._is_clearing:
+        if self.has(feature):
             return False
         async with self._lock:
             if self.has(feature):
                 return False
-            await self._write(read_only_features=self.superblock.read_only_features | feature)
+            changed = replace(self.superblock, read_only_features=self.superblock.read_only_features | feature)
+            await self._write(changed)
+            self.superblock = changed
         note = FEATURE_NOTES[feature]
         _log.warning(
             f"the store has {note.name} from now on: releases before {note.release} do not open it", feature=note.name
@@ -104,6 +107,7 @@ class Features:
         StoreFull, DiskFailed.
         """
         self._users += 1
+        self._uses += 1
         self._unused_since = None
         try:
             yield await self.begin_to_use(ReadOnlyFeature.KEYED)
@@ -115,31 +119,30 @@ class Features:
 
         StoreFull, DiskFailed, StoreReadOnly.
         """
+        uses = self._uses
         if not self.has(ReadOnlyFeature.KEYED) or self._users:
             return
         if self._unused_since is None:
-            self._unused_since = await self._forget_numbers()
-        since = self._unused_since
-        if since is None or not await self._metadata.forget_upto(since):
+            since = await self._forget_numbers(uses)
+            if since is None or self._uses != uses:
+                return
+            self._unused_since = since
+        if not await self._metadata.forget_upto(self._unused_since):
             return
-        if not self._is_unused_since(since):  # a space has been opened
-            return
-        self._is_clearing = True
-        try:
-            async with self._lock:
-                await self._write(read_only_features=self.superblock.read_only_features & ~ReadOnlyFeature.KEYED)
-        finally:
-            self._is_clearing = False
+        async with self._lock:
+            if self._uses != uses:  # a space has been opened
+                return
+            # First here: whatever becomes of the write, the next space sets the bit again before it is recorded.
+            without = self.superblock.read_only_features & ~ReadOnlyFeature.KEYED
+            self.superblock = replace(self.superblock, read_only_features=without)
+            await self._write(self.superblock)
         note = FEATURE_NOTES[ReadOnlyFeature.KEYED]
         _log.info(f"nothing of the store's {note.name} is left: releases before {note.release} open it again")
 
-    def _is_unused_since(self, since: Sequence) -> bool:
-        return not self._users and self._unused_since == since
-
-    async def _forget_numbers(self) -> Sequence | None:
+    async def _forget_numbers(self, uses: int) -> Sequence | None:
         """Remove the last record of keyed blobs, the next number; returns the group from which on there is none.
 
-        None: there are others.
+        None: there are others, or a request has been under way since `uses` were counted.
         """
         with self._metadata.view() as view:
             value = view.get(Table.KEYED, NEXT_KEY)
@@ -147,33 +150,29 @@ class Features:
                 return None
         if value is None:
             await self._metadata.sync()
-            return None if self._users else self._metadata.durable_sequence
+            return self._metadata.durable_sequence
         number = int(COUNTER_RECORD.unpack(value)[0])
         async with self._lock:
             if number > self.superblock.next_space:
-                await self._write(next_space=number)
+                changed = replace(self.superblock, next_space=number)
+                await self._write(changed)
+                self.superblock = changed
 
         def forget(txn: Transaction) -> bool:
-            if self._users or not _is_unused(txn):
+            if self._uses != uses or not _is_unused(txn):
                 return False
             txn.delete(Table.KEYED, NEXT_KEY)
             return True
 
         is_done, sequence = await self._metadata.commit(forget)
         await self._metadata.wait_durable(sequence)
-        return sequence if is_done and not self._users else None
+        return sequence if is_done else None
 
-    async def _write(self, *, read_only_features: int | None = None, next_space: int | None = None) -> None:
-        """Write the superblock with a change; the lock is held."""
-        old = self.superblock
-        assert old.clean_sequence is None, "the superblock of an open store is not clean"
-        changed = replace(
-            old,
-            read_only_features=old.read_only_features if read_only_features is None else read_only_features,
-            next_space=old.next_space if next_space is None else next_space,
-        )
-        await self._offload.run(write_superblock, self._disk, changed, self._reserve)
-        self.superblock = changed
+    async def _write(self, superblock: Superblock) -> None:
+        """Write a superblock; the lock is held.  After an error the disk has the old or the new one."""
+        assert superblock.clean_sequence is None, "the superblock of an open store is not clean"
+        with trio.CancelScope(shield=True):
+            await self._offload.run(write_superblock, self._disk, superblock, self._reserve)
 
 
 def _has_records(view: View) -> bool:

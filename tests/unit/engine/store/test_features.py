@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
@@ -168,16 +168,24 @@ def test_a_crash_at_any_step_leaves_the_bit_or_no_record() -> None:
     assert seen == {True, False}
 
 
-def test_a_full_disk_leaves_the_bit_and_clears_it_later() -> None:
+@pytest.mark.parametrize("operation", ["rename", "sync_folder"])
+@pytest.mark.parametrize("opens_again", [True, False])
+def test_a_superblock_that_cannot_be_written_does_not_open_a_store_with_spaces(
+    operation: str, opens_again: bool
+) -> None:
     async def main() -> None:
         disk = SimDisk()
         await one_life(disk)
         async with simulated_store(disk) as store:
-            disk.fail_next("pwritev", StoreFull("no room"), path="superblock")
-            with suppress(StoreFull):
-                await store.features.end_unused_spaces()
+            disk.fail_next(operation, StoreFull("no room"), path="superblock" if operation == "rename" else "", skip=1)
+            store.features._reserve = None  # type: ignore[assignment]  # which would give room
             await trio.sleep(ROUNDS_S)
-            assert not is_set(disk)
+            assert not disk.faults_to_come
+            if opens_again:
+                await space_of(client_of(store))
+            assert is_set(disk) or not list(keyed_records(disk))
+        assert is_set(disk) == opens_again
+        assert is_set(disk) == bool(list(keyed_records(disk)))
 
     run(main)
 
