@@ -9,6 +9,7 @@ command may return one of its own.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from importlib import import_module
@@ -26,6 +27,10 @@ EXIT_BUG: Final = 70
 EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
 
+_WRITE_FAILS: Final = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EAGAIN, errno.ECONNRESET, errno.ESTALE}
+)
+"""Errors of a write to stdout."""
 COMMANDS: Final = {
     "serve": "cli.serve.serve:serve",
     "gateway": "cli.serve.gateway:gateway",
@@ -106,8 +111,8 @@ def run(args: list[str]) -> int:
         return EXIT_BROKEN_PIPE
     except OSError as error:
         _debug(args)
-        if not _stdout_fails():  # commands translate the errors of their own files themselves
-            return _bug(error, args)
+        if error.filename is not None or error.errno not in _WRITE_FAILS:
+            return _bug(error, args)  # commands translate the errors of their own files themselves
         _silence_stdout()
         return _show(LocalFileError(f"stdout: {error.strerror}"), args)
     except Exception as error:  # noqa: BLE001  # the edge: any other error is a bug, and reported as one
@@ -173,15 +178,6 @@ def _debug(args: list[str]) -> None:
         import traceback
 
         traceback.print_exc()
-
-
-def _stdout_fails() -> bool:
-    """Return True if stdout takes no output: what it could not write is still to be written."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        return True
-    return False
 
 
 def _silence_stdout() -> None:

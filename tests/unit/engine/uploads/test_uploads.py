@@ -144,7 +144,7 @@ def test_a_release_that_does_not_know_uploads_does_not_write_to_a_store_that_has
         assert superblock_module.read_superblock(disk).read_only_features == ReadOnlyFeature.UPLOADS
         await opens(disk)
         monkeypatch.setattr(superblock_module, "KNOWN_READ_ONLY", 0)
-        with pytest.raises(StoreReadOnly, match="bit 0"):
+        with pytest.raises(StoreReadOnly, match="multipart uploads"):
             await opens(disk)
 
     run(main)
