@@ -352,4 +352,5 @@ def to_list_entry(key: str, node_id: NodeId, node: Node) -> ListEntry:
         gid=node.gid,
         ctime_ns=node.ctime_ns,
         atime_ns=node.attributes.atime_ns,
+        checksum_names=list(node.attributes.checksums),
     )
