@@ -16,7 +16,7 @@ from functools import partial
 
 import msgspec
 
-from engine.format.layouts import ReadOnlyFeature
+from engine.format.features import ReadOnlyFeature
 from engine.namespace.access_keys import (
     create_access_key,
     find_access_key,
@@ -234,7 +234,7 @@ class NameRequests:
     @handles(m.BucketSet)
     async def bucket_set(self, client: Client, request: m.BucketSet) -> Reply:
         if request.versioning is not None:
-            await self._store.begin_to_use(ReadOnlyFeature.VERSIONS)
+            await self._store.features.begin_to_use(ReadOnlyFeature.VERSIONS)
 
         def decide(txn: Transaction) -> BucketRef:
             return set_bucket(txn, request.name, request.anonymous_read, request.versioning)

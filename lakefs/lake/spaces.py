@@ -30,11 +30,12 @@ from lakefs.get.keyed import (
 )
 from lakefs.get.opened import Access
 from lakefs.get.pools import Pool
+from lakefs.host.plain_bytes import bytes_to_put
 from lakefs.host.writable_memory import WritableBuffer, writable_memory
 from lakefs.ids import Buffer
 from lakefs.lake.uploads import Progress
 from lakefs.limits import KEYED_DEPTH_MAX, KEYED_TTL_S_MAX, KEYED_VALUE_BYTES_MAX, KIB
-from lakefs.names import check_value_keys
+from lakefs.names import check_text, check_value_keys
 from lakefs.put.keyed import KeyedItem, KeyedResult, Outcome, put_values, remove_values
 from lakefs.put.shared_memory import Slot
 from lakefs.put.upload import Transfer
@@ -70,7 +71,7 @@ class SpacesSteps:
         """
         quota_bytes = _whole(parse_size(quota) if isinstance(quota, str) else quota, _NUMBER_MAX, "quota")
         ttl_s = _whole(parse_duration(ttl) if isinstance(ttl, str) else ttl, KEYED_TTL_S_MAX, "TTL")
-        reply = yield from send(SpaceOpen(name, quota_bytes, ttl_s, create))
+        reply = yield from send(SpaceOpen(check_text(name), quota_bytes, ttl_s, create))
         assert isinstance(reply.message, SpaceStat)
         return reply.message
 
@@ -82,7 +83,7 @@ class SpacesSteps:
 
     def remove_space(self, name: str) -> Steps[None]:
         """Remove a space with all its values.  SpaceNotFound."""
-        yield from send(SpaceRemove(name))
+        yield from send(SpaceRemove(check_text(name)))
 
 
 def _whole(number: float | None, most: int, what: str) -> int | None:
@@ -216,9 +217,10 @@ def keyed_items(keys: Sequence[bytes], values: Sequence[Buffer | Slot], depths: 
 
 
 def _item(place: int, key: bytes, data: Buffer | Slot, depth: int) -> KeyedItem:
-    length = data.length if isinstance(data, Slot) else memoryview(data).nbytes
+    taken = data if isinstance(data, Slot) else bytes_to_put(data, f"key {key.hex()}")
+    length = taken.length if isinstance(taken, Slot) else taken.nbytes
     if not 1 <= length <= KEYED_VALUE_BYTES_MAX:
         raise InvalidArgument(f"a value has 1 to {KEYED_VALUE_BYTES_MAX} bytes, that of key {key.hex()} has {length}")
     if not 0 <= depth <= KEYED_DEPTH_MAX:
         raise InvalidArgument(f"a depth is 0 to {KEYED_DEPTH_MAX}, not {depth}")
-    return KeyedItem(place, key, data, length, depth)
+    return KeyedItem(place, key, taken, length, depth)

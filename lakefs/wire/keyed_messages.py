@@ -34,7 +34,8 @@ KEYED_ABSENT: Final = 4
 class SpaceStat(Message, frozen=True):
     """A space: its number, its settings, and its usage.  `quota_bytes` and `ttl_s`: 0 means none.
 
-    `entries` and `value_bytes` are of the values that exist, expired ones too until they are removed.
+    `entries` and `value_bytes` are of the values that exist, expired ones too until they are removed.  `is_first`: true
+    in the reply to the SpaceOpen that made the store use spaces, with which earlier releases do not open it.
     """
 
     name: str
@@ -44,6 +45,7 @@ class SpaceStat(Message, frozen=True):
     ttl_s: int
     entries: int
     value_bytes: int
+    is_first: bool = False
 
 
 class SpaceOpen(Request, frozen=True):

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from lakefs.client.blocking.spaces import Space
 from lakefs.errors import InvalidArgument, LakeError, LocalFileError
 from lakefs.get.pools import Pool
+from lakefs.host.writable_memory import writable_memory
 from lakefs.limits import KEYED_VALUE_BYTES_MAX
 from lakefs.plugins.kv.movers import Movers
 from lakefs.put.keyed import Outcome
@@ -86,7 +87,7 @@ class BlockMoves:
         if not 1 <= block_bytes <= KEYED_VALUE_BYTES_MAX:
             raise InvalidArgument(f"a block has {block_bytes} bytes; the lake keeps 1 to {KEYED_VALUE_BYTES_MAX}")
         self._movers = movers
-        self._memory = memory.cast("B")
+        self._memory = writable_memory(memory, "blocks")
         self._block_bytes = block_bytes
         self._lent: _Lent | None = None
         if descriptor is not None:
