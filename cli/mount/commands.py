@@ -7,6 +7,7 @@ receives a signal to end.  With --foreground this process itself serves.  `cli.m
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from cli.mount.daemon import Reporter
     from cli.mount.places import MountPlaces
     from fuse.kernel.attach import MountOptions
+    from fuse.kernel.mount_point import MountEntry
 
 FLAG_NAMES = ("bucket", "read_only", "allow_other", "sync", "staging", "staging_size", "read_ahead", "hot_memory")
 
@@ -77,9 +79,13 @@ def mount(where: Target, /, folder: Path, texts: tuple[str, ...], foreground: bo
     help="Also when it is in use: files that are open in it keep working; the folder shows it no more.",
 )
 def unmount(folder: Path, lazy: bool) -> None:
-    """Take away the lake mount at DIR, and wait until what was written through it is stored."""
+    """Take away the lake mount at DIR, and wait until what was written through it is stored.
+
+    Where another mount namespace (a container) has it, too, it stays there: the command says who has it.
+    """
     from cli.mount.places import places_of
-    from fuse.kernel.mount_point import LAKE_TYPE, MountLock, answers, mount_at, real_path, unmount as take_away
+    from fuse.kernel.mount_lock import MountLock
+    from fuse.kernel.mount_point import LAKE_TYPE, mount_at, real_path
 
     place = real_path(folder)
     entry = mount_at(place)
@@ -89,6 +95,17 @@ def unmount(folder: Path, lazy: bool) -> None:
         raise InvalidArgument(
             f"{place} is a mount of {entry.type}, not of a lake; remove it with: umount {place}", subject=str(place)
         )
+    file = places_of(place).lock
+    with MountLock(file) if os.access(file, os.R_OK | os.W_OK) else nullcontext() as lock:
+        _take_away(place, lazy)
+        if not lazy and not (lock and lock.wait_free(place)):
+            _tell_holders(entry, lock.found_pid if lock else None)
+
+
+def _take_away(place: Path, lazy: bool) -> None:
+    """Unmount; a dead mount also when it is in use.  EngineBusy, PermissionDenied, LocalFileError."""
+    from fuse.kernel.mount_point import answers, unmount as take_away
+
     try:
         take_away(place, lazy=lazy)
     except EngineBusy:
@@ -96,10 +113,20 @@ def unmount(folder: Path, lazy: bool) -> None:
             raise
         take_away(place, lazy=True)
         notice(f"the process behind {place} had been killed; files that are still open in it fail")
-    lock = places_of(place).lock
-    if not lazy and os.access(lock, os.R_OK | os.W_OK):
-        with MountLock(lock) as held:
-            held.wait_free(place)
+
+
+def _tell_holders(entry: MountEntry, pid: int | None) -> None:
+    """Say on stderr who has the mount elsewhere, if it goes on; `pid` is the process behind it, if known."""
+    from fuse.kernel.holders import find_holders, told
+
+    holders = find_holders(entry.device)
+    if not holders and not (pid and Path(f"/proc/{pid}").exists()):
+        return
+    process = f"its process ({pid}) goes on" if pid else "its process goes on"
+    notice(
+        f"{entry.mount_point} is unmounted here and free for another mount; {process} until the last user elsewhere"
+        f" has ended, and stores what was written there: {told(holders) or 'no user of it can be seen from here'}"
+    )
 
 
 def _given(texts: tuple[str, ...], flags: dict[str, Any]) -> dict[str, Any]:
@@ -161,13 +188,14 @@ def _options(folder: Path, given: dict[str, Any]) -> tuple[MountOptions, MountPl
 def _serve(address: str, token: str, options: MountOptions, places: MountPlaces, reporter: Reporter) -> None:
     """Be the mount process.  An error that keeps it from serving is sent to the reporter, and raised."""
     from cli.mount.process import run_mount
-    from fuse.kernel.mount_point import MountLock, check_mount_point
+    from fuse.kernel.mount_lock import MountLock
+    from fuse.kernel.mount_point import check_mount_point
 
     try:
         with MountLock(places.lock) as lock:
             lock.take(options.mount_point)
             check_mount_point(options.mount_point, may_hold_files=options.may_hold_files)
-            run_mount(address, token, options, reporter.ready)
+            run_mount(address, token, options, lock, reporter.ready)
     except BaseExceptionGroup as group:
         from cli.terminal.process import single_error
 

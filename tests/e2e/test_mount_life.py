@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fuse.kernel.mount_point import MountLock, mount_at
+from fuse.kernel.mount_lock import MountLock
+from fuse.kernel.mount_point import mount_at
 from tests.e2e.mount_rig import TINY_LAKE, MountRig, mount_rig, private_mounts
 from tests.e2e.served import ROOT, WAIT_S
 
