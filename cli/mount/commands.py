@@ -212,10 +212,12 @@ def _tell_leftovers(staging: Path) -> None:
     """Say on stderr that an earlier mount left files, and which command shows them."""
     import shlex
 
-    from fuse.staging.leftovers import find_leftovers, is_in_use
+    from fuse.staging.leftovers import find_leftovers, is_in_use, staging_folders
 
     try:
-        count = sum(not is_in_use(leftover) for leftover in find_leftovers(staging))
+        count = sum(
+            not is_in_use(leftover) for folder in staging_folders(staging) for leftover in find_leftovers(folder)
+        )
     except LocalFileError:
         return  # the mount serves, and its log has the error
     if count:

@@ -30,9 +30,7 @@ DESCRIPTORS_MAX: Final = 262_144
 _log: Final = structlog.get_logger()
 
 
-def run_mount(
-    address: str, token: str, options: MountOptions, lock: MountLock, ready: Callable[[str], None]
-) -> None:
+def run_mount(address: str, token: str, options: MountOptions, lock: MountLock, ready: Callable[[str], None]) -> None:
     """Serve the mount until it is unmounted or a signal arrives.  Calls `ready` with a line when it serves.
 
     `lock` is that of the mount point, taken; it is given up when the mount goes on without its place.
@@ -41,9 +39,7 @@ def run_mount(
     trio.run(partial(_run, address, token, options, lock, ready))
 
 
-async def _run(
-    address: str, token: str, options: MountOptions, lock: MountLock, ready: Callable[[str], None]
-) -> None:
+async def _run(address: str, token: str, options: MountOptions, lock: MountLock, ready: Callable[[str], None]) -> None:
     notifier = notifier_from()
 
     def serves(line: str) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from fuse.kernel.mount_point import LAKE_TYPE, MountEntry, mounts_seen_by
+from fuse.kernel.mount_point import LAKE_TYPE, mounts_seen_by
 
 SEARCH_S: Final = 2.0
 NAMESPACES_MAX: Final = 4_096
@@ -96,7 +96,7 @@ def mounted_elsewhere(pid: int, mount_point: Path) -> Holder | None:
 def _processes() -> Iterator[str]:
     """Yield the ids of all processes, ascending, until the time is over."""
     end = time.monotonic() + SEARCH_S
-    for pid in sorted((int(name) for name in os.listdir(_PROC) if name.isdecimal())):
+    for pid in sorted(int(name) for name in os.listdir(_PROC) if name.isdecimal()):
         if time.monotonic() > end:
             return
         yield str(pid)

@@ -6,7 +6,8 @@ Rules kept here:
 - It has the lock until it has ended, or until its mount is at the place no more and goes on without it: unmounted
   lazily with files open, or still mounted in another mount namespace.  It then gives the lock up, and a new mount may
   begin beside it (`fuse.kernel.attach`).
-- The file has the id of the process that has the lock, or had it until it ended; it is empty when the lock was given up.
+- The file has the id of the process that has the lock, or had it until its end.  It is empty when the lock was given
+  up.
 """
 
 from __future__ import annotations

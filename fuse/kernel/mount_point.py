@@ -24,14 +24,7 @@ from typing import Final
 
 import structlog
 
-from lakefs.errors import (
-    AlreadyExists,
-    EngineBusy,
-    FolderNotEmpty,
-    LocalFileError,
-    NotAFolder,
-    PermissionDenied,
-)
+from lakefs.errors import AlreadyExists, EngineBusy, FolderNotEmpty, LocalFileError, NotAFolder, PermissionDenied
 
 LAKE_TYPE: Final = "fuse.lake"
 MOUNT_TABLE: Final = Path("/proc/self/mountinfo")

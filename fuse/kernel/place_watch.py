@@ -20,9 +20,9 @@ LOOK_PAUSE_S: Final = 0.1
 
 
 class PlaceWatch:
-    """The table of mounts, watched for one mount.  Takes two descriptors, from its construction to the end of the block.
+    """The table of mounts, watched for one mount.
 
-    LocalFileError if there are none.
+    Has two descriptors from its construction to the end of the block; LocalFileError if there are none.
     """
 
     def __init__(self, entry: MountEntry) -> None:

@@ -31,6 +31,8 @@ from fuse.staging.staged_file import StagedFile
 from lakefs.errors import AlreadyExists, LocalFileError, StoreLocked
 
 _COPY_BYTES: Final = 1 << 20
+FOLDERS_MAX: Final = 16
+"""Most processes of one mount point that have a staging folder at once: all but one go on without the place."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,19 @@ class Leftover:
     def new_bytes(self) -> int:
         """Number of new bytes."""
         return sum(end - begin for begin, end in self.ranges)
+
+
+def staging_folders(path: Path) -> list[Path]:
+    """Return the folders that mounts at one place may have staged files in: `path`, and those in it that exist.
+
+    A mount has one of the latter where an earlier process of its place goes on (`fuse.staging.folder.open_staging`).
+    """
+    return [path, *(folder for folder in folders_beside(path) if folder.is_dir())]
+
+
+def folders_beside(path: Path) -> list[Path]:
+    """Return the folders in `path` that may be used while another process has `path` itself; they may not exist."""
+    return [path / str(number) for number in range(2, FOLDERS_MAX + 1)]
 
 
 def find_leftovers(folder: Path, leave_out: frozenset[str] = frozenset()) -> list[Leftover]:
@@ -93,12 +108,16 @@ def claimed(leftover: Leftover) -> Iterator[None]:
 
 
 def is_in_use(leftover: Leftover) -> bool:
-    """Return True if a running mount has it open, or a command is at work on it."""
+    """Return True if a running mount has it open, or a command is at work on it, or did so until just now."""
     try:
         with claimed(leftover):
             return False
     except StoreLocked:
         return True
+    except LocalFileError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return True  # its mount has stored it since it was found
+        raise
 
 
 @contextmanager

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +17,7 @@ import pytest
 
 from fuse.kernel.mount_point import mount_at, mounts_seen_by
 from tests.e2e.mount_rig import MountRig, as_nobody, mount_rig, private_mounts
-from tests.e2e.served import WAIT_S, Finished
+from tests.e2e.served import LAKE, WAIT_S, Finished, Served
 
 pytestmark = pytest.mark.fuse
 AT_ONCE_S = 10.0
@@ -176,3 +178,146 @@ def test_a_user_without_rights_hears_of_the_processes_though_not_of_the_namespac
     here, there = found.text.rstrip("\n").split("; ")
     assert here == f"it is also mounted at {rig.place}"
     assert there == f"mount namespace of process {other.pid} (sleep)"
+
+
+# --- what was written and is not stored -------------------------------------------------------------------
+
+
+@pytest.fixture
+def stored(served: Served) -> Iterator[MountRig]:
+    """A mount point for a store, which has a bucket."""
+    served("bucket", "create", "models")
+    with mount_rig(LAKE, served.server) as made:
+        yield made
+
+
+WRITER = """
+import os, sys
+descriptor = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)
+os.write(descriptor, b"first\\n")
+print("written", flush=True)
+for line in sys.stdin:
+    os.write(descriptor, line.encode())
+os.close(descriptor)
+"""
+
+
+@contextmanager
+def writer(rig: MountRig, name: str, *before: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a process that has written to a new file, appends each line that it gets, and closes it at their end.
+
+    Not this process: the children that it forks close what they inherit, which stores it.
+    """
+    process = subprocess.Popen(
+        [*before, sys.executable, "-c", WRITER, str(rig.place / "models" / name)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "written\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@contextmanager
+def foreign_writer(rig: MountRig, name: str) -> Iterator[subprocess.Popen[str]]:
+    """Run such a process in a mount namespace of its own."""
+    if os.geteuid() or not shutil.which("unshare"):
+        pytest.skip("only root can make a mount namespace")
+    with writer(rig, name, "unshare", "--mount", "--propagation", "private") as process:
+        yield process
+
+
+def staging_of(rig: MountRig) -> Path:
+    """Return the staging folder of the place."""
+    return rig.lock.parent / "staging"
+
+
+def states(rig: MountRig) -> dict[str, str]:
+    """Return the state of each staged file, as the command shows it."""
+    done = rig.lake("staged", "ls", "--json", "--staging", staging_of(rig))
+    assert done.code == 0, done
+    return {each["name"]: each["state"] for each in json.loads(done.text)["staged"]}
+
+
+def test_what_another_namespace_has_written_is_stored_at_its_close_beside_a_new_mount(
+    stored: MountRig, served: Served
+) -> None:
+    stored.mount()
+    first = stored.pid
+    with foreign_writer(stored, "theirs") as theirs:
+        done = at_once(stored, "unmount", stored.place)
+        assert (done.code, f"process {theirs.pid} (python" in done.err) == (0, True)
+        assert at_once(stored, "mount", stored.place).code == 0
+        with writer(stored, "mine") as mine:
+            assert states(stored) == {"models/theirs": "in use", "models/mine": "in use"}
+            theirs.communicate("second\n", WAIT_S)
+            stored.wait_gone(first)
+            assert served.good("cat", "models/theirs").out == b"first\nsecond\n"
+            assert (stored.place / "models" / "theirs").read_text() == "first\nsecond\n"
+            mine.communicate("", WAIT_S)
+    assert served.good("cat", "models/mine").out == b"first\n"
+    assert at_once(stored, "unmount", stored.place).code == 0
+    assert states(stored) == {}
+
+
+def test_the_process_of_an_earlier_mount_that_is_killed_leaves_its_files_to_restore_and_the_new_mount_alone(
+    stored: MountRig, served: Served
+) -> None:
+    stored.mount()
+    first = stored.pid
+    with foreign_writer(stored, "of-killed"):
+        assert at_once(stored, "unmount", stored.place).code == 0
+        stored.mount()
+        with writer(stored, "of-next") as mine:
+            os.kill(first, signal.SIGKILL)
+            stored.wait_gone(first)
+            assert states(stored) == {"models/of-killed": "ready", "models/of-next": "in use"}
+            mine.communicate("second\n", WAIT_S)
+    assert served.good("cat", "models/of-next").out == b"first\nsecond\n"
+    assert at_once(stored, "unmount", stored.place).code == 0
+    assert "1 file of an earlier mount could not be stored" in stored.mount().err
+    assert stored.lake("staged", "restore", "--all", "--staging", staging_of(stored)).code == 0
+    assert served.good("cat", "models/of-killed").out == b"first\n"
+
+
+def test_a_new_mount_that_is_killed_beside_an_earlier_one_is_followed_by_a_third_that_tells_its_files(
+    stored: MountRig, served: Served
+) -> None:
+    stored.mount()
+    first = stored.pid
+    with foreign_writer(stored, "of-first") as theirs:
+        assert at_once(stored, "unmount", stored.place).code == 0
+        stored.mount()
+        second = stored.pid
+        with writer(stored, "of-second"):
+            os.kill(second, signal.SIGKILL)
+            stored.wait_gone(second)
+        assert "1 file of an earlier mount could not be stored" in stored.mount().err
+        assert states(stored) == {"models/of-first": "in use", "models/of-second": "ready"}
+        theirs.communicate("", WAIT_S)
+        stored.wait_gone(first)
+    assert served.good("cat", "models/of-first").out == b"first\n"
+    assert stored.lake("unmount", stored.place).code == 0
+    # Its folder is the first one again, and what is told lies in another.
+    assert "1 file of an earlier mount could not be stored" in stored.mount().err
+    assert stored.log.count("name=models/of-second") == 2
+    assert stored.lake("staged", "restore", "models/of-second", "--staging", staging_of(stored)).code == 0
+    assert served.good("cat", "models/of-second").out == b"first\n"
+
+
+def test_a_staging_folder_that_was_given_is_shared_by_processes_of_one_place_only(stored: MountRig) -> None:
+    staging = stored.folder / "given"
+    stored.mount("--staging", staging)
+    with container(stored):
+        assert at_once(stored, "unmount", stored.place).code == 0
+        stored.mount("--staging", staging)
+        assert (staging / "2" / "lock").read_text() == str(stored.place)
+        other = stored.folder / "other"
+        other.mkdir()
+        refused = stored.lake("mount", "--staging", staging, other)
+        assert (refused.code, "another mount's" in refused.err) == (75, True)
