@@ -7,6 +7,7 @@ receives a signal to end.  With --foreground this process itself serves.  `cli.m
 from __future__ import annotations
 
 import os
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
@@ -51,8 +52,14 @@ def mount(where: Target, /, folder: Path, texts: tuple[str, ...], foreground: bo
 
     log_level = load().log_level  # before the process leaves the folder that a path may be relative to
     given = _given(texts, flags)
-    address, token = _engine(where, given)
+    wait_s: float = given.pop("retry_s", 0.0)
+    give_up_at = time.monotonic() + wait_s
+    address, token = _engine(where, given, give_up_at)
     options, places = _options(folder, given)
+    if wait_s:
+        from cli.mount.engine_wait import reach, until_reached
+
+        until_reached(lambda: reach(address, token), give_up_at)
     reporter: Reporter = _Terminal()
     log: TextIO | None = None
     if not foreground:
@@ -78,17 +85,20 @@ def mount(where: Target, /, folder: Path, texts: tuple[str, ...], foreground: bo
     is_flag=True,
     help="Also when it is in use: files that are open in it keep working; the folder shows it no more.",
 )
-def unmount(folder: Path, lazy: bool) -> None:
+@click.option("--dead", is_flag=True, help="Only a mount whose process was killed; else do nothing.")
+def unmount(folder: Path, lazy: bool, dead: bool) -> None:
     """Take away the lake mount at DIR, and wait until what was written through it is stored.
 
     Where another mount namespace (a container) has it, too, it stays there: the command says who has it.
     """
     from cli.mount.places import places_of
     from fuse.kernel.mount_lock import MountLock
-    from fuse.kernel.mount_point import LAKE_TYPE, mount_at, real_path
+    from fuse.kernel.mount_point import LAKE_TYPE, answers, mount_at, real_path
 
     place = real_path(folder)
     entry = mount_at(place)
+    if dead and (entry is None or entry.type != LAKE_TYPE or answers(place) is not False):
+        return
     if entry is None:
         raise LocalFileError(f"nothing is mounted at {place}", subject=str(place))
     if entry.type != LAKE_TYPE:
@@ -118,9 +128,11 @@ def _take_away(place: Path, lazy: bool) -> None:
 def _tell_holders(entry: MountEntry, pid: int | None) -> None:
     """Say on stderr who has the mount elsewhere, if it goes on; `pid` is the process behind it, if known."""
     from fuse.kernel.holders import find_holders, told
+    from fuse.kernel.mount_point import mount_at
 
     holders = find_holders(entry.device)
-    if not holders and not (pid and Path(f"/proc/{pid}").exists()):
+    goes_on = pid is not None and Path(f"/proc/{pid}").exists() and mount_at(entry.mount_point) is None
+    if not holders and not goes_on:
         return
     process = f"its process ({pid}) goes on" if pid else "its process goes on"
     notice(
@@ -149,15 +161,16 @@ def _given(texts: tuple[str, ...], flags: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _engine(where: Target, given: dict[str, Any]) -> tuple[str, str]:
+def _engine(where: Target, given: dict[str, Any], give_up_at: float) -> tuple[str, str]:
     """Return address and token; a socket's path is made absolute, since the process leaves its folder."""
+    from cli.mount.engine_wait import until_reached
     from lakefs.client.address import resolve
 
     server, token_file = given.pop("server", None), given.pop("token_file", None)
     if where.data is not None:
         raise InvalidArgument("a mount needs an engine that serves; give --server ADDRESS instead of --data DIR")
     chosen = Target(where.server or server, None, where.token_file or (Path(token_file) if token_file else None))
-    address, token = resolve(chosen.server, chosen.token())
+    address, token = until_reached(lambda: resolve(chosen.server, chosen.token()), give_up_at)
     if address.startswith("unix:"):
         address = f"unix:{os.path.abspath(address.removeprefix('unix:'))}"
     return address, token

@@ -66,11 +66,13 @@ class MountLock:
     def wait_free(self, mount_point: Path) -> bool:
         """Wait for the end of the process that had the lock when this was opened; then all that it was given is stored.
 
-        False as soon as it is known to go on without the place, or another process has the place.  DeadlineExceeded.
+        False as soon as it is known to go on without the place, or the place has another mount.  DeadlineExceeded.
         """
         end = time.monotonic() + LOCK_WAIT_S
         while not self._try():
-            if (pid := self._pid()) != self.found_pid or (pid and mounted_elsewhere(pid, mount_point)):
+            if (pid := self._pid()) != self.found_pid or mount_at(mount_point) is not None:
+                return False
+            if pid and mounted_elsewhere(pid, mount_point):
                 return False
             if time.monotonic() > end:
                 raise DeadlineExceeded(

@@ -227,6 +227,16 @@ def test_unmount_takes_a_dead_mount_away(rig: MountRig, in_use: bool) -> None:
         os.close(descriptor)
 
 
+def test_unmount_of_dead_mounts_only_takes_no_other_away(rig: MountRig) -> None:
+    assert rig.lake("unmount", "--dead", rig.place).code == 0
+    process = rig.foreground()
+    assert rig.lake("unmount", "--dead", rig.place).code == 0
+    assert rig.is_mounted
+    process.signal(signal.SIGKILL).end()
+    assert rig.lake("unmount", "--dead", rig.place).code == 0
+    assert not rig.is_mounted
+
+
 # --- cannot begin -----------------------------------------------------------------------------------------
 
 
