@@ -2,7 +2,7 @@
 
 It waits before anything is made, locked or mounted, in the command's own process: whoever ends the command ends the
 wait, and another mount of the same place is not kept out by it.  Only an engine that nobody reaches is waited for; a
-token or a right that is refused is told at once.
+token or a right that is refused is an error at once.
 """
 
 from __future__ import annotations

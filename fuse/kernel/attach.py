@@ -152,7 +152,7 @@ class _Loop:
     scope: trio.CancelScope = field(default_factory=lambda: trio.CancelScope(shield=True))
     block: trio.CancelScope = field(default_factory=trio.CancelScope)
     watching: trio.CancelScope = field(default_factory=trio.CancelScope)
-    """Of the watch on the place: a mount that is ending keeps its place until the end."""
+    """Ends the watch on the place: a mount that is ending keeps its place until the end."""
 
     async def run(self) -> None:
         """Run until the session is over; an exception that escaped a handler is raised."""

@@ -303,7 +303,7 @@ def test_a_new_mount_that_is_killed_beside_an_earlier_one_is_followed_by_a_third
         stored.wait_gone(first)
     assert served.good("cat", "models/of-first").out == b"first\n"
     assert stored.lake("unmount", stored.place).code == 0
-    # Its folder is the first one again, and what is told lies in another.
+    # Its folder is the first one again, and the file lies in another.
     assert "1 file of an earlier mount could not be stored" in stored.mount().err
     assert stored.log.count("name=models/of-second") == 2
     assert stored.lake("staged", "restore", "models/of-second", "--staging", staging_of(stored)).code == 0
