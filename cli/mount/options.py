@@ -18,7 +18,8 @@ KERNEL: Final = frozenset({"noexec", "noatime", "nodiratime", "dirsync"})
 WITHOUT_EFFECT: Final = frozenset({
     "defaults", "auto", "noauto", "user", "users", "nouser", "owner", "group", "nofail", "_netdev", "suid",
     "nosuid", "dev", "nodev", "atime", "diratime", "relatime", "norelatime", "strictatime", "nostrictatime",
-    "lazytime", "nolazytime", "loud", "silent", "default_permissions",
+    "lazytime", "nolazytime", "loud", "silent", "default_permissions", "mand", "nomand", "iversion", "noiversion",
+    "symfollow", "nousers", "nogroup", "noowner",
 })  # fmt: skip
 WITHOUT_EFFECT_PREFIXES: Final = ("x-", "X-", "comment=", "user=")
 FLAGS: Final = {

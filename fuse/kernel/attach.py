@@ -65,7 +65,7 @@ class MountOptions:
 
     mount_point: Path
     staging: Path
-    """Folder for written bytes that are not stored yet; used by this mount alone."""
+    """Folder for written bytes that are not stored yet; another mount's only where that was at this place before."""
     bucket: str = ""
     """Show this bucket as the root; empty: all buckets, as folders."""
     read_only: bool = False

@@ -27,7 +27,7 @@ from fuse.staging.sidecar import (
     SidecarState,
     replay,
 )
-from fuse.staging.staged_file import StagedFile
+from fuse.staging.staged_file import StagedFile, sync_folder
 from lakefs.errors import AlreadyExists, LocalFileError, StoreLocked
 
 _COPY_BYTES: Final = 1 << 20
@@ -78,15 +78,15 @@ def folders_beside(path: Path) -> list[Path]:
 
 
 def find_leftovers(folder: Path, leave_out: frozenset[str] = frozenset()) -> list[Leftover]:
-    """Return everything in the folder that was not stored, oldest first.  LocalFileError."""
+    """Return everything in the folder that was not stored, in the order of the last writes.  LocalFileError."""
     try:
-        stems = sorted(
-            path.name.removesuffix(SIDECAR_SUFFIX) for path in folder.iterdir() if path.name.endswith(SIDECAR_SUFFIX)
-        )
+        names = [path.name for path in folder.iterdir()]
+        stems = [name.removesuffix(SIDECAR_SUFFIX) for name in names if name.endswith(SIDECAR_SUFFIX)]
         found = [_leftover(folder, stem) for stem in stems if stem not in leave_out]
     except OSError as error:
         raise LocalFileError(f"{folder}: {error.strerror}", subject=str(folder)) from error
-    return [leftover for leftover in found if leftover is not None]
+    # Times are those of the file system's clock, which ticks slowly; a later file has a higher number.
+    return sorted(filter(None, found), key=lambda leftover: (leftover.time_ns, len(leftover.id), leftover.id))
 
 
 @contextmanager
@@ -169,6 +169,7 @@ def restore(leftover: Leftover, target: Path, read_base: Callable[[int, int], by
         raise LocalFileError(f"{target}: {error.strerror}", subject=str(target)) from error
     try:
         _fill(descriptor, leftover, read_base)
+        sync_folder(target.parent)
     except OSError as error:
         os.unlink(target)
         raise LocalFileError(f"{target}: {error.strerror}", subject=str(target)) from error

@@ -39,6 +39,8 @@ def test_options_become_the_fields_of_a_mount() -> None:
 def test_what_mount_8_hands_to_every_helper_changes_nothing() -> None:
     told = "rw,suid,dev,relatime,_netdev,nofail,noauto,user,user=me,x-systemd.automount,comment=x,defaults"
     assert parse_mount_options([told]) == {}
+    # mount(8), "FILESYSTEM-INDEPENDENT MOUNT OPTIONS": whatever asks for what every mount does, or for nothing.
+    assert parse_mount_options(["nomand,mand,noiversion,iversion,symfollow,nousers,nogroup,noowner,silent,loud"]) == {}
 
 
 def test_the_later_of_two_that_contradict_counts() -> None:
