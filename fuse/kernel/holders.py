@@ -58,8 +58,7 @@ def find_holders(device: str) -> list[Holder]:
 
     Blocks, `SEARCH_S` at most; then processes with the higher ids are left out.
     """
-    own = mounts_seen_by("self")
-    here = [Holder("", entry.mount_point) for entry in own if entry.device == device]
+    here = [Holder("", entry.mount_point) for entry in mounts_seen_by("self", device)]
     others: dict[str, Holder | None] = {_namespace("self"): None, _first_mount("self"): None}
     for pid in _processes():
         name = _namespace(pid) or _first_mount(pid)
@@ -103,8 +102,8 @@ def _processes() -> Iterator[str]:
 
 
 def _holder(pid: str, device: str) -> Holder | None:
-    places = [entry.mount_point for entry in mounts_seen_by(pid) if entry.device == device]
-    return Holder(_number(_namespace(pid)), places[0]) if places else None
+    found = mounts_seen_by(pid, device)
+    return Holder(_number(_namespace(pid)), found[0].mount_point) if found else None
 
 
 def _note(holder: Holder, pid: str) -> None:

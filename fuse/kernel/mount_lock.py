@@ -15,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -52,11 +53,13 @@ class MountLock:
             self._refuse_elsewhere(mount_point)
             if time.monotonic() > end:
                 raise AlreadyExists(
-                    f"process {self._pid()} has been mounting or unmounting {mount_point} for {LOCK_WAIT_S:.0f} s",
+                    f"{mount_point} has been mounted or unmounted for {LOCK_WAIT_S:.0f} s by process"
+                    f" {self._pid() or '(unknown)'}",
                     subject=str(mount_point),
                 )
             time.sleep(_LOCK_POLL_S)
-        os.pwrite(self._descriptor, b"%-19d\n" % os.getpid(), 0)  # over the whole text: no reader sees parts of two
+        with suppress(OSError):  # a full disk: others then do not learn which process it is
+            os.pwrite(self._descriptor, b"%-19d\n" % os.getpid(), 0)  # over all of the text that another left
 
     def give_up(self) -> None:
         """Give the lock up for good, while this process goes on without the place."""

@@ -55,22 +55,28 @@ def mount_at(path: Path) -> MountEntry | None:
     return found[-1] if found else None
 
 
-def all_mounts() -> list[MountEntry]:
-    """Return every mount that this process sees, in the order in which they were made."""
+def all_mounts(device: str = "") -> list[MountEntry]:
+    """Return every mount that this process sees, or those of one device, in the order in which they were made."""
     try:
-        lines = MOUNT_TABLE.read_bytes().splitlines()
+        return entries_of(MOUNT_TABLE, device)
     except OSError as error:
         raise LocalFileError(f"{MOUNT_TABLE}: {error.strerror}", subject=str(MOUNT_TABLE)) from error
-    return [_parsed(line) for line in lines]
 
 
-def mounts_seen_by(pid: str) -> list[MountEntry]:
-    """Return every mount that a process sees, as `all_mounts` does; none if it has ended, or its table is not shown."""
+def mounts_seen_by(pid: str, device: str = "") -> list[MountEntry]:
+    """Return what `all_mounts` returns in another process; nothing if it has ended, or its table is not shown."""
     try:
-        lines = Path(f"/proc/{pid}/mountinfo").read_bytes().splitlines()
+        return entries_of(Path(f"/proc/{pid}/mountinfo"), device)
     except OSError:
         return []
-    return [_parsed(line) for line in lines]
+
+
+def entries_of(table: Path, device: str) -> list[MountEntry]:
+    """Return the mounts in a table of the kernel's format; of one device, unless that is empty.  OSError."""
+    # Most lines of a long table are left out before they are parsed.
+    has_device = f" {device} ".encode()
+    found = [_parsed(line) for line in table.read_bytes().splitlines() if not device or has_device in line]
+    return [entry for entry in found if device in ("", entry.device)]
 
 
 def _parsed(line: bytes) -> MountEntry:

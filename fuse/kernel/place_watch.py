@@ -16,7 +16,7 @@ from fuse.kernel.mount_point import MOUNT_TABLE, MountEntry, all_mounts
 from lakefs.errors import LocalFileError
 
 LOOK_PAUSE_S: Final = 0.1
-"""Least time between two looks: a table of a thousand mounts takes some ms, and on some machines it changes always."""
+"""Least time between two looks: the kernel takes a ms for a long table, and on some machines it changes always."""
 
 
 class PlaceWatch:
@@ -44,10 +44,10 @@ class PlaceWatch:
     def _is_at_place(self) -> bool:
         entry = self._entry
         try:
-            mounts = all_mounts()
+            mounts = all_mounts(entry.device)
         except LocalFileError:
             return True  # no descriptor is left just now: the next change is another occasion
-        return any(each.device == entry.device and each.mount_point == entry.mount_point for each in mounts)
+        return any(each.mount_point == entry.mount_point for each in mounts)
 
     def __enter__(self) -> Self:
         return self
