@@ -134,10 +134,10 @@ def _tell_holders(entry: MountEntry, pid: int | None) -> None:
     goes_on = pid is not None and Path(f"/proc/{pid}").exists() and mount_at(entry.mount_point) is None
     if not holders and not goes_on:
         return
-    process = f"its process ({pid}) goes on" if pid else "its process goes on"
     notice(
-        f"{entry.mount_point} is unmounted here and free for another mount; {process} until the last user elsewhere"
-        f" has ended, and stores what was written there: {told(holders) or 'no user of it can be seen from here'}"
+        f"{entry.mount_point} is unmounted here and free for another mount; it is still in use elsewhere"
+        f" ({told(holders) or 'by whom cannot be seen from here'}), and its process{f' {pid}' if pid else ''} goes on"
+        " until the last of its users has ended"
     )
 
 

@@ -47,10 +47,9 @@ class Holder:
             return f"it is also mounted at {self.mount_point}"
         named = ", ".join(f"{pid} ({command})" for pid, command in self.processes)
         more = self.process_count - len(self.processes)
-        return (
-            f"mount namespace {self.namespace or 'of'} {'process' if self.process_count == 1 else 'processes'} {named}"
-            f"{f' and {more} more' if more else ''}"
-        )
+        which = f"{self.namespace}," if self.namespace else "of"
+        what = "process" if self.process_count == 1 else "processes"
+        return f"mount namespace {which} {what} {named}{f' and {more} more' if more else ''}"
 
 
 def find_holders(device: str) -> list[Holder]:

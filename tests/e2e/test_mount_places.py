@@ -65,8 +65,8 @@ def test_unmount_says_at_once_which_namespace_and_process_have_the_mount(rig: Mo
         done = at_once(rig, "unmount", rig.place)
         assert done.code == 0, done
         [line] = done.err.splitlines()
-        assert f"mount namespace {namespace(other.pid)} process {other.pid} (sleep)" in line
-        assert f"its process ({pid}) goes on" in line
+        assert f"mount namespace {namespace(other.pid)}, process {other.pid} (sleep)" in line
+        assert f"its process {pid} goes on" in line
         assert not rig.is_mounted
         assert "hello" in os.listdir(f"/proc/{other.pid}/root{rig.place}")
     rig.wait_gone(pid)

@@ -57,7 +57,7 @@ def test_each_namespace_that_has_the_device_is_found_with_its_processes(machine:
         Holder("2", Path("/lake1"), [(9, "sh"), (10, "nginx")], 2),
         Holder("4", Path("/lake2"), [(30, "sh")], 1),
     ]
-    assert told(found) == "mount namespace 2 processes 9 (sh), 10 (nginx); mount namespace 4 process 30 (sh)"
+    assert told(found) == "mount namespace 2, processes 9 (sh), 10 (nginx); mount namespace 4, process 30 (sh)"
 
 
 def test_processes_whose_namespace_may_not_be_asked_are_told_apart_by_their_first_mount(machine: Machine) -> None:
