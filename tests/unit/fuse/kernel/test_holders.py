@@ -1,4 +1,4 @@
-"""Who has a mount elsewhere: every namespace that has it is found, and what is said of them has bounds."""
+"""Mounts that are elsewhere: every namespace that has one is found, and the text about them has bounds."""
 
 from __future__ import annotations
 
