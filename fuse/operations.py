@@ -43,8 +43,9 @@ from pyfuse3 import (
 from fuse.errno_map import errno_of
 from fuse.handles import Handle, release_all
 from fuse.hot.hot_set import HotSet
-from fuse.names.changes import Changes
+from fuse.names.changes import ATTEMPTS_MAX, Changes
 from fuse.names.lookups import Lookups
+from fuse.names.opening import Opening
 from fuse.names.readdir import COMPONENT_BYTES_MAX, FolderHandle
 from fuse.names.xattrs import ExtendedAttributes
 from fuse.native import layer
@@ -52,7 +53,7 @@ from fuse.open_file import OpenFile, may_read
 from fuse.state.attributes import no_entry, to_entry, to_statvfs, without_set_id
 from fuse.state.inodes import SYMLINK, Inode
 from fuse.state.mount import Mount
-from lakefs.errors import BucketNotFound, KeyNotFound, LakeError, PreconditionFailed
+from lakefs.errors import LakeError
 from lakefs.wire.messages import SetAttributes, Status, StatusReply
 
 P = ParamSpec("P")
@@ -102,6 +103,7 @@ class LakeOperations(pyfuse3.Operations):
         self._table = mount.table
         self._lookups = Lookups(mount)
         self._changes = Changes(mount, self._lookups)
+        self._opening = Opening(mount, self._lookups, self._file_of)
         self._xattrs = ExtendedAttributes(self._lookups, self._changes)
         self._files: dict[int, Handle] = {}
         self._folders: dict[int, FolderHandle] = {}
@@ -163,10 +165,12 @@ class LakeOperations(pyfuse3.Operations):
 
     @answering
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
-        """Open a folder for reading."""
+        """Open a folder for reading, as it is now.  ESTALE: the kernel looks the path up anew."""
         folder = self._lookups.inode(inode)
+        opened = FolderHandle(self._mount, self._lookups, folder)
+        await opened.open()
         handle = self._handle()
-        self._folders[handle] = FolderHandle(self._mount, self._lookups, folder)
+        self._folders[handle] = opened
         self._lookups.watch(folder)
         return FileHandleT(handle)
 
@@ -240,29 +244,19 @@ class LakeOperations(pyfuse3.Operations):
         if not modes.S_ISREG(mode):
             raise FUSEError(errno.EPERM)
         parent = self._lookups.inode(parent_inode)
-        return self._known(await self._changes.make_file(parent, _component(name), mode, ctx, exclusive=True))
+        return self._known(await self._changes.make_file(parent, _component(name), mode, ctx))
 
     # --- handles -------------------------------------------------------------------------------------
 
     @answering
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
-        """Open a file.  ESTALE if the name has other content by now: the kernel looks it up anew."""
+        """Open what the name of a file has now.  ESTALE: the kernel looks the path up anew, once."""
         known = self._lookups.inode(inode)
         if known.is_folder:
             raise FUSEError(errno.EISDIR)
         if known.parent is not None:
             self._mount.raise_failure(known.parent, known.name)
-        file = self._file_of(known)
-        try:
-            await file.open()
-        except (KeyNotFound, BucketNotFound, PreconditionFailed):
-            await file.discard()
-            if known.parent is not None:
-                self._table.detach(known)
-            raise FUSEError(errno.ESTALE) from None
-        except BaseException:
-            await file.discard()
-            raise
+        file = await self._opening.open(known, ctx.pid)
         try:
             if flags & os.O_TRUNC:
                 await self._drop_set_id(known, ctx)
@@ -278,15 +272,32 @@ class LakeOperations(pyfuse3.Operations):
     async def create(
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, flags: FlagT, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
-        """Make a file and open it.  With O_EXCL its name is made at once; else by the first commit."""
+        """Make a file and open it, or open the one that is there by now.
+
+        With O_EXCL its name is made at once; else by the first commit.
+        """
         parent, component = self._lookups.inode(parent_inode), _component(name)
-        present = parent.children.get(component)
-        if present is not None and not flags & os.O_EXCL and not present.is_folder:
-            info = await self.open(InodeT(present.number), flags, ctx)
-            return info, self._known(present)
-        exclusive = bool(flags & os.O_EXCL)
         self._mount.raise_failure(parent, component)
-        inode = await self._changes.make_file(parent, component, mode, ctx, exclusive=exclusive)
+        if flags & os.O_EXCL:
+            inode = await self._changes.make_file(parent, component, mode, ctx)
+            return self._opened_new(inode, flags, ctx)
+        for _ in range(ATTEMPTS_MAX):
+            present = parent.children.get(component)
+            if present is None:
+                present, _ = await self._lookups.look(parent, component, confirm=True)
+            if present is None:
+                return self._opened_new(self._changes.begin_file(parent, component, mode, ctx), flags, ctx)
+            if present.attributes.kind == SYMLINK:
+                raise FUSEError(errno.ESTALE)  # the kernel has not followed it: it looks the path up anew
+            try:
+                return await self.open(InodeT(present.number), flags, ctx), self._known(present)
+            except FUSEError as error:
+                if error.errno not in (errno.ENOENT, errno.ESTALE):
+                    raise
+                self._table.detach(present)  # it was removed or replaced just now
+        raise FUSEError(errno.EAGAIN)
+
+    def _opened_new(self, inode: Inode, flags: int, ctx: RequestContext) -> tuple[FileInfo, EntryAttributes]:
         file = self._file_of(inode)
         file.open_new()
         inode.lookups += 1
@@ -307,9 +318,11 @@ class LakeOperations(pyfuse3.Operations):
         is_mapped = layer.write_is_mapped()
         await self._drop_set_id(file.inode, opener)
         forgets = file.readers and not may_read(flags) and file.hot is None
-        await file.write(off, buf, 0 if forgets else fh)
+        is_there = await file.write(off, buf, 0 if forgets else fh, appends=bool(flags & os.O_APPEND))
         file.writers.changed(fh, is_mapped=is_mapped)
-        if forgets:
+        if not is_there:
+            self._mount.forget_attributes(file.inode)  # the kernel took another length for the file's
+        if forgets or not is_there:
             await self._mount.forget_pages(file.inode)  # a reader may have cached pages of it before this write
         return len(buf)
 
@@ -367,7 +380,7 @@ class LakeOperations(pyfuse3.Operations):
         known = self._lookups.inode(inode)
         if fields.update_size:
             await self._drop_set_id(known, ctx)
-            await self._set_size(known, attr.st_size, fh)
+            await self._set_size(known, attr.st_size, fh, ctx)
             if not (fields.update_mode or fields.update_mtime or fields.update_atime):
                 return self._attributes(known)
         mode = attr.st_mode & 0o7777
@@ -398,7 +411,7 @@ class LakeOperations(pyfuse3.Operations):
         if mode != inode.attributes.mode:
             await self._changes.set_attributes(inode, SetAttributes("", "", mode=mode, durable=False))
 
-    async def _set_size(self, inode: Inode, size: int, fh: FileHandleT | None) -> None:
+    async def _set_size(self, inode: Inode, size: int, fh: FileHandleT | None, ctx: RequestContext) -> None:
         if inode.is_folder:
             raise FUSEError(errno.EISDIR)
         if fh is not None and fh in self._files:
@@ -406,8 +419,7 @@ class LakeOperations(pyfuse3.Operations):
             await file.truncate(size)
             file.writers.changed(fh)
             return
-        file = self._file_of(inode)
-        await file.open()
+        file = await self._opening.open(inode, ctx.pid)
         try:
             await file.truncate(size)
             if not file.writers.is_changed:  # else it is stored with what is being written
@@ -472,11 +484,13 @@ class LakeOperations(pyfuse3.Operations):
         self._files[handle] = Handle(file, flags, ctx)
         file.readers += may_read(flags)
         file.answered += 1
-        if self.hot is not None and self._passes_through(self.hot, handle, file, flags):
+        if file.inode is inode and self.hot is not None and self._passes_through(self.hot, handle, file, flags):
             inode.cached_blob = None
             return FileInfo(fh=FileHandleT(handle))
         if not stores:
             layer.leave_out_flush(handle)
+        if file.inode is not inode:  # the kernel's pages of this inode are of other content
+            return FileInfo(fh=FileHandleT(handle), direct_io=True)
         before, inode.cached_blob = inode.cached_blob, inode.attributes.blob
         keeps = before is not None and before == inode.cached_blob
         return FileInfo(fh=FileHandleT(handle), keep_cache=keeps, direct_io=not may_read(flags))

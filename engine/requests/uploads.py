@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from engine.chunks.manifests import HeldBlobs
-from engine.format.layouts import ReadOnlyFeature
+from engine.format.features import ReadOnlyFeature
 from engine.format.records import PartRecord, UploadRecord
 from engine.namespace.buckets import find_bucket
 from engine.namespace.tree import Resolved
@@ -59,7 +59,7 @@ class UploadRequests:
 
     @handles(m.UploadCreate)
     async def create(self, client: Client, request: m.UploadCreate) -> Reply:
-        await self._store.begin_to_use(ReadOnlyFeature.UPLOADS)
+        await self._store.features.begin_to_use(ReadOnlyFeature.UPLOADS)
 
         def decide(txn: Transaction) -> m.UploadStat:
             now_ns = self._store.clock.wall_ns()
