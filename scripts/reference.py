@@ -57,6 +57,7 @@ SETTINGS: Final = {
     "hot_index_entries": ("chunks it has room for; `0`: it grows by itself", "`0`"),
     "dram_tier_bytes": ("`auto`, or bytes: `64M` and more; `0`: none", "`auto`: 1/16 of the memory, 4 GiB at most"),
     "rdma": ("`auto`: the first device, beside `native`; `off`; or the name of a device", "`auto`"),
+    "timeout": ("for clients, gateways and mounts: seconds that an engine may be silent while a request waits", "`30`"),
 }
 
 
