@@ -21,6 +21,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from lakefs.client.blocking.spaces import Space
@@ -28,6 +29,7 @@ from lakefs.content.verify import check_named
 from lakefs.errors import LakeError
 from lakefs.limits import MIB
 from lakefs.plugins.kv.movers import Connection, HasSpace, Mover, Movers, SpaceSettings
+from lakefs.plugins.kv.staging import Staging
 from lakefs.plugins.kv.versions import check_host
 from lakefs.put.keyed import Outcome
 
@@ -64,6 +66,7 @@ class LakeConnector:
 
     def _begin(self, connect_to: Callable[[], HasSpace]) -> None:
         self._movers = Movers("lake-lmcache", connect_to)
+        self._staging = Staging()
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
         self._ended: list[Completion] = []
@@ -86,8 +89,9 @@ class LakeConnector:
 
         def get(space: Space) -> Results:
             results = [False] * len(buffers)
+            read = partial(self._staging.load, space) if self._movers.reader.is_local else space.get_many_into
             for places, batch in found:
-                lengths = space.get_many_into(batch, [buffers[place] for place in places])
+                lengths = read(batch, [buffers[place] for place in places])
                 for place, length in zip(places, lengths, strict=True):
                     results[place] = 0 < length == buffers[place].nbytes
             return results, ""
@@ -157,6 +161,7 @@ class LakeConnector:
     def close(self) -> None:
         """End both threads and close the descriptor; no buffer is used any more.  Idempotent."""
         self._movers.close()
+        self._staging.close()
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
