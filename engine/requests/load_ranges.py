@@ -40,6 +40,7 @@ from lakefs.errors import (
     InvalidArgument,
     LakeError,
     OperationalError,
+    SessionLost,
     StaleGrant,
     UserError,
 )
@@ -189,7 +190,11 @@ class Loads:
         client.check_its_memory()
         with self._store.lent.using(client, request.memory, writable=True) as memory:
             ask = WhileLent(client.check_its_memory, self._store.clock)
-            return await self._load_into(request, chunks, memory, ask)
+            try:
+                return await self._load_into(request, chunks, memory, ask)
+            except SessionLost as error:
+                lost = error.with_traceback(None)  # which would keep the memory mapped
+        raise lost
 
     async def _load_by_fabric(
         self, client: Client, request: m.LoadSlots, memory: m.FabricMemory, chunks: Seq[ChunkId]
