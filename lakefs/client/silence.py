@@ -84,4 +84,11 @@ class Silence:
 
 def silent_error(address: str, limit_s: float) -> EngineUnreachable:
     """Return the error of a connection whose engine is silent."""
-    return EngineUnreachable(f"the engine at {address} does not answer, for {limit_s:g} s now", subject=address)
+    return given_up(f"the engine at {address} does not answer, for {limit_s:g} s now", address)
+
+
+def given_up(message: str, address: str) -> EngineUnreachable:
+    """Return the error of a connection that this client ends, while the engine may go on with what it asked for."""
+    error = EngineUnreachable(message, subject=address)
+    error.goes_on = True
+    return error

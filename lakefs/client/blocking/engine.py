@@ -24,6 +24,7 @@ from typing import Final
 
 from lakefs.client.blocking.link import Link, Ticket
 from lakefs.client.blocking.time_limits import TimeLimits
+from lakefs.client.silence import given_up
 from lakefs.errors import EngineUnreachable, InvalidArgument, LakeError
 from lakefs.ids import Buffer
 from lakefs.limits import ENGINE_SILENCE_S, ENGINE_WAIT_S
@@ -104,7 +105,7 @@ class BlockingEngine:
         """Close the connection; open tickets raise EngineUnreachable.  Safe in a signal handler."""
         link, self._link = self._link, None
         if link is not None:
-            link.lose(EngineUnreachable(f"the connection to {self.address} was closed", subject=self.address))
+            link.lose(given_up(f"the connection to {self.address} was closed", self.address))
 
     def forked(self) -> BlockingEngine:
         """In a child just forked: return another client of the engine, which connects at its first request.

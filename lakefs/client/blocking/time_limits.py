@@ -9,9 +9,8 @@ from __future__ import annotations
 import time
 from math import inf
 
-from lakefs.client.silence import WAITS
+from lakefs.client.silence import WAITS, given_up
 from lakefs.config.values import checked_timeout
-from lakefs.errors import EngineUnreachable
 from lakefs.limits import ENGINE_SILENCE_S, HELLO_TIMEOUT_S
 
 
@@ -51,4 +50,4 @@ class TimeLimits:
     def check(self, address: str) -> None:
         """Raise EngineUnreachable if the present job's time is over."""
         if self.until is not None and not self.left_s():
-            raise EngineUnreachable(f"the engine at {address} takes too long", subject=address)
+            raise given_up(f"the engine at {address} takes too long", address)

@@ -434,4 +434,6 @@ class WatchEvents:
 
 def _again(error: LakeError) -> LakeError:
     """Return a copy of an error: each caller raises its own, with its own traceback."""
-    return type(error)(error.message, subject=error.subject)
+    copy = type(error)(error.message, subject=error.subject)
+    copy.goes_on = error.goes_on
+    return copy
