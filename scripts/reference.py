@@ -111,13 +111,13 @@ def _settings() -> Iterator[str]:
     yield "## Settings\n"
     yield (
         f"Keys of `{config.DEFAULT_FILE}` (TOML, all values in quotes), each also a variable and a flag of\n"
-        "`lake serve`. Each source overrides the one before: file, variable, flag. An unknown key is an error.\n"
+        "`lake serve`, but for `timeout`. Each source overrides the one before: file, variable, flag. An unknown key is an error.\n"
     )
     yield "| key | variable | flag | value | default |\n|---|---|---|---|---|"
     for name in config.SETTING_NAMES:
         value, default = SETTINGS[name]
-        flag = f"--{name.replace('_', '-')}"
-        yield f"| `{name}` | `LAKE_{name.upper()}` | `{flag}` | {value} | {default} |"
+        flag = "" if name == "timeout" else f"`--{name.replace('_', '-')}`"
+        yield f"| `{name}` | `LAKE_{name.upper()}` | {flag} | {value} | {default} |"
     yield ""
     yield (
         "`LAKE_CONFIG` names another file. Clients read `LAKE_SERVER` (an address) and `LAKE_TOKEN`; where\n"

@@ -1,4 +1,4 @@
-"""How long an engine may be silent while a request waits, for both clients.  Sans-IO.
+"""Limits an engine's silence while a request waits, for both clients.  Sans-IO.
 
 Silence is limited, not duration: gc, fsck and a large commit may take minutes, and an engine at work on them answers a
 Ping.  Engines of every release do.

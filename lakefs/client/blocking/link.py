@@ -4,10 +4,8 @@ Rules kept here:
 - One thread at a time calls `submit`.  Any number may `wait`: one of them receives for all; the others wait until
   something has arrived.
 - While other tickets are open, requests are sent without blocking; when one cannot be sent, replies are received.
-- An error or an interruption (Ctrl-C) while sending or receiving ends the link, so bytes never get out of order.
-  Every open ticket is then `lost`.
-- So does the engine's silence (`lakefs.client.silence`).  The kernel ends a receive or a send that has waited for a
-  short while (SO_RCVTIMEO, SO_SNDTIMEO), so a request that is answered at once costs no call more.
+- An error or an interruption (Ctrl-C) while sending or receiving ends the link, so bytes never get out of order, and
+  so does the engine's silence (`lakefs.client.blocking.waits`).  Every open ticket is then `lost`.
 """
 
 from __future__ import annotations
@@ -23,7 +21,8 @@ from typing import Final
 
 from lakefs.client.blocking.socket import connected_socket, limit_waits
 from lakefs.client.blocking.time_limits import TimeLimits
-from lakefs.client.silence import Asked, Silence, silent_error
+from lakefs.client.blocking.waits import Waits
+from lakefs.client.silence import Asked, silent_error
 from lakefs.errors import EngineBusy, EngineUnreachable, InvalidArgument, LakeError, ProtocolError
 from lakefs.host.descriptors import after, close_all
 from lakefs.ids import Buffer
@@ -49,7 +48,7 @@ _IDLE_S: Final = 0.02
 """An engine that was heard this recently is not checked for a goodbye or an end: a check costs 5 us."""
 LOOK_EVERY_S: Final = 0.001
 """Least time between two checks: no engine starts and frees a place this soon after another was killed."""
-_LOOK_AGAIN_MS: Final = 20
+_LOOK_AGAIN_S: Final = 0.02
 _DONT_WAIT: Final = int(socket.MSG_DONTWAIT)
 
 
@@ -99,10 +98,7 @@ class Link:
         self._hello: HelloReply | None = None
         self._framing = threading.Lock()
         """Held while a frame is made and sent: the receiving thread may send a Ping between two."""
-        self._signs = 0
-        """Signs of life so far."""
-        self._receiving = Silence(limits.timeout_s)
-        self._sending = Silence(limits.timeout_s)
+        self._waits = Waits(address, limits)
         self._greet(token)
 
     @property
@@ -226,15 +222,15 @@ class Link:
                 except BlockingIOError:
                     is_new = False
                     if alone:
-                        self._note_wait(self._sending, self._sending.wait_s)
+                        self._waits.took_nothing(self._waits.wait_s)
                     else:
                         self._make_way()
                     continue
                 parts = after(parts, count)
                 descriptors = ()
                 if not is_new:  # what the socket took at first says nothing of the engine
-                    self._signs += 1
-                    self._limits.check(self.address)
+                    self._waits.signs += 1
+                    self._waits.check()
                 is_new = False
         except OSError as error:
             self._find_out(lost_error(self.address, error))
@@ -250,10 +246,10 @@ class Link:
         poll = select.poll()
         poll.register(self._sock, select.POLLOUT if others_receive else select.POLLOUT | select.POLLIN)
         # A receiving thread stops when it has its reply; then this thread must receive.
-        wait_ms = min(_LOOK_AGAIN_MS, self._sending.wait_s * 1000) if others_receive else self._sending.wait_s * 1000
-        found = poll.poll(wait_ms)
+        wait_s = min(_LOOK_AGAIN_S, self._waits.wait_s) if others_receive else self._waits.wait_s
+        found = poll.poll(wait_s * 1000)
         if not found:
-            self._note_wait(self._sending, wait_ms / 1000)
+            self._waits.took_nothing(wait_s)
         for _, events in found:
             if events & select.POLLIN and not events & select.POLLOUT:
                 self._receive(self._take_in_arrived, lambda: False)
@@ -266,15 +262,9 @@ class Link:
 
     # --- silence -----------------------------------------------------------------------------------
 
-    def _note_wait(self, silence: Silence, waited_s: float, ask: Callable[[], Asked] | None = None) -> None:
-        """Note a wait without a sign of life.  EngineUnreachable when the engine, or the caller's time, is lost."""
-        if silence.is_over(self._signs, waited_s, ask):
-            raise silent_error(self.address, silence.limit_s)
-        self._limits.check(self.address)
-
     def _ask(self) -> Asked:
         """Send a Ping, in the receiving thread, if that needs no wait."""
-        assert self._hello is not None, "no Ping is needed before Hello is answered: that has a deadline"
+        assert self._hello is not None, "Hello has a deadline, and needs no Ping"
         if not self._framing.acquire(blocking=False):
             return Asked.NOT_NOW
         try:
@@ -287,7 +277,7 @@ class Link:
                 self._wire.withdraw(stream_id)
                 return Asked.FULL
             if count < len(frame):  # no later frame may begin in the midst of this one
-                raise silent_error(self.address, self._receiving.limit_s)
+                raise silent_error(self.address, self._limits.timeout_s)
             self._tickets[stream_id] = Ticket(Ping(), link=self, stream_id=stream_id, dropped=True)
             return Asked.SENT
         finally:
@@ -372,22 +362,12 @@ class Link:
             except BlockingIOError:
                 if flags & _DONT_WAIT:
                     raise
-                self._wait_on()
+                self._waits.sent_nothing(self._sock, self._ask)
                 continue
             if not count:
                 raise lost_error(self.address)
-            self._signs += 1
+            self._waits.signs += 1
             return count
-
-    def _wait_on(self) -> None:
-        """Note that nothing has arrived during one short wait; before the caller's time is over, wait just so long."""
-        self._note_wait(self._receiving, self._receiving.wait_s, self._ask)
-        left_s = self._limits.left_s()
-        if left_s < self._receiving.wait_s:
-            poll = select.poll()
-            poll.register(self._sock, select.POLLIN)
-            if not poll.poll(left_s * 1000):
-                self._limits.check(self.address)
 
     def _handle(self, event: ClientEvent) -> None:
         if isinstance(event, ReplyReceived):
@@ -416,8 +396,7 @@ class Link:
             for view in self._wire.reader.take_body(parts):
                 while len(view):
                     view = view[self._receive_into(view) :]
-                    if self._limits.until is not None:
-                        self._limits.check(self.address)
+                    self._waits.check()
         self._tickets.pop(event.stream_id, None)
         if ticket.dropped:
             close_all(descriptors)
