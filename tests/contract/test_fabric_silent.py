@@ -22,8 +22,9 @@ def fall_silent(world: FabricWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the engine send nothing any more, on no connection, and greet nobody."""
 
     async def greet(self: ServedConnection) -> bool:
-        await trio.sleep_forever()
-        return False
+        with trio.CancelScope() as scope:
+            await trio.sleep_forever()
+        return scope.cancelled_caught
 
     monkeypatch.setattr(ServedConnection, "_greet", greet)
     for connection in world.server._connections:

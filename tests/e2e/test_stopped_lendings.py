@@ -17,9 +17,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+import trio
 
 from lakefs.client.blocking import engine as blocking_engine
 from lakefs.client.connect import connect
+from lakefs.client.connect_trio import connect_trio
 from lakefs.content.verify import Check
 from lakefs.errors import EngineUnreachable
 from lakefs.get.pools import Pool
@@ -143,6 +145,39 @@ def test_nothing_changes_in_a_pool_after_a_load_has_ended(engine: Served) -> Non
                 assert space.load(keys, pool, offsets) == [BLOCK] * COUNT
                 assert pool.buffer[-BLOCK:] == bytes([COUNT]) * BLOCK
     assert lost
+
+
+def test_a_trio_client_s_pool_has_other_pages_after_a_load_was_given_up(engine: Served) -> None:
+    keys = keys_of("trio", 0)
+    offsets = [index * BLOCK for index in range(COUNT)]
+
+    async def main() -> None:
+        async with (
+            connect_trio(engine.server, check=Check.BLAKE3, timeout=TIMEOUT_S) as lake,
+            lake.pool(size_bytes=(COUNT + 1) * BLOCK) as pool,
+        ):
+            space = await lake.space("trio loads")
+            await space.put_many(keys, [bytes([index + 1]) * BLOCK for index in range(COUNT)])
+            assert await space.load(keys, pool, offsets) == [BLOCK] * COUNT
+            pool.buffer[-BLOCK:] = b"k" * BLOCK
+            lent = os.dup(pool.descriptor)
+            assert engine.process is not None
+            engine.process.send_signal(signal.SIGSTOP)
+            try:
+                with pytest.raises(EngineUnreachable):
+                    await space.load(keys, pool, offsets)
+                os.pwrite(lent, b"e" * COUNT * BLOCK, 0)  # as the engine would
+                assert pool.buffer[:BLOCK] == b"\x01" * BLOCK
+                assert pool.buffer[-BLOCK:] == b"k" * BLOCK
+            finally:
+                engine.process.send_signal(signal.SIGCONT)
+                os.close(lent)
+            pool.buffer[: COUNT * BLOCK] = bytes(COUNT * BLOCK)
+            assert await space.load(keys, pool, offsets) == [BLOCK] * COUNT
+            assert pool.buffer[:BLOCK] == b"\x01" * BLOCK
+            assert pool.buffer[-BLOCK:] == b"k" * BLOCK
+
+    trio.run(main)
 
 
 @pytest.mark.parametrize("is_store", [True, False])
