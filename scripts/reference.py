@@ -110,8 +110,9 @@ def _cell(text: str) -> str:
 def _settings() -> Iterator[str]:
     yield "## Settings\n"
     yield (
-        f"Keys of `{config.DEFAULT_FILE}` (TOML, all values in quotes), each also a variable and a flag of\n"
-        "`lake serve`, but for `timeout`. Each source overrides the one before: file, variable, flag. An unknown key is an error.\n"
+        f"Keys of `{config.DEFAULT_FILE}` (TOML, all values in quotes), each also a variable and, but for\n"
+        "`timeout`, a flag of `lake serve`. Each source overrides the one before: file, variable, flag. An unknown key is\n"
+        "an error.\n"
     )
     yield "| key | variable | flag | value | default |\n|---|---|---|---|---|"
     for name in config.SETTING_NAMES:

@@ -49,9 +49,10 @@ class Staging:
         found = space.try_get_many_into(keys, targets)
         if found is not None:
             return found
+        views = [target.cast("B") for target in targets]
         lengths: list[int] = []
-        for some in _batches(targets):
-            lengths += self._load(space, keys[some], targets[some])
+        for some in _batches(views):
+            lengths += self._load(space, keys[some], views[some])
         return lengths
 
     def close(self) -> None:
@@ -115,7 +116,7 @@ def _batches(targets: Sequence[memoryview]) -> Iterator[slice]:
 
 def _copy(pool: Pool, offset: int, target: memoryview) -> None:
     """Copy from the memory to a target, by the kernel: other threads of the host run meanwhile."""
-    target, done = target.cast("B"), 0
+    done = 0
     while done < len(target):
         done += os.preadv(pool.descriptor, [target[done:]], offset + done)
 
