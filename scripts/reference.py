@@ -111,8 +111,8 @@ def _settings() -> Iterator[str]:
     yield "## Settings\n"
     yield (
         f"Keys of `{config.DEFAULT_FILE}` (TOML, all values in quotes), each also a variable and, but for\n"
-        "`timeout`, a flag of `lake serve`. Each source overrides the one before: file, variable, flag. An unknown key is\n"
-        "an error.\n"
+        "`timeout`, a flag of `lake serve`. Each source overrides the one before: file, variable, flag. An unknown\n"
+        "key is an error.\n"
     )
     yield "| key | variable | flag | value | default |\n|---|---|---|---|---|"
     for name in config.SETTING_NAMES:
