@@ -12,9 +12,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterable, Iterator
 
-from tests.mount.shared.ground import LATE_S, OVER, SharedMounts, shared_mounts
+from tests.mount.shared.ground import LATE_S, OVER, shared_mounts
 from tests.mount.shared.hunt import Way, hunt
 from tests.mount.shared.steps import sequence
 

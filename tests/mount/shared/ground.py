@@ -1,4 +1,4 @@
-"""One engine, and mounts of it as on machines of their own: by Unix socket or TCP, each with a process that works there.
+"""One engine, and mounts of it as on machines of their own: by Unix socket or TCP, each with a process of its own.
 
 Between each mount and the engine stands a proxy (`tests.mount.shared.meddler`) when notices are to be late, or
 connections or answers to be lost.
@@ -47,6 +47,11 @@ class SharedMounts(LakeMounts):
             lambda rank: self.meddlers[rank].cut(),
             self.kill,
         )
+
+    def staging(self, rank: int) -> Path:
+        """Return the staging folder of a mount."""
+        folder = self.mounts[rank].folder
+        return folder.parent / f"staging{rank}"
 
     def kill(self, rank: int) -> None:
         """Kill a mount, and mount again."""

@@ -97,7 +97,7 @@ class Oracle:
     def _knows(self, held: Held, call: str) -> bool:
         if call == "read_all":
             return not held.is_for_writing
-        return held.is_for_writing and (call == "close" or self._has_name(held)) or call == "close"
+        return (held.is_for_writing and (call == "close" or self._has_name(held))) or call == "close"
 
     def do(self, rank: int, step: Step) -> object:
         """Do a step; return its outcome."""

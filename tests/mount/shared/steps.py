@@ -151,10 +151,11 @@ def sequence(seed: int, *, ranks: int, cuts: bool = False, kills: bool = False, 
     chooser = _Chooser(seed)
     names = [name for name in MENU if holds or name != "hold"]
     weights = [MENU[name][0] for name in names]
-    steps: list[RankStep] = []
-    for folder in ("d", "d/e", "f"):
-        if chooser.random.random() < 0.7:
-            steps.append(RankStep(chooser.random.randrange(ranks), Step("make_folders", (folder,))))
+    steps = [
+        RankStep(chooser.random.randrange(ranks), Step("make_folders", (folder,)))
+        for folder in ("d", "d/e", "f")
+        if chooser.random.random() < 0.7
+    ]
     for name in chooser.random.choices(names, weights, k=chooser.random.randint(15, 60)):
         if chooser.random.random() < 0.8:
             chooser.rank = chooser.random.randrange(ranks)
