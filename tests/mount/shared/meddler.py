@@ -17,7 +17,7 @@ import select
 import socket
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -82,12 +82,15 @@ class Meddler:
         self.late_s = late_s
         self.lost = threading.Event()
         """Set when an answer was lost."""
+        self.passed: Counter[int] = Counter()
+        """Number of requests passed to the engine, by their operation's number."""
         self._random = random.Random(seed)
         self._engine = engine
         self._lock = threading.Lock()
         self._links: set[_Link] = set()
         self._losing: tuple[int, ...] = ()
         self._refusing = False
+        self._refuses_then = False
         if engine.startswith("unix:"):
             self._listener = socket.socket(socket.AF_UNIX)
             self._listener.bind(str(folder / name))
@@ -119,10 +122,14 @@ class Meddler:
                 self._links.add(link)
             link.start()
 
-    def lose(self, *requests: type[Request]) -> None:
-        """Close the connection in place of the next answer to one of these requests."""
+    def lose(self, *requests: type[Request], refuse: bool = False) -> None:
+        """Close the connection in place of the next answer to one of these requests.
+
+        With `refuse` new connections are closed from then on, until `accept` is called.
+        """
         with self._lock:
             self.lost.clear()
+            self._refuses_then = refuse
             self._losing = tuple(request.OP for request in requests)
 
     def cut(self, *, refuse: bool = False) -> None:
@@ -151,6 +158,12 @@ class Meddler:
                 self._losing = ()
             return is_lost
 
+    def answer_lost(self) -> None:
+        """Note that an answer was lost."""
+        with self._lock:
+            self._refusing = self._refusing or self._refuses_then
+        self.lost.set()
+
     def forget(self, link: _Link) -> None:
         """Note that a connection is closed."""
         with self._lock:
@@ -177,7 +190,12 @@ class _Link:
     _waiting: deque[tuple[float, bytes]] = field(default_factory=deque)
     """Notices, and when each is passed on."""
 
+    _ending_one: threading.Lock = field(default_factory=threading.Lock)
+    _running: int = 2
+    """Number of directions that still pass something on."""
+
     def start(self) -> None:
+        """Pass on, both ways, until one end closes."""
         for run in (self._up, self._down):
             threading.Thread(target=run, daemon=True).start()
 
@@ -197,6 +215,7 @@ class _Link:
                 for frame in frames.add(received):
                     if frame.kind == Kind.REQUEST and self.meddler.loses(frame.op):
                         self._lost.add(frame.stream_id)
+                    self.meddler.passed[frame.op] += frame.kind == Kind.REQUEST
                 _send(self.engine, received, descriptors)
 
     def _down(self) -> None:
@@ -222,7 +241,7 @@ class _Link:
             self._waiting.append((max(earliest, time.monotonic() + self.meddler.delay_s()), frame.content))
             return b""
         if frame.kind in (Kind.REPLY, Kind.FAILURE) and frame.stream_id in self._lost:
-            self.meddler.lost.set()
+            self.meddler.answer_lost()
             raise OSError("this answer is lost")
         return frame.content
 
@@ -240,6 +259,12 @@ class _Link:
         finally:
             self.close()
             self.meddler.forget(self)
+            with self._ending_one:
+                self._running -= 1
+                is_last = not self._running
+            if is_last:
+                self.client.close()
+                self.engine.close()
 
 
 def dial(address: str) -> socket.socket:

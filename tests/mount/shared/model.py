@@ -26,7 +26,7 @@ from tests.mount.shared import place
 from tests.mount.shared.oracle import Oracle
 from tests.mount.shared.steps import CUT, KILL, OF_TREE, READS, RankStep, paths_of
 from tests.mount.shared.worker import Worker, WorkerHangs
-from tests.mount.snapshot import difference, tree
+from tests.mount.snapshot import Tree, difference, tree
 from tests.mount.steps import Step
 
 OLDER: Final = ("ENOENT", "EEXIST", "ENOTDIR", "EISDIR", "ELOOP", "EINVAL")
@@ -186,9 +186,9 @@ class _Shared:
         _wait(lambda: _removed(self._outer[0]))
 
 
-def _differs(expected: dict[str, object], folder: Path) -> str:
+def _differs(expected: Tree, folder: Path) -> str:
     try:
-        return difference(expected, tree(str(folder)))  # type: ignore[arg-type]
+        return difference(expected, tree(str(folder)))
     except OSError as error:
         return f"the tree cannot be read: {error}"
 

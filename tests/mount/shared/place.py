@@ -39,7 +39,8 @@ class SharedPlace(Place):
 
         def write(file: int) -> Result:
             _written(file, key, size)
-            return os.fsync(file)
+            os.fsync(file)
+            return None
 
         self._within_open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, write)
         self.rename(temporary, path)

@@ -116,6 +116,7 @@ def main() -> None:
     os.dup2(2, 1)  # nothing that a function prints gets between the answers
     while length := taking.read(_LENGTH.size):
         function, args = pickle.loads(taking.read(_LENGTH.unpack(length)[0]))
+        answer: tuple[object, Exception | None]
         try:
             answer = (function(*args), None)
         except Exception as error:  # noqa: BLE001 - any of them is the answer
