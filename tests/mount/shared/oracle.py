@@ -95,9 +95,11 @@ class Oracle:
         return step.call not in ATTRIBUTE_CALLS or not nodes & self._written(range(len(self._held)))
 
     def _knows(self, held: Held, call: str) -> bool:
-        if call == "read_all":
-            return not held.is_for_writing
-        return (held.is_for_writing and (call == "close" or self._has_name(held))) or call == "close"
+        if call == "close":
+            return True
+        if held.is_for_writing:
+            return call != "read_all" and self._has_name(held)
+        return call == "read_all"
 
     def do(self, rank: int, step: Step) -> object:
         """Do a step; return its outcome."""
