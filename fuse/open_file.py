@@ -30,21 +30,26 @@ import trio
 
 from fuse.hot.hot_file import HotFile
 from fuse.reading.blob_reader import BlobReader
+from fuse.staging.behind import copy_behind, is_there
 from fuse.staging.commit import Stored, store_staged
 from fuse.staging.folder import Base, Kind, StagedFile
 from fuse.staging.storing_behind import StoringBehind
 from fuse.state.attributes import to_store
+from fuse.state.decided_upon import look_again, lost_its_name, upon
 from fuse.state.inodes import Inode, check_size
+from fuse.state.kept import note_change
 from fuse.state.mount import Mount, now_ns, replaced
 from lakefs.errors import DeadlineExceeded, DiskFailed, EngineUnreachable, KeyNotFound, LakeError, PreconditionFailed
 from lakefs.get.opened import Opened, Piece
 from lakefs.ids import Buffer, ChunkId
 from lakefs.limits import FILE_BYTES_MAX
 from lakefs.names import Name
-from lakefs.wire.messages import NO_CONDITION, ObjectStat, SetAttributes
+from lakefs.wire.messages import ObjectStat, SetAttributes
 
 _log: Final = structlog.get_logger(__name__)
-_COMMIT_ATTEMPTS: Final = 3
+_COMMIT_ATTEMPTS: Final = 64
+"""Most attempts at one commit; each but the first is refused only because another client has just committed."""
+_COMPARE_BYTES: Final = 1 << 20
 _MAPPING_LOOK_S: Final = 0.5
 """Time between looks at a file whose last handle is closed, and which a mapping may still write to."""
 
@@ -71,6 +76,7 @@ class OpenFile:
         self._behind = StoringBehind(mount.driver, mount.background, mount.writers_behind)
         self._is_new = False  # the store has nothing of it, or an empty file
         self._stat: ObjectStat | None = None  # as opened, for fields that a file system has not
+        self._is_appended = True  # all that is not stored was written through O_APPEND handles, if anything was
         self._visible_since = b""  # boot of the engine in which the last commit is visible but not known to be durable
 
     # --- handles -------------------------------------------------------------------------------------
@@ -95,14 +101,23 @@ class OpenFile:
             raise
 
     async def _open(self) -> None:
+        if self.inode.parent is None and not self.inode.is_removed:
+            raise KeyNotFound(f"{self.inode.name!r} was removed or replaced elsewhere", subject=self.inode.name)
         if self.inode.parent is None:
-            await self._stored()  # a file without a name keeps its open content
+            await self._stored()  # a file that was removed here keeps its open content
         elif self.inode.is_pending or self.is_dirty:
             return
         elif self._reader is None:
             await self._open_stored()
         else:
             await self._compare_stored()
+
+    def share(self) -> bool:
+        """Add a handle to the content that others have open, whatever the name has by now; False if nobody has."""
+        if not self.handles or self._reader is None:
+            return False
+        self.handles += 1
+        return True
 
     def open_new(self) -> None:
         """Add a handle of a file that this mount has just made, empty."""
@@ -134,7 +149,7 @@ class OpenFile:
     @property
     def _may_change_by_mapping(self) -> bool:
         """True if a mapping may have written, since the last `_take_over`, what has to be stored."""
-        return self.hot is not None and self.hot.may_be_mapped and self.inode.parent is not None
+        return self.hot is not None and self.hot.may_be_mapped and not self.inode.is_removed
 
     def _let_go(self) -> None:
         """Take over nothing any more: it could not be staged, or stored.  No other file gets what mappings wrote."""
@@ -164,7 +179,7 @@ class OpenFile:
 
         Harmless when called twice.
         """
-        if self.is_dirty and self.inode.parent is not None:
+        if self.is_dirty and not self.inode.is_removed:
             self._leave_staged(DeadlineExceeded("the mount had to end before it was stored", subject=self.inode.name))
         self._close()
 
@@ -305,28 +320,33 @@ class OpenFile:
             await self._open_stored()
         return self._reader
 
-    async def write(self, offset: int, data: Buffer, appender: int = 0) -> None:
+    async def write(self, offset: int, data: Buffer, appender: int = 0, *, appends: bool = False) -> bool:
         """Write to the staging file; native threads may write what follows through the handle `appender`, if not 0.
 
-        StoreFull; OSError EFBIG.
+        `appends`: at the end of the file as this mount knows it, whatever the offset.  Returns False if that is
+        elsewhere.  StoreFull; OSError EFBIG.
         """
         async with self._alone():
-            check_size(self.inode, offset + len(data))
             staged = await self._staging()
+            wanted, offset = offset, staged.size if appends else offset
+            check_size(self.inode, offset + len(data))
+            self._is_appended = appends and (self._is_appended or not self.is_dirty)
             if self.hot is None:
                 staged.write(offset, data)
             else:
                 self.hot.write(offset, data, staged.write)
             self._note_change(staged)
             self._behind.written(staged, offset, offset + len(data))
-            if appender and self.hot is None:
+            if appender and self.hot is None and offset == wanted:
                 staged.let_append(appender, FILE_BYTES_MAX, partial(self._note_change, staged))
+            return offset == wanted
 
     async def truncate(self, size: int) -> None:
         """Change the file's length.  StoreFull; OSError EFBIG."""
         async with self._alone():
             check_size(self.inode, size)
             staged = await self._staging()
+            self._is_appended = False
             if self.hot is None:
                 staged.truncate(size)
             else:
@@ -343,6 +363,7 @@ class OpenFile:
         numbers = await self._mount.offload.run(hot.differing)
         if numbers:
             staged = await self._staging()
+            self._is_appended = False
             hot.take_over(numbers, staged.write)
             self._note_change(staged)
         hot.may_be_mapped = may_be_mapped
@@ -412,22 +433,26 @@ class OpenFile:
         self._visible_since = b""
 
     async def _commit(self, *, durable: bool) -> None:
-        if self.inode.parent is None:
+        if self.inode.is_removed:
             return
+        if self.inode.parent is None:
+            raise lost_its_name(self._mount, self.inode)
         if self._staged is None:
             await self._staging()
         await self._behind.wait_idle()
         async with self._mount.settling() if durable else nullcontext():
-            stat, content = await self._store(durable=durable)
+            stat, content, folder, epoch = await self._store(durable=durable)
         boot = b"" if durable else self._mount.engine_boot()
         if not durable:
             self._mount.note_visible(self.inode.parent)
         inode, attributes = self.inode, self.inode.attributes
+        if inode.is_pending and inode.parent is not None:
+            note_change(inode.parent, folder, epoch)
         if attributes.mtime_ns == 0:  # with new content, 0 means now
             bucket, key = self._mount.table.name_of(inode)
             atime_ns = attributes.atime_ns or 0
             request = SetAttributes(bucket, key, mtime_ns=0, atime_ns=atime_ns, durable=durable)
-            stat = await self._mount.change(request)
+            stat = (await self._mount.change(request)).made
         self._mount.table.stored(inode, stat.node)
         inode.named_ns = 0
         attributes.blob = stat.blob
@@ -477,33 +502,97 @@ class OpenFile:
             self._mount.give_back(before.opened.lease)
 
     async def _store(self, *, durable: bool) -> Stored:
-        mount, inode = self._mount, self.inode
-        assert self._staged is not None
-        keep_node = inode.node
+        """Bind the name to the staged content, upon what it has; look at it again when that has changed.
+
+        PreconditionFailed: the name was removed or renamed elsewhere; what was written stays staged.
+        """
+        inode, opened_node = self.inode, self.inode.node
+        found: ObjectStat | None = None
+        is_lost = False
         for attempt in range(_COMMIT_ATTEMPTS):
+            assert self._staged is not None, "there is something to store"
+            condition = upon(inode, found, opened_node, is_appended=self._is_appended)
             try:
-                return await mount.driver.run(
+                return await self._mount.driver.run(
                     store_staged(
-                        mount.driver.steps,
+                        self._mount.driver.steps,
                         self._staged,
                         None if self._reader is None else self._reader.opened,
-                        mount.table.name_of(inode),
+                        self._mount.table.name_of(inode),
                         to_store(inode.attributes, self._stat),
-                        keep_node=keep_node,
+                        keep_node=condition.node,
                         named_ns=inode.named_ns,
-                        condition=NO_CONDITION,
+                        condition=condition,
                         durable=durable,
                         behind=self._behind.behind,
                     )
                 )
             except EngineUnreachable:
-                if attempt == _COMMIT_ATTEMPTS - 1:
-                    raise  # committing the same content twice is harmless
-            except (PreconditionFailed, KeyNotFound):
-                if not keep_node or attempt == _COMMIT_ATTEMPTS - 1:
+                if is_lost or attempt == _COMMIT_ATTEMPTS - 1:
                     raise
-                keep_node = 0  # the name was removed or bound to another node: the last close wins
+                is_lost = True  # the change may have been made
+            except (PreconditionFailed, KeyNotFound):
+                if attempt == _COMMIT_ATTEMPTS - 1:
+                    raise
+                before, found = found, await look_again(self._mount, inode)
+                if found is not None and before == found:
+                    raise lost_its_name(self._mount, inode) from None  # what was opened has another name
+                if found is not None and self._is_appended:
+                    done = await self._go_behind(found, is_lost=is_lost)
+                    if done is not None:
+                        return Stored(done)
         raise AssertionError("the loop returns or raises")
+
+    async def _go_behind(self, found: ObjectStat, *, is_lost: bool) -> ObjectStat | None:
+        """Stage what was appended behind the content that the name has now; return that if nothing is to be added.
+
+        `is_lost`: the answer to an earlier attempt was lost, and the content may end with, or contain, what it stored.
+        """
+        mount, inode = self._mount, self.inode
+        opened = await mount.leased(mount.table.name_of(inode))
+        staged, reader = self._staged, self._new_reader(opened)
+        assert staged is not None, "something was appended"
+        if self.hot is not None or (opened.stat.node, opened.stat.blob) != (found.node, found.blob):
+            reader.close()
+            mount.give_back(opened.lease)
+            if self.hot is None:
+                return None  # changed once more: the next attempt is refused, and looks again
+            raise PreconditionFailed(
+                f"{inode.name} was changed elsewhere while this mount had it in memory for its readers; what was"
+                " appended stays staged, see: lake staged ls",
+                subject=inode.name,
+            )
+        target = mount.staging.new(staged.name, _base(opened.stat))
+        try:
+            is_done = is_lost and await _has_appended(staged, reader)
+            if not is_done:
+                await copy_behind(staged, target)
+        except BaseException:
+            target.discard()
+            reader.close()
+            mount.give_back(opened.lease)
+            raise
+        before, self._reader, self._staged = self._reader, reader, target
+        staged.discard()
+        if before is not None:
+            before.close()
+            mount.give_back(before.opened.lease)
+        self._take_base(opened.stat, target.size)
+        return opened.stat if target.size == opened.stat.size_bytes else None
+
+    def _take_base(self, stat: ObjectStat, size_bytes: int) -> None:
+        """Be the file that the name has now, whose content the appended bytes are behind."""
+        mount, inode = self._mount, self.inode
+        self._behind.end()
+        self._stat, self._is_new = stat, False
+        shown, mtime_ns = mount.owner.shown(stat), inode.attributes.mtime_ns
+        inode.attributes = shown
+        if size_bytes != stat.size_bytes:
+            shown.size_bytes, shown.mtime_ns = size_bytes, mtime_ns
+        mount.table.stored(inode, stat.node)
+        inode.named_ns = 0
+        mount.forget_attributes(inode)
+        mount.background.start_soon(mount.forget_pages, inode)  # not here: it waits for reads, which wait for the lock
 
 
 def may_read(flags: int) -> bool:
@@ -513,6 +602,17 @@ def may_read(flags: int) -> bool:
     pages would cost as much as all the rest.  No mapping is lost: a shared one needs a handle that reads.
     """
     return flags & os.O_ACCMODE != os.O_WRONLY
+
+
+async def _has_appended(staged: StagedFile, reader: BlobReader) -> bool:
+    """Return True if stored content has, where they were appended, the bytes appended in a staged file."""
+    offset, end = staged.base_bytes, staged.size
+    while offset < end:
+        piece = bytes(await reader.read(offset, min(_COMPARE_BYTES, end - offset)))
+        if not piece or not is_there(staged, offset, piece):
+            return False
+        offset += len(piece)
+    return end > staged.base_bytes
 
 
 def _base(stat: ObjectStat) -> Base:

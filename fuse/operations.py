@@ -42,8 +42,9 @@ from pyfuse3 import (
 
 from fuse.errno_map import errno_of
 from fuse.hot.hot_set import HotSet
-from fuse.names.changes import Changes
+from fuse.names.changes import ATTEMPTS_MAX, Changes
 from fuse.names.lookups import Lookups
+from fuse.names.opening import Opening
 from fuse.names.readdir import COMPONENT_BYTES_MAX, FolderHandle
 from fuse.names.xattrs import ExtendedAttributes
 from fuse.native import layer
@@ -51,7 +52,7 @@ from fuse.open_file import OpenFile, may_read
 from fuse.state.attributes import no_entry, to_entry, to_statvfs, without_set_id
 from fuse.state.inodes import SYMLINK, Inode, OpenContent
 from fuse.state.mount import Mount
-from lakefs.errors import BucketNotFound, KeyNotFound, LakeError, PreconditionFailed
+from lakefs.errors import LakeError
 from lakefs.wire.messages import SetAttributes, Status, StatusReply
 
 P = ParamSpec("P")
@@ -109,6 +110,7 @@ class LakeOperations(pyfuse3.Operations):
         self._table = mount.table
         self._lookups = Lookups(mount)
         self._changes = Changes(mount, self._lookups)
+        self._opening = Opening(mount, self._lookups, self._file_of)
         self._xattrs = ExtendedAttributes(self._lookups, self._changes)
         self._files: dict[int, _Handle] = {}
         self._folders: dict[int, FolderHandle] = {}
@@ -247,27 +249,17 @@ class LakeOperations(pyfuse3.Operations):
         if not modes.S_ISREG(mode):
             raise FUSEError(errno.EPERM)
         parent = self._lookups.inode(parent_inode)
-        return self._known(await self._changes.make_file(parent, _component(name), mode, ctx, exclusive=True))
+        return self._known(await self._changes.make_file(parent, _component(name), mode, ctx))
 
     # --- handles -------------------------------------------------------------------------------------
 
     @answering
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
-        """Open a file.  ESTALE if the name has other content by now: the kernel looks it up anew."""
+        """Open what the name of a file has now.  ESTALE: the kernel looks the path up anew, once."""
         known = self._lookups.inode(inode)
         if known.is_folder:
             raise FUSEError(errno.EISDIR)
-        file = self._file_of(known)
-        try:
-            await file.open()
-        except (KeyNotFound, BucketNotFound, PreconditionFailed):
-            await file.discard()
-            if known.parent is not None:
-                self._table.detach(known)
-            raise FUSEError(errno.ESTALE) from None
-        except BaseException:
-            await file.discard()
-            raise
+        file = await self._opening.open(known, ctx.pid)
         try:
             if flags & os.O_TRUNC:
                 await self._drop_set_id(known, ctx)
@@ -283,14 +275,31 @@ class LakeOperations(pyfuse3.Operations):
     async def create(
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, flags: FlagT, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
-        """Make a file and open it.  With O_EXCL its name is made at once; else by the first commit."""
+        """Make a file and open it, or open the one that is there by now.
+
+        With O_EXCL its name is made at once; else by the first commit.
+        """
         parent, component = self._lookups.inode(parent_inode), _component(name)
-        present = parent.children.get(component)
-        if present is not None and not flags & os.O_EXCL and not present.is_folder:
-            info = await self.open(InodeT(present.number), flags, ctx)
-            return info, self._known(present)
-        exclusive = bool(flags & os.O_EXCL)
-        inode = await self._changes.make_file(parent, component, mode, ctx, exclusive=exclusive)
+        if flags & os.O_EXCL:
+            inode = await self._changes.make_file(parent, component, mode, ctx)
+            return self._opened_new(inode, flags, ctx)
+        for _ in range(ATTEMPTS_MAX):
+            present = parent.children.get(component)
+            if present is None:
+                present, _ = await self._lookups.look(parent, component, confirm=True)
+            if present is None:
+                return self._opened_new(self._changes.begin_file(parent, component, mode, ctx), flags, ctx)
+            if present.attributes.kind == SYMLINK:
+                raise FUSEError(errno.ESTALE)  # the kernel has not followed it: it looks the path up anew
+            try:
+                return await self.open(InodeT(present.number), flags, ctx), self._known(present)
+            except FUSEError as error:
+                if error.errno not in (errno.ENOENT, errno.ESTALE):
+                    raise
+                self._table.detach(present)  # it was removed or replaced just now
+        raise FUSEError(errno.EAGAIN)
+
+    def _opened_new(self, inode: Inode, flags: int, ctx: RequestContext) -> tuple[FileInfo, EntryAttributes]:
         file = self._file_of(inode)
         file.open_new()
         inode.lookups += 1
@@ -310,8 +319,10 @@ class LakeOperations(pyfuse3.Operations):
         file, flags, opener = self._files[fh]
         await self._drop_set_id(file.inode, opener)
         forgets = file.readers and not may_read(flags) and file.hot is None
-        await file.write(off, buf, 0 if forgets else fh)
-        if forgets:
+        is_there = await file.write(off, buf, 0 if forgets else fh, appends=bool(flags & os.O_APPEND))
+        if not is_there:
+            self._mount.forget_attributes(file.inode)  # the kernel took another length for the file's
+        if forgets or not is_there:
             await self._mount.forget_pages(file.inode)  # a reader may have cached pages of it before this write
         return len(buf)
 

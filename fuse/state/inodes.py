@@ -6,7 +6,8 @@ component), so a folder's rename moves all that is below it at once; its key is 
 Rules kept here:
 - Only this mount changes the content of an inode.  When a name is found bound to another node, or the node to
   other content, the old inode loses its name (open handles keep its content), and a new inode takes the name.
-- A file that was created here and is not stored yet (`node` 0) owns its name here, whatever the store has.
+- A file that was created here and is not stored yet (`node` 0), or that is being written here, owns its name here,
+  whatever object the store has: its commit decides.
 - An inode is known while the kernel has looked it up, or it is open, or a reading of its folder will list it,
   or an inode below it is known.
 
@@ -130,23 +131,34 @@ class Inode:
     target: bytes = b""
     named_ns: int = 0
     """Time when the name of a file that is not in the store yet was made in its folder."""
+    lost_place: tuple[Inode, str] | None = None
+    """Folder and component of a name that was lost to a change elsewhere."""
     xattrs: dict[str, bytes] | None = None
     """None: not known; else as fresh as the attributes."""
-    is_complete: bool = False
-    """True for a folder with all names in `children`: made here, nothing forgotten, nothing added from elsewhere."""
-    listed_at: float = EXPIRED
-    """Time of the request for all names of a folder, which `children` has; EXPIRED as soon as one may be missing."""
+    stored_ns: int = 0
+    """A folder's change time in the store, as last answered.  Each change of a name in it moves that."""
+    names_ns: int = 0
+    """A folder's change time as of which `children` has all its names; 0: one may be missing."""
+    kept: tuple[bytes, int] | None = None
+    """Stamps of the last answer about it, and their connection (`fuse.state.kept`); None: it has to be confirmed."""
 
     def take(self, found: Attributes) -> None:
         """Show the store's attributes; a folder keeps the times of later changes in it by this mount."""
+        self.stored_ns = found.ctime_ns
+        if self.names_ns != found.ctime_ns:
+            self.names_ns = 0
         if self.changed_below_ns > found.ctime_ns:
             found.mtime_ns = found.ctime_ns = self.changed_below_ns
         self.attributes = found
 
     def doubt_names(self) -> None:
         """Note that a name in this folder may be missing in `children`."""
-        self.is_complete = False
-        self.listed_at = EXPIRED
+        self.names_ns = 0
+
+    @property
+    def place(self) -> tuple[Inode, str] | None:
+        """Folder and component of its name, or of the one it had before a change elsewhere; None if there is none."""
+        return self.lost_place if self.parent is None else (self.parent, self.name)
 
     @property
     def is_folder(self) -> bool:
@@ -247,6 +259,8 @@ class InodeTable:
         present = parent.children.get(name)
         if present is not None and (present.is_pending or present.is_newer_than(asked_at)):
             return present
+        if present is not None and present.is_dirty and found.kind == OBJECT:
+            return present  # the commit decides what becomes of the name
         inode = self._by_node.get(node)
         if inode is not None and inode.is_newer_than(asked_at):
             return inode
@@ -255,7 +269,7 @@ class InodeTable:
             self.detach(inode)
             inode = None
         if inode is None:
-            inode = Inode(self._number_for(node), node, None, name, found)
+            inode = Inode(self._number_for(node), node, None, name, found, stored_ns=found.ctime_ns)
             self._by_number[inode.number] = inode
             self._by_node[node] = inode
         if present is not None and present is not inode:
@@ -269,7 +283,7 @@ class InodeTable:
             self._place(inode, parent, name)
         if not inode.is_dirty:
             inode.take(found)
-            inode.xattrs = None
+            inode.xattrs = inode.kept = None
         # If names changed elsewhere after the request, the name is asked again when it is next used.
         inode.confirmed_at = asked_at if parent.names_changed_at < asked_at else EXPIRED
         return inode
@@ -303,10 +317,26 @@ class InodeTable:
             self.detach(self._child_on_path(parent, inode))
         self._place(inode, parent, name)
         for folder in _folders_from(inode):
-            folder.listed_at = EXPIRED  # it may have been listed by a name that it no longer had
+            folder.doubt_names()  # it may have been listed by a name that it no longer had
         if inode.node:
             self._by_node[inode.node] = inode
         return replaced
+
+    def take_over(self, inode: Inode, other: Inode) -> None:
+        """Give name, node and attributes of another file to one that nobody has open and no page is cached of."""
+        parent, name, node = other.parent, other.name, other.node
+        assert parent is not None, "the other one has a name"
+        assert inode.file is None, "nobody reads what it had"
+        assert inode.cached_blob is None, "nor has the kernel pages of that"
+        self.detach(other)
+        self._unlink(inode)
+        if self._by_node.get(inode.node) is inode:
+            del self._by_node[inode.node]
+        inode.node, inode.is_removed = node, False
+        inode.attributes, inode.target, inode.xattrs = other.attributes, other.target, other.xattrs
+        inode.kept, inode.confirmed_at = other.kept, other.confirmed_at
+        self._by_node[node] = inode
+        self._place(inode, parent, name)
 
     def remove(self, inode: Inode) -> None:
         """Remove the name, by this mount's own change; open handles keep the content."""
@@ -319,6 +349,7 @@ class InodeTable:
         if inode.parent is not None:
             inode.parent.doubt_names()
             self.on_lost(inode.parent, inode.name, inode.number if is_removed else 0)
+            inode.lost_place = inode.parent, inode.name
         self._unlink(inode)
         self._forget_node(inode)
 
@@ -366,7 +397,7 @@ class InodeTable:
 
     def _place(self, inode: Inode, parent: Inode, name: str) -> None:
         self._unlink(inode)
-        inode.parent, inode.name = parent, name
+        inode.parent, inode.name, inode.lost_place = parent, name, None
         parent.children[name] = inode
 
     def _unlink(self, inode: Inode) -> None:

@@ -187,10 +187,10 @@ def test_a_name_that_an_inode_has_lost_is_told_when_it_is_found_under_another(ta
 @pytest.mark.parametrize("here", [True, False])
 def test_a_folder_is_complete_while_only_this_mount_takes_names_away(table: InodeTable, here: bool) -> None:
     bucket = folder(table, table.root, "bkt", 10)
-    bucket.is_complete = True
+    bucket.names_ns = 1
     gone = file(table, bucket, "x", 11)
     (table.remove if here else table.detach)(gone)
-    assert bucket.is_complete is here
+    assert bool(bucket.names_ns) is here
 
 
 @pytest.mark.parametrize(
@@ -208,9 +208,9 @@ def test_a_folder_that_was_listed_is_known_until_a_name_in_it_may_be_missing(
 ) -> None:
     bucket = folder(table, table.root, "bkt", 10)
     inode = file(table, bucket, "x", 11)
-    bucket.listed_at = 1.0
+    bucket.names_ns = 1
     change(table, inode)
-    assert (bucket.listed_at > EXPIRED) is is_known
+    assert bool(bucket.names_ns) is is_known
 
 
 @pytest.mark.parametrize("here", [True, False])
@@ -220,14 +220,14 @@ def test_a_folder_that_gets_another_name_and_those_below_it_are_listed_anew(tabl
     moved = folder(table, before, "x", 13)
     below = folder(table, moved, "y", 14)
     for listed in (before, after, moved, below):
-        listed.listed_at = 1.0
+        listed.names_ns = 1
     if here:
         table.move(moved, after, "z")
     else:
         table.adopt(after, "z", 13, Attributes(FOLDER), asked_at=2.0)
     assert moved.parent is after
-    assert [known.listed_at > EXPIRED for known in (after, moved, below)] == [True, False, False]
-    assert (before.listed_at > EXPIRED) is here, "what is found elsewhere may have been moved back meanwhile"
+    assert [bool(known.names_ns) for known in (after, moved, below)] == [True, False, False]
+    assert bool(before.names_ns) is here, "what is found elsewhere may have been moved back meanwhile"
 
 
 def test_what_the_kernel_has_forgotten_is_forgotten(table: InodeTable) -> None:
