@@ -45,6 +45,11 @@ def write(path: Path, content: bytes, flags: int = os.O_CREAT | os.O_TRUNC) -> N
         os.close(descriptor)
 
 
+def seen(path: Path) -> None:
+    """Wait until the kernel of a mount knows of a name: for a second it may still be absent there."""
+    eventually(lambda: os.path.lexists(path), f"{path} is not seen")
+
+
 def append(path: Path, content: bytes) -> None:
     """Open for appending, append, close."""
     write(path, content, os.O_CREAT | os.O_APPEND)
@@ -56,6 +61,7 @@ def append(path: Path, content: bytes) -> None:
 def an_append_keeps_what_was_closed_elsewhere(here: Path, there: Path) -> None:
     for number in range(ROUNDS):
         (here / f"job {number}").mkdir()
+        seen(there / f"job {number}")
         write(there / f"job {number}" / "log", b"there\n")
         append(here / f"job {number}" / "log", b"here\n")
         assert (there / f"job {number}" / "log").read_bytes() == b"there\nhere\n"
@@ -64,6 +70,7 @@ def an_append_keeps_what_was_closed_elsewhere(here: Path, there: Path) -> None:
 def an_open_for_writing_finds_what_was_closed_elsewhere(here: Path, there: Path) -> None:
     for number in range(ROUNDS):
         (here / f"part {number}").mkdir()
+        seen(there / f"part {number}")
         write(there / f"part {number}" / "file", b"0123456789")
         descriptor = os.open(here / f"part {number}" / "file", os.O_RDWR | os.O_CREAT)
         os.pwrite(descriptor, b"x", 4)
@@ -85,6 +92,7 @@ def what_was_made_elsewhere_exists(here: Path, there: Path) -> None:
             for number in range(4):
                 folder = f"{made} {tried} {number}"
                 (here / folder).mkdir()
+                seen(there / folder)
                 MAKES[made](there / folder / "name")
                 with pytest.raises(FileExistsError):
                     MAKES[tried](here / folder / "name")
@@ -108,6 +116,7 @@ def nothing_is_made_in_a_folder_that_is_gone(here: Path, there: Path) -> None:
                 (here / old).mkdir()
                 MAKES["mkdir"](here / old / "sub")
                 os.rmdir(here / old / "sub")
+                seen(there / old)
                 os.rename(there / old, there / new) if way == "renamed" else os.rmdir(there / old)
                 with pytest.raises(FileNotFoundError):
                     into(here / old / "name", here / "source")
@@ -124,6 +133,7 @@ def what_was_removed_elsewhere_stays_removed(here: Path, there: Path) -> None:
         descriptor = os.open(here / f"removed {number}", os.O_RDWR)
         if number < 4:
             os.pwrite(descriptor, b"new", 0)
+        seen(there / f"removed {number}")
         os.unlink(there / f"removed {number}")
         os.pwrite(descriptor, b"newer", 3)
         with pytest.raises(OSError, match="Stale") as stale:
@@ -141,6 +151,7 @@ def what_was_renamed_elsewhere_exists_once(here: Path, there: Path) -> None:
         (here / name).write_bytes(b"old" * 100)
         descriptor = os.open(here / name, os.O_RDWR)
         os.pwrite(descriptor, b"written", 0)
+        seen(there / name)
         if number == 7:
             new = "folder there/old 7"
             os.rename(there / "folder", there / "folder there")
@@ -154,6 +165,7 @@ def what_was_renamed_elsewhere_exists_once(here: Path, there: Path) -> None:
 
 def handles_of_both_append_to_one_file(here: Path, there: Path) -> None:
     (here / "both").write_bytes(b"")
+    seen(there / "both")
     for _ in range(3):
         handles = [os.open(folder / "both", os.O_WRONLY | os.O_APPEND) for folder in (here, there)]
         for number in range(6):
@@ -200,6 +212,7 @@ def attributes_changed_elsewhere_are_no_new_content(here: Path, there: Path) -> 
 def attributes_changed_elsewhere_stay(here: Path, there: Path) -> None:
     for number in range(ROUNDS):
         (here / f"mode {number}").write_bytes(b"first\n")
+        seen(there / f"mode {number}")
         os.chmod(there / f"mode {number}", 0o600)
         append(here / f"mode {number}", b"second\n")
         assert (there / f"mode {number}").stat().st_mode & 0o777 == 0o600
@@ -317,12 +330,18 @@ def test_bytes_of_a_removed_file_stay_in_the_staging_folder(mounts: SharedMounts
     (here / "lost").write_bytes(b"old")
     descriptor = os.open(here / "lost", os.O_WRONLY | os.O_TRUNC)
     os.write(descriptor, b"written and not stored")
+    seen(there / "lost")
     os.unlink(there / "lost")
     with pytest.raises(OSError, match="Stale"):
         os.close(descriptor)
     staging, name = mounts.staging(0), f"bucket/{here.name}/lost"
-    eventually(lambda: name in mounts.served.good("staged", "ls", "--staging", str(staging)).text, "nothing is staged")
-    eventually(lambda: "in use" not in mounts.served("staged", "ls", "--staging", str(staging)).text, "it stays in use")
+    eventually(lambda: "ready" in _staged(mounts, name), "it stays in use")
     mounts.served.good("staged", "restore", name, "--to", "bucket/restored", "--staging", str(staging))
     with connect(mounts.served.server) as client:
         assert client.get("bucket/restored") == b"written and not stored"
+
+
+def _staged(mounts: SharedMounts, name: str) -> str:
+    """Return the line that `lake staged ls` has for a name."""
+    lines = mounts.served.good("staged", "ls", "--staging", str(mounts.staging(0))).lines
+    return next((line for line in lines if line.endswith(name)), "")
