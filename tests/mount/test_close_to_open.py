@@ -12,8 +12,9 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -21,7 +22,7 @@ from lakefs import connect
 from tests.mount.place import pattern
 from tests.mount.shared import load
 from tests.mount.shared.ground import OVER, SharedMounts, shared_mounts
-from tests.mount.shared.worker import together
+from tests.mount.shared.worker import Worker, together
 from tests.mount.test_two_mounts import eventually
 from tests.mount.tools import catch_up
 
@@ -147,7 +148,7 @@ def what_was_renamed_elsewhere_exists_once(here: Path, there: Path) -> None:
     (here / "folder").mkdir()
     for number in range(8):
         name = f"folder/old {number}" if number % 2 else f"old {number}"
-        new = name.replace("old", "new")
+        new = name.replace("old ", "new ")
         (here / name).write_bytes(b"old" * 100)
         descriptor = os.open(here / name, os.O_RDWR)
         os.pwrite(descriptor, b"written", 0)
@@ -252,6 +253,18 @@ def both(here: Path, there: Path) -> list[str]:
     return [str(here), str(there)]
 
 
+@contextmanager
+def beside(worker: Worker, function: Callable[..., object], folders: list[str], stop: Path) -> Iterator[list[Any]]:
+    """Context manager: the worker of rank 0 calls a function until the block has ended; then its result is in a list."""
+    results: list[Any] = []
+    worker.start(function, 0, folders, str(stop))
+    try:
+        yield results
+    finally:
+        stop.touch()
+        results.append(worker.result())
+
+
 def test_folders_are_made_by_two_mounts_at_once(mounts: SharedMounts, here: Path, there: Path) -> None:
     assert together(mounts.workers, load.make_folders, both(here, there), 100) == [[], []]
     catch_up(here, there)
@@ -275,20 +288,18 @@ def test_lines_are_appended_by_two_mounts_at_once(
 def test_an_open_of_a_name_that_always_exists_finds_it_whole(
     mounts: SharedMounts, here: Path, there: Path, tmp_path: Path, way: str
 ) -> None:
-    stop = str(tmp_path / "stop")
     (here / "file").write_bytes(pattern(1, load.SAVED_BYTES))
     catch_up(here, there)
     reader, writer = mounts.workers
-    reader.start(load.read_beside, 0, both(here, there), stop)
-    if way == "put":
-        with connect(mounts.served.server) as client:
-            for number in range(200):
-                client.put(f"bucket/{here.name}/file", pattern(number % 50 + 1, load.SAVED_BYTES))
-                threading.Event().wait(0.01)
-    else:
-        writer.call(load.overwrite, 1, both(here, there), way, 200)
-    Path(stop).touch()
-    opened, wrong = reader.result()
+    with beside(reader, load.read_beside, both(here, there), tmp_path / "stop") as results:
+        if way == "put":
+            with connect(mounts.served.server) as client:
+                for number in range(200):
+                    client.put(f"bucket/{here.name}/file", pattern(number % 50 + 1, load.SAVED_BYTES))
+                    threading.Event().wait(0.01)
+        else:
+            writer.call(load.overwrite, 1, both(here, there), way, 200)
+    [(opened, wrong)] = results
     assert wrong == [], f"{len(wrong)} of {opened}"
     assert opened > 100
 
@@ -296,12 +307,10 @@ def test_an_open_of_a_name_that_always_exists_finds_it_whole(
 def test_folders_are_removed_beside_makes_in_them(
     mounts: SharedMounts, here: Path, there: Path, tmp_path: Path
 ) -> None:
-    stop = str(tmp_path / "stop")
     maker, remover = mounts.workers
-    maker.start(load.make_beside_removals, 0, both(here, there), stop)
-    wrong = remover.call(load.remove_again_and_again, 1, both(here, there), 60)
-    Path(stop).touch()
-    assert (maker.result(), wrong) == ([], [])
+    with beside(maker, load.make_beside_removals, both(here, there), tmp_path / "stop") as results:
+        wrong = remover.call(load.remove_again_and_again, 1, both(here, there), 60)
+    assert (results, wrong) == ([[]], [])
     eventually(lambda: _removed(there / "tree"), "the folder cannot be removed")
     eventually(lambda: os.listdir(here) == [], "the folder is back")
     assert os.listdir(there) == []

@@ -28,7 +28,7 @@ from tests.mount.shared import load
 from tests.mount.shared.ground import OVER, SharedMounts, shared_mounts
 from tests.mount.shared.hunt import LATE_S
 from tests.mount.shared.worker import together
-from tests.mount.test_close_to_open import CHECKS, MAKES, Check, append, both, write
+from tests.mount.test_close_to_open import CHECKS, MAKES, Check, append, beside, both, write
 from tests.mount.test_two_mounts import eventually
 from tests.mount.tools import catch_up, content
 
@@ -226,22 +226,20 @@ def test_notices_that_are_lost_with_their_connection_are_made_up_for(late_mounts
 
 
 def test_an_open_of_a_name_that_always_exists_outlasts_engines(tmp_path: Path) -> None:
-    stop = str(tmp_path / "stop")
     with shared_mounts("unix", "-o", "engine_wait=30") as mounts:
         here, there = mounts.folders
         (here / "file").write_bytes(pattern(1, load.SAVED_BYTES))
         catch_up(here, there)
         os.sync()
         reader, writer = mounts.workers
-        reader.start(load.read_beside, 0, both(here, there), stop)
-        writer.start(load.overwrite, 1, both(here, there), "save", 300)
-        for end in (mounts.served.stop, mounts.served.kill) * 2:
-            threading.Event().wait(0.5)
-            end()
-            mounts.served.start()
-        assert writer.result() == []
-        Path(stop).touch()
-        opened, wrong = reader.result()
+        with beside(reader, load.read_beside, both(here, there), tmp_path / "stop") as results:
+            writer.start(load.overwrite, 1, both(here, there), "save", 300)
+            for end in (mounts.served.stop, mounts.served.kill) * 2:
+                threading.Event().wait(0.5)
+                end()
+                mounts.served.start()
+            assert writer.result() == []
+        [(opened, wrong)] = results
         assert wrong == [], f"{len(wrong)} of {opened}"
 
 

@@ -52,10 +52,14 @@ def make_new(rank: int, folders: Sequence[str], count: int) -> list[int]:
 
 def append_lines(rank: int, folders: Sequence[str], name: str, count: int) -> list[str]:
     """Append lines, each with an open and a close of its own."""
+    wrong: list[str] = []
     for number in range(count):
-        with open(f"{folders[rank]}/{name}", "ab", buffering=0) as file:
-            file.write(line(rank, number))
-    return []
+        try:
+            with open(f"{folders[rank]}/{name}", "ab", buffering=0) as file:
+                file.write(line(rank, number))
+        except OSError as error:
+            wrong.append(f"line {number}: {error!r}")
+    return wrong
 
 
 def append_by_one_handle(rank: int, folders: Sequence[str], name: str, count: int) -> list[str]:

@@ -49,10 +49,16 @@ class Worker:
 
     def result(self) -> Any:
         """Wait for the call's end; return its value or raise its error."""
-        value, error = pickle.loads(self._exactly(_LENGTH.unpack(self._exactly(_LENGTH.size))[0]))
+        value, error = self.answer()
         if error is not None:
             raise error
         return value
+
+    def answer(self) -> tuple[Any, Exception | None]:
+        """Wait for the call's end; return its value and its error."""
+        answer: tuple[Any, Exception | None]
+        answer = pickle.loads(self._exactly(_LENGTH.unpack(self._exactly(_LENGTH.size))[0]))
+        return answer
 
     def call(self, function: Callable[..., object], *args: object) -> Any:
         """Call a function and wait for its end."""
@@ -101,7 +107,11 @@ def together(of: list[Worker], function: Callable[..., object], *args: object) -
     """Have all workers call a function at once, each with its number first; return their values in order."""
     for number, worker in enumerate(of):
         worker.start(function, number, *args)
-    return [worker.result() for worker in of]
+    answers = [worker.answer() for worker in of]  # of all: none may be left for a later call
+    for _, error in answers:
+        if error is not None:
+            raise error
+    return [value for value, _ in answers]
 
 
 def _write(stream: BinaryIO | Any, value: object) -> None:
