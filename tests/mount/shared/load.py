@@ -104,7 +104,8 @@ def overwrite(rank: int, folders: Sequence[str], way: str, count: int) -> list[s
                 file.write(content)
         else:
             Path(folder, "file~").write_bytes(content)
-            os.rename(f"{folder}/file~", f"{folder}/file")
+            with suppress(FileNotFoundError):  # an engine that was killed has lost what it had for less than a second
+                os.rename(f"{folder}/file~", f"{folder}/file")
         time.sleep(0.005)  # a reader that never finds it at rest would show nothing
     return []
 
