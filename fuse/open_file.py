@@ -35,7 +35,7 @@ from fuse.staging.commit import Stored, store_staged
 from fuse.staging.folder import Base, Kind, StagedFile
 from fuse.staging.storing_behind import StoringBehind
 from fuse.state.attributes import to_store
-from fuse.state.decided_upon import look_again, lost_its_name, upon
+from fuse.state.decided_upon import look_again, lost_its_name, place_of, upon
 from fuse.state.inodes import Inode, check_size
 from fuse.state.kept import note_change
 from fuse.state.mount import Mount, now_ns, replaced
@@ -112,12 +112,16 @@ class OpenFile:
         else:
             await self._compare_stored()
 
-    def share(self) -> bool:
+    async def share(self) -> bool:
         """Add a handle to the content that others have open, whatever the name has by now; False if nobody has."""
-        if not self.handles or self._reader is None:
+        if not self.handles:
             return False
         self.handles += 1
-        return True
+        async with self._alone():
+            if self._reader is not None:
+                return True
+            self.handles -= 1
+            return False
 
     def open_new(self) -> None:
         """Add a handle of a file that this mount has just made, empty."""
@@ -389,7 +393,7 @@ class OpenFile:
 
     async def _staging(self) -> StagedFile:
         if self._staged is None:
-            name = self.inode.name if self.inode.parent is None else str(self._mount.table.name_of(self.inode))
+            name = self._name()
             stored = await self._stored()
             base = None if stored is None else _base(stored.opened.stat)
             if stored is not None:
@@ -403,8 +407,16 @@ class OpenFile:
 
     def _note_name(self, staged: StagedFile) -> None:
         """Update the staged file's name: it, or a folder above it, may have been renamed since the last store."""
-        if self.inode.parent is not None and staged.name != (name := str(self._mount.table.name_of(self.inode))):
+        if staged.name != (name := self._name()):
             staged.rename(name)
+
+    def _name(self) -> str:
+        """Return bucket and key of the file, or of what it was; only its component if a folder above it is gone."""
+        place = self.inode.place
+        try:
+            return self.inode.name if place is None else str(self._mount.table.child_name(*place))
+        except KeyNotFound:
+            return self.inode.name
 
     # --- storing -------------------------------------------------------------------------------------
 
@@ -435,8 +447,6 @@ class OpenFile:
     async def _commit(self, *, durable: bool) -> None:
         if self.inode.is_removed:
             return
-        if self.inode.parent is None:
-            raise lost_its_name(self._mount, self.inode)
         if self._staged is None:
             await self._staging()
         await self._behind.wait_idle()
@@ -446,14 +456,15 @@ class OpenFile:
         if not durable:
             self._mount.note_visible(self.inode.parent)
         inode, attributes = self.inode, self.inode.attributes
-        if inode.is_pending and inode.parent is not None:
-            note_change(inode.parent, folder, epoch)
+        if inode.is_pending:
+            note_change(place_of(inode)[0], folder, epoch)
         if attributes.mtime_ns == 0:  # with new content, 0 means now
-            bucket, key = self._mount.table.name_of(inode)
+            bucket, key = self._mount.table.child_name(*place_of(inode))
             atime_ns = attributes.atime_ns or 0
             request = SetAttributes(bucket, key, mtime_ns=0, atime_ns=atime_ns, durable=durable)
             stat = (await self._mount.change(request)).made
         self._mount.table.stored(inode, stat.node)
+        self._mount.table.retake(inode)
         inode.named_ns = 0
         attributes.blob = stat.blob
         attributes.size_bytes = stat.size_bytes
@@ -518,7 +529,7 @@ class OpenFile:
                         self._mount.driver.steps,
                         self._staged,
                         None if self._reader is None else self._reader.opened,
-                        self._mount.table.name_of(inode),
+                        self._mount.table.child_name(*place_of(inode)),
                         to_store(inode.attributes, self._stat),
                         keep_node=condition.node,
                         named_ns=inode.named_ns,
@@ -549,7 +560,7 @@ class OpenFile:
         `is_lost`: the answer to an earlier attempt was lost, and the content may end with, or contain, what it stored.
         """
         mount, inode = self._mount, self.inode
-        opened = await mount.leased(mount.table.name_of(inode))
+        opened = await mount.leased(mount.table.child_name(*place_of(inode)))
         staged, reader = self._staged, self._new_reader(opened)
         assert staged is not None, "something was appended"
         if self.hot is not None or (opened.stat.node, opened.stat.blob) != (found.node, found.blob):

@@ -476,11 +476,13 @@ class LakeOperations(pyfuse3.Operations):
         self._files[handle] = _Handle(file, flags, ctx)
         file.readers += may_read(flags)
         file.answered += 1
-        if self.hot is not None and self._passes_through(self.hot, handle, file, flags):
+        if file.inode is inode and self.hot is not None and self._passes_through(self.hot, handle, file, flags):
             inode.cached_blob = None
             return FileInfo(fh=FileHandleT(handle))
         if not (flags & _STORING or inode.is_pending):
             layer.leave_out_flush(handle)
+        if file.inode is not inode:  # the kernel's pages of this inode are of other content
+            return FileInfo(fh=FileHandleT(handle), direct_io=True)
         before, inode.cached_blob = inode.cached_blob, inode.attributes.blob
         keeps = before is not None and before == inode.cached_blob
         return FileInfo(fh=FileHandleT(handle), keep_cache=keeps, direct_io=not may_read(flags))

@@ -70,8 +70,10 @@ class Lookups:
         mount = self._mount
         present = parent.children.get(name)
         if present is not None:
-            is_known = present.is_pending or mount.stands(present.kept) or (not confirm and mount.is_fresh(present))
-            return is_known, present
+            if mount.stands(present.kept):
+                present.confirmed_at = trio.current_time()
+                return True, present
+            return present.is_pending or (not confirm and mount.is_fresh(present)), present
         is_absent = mount.names_stand(parent) or mount.absences.stand(parent, name)
         return is_absent or (not confirm and mount.names_are_fresh(parent)), None
 

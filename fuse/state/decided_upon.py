@@ -5,6 +5,8 @@
 - Any other: the name has its node.  A name that was overwritten has another; then the last close wins, whole, unless
   the node that was opened has another name by now.
 - Always: the folder is the one in which the name was opened.
+
+An inode that has lost its name to other content elsewhere is committed under that name all the same.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ def upon(inode: Inode, found: ObjectStat | None, opened_node: int, *, is_appende
 
     `opened_node`: the node that the file was opened with, 0 for one that this mount made.
     """
-    assert inode.parent is not None, "it has a name"
-    folder = 0 if inode.parent.parent is None else inode.parent.node
+    parent, _ = place_of(inode)
+    folder = 0 if parent.parent is None else parent.node
     node, blob = (inode.node, inode.attributes.blob) if found is None else (found.node, found.blob)
     if not node:
         return Condition(absent=True, alone=True, folder=folder)
@@ -34,9 +36,10 @@ async def look_again(mount: Mount, inode: Inode) -> ObjectStat | None:
 
     PreconditionFailed if the name, or its folder, is another or none: the inode has lost its name then.
     """
-    table, parent = mount.table, inode.parent
-    assert parent is not None, "it has a name"
-    names = [table.name_of(inode), table.child_name(parent, inode.name, folder=True)]
+    table, (parent, component) = mount.table, place_of(inode)
+    if not table.is_below(parent, table.root):
+        raise lost_its_name(mount, inode)
+    names = [table.child_name(parent, component), table.child_name(parent, component, folder=True)]
     if parent is not table.root:
         names.append(table.name_of(parent))
     found, twin, *folders = await mount.stat(names)
@@ -50,6 +53,13 @@ async def look_again(mount: Mount, inode: Inode) -> ObjectStat | None:
         if inode.is_pending and isinstance(found, LakeError):
             return None
     raise lost_its_name(mount, inode)
+
+
+def place_of(inode: Inode) -> tuple[Inode, str]:
+    """Return folder and component under which an inode is committed; one that was removed here has none."""
+    place = inode.place
+    assert place is not None, "it was not removed here"
+    return place
 
 
 def lost_its_name(mount: Mount, inode: Inode) -> PreconditionFailed:

@@ -322,6 +322,22 @@ class InodeTable:
             self._by_node[inode.node] = inode
         return replaced
 
+    def retake(self, inode: Inode) -> None:
+        """Give a file that was just stored the name again that it had lost to other content elsewhere.
+
+        Not while another file is being written here under that name.
+        """
+        if inode.parent is not None or inode.lost_place is None:
+            return
+        parent, name = inode.lost_place
+        present = parent.children.get(name)
+        if (present is not None and (present.is_pending or present.is_dirty)) or not self.is_below(parent, self.root):
+            return
+        if present is not None:
+            self.detach(present)
+        self._place(inode, parent, name)
+        self._by_node[inode.node] = inode
+
     def take_over(self, inode: Inode, other: Inode) -> None:
         """Give name, node and attributes of another file to one that nobody has open and no page is cached of."""
         parent, name, node = other.parent, other.name, other.node
