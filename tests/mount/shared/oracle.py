@@ -6,7 +6,8 @@ what is written to itself until a commit (fsync, close); then
 - what O_APPEND wrote goes behind the content that the file has then;
 - other writes replace all of it by what the file had when it was opened, with the writes over it: the last close wins,
   whole;
-- a file that another process has removed, renamed or replaced is not written to: ESTALE;
+- a file that another process has removed or renamed is not written to: ESTALE.  One that another has replaced, so that
+  the name has other content and the file no name, is committed over that: the last close wins;
 - a file that the process itself has removed takes the writes with it.
 
 A handle that stays open for reading may show the content as it was opened, what its own machine has written since, and
@@ -85,6 +86,8 @@ class Oracle:
         if step.call in HANDLE_CALLS:
             held = self._held[rank].get(int(step.arguments[0]))
             return held is not None and self._knows(held, step.call)
+        if any(held.is_lost and held.path in paths_of(step) for held in self._held[rank].values()):
+            return False  # what its own mount shows of a file that it writes to is not promised
         nodes = {node for path in paths_of(step) for node in self._nodes(path)}
         if step.call == "hold":
             is_free = int(step.arguments[0]) not in self._held[rank]
@@ -173,15 +176,30 @@ class Oracle:
     def _commit(self, held: Held) -> None:
         if not (held.is_for_writing and held.is_dirty) or held.is_removed:
             return
-        if not self._has_name(held):
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         path = Path(self._at(held.path))
+        if not self._has_name(held):
+            self._take_over(held, path)
         held.base = held.content(path.read_bytes())
         with path.open("r+b") as file:
             file.truncate(0)
             file.write(held.base)
         held.writes.clear()
         held.is_dirty = False
+
+    def _take_over(self, held: Held, path: Path) -> None:
+        """Have the handle commit to the file that has taken its name.  ESTALE if there is none."""
+        names = {node for _, node in self.names().values()}
+        is_file = path.is_file() and not path.is_symlink() and not self._is_behind_link(held.path)
+        if held.node in names or not is_file:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        os.close(held.descriptor)
+        held.descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        held.node = os.fstat(held.descriptor).st_ino
+
+    def _is_behind_link(self, path: str) -> bool:
+        """Return True if a folder of a path has become a link: it leads elsewhere."""
+        parts = path.split("/")
+        return any(os.path.islink(self._at("/".join(parts[:count]))) for count in range(1, len(parts)))
 
     def _has_name(self, held: Held) -> bool:
         try:
