@@ -79,6 +79,28 @@ def an_open_for_writing_finds_what_was_closed_elsewhere(here: Path, there: Path)
         assert (there / f"part {number}" / "file").read_bytes() == b"0123x56789"
 
 
+def an_open_finds_what_was_closed_elsewhere(here: Path, there: Path) -> None:
+    (here / "file").write_bytes(b"first")
+    seen(there / "file")
+    for number in range(ROUNDS):
+        for content in (b"short %d" % number, b"long %d" % number * 9000):
+            (there / "file").write_bytes(content)
+            assert (here / "file").read_bytes() == content
+        os.rename(there / "file", there / "old")
+        (there / "file").write_bytes(b"other")
+        assert (here / "file").read_bytes() == b"other"
+
+
+def a_listing_finds_what_was_closed_elsewhere(here: Path, there: Path) -> None:
+    for number in range(ROUNDS):
+        names = {path.name for path in here.iterdir()}
+        descriptor = os.open(there / f"named first {number}", os.O_CREAT | os.O_WRONLY)
+        (there / f"named then {number}").mkdir()
+        assert set(os.listdir(here)) - {f"named first {number}"} == names | {f"named then {number}"}
+        os.close(descriptor)  # its name was made before the folder's last change
+        assert set(os.listdir(here)) == names | {f"named first {number}", f"named then {number}"}
+
+
 MAKES: Final[dict[str, Callable[[Path], object]]] = {
     "mkdir": os.mkdir,
     "O_EXCL": lambda path: os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)),
@@ -229,6 +251,8 @@ Check = Callable[[Path, Path], None]
 CHECKS: Final[tuple[Check, ...]] = (
     an_append_keeps_what_was_closed_elsewhere,
     an_open_for_writing_finds_what_was_closed_elsewhere,
+    an_open_finds_what_was_closed_elsewhere,
+    a_listing_finds_what_was_closed_elsewhere,
     what_was_made_elsewhere_exists,
     nothing_is_made_in_a_folder_that_is_gone,
     what_was_removed_elsewhere_stays_removed,

@@ -27,6 +27,7 @@ from tests.mount.place import pattern
 from tests.mount.shared import load
 from tests.mount.shared.ground import OVER, SharedMounts, shared_mounts
 from tests.mount.shared.hunt import LATE_S
+from tests.mount.shared.meddler import Meddler
 from tests.mount.shared.worker import together
 from tests.mount.test_close_to_open import CHECKS, MAKES, Check, append, beside, both, write
 from tests.mount.test_two_mounts import eventually
@@ -103,14 +104,15 @@ SENT_AGAIN: Final = (
 )  # fmt: skip
 
 
+@pytest.mark.parametrize("unmade", [False, True], ids=["answer", "request"])
 @pytest.mark.parametrize("change", SENT_AGAIN, ids=lambda change: change.__name__)
-def test_a_change_whose_answer_is_lost_is_made_once(
-    mounts: SharedMounts, here: Path, there: Path, change: Callable[[Path], None]
+def test_a_change_whose_answer_or_request_is_lost_is_made_once(
+    mounts: SharedMounts, here: Path, there: Path, change: Callable[[Path], None], unmade: bool
 ) -> None:
     (here / "folder").mkdir()
     (here / "log").write_bytes(b"first\n")
     (here / "long").write_bytes(content(LONG, 1))
-    mounts.meddlers[0].lose(*CHANGES)
+    mounts.meddlers[0].lose(*CHANGES, unmade=unmade)
     change(here)
     assert mounts.meddlers[0].lost.is_set(), "no answer was lost"
     catch_up(here, there)
@@ -128,27 +130,33 @@ def test_what_was_made_and_whose_answer_was_lost_does_not_count_as_made_by_anoth
     catch_up(here, there)
 
 
-@pytest.mark.parametrize("size", [7, LONG])
-def test_nothing_is_appended_twice_when_another_mount_appends_before_it_is_sent_again(
-    mounts: SharedMounts, here: Path, there: Path, size: int
-) -> None:
-    mine, theirs = content(size, 1), content(50, 2)
+def appended_once(meddler: Meddler, here: Path, there: Path, size: int, *, unmade: bool) -> None:
+    """Append while the answer, or the request, is lost, and another mount appends before it is sent again."""
+    mine, theirs = content(size, 1), content(size, 2)
     (here / "log").write_bytes(b"first\n")
     catch_up(here, there)
-    meddler = mounts.meddlers[0]
-    meddler.lose(Commit, PutObjects, refuse=True)
+    meddler.lose(Commit, PutObjects, refuse=True, unmade=unmade)
     closed: list[int] = []
     closing = threading.Thread(target=lambda: closed.append(_failure(lambda: append(here / "log", mine))))
     closing.start()
     try:
-        assert meddler.lost.wait(30), "no answer was lost"
+        assert meddler.lost.wait(30), "nothing was lost"
         append(there / "log", theirs)
     finally:
         meddler.accept()
         closing.join()
     assert closed == [0]
-    assert (there / "log").read_bytes() == b"first\n" + mine + theirs
-    assert (here / "log").read_bytes() == b"first\n" + mine + theirs
+    expected = b"first\n" + (theirs + mine if unmade else mine + theirs)
+    assert (there / "log").read_bytes() == expected
+    assert (here / "log").read_bytes() == expected
+
+
+@pytest.mark.parametrize("unmade", [False, True], ids=["answer", "request"])
+@pytest.mark.parametrize("size", [7, LONG])
+def test_what_is_sent_again_is_appended_once_also_when_another_mount_appends_before(
+    mounts: SharedMounts, here: Path, there: Path, size: int, unmade: bool
+) -> None:
+    appended_once(mounts.meddlers[0], here, there, size, unmade=unmade)
 
 
 def test_a_file_that_is_removed_elsewhere_before_its_commit_is_sent_again_does_not_come_back(

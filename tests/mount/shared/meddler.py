@@ -5,7 +5,8 @@ well as before a TCP port, and what a mount is served by the engine is the same 
 
     late_s     each notice (a frame of a watch) waits a random time up to this; their order stays
     cut        closes all connections: notices that waited are lost with them
-    lose       closes the connection in place of the next answer to a request of these kinds: the change was made
+    lose       closes the connection in place of the next answer to a request of these kinds: the change was made; or,
+               with `unmade`, in place of the request
     refuse     also closes new connections until `accept`
 """
 
@@ -90,7 +91,7 @@ class Meddler:
         self._links: set[_Link] = set()
         self._losing: tuple[int, ...] = ()
         self._refusing = False
-        self._refuses_then = False
+        self._refuses_then = self._unmade = False
         if engine.startswith("unix:"):
             self._listener = socket.socket(socket.AF_UNIX)
             self._listener.bind(str(folder / name))
@@ -122,14 +123,14 @@ class Meddler:
                 self._links.add(link)
             link.start()
 
-    def lose(self, *requests: type[Request], refuse: bool = False) -> None:
-        """Close the connection in place of the next answer to one of these requests.
+    def lose(self, *requests: type[Request], refuse: bool = False, unmade: bool = False) -> None:
+        """Close the connection in place of the next answer to one of these requests, or in place of the request.
 
         With `refuse` new connections are closed from then on, until `accept` is called.
         """
         with self._lock:
             self.lost.clear()
-            self._refuses_then = refuse
+            self._refuses_then, self._unmade = refuse, unmade
             self._losing = tuple(request.OP for request in requests)
 
     def cut(self, *, refuse: bool = False) -> None:
@@ -158,8 +159,14 @@ class Meddler:
                 self._losing = ()
             return is_lost
 
-    def answer_lost(self) -> None:
-        """Note that an answer was lost."""
+    def lose_request(self) -> None:
+        """Raise OSError if a request is to be lost, not its answer."""
+        if self._unmade:
+            self.note_loss()
+            raise OSError("this request is lost")
+
+    def note_loss(self) -> None:
+        """Note that an answer was lost, or a request."""
         with self._lock:
             self._refusing = self._refusing or self._refuses_then
         self.lost.set()
@@ -214,6 +221,7 @@ class _Link:
                     return
                 for frame in frames.add(received):
                     if frame.kind == Kind.REQUEST and self.meddler.loses(frame.op):
+                        self.meddler.lose_request()
                         self._lost.add(frame.stream_id)
                     self.meddler.passed[frame.op] += frame.kind == Kind.REQUEST
                 _send(self.engine, received, descriptors)
@@ -241,7 +249,7 @@ class _Link:
             self._waiting.append((max(earliest, time.monotonic() + self.meddler.delay_s()), frame.content))
             return b""
         if frame.kind in (Kind.REPLY, Kind.FAILURE) and frame.stream_id in self._lost:
-            self.meddler.answer_lost()
+            self.meddler.note_loss()
             raise OSError("this answer is lost")
         return frame.content
 
