@@ -186,6 +186,21 @@ def what_was_renamed_elsewhere_exists_once(here: Path, there: Path) -> None:
         assert (there / new).read_bytes() == b"old" * 100
 
 
+def what_was_replaced_elsewhere_is_what_is_changed(here: Path, there: Path) -> None:
+    for number in range(8):
+        (here / "file").write_bytes(b"first")
+        assert (here / "file").stat().st_size == 5
+        seen(there / "file")
+        (there / "file~").write_bytes(b"another")
+        os.rename(there / "file~", there / "file")
+        if number % 2:
+            os.unlink(here / "file")
+        else:
+            os.rename(here / "file", here / f"moved {number}")
+            assert (there / f"moved {number}").read_bytes() == b"another"
+        assert not os.path.lexists(there / "file")
+
+
 def handles_of_both_append_to_one_file(here: Path, there: Path) -> None:
     (here / "both").write_bytes(b"")
     seen(there / "both")
@@ -257,6 +272,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     nothing_is_made_in_a_folder_that_is_gone,
     what_was_removed_elsewhere_stays_removed,
     what_was_renamed_elsewhere_exists_once,
+    what_was_replaced_elsewhere_is_what_is_changed,
     handles_of_both_append_to_one_file,
     a_cut_at_open_replaces_all,
     attributes_changed_elsewhere_are_no_new_content,
@@ -338,6 +354,19 @@ def test_folders_are_removed_beside_makes_in_them(
     eventually(lambda: _removed(there / "tree"), "the folder cannot be removed")
     eventually(lambda: os.listdir(here) == [], "the folder is back")
     assert os.listdir(there) == []
+
+
+def test_a_folder_that_is_renamed_away_is_not_made_again_by_makes_in_it(
+    mounts: SharedMounts, here: Path, there: Path, tmp_path: Path
+) -> None:
+    folder_is_not_back(mounts.workers, both(here, there), tmp_path / "stop")
+
+
+def folder_is_not_back(workers: list[Worker], folders: list[str], stop: Path) -> None:
+    """One rank makes names in a folder while the other renames it away and makes it anew."""
+    with beside(workers[0], load.make_in_one_folder, folders, stop) as results:
+        wrong = workers[1].call(load.rename_away, 1, folders, 150)
+    assert (results, wrong) == ([[]], [])
 
 
 def _removed(folder: Path) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from bench.harness.mounts import MountProcess, mounting
-from tests.e2e.served import LAKE, Served, environment, serving
+from tests.e2e.served import ROOT, Served, environment, serving
 from tests.mount.model import POLL_S
 from tests.mount.mounts import BUCKET, READY_S, WAY, WAYS, LakeMounts, lake_mount_command
 from tests.mount.shared.meddler import Meddler, meddling
@@ -60,22 +61,88 @@ class SharedMounts(LakeMounts):
         wait_for_folder(mount.folder / BUCKET)
 
 
+class OwnProgram(Served):
+    """An engine of another program than `lake`: one with a bug planted in it."""
+
+    def __init__(self, program: Sequence[str], folder: Path, *options: str) -> None:
+        self._program = program
+        super().__init__(folder, *options)
+
+    def start(self) -> None:
+        """Start the engine and wait until it serves."""
+        self.process = subprocess.Popen(
+            [
+                *self._program, "serve", "--data", str(self.data), "--socket", str(self.socket),
+                "--admin", "off", "--s3", "off", *self._options,
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment("unix:/nowhere/lake.sock"),
+            cwd=ROOT,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        self.printed = []
+        for line in self.process.stdout:
+            self.printed.append(line.rstrip("\n"))
+            if line == "ready\n":
+                return
+        raise AssertionError(f"the engine ended with {self.process.wait()}: {self.printed}")
+
+
+@contextmanager
+def _engine(folder: Path, over: str, program: Sequence[str]) -> Iterator[Served]:
+    options = ("--native", "127.0.0.1:0") if over == "tcp" else ()
+    if not program:
+        with serving(folder, *options) as served:
+            yield served
+        return
+    served = OwnProgram(program, folder, *options)
+    try:
+        yield served
+    finally:
+        served.stop()
+
+
+@contextmanager
+def another_mount(mounts: SharedMounts, over: str, name: str, program: Sequence[str]) -> Iterator[tuple[Path, Meddler]]:
+    """Context manager: one more mount of the engine, of another program; its bucket's folder, and its proxy."""
+    folder = mounts.plain.parent
+    with (
+        meddling(address_of(mounts.served, over), folder, f"p-{name}") as meddler,
+        mounting(
+            lake_mount_command(meddler.address, folder / name, folder / f"staging-{name}", program=program),
+            folder / name,
+            folder / f"{name}.log",
+            _variables(mounts.served, folder, over),
+        ) as mount,
+    ):
+        wait_for_folder(mount.folder / BUCKET)
+        yield mount.folder / BUCKET, meddler
+
+
+def _variables(served: Served, folder: Path, over: str) -> dict[str, str]:
+    variables = environment() | {"STATE_DIRECTORY": str(folder / "state")}
+    token = {"LAKE_TOKEN": (served.data / "native.token").read_text().strip()} if over == "tcp" else {}
+    return variables | token
+
+
 @contextmanager
 def shared_mounts(
-    over: str, *options: str, mounts: int = 2, meddled: bool = False, late_s: float = 0.0, program: Sequence[str] = LAKE
+    over: str, *options: str, mounts: int = 2, meddled: bool = False, late_s: float = 0.0, engine: Sequence[str] = ()
 ) -> Iterator[SharedMounts]:
-    """Start an engine on a new store with a bucket, and mounts of it over a Unix socket or TCP."""
+    """Start an engine on a new store with a bucket, and mounts of it over a Unix socket or TCP.
+
+    `meddled`: with a proxy before each mount.  `engine`: a `lake` with a bug planted in it.
+    """
     with TemporaryDirectory(prefix="lake-") as path, ExitStack() as stack:
         folder = Path(path)
-        served = stack.enter_context(serving(folder, *(("--native", "127.0.0.1:0") if over == "tcp" else ())))
+        served = stack.enter_context(_engine(folder, over, engine))
         server = address_of(served, over)
         meddlers = [
             stack.enter_context(meddling(server, folder, f"p{number}", late_s=late_s, seed=number))
             for number in range(mounts if meddled else 0)
         ]
-        variables = environment() | {"STATE_DIRECTORY": str(folder / "state")}
-        if over == "tcp":
-            variables["LAKE_TOKEN"] = (served.data / "native.token").read_text().strip()
+        variables = _variables(served, folder, over)
         processes: list[MountProcess] = []
         for number in range(mounts):
             point = folder / f"m{number}"
@@ -85,7 +152,6 @@ def shared_mounts(
                 folder / f"staging{number}",
                 *WAYS[WAY],
                 *options,
-                program=program,
             )
             processes.append(stack.enter_context(mounting(command, point, folder / f"{point.name}.log", variables)))
         served.good("bucket", "create", BUCKET)

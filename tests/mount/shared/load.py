@@ -182,6 +182,40 @@ def remove_again_and_again(rank: int, folders: Sequence[str], count: int) -> lis
     return wrong
 
 
+def make_in_one_folder(rank: int, folders: Sequence[str], stop: str) -> list[str]:
+    """Make names in a folder that another rank renames away and makes anew, all the time."""
+    wrong: list[str] = []
+    number = 0
+    while not os.path.lexists(stop):
+        number += 1
+        path = f"{folders[rank]}/folder/name {number}"
+        try:
+            if number % 3 == 0:
+                os.mkdir(path)
+            elif number % 3 == 1:
+                os.symlink("nowhere", path)
+            else:
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        except OSError as error:
+            if error.errno != errno.ENOENT:
+                wrong.append(f"name {number}: {error!r}")
+    return wrong
+
+
+def rename_away(rank: int, folders: Sequence[str], count: int) -> list[str]:
+    """Make a folder and rename it away, again and again; nobody else makes one of its name."""
+    wrong: list[str] = []
+    for number in range(count):
+        try:
+            os.mkdir(f"{folders[rank]}/folder")
+            time.sleep(0.002)
+            os.rename(f"{folders[rank]}/folder", f"{folders[rank]}/away {number}")
+        except OSError as error:
+            wrong.append(f"round {number}: {error!r}")
+            shutil.rmtree(f"{folders[rank]}/folder", ignore_errors=True)
+    return wrong
+
+
 def mixed(rank: int, folders: Sequence[str], seed: int, count: int) -> list[str]:
     """Do a bit of everything: append to logs, make names first, move tokens, save a file; see `mixed_wrong`."""
     generator = random.Random(f"{seed} {rank}")
