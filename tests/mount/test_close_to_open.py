@@ -197,8 +197,9 @@ def what_was_replaced_elsewhere_is_what_is_changed(here: Path, there: Path) -> N
             os.unlink(here / "file")
         else:
             os.rename(here / "file", here / f"moved {number}")
+            seen(there / f"moved {number}")
             assert (there / f"moved {number}").read_bytes() == b"another"
-        assert not os.path.lexists(there / "file")
+        eventually(lambda: not os.path.lexists(there / "file"), "it is still shown")
 
 
 def handles_of_both_append_to_one_file(here: Path, there: Path) -> None:

@@ -9,8 +9,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from tests.mount import test_close_to_open as checks
-from tests.mount import test_two_mounts
+from tests.mount import test_close_to_open as checks, test_two_mounts
 from tests.mount.planted_conditions import ENGINE_BUGS, MOUNT_BUGS, lake_with
 from tests.mount.shared.ground import SharedMounts, another_mount, shared_mounts, wait_for_folder
 from tests.mount.shared.hunt import Way, hunt
