@@ -29,6 +29,7 @@ import structlog
 import trio
 
 from fuse.hot.hot_file import HotFile
+from fuse.hot.mappings import release_when_unmapped
 from fuse.reading.blob_reader import BlobReader
 from fuse.staging.behind import copy_behind, is_there
 from fuse.staging.commit import Stored, store_staged
@@ -36,22 +37,22 @@ from fuse.staging.folder import Base, Kind, StagedFile
 from fuse.staging.storing_behind import StoringBehind
 from fuse.state.attributes import to_store
 from fuse.state.decided_upon import look_again, lost_its_name, place_of, upon
+from fuse.state.following import give_back, open_longer
 from fuse.state.inodes import Inode, check_size
 from fuse.state.kept import note_change
 from fuse.state.mount import Mount, now_ns, replaced
+from fuse.state.writers import Writers
 from lakefs.errors import DeadlineExceeded, DiskFailed, EngineUnreachable, KeyNotFound, LakeError, PreconditionFailed
 from lakefs.get.opened import Opened, Piece
 from lakefs.ids import Buffer, ChunkId
 from lakefs.limits import FILE_BYTES_MAX
 from lakefs.names import Name
-from lakefs.wire.messages import ObjectStat, SetAttributes
+from lakefs.wire.messages import ListEntry, ObjectStat, SetAttributes
 
 _log: Final = structlog.get_logger(__name__)
 _COMMIT_ATTEMPTS: Final = 64
 """Most attempts at one commit; each but the first is refused only because another client has just committed."""
 _COMPARE_BYTES: Final = 1 << 20
-_MAPPING_LOOK_S: Final = 0.5
-"""Time between looks at a file whose last handle is closed, and which a mapping may still write to."""
 
 
 class OpenFile:
@@ -69,6 +70,8 @@ class OpenFile:
         """Handles that may read."""
         self.is_dirty = False
         """True if bytes were written, or the name is new, and the store does not have that."""
+        self.writers = Writers()
+        """Handles that may change it."""
         self._mount = mount
         self._lock = trio.Lock()
         self._reader: BlobReader | None = None
@@ -105,8 +108,10 @@ class OpenFile:
             raise KeyNotFound(f"{self.inode.name!r} was removed or replaced elsewhere", subject=self.inode.name)
         if self.inode.parent is None:
             await self._stored()  # a file that was removed here keeps its open content
-        elif self.inode.is_pending or self.is_dirty:
+        elif self.inode.is_pending:
             return
+        elif self.is_dirty:
+            await self._check_name()
         elif self._reader is None:
             await self._open_stored()
         else:
@@ -129,31 +134,42 @@ class OpenFile:
         self.is_dirty = self.inode.is_pending
         self._is_new = True
 
-    async def release(self) -> None:
-        """Remove a handle.  The last one stores what is still unstored, and gives everything back."""
+    async def release(self, *, stores: bool = False) -> None:
+        """Remove a handle.  The last one, or one that `stores`, stores what is still unstored; an error is logged, and
+        kept for the next open if nobody had it.  The last one gives everything back."""
         self.handles -= 1
         async with self._alone():
-            if self.handles:
+            if self.handles and not stores:
                 return
             try:
                 await self._take_over()
                 if self.is_dirty:
                     await self._commit(durable=self._mount.options.sync)
+                    if self.handles:
+                        await self._hold()
             except LakeError as error:
+                self._mount.note_failure(self.inode, self.writers, error)
                 if not self.handles:
                     self._leave_staged(error)
                     self._let_go()
-            finally:
-                if not self.handles:  # not opened again during the commit
-                    if self._may_change_by_mapping and not self._mount.is_ending:
-                        self._keep_for_mapping()
-                    else:
-                        self.abandon()
+                    self._mount.show_stored(self.inode)
+            finally:  # it may have been opened again during the commit
+                if self._outlived_by_mapping and not self._mount.is_ending:
+                    self._keep_for_mapping()
+                elif not self.handles:
+                    self.abandon()
 
     @property
     def _may_change_by_mapping(self) -> bool:
         """True if a mapping may have written, since the last `_take_over`, what has to be stored."""
         return self.hot is not None and self.hot.may_be_mapped and not self.inode.is_removed
+
+    @property
+    def _outlived_by_mapping(self) -> bool:
+        """True if a mapping may still write when every handle that may do so is closed."""
+        if not self._may_change_by_mapping or self in self._mount.mapped:
+            return False
+        return not self.handles or (self.hot is not None and not self.hot.writers)
 
     def _let_go(self) -> None:
         """Take over nothing any more: it could not be staged, or stored.  No other file gets what mappings wrote."""
@@ -163,20 +179,10 @@ class OpenFile:
 
     def _keep_for_mapping(self) -> None:
         """Keep the file open, by a handle that stands for a mapping that may write to it, until that has ended."""
-
-        async def release_when_unmapped() -> None:
-            while self.hot is not None and self.hot.is_mapped_for_writing():  # noqa: ASYNC110 - no event tells its end
-                await trio.sleep(_MAPPING_LOOK_S)
-            if self in self._mount.mapped:
-                self._mount.mapped.discard(self)
-                try:
-                    await self.release()
-                except Exception:  # noqa: BLE001 - nothing waits for it, and it must not end the mount
-                    _log.exception("a file could not be closed after its mapping", name=self.inode.name)
-
+        assert self.hot is not None, "no other file is mapped past the mount"
         self.handles += 1
         self._mount.mapped.add(self)
-        self._mount.background.start_soon(release_when_unmapped)
+        self._mount.background.start_soon(release_when_unmapped, self._mount, self, self.hot)
 
     def abandon(self) -> None:
         """Close the file without waiting, as the mount ends.  Unstored bytes stay in the staging folder.
@@ -252,13 +258,59 @@ class OpenFile:
         mount.table.stored(inode, stat.node)
         mount.forget_attributes(inode)
 
+    async def _check_name(self) -> None:
+        """Raise KeyNotFound if a file that is being written here was removed elsewhere."""
+        found = await self._mount.stat_of_small(self._mount.table.name_of(self.inode), 0)
+        if isinstance(found, LakeError):
+            raise found
+
     async def _compare_stored(self) -> None:
         name = self._mount.table.name_of(self.inode)
         found = await self._mount.stat_of_small(name, self.inode.attributes.size_bytes)
         if isinstance(found, LakeError):
             raise found
-        if found.node != self.inode.node or found.blob != self.inode.attributes.blob:
+        is_other = found.node != self.inode.node or found.blob != self.inode.attributes.blob
+        if is_other and not await self._follow(found):
             raise replaced(name)
+
+    async def follow(self, found: ObjectStat | ListEntry) -> bool:
+        """Have all handles show what the name has now, if that is their own content with something appended.
+
+        `found`: the store's record of the inode's node.  Returns False if they keep their own.  EngineUnreachable.
+        """
+        async with self._alone():
+            return await self._follow(found)
+
+    async def _follow(self, found: ObjectStat | ListEntry) -> bool:
+        own, hot = self._reader, self.hot
+        if found.blob == self.inode.attributes.blob:
+            return True
+        if own is None or not self._shows_stored():
+            return False
+        longer = await open_longer(self._mount, self.inode, own, found, keep=hot is not None)
+        if longer is None:
+            return False
+        if self._shows_stored() and (hot is None or hot.append(longer.added)):
+            self._show(own, longer.reader)
+            return True
+        give_back(self._mount, longer.reader)
+        return False
+
+    def _shows_stored(self) -> bool:
+        """Return True if all that handles show is the stored content of the inode's name."""
+        return not self.is_dirty and self.inode.parent is not None and (self.hot is None or self.hot.is_followed)
+
+    def _show(self, before: BlobReader, reader: BlobReader) -> None:
+        """Show content that begins with what was shown before."""
+        mount, inode, staged = self._mount, self.inode, self._staged
+        self._reader, self._staged, self._stat = reader, None, reader.opened.stat
+        if staged is not None:
+            staged.discard()
+        give_back(mount, before)
+        inode.take(mount.owner.shown(self._stat))
+        inode.xattrs, inode.cached_blob = self._stat.xattrs, None
+        mount.touch(inode)
+        mount.forget_attributes(inode)  # with the new length the kernel forgets its pages
 
     def note(self, stat: ObjectStat) -> None:
         """Take a changed record of the name; its content is the same."""
@@ -370,6 +422,7 @@ class OpenFile:
             self._is_appended = False
             hot.take_over(numbers, staged.write)
             self._note_change(staged)
+            self.writers.changed(0, is_mapped=True)
         hot.may_be_mapped = may_be_mapped
 
     def end_appends(self) -> None:
@@ -425,11 +478,22 @@ class OpenFile:
         async with self._alone():
             await self._take_over()
             if self.is_dirty:
-                await self._commit(durable=durable)
+                with self.writers.reporting():
+                    await self._commit(durable=durable)
                 if durable or self.handles > 1:
                     await self._hold()
             elif durable and self._visible_since:
                 await self._sync()
+
+    def is_changed_by(self, handle: int) -> bool:
+        """Return True if something was changed through a handle, or maybe a mapping of it, that is not stored."""
+        if self._may_change_by_mapping and self.writers.may_be_mapped(handle):
+            return True
+        return self.is_dirty and self.writers.has_changed(handle)
+
+    async def is_stored_at_flush(self, handle: int) -> bool:
+        """Return True if the close of a descriptor of the handle stores the file: its program has no other."""
+        return self.is_changed_by(handle) and not await self._mount.is_kept_open(self.inode, self.writers, handle)
 
     async def _sync(self) -> None:
         """Make an earlier commit durable.  DiskFailed if the engine restarted and the commit was lost with it."""
@@ -473,6 +537,8 @@ class OpenFile:
         self._mount.touch(inode)
         self._stat = stat
         self.is_dirty = False
+        self.writers.committed()
+        self._mount.failures.forget(f"{stat.bucket}/{stat.key}")
         self._visible_since = boot
         self._take_as_stored(_base(stat), None if content is None else self._reader_of(stat, content))
 

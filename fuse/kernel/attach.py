@@ -95,7 +95,7 @@ class MountOptions:
 
 
 @asynccontextmanager
-async def mounted(operations: pyfuse3.Operations, options: MountOptions) -> AsyncIterator[None]:
+async def mounted(operations: pyfuse3.Operations, options: MountOptions) -> AsyncIterator[MountEntry]:
     """Mount, serve `operations` while the block runs, unmount.  The kernel has its first answer when the block starts.
 
     The block is cancelled when the mount is removed from outside: no request arrives any more.  Unmounting is shielded
@@ -119,7 +119,7 @@ async def mounted(operations: pyfuse3.Operations, options: MountOptions) -> Asyn
                 _raise_read_ahead(entry.device, options.read_ahead_kib)
                 nursery.start_soon(loop.end_block_at, options.stop)
                 with loop.block:
-                    yield
+                    yield entry
             finally:
                 with trio.CancelScope(shield=True):
                     await _leave(loop, entry, options.stop_wait_s / 3)

@@ -104,7 +104,7 @@ class Changes:
                     bucket, key = self._lookups.key(parent, name, folder=True)
                     upon = Condition(folder=folder_of(parent), node=node_of(present))
                     request = RemoveFolder(bucket, key, keep_folder=True, durable=False, condition=upon, folders=True)
-                    changed = await self._mount.change_again(request, _is_gone)
+                    changed = await self._mount.change_again(request, self._is_done(parent, name, present, FOLDER))
                 self._removed(parent, name, changed)
 
         await self._upon_what_is_there(parent, name, attempt)
@@ -184,7 +184,7 @@ class Changes:
             request = DeleteNames(names, keep_folder=True, durable=False, conditions=[upon], folders=True)
             async with _at_rest([present]):
                 try:
-                    changed = await self._mount.change_again(request, _is_gone)
+                    changed = await self._mount.change_again(request, self._is_done(parent, name, present, OBJECT))
                 except KeyNotFound:
                     if present is None or not present.is_pending:
                         raise
@@ -192,6 +192,21 @@ class Changes:
                 self._removed(parent, name, changed)
 
         await self._upon_what_is_there(parent, name, attempt)
+
+    def _is_done(
+        self, parent: Inode, name: str, removed: Inode | None, kind: int
+    ) -> Callable[[LakeError], Awaitable[bool]]:
+        """Return the question if a removal whose answer was lost was done: the name has that node no more."""
+
+        async def is_done(error: LakeError) -> bool:
+            if not isinstance(error, (KeyNotFound, PreconditionFailed)):
+                return False
+            if parent is not self._table.root:
+                await self._lookups.confirm_folder(parent)
+            (found,) = await self._mount.stat([self._table.child_name(parent, name, folder=kind == FOLDER)])
+            return isinstance(found, KeyNotFound) or (isinstance(found, ObjectStat) and found.node != node_of(removed))
+
+        return is_done
 
     async def _upon_what_is_there(
         self, parent: Inode, name: str, attempt: Callable[[Inode | None], Awaitable[None]]
@@ -320,7 +335,9 @@ class Changes:
 
     async def set_xattr(self, inode: Inode, name: str, value: bytes | None) -> None:
         """Set an extended attribute, or remove it.  KeyNotFound if an attribute to remove does not exist."""
-        if inode.file is not None and inode.file.is_dirty:
+        if self._table.holds_buckets(inode):
+            raise FUSEError(errno.EPERM)
+        if inode.file is not None and inode.is_pending:  # else its record is there; what is written waits for close
             await inode.file.commit(durable=False)
         bucket, key = self._table.name_of(inode)
         upon = NO_CONDITION if inode is self._table.root else Condition(node=inode.node)
@@ -409,10 +426,6 @@ def _is_own(found: ObjectStat, attributes: ObjectAttributes, kind: int) -> bool:
         attributes.uid,
         attributes.gid,
     )
-
-
-async def _is_gone(error: LakeError) -> bool:
-    return isinstance(error, KeyNotFound)
 
 
 async def _never(error: LakeError) -> bool:

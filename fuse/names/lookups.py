@@ -88,6 +88,7 @@ class Lookups:
             self._check_folder(parent, answer, asked_at)
         for answer in answers[len(checked) :]:
             if isinstance(answer.found, ObjectStat):
+                await self._mount.follow(answer.found)
                 return self.adopt(parent, name, answer.found, asked_at, answer.kept)
             if not isinstance(answer.found, (KeyNotFound, BucketNotFound, InvalidName)):
                 raise answer.found
@@ -143,7 +144,7 @@ class Lookups:
     async def refresh(self, inode: Inode, *, confirm: bool = False) -> None:
         """Ask for attributes that are not fresh, or with `confirm` not known to stand.
 
-        An open file keeps them if its name was removed.
+        What is open, file or folder, keeps them if its name was removed.  ESTALE: nobody has it open.
         """
         mount, is_root = self._mount, inode is self._table.root
         if (is_root and not self._table.bucket) or (inode.parent is None and not is_root):
@@ -155,20 +156,22 @@ class Lookups:
         if inode.is_newer_than(asked_at) or (inode.parent is None and not is_root):
             return
         if isinstance(found, (KeyNotFound, BucketNotFound)) and not is_root:
-            refusal = self.gone(inode)
-            if inode.file is None:
-                raise refusal
+            self._table.detach(inode)
         elif isinstance(found, LakeError):
             raise found
         elif inode.parent is None:
             inode.take(mount.owner.shown(found))
             inode.confirmed_at, inode.kept = asked_at, kept
         else:
-            self.adopt(inode.parent, inode.name, found, asked_at, kept)
+            await self._mount.follow(found)
+            if inode.parent is not None:
+                self.adopt(inode.parent, inode.name, found, asked_at, kept)
+        if inode.parent is None and not (is_root or inode.file is not None or inode.readings):
+            raise FUSEError(errno.ESTALE)
 
     async def stat_of(self, inode: Inode) -> ObjectStat:
-        """Return the store's record of the inode's name, after storing written bytes.  ESTALE if the name is gone."""
-        if inode.is_pending or inode.is_dirty:
+        """Return the store's record of the inode's name, which a new file gets now.  ESTALE if the name is gone."""
+        if inode.is_pending:
             if inode.file is None:
                 raise FUSEError(errno.ESTALE)
             await inode.file.commit(durable=False)
@@ -181,7 +184,7 @@ class Lookups:
 
     async def xattrs(self, inode: Inode) -> dict[str, bytes]:
         """Return the extended attributes."""
-        if inode.is_pending:
+        if inode.is_pending or self._table.holds_buckets(inode):
             return {}
         if inode.xattrs is None or not (inode.is_dirty or self._mount.is_fresh(inode)):
             inode.xattrs = (await self.stat_of(inode)).xattrs

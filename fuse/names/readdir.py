@@ -10,11 +10,12 @@ out; where object `a` and folder `a/` both exist the folder is shown.
 
 from __future__ import annotations
 
+import errno
 from typing import Final
 
 import pyfuse3
 import trio
-from pyfuse3 import FileNameT, ReaddirToken
+from pyfuse3 import FileNameT, FUSEError, ReaddirToken
 
 from fuse.names.lookups import Lookups
 from fuse.state.attributes import to_entry
@@ -47,6 +48,18 @@ class FolderHandle:
         self._known: set[str] = set()
         self._pages: _Pages | None = None
         """The source of more names; None if they were all in the table."""
+        self._is_confirmed = False
+        """True if the folder was confirmed, and nothing has been read since."""
+
+    async def open(self) -> None:
+        """Confirm that the folder is there.  ESTALE if it was removed, or replaced by another."""
+        folder, root = self.folder, self._mount.table.root
+        if not self._mount.table.holds_buckets(folder):
+            await self._lookups.refresh(folder, confirm=True)
+        if folder.parent is None and folder is not root and not folder.is_removed:
+            raise FUSEError(errno.ESTALE)
+        folder.readings += 1
+        self._is_confirmed = True
 
     async def reply(self, token: ReaddirToken, start: int) -> None:
         """Send the entries behind a position, as many as fit; none at the end.  0 starts again."""
@@ -62,6 +75,10 @@ class FolderHandle:
 
     def close(self) -> None:
         """End the reading: release the held inodes."""
+        self._let_go()
+        self.folder.readings -= 1
+
+    def _let_go(self) -> None:
         for _, inode in self._names:
             self._mount.table.release(inode)
         self._names, self._known = [], set()
@@ -69,11 +86,14 @@ class FolderHandle:
     # --- names ---------------------------------------------------------------------------------------
 
     async def _begin(self) -> None:
-        self.close()
+        self._let_go()
         self._pages = None
-        folder = self.folder
-        if not self._mount.table.holds_buckets(folder):
+        folder, is_confirmed = self.folder, self._is_confirmed
+        self._is_confirmed = False
+        if not is_confirmed and not self._mount.table.holds_buckets(folder):
             await self._lookups.refresh(folder, confirm=True)
+        if folder.parent is None and folder is not self._mount.table.root:
+            return  # it was removed: there is nothing in it
         if not folder.names_ns:
             self._pages = _Pages(self._mount, folder)
             return
@@ -105,6 +125,7 @@ class FolderHandle:
             if isinstance(found, Inode):
                 inode = found
             else:
+                await self._mount.follow(found)
                 inode = self._lookups.adopt(folder, name, found, pages.asked_at)
             if inode.parent is folder and inode.name == name:
                 inode.lookups += 1

@@ -190,7 +190,10 @@ class Watcher:
         asked_at = trio.current_time()
         answers = await self._mount.look_up([self._table.name_of(inode) for inode in inodes])
         for (inode, doubt), answer in zip(inodes.items(), answers, strict=True):
-            parent, found = inode.parent, answer.found
+            found = answer.found
+            if isinstance(found, ObjectStat):
+                await self._mount.follow(found)
+            parent = inode.parent
             if (parent is None and inode is not self._table.root) or inode.is_dirty:
                 continue
             if inode.is_newer_than(asked_at):

@@ -26,7 +26,7 @@ from typing import Final, Protocol
 from lakefs.errors import KeyNotFound
 from lakefs.limits import FILE_BYTES_MAX
 from lakefs.names import Name
-from lakefs.wire.messages import ObjectStat
+from lakefs.wire.messages import ListEntry, ObjectStat
 
 ROOT: Final = 1
 EXPIRED: Final = -1e9
@@ -78,12 +78,16 @@ class OpenContent(Protocol):
         """Take over a changed record of the name; the content is the same."""
         ...
 
+    async def follow(self, found: ObjectStat | ListEntry) -> bool:
+        """Show the content that the node's name has now, if it is this one with something appended; else False."""
+        ...
+
     async def commit(self, *, durable: bool) -> None:
         """Store written bytes; visible on return, and durable too if `durable`."""
         ...
 
-    async def release(self) -> None:
-        """Remove a handle; the last one stores what is unstored."""
+    async def release(self, *, stores: bool = False) -> None:
+        """Remove a handle; the last one, or one that `stores`, stores what is unstored."""
         ...
 
     def abandon(self) -> None:
@@ -129,12 +133,16 @@ class Inode:
     file: OpenContent | None = None
     children: dict[str, Inode] = field(default_factory=dict)
     target: bytes = b""
+    shown_number: int = 0
+    """`st_ino`, if that is not the number: then it is the node's, under which others know the file."""
     named_ns: int = 0
     """Time when the name of a file that is not in the store yet was made in its folder."""
     lost_place: tuple[Inode, str] | None = None
     """Folder and component of a name that was lost to a change elsewhere."""
     xattrs: dict[str, bytes] | None = None
     """None: not known; else as fresh as the attributes."""
+    readings: int = 0
+    """Number of handles by which a folder is being read."""
     stored_ns: int = 0
     """A folder's change time in the store, as last answered.  Each change of a name in it moves that."""
     names_ns: int = 0
@@ -159,6 +167,11 @@ class Inode:
     def place(self) -> tuple[Inode, str] | None:
         """Folder and component of its name, or of the one it had before a change elsewhere; None if there is none."""
         return self.lost_place if self.parent is None else (self.parent, self.name)
+
+    @property
+    def st_ino(self) -> int:
+        """The number that `stat` shows: the same for every content that the node has had."""
+        return self.shown_number or self.number
 
     @property
     def is_folder(self) -> bool:
@@ -188,6 +201,8 @@ class InodeTable:
         self.root = Inode(ROOT, ROOT, None, "", root, lookups=1)
         self._by_number: dict[int, Inode] = {ROOT: self.root}
         self._by_node: dict[int, Inode] = {}
+        self._shown: dict[int, int] = {}
+        """`st_ino` of nodes whose inode has lost its name and is still known, where that is not the node's number."""
         self._next_number = _OWN_NUMBERS
         self.on_lost: Callable[[Inode, str, int], None] = lambda parent, name, removed: None
         """Called with folder and name that an inode has lost and the kernel may still know, and the number of the inode
@@ -264,12 +279,16 @@ class InodeTable:
         inode = self._by_node.get(node)
         if inode is not None and inode.is_newer_than(asked_at):
             return inode
+        shown_number = self._shown_number(node)
         # A folder found in itself, or below, was moved elsewhere: the path to `parent` is out of date.
         if inode is not None and (not _is_shown_by(inode, found) or self.is_below(parent, inode)):
             self.detach(inode)
+            present = None if present is inode else present
             inode = None
         if inode is None:
-            inode = Inode(self._number_for(node), node, None, name, found, stored_ns=found.ctime_ns)
+            inode = Inode(
+                self._number_for(node), node, None, name, found, stored_ns=found.ctime_ns, shown_number=shown_number
+            )
             self._by_number[inode.number] = inode
             self._by_node[node] = inode
         if present is not None and present is not inode:
@@ -366,6 +385,8 @@ class InodeTable:
             inode.parent.doubt_names()
             self.on_lost(inode.parent, inode.name, inode.number if is_removed else 0)
             inode.lost_place = inode.parent, inode.name
+        if inode.st_ino != inode.node:
+            self._shown[inode.node] = inode.st_ino
         self._unlink(inode)
         self._forget_node(inode)
 
@@ -397,7 +418,10 @@ class InodeTable:
             if parent is not None:
                 parent.doubt_names()
             self._unlink(inode)
-            self._by_number.pop(inode.number, None)
+            if self._by_number.get(inode.number) is inode:  # another may have the number since
+                del self._by_number[inode.number]
+            if self._shown.get(inode.node) == inode.st_ino:
+                del self._shown[inode.node]
             if self._by_node.get(inode.node) is inode:
                 del self._by_node[inode.node]
             if parent is None:
@@ -424,6 +448,11 @@ class InodeTable:
 
     def _number_for(self, node: int) -> int:
         return self._own_number() if node in self._by_number or node == ROOT else node
+
+    def _shown_number(self, node: int) -> int:
+        """Return the number by which `stat` has shown a node that is known, with this or other content; else 0."""
+        known = self._by_node.get(node) or self._by_number.get(node)
+        return known.st_ino if known is not None and known.node == node else self._shown.get(node, 0)
 
     def _own_number(self) -> int:
         self._next_number += 1

@@ -33,8 +33,9 @@ from fuse.reading.blob_reader import ReadBuffers
 from fuse.staging.folder import StagingFolder
 from fuse.staging.room import Emptying
 from fuse.state.attributes import Owner
-from fuse.state.inodes import Inode, InodeTable, OpenContent
+from fuse.state.inodes import EXPIRED, Inode, InodeTable, OpenContent
 from fuse.state.kept import Absences, Answer, Changed, Kept
+from fuse.state.writers import Failures, Writers
 from lakefs.client.trio.driver import TrioDriver
 from lakefs.client.trio.reconnecting import ReconnectingEngine
 from lakefs.errors import DiskFailed, EngineUnreachable, KeyNotFound, LakeError, PreconditionFailed
@@ -47,6 +48,7 @@ from lakefs.wire.messages import (
     FEATURE_PLACES,
     DeleteNames,
     Done,
+    ListEntry,
     MakeFolder,
     MakeSymlink,
     Message,
@@ -166,6 +168,11 @@ class Mount:
     """Leases to close, many in one request."""
     has_leases: trio.Event = field(default_factory=trio.Event)
 
+    failures: Failures = field(default_factory=Failures)
+    """Names that could not be stored, of which no caller knows."""
+    device: str = ""
+    """The mount's device as `MAJOR:MINOR`; set when the mount serves."""
+
     mapped: set[OpenContent] = field(default_factory=set)
     """Files whose last handle is closed, and which a mapping may still write to; each counts one handle for it."""
 
@@ -193,6 +200,34 @@ class Mount:
         """Note a file whose written bytes stay in the staging folder."""
         self.unstored_count += 1
         self.unstored_error = self.unstored_error or error
+
+    def note_failure(self, inode: Inode, writers: Writers, error: LakeError) -> None:
+        """Keep the error of a release for the next open of the name, unless a caller had it."""
+        _log.error("a closed file could not be stored", name=inode.name, error=error.message)
+        place = inode.place
+        if not writers.is_reported and place is not None and self.table.is_below(place[0], self.table.root):
+            writers.is_reported = True
+            self.failures.note(str(self.table.child_name(*place)), error)
+
+    def show_stored(self, inode: Inode) -> None:
+        """Show what the store has of an inode, in place of what could not be stored."""
+        inode.cached_blob = None
+        if inode.is_pending and inode.parent is not None:
+            self.table.detach(inode)
+        else:
+            inode.confirmed_at = EXPIRED
+            self.forget_attributes(inode)
+
+    async def is_kept_open(self, inode: Inode, writers: Writers, handle: int) -> bool:
+        """Return True if the program that opened a handle of the inode still has a descriptor of it."""
+        return await writers.is_kept_open(handle, frozenset({inode.number, inode.st_ino}), self.device, self.offload)
+
+    async def follow(self, found: ObjectStat | ListEntry) -> None:
+        """Have open handles of a node follow what was appended elsewhere, before the store's record of it is taken."""
+        inode = self.table.by_node(found.node)
+        if inode is None or inode.file is None or inode.is_dirty or inode.attributes.blob == found.blob:
+            return  # nor wait for a commit
+        await inode.file.follow(found)
 
     def give_back(self, lease: int) -> None:
         """Close a lease soon; does not wait."""

@@ -266,3 +266,32 @@ def test_numbers_are_the_nodes_where_they_are_free(table: InodeTable) -> None:
     table.detach(first)
     second = file(table, bucket, "y", 11)
     assert second.number not in (ROOT, 10, 11)
+
+
+def test_a_node_shows_one_number_with_whatever_content(table: InodeTable) -> None:
+    bucket = folder(table, table.root, "bkt", 10)
+    first = file(table, bucket, "a", 12, b"1")
+    second = file(table, bucket, "a", 12, b"2")
+    table.detach(second)
+    third = file(table, bucket, "a", 12, b"3")
+    assert len({first.number, second.number, third.number}) == 3
+    assert [first.st_ino, second.st_ino, third.st_ino] == [12, 12, 12]
+    other = file(table, bucket, "b", 13)
+    table.stored(other, 14)
+    assert file(table, bucket, "c", 13).st_ino not in (13, other.st_ino), "the number is in use by another file"
+
+
+def test_a_file_made_here_keeps_the_number_it_had_while_it_is_known(table: InodeTable) -> None:
+    bucket = folder(table, table.root, "bkt", 10)
+    made = table.create(bucket, "a", content(b""))
+    made.lookups += 1
+    table.stored(made, 15)
+    table.detach(made)
+    again = file(table, bucket, "a", 15, b"2")
+    assert again.number == 15
+    assert again.st_ino == made.st_ino == made.number
+    table.forget(made.number, 1)
+    assert again.st_ino == made.number
+    table.detach(again)
+    table.forget(again.number, 1)
+    assert file(table, bucket, "a", 15, b"3").st_ino == 15, "nobody knows the earlier number"
