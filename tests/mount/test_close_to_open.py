@@ -352,7 +352,7 @@ def test_folders_are_removed_beside_makes_in_them(
     with beside(maker, load.make_beside_removals, both(here, there), tmp_path / "stop") as results:
         wrong = remover.call(load.remove_again_and_again, 1, both(here, there), 60)
     assert (results, wrong) == ([[]], [])
-    eventually(lambda: _removed(there / "tree"), "the folder cannot be removed")
+    eventually(lambda: _removed(there / "tree") and _removed(here / "tree"), "the folder cannot be removed")
     eventually(lambda: os.listdir(here) == [], "the folder is back")
     assert os.listdir(there) == []
 
