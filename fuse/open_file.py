@@ -233,9 +233,12 @@ class OpenFile:
 
     async def _open_stored(self) -> None:
         name = self._mount.table.name_of(self.inode)
+        asked_at = trio.current_time()
         opened = await self._mount.opened(name, self.inode.attributes.size_bytes)
         if opened.stat.node != self.inode.node or opened.stat.blob != self.inode.attributes.blob:
             self._take_newer(opened)
+        elif not (self.is_dirty or self.inode.is_newer_than(asked_at)):
+            self.inode.take(self._mount.owner.shown(opened.stat))
         self._stat = opened.stat
         self.inode.xattrs = opened.stat.xattrs
         assert self._reader is None  # else its native reads would have to end
@@ -530,6 +533,9 @@ class OpenFile:
         self._mount.table.stored(inode, stat.node)
         self._mount.table.retake(inode)
         inode.named_ns = 0
+        inode.is_set = False
+        shown = self._mount.owner.shown(stat)
+        attributes.mode, attributes.uid, attributes.gid = shown.mode, shown.uid, shown.gid
         attributes.blob = stat.blob
         attributes.size_bytes = stat.size_bytes
         attributes.ctime_ns = stat.ctime_ns or attributes.ctime_ns
@@ -602,6 +608,7 @@ class OpenFile:
                         condition=condition,
                         durable=durable,
                         behind=self._behind.behind,
+                        keep_attributes=not inode.is_set,
                     )
                 )
             except EngineUnreachable:

@@ -20,7 +20,7 @@ from engine.format.layouts import Node, NodeKind, Table, node_key, pack_name
 from engine.namespace.buckets import BucketRef
 from engine.namespace.conditions import check_condition
 from engine.namespace.keys import check_key
-from engine.namespace.object_stat import check_record_size
+from engine.namespace.object_stat import check_record_size, with_attributes_of
 from engine.namespace.refusals import shown_name, subject
 from engine.namespace.tree import (
     NameEvent,
@@ -53,6 +53,7 @@ class Binding(msgspec.Struct, frozen=True):
     condition: Condition = NO_CONDITION
     keep_node: int = 0
     named_ns: int = 0
+    keep_attributes: bool = False
 
 
 def bind(txn: Transaction, bucket: BucketRef, key: str, node: Node, condition: Condition, now_ns: int) -> Resolved:
@@ -109,6 +110,10 @@ class Binder:
             check_condition(txn, condition, condition_subject(txn, old, is_folder), bucket, key)
         if binding.keep_node:
             _check_kept(txn, binding, old)
+        if binding.keep_attributes and old is not None:
+            node = with_attributes_of(node, load_node(txn, old))
+            record = node.pack()
+            check_record_size(record)
 
         if old is None:
             self.note_new(folder, place, binding.named_ns)

@@ -68,6 +68,20 @@ def with_attributes(node: Node, attributes: ObjectAttributes, now_ns: int) -> No
     return msgspec.structs.replace(owned, attributes=stored)
 
 
+def with_attributes_of(node: Node, present: Node) -> Node:
+    """Return the record of new content with what somebody has set on the present one; times are the new one's."""
+    kept = present.attributes
+    stored = msgspec.structs.replace(
+        node.attributes,
+        content_type=kept.content_type,
+        user_metadata=kept.user_metadata,
+        headers=kept.headers,
+        xattrs=kept.xattrs,
+        tags=kept.tags,
+    )
+    return msgspec.structs.replace(node, mode=present.mode, uid=present.uid, gid=present.gid, attributes=stored)
+
+
 def with_owner(node: Node, attributes: ObjectAttributes, now_ns: int) -> Node:
     """Return the record with a folder's or symlink's share of `attributes`: mode, owner, modification time, xattrs.
 
@@ -311,4 +325,5 @@ def to_list_entry(key: str, node_id: NodeId, node: Node) -> ListEntry:
         gid=node.gid,
         ctime_ns=node.ctime_ns,
         atime_ns=node.attributes.atime_ns,
+        checksum_names=list(node.attributes.checksums),
     )

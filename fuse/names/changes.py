@@ -321,6 +321,8 @@ class Changes:
             except (KeyNotFound, PreconditionFailed):
                 raise self._lookups.gone(inode) from None
             inode.kept = None
+        else:
+            inode.is_set = True
         shown = inode.attributes
         shown.mode = shown.mode if wanted.mode is None else wanted.mode
         shown.uid = shown.uid if wanted.uid is None else wanted.uid

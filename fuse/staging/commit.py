@@ -131,10 +131,12 @@ def store_staged(
     durable: bool,
     behind: WriteBehind | None = None,
     named_ns: int = 0,
+    keep_attributes: bool = False,
 ) -> Steps[Stored]:
     """Store the content of a staged file under its name; `base` is the stored content that it was written over.
 
-    `behind` knows the chunks that were stored while the file was written.
+    `behind` knows the chunks that were stored while the file was written.  `keep_attributes`: those of the kept node
+    stay, whatever `attributes` says, but for the times.
 
     The name changes at once or not at all; on return the change is durable, or with `durable` false visible to all.
     The caller then calls `staged.mark_stored`, when it reads from the new content.
@@ -143,7 +145,7 @@ def store_staged(
     LocalFileError, errors of reading the base and of changing the name: then the staged file is unchanged.
     """
     assert base is not None or not staged.base_bytes, "bytes of a base that is not there"
-    change = NameChange(name.bucket, name.key, b"", attributes, condition, False, keep_node, named_ns)
+    change = NameChange(name.bucket, name.key, b"", attributes, condition, False, keep_node, named_ns, keep_attributes)
     put = _StagedPut(lake, staged, base, change, durable, behind)
     for attempt in range(ATTEMPTS):
         try:

@@ -1,4 +1,4 @@
-"""What was appended elsewhere to a file that is open here: the content that its name has now, if it is a longer one."""
+"""Appends elsewhere to a file that is open here: opens the content that its name has now, if that is a longer one."""
 
 from __future__ import annotations
 

@@ -133,6 +133,8 @@ class Inode:
     file: OpenContent | None = None
     children: dict[str, Inode] = field(default_factory=dict)
     target: bytes = b""
+    is_set: bool = False
+    """True if mode, owner or times were set here while the file was being written: the next commit stores them."""
     shown_number: int = 0
     """`st_ino`, if that is not the number: then it is the node's, under which others know the file."""
     named_ns: int = 0
@@ -367,7 +369,7 @@ class InodeTable:
         self._unlink(inode)
         if self._by_node.get(inode.node) is inode:
             del self._by_node[inode.node]
-        inode.node, inode.is_removed = node, False
+        inode.node, inode.is_removed, inode.shown_number = node, False, other.st_ino
         inode.attributes, inode.target, inode.xattrs = other.attributes, other.target, other.xattrs
         inode.kept, inode.confirmed_at = other.kept, other.confirmed_at
         self._by_node[node] = inode

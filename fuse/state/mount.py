@@ -212,6 +212,8 @@ class Mount:
     def show_stored(self, inode: Inode) -> None:
         """Show what the store has of an inode, in place of what could not be stored."""
         inode.cached_blob = None
+        if self.is_ending:
+            return
         if inode.is_pending and inode.parent is not None:
             self.table.detach(inode)
         else:

@@ -63,7 +63,9 @@ class Writers:
         """Note a change through a handle; `is_mapped`: by a mapping instead, of whichever handle; None: maybe."""
         if not is_mapped:
             self._changed.add(handle)
-        self._is_mapped = self._is_mapped or is_mapped is not False
+        if is_mapped is None:
+            is_mapped = any(writer.access == os.O_RDWR for writer in self._all.values())
+        self._is_mapped = self._is_mapped or is_mapped
         self.is_reported = False
 
     def committed(self) -> None:

@@ -99,7 +99,8 @@ class NameChange(Message, frozen=True):
 
     `keep_node`: the name keeps its node, which must be an object with this id (else PreconditionFailed), as when a file
     is written through the handle that made it; 0: a new node.  `named_ns`: the time at which a new name appeared in its
-    folder; the folder gets it as its times unless the folder was changed since; 0: now.
+    folder; the folder gets it as its times unless the folder was changed since; 0: now.  `keep_attributes`, with
+    `keep_node`: mode, owner, metadata, extended attributes and tags stay the node's (FEATURE_PLACES).
     """
 
     bucket: str
@@ -110,6 +111,7 @@ class NameChange(Message, frozen=True):
     create_bucket: bool = False
     keep_node: int = 0
     named_ns: int = 0
+    keep_attributes: bool = False
 
 
 class ObjectStat(Message, frozen=True):

@@ -218,7 +218,10 @@ class RemoveFolder(Request, frozen=True):
 
 
 class ListEntry(Message, frozen=True):
-    """One name of a page; `is_prefix` entries are rolled up at the delimiter and have no other field set."""
+    """One name of a page; `is_prefix` entries are rolled up at the delimiter and have no other field set.
+
+    `checksum_names`: those under which checksums are kept with it.
+    """
 
     key: str
     is_prefix: bool = False
@@ -234,6 +237,7 @@ class ListEntry(Message, frozen=True):
     gid: int = 0
     ctime_ns: int = 0
     atime_ns: int | None = None
+    checksum_names: list[str] = []
 
 
 class Listed(Message, frozen=True):

@@ -245,3 +245,22 @@ def test_one_watch_is_told_of_all_buckets_also_of_one_made_later(kind: Kind) -> 
             assert told[0] == ("bkt", "a")
 
     kind.run(body)
+
+
+def test_new_content_of_a_node_leaves_what_others_have_set_on_it(kind: Kind) -> None:
+    async def body(engine: Engine) -> None:
+        client = engine.client
+        await put(client, "a", b"1")
+        first = await stat(client, "a")
+        await ask(
+            client, m.SetAttributes("bkt", "a", mode=0o751, xattrs={"user.x": b"y"}, tags={"t": "u"}), m.NameResults
+        )
+        change = m.NameChange("bkt", "a", b"", PLAIN, keep_node=first.node, keep_attributes=True)
+        (found,) = good(await ask(client, m.PutObjects([1], [change]), m.NameResults, b"2"))
+        assert (found.mode, found.xattrs, found.tags) == (0o751, {"user.x": b"y"}, {"t": "u"})
+        assert found.blob != first.blob
+        plain = m.NameChange("bkt", "a", b"", PLAIN, keep_node=first.node)
+        (found,) = good(await ask(client, m.PutObjects([1], [plain]), m.NameResults, b"3"))
+        assert (found.mode, found.xattrs, found.tags) == (PLAIN.mode, {}, {})
+
+    kind.run(body)

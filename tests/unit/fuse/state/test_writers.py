@@ -40,6 +40,11 @@ def test_what_a_mapping_wrote_is_any_handles_that_reads_and_writes() -> None:
     writers.committed()
     writers.changed(ONE, is_mapped=None)
     assert [writers.has_changed(handle) for handle in (ONE, TWO, READER)] == [True, True, False]
+    writers.committed()
+    writers.closed(TWO)
+    writers.changed(ONE, is_mapped=None)
+    writers.opened(TWO, os.O_RDWR, 0)
+    assert not writers.has_changed(TWO), "nothing could be mapped when that was written"
 
 
 def test_an_error_is_reported_once_for_what_was_changed_before_it() -> None:
