@@ -49,6 +49,8 @@ class LakeError(Exception):
     errno: ClassVar[int] = EIO
     retryable: ClassVar[bool] = False
     finding: Finding = Finding.READ_FAILED
+    goes_on: bool = False
+    """True if a request was given up that the engine may still be doing, and go on with.  Not sent over the wire."""
 
     def __init__(self, message: str, *, subject: str = "", finding: Finding | None = None) -> None:
         super().__init__(message)

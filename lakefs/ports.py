@@ -185,10 +185,27 @@ class Offload(Protocol):
         ...
 
 
+class FileToRead(Protocol):
+    """The part of a `DiskFile` that reads of many places use."""
+
+    @property
+    def direct(self) -> bool:
+        """See `DiskFile.direct`."""
+        ...
+
+    def fileno(self) -> int:
+        """See `DiskFile.fileno`."""
+        ...
+
+    def pread_into(self, buffer: memoryview, offset: int) -> int:
+        """See `DiskFile.pread_into`."""
+        ...
+
+
 class FileRead(NamedTuple):
     """One read: fill `buffer` from `offset` of an open file."""
 
-    file: DiskFile
+    file: FileToRead
     buffer: memoryview
     offset: int
 

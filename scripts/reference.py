@@ -57,6 +57,7 @@ SETTINGS: Final = {
     "hot_index_entries": ("chunks it has room for; `0`: it grows by itself", "`0`"),
     "dram_tier_bytes": ("`auto`, or bytes: `64M` and more; `0`: none", "`auto`: 1/16 of the memory, 4 GiB at most"),
     "rdma": ("`auto`: the first device, beside `native`; `off`; or the name of a device", "`auto`"),
+    "timeout": ("for clients, gateways and mounts: seconds that an engine may be silent while a request waits", "`30`"),
 }
 
 
@@ -109,14 +110,15 @@ def _cell(text: str) -> str:
 def _settings() -> Iterator[str]:
     yield "## Settings\n"
     yield (
-        f"Keys of `{config.DEFAULT_FILE}` (TOML, all values in quotes), each also a variable and a flag of\n"
-        "`lake serve`. Each source overrides the one before: file, variable, flag. An unknown key is an error.\n"
+        f"Keys of `{config.DEFAULT_FILE}` (TOML, all values in quotes), each also a variable and, but for\n"
+        "`timeout`, a flag of `lake serve`. Each source overrides the one before: file, variable, flag. An unknown\n"
+        "key is an error.\n"
     )
     yield "| key | variable | flag | value | default |\n|---|---|---|---|---|"
     for name in config.SETTING_NAMES:
         value, default = SETTINGS[name]
-        flag = f"--{name.replace('_', '-')}"
-        yield f"| `{name}` | `LAKE_{name.upper()}` | `{flag}` | {value} | {default} |"
+        flag = "" if name == "timeout" else f"`--{name.replace('_', '-')}`"
+        yield f"| `{name}` | `LAKE_{name.upper()}` | {flag} | {value} | {default} |"
     yield ""
     yield (
         "`LAKE_CONFIG` names another file. Clients read `LAKE_SERVER` (an address) and `LAKE_TOKEN`; where\n"

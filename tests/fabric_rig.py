@@ -40,7 +40,7 @@ from lakefs.fabric.client_fabric import ClientFabric
 from lakefs.fabric.counts import FabricCounts
 from lakefs.host.offload import ThreadOffload
 from lakefs.ids import ChunkId, data_chunk_id
-from lakefs.limits import CHUNK_BYTES, MIB
+from lakefs.limits import CHUNK_BYTES, ENGINE_SILENCE_S, ENGINE_WAIT_S, MIB
 from lakefs.steps.steps import Steps
 from lakefs.transport.fabric import Fabric
 from lakefs.transport.streams import TrioNetwork
@@ -105,12 +105,19 @@ class FabricWorld:
 
     @asynccontextmanager
     async def lake(
-        self, kind: str, *, check: Check = Check.BLAKE3, open_fabric: Callable[[str], Fabric | str] | None = None
+        self,
+        kind: str,
+        *,
+        check: Check = Check.BLAKE3,
+        open_fabric: Callable[[str], Fabric | str] | None = None,
+        timeout_s: float = ENGINE_SILENCE_S,
+        patience_s: float = ENGINE_WAIT_S,
     ) -> AsyncIterator[RiggedLake]:
         """Connect a lake over TCP, with a fabric of its own on the wire."""
         opens = open_fabric or (lambda name: self.wire.fabric())
         if kind == "trio":
-            async with connect_reconnecting(self.address, token=TOKEN) as engine:
+            connecting = connect_reconnecting(self.address, token=TOKEN, silence_s=timeout_s, patience_s=patience_s)
+            async with connecting as engine:
                 fabric = ClientFabric(engine, opens)
                 lake = TrioLake(engine, self.offload, network=True, check=check, fabric=fabric)
                 try:
@@ -118,7 +125,9 @@ class FabricWorld:
                 finally:
                     await lake.aclose()
             return
-        client = await trio.to_thread.run_sync(partial(connect_blocking, self.address, token=TOKEN))
+        client = await trio.to_thread.run_sync(
+            partial(connect_blocking, self.address, token=TOKEN, timeout_s=timeout_s)
+        )
         fabric = ClientFabric(client, opens)
         blocking = Lake(client, check=check, fabric=fabric)
         try:

@@ -56,6 +56,7 @@ PARTS = {
     "mixed": Part("tests.mixed", {"--count": 10_000_000}, has_jobs=False),
     "flips": Part("tests.flips", {"--flips": 10_000}),
     "mount": Part("tests.mount", {"--sequences": 10_000}),
+    "shared-mounts": Part("tests.mount.shared", {"--sequences": 4_000}, has_jobs=False),
     "inputs": Part("tests.fuzz", {"--inputs": 1_000_000}),
     "door-inputs": Part("tests.fuzz.door_inputs", {"--inputs": 1_000_000}, has_jobs=False),
 }

@@ -179,6 +179,7 @@ def _engine(where: Target, given: dict[str, Any], give_up_at: float) -> tuple[st
 def _options(folder: Path, given: dict[str, Any]) -> tuple[MountOptions, MountPlaces]:
     """Return all options.  A folder that cannot be a mount point is refused before anything is made for it."""
     from cli.mount.places import places_of
+    from lakefs.client.address import silence_limit
 
     try:
         from fuse.kernel.attach import MountOptions
@@ -195,6 +196,7 @@ def _options(folder: Path, given: dict[str, Any]) -> tuple[MountOptions, MountPl
         if Path(os.path.realpath(path)).is_relative_to(place):
             raise InvalidArgument(f"{path} is below the mount point {place}; choose another folder", subject=str(path))
     places.make()
+    given.setdefault("engine_silence_s", silence_limit(None))
     return MountOptions(place, staging, **given), places
 
 

@@ -78,7 +78,7 @@ async def run_gateway(plan: GatewayPlan, printer: Callable[[str], None]) -> None
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async with ThreadOffload(WORK_THREADS, "lake-gateway") as offload, trio.open_nursery() as nursery:
             listener = await listen_s3(plan.s3, PortUse.JOIN if plan.share_port else PortUse.FIRST, HINT)
-            engine = AwaitedEngine(plan.engine, plan.token)
+            engine = AwaitedEngine(plan.engine, plan.token, silence_s=plan.config.timeout)
             await nursery.start(engine.run)
             driver = TrioDriver(engine, offload, network=not engine.carries_descriptors, check=Check.CRC32C)
             face = S3Face(Lakes(engine, driver, offload), plan.config)

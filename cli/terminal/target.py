@@ -64,11 +64,11 @@ class Target:
 
             with self.open() as lake:
                 return driver_of(lake).run(send(request))
-        from lakefs.client.address import resolve
+        from lakefs.client.address import resolve, silence_limit
         from lakefs.client.blocking.engine import connect_blocking
 
         address, token = resolve(self.address(), self.token())
-        with connect_blocking(address, token=token) as engine:
+        with connect_blocking(address, token=token, timeout_s=silence_limit(None)) as engine:
             return engine.call(request)
 
     def address(self) -> str:

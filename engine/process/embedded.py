@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from copy import copy
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from lakefs.client.blocking.lake import Lake
 from lakefs.errors import EngineUnreachable, InvalidArgument
 from lakefs.host.descriptors import duplicates
 from lakefs.ids import Buffer
+from lakefs.limits import ENGINE_SILENCE_S
 from lakefs.wire.connection import reply_memory
 from lakefs.wire.engine_port import Body, EngineService, Reply
 from lakefs.wire.messages import PutObjects, Request, StoreChunks, Watch, WatchEvent
@@ -108,6 +109,7 @@ class EmbeddedBlockingEngine:
 
     carries_descriptors = True
     epoch = 0
+    timeout_s = ENGINE_SILENCE_S
 
     def __init__(self, data: Path) -> None:
         self.address = f"data:{data}"
@@ -172,6 +174,10 @@ class EmbeddedBlockingEngine:
             self._token.run_sync_soon(self._stop)
         self._thread.join()
         self._ended.result()
+
+    def job(self, limit_s: float) -> AbstractContextManager[None]:
+        """Give the block all the time that it takes: this process is the engine."""
+        return nullcontext()
 
     def forked(self) -> EmbeddedBlockingEngine:
         """Mark the client closed: a forked child has no engine."""

@@ -16,7 +16,7 @@ Rules kept here:
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence as Seq
 from typing import Final, Protocol
 
 import trio
@@ -26,6 +26,7 @@ from engine.chunks.manifests import checked_chunks
 from engine.format.checksums import check_vector, vector_of
 from engine.format.layouts import ChunkRecord
 from engine.memory.lent_memory import put_into
+from engine.memory.while_lent import WhileLent, always
 from engine.requests.answers import failure_of
 from engine.requests.fabric_loads import FabricLoad
 from engine.requests.handlers import handles
@@ -39,10 +40,11 @@ from lakefs.errors import (
     InvalidArgument,
     LakeError,
     OperationalError,
+    SessionLost,
     StaleGrant,
     UserError,
 )
-from lakefs.ids import EMPTY_CHUNK, ChunkId, SegmentId, id_text
+from lakefs.ids import EMPTY_CHUNK, Buffer, ChunkId, SegmentId, id_text
 from lakefs.limits import GRANULE_BYTES, KIB, MIB, PAGE_BYTES, SMALL_PAYLOAD_BYTES
 from lakefs.shared_index.table_format import Found
 from lakefs.wire import messages as m
@@ -80,8 +82,10 @@ class SlotMemory(Protocol):
 class _Loading:
     """One request, and the results so far."""
 
-    def __init__(self, request: m.LoadSlots, chunks: Seq[ChunkId], memory: SlotMemory) -> None:
+    def __init__(self, request: m.LoadSlots, chunks: Seq[ChunkId], memory: SlotMemory, ask: Callable[[], None]) -> None:
         self.request = request
+        self.ask = ask
+        """Called before each write to the memory; raises SessionLost if it is not lent any more."""
         self.chunks = chunks
         self.memory = memory
         self.lengths = [0] * len(chunks)
@@ -111,6 +115,7 @@ class _Loading:
             self.memory.mapping[offset : offset + length],
             is_aligned=length >= SMALL_PAYLOAD_BYTES and not (offset | record.offset) % PAGE_BYTES,
             with_vector=self.request.checksums,
+            ask=self.ask,
         )
 
     def is_plain(self, lengths: Seq[int]) -> bool:
@@ -184,7 +189,12 @@ class Loads:
             return await self._load_by_fabric(client, request, request.fabric, chunks)
         client.check_its_memory()
         with self._store.lent.using(client, request.memory, writable=True) as memory:
-            return await self._load_into(request, chunks, memory)
+            ask = WhileLent(client.check_its_memory, self._store.clock)
+            try:
+                return await self._load_into(request, chunks, memory, ask)
+            except SessionLost as error:
+                lost = error.with_traceback(None)  # which would keep the memory mapped
+        raise lost
 
     async def _load_by_fabric(
         self, client: Client, request: m.LoadSlots, memory: m.FabricMemory, chunks: Seq[ChunkId]
@@ -201,8 +211,10 @@ class Loads:
                 await link.move(await load.load(batch, bounce, self._load_into))
         return load.answer()
 
-    async def _load_into(self, request: m.LoadSlots, chunks: Seq[ChunkId], memory: SlotMemory) -> m.SlotsLoaded:
-        loading = _Loading(request, chunks, memory)
+    async def _load_into(
+        self, request: m.LoadSlots, chunks: Seq[ChunkId], memory: SlotMemory, ask: Callable[[], None] = always
+    ) -> m.SlotsLoaded:
+        loading = _Loading(request, chunks, memory, ask)
         wanted: Seq[int] = range(len(chunks))
         if await self._load_directly(loading):
             return loading.answer()
@@ -238,6 +250,7 @@ class Loads:
             end = _end_of_run(places, begin)
             _, segment, offset, _, _ = places[begin]
             targets = loading.targets(begin, end, lengths)
+            loading.ask()
             try:
                 if not self._slots.read_cached_run(SegmentId(segment), offset, targets, probe=not begin):
                     return False
@@ -263,6 +276,7 @@ class Loads:
             if self._store.chunks.is_quarantined(loading.chunks[load.index]):
                 load.error = _suspect(loading.chunks[load.index])  # it is read with all checks, or fails
         await self._slots.read(await self._read_cached([load for load in loads if load.error is None]))
+        loading.ask()  # a read that might not be done any more ends the load
         moved = self._moved(loading, loads) if self._segments.room.punch_count != punched else set()
         return [load.index for load in loads if load.index in moved or not await self._settled(loading, load)]
 
@@ -277,6 +291,7 @@ class Loads:
             if length > at_once:
                 await trio.lowlevel.checkpoint()
                 at_once = AT_ONCE_BYTES
+            load.ask()
             try:
                 found = self._slots.read_cached(load, probe=room == INLINE_BYTES)
             except (UserError, OperationalError):  # the second attempt reports it
@@ -319,7 +334,7 @@ class Loads:
     async def _checked(self, load: SlotLoad) -> bytes:
         """Load a payload whose read failed or whose vector does not match, checked, past the page cache too."""
         payload = await self._segments.reader.read_chunk(load.record)
-        await self._store.offload.run(put_into, load.target, payload)
+        await self._store.offload.run(_put_if_lent, load, payload)
         return vector_of(payload)
 
     async def _judged(self, chunk: ChunkId, record: ChunkRecord, error: LakeError) -> m.Failure | None:
@@ -341,6 +356,11 @@ def _end_of_run(places: Seq[Found], begin: int) -> int:
         behind += length
         end += 1
     return end
+
+
+def _put_if_lent(load: SlotLoad, payload: Buffer) -> None:
+    load.ask()
+    put_into(load.target, payload)
 
 
 def _suspect(chunk: ChunkId) -> LakeError:

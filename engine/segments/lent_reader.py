@@ -8,6 +8,7 @@ Rules kept here:
   copies the payload's part to its target.  Those pages are a memfd: user space never touches the mapping of a client's
   memory (`engine.memory.lent_memory`), and the client's file is never made longer.
 - The kernel may write to the memory until `read` has returned, however it returns.
+- Before each system call that writes to it a load asks if it may (`SlotLoad.ask`).
 
 Nothing is checked here: the caller checks the bytes.
 """
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from engine.format.extents import page_down, page_up
@@ -24,6 +25,7 @@ from engine.format.layouts import ChunkRecord
 from engine.host.io_queue import OffloadQueue
 from engine.host.tasks import run_all
 from engine.memory.lent_memory import copy_into, exhausted, memory_of_our_own
+from engine.memory.while_lent import AskingFile, always
 from engine.segments.files import ReadFile, ReadFiles
 from lakefs.errors import CorruptionError, LakeError, OperationalError, StoreDamaged
 from lakefs.findings import Finding
@@ -47,16 +49,25 @@ class SlotLoad:
     `vector` is memory for the checksums behind the payload; empty when none are wanted or none exist.
     """
 
-    __slots__ = ("error", "index", "is_aligned", "record", "target", "vector")
+    __slots__ = ("ask", "error", "index", "is_aligned", "record", "target", "vector")
 
     def __init__(
-        self, index: int, record: ChunkRecord, target: memoryview, *, is_aligned: bool, with_vector: bool
+        self,
+        index: int,
+        record: ChunkRecord,
+        target: memoryview,
+        *,
+        is_aligned: bool,
+        with_vector: bool,
+        ask: Callable[[], None] = always,
     ) -> None:
         self.index = index
         self.record = record
         self.target = target
         self.is_aligned = is_aligned
         self.vector = memoryview(bytearray(record.vector_bytes)) if with_vector else memoryview(b"")
+        self.ask = ask
+        """Called before each system call that writes to the target; raises SessionLost if it may not."""
         self.error: LakeError | None = None
 
 
@@ -229,6 +240,7 @@ class _Tails:
             rest = len(load.target) - body
             try:
                 if rest:
+                    load.ask()
                     copy_into(load.target[body:], self._descriptor, at)
             except LakeError as error:
                 load.error = error.with_traceback(None)  # a traceback would keep the memory mapped
@@ -241,12 +253,12 @@ def _reads_of(load: SlotLoad, opened: _OpenFiles, tails: _Tails) -> list[FileRea
         return []
     file, offset, length = opened.of(load), load.record.offset, len(load.target)
     if not file.direct:
-        reads = [FileRead(file, load.target, offset)]
+        reads = [FileRead(AskingFile(file, load.ask), load.target, offset)]
         if load.vector:
             reads.append(FileRead(file, load.vector, offset + length))
         return reads
     body, end = page_down(length), length + len(load.vector)
-    reads = [FileRead(file, load.target[:body], offset)] if body else []
+    reads = [FileRead(AskingFile(file, load.ask), load.target[:body], offset)] if body else []
     if end > body:
         reads.append(FileRead(file, tails.take(load, page_up(end) - body), offset + body))
     return reads

@@ -5,11 +5,16 @@ socket if something listens there, the system's socket.  Only the last two are t
 it is: if it fails, that is an error, and no other engine is taken.
 
 The choice is made once for each client, which connects to the same address again after a loss.
+
+The limit of an engine's silence is found alike: the caller's, LAKE_TIMEOUT, the configured `timeout`, 30 s.
 """
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+
+from lakefs.limits import ENGINE_SILENCE_S
 
 
 def resolve(address: str | None, token: str | None) -> tuple[str, str]:
@@ -19,6 +24,27 @@ def resolve(address: str | None, token: str | None) -> tuple[str, str]:
     """
     where = address or os.environ.get("LAKE_SERVER") or _found()
     return where, os.environ.get("LAKE_TOKEN", "") if token is None else token
+
+
+def silence_limit(timeout_s: float | None) -> float:
+    """Return the seconds that an engine may be silent while a request waits.  InvalidArgument, ConfigError."""
+    from lakefs.config.values import DEFAULT_FILE, checked_timeout, parse_timeout  # noqa: PLC0415
+    from lakefs.errors import ConfigError, InvalidArgument  # noqa: PLC0415
+
+    if timeout_s is not None:
+        return checked_timeout(timeout_s)
+    text = os.environ.get("LAKE_TIMEOUT")
+    if text:
+        try:
+            return parse_timeout(text)
+        except InvalidArgument as error:
+            raise ConfigError(f"LAKE_TIMEOUT: {error.message}", subject="timeout") from error
+    if os.environ.get("LAKE_CONFIG") or os.access(DEFAULT_FILE, os.R_OK):
+        from lakefs.config.settings import load  # noqa: PLC0415
+
+        with suppress(ConfigError):  # a client with an address does not depend on the engine's file
+            return load().timeout
+    return ENGINE_SILENCE_S
 
 
 def _found() -> str:

@@ -12,7 +12,7 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
-from lakefs.client.address import resolve
+from lakefs.client.address import resolve, silence_limit
 from lakefs.client.blocking.engine import BlockingEngine, connect_blocking
 from lakefs.client.blocking.lake import Lake
 from lakefs.client.facade import driver_of
@@ -29,6 +29,7 @@ def connect(
     check: Check = Check.BLAKE3,
     repeats: bool = True,
     rdma: bool = True,
+    timeout: float | None = None,
 ) -> Lake:
     """Connect to an engine.  Close the lake, or use it as a context manager.
 
@@ -37,10 +38,13 @@ def connect(
     `token`: for TCP; default LAKE_TOKEN.  `check`: the check of whole chunks that are read.  `repeats`: names that
     were read before are answered without a request while nothing has changed (on the engine's machine).
     `rdma`: over TCP, bytes are moved by RDMA where both machines have a device; else they are streamed.
-    EngineUnreachable, PermissionDenied, UnsupportedVersion, ConfigError.
+    `timeout`: seconds that the engine may be silent while a request waits; default LAKE_TIMEOUT, else the configured
+    `timeout`, 30.  Then the call raises EngineUnreachable, and its change may have happened all the same; a later call
+    connects anew.  An engine at work is not silent, however long a request takes.
+    EngineUnreachable, PermissionDenied, UnsupportedVersion, ConfigError, InvalidArgument.
     """
     where, secret = resolve(address, token)
-    engine = connect_blocking(where, token=secret)
+    engine = connect_blocking(where, token=secret, timeout_s=silence_limit(timeout))
     fabric = _fabric(engine) if rdma and where.startswith("tcp") else None
     return Lake(engine, check=check, repeats=repeats, fabric=fabric)
 
@@ -55,7 +59,8 @@ def _reduced(lake: Lake) -> tuple[Callable[[str], Lake], tuple[str]]:
     driver = driver_of(lake)
     steps = driver.steps
     rdma = steps.fabric is not None
-    return partial(connect, check=steps.check, repeats=driver.repeats, rdma=rdma), (lake.address,)
+    timeout = driver.timeout_s
+    return partial(connect, check=steps.check, repeats=driver.repeats, rdma=rdma, timeout=timeout), (lake.address,)
 
 
 copyreg.pickle(Lake, _reduced)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from lakefs.client.address import resolve
+from lakefs.client.address import resolve, silence_limit
 from lakefs.client.trio.lake import TrioLake
 from lakefs.client.trio.reconnecting import connect_reconnecting
 from lakefs.content.verify import Check
@@ -22,6 +22,7 @@ async def connect_trio(
     check: Check = Check.BLAKE3,
     repeats: bool = True,
     rdma: bool = True,
+    timeout: float | None = None,
 ) -> AsyncIterator[TrioLake]:
     """Connect to an engine until the block ends; if it is lost during the block, wait for it, at most 5 s.
 
@@ -30,7 +31,7 @@ async def connect_trio(
     where, secret = resolve(address, token)
     async with (
         ThreadOffload(CLIENT_THREADS, "lake-work") as offload,
-        connect_reconnecting(where, token=secret) as engine,
+        connect_reconnecting(where, token=secret, silence_s=silence_limit(timeout)) as engine,
     ):
         network = where.startswith("tcp")
         fabric = ClientFabric(engine) if rdma and network else None

@@ -23,16 +23,24 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from lakefs.config.values import (
+    DEFAULT_FILE as DEFAULT_FILE,
     Address as Address,
     duration_text as duration_text,
     parse_address as parse_address,
     parse_duration as parse_duration,
     parse_size as parse_size,
+    parse_timeout as parse_timeout,
 )
 from lakefs.errors import ConfigError, InvalidArgument
-from lakefs.limits import S3_DOMAINS_MAX, S3_DOOR_BYTES, SCRUB_INTERVAL_S, SCRUB_RATE_BYTES_PER_S, UPLOAD_EXPIRY_S
+from lakefs.limits import (
+    ENGINE_SILENCE_S,
+    S3_DOMAINS_MAX,
+    S3_DOOR_BYTES,
+    SCRUB_INTERVAL_S,
+    SCRUB_RATE_BYTES_PER_S,
+    UPLOAD_EXPIRY_S,
+)
 
-DEFAULT_FILE: Final = Path("/etc/lake/lake.toml")
 SYSTEM_DATA: Final = Path("/var/lib/lake")
 SYSTEM_SOCKET: Final = Path("/run/lake/lake.sock")
 DEFAULT_S3: Final = Address("127.0.0.1", 9000)
@@ -100,6 +108,8 @@ class Config:
     """Memory of the DRAM tier; 0: no tier; None: a share of the available memory."""
     rdma: str = "auto"
     """`auto` (beside a TCP listener), `off`, or the name of the RDMA device to use."""
+    timeout: float = ENGINE_SILENCE_S
+    """Seconds that an engine may be silent while a request of a client waits; for clients, the gateway and mounts."""
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Source of each setting, for people: `default`, `LAKE_DATA`, `--data`, or the file's path."""
 
@@ -384,6 +394,7 @@ _SETTINGS: Final[Mapping[str, _Kind]] = {
     "hot_index_entries": _Kind(_count),
     "dram_tier_bytes": _or("auto", parse_size),
     "rdma": _Kind(_rdma),
+    "timeout": _Kind(parse_timeout, "{:g}".format),
 }
 SETTING_NAMES: Final = tuple(_SETTINGS)
 """Keys of the file; flags have the same name with `-`, variables `LAKE_` and upper case."""

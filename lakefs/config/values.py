@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from lakefs.errors import InvalidArgument
 
+DEFAULT_FILE: Final = Path("/etc/lake/lake.toml")
 _SIZE: Final = re.compile(r"(\d{1,18})(?:\.(\d{1,18}))?\s*(?:([kmgtp])(?:i?b)?|b)?", re.ASCII | re.IGNORECASE)
 _DURATION: Final = re.compile(r"(\d{1,9})\s*([smhd])?", re.ASCII)
+_SECONDS: Final = re.compile(r"\d{1,9}(?:\.\d{1,3})?", re.ASCII)
+TIMEOUT_S_MIN: Final = 0.1
+TIMEOUT_S_MAX: Final = 86_400.0
 _DURATION_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _SIZE_SHIFTS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
 
@@ -62,6 +67,22 @@ def parse_duration(text: str) -> float:
     if match is None or not (match[2] or int(match[1]) == 0):
         raise InvalidArgument(f"{text!r} is not a time; give a number and a unit, as 90s, 30m, 12h or 7d, or 0")
     return float(int(match[1]) * _DURATION_UNITS.get(match[2] or "s", 1))
+
+
+def parse_timeout(text: str) -> float:
+    """Return seconds from a number of them, `30` or `2.5`, from 0.1 s to a day.  InvalidArgument."""
+    if not _SECONDS.fullmatch(text.strip()):
+        raise InvalidArgument(f"{text!r} is no number of seconds; give one, as 30 or 2.5")
+    return checked_timeout(float(text.strip()))
+
+
+def checked_timeout(timeout_s: float) -> float:
+    """Return a limit of an engine's silence, in seconds.  InvalidArgument unless it is from 0.1 s to a day."""
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float):
+        raise InvalidArgument(f"timeout is a number of seconds, not {timeout_s!r:.40}")
+    if not TIMEOUT_S_MIN <= timeout_s <= TIMEOUT_S_MAX:
+        raise InvalidArgument(f"timeout is {timeout_s:g} s; it is {TIMEOUT_S_MIN:g} s to a day")
+    return float(timeout_s)
 
 
 def duration_text(duration_s: float) -> str:

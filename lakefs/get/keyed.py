@@ -163,7 +163,11 @@ def load_values(
 
     return (
         yield from into_lent_pool(
-            access, pool, lambda lent: _KeyedLoading(access, pool, space, keys, offsets, rooms).run(lent), stream
+            access,
+            pool,
+            list(zip(offsets, rooms, strict=True)),
+            lambda lent: _KeyedLoading(access, pool, space, keys, offsets, rooms).run(lent),
+            stream,
         )
     )
 

@@ -81,6 +81,7 @@ def load_slots(access: Access, pool: Pool, slots: Sequence[Slot]) -> Steps[list[
         yield from into_lent_pool(
             access,
             pool,
+            [(slot.offset, min(slot.room, CHUNK_BYTES)) for slot in slots],
             lambda lent: _Loading(access, pool, slots, lent).run(),
             lambda: _stream_all(access, pool, slots),
         )

@@ -10,7 +10,7 @@ Rules kept here:
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from lakefs.errors import (
@@ -49,9 +49,15 @@ class LentPool(NamedTuple):
 
 
 def into_lent_pool(
-    access: Access, pool: Pool, load: Callable[[LentPool], Steps[list[int]]], stream: Callable[[], Steps[list[int]]]
+    access: Access,
+    pool: Pool,
+    slots: Sequence[tuple[int, int]],
+    load: Callable[[LentPool], Steps[list[int]]],
+    stream: Callable[[], Steps[list[int]]],
 ) -> Steps[list[int]]:
     """Lend the pool and return what `load` returns for it; if it cannot be lent, what `stream` returns.
+
+    `slots`: (offset, room) of all that the load may write to.
 
     `load` is run again when its connection was lost, unless no engine came in time; with any other error of the lake
     it has nothing in flight.
@@ -64,15 +70,17 @@ def into_lent_pool(
             return (yield from load(lent))
         except SessionLost as error:
             # The engine may still serve the lost connection's requests.
-            yield from take_back_pool(access, pool, lent, failure=error)
+            yield from take_back_pool(access, pool, lent, slots, failure=error)
             if attempt == ATTEMPTS - 1:
                 raise
         except LakeError as error:
             if _is_left_behind(access, lent):
-                yield from take_back_pool(access, pool, lent, failure=error)
-            raise  # nothing is in flight
+                yield from take_back_pool(access, pool, lent, slots, failure=error)
+            elif isinstance(error, EngineUnreachable) and lent.link is None:
+                pool.leave_behind(slots)  # the requests before may have been given up with their connection
+            raise  # else nothing is in flight
         except BaseException:
-            yield from take_back_pool(access, pool, lent)
+            yield from take_back_pool(access, pool, lent, slots)
             raise
     raise AssertionError("the last attempt has returned or raised")
 
@@ -82,9 +90,11 @@ def _is_left_behind(access: Access, lent: LentPool) -> bool:
     return lent.link is not None and access.fabric is not None and not access.fabric.is_held(lent.link)
 
 
-def take_back_pool(access: Access, pool: Pool, lent: LentPool, *, failure: LakeError | None = None) -> Steps[None]:
+def take_back_pool(
+    access: Access, pool: Pool, lent: LentPool, slots: Sequence[tuple[int, int]], *, failure: LakeError | None = None
+) -> Steps[None]:
     """End the lending after a load was cancelled, or failed: else requests in flight could write to the next load's
-    slots.
+    slots.  An engine that cannot be asked, and may go on, keeps the pages of the slots, and the pool has others.
 
     `failure`: its connection was lost; EngineUnreachable when no engine came in time, so that nobody waits again.
     """
@@ -97,6 +107,8 @@ def take_back_pool(access: Access, pool: Pool, lent: LentPool, *, failure: LakeE
     try:
         yield from send(ReturnMemory(lent.number))
     except EngineUnreachable:
+        if failure is None or failure.goes_on:
+            pool.leave_behind(slots)
         if failure is not None:
             raise
     except LakeError:

@@ -21,10 +21,13 @@ from __future__ import annotations
 import mmap
 import os
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lakefs.errors import InvalidArgument, LocalFileError
 from lakefs.host.new_memory import check_lendable, duplicate, new_memory
+from lakefs.host.replaced_pages import replace_pages
+from lakefs.limits import PAGE_BYTES
 
 if TYPE_CHECKING:
     from lakefs.transport.fabric import Region
@@ -47,6 +50,7 @@ class Pool:
         self.region: Region | None = None
         """The pool's registration for RDMA; None while it is not registered."""
         check_lendable(size_bytes)
+        self._is_made_here = descriptor is None
         self._descriptor = new_memory(size_bytes) if descriptor is None else duplicate(descriptor)
         try:
             self.size_bytes = size_bytes or os.fstat(self._descriptor).st_size
@@ -108,6 +112,19 @@ class Pool:
         if ended is not None:
             ended.close()
 
+    def leave_behind(self, slots: Sequence[tuple[int, int]]) -> None:
+        """Put other pages in the place of slots (offset, room) that an engine may still write to, and lend no more.
+
+        Chunks and values are streamed from then on.  Memory of another program (`descriptor`) stays as it is, because
+        that maps it too: the engine asks before each write if this client has left.  LocalFileError.
+        """
+        self.number = None
+        if not self._is_made_here or self._descriptor < 0:
+            return
+        self.is_refused = True
+        for begin, end in _joined(slots):
+            replace_pages(self.buffer, begin, min(end, self.size_bytes))
+
     def slot(self, offset: int, length: int) -> memoryview:
         """Return a part of the memory.  InvalidArgument when it is outside."""
         if not 0 <= offset <= offset + length <= self.size_bytes:
@@ -127,3 +144,15 @@ class Pool:
             self._mapping.close()
         except BufferError:  # views exist; the memory is unmapped with the last of them
             return
+
+
+def _joined(slots: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the ranges of whole pages in which slots lie, as (begin, end), those that touch as one."""
+    found: list[tuple[int, int]] = []
+    for offset, room in sorted(slots):
+        begin, end = offset // PAGE_BYTES * PAGE_BYTES, -(-(offset + room) // PAGE_BYTES) * PAGE_BYTES
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((begin, end))
+    return found

@@ -15,6 +15,7 @@ from lakefs.errors import InvalidArgument, LocalFileError
 from lakefs.limits import GIB, LENT_MEMORY_BYTES_MAX
 
 _ADD_SEALS: Final = 1033  # F_ADD_SEALS of linux/fcntl.h; Python names it from 3.13 on
+_SEAL_WRITE: Final = 0x0008
 _SEALS: Final = 0x0001 | 0x0002 | 0x0004  # no more seals, no shrinking, no growing
 
 
@@ -40,6 +41,15 @@ def new_memory(size_bytes: int, *, sealed: bool = False) -> int:
         os.close(descriptor)
         raise _no_memory(size_bytes, error) from error
     return descriptor
+
+
+def can_be_sealed(descriptor: int) -> bool:
+    """Seal memory of `new_memory` against writes; return False if a process maps it for writing, or a device writes."""
+    try:
+        fcntl.fcntl(descriptor, _ADD_SEALS, _SEAL_WRITE)
+    except OSError:  # EBUSY
+        return False
+    return True
 
 
 def duplicate(descriptor: int) -> int:

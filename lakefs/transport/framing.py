@@ -59,6 +59,8 @@ class FrameSender:
         self._corked_bytes = 0
         self.error: LakeError | None = None
         """The error after which nothing is sent; None while the stream works."""
+        self.taken = 0
+        """Times that the peer has taken bytes for which there was no room before."""
         self._work = trio.Event()
         self._room: trio.Event | None = None
 
@@ -155,13 +157,24 @@ class FrameSender:
         entry = self._queue[0]
         with trio.move_on_after(FRAME_TIMEOUT_S) as scope:
             try:
-                await self._stream.send(entry.parts, entry.descriptors)
+                await self._send_rest(entry)
             except EngineUnreachable as error:
                 self.error = error
         if scope.cancelled_caught:
             self.error = DeadlineExceeded(f"{self._stream.peer} did not take a frame within {FRAME_TIMEOUT_S:.0f} s")
         if self._queue and self._queue[0] is entry:
             self._done(self._queue.popleft())
+
+    async def _send_rest(self, entry: _Queued) -> None:
+        left = [part for part in entry.parts if len(part)]
+        descriptors = entry.descriptors
+        while left:
+            count = self._stream.send_nowait(left, descriptors)
+            if count:
+                left, descriptors = after(left, count), ()
+                self.taken += 1
+            else:
+                await self._stream.wait_writable()
 
     async def _wait_done(self) -> None:
         if self._room is None:
@@ -203,6 +216,8 @@ class FrameReceiver(Generic[E_co]):
         self._before_wait = before_wait
         self._frame_deadline = math.inf
         self._descriptors: list[int] = []
+        self.arrivals = 0
+        """Times that bytes have arrived."""
 
     async def next_event(self) -> E_co | None:
         """Return the peer's next event, or None when the peer has closed.  A raised LakeError ends the connection."""
@@ -214,6 +229,7 @@ class FrameReceiver(Generic[E_co]):
             count = await self._receive(reader.space())
             if not count:
                 return None
+            self.arrivals += 1
             reader.received(count)
             self._descriptors += self._stream.take_descriptors()
             if len(self._descriptors) > 2 * DESCRIPTORS_PER_FRAME_MAX:
@@ -243,6 +259,7 @@ class FrameReceiver(Generic[E_co]):
                     count = await self._stream.receive_into(view)
                     if not count:
                         raise EngineUnreachable(f"{self._stream.peer} went in the middle of a body")
+                    self.arrivals += 1
                     view = view[count:]
             return
         raise self._stalled()

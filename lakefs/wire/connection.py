@@ -276,6 +276,10 @@ class ClientConnection:
         self._open[stream_id] = request.OP
         return stream_id, frame
 
+    def withdraw(self, stream_id: int) -> None:
+        """Close the stream of a request of which no byte was sent."""
+        del self._open[stream_id]
+
     def cancel(self, stream_id: int) -> bytes:
         """Return the frame that says the client no longer waits for the stream.  Its final frame still arrives."""
         return pack_frame(Kind.CANCEL, 0, stream_id)

@@ -9,7 +9,7 @@ also provides the memory for a request's body, so that payload is received direc
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -176,6 +176,18 @@ class BlockingEngineClient(ConnectedClient, Protocol):
     @property
     def address(self) -> str:
         """The engine's address: `unix:PATH`, `tcp://HOST:PORT`, `data:PATH`."""
+        ...
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds that the engine may be silent while a request waits, before EngineUnreachable is raised."""
+        ...
+
+    def job(self, limit_s: float) -> AbstractContextManager[None]:
+        """Give the requests of a block so many seconds together; EngineUnreachable then, with the connection closed.
+
+        For one thread at a time.
+        """
         ...
 
     def start(

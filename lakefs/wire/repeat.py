@@ -65,12 +65,16 @@ def loss_error(request: m.Request, lost: LakeError) -> LakeError:
 
     SessionLost where a put or a load has to begin again anyway: it used descriptors of that connection.
     """
+    error: LakeError
     if isinstance(request, m.StoreFromSource | m.StoreSlots):
-        return SessionLost("the connection was lost in the middle of a put; begin the put again")
-    if isinstance(request, m.LoadSlots | m.KeyedLoad):
-        return SessionLost("the connection was lost in the middle of a load; lend the memory again")
-    doubt = "" if type(request) in REPEATABLE else "; the request may or may not have been done"
-    return EngineUnreachable(f"{lost.message}{doubt}", subject=lost.subject)
+        error = SessionLost("the connection was lost in the middle of a put; begin the put again")
+    elif isinstance(request, m.LoadSlots | m.KeyedLoad):
+        error = SessionLost("the connection was lost in the middle of a load; lend the memory again")
+    else:
+        doubt = "" if type(request) in REPEATABLE else "; the request may or may not have been done"
+        error = EngineUnreachable(f"{lost.message}{doubt}", subject=lost.subject)
+    error.goes_on = lost.goes_on
+    return error
 
 
 class SessionKeeper:

@@ -265,7 +265,7 @@ def test_a_blocking_client_finds_out_what_is_no_engine(
     unix: str, payload: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not payload:
-        monkeypatch.setattr("lakefs.client.blocking.link.HELLO_TIMEOUT_S", 0.05)
+        monkeypatch.setattr("lakefs.client.blocking.time_limits.HELLO_TIMEOUT_S", 0.05)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(unix.removeprefix("unix:"))
         listener.listen()

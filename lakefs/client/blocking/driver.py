@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -204,6 +204,15 @@ class BlockingDriver:
     def address(self) -> str:
         """The engine's address: `unix:PATH` or `tcp://HOST:PORT`."""
         return self._engine.address
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds that the engine may be silent while a request waits."""
+        return self._engine.timeout_s
+
+    def job(self, limit_s: float) -> AbstractContextManager[None]:
+        """See `BlockingEngineClient.job`."""
+        return self._engine.job(limit_s)
 
     @property
     def epoch(self) -> int:

@@ -6,6 +6,7 @@ that arrive during `finish` are kept; their bodies are received where they belon
 Rules kept here:
 - May be used by several threads.  One at a time connects and sends; one at a time receives, for all of them.
 - `start` cannot deadlock with an engine that waits for its client: it receives replies while a request cannot be sent.
+- An engine that is silent for some time (default 30 s) while a request waits is lost (`lakefs.client.silence`).
 - The next caller waits for a lost engine, at most 5 s.  `finish` sends again requests that may be repeated; others
   raise.  The first connect does not wait for an engine.  After `close` the next `start` connects anew.
 
@@ -17,13 +18,16 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from lakefs.client.blocking.link import Link, Ticket
+from lakefs.client.blocking.time_limits import TimeLimits
+from lakefs.client.silence import given_up
 from lakefs.errors import EngineUnreachable, InvalidArgument, LakeError
 from lakefs.ids import Buffer
-from lakefs.limits import ENGINE_WAIT_S
+from lakefs.limits import ENGINE_SILENCE_S, ENGINE_WAIT_S
 from lakefs.wire.engine_port import Reply
 from lakefs.wire.messages import HelloReply, Request, Watch
 from lakefs.wire.repeat import ATTEMPTS_MAX, REPEATABLE, SessionKeeper, loss_error
@@ -31,9 +35,12 @@ from lakefs.wire.repeat import ATTEMPTS_MAX, REPEATABLE, SessionKeeper, loss_err
 _RETRY_S: Final = 0.05
 
 
-def connect_blocking(address: str, *, token: str = "") -> BlockingEngine:
-    """Connect to an engine.  EngineUnreachable, PermissionDenied, UnsupportedVersion, InvalidArgument."""
-    engine = BlockingEngine(address, token=token)
+def connect_blocking(address: str, *, token: str = "", timeout_s: float = ENGINE_SILENCE_S) -> BlockingEngine:
+    """Connect to an engine, which may be silent for `timeout_s` while a request waits.
+
+    EngineUnreachable, PermissionDenied, UnsupportedVersion, InvalidArgument.
+    """
+    engine = BlockingEngine(address, token=token, timeout_s=timeout_s)
     engine.connect()
     return engine
 
@@ -41,8 +48,9 @@ def connect_blocking(address: str, *, token: str = "") -> BlockingEngine:
 class BlockingEngine:
     """Blocking requests to one engine.  Use as a context manager, or `close()`."""
 
-    def __init__(self, address: str, *, token: str = "") -> None:
+    def __init__(self, address: str, *, token: str = "", timeout_s: float = ENGINE_SILENCE_S) -> None:
         self.address = address
+        self.limits = TimeLimits(timeout_s)
         self.epoch = 0
         """Count of connections so far: descriptors, leases and sources of an earlier epoch are void."""
         self._token = token
@@ -73,6 +81,22 @@ class BlockingEngine:
         link = self._link
         return link is not None and link.is_there()
 
+    @property
+    def timeout_s(self) -> float:
+        """See `BlockingEngineClient.timeout_s`."""
+        return self.limits.timeout_s
+
+    @contextmanager
+    def job(self, limit_s: float) -> Iterator[None]:
+        """See `BlockingEngineClient.job`."""
+        self.limits.begin(limit_s)
+        try:
+            yield
+        finally:
+            if not self.limits.left_s():
+                self.close()  # what was lent ends with it
+            self.limits.end()
+
     def connect(self) -> None:
         """Connect, unless connected."""
         self._usable_link()
@@ -81,7 +105,7 @@ class BlockingEngine:
         """Close the connection; open tickets raise EngineUnreachable.  Safe in a signal handler."""
         link, self._link = self._link, None
         if link is not None:
-            link.lose(EngineUnreachable(f"the connection to {self.address} was closed", subject=self.address))
+            link.lose(given_up(f"the connection to {self.address} was closed", self.address))
 
     def forked(self) -> BlockingEngine:
         """In a child just forked: return another client of the engine, which connects at its first request.
@@ -91,7 +115,7 @@ class BlockingEngine:
         link, self._link = self._link, None
         if link is not None:
             link.leave(EngineUnreachable(f"the connection to {self.address} is the parent's"))
-        other = BlockingEngine(self.address, token=self._token)
+        other = BlockingEngine(self.address, token=self._token, timeout_s=self.limits.timeout_s)
         other.epoch = self.epoch + 1
         return other
 
@@ -167,6 +191,8 @@ class BlockingEngine:
         self._submit(ticket)
 
     def _submit(self, ticket: Ticket) -> None:
+        if self.limits.until is not None:
+            self.limits.check(self.address)
         with self._sending:
             if self._link is not None:
                 self._link.look()
@@ -183,10 +209,10 @@ class BlockingEngine:
             return self._link
 
     def _connected(self, patience_s: float) -> Link:
-        give_up_at = time.monotonic() + patience_s
+        give_up_at = time.monotonic() + min(patience_s, self.limits.left_s())
         while True:
             try:
-                link = Link(self.address, self._token)
+                link = Link(self.address, self._token, self.limits)
                 break
             except EngineUnreachable:
                 if time.monotonic() >= give_up_at:

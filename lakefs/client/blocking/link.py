@@ -4,8 +4,8 @@ Rules kept here:
 - One thread at a time calls `submit`.  Any number may `wait`: one of them receives for all; the others wait until
   something has arrived.
 - While other tickets are open, requests are sent without blocking; when one cannot be sent, replies are received.
-- An error or an interruption (Ctrl-C) while sending or receiving ends the link, so bytes never get out of order.
-  Every open ticket is then `lost`.
+- An error or an interruption (Ctrl-C) while sending or receiving ends the link, so bytes never get out of order, and
+  so does the engine's silence (`lakefs.client.blocking.waits`).  Every open ticket is then `lost`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lakefs.client.blocking.socket import connected_socket
+from lakefs.client.blocking.socket import connected_socket, limit_waits
+from lakefs.client.blocking.time_limits import TimeLimits
+from lakefs.client.blocking.waits import Waits
+from lakefs.client.silence import Asked, silent_error
 from lakefs.errors import EngineBusy, EngineUnreachable, InvalidArgument, LakeError, ProtocolError
 from lakefs.host.descriptors import after, close_all
 from lakefs.ids import Buffer
-from lakefs.limits import HELLO_TIMEOUT_S
 from lakefs.transport.address import parse_address
 from lakefs.transport.sockets import lost_error, receive_with_descriptors, send_some
 from lakefs.wire.connection import (
@@ -39,14 +41,14 @@ from lakefs.wire.connection import (
 )
 from lakefs.wire.engine_port import Body, Reply
 from lakefs.wire.frames import PROTOCOL_VERSION
-from lakefs.wire.messages import Hello, HelloReply, Request
+from lakefs.wire.messages import Hello, HelloReply, Ping, Request
 
 CLIENT_NAME: Final = "lakefs-python"
 _IDLE_S: Final = 0.02
 """An engine that was heard this recently is not checked for a goodbye or an end: a check costs 5 us."""
 LOOK_EVERY_S: Final = 0.001
 """Least time between two checks: no engine starts and frees a place this soon after another was killed."""
-_LOOK_AGAIN_MS: Final = 20
+_LOOK_AGAIN_S: Final = 0.02
 _DONT_WAIT: Final = int(socket.MSG_DONTWAIT)
 
 
@@ -75,13 +77,14 @@ class Ticket:
 class Link:
     """A connection.  The constructor connects and says Hello: EngineUnreachable, PermissionDenied, ..."""
 
-    def __init__(self, address: str, token: str) -> None:
+    def __init__(self, address: str, token: str, limits: TimeLimits) -> None:
         self.address = address
         self.epoch = 0
         """Number of this connection, as its owner counts them."""
         self.error: LakeError | None = None
         self.draining = False
-        self._sock = connected_socket(parse_address(address))
+        self._limits = limits
+        self._sock = connected_socket(parse_address(address), limits.hello_s())
         self._unix = self._sock.family == socket.AF_UNIX
         self._wire = ClientConnection()
         self._tickets: dict[int, Ticket] = {}
@@ -93,6 +96,9 @@ class Link:
         self._heard_at = 0.0
         self._looked_at = 0.0
         self._hello: HelloReply | None = None
+        self._framing = threading.Lock()
+        """Held while a frame is made and sent: the receiving thread may send a Ping between two."""
+        self._waits = Waits(address, limits)
         self._greet(token)
 
     @property
@@ -119,15 +125,16 @@ class Link:
             self._receive(self._take_in_one, self._has_room)
         body = ticket.body
         body_bytes = sum(map(len, body)) if body else 0
-        stream_id, frame = self._wire.request(ticket.request, body_bytes, len(ticket.descriptors))
-        ticket.link, ticket.stream_id = self, stream_id
-        ticket.attempts += 1
-        ticket.error, ticket.lost = None, False
-        self._tickets[stream_id] = ticket
-        if self.error is not None:  # lost since the caller looked
-            self._lose_tickets(self.error)
-            return
-        self._send([frame, *body] if body else [frame], ticket.descriptors)
+        with self._framing:
+            stream_id, frame = self._wire.request(ticket.request, body_bytes, len(ticket.descriptors))
+            ticket.link, ticket.stream_id = self, stream_id
+            ticket.attempts += 1
+            ticket.error, ticket.lost = None, False
+            self._tickets[stream_id] = ticket
+            if self.error is not None:  # lost since the caller looked
+                self._lose_tickets(self.error)
+                return
+            self._send([frame, *body] if body else [frame], ticket.descriptors)
 
     def tell(self, ticket: Ticket) -> bool:
         """Send a short request whose answer is dropped, if nothing is under way; return True if it was sent."""
@@ -179,7 +186,8 @@ class Link:
         """Tell the engine to give up a request; drop its reply if it arrives."""
         ticket.dropped = True
         if self.error is None and ticket.stream_id in self._tickets:
-            self._send([self._wire.cancel(ticket.stream_id)], ())
+            with self._framing:
+                self._send([self._wire.cancel(ticket.stream_id)], ())
 
     def lose(self, error: LakeError) -> None:
         """End the connection; open tickets are lost.  Does nothing the second time."""
@@ -205,18 +213,29 @@ class Link:
     # --- sending -----------------------------------------------------------------------------------
 
     def _send(self, parts: Sequence[Buffer], descriptors: Sequence[int]) -> None:
+        is_new = True
         try:
             while parts and self.error is None:
                 alone = len(self._tickets) <= 1
                 try:
                     count = send_some(self._sock, parts, descriptors, 0 if alone else _DONT_WAIT)
                 except BlockingIOError:
-                    self._make_way()
+                    is_new = False
+                    if alone:
+                        self._waits.took_nothing(self._waits.wait_s)
+                    else:
+                        self._make_way()
                     continue
                 parts = after(parts, count)
                 descriptors = ()
+                if not is_new:  # what the socket took at first says nothing of the engine
+                    self._waits.signs += 1
+                    self._waits.check()
+                is_new = False
         except OSError as error:
             self._find_out(lost_error(self.address, error))
+        except EngineUnreachable as error:
+            self.lose(error)
         except BaseException:
             self.lose(lost_error(self.address))
             raise
@@ -227,7 +246,11 @@ class Link:
         poll = select.poll()
         poll.register(self._sock, select.POLLOUT if others_receive else select.POLLOUT | select.POLLIN)
         # A receiving thread stops when it has its reply; then this thread must receive.
-        for _, events in poll.poll(_LOOK_AGAIN_MS if others_receive else None):
+        wait_s = min(_LOOK_AGAIN_S, self._waits.wait_s) if others_receive else self._waits.wait_s
+        found = poll.poll(wait_s * 1000)
+        if not found:
+            self._waits.took_nothing(wait_s)
+        for _, events in found:
             if events & select.POLLIN and not events & select.POLLOUT:
                 self._receive(self._take_in_arrived, lambda: False)
 
@@ -236,6 +259,29 @@ class Link:
         while not self._is_lost() and not self._receiver_at_work:
             self._receive(self._take_in_one, self._is_lost)
         self.lose(error)
+
+    # --- silence -----------------------------------------------------------------------------------
+
+    def _ask(self) -> Asked:
+        """Send a Ping, in the receiving thread, if that needs no wait."""
+        assert self._hello is not None, "Hello has a deadline, and needs no Ping"
+        if not self._framing.acquire(blocking=False):
+            return Asked.NOT_NOW
+        try:
+            if len(self._tickets) >= self._hello.inflight_max:
+                return Asked.NOT_NOW
+            stream_id, frame = self._wire.request(Ping())
+            try:
+                count = send_some(self._sock, [frame], (), _DONT_WAIT)
+            except BlockingIOError:
+                self._wire.withdraw(stream_id)
+                return Asked.FULL
+            if count < len(frame):  # no later frame may begin in the midst of this one
+                raise silent_error(self.address, self._limits.timeout_s)
+            self._tickets[stream_id] = Ticket(Ping(), link=self, stream_id=stream_id, dropped=True)
+            return Asked.SENT
+        finally:
+            self._framing.release()
 
     # --- receiving ---------------------------------------------------------------------------------
 
@@ -307,13 +353,21 @@ class Link:
         reader.received(self._receive_into(reader.space(), flags))
 
     def _receive_into(self, buffer: memoryview, flags: int = 0) -> int:
-        if self._unix:
-            count = receive_with_descriptors(self._sock, buffer, self._descriptors, flags)
-        else:
-            count = self._sock.recv_into(buffer, 0, flags)
-        if not count:
-            raise lost_error(self.address)
-        return count
+        while True:
+            try:
+                if self._unix:
+                    count = receive_with_descriptors(self._sock, buffer, self._descriptors, flags)
+                else:
+                    count = self._sock.recv_into(buffer, 0, flags)
+            except BlockingIOError:
+                if flags & _DONT_WAIT:
+                    raise
+                self._waits.sent_nothing(self._sock, self._ask)
+                continue
+            if not count:
+                raise lost_error(self.address)
+            self._waits.signs += 1
+            return count
 
     def _handle(self, event: ClientEvent) -> None:
         if isinstance(event, ReplyReceived):
@@ -342,6 +396,7 @@ class Link:
             for view in self._wire.reader.take_body(parts):
                 while len(view):
                     view = view[self._receive_into(view) :]
+                    self._waits.check()
         self._tickets.pop(event.stream_id, None)
         if ticket.dropped:
             close_all(descriptors)
@@ -374,7 +429,7 @@ class Link:
 
     def _greet(self, token: str) -> None:
         ticket = Ticket(Hello(PROTOCOL_VERSION, CLIENT_NAME, 0, token))
-        self._sock.settimeout(HELLO_TIMEOUT_S)
+        self._sock.settimeout(self._limits.hello_s())
         try:
             self.submit(ticket)
             reply = self.wait(ticket)
@@ -384,6 +439,7 @@ class Link:
             assert isinstance(reply.message, HelloReply), "Hello is answered with HelloReply"
             check_hello_reply(reply.message)
             self._sock.settimeout(None)
+            limit_waits(self._sock, self._limits.wait_s)
             self._hello = reply.message
         except BaseException:
             self.lose(lost_error(self.address))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import time
 from typing import Final
 
@@ -12,10 +13,11 @@ from lakefs.transport.address import Address, TcpAddress
 from lakefs.transport.sockets import connect_error, new_socket, tune
 
 _CONNECT_RETRY_S: Final = 0.01
+_TIMEVAL: Final = struct.Struct("@ll")  # struct timeval of socket(7)
 
 
-def connected_socket(address: Address) -> socket.socket:
-    """Return a socket connected to an engine.  Blocks at most HELLO_TIMEOUT_S for each address that a host name has.
+def connected_socket(address: Address, timeout_s: float = HELLO_TIMEOUT_S) -> socket.socket:
+    """Return a socket connected to an engine.  Blocks at most `timeout_s` for each address that a host name has.
 
     EngineUnreachable, PermissionDenied.
     """
@@ -24,7 +26,7 @@ def connected_socket(address: Address) -> socket.socket:
         sock = new_socket(target)
         try:
             tune(sock)
-            _connect(sock, target)
+            _connect(sock, target, timeout_s)
         except OSError as error:
             sock.close()
             failure = connect_error(address, error)
@@ -36,10 +38,18 @@ def connected_socket(address: Address) -> socket.socket:
     raise failure
 
 
-def _connect(sock: socket.socket, target: Address) -> None:
-    """Connect within HELLO_TIMEOUT_S; a Unix listener whose backlog is full is tried again until then.  OSError."""
-    sock.settimeout(HELLO_TIMEOUT_S)
-    until = time.monotonic() + HELLO_TIMEOUT_S
+def limit_waits(sock: socket.socket, wait_s: float) -> None:
+    """Let each receive and send of a blocking socket wait so long at most, and fail with EAGAIN then."""
+    seconds, fraction = divmod(wait_s, 1)
+    packed = _TIMEVAL.pack(int(seconds), int(fraction * 1e6))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, packed)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, packed)
+
+
+def _connect(sock: socket.socket, target: Address, timeout_s: float) -> None:
+    """Connect within the time; a Unix listener whose backlog is full is tried again until then.  OSError."""
+    sock.settimeout(timeout_s)
+    until = time.monotonic() + timeout_s
     while True:
         try:
             sock.connect((target.host, target.port) if isinstance(target, TcpAddress) else target.path)

@@ -22,6 +22,7 @@ from lakefs.client.trio.engine import WatchEvents
 from lakefs.client.trio.reconnecting import ReconnectingEngine, connect_reconnecting
 from lakefs.errors import EngineUnreachable, LakeError, OperationalError
 from lakefs.ids import Buffer
+from lakefs.limits import ENGINE_SILENCE_S
 from lakefs.ports import Network
 from lakefs.wire.engine_port import Reply
 from lakefs.wire.messages import Ping, Request
@@ -36,12 +37,15 @@ _log: Final = structlog.get_logger(__name__)
 class AwaitedEngine:
     """An engine client.  Its owner runs `run` in a task, which keeps it connected."""
 
-    def __init__(self, address: str, token: str = "", network: Network | None = None) -> None:
+    def __init__(
+        self, address: str, token: str = "", network: Network | None = None, silence_s: float = ENGINE_SILENCE_S
+    ) -> None:
         self.address = address
         self.not_ready: str | None = "the engine was not asked yet"
         """Reason why requests cannot be served, as text for people; None if they can."""
         self._token = token
         self._network = network
+        self._silence_s = silence_s
         self._engine: ReconnectingEngine | None = None
         self._is_away = True
 
@@ -67,7 +71,10 @@ class AwaitedEngine:
         is_started = False
         while True:
             try:
-                async with connect_reconnecting(self.address, token=self._token, network=self._network) as engine:
+                connecting = connect_reconnecting(
+                    self.address, token=self._token, network=self._network, silence_s=self._silence_s
+                )
+                async with connecting as engine:
                     self._engine = engine
                     self._reached()
                     if not is_started:

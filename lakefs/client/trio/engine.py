@@ -23,6 +23,7 @@ from typing import Final, NoReturn
 import outcome
 import trio
 
+from lakefs.client.silence import Asked, Silence, silent_error
 from lakefs.errors import EngineBusy, EngineUnreachable, InvalidArgument, LakeError
 from lakefs.host.descriptors import close_all
 from lakefs.ids import Buffer
@@ -121,7 +122,6 @@ class RemoteEngine:
         self._lost: LakeError | None = None
         self._ended = trio.Event()
         self._idle = trio.Event()
-        self._heard = 0  # frames so far
         self.draining = False
 
     @property
@@ -151,28 +151,22 @@ class RemoteEngine:
         await self._ended.wait()
 
     async def end_when_silent(self, silence_s: float) -> None:
-        """End the connection once requests wait and the engine has sent nothing for that long, not even to a Ping.
+        """End the connection once requests wait and the engine has been silent for that long (`Silence`)."""
+        silence = Silence(silence_s)
+        while self._lost is None:
+            began = trio.current_time()
+            await trio.sleep(silence.wait_s)
+            for _ in range(2):  # what has arrived by now is read first
+                await trio.lowlevel.checkpoint()
+            if not self._calls or trio.current_time() - began > 2 * silence.wait_s:
+                silence.begin_anew()  # nobody waits, or this process was stopped: what has arrived is read first
+            elif silence.is_over(self._signs, silence.wait_s, self._ask):
+                self.lose(silent_error(self.address, silence_s))
 
-        Requests may take longer: an engine at work answers a Ping.  If no further request may be open, no Ping is
-        sent, and the engine has four times as long.
-        """
-        silent_halves, was_asked = 0, False
-        while self._lost is None and not self.draining:
-            heard = self._heard
-            await trio.sleep(silence_s / 2)
-            if self._heard != heard or not self._calls or self._lost is not None:
-                silent_halves, was_asked = 0, False
-                continue
-            silent_halves += 1
-            if silent_halves >= (2 if was_asked else 8):
-                self.lose(
-                    EngineUnreachable(
-                        f"the engine at {self.address} does not answer, for {silence_s:.0f} s now", subject=self.address
-                    )
-                )
-            elif not was_asked and self._wire.open_count - len(self._watches) < self.hello.inflight_max:
-                self._ping()
-                was_asked = True
+    @property
+    def _signs(self) -> int:
+        """Signs of the engine's life so far."""
+        return self._receiver.arrivals + self._sender.taken
 
     def tell(self, request: Request) -> bool:
         """See `EngineClient.tell`."""
@@ -181,9 +175,12 @@ class RemoteEngine:
         self._send_unawaited(request)
         return True
 
-    def _ping(self) -> None:
-        """Send a Ping; waits neither for room to send it nor for the answer."""
+    def _ask(self) -> Asked:
+        """Send a Ping, behind the frames that the engine has not taken yet."""
+        if self._wire.open_count - len(self._watches) >= self.hello.inflight_max:
+            return Asked.NOT_NOW
         self._send_unawaited(Ping())
+        return Asked.SENT
 
     def _send_unawaited(self, request: Request) -> None:
         stream_id, frame = self._wire.request(request)
@@ -339,7 +336,6 @@ class RemoteEngine:
     # --- frames of the engine ----------------------------------------------------------------------
 
     async def _dispatch(self, event: ClientEvent) -> None:
-        self._heard += 1
         if isinstance(event, ReplyReceived):
             await self._replied(event)
         elif isinstance(event, EventReceived):
@@ -438,4 +434,6 @@ class WatchEvents:
 
 def _again(error: LakeError) -> LakeError:
     """Return a copy of an error: each caller raises its own, with its own traceback."""
-    return type(error)(error.message, subject=error.subject)
+    copy = type(error)(error.message, subject=error.subject)
+    copy.goes_on = error.goes_on
+    return copy

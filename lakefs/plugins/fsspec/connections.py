@@ -23,10 +23,11 @@ CONNECTIONS_PER_ADDRESS: Final = 4
 
 
 class Connection(NamedTuple):
-    """The key of a shared connection: the address of the engine, the check of what is read, and a number."""
+    """The key of a shared connection: the address of the engine, how it is used, and a number."""
 
     address: str
     check: Check
+    timeout: float | None
     number: int
 
 
@@ -34,9 +35,9 @@ _lakes: Final[dict[Connection, Lake]] = {}
 _numbers: Final = count()
 
 
-def next_connection(address: str, check: Check) -> Connection:
+def next_connection(address: str, check: Check, timeout: float | None) -> Connection:
     """Return the key of the connection that a new file system is to use."""
-    return Connection(address, check, next(_numbers) % CONNECTIONS_PER_ADDRESS)
+    return Connection(address, check, timeout, next(_numbers) % CONNECTIONS_PER_ADDRESS)
 
 
 def lake_of(connection: Connection, token: str | None) -> Lake:
@@ -44,7 +45,7 @@ def lake_of(connection: Connection, token: str | None) -> Lake:
     lake = _lakes.get(connection)
     if lake is not None:
         return lake
-    made = connect(connection.address, token=token, check=connection.check)
+    made = connect(connection.address, token=token, check=connection.check, timeout=connection.timeout)
     lake = _lakes.setdefault(connection, made)
     if lake is not made:  # another thread was faster
         made.close()

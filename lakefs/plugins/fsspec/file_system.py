@@ -44,7 +44,7 @@ class LakeFileSystem(Contents, metaclass=_ByServer):
 
     `server`: `unix:PATH` or `tcp://HOST:PORT`; default LAKE_SERVER, else the engine that `lakefs.connect` finds.
     `token`: for TCP; default LAKE_TOKEN.  `check`: "BLAKE3" (default), "CRC32C" or "NONE", the check of whole chunks
-    that are read.  ConnectionRefusedError, PermissionError, OSError.
+    that are read.  `timeout`: see `lakefs.connect`.  ConnectionRefusedError, PermissionError, OSError.
     """
 
     _strip_tokenize_options = ("token",)
@@ -55,13 +55,14 @@ class LakeFileSystem(Contents, metaclass=_ByServer):
         server: str,
         token: str | None = None,
         check: Literal["BLAKE3", "CRC32C", "NONE"] | Check = "BLAKE3",
+        timeout: float | None = None,
         **options: Any,
     ) -> None:
         if self._cached:
             return
         super().__init__(**options)
         self._token = token
-        self._connection = next_connection(server, os_call(check_named, check))
+        self._connection = next_connection(server, os_call(check_named, check), timeout)
         os_call(lake_of, self._connection, token)  # a wrong address or token is an error at once
 
     @property

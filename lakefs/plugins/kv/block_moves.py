@@ -3,10 +3,11 @@
 The memory is divided in rows of one length, a block each; a job has a key and a row for each block.  Nothing here
 belongs to one host.
 
-    copied  the client reads each value into its row, and sends rows to be stored
-    lent    the engine writes values to rows of the memory, and copies rows that are to be stored out of it
+    copied  the client sends rows to be stored
+    lent    the engine copies rows that are to be stored out of the memory
 
-Memory is lent when the host has a descriptor of it; both ways move the same bytes.
+Memory is lent when the host has a descriptor of it; both ways move the same bytes.  No engine writes to it: a load may
+be given up (`lakefs.plugins.kv.staging`).
 
 Rules kept here:
 - Submitting and collecting never wait.  Each submitted job ends once.
@@ -25,10 +26,10 @@ from dataclasses import dataclass
 
 from lakefs.client.blocking.spaces import Space
 from lakefs.errors import InvalidArgument, LakeError, LocalFileError
-from lakefs.get.pools import Pool
 from lakefs.host.writable_memory import writable_memory
 from lakefs.limits import KEYED_VALUE_BYTES_MAX
 from lakefs.plugins.kv.movers import Movers
+from lakefs.plugins.kv.staging import Staging
 from lakefs.put.keyed import Outcome
 from lakefs.put.shared_memory import SharedMemory, Slot
 
@@ -48,21 +49,11 @@ class Ended:
 
 
 class _Lent:
-    """The host's memory as lent to the engine: a pool of the reading thread, shared memory of the writing one."""
+    """The host's memory as lent to the engine, to be copied from."""
 
     def __init__(self, size_bytes: int, descriptor: int, block_bytes: int) -> None:
         self._block_bytes = block_bytes
-        self._pool = Pool(size_bytes=size_bytes, descriptor=descriptor)
-        try:
-            self._memory = SharedMemory(size_bytes, descriptor=descriptor)
-        except BaseException:
-            self._pool.close()
-            raise
-
-    def load(self, space: Space, keys: Sequence[bytes], rows: Sequence[int]) -> list[int]:
-        """Load values into rows; returns their lengths, 0 for a miss."""
-        size = self._block_bytes
-        return space.load(keys, self._pool, [row * size for row in rows], [size] * len(rows))
+        self._memory = SharedMemory(size_bytes, descriptor=descriptor)
 
     def slots(self, rows: Sequence[int]) -> list[Slot]:
         """Return the rows as slots to be stored."""
@@ -70,8 +61,7 @@ class _Lent:
         return [self._memory.slot(row * size, size) for row in rows]
 
     def close(self) -> None:
-        """Unmap both."""
-        self._pool.close()
+        """Unmap it."""
         self._memory.close()
 
 
@@ -90,6 +80,7 @@ class BlockMoves:
         self._memory = writable_memory(memory, "blocks")
         self._block_bytes = block_bytes
         self._lent: _Lent | None = None
+        self._staging = Staging()
         if descriptor is not None:
             with suppress(LocalFileError):
                 self._lent = _Lent(self._memory.nbytes, descriptor, block_bytes)
@@ -99,7 +90,7 @@ class BlockMoves:
 
     @property
     def is_lent(self) -> bool:
-        """True if the engine is lent the memory; else blocks are copied."""
+        """True if the engine is lent the memory, to store from it; else blocks are sent."""
         return self._lent is not None
 
     @property
@@ -115,11 +106,11 @@ class BlockMoves:
         if blocks is None:
             return
 
-        lent, places = self._lent, list(rows)
+        is_staged = self._lent is not None or self._movers.reader.is_local
 
         def run(space: Space) -> tuple[list[bool], str]:
-            if lent is not None:
-                lengths = lent.load(space, wanted, places)
+            if is_staged:
+                lengths = self._staging.load(space, wanted, blocks)
             else:
                 lengths = space.get_many_into(wanted, blocks)
             return [length == self._block_bytes for length in lengths], ""
@@ -154,6 +145,7 @@ class BlockMoves:
 
     def close(self) -> None:
         """Let go of lent memory, after the movers have ended.  Idempotent."""
+        self._staging.close()
         if self._lent is not None:
             self._lent.close()
 

@@ -22,6 +22,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from lakefs.client.blocking.spaces import Space
@@ -32,6 +33,7 @@ from lakefs.plugins.kv.lmcache_host import PACKAGE, offers_to
 from lakefs.plugins.kv.lmcache_names import Lengths, Names
 from lakefs.plugins.kv.movers import Connection, HasSpace, Mover, Movers, SpaceSettings
 from lakefs.plugins.kv.offers import check_host
+from lakefs.plugins.kv.staging import Staging
 from lakefs.put.keyed import Outcome
 
 _log: Final = logging.getLogger(__name__)
@@ -75,6 +77,7 @@ class LakeConnector:
     def _begin(self, connect_to: Callable[[], HasSpace], salt: str) -> None:
         self._names, self._lengths = Names(salt), Lengths()
         self._movers = Movers("lake-lmcache", connect_to)
+        self._staging = Staging()
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._lock = threading.Lock()
         self._ended: list[Completion] = []
@@ -100,8 +103,9 @@ class LakeConnector:
 
         def get(space: Space) -> Results:
             results = [False] * len(buffers)
+            read = partial(self._staging.load, space) if self._movers.reader.is_local else space.get_many_into
             for places, batch in found or batches(self._names.keys(names)):
-                lengths = space.get_many_into(batch, [buffers[place] for place in places])
+                lengths = read(batch, [buffers[place] for place in places])
                 for place, length in zip(places, lengths, strict=True):
                     results[place] = 0 < length == buffers[place].nbytes
             return results, ""
@@ -176,6 +180,7 @@ class LakeConnector:
     def close(self) -> None:
         """End both threads and close the descriptor; no buffer is used any more.  Idempotent."""
         self._movers.close()
+        self._staging.close()
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True

@@ -9,8 +9,8 @@ Rules kept here:
 - `try_now` runs a job in the caller's thread that neither waits nor sends a request that is waited for.  One at a time,
   and none after `close`.
 - A space that was removed is made again, once for a job.
-- An engine that is gone fails a job after ENGINE_WAIT_S at most, and with it all that wait behind it: none waits for
-  several of those times.  Later jobs connect anew.
+- A job has JOB_S in all: an engine behind a disk that hangs still answers Pings.  Then its connection is closed, which
+  ends what was lent over it, and with the job all fail that wait behind it.  Later jobs connect anew.
 """
 
 from __future__ import annotations
@@ -21,13 +21,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
+from lakefs.client.address import silence_limit
 from lakefs.client.blocking.lake import Lake
 from lakefs.client.blocking.spaces import Space
 from lakefs.client.connect import connect
+from lakefs.client.facade import driver_of
 from lakefs.content.verify import Check
 from lakefs.errors import EngineBusy, EngineUnreachable, InternalError, LakeError, SpaceNotFound
+from lakefs.limits import ENGINE_WAIT_S
 
 T = TypeVar("T")
+JOB_S: Final = ENGINE_WAIT_S
+"""Most seconds of one job, once it has begun, with all its requests and with connecting."""
 JOBS_MAX: Final = 4096
 """Jobs that wait for one thread; each refers to the host's memory and holds none of its own."""
 
@@ -61,7 +66,7 @@ class Connection:
 
     def __init__(self, settings: SpaceSettings) -> None:
         self._settings = settings
-        self._lake: Lake = connect(settings.server, check=settings.check)
+        self._lake: Lake = connect(settings.server, check=settings.check, timeout=min(JOB_S, silence_limit(None)))
         try:
             self._space = self._opened()
         except BaseException:
@@ -78,12 +83,13 @@ class Connection:
         return self._lake.address.startswith("unix:")
 
     def use(self, job: Callable[[Space], T]) -> T:
-        """Return what the job returns; a space that is gone is made again first."""
-        try:
-            return job(self._space)
-        except SpaceNotFound:
-            self._space = self._opened()
-            return job(self._space)
+        """Return what the job returns; a space that is gone is made again first.  EngineUnreachable after JOB_S."""
+        with driver_of(self._lake).job(JOB_S):
+            try:
+                return job(self._space)
+            except SpaceNotFound:
+                self._space = self._opened()
+                return job(self._space)
 
     def try_use(self, job: Callable[[Space], T]) -> T:
         """Return what the job returns; it calls methods of the space that never wait."""
@@ -107,6 +113,8 @@ class Mover:
 
     def __init__(self, name: str, connection: HasSpace) -> None:
         self._connection = connection
+        self.is_local: Final = isinstance(connection, Connection) and connection.is_local
+        """True if the engine is on this machine, and loads into lent memory."""
         self._changed = threading.Condition()
         self._now = threading.Lock()
         """Held while a job runs in a caller's thread."""

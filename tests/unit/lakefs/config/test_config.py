@@ -56,6 +56,7 @@ def test_nothing_given_gives_the_documented_defaults(monkeypatch: pytest.MonkeyP
         "hot_index_entries": "0",
         "dram_tier_bytes": "auto",
         "rdma": "auto",
+        "timeout": "30",
     }
 
 
