@@ -3,11 +3,13 @@
 A command's module is imported only when the command runs, and commands import what they need inside: `lake --version`
 answers in well under 80 ms.  Nothing here knows the store.
 
-Exit codes come from the error table (docs/reference.md); 2 is a usage error, 130 an interrupt, 141 a closed pipe.
+Exit codes come from the error table (docs/reference.md); 2 is a usage error, 130 an interrupt, 141 a closed pipe.  A
+command may return one of its own.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from importlib import import_module
@@ -15,6 +17,7 @@ from typing import Final
 
 import click
 
+from cli.terminal.streams import encode_in_utf8, prepare
 from cli.terminal.target import Target, engine_options
 from lakefs.errors import LakeError, LocalFileError
 from lakefs.version import VERSION
@@ -24,6 +27,10 @@ EXIT_BUG: Final = 70
 EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
 
+_WRITE_FAILS: Final = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.EAGAIN, errno.ECONNRESET, errno.ESTALE}
+)
+"""Errors of a write to stdout."""
 COMMANDS: Final = {
     "serve": "cli.serve.serve:serve",
     "gateway": "cli.serve.gateway:gateway",
@@ -82,6 +89,7 @@ def lake(debug: bool) -> None:
 
 def main() -> None:
     """Run the command line of this process and exit."""
+    prepare()
     sys.exit(run(sys.argv[1:]))
 
 
@@ -102,10 +110,11 @@ def run(args: list[str]) -> int:
         _silence_stdout()
         return EXIT_BROKEN_PIPE
     except OSError as error:
-        # stdout failed; commands translate the errors of their own files themselves.
         _debug(args)
+        if error.filename is not None or error.errno not in _WRITE_FAILS:
+            return _bug(error, args)  # commands translate the errors of their own files themselves
         _silence_stdout()
-        return _show(LocalFileError(f"{error.filename or 'stdout'}: {error.strerror}"), args)
+        return _show(LocalFileError(f"stdout: {error.strerror}"), args)
     except Exception as error:  # noqa: BLE001  # the edge: any other error is a bug, and reported as one
         _debug(args)
         return _bug(error, args)
@@ -121,9 +130,7 @@ def _of_mount_fuse(args: list[str]) -> list[str] | None:
 
 
 def _invoke(args: list[str]) -> int:
-    for stream in (sys.stdout, sys.stderr):
-        # A character that the terminal's encoding lacks is escaped.
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    encode_in_utf8()
     try:
         with lake.make_context("lake", list(args), obj=Target()) as context:
             code = lake.invoke(context)

@@ -6,11 +6,13 @@ import sys
 
 from cli.main import EXIT_USAGE, run
 from cli.mount.fstab import from_mount
+from cli.terminal.streams import prepare
 from lakefs.errors import InvalidArgument
 
 
 def main() -> None:
     """Run the `lake mount` that mount(8) means; exits with its code, or with that of a usage error."""
+    prepare()
     try:
         arguments = from_mount(sys.argv[1:])
     except InvalidArgument as error:

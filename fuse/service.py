@@ -10,6 +10,7 @@ import math
 import os
 import shlex
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -20,7 +21,8 @@ from fuse.hot.kernel_backings import KernelBackings, why_not
 from fuse.kernel.attach import MountOptions, mounted
 from fuse.names.watches import Watcher
 from fuse.operations import LakeOperations
-from fuse.staging.folder import StagingFolder
+from fuse.staging.folder import StagingFolder, open_staging
+from fuse.staging.leftovers import find_leftovers, is_in_use, staging_folders
 from fuse.state.attributes import Owner
 from fuse.state.inodes import InodeTable
 from fuse.state.mount import Mount, now_ns
@@ -42,11 +44,11 @@ async def serve_mount(address: str, token: str, options: MountOptions, ready: Ca
     Raises the errors of connecting, of the mount point and of the staging folder; at the end, the error that kept
     files from being stored.
     """
-    staging = StagingFolder(options.staging, options.staging_bytes)
+    staging = open_staging(options.staging, options.staging_bytes, options.mount_point)
     if options.append_forced:
         staging.append_from(1)
     try:
-        _log_leftovers(staging)
+        _log_leftovers(staging, options.staging)
         async with (
             ThreadOffload(_THREADS, "lake-mount") as offload,
             connect_reconnecting(
@@ -65,7 +67,8 @@ async def serve_mount(address: str, token: str, options: MountOptions, ready: Ca
                 nursery.start_soon(mount.settle)
                 operations = LakeOperations(mount)
                 try:
-                    async with mounted(operations, options):
+                    async with mounted(operations, options) as entry:
+                        mount.device = entry.device
                         operations.hot = hot = _hot_set(mount)
                         if hot is not None:
                             nursery.start_soon(hot.run)
@@ -99,9 +102,16 @@ def _hot_set(mount: Mount) -> HotSet | None:
     return None
 
 
-def _log_leftovers(staging: StagingFolder) -> None:
-    """Log the first files that earlier mounts could not store, their number, and the command that lists all."""
-    leftovers = staging.leftovers()
+def _log_leftovers(staging: StagingFolder, path: Path) -> None:
+    """Log the first files that earlier mounts could not store, their number, and the command that lists all.
+
+    `path` is the staging folder of the place; other folders in it may be in use by processes that go on.
+    """
+    beside = [
+        leftover for folder in staging_folders(path) if folder != staging.path for leftover in find_leftovers(folder)
+    ]
+    found = staging.leftovers() + [leftover for leftover in beside if not is_in_use(leftover)]
+    leftovers = sorted(found, key=lambda leftover: leftover.time_ns)
     for leftover in leftovers[:_LEFTOVERS_NAMED]:
         _log.warning(
             "an earlier mount ended before this was stored",
@@ -110,7 +120,7 @@ def _log_leftovers(staging: StagingFolder) -> None:
             size_bytes=leftover.size_bytes,
         )
     if leftovers:
-        _log.warning(f"it can be restored, see: {_command(staging)}", files=len(leftovers))
+        _log.warning(f"it can be restored, see: {_command(path)}", files=len(leftovers))
 
 
 def _raise_unstored(mount: Mount) -> None:
@@ -120,12 +130,12 @@ def _raise_unstored(mount: Mount) -> None:
     files = "1 file" if mount.unstored_count == 1 else f"{mount.unstored_count} files"
     raise type(mount.unstored_error)(
         f"{files} could not be stored when the mount ended ({mount.unstored_error.message});"
-        f" to restore what was written: {_command(mount.staging)}"
+        f" to restore what was written: {_command(mount.staging.path)}"
     )
 
 
-def _command(staging: StagingFolder) -> str:
-    return f"lake staged ls --staging {shlex.quote(str(staging.path))}"
+def _command(path: Path) -> str:
+    return f"lake staged ls --staging {shlex.quote(str(path))}"
 
 
 async def _check_root(mount: Mount) -> None:

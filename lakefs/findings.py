@@ -73,6 +73,7 @@ class Finding(Enum):
     STORE_MIXED = "Superblock and journal belong to different stores. Put this store's superblock back."
     STORE_UNUSABLE = "A file or record is not known to this release. Use the release that wrote it."
     SUPERBLOCK_DAMAGED = "The superblock or its copy is not whole. Run `lake fsck --repair`."
+    SUPERBLOCK_FEATURE_MISSING = "The superblock lacks a feature that the store uses. The next start sets it."
     SUPERBLOCK_FOREIGN = "The superblock or its copy is another store's. Run `lake fsck --repair`."
     SUPERBLOCK_MISSING = "The superblock does not exist. `lake fsck --repair` writes it from its copy."
     SUPERBLOCKS_LOST = "Neither the superblock nor its copy can be used. Put one of them back."

@@ -12,6 +12,7 @@ S3 reserves the suffix `-an` for one kind of general purpose bucket, so a bucket
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -29,6 +30,8 @@ _ADDRESS: Final = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+")
 _RESERVED_PREFIXES: Final = ("xn--", "sthree-", "amzn-s3-demo-")
 _RESERVED_SUFFIXES: Final = ("-s3alias", "--ol-s3", ".mrap", "--x-s3", "--table-s3")
 _NAMES_CACHED: Final = 1024
+_NO_PARTS: Final = frozenset(("", ".", ".."))
+"""Parts that a path cannot have, or that lead elsewhere."""
 
 
 class Name(NamedTuple):
@@ -46,9 +49,17 @@ class Name(NamedTuple):
         return f"{self.bucket}/{self.key}"
 
 
+def check_text(name: object) -> str:
+    """Return a name of any kind (bucket, object, space, access key) as it is.  InvalidName unless it is text."""
+    if not isinstance(name, str):
+        hint = "; write it as str" if isinstance(name, (bytes, os.PathLike)) else ""
+        raise InvalidName(f"a name is text, not {type(name).__name__}{hint}", subject=shown(ascii(name)))
+    return name
+
+
 def parse_name(text: str) -> Name:
     """Split `BUCKET/KEY` or `lake://BUCKET/KEY`; a bare bucket has the empty key.  InvalidName."""
-    bare = text.removeprefix(SCHEME)
+    bare = check_text(text).removeprefix(SCHEME)
     bucket, _, key = bare.partition("/")
     if not bucket:
         raise InvalidName(f"{text!r} names no bucket; write BUCKET/KEY", subject=text)
@@ -65,6 +76,28 @@ def parse_object_name(text: str) -> Name:
     if not name.key:
         raise InvalidName(f"{text!r} names a bucket, not an object in it; write BUCKET/KEY", subject=text)
     return name
+
+
+def parse_new_name(text: str) -> Name:
+    """Like `parse_object_name`, for a name that is made; InvalidName also if no path can say it."""
+    return check_path(parse_object_name(text))
+
+
+def check_path(name: Name) -> Name:
+    """Return a name that is to be made.  InvalidName if no path can say its key.
+
+    S3 clients may make such names: there a key is any text.  A mount cannot show them, nor can a folder hold them.
+    """
+    if not is_path(name.key):
+        raise InvalidName(
+            f"{shown(str(name))} is no path: a key has no empty part, and no part '.' or '..'", subject=shown(str(name))
+        )
+    return name
+
+
+def is_path(key: str) -> bool:
+    """Return True if a key is a path below the bucket: of an object, of a folder (with its slash), or empty."""
+    return not key or ("\0" not in key and _NO_PARTS.isdisjoint(key.removesuffix("/").split("/")))
 
 
 def shown(text: str) -> str:

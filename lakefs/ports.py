@@ -104,7 +104,10 @@ class DiskLock(Protocol):
 
 
 class Disk(Protocol):
-    """The folder of a store.  Paths are relative to it, with `/`."""
+    """The folder of a store.  Paths are relative to it, with `/`.
+
+    FileNotFoundError and FileExistsError are raised where this says so; any other failure is a LakeError.
+    """
 
     def open(self, path: str, *, create: bool = False, direct: bool = False, read_only: bool = False) -> DiskFile:
         """Open a file; with `create` it must be new (mode 0600).  FileNotFoundError, FileExistsError.
@@ -126,7 +129,10 @@ class Disk(Protocol):
         ...
 
     def rename(self, source: str, target: str) -> None:
-        """Replace `target` by `source`, atomically; durable after `sync_folder` of the target's folder."""
+        """Replace `target` by `source`, atomically; durable after `sync_folder` of the target's folder.
+
+        FileNotFoundError if there is no `source`.
+        """
         ...
 
     def unlink(self, path: str) -> None:
@@ -143,6 +149,10 @@ class Disk(Protocol):
 
     def free_bytes(self) -> int:
         """Return the number of bytes that can still be written."""
+        ...
+
+    def free_inodes(self) -> int | None:
+        """Return how many files can still be created; None where the file system does not count them."""
         ...
 
     def total_bytes(self) -> int:

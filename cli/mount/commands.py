@@ -7,6 +7,8 @@ receives a signal to end.  With --foreground this process itself serves.  `cli.m
 from __future__ import annotations
 
 import os
+import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from cli.mount.daemon import Reporter
     from cli.mount.places import MountPlaces
     from fuse.kernel.attach import MountOptions
+    from fuse.kernel.mount_point import MountEntry
 
 FLAG_NAMES = ("bucket", "read_only", "allow_other", "sync", "staging", "staging_size", "read_ahead", "hot_memory")
 
@@ -49,8 +52,14 @@ def mount(where: Target, /, folder: Path, texts: tuple[str, ...], foreground: bo
 
     log_level = load().log_level  # before the process leaves the folder that a path may be relative to
     given = _given(texts, flags)
-    address, token = _engine(where, given)
+    wait_s: float = given.pop("retry_s", 0.0)
+    give_up_at = time.monotonic() + wait_s
+    address, token = _engine(where, given, give_up_at)
     options, places = _options(folder, given)
+    if wait_s:
+        from cli.mount.engine_wait import reach, until_reached
+
+        until_reached(lambda: reach(address, token), give_up_at)
     reporter: Reporter = _Terminal()
     log: TextIO | None = None
     if not foreground:
@@ -76,19 +85,37 @@ def mount(where: Target, /, folder: Path, texts: tuple[str, ...], foreground: bo
     is_flag=True,
     help="Also when it is in use: files that are open in it keep working; the folder shows it no more.",
 )
-def unmount(folder: Path, lazy: bool) -> None:
-    """Take away the lake mount at DIR, and wait until what was written through it is stored."""
+@click.option("--dead", is_flag=True, help="Only a mount whose process was killed; else do nothing.")
+def unmount(folder: Path, lazy: bool, dead: bool) -> None:
+    """Take away the lake mount at DIR, and wait until what was written through it is stored.
+
+    Where another mount namespace (a container) has it, too, it stays there: the command says who has it.
+    """
     from cli.mount.places import places_of
-    from fuse.kernel.mount_point import LAKE_TYPE, MountLock, answers, mount_at, real_path, unmount as take_away
+    from fuse.kernel.mount_lock import MountLock
+    from fuse.kernel.mount_point import LAKE_TYPE, answers, mount_at, real_path
 
     place = real_path(folder)
     entry = mount_at(place)
+    if dead and (entry is None or entry.type != LAKE_TYPE or answers(place) is not False):
+        return
     if entry is None:
         raise LocalFileError(f"nothing is mounted at {place}", subject=str(place))
     if entry.type != LAKE_TYPE:
         raise InvalidArgument(
             f"{place} is a mount of {entry.type}, not of a lake; remove it with: umount {place}", subject=str(place)
         )
+    file = places_of(place).lock
+    with MountLock(file) if os.access(file, os.R_OK | os.W_OK) else nullcontext() as lock:
+        _take_away(place, lazy)
+        if not lazy and not (lock and lock.wait_free(place)):
+            _tell_holders(entry, lock.found_pid if lock else None)
+
+
+def _take_away(place: Path, lazy: bool) -> None:
+    """Unmount; a dead mount also when it is in use.  EngineBusy, PermissionDenied, LocalFileError."""
+    from fuse.kernel.mount_point import answers, unmount as take_away
+
     try:
         take_away(place, lazy=lazy)
     except EngineBusy:
@@ -96,10 +123,22 @@ def unmount(folder: Path, lazy: bool) -> None:
             raise
         take_away(place, lazy=True)
         notice(f"the process behind {place} had been killed; files that are still open in it fail")
-    lock = places_of(place).lock
-    if not lazy and os.access(lock, os.R_OK | os.W_OK):
-        with MountLock(lock) as held:
-            held.wait_free(place)
+
+
+def _tell_holders(entry: MountEntry, pid: int | None) -> None:
+    """Say on stderr who has the mount elsewhere, if it goes on; `pid` is the process behind it, if known."""
+    from fuse.kernel.holders import find_holders, told
+    from fuse.kernel.mount_point import mount_at
+
+    holders = find_holders(entry.device)
+    goes_on = pid is not None and Path(f"/proc/{pid}").exists() and mount_at(entry.mount_point) is None
+    if not holders and not goes_on:
+        return
+    notice(
+        f"{entry.mount_point} is unmounted here and free for another mount; it is still in use elsewhere"
+        f" ({told(holders) or 'by whom cannot be seen from here'}), and its process{f' {pid}' if pid else ''} goes on"
+        " until the last of its users has ended"
+    )
 
 
 def _given(texts: tuple[str, ...], flags: dict[str, Any]) -> dict[str, Any]:
@@ -122,15 +161,16 @@ def _given(texts: tuple[str, ...], flags: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _engine(where: Target, given: dict[str, Any]) -> tuple[str, str]:
+def _engine(where: Target, given: dict[str, Any], give_up_at: float) -> tuple[str, str]:
     """Return address and token; a socket's path is made absolute, since the process leaves its folder."""
+    from cli.mount.engine_wait import until_reached
     from lakefs.client.address import resolve
 
     server, token_file = given.pop("server", None), given.pop("token_file", None)
     if where.data is not None:
         raise InvalidArgument("a mount needs an engine that serves; give --server ADDRESS instead of --data DIR")
     chosen = Target(where.server or server, None, where.token_file or (Path(token_file) if token_file else None))
-    address, token = resolve(chosen.server, chosen.token())
+    address, token = until_reached(lambda: resolve(chosen.server, chosen.token()), give_up_at)
     if address.startswith("unix:"):
         address = f"unix:{os.path.abspath(address.removeprefix('unix:'))}"
     return address, token
@@ -163,13 +203,14 @@ def _options(folder: Path, given: dict[str, Any]) -> tuple[MountOptions, MountPl
 def _serve(address: str, token: str, options: MountOptions, places: MountPlaces, reporter: Reporter) -> None:
     """Be the mount process.  An error that keeps it from serving is sent to the reporter, and raised."""
     from cli.mount.process import run_mount
-    from fuse.kernel.mount_point import MountLock, check_mount_point
+    from fuse.kernel.mount_lock import MountLock
+    from fuse.kernel.mount_point import check_mount_point
 
     try:
         with MountLock(places.lock) as lock:
             lock.take(options.mount_point)
             check_mount_point(options.mount_point, may_hold_files=options.may_hold_files)
-            run_mount(address, token, options, reporter.ready)
+            run_mount(address, token, options, lock, reporter.ready)
     except BaseExceptionGroup as group:
         from cli.terminal.process import single_error
 
@@ -186,10 +227,12 @@ def _tell_leftovers(staging: Path) -> None:
     """Say on stderr that an earlier mount left files, and which command shows them."""
     import shlex
 
-    from fuse.staging.leftovers import find_leftovers, is_in_use
+    from fuse.staging.leftovers import find_leftovers, is_in_use, staging_folders
 
     try:
-        count = sum(not is_in_use(leftover) for leftover in find_leftovers(staging))
+        count = sum(
+            not is_in_use(leftover) for folder in staging_folders(staging) for leftover in find_leftovers(folder)
+        )
     except LocalFileError:
         return  # the mount serves, and its log has the error
     if count:

@@ -72,11 +72,15 @@ def detach(log: Path) -> PipeReporter | str:
     receiving, sending = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
+    # An interrupt during the fork would be lost, or leave the child alone: hooks of the fork swallow exceptions.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     child = os.fork()
     if child == 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         sending = _become_daemon(sending, log_descriptor)
         return PipeReporter(sending)
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(sending)
         os.close(log_descriptor)
         with open(receiving, "rb") as pipe:

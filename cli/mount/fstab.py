@@ -4,6 +4,8 @@ mount(8) runs `/sbin/mount.TYPE SOURCE DIR [-sfnv] [-N NAMESPACE] [-o OPTIONS] [
 installed under that name (or `mount.fuse.lake`).  Without it, mount(8) gives type `fuse.lake` to mount.fuse3, which
 runs `lake SOURCE DIR -o OPTIONS`; `lake` passes such a call to this module.  All become a `lake mount`.
 
+Such a mount is made by nobody who watches, often at boot: it waits for its engine.
+
 SOURCE is `lake` or `none` for the configured engine, or an engine's address; the bucket is an option.
 """
 
@@ -15,6 +17,8 @@ from lakefs.errors import InvalidArgument
 
 CONFIGURED: Final = ("lake", "none", "")
 ADDRESSES: Final = ("unix:", "tcp:")
+RETRY_MINUTES: Final = 2
+"""The option `retry`, where the call has none: nfs(5)'s default for mounts in the foreground."""
 USAGE: Final = "usage: mount.lake SOURCE DIR [-fnsv] [-o OPTIONS]"
 
 
@@ -54,7 +58,8 @@ def as_mount(source: str, place: str, options: list[str]) -> list[str]:
             " and a bucket as -o bucket=NAME",
             subject=source,
         )
-    arguments = ["mount", "--quiet", *(part for text in options for part in ("-o", text))]
+    chosen = [f"retry={RETRY_MINUTES}", *options]  # in this order: the later one wins
+    arguments = ["mount", "--quiet", *(part for text in chosen for part in ("-o", text))]
     if source:
         # The table of mounts then shows fstab's source: mount -a sees that it is mounted.
         arguments += ["-o", f"fsname={source}"]

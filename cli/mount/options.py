@@ -18,7 +18,8 @@ KERNEL: Final = frozenset({"noexec", "noatime", "nodiratime", "dirsync"})
 WITHOUT_EFFECT: Final = frozenset({
     "defaults", "auto", "noauto", "user", "users", "nouser", "owner", "group", "nofail", "_netdev", "suid",
     "nosuid", "dev", "nodev", "atime", "diratime", "relatime", "norelatime", "strictatime", "nostrictatime",
-    "lazytime", "nolazytime", "loud", "silent", "default_permissions",
+    "lazytime", "nolazytime", "loud", "silent", "default_permissions", "mand", "nomand", "iversion", "noiversion",
+    "symfollow", "nousers", "nogroup", "noowner",
 })  # fmt: skip
 WITHOUT_EFFECT_PREFIXES: Final = ("x-", "X-", "comment=", "user=")
 FLAGS: Final = {
@@ -33,12 +34,14 @@ FLAGS: Final = {
 """`hot_forced` and `append_forced` are for tests."""
 TAKEN_BACK: Final = {"rw": "read_only", "async": "sync"}
 """The later of two contradicting options wins, as in other mounts."""
+RETRY_MINUTES_MAX: Final = 10_000
+"""A week, nearly; what nfs(5) has for mounts in the background."""
 READ_AHEAD_KIB_MAX: Final = 1 << 20
 """1 GiB: more than any reader uses, and far below the limit of the kernel's page counts."""
 
 
 def parse_mount_options(texts: Sequence[str]) -> dict[str, Any]:
-    """Return the options, by MountOptions' field names or `server` and `token_file`.  Raises InvalidArgument."""
+    """Return the options, by MountOptions' field names, or `server`, `token_file` and `retry_s`.  InvalidArgument."""
     found: dict[str, Any] = {}
     kernel: set[str] = set()
     for option in (part.strip() for text in texts for part in text.split(",")):
@@ -86,6 +89,17 @@ def _seconds(name: str, text: str) -> float:
     return seconds
 
 
+def _minutes(name: str, text: str) -> float:
+    """Parse minutes, the unit of nfs(5)'s option of that name; returns seconds."""
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = -1.0
+    if not 0 <= minutes <= RETRY_MINUTES_MAX:
+        raise InvalidArgument(f"{name}={text}: give minutes, from 0 to {RETRY_MINUTES_MAX}")
+    return minutes * 60
+
+
 def _text(name: str, text: str) -> str:
     if not text:
         raise InvalidArgument(f"{name}= needs a value")
@@ -110,6 +124,7 @@ VALUES: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
     "entry_timeout": ("entry_timeout_s", _seconds),
     "engine_wait": ("engine_wait_s", _seconds),
     "engine_silence": ("engine_silence_s", _seconds),
+    "retry": ("retry_s", _minutes),
     "stop_wait": ("stop_wait_s", _seconds),
     "fsname": ("source", _text),
     "native": ("native", _on_or_off),

@@ -61,7 +61,7 @@ def places_of(mount_point: Path, environ: Mapping[str, str] | None = None) -> Mo
     return MountPlaces(_state_folder(environ) / escaped_path(mount_point))
 
 
-def staging_folders(environ: Mapping[str, str] | None = None) -> list[Path]:
+def staging_of_all(environ: Mapping[str, str] | None = None) -> list[Path]:
     """Return the staging folders of this user's mounts, except those set by --staging."""
     environ = os.environ if environ is None else environ
     return sorted(folder for folder in _state_folder(environ).glob("*/staging") if folder.is_dir())

@@ -2,6 +2,8 @@
 
 SIGTERM, SIGINT and SIGHUP end it: it takes no more requests, stores all written data, and unmounts.  A second signal
 ends it at once; staged files stay, and the next mount names them.
+
+It gives the lock of its mount point up when its mount has left the place and goes on without it.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import trio
 
 from cli.terminal.systemd_notify import keep_watchdog, notifier_from
 from fuse.kernel.attach import MountOptions
+from fuse.kernel.mount_lock import MountLock
 from fuse.service import serve_mount
 
 END_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -27,13 +30,16 @@ DESCRIPTORS_MAX: Final = 262_144
 _log: Final = structlog.get_logger()
 
 
-def run_mount(address: str, token: str, options: MountOptions, ready: Callable[[str], None]) -> None:
-    """Serve the mount until it is unmounted or a signal arrives.  Calls `ready` with a line when it serves."""
+def run_mount(address: str, token: str, options: MountOptions, lock: MountLock, ready: Callable[[str], None]) -> None:
+    """Serve the mount until it is unmounted or a signal arrives.  Calls `ready` with a line when it serves.
+
+    `lock` is that of the mount point, taken; it is given up when the mount goes on without its place.
+    """
     raise_descriptor_limit()
-    trio.run(partial(_run, address, token, options, ready))
+    trio.run(partial(_run, address, token, options, lock, ready))
 
 
-async def _run(address: str, token: str, options: MountOptions, ready: Callable[[str], None]) -> None:
+async def _run(address: str, token: str, options: MountOptions, lock: MountLock, ready: Callable[[str], None]) -> None:
     notifier = notifier_from()
 
     def serves(line: str) -> None:
@@ -54,11 +60,17 @@ async def _run(address: str, token: str, options: MountOptions, ready: Callable[
         for each in END_SIGNALS:
             signal.signal(each, _hurry)
 
+    async def give_place_up() -> None:
+        await options.left.wait()
+        lock.give_up()
+        notifier.status("unmounted at its place, still in use elsewhere")
+
     serving = trio.Event()
     with trio.open_signal_receiver(*END_SIGNALS) as signals:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(keep_watchdog, notifier)
             nursery.start_soon(end_on_signal)
+            nursery.start_soon(give_place_up)
             with trio.CancelScope() as start:
                 await serve_mount(address, token, options, serves)
             nursery.cancel_scope.cancel()

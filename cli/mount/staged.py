@@ -133,10 +133,10 @@ def forget(names: tuple[str, ...], everything: bool, staging: Path | None, as_js
 
 def _found(staging: Path | None) -> list[Leftover]:
     """Return all staged files in the folders.  Raises LocalFileError for a given folder that cannot be read."""
-    from cli.mount.places import staging_folders
-    from fuse.staging.leftovers import find_leftovers
+    from cli.mount.places import staging_of_all
+    from fuse.staging.leftovers import find_leftovers, staging_folders
 
-    folders = [staging] if staging is not None else staging_folders()
+    folders = [each for path in ([staging] if staging else staging_of_all()) for each in staging_folders(path)]
     return sorted(
         (leftover for folder in folders for leftover in find_leftovers(folder)), key=lambda leftover: leftover.time_ns
     )

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import click
 
+from cli.objects.streams_as_targets import is_stdout, is_stream, open_stream
 from cli.terminal.output import json_option
+from cli.terminal.streams import stdout_descriptor
 from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.client.facade import driver_of
 from lakefs.errors import InvalidArgument, InvalidName, IsAFolder, KeyNotFound, LakeError, LocalFileError
@@ -39,12 +40,15 @@ ALL = 1 << 62
 @pass_target
 def get(
     where: Target, name: str, target: str, recursive: bool, follow: bool, no_clobber: bool, quiet: bool, as_json: bool
-) -> None:
+) -> int:
     """Fetch an object into a file, checked.  A DST of - is stdout; in an existing folder it keeps its name.
+
+    A DST that is a named pipe, a device or a descriptor (/dev/stdout, /dev/fd/N) gets the content and nothing else.
 
     A file is replaced when it is complete; mode and modification time are those that were stored.  A get that was
     killed continues where it stopped, from a hidden file that it left beside the target.  With -r, files that have
-    the right content already are left alone; what is not fetched is reported, and fails the command.
+    the right content already are left alone; what is not fetched is reported, and fails the command.  A name that no
+    path can say (S3 clients may make a//b or a/../b) is skipped and reported; the exit code is then 1.
 
     A DST that is a symbolic link is followed.  Inside DST none is: a file takes the place of a link of its name, and
     what belongs below a link to a folder is not fetched, unless --follow is given.
@@ -53,14 +57,14 @@ def get(
     from lakefs.names import parse_name
     from lakefs.trees.get_file import GetOptions
 
-    to_stdout = target == "-"
+    to_stdout = target == "-" or (not recursive and is_stdout(target))
     if to_stdout and (as_json or recursive):
-        raise InvalidArgument("stdout takes the content of one object: - goes with neither --json nor -r")
+        raise InvalidArgument(f"stdout takes the content of one object: {target} goes with neither --json nor -r")
     source = parse_name(name)
     with where.open() as lake:
         if to_stdout:
-            _print(lake, name, 0, ALL, _writer(sys.stdout.fileno(), "stdout"))
-            return
+            _print(lake, name, 0, ALL, _writer(stdout_descriptor(), "stdout"))
+            return 0
         total_bytes = _total_bytes(lake, source, recursive) if sys.stderr.isatty() else None
         with Account("get", total_bytes, as_json=as_json, quiet=quiet) as account:
             if recursive:
@@ -68,7 +72,7 @@ def get(
                 _get_folder(lake, where, source, target, options, account)
             else:
                 _get_file(lake, name, target, not no_clobber, account)
-        account.finish()
+        return account.finish()
 
 
 @click.command()
@@ -79,8 +83,7 @@ def get(
 @pass_target
 def cat(where: Target, names: tuple[str, ...], offset: int, length: int) -> None:
     """Write objects to stdout, one behind the other, checked."""
-    sys.stdout.flush()
-    write = _writer(sys.stdout.fileno(), "stdout")
+    write = _writer(stdout_descriptor(), "stdout")
     with where.open() as lake:
         for name in names:
             _print(lake, name, offset, length, write)
@@ -115,14 +118,15 @@ def _get_file(lake: Lake, text: str, target: str, replace: bool, account: Accoun
     from lakefs.trees.get_file import GetOptions, get_to_file
 
     source = _object_name(lake, text)
+    is_special = replace and is_stream(target)
     path = os.path.realpath(target) if replace else target
-    if os.path.isdir(target):
+    if os.path.isdir(target) and not is_special:
         target = path = os.path.join(target, _last_name(lake, source, text))
     elif target.endswith("/"):
         raise LocalFileError(f"{target}: there is no such folder", subject=target)
     try:
         with _folders_explained(lake, text):
-            if replace and _is_special(path):
+            if is_special:
                 outcome = _get_into_special(lake, source, target)
             else:
                 options = GetOptions(compare=False, replace=replace)
@@ -181,24 +185,12 @@ def _failed(source: Name, target: str, error: LakeError) -> FileOutcome:
 def _get_into_special(lake: Lake, source: Name, target: str) -> FileOutcome:
     from lakefs.trees.walk import Fate, FileOutcome
 
-    try:
-        descriptor = os.open(target, os.O_WRONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise LocalFileError(f"{target}: {error.strerror}", subject=target) from error
+    descriptor = open_stream(target)
     try:
         size = driver_of(lake).run(_stream(lake, source, 0, ALL, _writer(descriptor, target)))
     finally:
         os.close(descriptor)
     return FileOutcome(target, str(source), Fate.FETCHED, size, size)
-
-
-def _is_special(path: str) -> bool:
-    """Return True if a path exists and is not a file, folder or link."""
-    try:
-        mode = os.lstat(path).st_mode
-    except OSError:
-        return False
-    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode))
 
 
 def _is_inside(path: str, folder: str) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from cli.terminal.output import json_option
+from cli.terminal.streams import stdin_content
 from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.client.facade import driver_of
 from lakefs.errors import InvalidArgument, LakeError, LocalFileError
@@ -112,7 +113,7 @@ def _put_stdin(lake: Lake, name: Name, options: PutOptions, account: Account) ->
 
     result = lake.put(
         str(name),
-        sys.stdin.buffer,
+        stdin_content(),
         content_type=options.content_type,
         if_absent=options.if_absent,
         create_bucket=options.create_bucket,
@@ -123,9 +124,9 @@ def _put_stdin(lake: Lake, name: Name, options: PutOptions, account: Account) ->
 
 def _places(sources: tuple[str, ...], target: str, recursive: bool) -> list[tuple[str, Name]]:
     """Return each source with its name in the lake.  Raises InvalidArgument, LocalFileError."""
-    from lakefs.names import Name, parse_name
+    from lakefs.names import Name, check_path, parse_name
 
-    name = parse_name(target)
+    name = check_path(parse_name(target))
     if "-" in sources:
         if len(sources) > 1:
             raise InvalidArgument("stdin (-) cannot be put together with other sources")

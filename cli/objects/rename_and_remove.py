@@ -110,10 +110,13 @@ def _tell_new_name(found: ObjectStat, as_json: bool) -> None:
 
 
 def _ends(lake: Lake, source: str, target: str) -> tuple[Name, Name]:
-    """Return both full names: of a folder with their slashes, of an object's target with its last name."""
-    from lakefs.names import Name, parse_name, parse_object_name
+    """Return both full names: of a folder with their slashes, of an object's target with its last name.
 
-    old, new = parse_object_name(source), parse_name(target)
+    InvalidName if no path can say the target.
+    """
+    from lakefs.names import Name, check_path, parse_name, parse_object_name
+
+    old, new = parse_object_name(source), check_path(parse_name(target))
     if not old.is_folder:
         driver = driver_of(lake)
         as_object, as_folder = driver.run(driver.steps.stat_many([old, Name(old.bucket, old.key + "/")]))
@@ -122,9 +125,9 @@ def _ends(lake: Lake, source: str, target: str) -> tuple[Name, Name]:
                 raise as_object
             old = Name(old.bucket, old.key + "/")
     if not old.is_folder:
-        return old, Name(new.bucket, new.key + old.key.rpartition("/")[2]) if new.is_folder else new
+        return old, check_path(Name(new.bucket, new.key + old.key.rpartition("/")[2])) if new.is_folder else new
     if not new.key:
-        return old, Name(new.bucket, old.key.rstrip("/").rpartition("/")[2] + "/")
+        return old, check_path(Name(new.bucket, old.key.rstrip("/").rpartition("/")[2] + "/"))
     return old, new if new.is_folder else Name(new.bucket, new.key + "/")
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.terminal.output import escaped, human_bytes, iso_time, json_option, write_json, write_line
+from cli.terminal.output import escaped, human_bytes, iso_time, json_option, notice, write_json, write_line
 from cli.terminal.target import Target, engine_options, pass_target
 
 if TYPE_CHECKING:
@@ -65,6 +65,11 @@ def set_(where: Target, space: str, quota: str | None, ttl: str | None, as_json:
         driver = driver_of(lake)
         found = driver.run(driver.steps.open_space(space, quota=quota, ttl=ttl))
     _show(found, as_json)
+    if found.is_first:
+        notice(
+            "lake: this is the store's first space: releases that know no spaces do not open the store any more, until "
+            "all spaces are purged and the engine has been restarted"
+        )
 
 
 @kv.command()

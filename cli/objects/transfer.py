@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress as RichProgress, TaskID
 
+EXIT_INCOMPLETE: Final = 1
 DONE: Final = (Fate.STORED, Fate.FETCHED, Fate.UNCHANGED)
 
 
@@ -64,7 +65,7 @@ class Account:
         if self._document is not None:
             self._document.add(_document(outcome))
         if outcome.fate is Fate.SKIPPED:
-            self._notice(f"lake: skipped {escaped(outcome.path)}: {outcome.notice}")
+            self._notice(f"lake: skipped {escaped(outcome.path or outcome.name)}: {outcome.notice}")
         elif outcome.error is not None and self._document is None and self.totals.files[Fate.FAILED] > 1:
             # The first failure is the command's own error, shown at its end.
             self._notice(f"lake: {escaped(outcome.error.message)}")
@@ -82,10 +83,12 @@ class Account:
         self._made_bucket = bucket
         self._notice(f"lake: bucket {bucket} did not exist, and was made")
 
-    def finish(self) -> None:
-        """Raise the first failure, after all files were tried."""
+    def finish(self) -> int:
+        """Raise the first failure, after all files were tried; return the exit code: EXIT_INCOMPLETE if some wanted
+        file was skipped."""
         if self.totals.first_error is not None:
             raise self.totals.first_error
+        return EXIT_INCOMPLETE if self.totals.missing else 0
 
     def summary(self) -> str:
         """Return the summary: `3 files, 1.5 GiB: 2 stored, 1 unchanged; 1.0 GiB new; 2.1 s, 730.0 MiB/s`."""

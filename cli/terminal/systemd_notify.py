@@ -35,6 +35,10 @@ class Notifier:
         """The start is done: requests are answered from now on."""
         return self._send(f"READY=1\nSTATUS={_one_line(status)}")
 
+    def status(self, status: str) -> bool:
+        """It goes on, in this state."""
+        return self._send(f"STATUS={_one_line(status)}")
+
     def stopping(self, status: str) -> bool:
         """The stop has begun."""
         return self._send(f"STOPPING=1\nSTATUS={_one_line(status)}")

@@ -30,31 +30,6 @@ PAGE: Final = 4096
 GRANULE: Final = 65536
 
 
-class Feature(IntEnum):
-    """Reserved incompatible feature bits: none is written by format 1, each is refused by name."""
-
-    ENCRYPTION = 1 << 0
-    COMPRESSION = 1 << 1
-    ERASURE_SHARDS = 1 << 2
-    KEYED_BLOBS = 1 << 3
-    MORE_DOMAINS = 1 << 4
-    CLUSTER = 1 << 5
-
-
-class ReadOnlyFeature(IntEnum):
-    """Features with which a release that does not know them may only read; set when a store first uses them."""
-
-    # The table `uploads` refers to chunks: gc of a release that does not know it would free them.
-    UPLOADS = 1 << 0
-    # Nodes without a name are old versions: a release that does not know them would lose the newest by a put.
-    VERSIONS = 1 << 1
-    KEYED = 1 << 2  # as UPLOADS
-
-
-KNOWN_READ_ONLY: Final = int(ReadOnlyFeature.UPLOADS | ReadOnlyFeature.VERSIONS | ReadOnlyFeature.KEYED)
-KNOWN_INCOMPAT: Final = 0
-
-
 class Table(IntEnum):
     """The tables of the index.  Ids are part of the format; reserved ones hold no records yet."""
 
@@ -127,7 +102,8 @@ SUPERBLOCK: Final = Layout(
         ("created_ns", "Q"),
         ("clean_sequence", "Q"),
         ("domain_count", "H"),
-        ("reserved", "6s"),
+        ("reserved", "2s"),
+        ("next_space", "I"),
         ("domains", "1024s"),
         ("crc", "I"),
     ],
@@ -435,6 +411,14 @@ def with_names_changed(record: bytes, now_ns: int) -> bytes:
     """Return a folder's record with the times of a change of its names; no other byte is read or changed."""
     end = _CHANGE_TIMES_OFFSET + _CHANGE_TIMES.size
     return record[:_CHANGE_TIMES_OFFSET] + _CHANGE_TIMES.pack(now_ns, now_ns) + record[end:]
+
+
+def with_change_time(record: bytes, changed_ns: int, mtime_ns: int | None = None) -> bytes:
+    """Return a node's record with another change time, and modification time if given; no other byte is changed."""
+    if mtime_ns is None:
+        mtime_ns = _CHANGE_TIMES.unpack_from(record, _CHANGE_TIMES_OFFSET)[0]
+    end = _CHANGE_TIMES_OFFSET + _CHANGE_TIMES.size
+    return record[:_CHANGE_TIMES_OFFSET] + _CHANGE_TIMES.pack(mtime_ns, changed_ns) + record[end:]
 
 
 def node_key(node: NodeId) -> bytes:

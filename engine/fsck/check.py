@@ -21,6 +21,8 @@ import trio
 
 from engine.chunks.chunk_store import Chunks, find_chunk
 from engine.chunks.manifests import Manifests
+from engine.format.features import ReadOnlyFeature
+from engine.format.keyed import EXPIRIES_END as KEYED_END
 from engine.format.layouts import (
     ChunkRecord,
     Node,
@@ -52,14 +54,18 @@ _LookAtName = Callable[[bytes, NodeKind, NodeId], None]
 
 
 async def check_store(
-    metadata: Metadata, segments: Segments, chunks: Chunks, manifests: Manifests, *, full: bool
+    metadata: Metadata, segments: Segments, chunks: Chunks, manifests: Manifests, read_only_features: int, *, full: bool
 ) -> dict[str, Any]:
-    """Check an open store and return the report.  Raises errors of the check itself."""
+    """Check an open store, whose superblock has these features, and return the report.
+
+    Raises errors of the check itself.
+    """
     check = _Check(metadata, segments, chunks, manifests, Report("full" if full else "quick"))
     await check.index_and_journal()
     await check.nodes()
     await check.uploads()
     await check.keyed()
+    check.features(read_only_features)
     await check.names()
     await check.places()
     if full:
@@ -126,6 +132,15 @@ class _Check:
         for what, number in self._keyed.counts.items():
             self.report.count(what, number)
         self._bad_before_walk = len(self._bad)
+
+    def features(self, read_only_features: int) -> None:
+        """Check that the superblock has the feature of keyed blobs if there is a record of them."""
+        with self._metadata.view() as view:
+            has_records = next(iter(view.scan(Table.KEYED, b"", KEYED_END)), None) is not None
+        if has_records and not read_only_features & ReadOnlyFeature.KEYED:
+            message = "there are records of keyed blobs, and the superblock does not say so: an earlier release would"
+            message += " open the store, and its gc free their chunks; start the engine, which sets the bit"
+            self.report.found("superblock", Finding.SUPERBLOCK_FEATURE_MISSING, message)
 
     async def _node(self, node_id: NodeId, node: Node) -> None:
         self._nodes.add(node_id)

@@ -12,11 +12,14 @@ Rules kept here:
 
 from __future__ import annotations
 
+import errno
 import faulthandler
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
+
+import structlog
 
 from lakefs.errors import DiskFailed
 from lakefs.ports import Disk
@@ -25,11 +28,15 @@ CRASH_PATH: Final = "crash"
 LAST_CRASH_PATH: Final = "crash.last"
 _IN_INDEX: Final = b"engine/tables/lmdb_index.py"
 _READ_BYTES: Final = 1 << 20
+_log: Final = structlog.get_logger(__name__)
 
 
 @contextmanager
 def noting_crashes(disk: Disk) -> Iterator[None]:
-    """Let the fault handler write to the store's note during the block.  The store's lock is held.  DiskFailed."""
+    """Let the fault handler write to the store's note during the block.  The store's lock is held.  DiskFailed.
+
+    Where a full disk leaves no room for the file, the store is opened without it, and a warning is logged.
+    """
     if faulthandler.is_enabled():
         yield
         return
@@ -37,6 +44,10 @@ def noting_crashes(disk: Disk) -> Iterator[None]:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _log.warning("no room for the file that a crash is noted in", path=path)
+            yield
+            return
         raise DiskFailed(f"cannot open {path}: {error.strerror}", subject=path) from error
     faulthandler.enable(descriptor, all_threads=True)
     try:
@@ -44,7 +55,7 @@ def noting_crashes(disk: Disk) -> Iterator[None]:
     finally:
         faulthandler.disable()
         note = os.fstat(descriptor)
-        with suppress(FileNotFoundError):  # the folder may have been moved, or replaced by another store's
+        with suppress(OSError):  # the folder may have been moved, or replaced by another store's
             if not note.st_size and os.path.samestat(note, os.stat(path)):
                 os.unlink(path)
         os.close(descriptor)

@@ -3,7 +3,8 @@
 Rules kept here:
 - Every `OSError` is translated at one place (`_Translating`): no room is StoreFull, a read-only file system is
   StoreReadOnly, no descriptor left is EngineBusy, a client's memory that it has cut is SourceChanged, any other error
-  is DiskFailed naming the file.  FileNotFoundError and FileExistsError pass.
+  is DiskFailed naming the file.  FileNotFoundError and FileExistsError pass only where a name was asked for: from a
+  call on an open descriptor they are a failure of the disk like any other.
 - A write is whole or raises; short writes are continued.
 - No path leads outside the root: paths are relative, without `.`, `..` and empty parts, and the last part is never
   followed when it is a symlink.
@@ -32,6 +33,7 @@ from engine.host.folder_lock import NO_DESCRIPTOR, FolderLock, SpareDescriptors
 from engine.host.zeros import zeros
 from lakefs.errors import DiskFailed, EngineBusy, LakeError, SourceChanged, StoreFull, StoreReadOnly
 from lakefs.host.descriptors import after
+from lakefs.host.file_systems import free_inodes, lacks_inode
 from lakefs.host.page_cache import is_cached
 from lakefs.ids import Buffer
 from lakefs.limits import PAGE_BYTES
@@ -40,6 +42,7 @@ from lakefs.ports import FileStat
 _FALLOC_KEEP_SIZE: Final = 0x01  # linux/falloc.h
 _FALLOC_PUNCH_HOLE: Final = 0x02
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_REFUSED: Final = frozenset({errno.EACCES, errno.EPERM})
 _NOT_SUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.ENOSYS})
 _BLOCK_BYTES: Final = 512
 """Unit of st_blocks, on every file system."""
@@ -47,6 +50,7 @@ _ASKED_FROM_BYTES: Final = 128 << 10
 """Bytes of a read for which the kernel is asked first if they are cached: on a miss it would begin to fetch them."""
 _VECTORS_MAX: Final = 1024  # IOV_MAX of Linux
 _CLOSED: Final = (1 << 31) - 1  # no process has so many: EBADF, where Python refuses -1 in its own way
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _ROOT_NAMES: Final = frozenset({"", "."})
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -61,6 +65,8 @@ def _translated(error: OSError, doing: str, name: str) -> LakeError:
             f"cannot {doing} {name} now: {reason}; try again, close connections, or raise the limit (LimitNOFILE)",
             subject=name,
         )
+    if error.errno in _REFUSED:
+        return DiskFailed(f"cannot {doing} {name}: {reason}; see who owns it, and its mode", subject=name)
     if error.errno in _NO_ROOM:
         message = f"no room to {doing} {name} ({reason}); remove objects, then run: lake gc"
         return StoreFull(message, subject=name)
@@ -75,6 +81,8 @@ class _Translating:
     """Context that turns an OSError into a LakeError.  A generator would cost three times as much."""
 
     __slots__ = ("_doing", "_name")
+    passing: tuple[type[OSError], ...] = ()
+    """Errors that are answers of their own."""
 
     def __init__(self, doing: str, name: str) -> None:
         self._doing = doing
@@ -86,8 +94,25 @@ class _Translating:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, OSError) and not isinstance(error, (FileNotFoundError, FileExistsError)):
+        if isinstance(error, OSError) and not isinstance(error, self.passing):
             raise _translated(error, self._doing, self._name) from error
+
+
+class _TranslatingName(_Translating):
+    """For a call that asks for a file by its name: there may be none, or one already."""
+
+    __slots__ = ()
+    passing = (FileNotFoundError, FileExistsError)
+
+
+def _refuse_without_inode(error: OSError, doing: str, name: str, root: str) -> None:
+    """Raise StoreFull in other words if a new name was refused because the file system has no inode left."""
+    if lacks_inode(error, root):
+        raise StoreFull(
+            f"no inode left to {doing} {name}: the file system holds as many files as it can; remove some of them, "
+            "whosever they are, or use a file system that was made with more inodes",
+            subject=name,
+        ) from error
 
 
 def _fallocate(descriptor: int, mode: int, offset: int, length: int) -> bool:
@@ -229,7 +254,7 @@ class LocalDisk:
         flags = os.O_RDONLY if read_only else os.O_RDWR
         if create:
             flags |= os.O_CREAT | os.O_EXCL
-        with _Translating("open", path):
+        with _TranslatingName("open", path):
             if create:
                 self.check_lock()
             opening = os.open if read_only else partial(self._spares.use, os.open)
@@ -239,15 +264,27 @@ class LocalDisk:
                 if self._held is not None:
                     self._held.check_folder()
                 raise
-            return LocalFile(descriptor, path, direct and _make_direct(descriptor))
+            except OSError as error:
+                _refuse_without_inode(error, "create", path, self._root)
+                raise
+        try:
+            with _Translating("open", path):
+                return LocalFile(descriptor, path, direct and _make_direct(descriptor))
+        except LakeError:
+            os.close(descriptor)
+            raise
 
     def list_folder(self, path: str) -> list[str]:
         """Return the names in a folder, in order of their text; empty when there is no such folder."""
         with _Translating("list", path):
             try:
-                return sorted(self._spares.use(os.listdir, self.local_path(path)))
+                folder = self._spares.use(os.open, self.local_path(path), _FOLDER)
             except FileNotFoundError:
                 return []
+            try:
+                return sorted(self._spares.use(os.listdir, folder))
+            finally:
+                os.close(folder)
 
     def make_folder(self, path: str) -> None:
         """Create a folder; the root with all the folders above it, their names durable on return."""
@@ -261,6 +298,10 @@ class LocalDisk:
             except FileExistsError:
                 if not os.path.isdir(self.local_path(path)):
                     raise
+            except OSError as error:
+                above = os.path.dirname(self.local_path(path))
+                _refuse_without_inode(error, "create folder", path or self._root, above)
+                raise
 
     def exists(self, path: str) -> bool:
         """Return True if a file, folder or link has that name."""
@@ -273,13 +314,13 @@ class LocalDisk:
 
     def rename(self, source: str, target: str) -> None:
         """Call rename(2): `target` is the old file or the new one at every moment."""
-        with _Translating("rename", source):
+        with _TranslatingName("rename", source):
             self.check_lock()
             os.rename(self.local_path(source), self.local_path(target))
 
     def unlink(self, path: str) -> None:
         """Remove a file's name."""
-        with _Translating("remove", path):
+        with _TranslatingName("remove", path):
             self.check_lock()
             os.unlink(self.local_path(path))
 
@@ -290,7 +331,7 @@ class LocalDisk:
 
     def stat(self, path: str) -> FileStat:
         """Call lstat on a file."""
-        with _Translating("look at", path):
+        with _TranslatingName("look at", path):
             found = os.lstat(self.local_path(path))
         return FileStat(found.st_ino, found.st_size, found.st_blocks * _BLOCK_BYTES)
 
@@ -298,6 +339,11 @@ class LocalDisk:
         """Bytes that this user can still take (root's share of the file system is not counted)."""
         state = self._file_system_state()
         return state.f_bavail * state.f_frsize
+
+    def free_inodes(self) -> int | None:
+        """Files that this user can still create; None where the file system does not count them."""
+        with _Translating("look at", self._root):
+            return free_inodes(self._root if self._held is None else self._held.folder)
 
     def total_bytes(self) -> int:
         """Size of the file system."""
@@ -310,7 +356,11 @@ class LocalDisk:
         The file is never removed, except after a failed first start: its inode is the store's identity.
         """
         with _Translating("lock", path):
-            self._lock = FolderLock(self._root, path, self._spares)
+            try:
+                self._lock = FolderLock(self._root, path, self._spares)
+            except OSError as error:
+                _refuse_without_inode(error, "create", path, self._root)
+                raise
         return self._lock
 
     def check_lock(self) -> None:
@@ -350,7 +400,7 @@ def make_folders(path: Path) -> list[Path]:
 
 
 def _sync_folder(path: str, opening: Callable[[str, int], int] = os.open) -> None:
-    descriptor = opening(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = opening(path, _FOLDER)
     try:
         os.fsync(descriptor)
     finally:

@@ -81,6 +81,11 @@ class Journal:
         self._broken: LakeError | None = None
         self.bytes_written = 0
 
+    @property
+    def first_sequence(self) -> Sequence:
+        """The first group of the file that is written now."""
+        return self._first_sequence
+
     def append_blocking(self, sequence: Sequence, body: bytes, record_count: int) -> None:
         """Write one group and sync it; durable on return.
 
@@ -97,8 +102,18 @@ class Journal:
             raise
 
     def begin_file(self, first_sequence: Sequence, carried: Group | None = None) -> None:
-        """Continue in a new file, which may begin with a copy of its first group; durable on return."""
-        self._go_on_in(self._open_temporary(first_sequence), first_sequence, carried)
+        """Continue in a new file, which may begin with a copy of its first group; durable on return.
+
+        If no file can be created, takes an inode from the reserve.
+        """
+        while True:
+            try:
+                file = self._open_temporary(first_sequence)
+                break
+            except StoreFull:
+                if not self._release_reserve():
+                    raise
+        self._go_on_in(file, first_sequence, carried)
 
     def _go_on_in(self, file: DiskFile, first_sequence: Sequence, carried: Group | None = None) -> None:
         parts = [self._pack_file_header(first_sequence)]

@@ -96,14 +96,17 @@ def _with_settings(record: SpaceRecord, request: SpaceOpen) -> SpaceRecord:
     return msgspec.structs.replace(record, quota_bytes=quota, ttl_ns=ttl_ns)
 
 
-def open_space(txn: Transaction, request: SpaceOpen, now_ns: int) -> SpaceStat:
-    """Return the space, made if need be, with the given settings.  SpaceNotFound, InvalidArgument, EngineBusy."""
+def open_space(txn: Transaction, request: SpaceOpen, now_ns: int, first_number: int = 1) -> SpaceStat:
+    """Return the space, made if need be, with the given settings.  SpaceNotFound, InvalidArgument, EngineBusy.
+
+    `first_number`: the lowest that may be handed out, also if the record of the next number says less.
+    """
     known = txn.get(Table.KEYED, name_key(request.name))
     if known is not None or not request.create:
         number = number_of(txn, request.name)
         present = find_space(txn, number)
     else:
-        number = _new_number(txn)
+        number = _new_number(txn, first_number)
         present = SpaceRecord(1, request.name, DEFAULT_DOMAIN, now_ns, 0, 0, 0, 0, parts=0)
         txn.insert(Table.KEYED, name_key(request.name), number.to_bytes(4, "big"))
         txn.insert(Table.KEYED, space_key(number), present.pack())
@@ -113,14 +116,14 @@ def open_space(txn: Transaction, request: SpaceOpen, now_ns: int) -> SpaceStat:
     return to_space_stat(number, record)
 
 
-def _new_number(txn: Transaction) -> int:
+def _new_number(txn: Transaction, first: int) -> int:
     spaces = list(iter_spaces(txn))
     if len(spaces) >= SPACES_MAX:
         if any(record.removed for _, record in spaces):
             raise EngineBusy("too many spaces were removed lately: try again when their values are gone")
         raise InvalidArgument(f"there are {SPACES_MAX} spaces already, the most that a store has; remove some")
     value = txn.get(Table.KEYED, NEXT_KEY)
-    number = 1 if value is None else COUNTER_RECORD.unpack(value)[0]
+    number = first if value is None else max(first, COUNTER_RECORD.unpack(value)[0])
     if number > NUMBER_MAX:
         raise InvalidArgument("no more spaces can be made in this store: all their numbers were used")
     txn.put(Table.KEYED, NEXT_KEY, COUNTER_RECORD.pack(number + 1))

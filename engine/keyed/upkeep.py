@@ -20,7 +20,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
 from typing import Final
@@ -70,7 +70,17 @@ _log: Final = structlog.get_logger(__name__)
 class KeyedUpkeep:
     """Runs rounds of upkeep, one at a time."""
 
-    def __init__(self, metadata: Metadata, keyed: KeyedBlobs, clock: Clock, *, batch: int = REMOVALS_MAX) -> None:
+    def __init__(
+        self,
+        metadata: Metadata,
+        keyed: KeyedBlobs,
+        clock: Clock,
+        *,
+        without_spaces: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint,
+        batch: int = REMOVALS_MAX,
+    ) -> None:
+        """`without_spaces` runs in each round that finds no space."""
+        self._without_spaces = without_spaces
         self._metadata = metadata
         self._keyed = keyed
         self._clock = clock
@@ -108,6 +118,8 @@ class KeyedUpkeep:
         await self._evict_in_turn(
             [number for number, space in spaces if not space.removed and self._keyed.excess(number, space)]
         )
+        if not spaces:
+            await self._without_spaces()
         await self._repeat(partial(self._expire, _Walk(EXPIRIES_BEGIN)), gives_way=True)
         for number, space in spaces:
             if space.removed:

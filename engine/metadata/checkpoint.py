@@ -156,6 +156,18 @@ def remove_superseded(disk: Disk, store_id: bytes, newest: Checkpoint) -> int:
     return removed
 
 
+def forget_upto(disk: Disk, store_id: bytes, sequence: Sequence) -> bool:
+    """Return True if each checkpoint and journal file begins behind the group; first removes what is superseded."""
+    newest = newest_checkpoint(disk)
+    if newest is None or newest.sequence < sequence:
+        return False
+    remove_superseded(disk, store_id, newest)
+    files = list_journal(disk, store_id)
+    return all(file.first_sequence > sequence for file in files) and all(
+        checkpoint.sequence >= sequence for checkpoint in checkpoints(disk)
+    )
+
+
 class CheckpointReader:
     """A checkpoint that was checked and found whole.  The caller closes it."""
 

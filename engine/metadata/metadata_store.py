@@ -29,7 +29,7 @@ from engine.format.sizes import DEFAULT_SIZES, MetadataSizes
 from engine.journal.reader import list_journal
 from engine.journal.writer import Journal, no_reserve
 from engine.metadata.applier import Applier
-from engine.metadata.checkpoint import Checkpoint, remove_superseded, write_checkpoint
+from engine.metadata.checkpoint import Checkpoint, forget_upto, remove_superseded, write_checkpoint
 from engine.metadata.group_commit import Committer
 from engine.metadata.index_building import build_index, new_path
 from engine.metadata.recovery import INDEX_FOLDER, Recovered, recover, verify_journal
@@ -284,6 +284,14 @@ class Metadata:
             self._journal_bytes_before = -written
             self._journal_files_before = 0
             return checkpoint.sequence
+
+    async def forget_upto(self, sequence: Sequence) -> bool:
+        """Return True if no file has the group or an earlier state, if need be after a checkpoint.  Errors as there."""
+        if self._journal.first_sequence <= sequence or self.applied_sequence < sequence:
+            return False  # ask again when another file is written, and the index has the group
+        await self.checkpoint()
+        async with self._long_reader:
+            return await self._offload.run(forget_upto, self._disk, self._identity.store_id, sequence)
 
     def _checkpoint_blocking(self, index: Index) -> Checkpoint:
         with closing(index.snapshot()) as snapshot:

@@ -35,6 +35,7 @@ from engine.host.local_disk import make_folders
 from engine.superblock.secret_files import FIRST_KEY_FILE, TOKEN_FILE
 from lakefs.config.settings import Config
 from lakefs.errors import ConfigError, LocalFileError
+from lakefs.host.file_systems import lacks_inode
 
 _SOCKET_FOLDER: Final = "socket folder"
 _ALL: Final = 0o777
@@ -80,7 +81,8 @@ def _made(folder: Path, what: str) -> list[Path]:
     try:
         return make_folders(folder)
     except OSError as error:
-        raise LocalFileError(f"{what} {folder}: {error.strerror}", subject=str(folder)) from error
+        reason = "no inode left for it on its file system" if lacks_inode(error, str(folder.parent)) else error.strerror
+        raise LocalFileError(f"{what} {folder}: {reason}", subject=str(folder)) from error
 
 
 def _let_in(folder: Path, group: int, name: str, *, is_new: bool) -> None:

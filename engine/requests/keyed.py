@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from itertools import islice
 
-from engine.format.layouts import ReadOnlyFeature
+import msgspec
+
 from engine.keyed.spaces import (
     Usage,
     check_name,
@@ -51,10 +52,16 @@ class KeyedRequests:
         opened = await self._decisions.look(lambda view: opened_space(view, request))
         if opened is not None:  # also when the disk is full
             return Reply(opened)
-        if request.create:
-            await self._store.begin_to_use(ReadOnlyFeature.KEYED)
-        now_ns = self._store.clock.wall_ns()
-        return Reply(await self._decisions.change(client, lambda txn: open_space(txn, request, now_ns)))
+        if not request.create:
+            return Reply(await self._open(client, request))
+        async with self._store.features.using_spaces() as is_first:
+            self._keyed.used.set()
+            stat = await self._open(client, request)
+        return Reply(msgspec.structs.replace(stat, is_first=is_first))
+
+    async def _open(self, client: Client, request: m.SpaceOpen) -> m.SpaceStat:
+        now_ns, first = self._store.clock.wall_ns(), self._store.features.next_space
+        return await self._decisions.change(client, lambda txn: open_space(txn, request, now_ns, first))
 
     @handles(m.SpaceList)
     async def space_list(self) -> Reply:

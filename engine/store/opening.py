@@ -29,6 +29,7 @@ from engine.chunks.manifests import Manifests
 from engine.chunks.payload import PayloadMemory
 from engine.chunks.quarantine import Quarantine
 from engine.fabric.engine_fabric import EngineFabric
+from engine.format.features import ReadOnlyFeature
 from engine.format.sizes import DEFAULT_STORE_SIZES, StoreSizes
 from engine.host.tasks import plain_errors
 from engine.keyed.part_counts import count_missing_parts
@@ -39,6 +40,7 @@ from engine.namespace.buckets import initialise
 from engine.namespace.watch import Watchers
 from engine.segments.segment_store import Segments
 from engine.sessions.references import References
+from engine.store.features import Features
 from engine.store.store import Store
 from engine.superblock import superblock as superblocks
 from engine.superblock.reserve import Reserve
@@ -96,6 +98,9 @@ async def open_store(
             async with opening.running(stamps) as store, store.leaving:
                 store.clean_before = opened.superblock.clean_sequence
                 store.fabric = fabric or store.fabric
+                await store.features.mend()
+                if store.features.has(ReadOnlyFeature.KEYED):
+                    store.keyed.used.set()
                 await count_missing_parts(store.metadata)
                 async with trio.open_nursery() as nursery:
                     if tier is not None:
@@ -121,7 +126,8 @@ def _telling_full() -> Iterator[None]:
     except StoreFull as error:
         raise StoreFull(
             f"the store cannot be opened, its disk is full: {error.message.partition(';')[0]}; "
-            "make a few MiB of room on that disk and start again; nothing is lost",
+            "make a few MiB of room on that disk, or remove some files if it has no inodes left, and start again; "
+            "nothing is lost",
             subject=error.subject,
         ) from error
 
@@ -240,7 +246,7 @@ class _Opening:
             batch=batch,
         )
         return Store(
-            superblock=self._unclean,
+            features=Features(self._unclean, self.disk, self.offload, reserve, metadata),
             disk=self.disk,
             clock=self.clock,
             offload=self.offload,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from engine.chunks.manifests import Manifests
 from engine.chunks.payload import PayloadMemory
 from engine.chunks.quarantine import Quarantine
 from engine.fabric.engine_fabric import EngineFabric
-from engine.format.layouts import ReadOnlyFeature
 from engine.format.sizes import StoreSizes
 from engine.fsck.check import check_store
 from engine.fsck.damage_report import damage_report
@@ -33,8 +32,9 @@ from engine.namespace.watch import Watchers
 from engine.segments.segment_store import Segments
 from engine.sessions.lendings import Lendings
 from engine.sessions.references import References
+from engine.store.features import Features
 from engine.superblock.reserve import Reserve
-from engine.superblock.superblock import Superblock, write_superblock
+from engine.superblock.superblock import Superblock
 from engine.tiers.dram_filler import Dram
 from engine.tiers.dram_tier import DramTier
 from engine.tiers.keyed_index import KeyedIndex
@@ -50,14 +50,14 @@ from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, COMPACT_SHARE, INFLIGHT_PER
 from lakefs.ports import Clock, Disk, Offload
 from lakefs.version import VERSION
 from lakefs.wire.frames import PROTOCOL_VERSION
-from lakefs.wire.messages import FEATURE_FABRIC, FEATURE_STAMPS, HelloReply
+from lakefs.wire.messages import FEATURE_FABRIC, FEATURE_PLACES, FEATURE_STAMPS, FEATURE_WATCH_ALL, HelloReply
 
 
 @dataclass
 class Store:
     """The parts of an open store."""
 
-    superblock: Superblock
+    features: Features
     disk: Disk
     clock: Clock
     offload: Offload
@@ -94,15 +94,23 @@ class Store:
     dram: Dram = field(init=False)
     keyed: KeyedBlobs = field(init=False)
     keyed_upkeep: KeyedUpkeep = field(init=False)
-    _superblock_lock: trio.Lock = field(default_factory=trio.Lock)
 
     def __post_init__(self) -> None:
         self.lent = Lendings(self.offload)
         self.keyed = KeyedBlobs(self.metadata, self.quarantine, self.clock)
-        self.keyed_upkeep = KeyedUpkeep(self.metadata, self.keyed, self.clock, batch=self.sizes.gc_batch)
-        if self.superblock.read_only_features & ReadOnlyFeature.KEYED:
-            self.keyed.used.set()
+        self.keyed_upkeep = KeyedUpkeep(
+            self.metadata,
+            self.keyed,
+            self.clock,
+            batch=self.sizes.gc_batch,
+            without_spaces=self.features.end_unused_spaces,
+        )
         self.use_tier(None)
+
+    @property
+    def superblock(self) -> Superblock:
+        """The superblock as it is on the disk."""
+        return self.features.superblock
 
     def use_tier(self, tier: DramTier | None) -> None:
         """Put the DRAM tier in front of the segments; None: use no tier."""
@@ -117,7 +125,9 @@ class Store:
             engine_id=self.superblock.engine_id,
             boot_id=self.superblock.boot_id,
             features=(FEATURE_STAMPS if self.metadata.stamps is not None else 0)
-            | (FEATURE_FABRIC if self.fabric.is_on else 0),
+            | (FEATURE_FABRIC if self.fabric.is_on else 0)
+            | FEATURE_PLACES
+            | FEATURE_WATCH_ALL,
             domains=list(self.superblock.domains),
             inflight_max=INFLIGHT_PER_CONNECTION,
             body_bytes_max=BODY_BYTES_MAX,
@@ -151,6 +161,7 @@ class Store:
             "data": str(Path(self.disk.local_path(INDEX_FOLDER)).parent),
             "store_id": self.superblock.store_id.hex(),
             "engine_id": self.superblock.engine_id.hex(),
+            "features": self.features.names(),
             "state": "read-only" if reason else "serving",
             "reason": reason,
             "index_verified": self.index_verified,
@@ -178,18 +189,6 @@ class Store:
             "hot_index": self.shared_index.statistics() if self.shared_index is not None else {"state": "off"},
             "keyed_index": self.keyed_index.statistics() if self.keyed_index is not None else {"state": "off"},
         }
-
-    async def begin_to_use(self, feature: ReadOnlyFeature) -> None:
-        """Record in the superblock that the store uses a feature; durable on return.  StoreFull, DiskFailed."""
-        async with self._superblock_lock:
-            features = self.superblock.read_only_features | feature
-            if features != self.superblock.read_only_features:
-                assert self.superblock.clean_sequence is None, "the superblock of an open store is not clean"
-                changed = replace(self.superblock, read_only_features=features)
-                await self.offload.run(write_superblock, self.disk, changed, self.reserve)
-                self.superblock = changed
-        if feature is ReadOnlyFeature.KEYED:
-            self.keyed.used.set()
 
     async def collect(self, share: float = COMPACT_SHARE) -> CollectReport:
         """Run gc, refill the reserve, then compact with the room left; raises the errors of gc and compaction."""
@@ -227,7 +226,8 @@ class Store:
 
     async def check(self, *, full: bool) -> dict[str, Any]:
         """Run fsck on the open store; returns a JSON-able report."""
-        return await check_store(self.metadata, self.segments, self.chunks, self.manifests, full=full)
+        features = self.superblock.read_only_features
+        return await check_store(self.metadata, self.segments, self.chunks, self.manifests, features, full=full)
 
     async def damaged(self) -> list[dict[str, Any]]:
         """Return the quarantine: each damaged chunk, and the objects that it belongs to; JSON-able."""

@@ -10,7 +10,8 @@ Rules kept here:
   beside it; the engine rewrites both before it serves.  A missing superblock was removed by a person or program:
   `lake fsck --repair` restores it, an opening does not.
 - An unknown format version or incompatible feature is refused by name.  With an unknown read-only feature the caller
-  may read the store but not write to it (`engine.store.store`, which writes, refuses it).
+  may read the store but not write to it; `engine.store.opening`, which writes, refuses it.  The superblock has a text
+  of the release that set the feature, by which the refusal names it.
 - If the lock file's inode is not the one in the superblock, the store was copied.  It gets a new engine id, or is
   refused if it belongs to a cluster, where two engines of one id would do harm.
 - A superblock is never created beside files of a journal, checkpoints or segments: they belong to a store whose
@@ -28,18 +29,24 @@ from typing import Final
 
 from crc32c import crc32c
 
+from engine.format.features import (
+    FEATURE_TEXT_AT,
+    KNOWN_INCOMPAT,
+    KNOWN_READ_ONLY,
+    Feature,
+    bits,
+    feature_text,
+    pack_feature_text,
+)
 from engine.format.layouts import (
     CHECKPOINT_HEADER,
     FORMAT_VERSION,
     GRANULE,
     JOURNAL_HEADER,
-    KNOWN_INCOMPAT,
-    KNOWN_READ_ONLY,
     NOT_CLEAN,
     PAGE,
     SUPERBLOCK,
     SUPERBLOCK_MAGIC,
-    Feature,
     StoreIdentity,
 )
 from engine.host.failpoints import reached
@@ -77,6 +84,10 @@ class Superblock:
     compat_features: int = 0
     read_only_features: int = 0
     incompat_features: int = 0
+    next_space: int = 0
+    """The lowest number of a space that was not handed out, kept here while no record has it; 0: none was."""
+    feature_text: dict[int, str] = field(default_factory=dict, compare=False)
+    """Text of the release that wrote it about its read-only features, by bit."""
     boot_before: bytes = field(default=b"", compare=False)
     """Boot id in the superblock on disk, when this boot has another."""
 
@@ -103,11 +114,13 @@ class Superblock:
             self.created_ns,
             NOT_CLEAN if self.clean_sequence is None else self.clean_sequence,
             len(self.domains),
-            bytes(6),
+            bytes(2),
+            self.next_space,
             b"".join(self.domains),
             0,
         )[:_CHECKED_BYTES]
-        return (head + crc32c(head).to_bytes(4, "little")).ljust(PAGE, b"\0")
+        page = (head + crc32c(head).to_bytes(4, "little")).ljust(FEATURE_TEXT_AT, b"\0")
+        return (page + pack_feature_text(self.read_only_features)).ljust(PAGE, b"\0")
 
 
 @dataclass(frozen=True)
@@ -241,6 +254,8 @@ def parse_superblock(page: bytes) -> Superblock:
         compat_features=fields["compat_features"],
         read_only_features=fields["read_only_features"],
         incompat_features=fields["incompat_features"],
+        next_space=fields["next_space"],
+        feature_text=feature_text(page),
     )
 
 
@@ -357,10 +372,8 @@ def _admit(disk: Disk, superblock: Superblock, lock: DiskLock, told: tuple[str, 
     read_only = ""
     unknown = superblock.read_only_features & ~KNOWN_READ_ONLY
     if unknown:
-        bits = ", ".join(f"bit {bit}" for bit in _bits(unknown))
-        read_only = (
-            f"the store uses features that this release may not write with: {bits}; open it with a newer release"
-        )
+        names = "; ".join(superblock.feature_text.get(bit, f"bit {bit}") for bit in bits(unknown))
+        read_only = f"the store uses features that this release does not know: {names}; open it with a newer release"
     warnings = list(told)
     inode = disk.stat(LOCK_PATH).inode
     engine_id = superblock.engine_id
@@ -381,10 +394,6 @@ def _admit(disk: Disk, superblock: Superblock, lock: DiskLock, told: tuple[str, 
     return OpenedStore(admitted, lock, read_only, warnings=tuple(warnings))
 
 
-def _bits(mask: int) -> Iterator[int]:
-    return (bit for bit in range(64) if mask >> bit & 1)
-
-
 def _feature_names(mask: int) -> list[str]:
     known = {int(feature): feature.name.lower() for feature in Feature}
-    return [known.get(1 << bit, f"bit {bit}") for bit in _bits(mask)]
+    return [known.get(1 << bit, f"bit {bit}") for bit in bits(mask)]

@@ -7,6 +7,10 @@
   and the code behind it runs with all that the caller has around it still alive;
 - the loop failed: as in the first case, and the failure is raised (in an exception group).
 
+A mount that leaves its place and is not over serves on: it was unmounted lazily with files open, or another mount
+namespace or a bind mount has it, too.  `MountOptions.left` is set then, half a second after it has left, and the log
+names its holders.
+
 Rules kept here:
 - One mount per process: libfuse's session is a global of pyfuse3.
 - No code here touches a path below the mount point on the loop's thread: it would wait for itself.
@@ -32,7 +36,9 @@ import pyfuse3
 import structlog
 import trio
 
+from fuse.kernel.holders import find_holders, told
 from fuse.kernel.mount_point import MountEntry, check_mount_point, mount_at, unmount
+from fuse.kernel.place_watch import PlaceWatch
 from fuse.native import layer
 from lakefs.errors import EngineBusy, InvalidArgument, LakeError, LocalFileError, PermissionDenied
 from lakefs.limits import ENGINE_SILENCE_S, ENGINE_WAIT_S, GIB
@@ -45,6 +51,8 @@ DRAIN_WAIT_S: Final = 20.0
 """Time for requests under way when the mount ends; after this, or a third of the stop time, they are cancelled
 and fail with ENOTCONN."""
 FIRST_ANSWER_WAIT_S: Final = 30.0
+LEFT_AFTER_S: Final = 0.5
+"""Longest time from the unmount to the end of the kernel's session, if nothing holds that."""
 READ_AHEAD_FOLDER: Final = Path("/sys/class/bdi")
 MAX_TASKS: Final = 256
 """Requests answered at once; more wait in the kernel."""
@@ -57,7 +65,7 @@ class MountOptions:
 
     mount_point: Path
     staging: Path
-    """Folder for written bytes that are not stored yet; used by this mount alone."""
+    """Folder for written bytes that are not stored yet; another mount's only where that was at this place before."""
     bucket: str = ""
     """Show this bucket as the root; empty: all buckets, as folders."""
     read_only: bool = False
@@ -92,10 +100,12 @@ class MountOptions:
     """Put the native layer below libfuse, where it can be."""
     stop: trio.Event = field(default_factory=trio.Event, compare=False)
     """Set to end the mount in order; cancelling also ends the task that stores the last writes."""
+    left: trio.Event = field(default_factory=trio.Event, compare=False)
+    """Set when the mount has left its place and serves on elsewhere: another mount may have the place."""
 
 
 @asynccontextmanager
-async def mounted(operations: pyfuse3.Operations, options: MountOptions) -> AsyncIterator[None]:
+async def mounted(operations: pyfuse3.Operations, options: MountOptions) -> AsyncIterator[MountEntry]:
     """Mount, serve `operations` while the block runs, unmount.  The kernel has its first answer when the block starts.
 
     The block is cancelled when the mount is removed from outside: no request arrives any more.  Unmounting is shielded
@@ -112,18 +122,21 @@ async def mounted(operations: pyfuse3.Operations, options: MountOptions) -> Asyn
         if entry is None:
             raise LocalFileError(f"{place}: the mount was taken away while it was made", subject=str(place))
         loop = _Loop()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(loop.run)
-            try:
-                await _wait_first_answer(place)
-                _raise_read_ahead(entry.device, options.read_ahead_kib)
-                nursery.start_soon(loop.end_block_at, options.stop)
-                with loop.block:
-                    yield
-            finally:
-                with trio.CancelScope(shield=True):
-                    await _leave(loop, entry, options.stop_wait_s / 3)
-            nursery.cancel_scope.cancel()
+        with PlaceWatch(entry) as watch:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(loop.run)
+                try:
+                    await _wait_first_answer(place)
+                    _raise_read_ahead(entry.device, options.read_ahead_kib)
+                    nursery.start_soon(loop.end_block_at, options.stop)
+                    nursery.start_soon(loop.give_place_up, watch, entry, options.left)
+                    with loop.block:
+                        yield entry
+                finally:
+                    loop.watching.cancel()
+                    with trio.CancelScope(shield=True):
+                        await _leave(loop, entry, options)
+                nursery.cancel_scope.cancel()
     finally:
         if not layer.why_not():
             _log.info("native layer", **layer.counters())
@@ -138,6 +151,8 @@ class _Loop:
     ended: trio.Event = field(default_factory=trio.Event)
     scope: trio.CancelScope = field(default_factory=lambda: trio.CancelScope(shield=True))
     block: trio.CancelScope = field(default_factory=trio.CancelScope)
+    watching: trio.CancelScope = field(default_factory=trio.CancelScope)
+    """Ends the watch on the place: a mount that is ending keeps its place until the end."""
 
     async def run(self) -> None:
         """Run until the session is over; an exception that escaped a handler is raised."""
@@ -153,6 +168,21 @@ class _Loop:
         await stop.wait()
         self.block.cancel()
 
+    async def give_place_up(self, watch: PlaceWatch, entry: MountEntry, left: trio.Event) -> None:
+        """Set `left` when the mount has left its place and the session goes on; log its holders."""
+        with self.watching:
+            await watch.wait_left()
+            if await self.has_ended(LEFT_AFTER_S):
+                return
+            left.set()
+            holders = await trio.to_thread.run_sync(find_holders, entry.device, abandon_on_cancel=True)
+            _log.warning(
+                "unmounted at its place, which is free for another mount; still in use elsewhere: this process goes on"
+                " until its last user has ended",
+                mount_point=str(entry.mount_point),
+                holders=told(holders) or "open files",
+            )
+
     async def has_ended(self, within_s: float) -> bool:
         """Wait at most `within_s` for the end; return True if it has ended."""
         with trio.move_on_after(within_s):
@@ -160,13 +190,14 @@ class _Loop:
         return self.ended.is_set()
 
 
-async def _leave(loop: _Loop, entry: MountEntry, wait_s: float) -> None:
-    """Remove the mount and end the loop, each within `wait_s` at most."""
+async def _leave(loop: _Loop, entry: MountEntry, options: MountOptions) -> None:
+    """Remove the mount and end the loop, each within a third of the time that the mount has to end at most."""
+    wait_s = options.stop_wait_s / 3
     drain_s = min(DRAIN_WAIT_S, wait_s)
     if not loop.ended.is_set():
         _log.info("unmounting", mount_point=str(entry.mount_point))
     try:
-        lazy = await _take_away(entry, min(UNMOUNT_WAIT_S, wait_s))
+        lazy = options.left.is_set() or await _take_away(entry, min(UNMOUNT_WAIT_S, wait_s))
     except LakeError as error:  # the loop must end all the same
         _log.error("a dead mount stays behind", mount_point=str(entry.mount_point), error=error.message)
         lazy = True

@@ -1,4 +1,4 @@
-"""Mount points: the kernel's table of mounts as this process sees it, checks, unmounting, and a lock.
+"""Mount points: the kernel's table of mounts as a process sees it, checks, and unmounting.
 
 Rules kept here:
 - The table is read from `/proc/self/mountinfo`, never by asking a file system: a mount that does not answer must
@@ -7,38 +7,24 @@ Rules kept here:
 - Unmounting never kills the connection: open files stay usable until the process behind the mount ends.
 - Nothing is mounted over a mount, whatever its type.  The one exception is a dead lake mount (its process was
   killed): it is removed, and the log says so.
-- A mount process holds the lock of its mount point from before its first check until it has ended.  So two that start
-  at once do not stack, and a new one waits for an old one that still stores written files.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import os
 import re
 import shutil
 import subprocess
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import structlog
 
-from lakefs.errors import (
-    AlreadyExists,
-    DeadlineExceeded,
-    EngineBusy,
-    FolderNotEmpty,
-    LocalFileError,
-    NotAFolder,
-    PermissionDenied,
-)
+from lakefs.errors import AlreadyExists, EngineBusy, FolderNotEmpty, LocalFileError, NotAFolder, PermissionDenied
 
 LAKE_TYPE: Final = "fuse.lake"
 MOUNT_TABLE: Final = Path("/proc/self/mountinfo")
@@ -48,9 +34,6 @@ _MNT_DETACH: Final = 2
 _UMOUNT_NOFOLLOW: Final = 8
 _OCTAL: Final = re.compile(rb"\\([0-7]{3})")
 _NOT_CONNECTED: Final = (errno.ENOTCONN, errno.ECONNABORTED)
-LOCK_WAIT_S: Final = 90.0
-"""Longest wait for a lock.  A mount that ends first stores written files; this is as long as its unit lets it."""
-_LOCK_POLL_S: Final = 0.05
 _DEAD_MOUNTS_MAX: Final = 64
 """Most dead mounts removed at one place; each is one restart that went wrong."""
 _log: Final = structlog.get_logger()
@@ -72,13 +55,37 @@ def mount_at(path: Path) -> MountEntry | None:
     return found[-1] if found else None
 
 
-def all_mounts() -> list[MountEntry]:
-    """Return every mount that this process sees, in the order in which they were made."""
+def all_mounts(device: str = "") -> list[MountEntry]:
+    """Return every mount that this process sees, or those of one device, in the order in which they were made."""
     try:
-        lines = MOUNT_TABLE.read_bytes().splitlines()
+        return entries_of(MOUNT_TABLE, device)
     except OSError as error:
         raise LocalFileError(f"{MOUNT_TABLE}: {error.strerror}", subject=str(MOUNT_TABLE)) from error
-    return [_parsed(line) for line in lines]
+
+
+def mounts_seen_by(pid: str, device: str = "") -> list[MountEntry]:
+    """Return what `all_mounts` returns in another process; nothing if it has ended, or its table is not shown."""
+    try:
+        return entries_of(Path(f"/proc/{pid}/mountinfo"), device)
+    except OSError:
+        return []
+
+
+def entries_of(table: Path, device: str) -> list[MountEntry]:
+    """Return the mounts in a table of the kernel's format; of one device, unless that is empty.  OSError."""
+    # Most lines of a long table are left out before they are parsed.
+    has_device = f" {device} ".encode()
+    found = [_parsed(line) for line in table.read_bytes().splitlines() if not device or has_device in line]
+    return [entry for entry in found if device in ("", entry.device)]
+
+
+def devices_of_mounts(process: int) -> dict[int, str]:
+    """Return the device of each mount that a process sees, by the mount's id in `/proc`; empty if it has ended."""
+    try:
+        lines = Path(f"/proc/{process}/mountinfo").read_bytes().splitlines()
+    except OSError:
+        return {}
+    return {int(line.partition(b" ")[0]): _parsed(line).device for line in lines}
 
 
 def _parsed(line: bytes) -> MountEntry:
@@ -172,13 +179,13 @@ def check_mount_point(path: Path, *, may_hold_files: bool = False) -> None:
         entry = mount_at(path)
         if entry is None:
             return _check_folder(path, may_hold_files)
-        _refuse_living(entry)
+        refuse_living(entry)
         unmount(path, lazy=True)
         _log.warning("took away a dead mount: its process had been killed", mount_point=str(path))
     raise AlreadyExists(f"{path} has more than {_DEAD_MOUNTS_MAX} dead mounts; remove them with: umount -l {path}")
 
 
-def _refuse_living(entry: MountEntry) -> None:
+def refuse_living(entry: MountEntry) -> None:
     """Raise AlreadyExists unless the mount is a dead lake mount."""
     path = entry.mount_point
     alive = None if entry.type == "autofs" else answers(path)
@@ -216,63 +223,3 @@ def _check_folder(path: Path, may_hold_files: bool) -> None:
             " choose an empty folder, or mount with -o nonempty",
             subject=str(path),
         )
-
-
-class MountLock:
-    """The lock of one mount point, on a file that stays; the kernel frees it when its process ends in any way."""
-
-    def __init__(self, file: Path) -> None:
-        try:
-            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise LocalFileError(f"{file}: {error.strerror}", subject=str(file)) from error
-
-    def take(self, mount_point: Path) -> None:
-        """Wait for the lock and take it.  AlreadyExists at once if its holder serves, or at the end of the wait."""
-
-        def check_holder() -> None:
-            if (entry := mount_at(mount_point)) is not None:
-                _refuse_living(entry)
-
-        if not self._wait(check_holder):
-            raise AlreadyExists(
-                f"another process has been mounting or unmounting {mount_point} for {LOCK_WAIT_S:.0f} s",
-                subject=str(mount_point),
-            )
-        os.truncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, b"%d\n" % os.getpid(), 0)
-
-    def wait_free(self, mount_point: Path) -> None:
-        """Wait until no process has the lock: all that was written through the mount is stored.  DeadlineExceeded."""
-        if not self._wait(lambda: None):
-            raise DeadlineExceeded(
-                f"{mount_point} is unmounted, but its process still stores what was written;"
-                f" it is process {os.pread(self._descriptor, 20, 0).decode().strip()}",
-                subject=str(mount_point),
-            )
-
-    def _wait(self, between: Callable[[], None]) -> bool:
-        end = time.monotonic() + LOCK_WAIT_S
-        while True:
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                between()
-                if time.monotonic() > end:
-                    return False
-                time.sleep(_LOCK_POLL_S)
-            else:
-                return True
-
-    def close(self) -> None:
-        """Release the lock."""
-        os.close(self._descriptor)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -3,6 +3,9 @@
 One file's content is in `fuse.staging.staged_file`, its place and the bounds of all in `fuse.staging.room`, the
 leftovers of a killed mount in `fuse.staging.leftovers`.  A file that is not stored when its mount ends stays in the
 folder until a user restores or forgets it.
+
+The lock has the mount point of the mount that has the folder.  A process whose mount has left its place, and goes on
+elsewhere, keeps its folder; the next mount of that place then takes a folder in it (`open_staging`).
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from fuse.staging.leftovers import Leftover, find_leftovers, remove_unowned
+from fuse.staging.leftovers import FOLDERS_MAX, Leftover, find_leftovers, folders_beside, remove_unowned
 from fuse.staging.room import Emptying, Room, Slot
 from fuse.staging.sidecar import BYTES_SUFFIX, SIDECAR_SUFFIX, Base, SidecarFile
 from fuse.staging.staged_file import Kind, Span, StagedFile
@@ -38,13 +41,32 @@ EMPTYING_MAX: Final = 8
 LOCK_NAME: Final = "lock"
 
 
+def open_staging(path: Path, limit_bytes: int, mount_point: Path) -> StagingFolder:
+    """Open the staging folder of the mount at `mount_point`, or one in it where an earlier process of the place has it.
+
+    The caller has the lock of the place, so such a process goes on without the place.  StoreLocked if the mount of
+    another place has the folder, or if too many processes go on; the errors of `StagingFolder`.
+    """
+    for folder in (path, *folders_beside(path)):
+        try:
+            return StagingFolder(folder, limit_bytes, mount_point)
+        except StoreLocked:
+            if _mount_point_of(folder) != os.fsencode(mount_point):
+                raise
+    raise StoreLocked(
+        f"{FOLDERS_MAX} processes of earlier mounts at {mount_point} still use the staging folder {path}, because their"
+        " mounts are in use elsewhere; end those, or give another folder with --staging",
+        subject=str(path),
+    )
+
+
 class StagingFolder:
     """One mount's folder, of mode 0700, locked while the mount lives.
 
     Each of its files holds two descriptors, and is locked as long as this mount has it (`fuse.staging.leftovers`).
     """
 
-    def __init__(self, path: Path, limit_bytes: int) -> None:
+    def __init__(self, path: Path, limit_bytes: int, mount_point: Path = Path()) -> None:
         """Make or open the folder.  StoreLocked if a mount has it, PermissionDenied, LocalFileError."""
         self.path = path
         self._room = Room(path, limit_bytes)
@@ -57,7 +79,7 @@ class StagingFolder:
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             _make_private(path)
-            self._lock = _locked(path)
+            self._lock = _locked(path, mount_point)
         except OSError as error:
             raise LocalFileError(f"staging folder {path}: {error.strerror}", subject=str(path)) from error
         try:
@@ -232,7 +254,7 @@ def _make_private(path: Path) -> None:
         os.chmod(path, 0o700)
 
 
-def _locked(path: Path) -> int:
+def _locked(path: Path, mount_point: Path) -> int:
     descriptor = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -244,4 +266,15 @@ def _locked(path: Path) -> int:
     except OSError:
         os.close(descriptor)
         raise
+    with suppress(OSError):  # a full disk: a later mount of the place is then refused while this one has the folder
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, os.fsencode(mount_point), 0)
     return descriptor
+
+
+def _mount_point_of(path: Path) -> bytes:
+    """Return the mount point of the process that has the folder; empty if it says none."""
+    try:
+        return (path / LOCK_NAME).read_bytes()
+    except OSError:
+        return b""

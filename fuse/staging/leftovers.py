@@ -27,10 +27,12 @@ from fuse.staging.sidecar import (
     SidecarState,
     replay,
 )
-from fuse.staging.staged_file import StagedFile
+from fuse.staging.staged_file import StagedFile, sync_folder
 from lakefs.errors import AlreadyExists, LocalFileError, StoreLocked
 
 _COPY_BYTES: Final = 1 << 20
+FOLDERS_MAX: Final = 16
+"""Most processes of one mount point that have a staging folder at once: all but one go on without the place."""
 
 
 @dataclass(frozen=True)
@@ -62,16 +64,29 @@ class Leftover:
         return sum(end - begin for begin, end in self.ranges)
 
 
+def staging_folders(path: Path) -> list[Path]:
+    """Return the folders that mounts at one place may have staged files in: `path`, and those in it that exist.
+
+    A mount has one of the latter where an earlier process of its place goes on (`fuse.staging.folder.open_staging`).
+    """
+    return [path, *(folder for folder in folders_beside(path) if folder.is_dir())]
+
+
+def folders_beside(path: Path) -> list[Path]:
+    """Return the folders in `path` that may be used while another process has `path` itself; they may not exist."""
+    return [path / str(number) for number in range(2, FOLDERS_MAX + 1)]
+
+
 def find_leftovers(folder: Path, leave_out: frozenset[str] = frozenset()) -> list[Leftover]:
-    """Return everything in the folder that was not stored, oldest first.  LocalFileError."""
+    """Return everything in the folder that was not stored, in the order of the last writes.  LocalFileError."""
     try:
-        stems = sorted(
-            path.name.removesuffix(SIDECAR_SUFFIX) for path in folder.iterdir() if path.name.endswith(SIDECAR_SUFFIX)
-        )
+        names = [path.name for path in folder.iterdir()]
+        stems = [name.removesuffix(SIDECAR_SUFFIX) for name in names if name.endswith(SIDECAR_SUFFIX)]
         found = [_leftover(folder, stem) for stem in stems if stem not in leave_out]
     except OSError as error:
         raise LocalFileError(f"{folder}: {error.strerror}", subject=str(folder)) from error
-    return [leftover for leftover in found if leftover is not None]
+    # Times are those of the file system's clock, which ticks slowly; a later file has a higher number.
+    return sorted(filter(None, found), key=lambda leftover: (leftover.time_ns, len(leftover.id), leftover.id))
 
 
 @contextmanager
@@ -93,12 +108,16 @@ def claimed(leftover: Leftover) -> Iterator[None]:
 
 
 def is_in_use(leftover: Leftover) -> bool:
-    """Return True if a running mount has it open, or a command is at work on it."""
+    """Return True if a running mount has it open, or a command is at work on it, or did so until just now."""
     try:
         with claimed(leftover):
             return False
     except StoreLocked:
         return True
+    except LocalFileError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return True  # its mount has stored it since it was found
+        raise
 
 
 @contextmanager
@@ -150,6 +169,7 @@ def restore(leftover: Leftover, target: Path, read_base: Callable[[int, int], by
         raise LocalFileError(f"{target}: {error.strerror}", subject=str(target)) from error
     try:
         _fill(descriptor, leftover, read_base)
+        sync_folder(target.parent)
     except OSError as error:
         os.unlink(target)
         raise LocalFileError(f"{target}: {error.strerror}", subject=str(target)) from error

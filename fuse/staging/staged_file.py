@@ -278,7 +278,7 @@ class StagedFile:
             return
         try:
             self.sync()
-            _sync_folder(self._room.path)
+            sync_folder(self._room.path)
         except OSError as error:
             raise self._room.failure(error, self.name) from error
         finally:
@@ -440,7 +440,8 @@ def _pwrite(descriptor: int, view: memoryview, offset: int) -> None:
         offset += count
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable.  OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

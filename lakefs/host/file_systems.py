@@ -1,8 +1,11 @@
-"""File systems from which the engine reads files of its clients: local ones, not served by another process."""
+"""File systems: those from which the engine reads files of its clients (local ones, not served by another process), and
+whether one still takes files."""
 
 from __future__ import annotations
 
 import ctypes
+import errno
+import os
 from typing import Final
 
 LOCAL_FILE_SYSTEMS: Final = {
@@ -26,3 +29,20 @@ def file_system_of(descriptor: int) -> int | None:
     """Return the magic number of the descriptor's file system; None on failure, with errno set."""
     buffer = (ctypes.c_long * 32)()
     return None if _libc.fstatfs(descriptor, ctypes.byref(buffer)) else int(buffer[0]) & 0xFFFFFFFF
+
+
+def free_inodes(place: str | int) -> int | None:
+    """Return how many files this user can still create on the file system of a path or descriptor; None where it does
+    not count them.  OSError."""
+    state = os.statvfs(place)
+    return state.f_favail if state.f_files else None
+
+
+def lacks_inode(error: OSError, place: str) -> bool:
+    """Return True if a name could not be made because the file system of this path has no inode left."""
+    if error.errno != errno.ENOSPC:
+        return False
+    try:
+        return free_inodes(place) == 0
+    except OSError:
+        return False

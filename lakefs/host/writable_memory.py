@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from lakefs.errors import InvalidArgument
+from lakefs.host.plain_bytes import plain_bytes
 from lakefs.ids import id_text
 
 if TYPE_CHECKING:
@@ -51,21 +52,19 @@ WritableBuffer: TypeAlias = "Buffer | Array | Tensor"
 def writable_memory(lent: WritableBuffer, name: str) -> memoryview:
     """Return the lent memory as bytes; `name` is the object to be read into it, for messages.
 
-    InvalidArgument: it is not memory, is read-only, is not contiguous, or lies in another device.
+    InvalidArgument: it is not memory, holds Python objects, is read-only, is not contiguous, or lies in another device.
     """
     if type(lent) is memoryview and lent.format == "B" and lent.ndim == 1 and not lent.readonly and lent.contiguous:
         return lent
     try:
-        view = memoryview(lent)  # type: ignore[arg-type]
-    except (TypeError, ValueError, BufferError) as error:
+        view = plain_bytes(lent)
+    except TypeError as error:
         if isinstance(lent, Tensor):
             return _tensor_memory(lent, name)
-        raise _unusable(lent, name, f"lends no memory ({error})") from None
+        raise _unusable(lent, name, str(error)) from None
     if view.readonly:
         raise _unusable(lent, name, "is read-only")
-    if not view.c_contiguous:
-        raise _unusable(lent, name, "is not contiguous")
-    return view.cast("B") if view.nbytes else memoryview(bytearray())
+    return view
 
 
 def chunk_memories(chunks: Sequence[bytes], lent: Sequence[WritableBuffer]) -> list[memoryview]:

@@ -28,7 +28,7 @@ from lakefs.ids import Buffer
 from lakefs.lake.reads import ReadSteps
 from lakefs.lake.spaces import SpacesSteps
 from lakefs.lake.uploads import Progress as Progress, PutData as PutData, UploadSteps
-from lakefs.names import Name, parse_name, parse_object_name
+from lakefs.names import Name, check_text, parse_name, parse_new_name, parse_object_name
 from lakefs.put.lent import memory_source, return_memory
 from lakefs.put.many import put_many
 from lakefs.put.objects import put, put_stream
@@ -121,7 +121,7 @@ class LakeSteps(UploadSteps, ReadSteps, SpacesSteps):
         attributes = ObjectAttributes(
             mtime_ns=time.time_ns(), content_type=content_type, user_metadata=user_metadata or {}
         )
-        change = NameChange(*parse_object_name(name), b"", attributes, condition, create_bucket)
+        change = NameChange(*parse_new_name(name), b"", attributes, condition, create_bucket)
         transfer = self.transfer(progress)
         if isinstance(data, (bytes, bytearray, memoryview, Slot)):
             return (yield from put(transfer, change, memory_source(data)))
@@ -236,7 +236,7 @@ class LakeSteps(UploadSteps, ReadSteps, SpacesSteps):
         An object that has the target's name is replaced; with `replace=False` AlreadyExists is raised instead.
         `create_bucket`: make the target's bucket if it does not exist.
         """
-        old, new = parse_object_name(source), parse_object_name(target)
+        old, new = parse_object_name(source), parse_new_name(target)
         return only_result((yield from send(Rename(*old, *new, replace, create_bucket))))
 
     def copy(self, source: str, target: str, *, create_bucket: bool = False) -> Steps[ObjectStat]:
@@ -244,12 +244,12 @@ class LakeSteps(UploadSteps, ReadSteps, SpacesSteps):
 
         `create_bucket`: make the target's bucket if it does not exist.
         """
-        old, new = parse_object_name(source), parse_object_name(target)
+        old, new = parse_object_name(source), parse_new_name(target)
         return only_result((yield from send(Copy(*old, *new, create_bucket=create_bucket))))
 
     def make_folder(self, name: str, *, exclusive: bool = False, create_bucket: bool = False) -> Steps[ObjectStat]:
         """Make a folder that stays when it is empty.  `exclusive`: AlreadyExists if it exists."""
-        bucket, key = parse_object_name(name)
+        bucket, key = parse_new_name(name)
         folder_key = key if key.endswith("/") else key + "/"
         return only_result((yield from send(MakeFolder(bucket, folder_key, exclusive, create_bucket))))
 
@@ -261,27 +261,28 @@ class LakeSteps(UploadSteps, ReadSteps, SpacesSteps):
 
     def create_bucket(self, name: str) -> Steps[BucketStat]:
         """Make a bucket; AlreadyExists."""
-        return _bucket_list((yield from send(BucketCreate(name))).message)[0]
+        return _bucket_list((yield from send(BucketCreate(check_text(name)))).message)[0]
 
     def remove_bucket(self, name: str) -> Steps[None]:
         """Remove an empty bucket; BucketNotFound, BucketNotEmpty."""
-        yield from send(BucketRemove(name))
+        yield from send(BucketRemove(check_text(name)))
 
     def bucket(self, name: str) -> Steps[BucketStat]:
         """Return a bucket and its settings; BucketNotFound."""
-        return _bucket_list((yield from send(BucketList(name))).message)[0]
+        return _bucket_list((yield from send(BucketList(check_text(name)))).message)[0]
 
     def set_bucket(
         self, name: str, *, anonymous_read: bool | None = None, versioning: str | None = None
     ) -> Steps[BucketStat]:
         """Change settings of a bucket (see `BucketStat`); None leaves one.  BucketNotFound, InvalidArgument."""
-        return _bucket_list((yield from send(BucketSet(name, anonymous_read, versioning))).message)[0]
+        return _bucket_list((yield from send(BucketSet(check_text(name), anonymous_read, versioning))).message)[0]
 
     # --- access keys -----------------------------------------------------------------------------
 
     def create_access_key(self, *, buckets: Sequence[str] = (), read_only: bool = False) -> Steps[AccessKeyStat]:
         """Make an access key for these buckets (none: for all); return it with its secret.  Durable on return."""
-        return _key_list((yield from send(AccessKeyCreate(list(buckets), read_only))).message).keys[0]
+        names = [check_text(name) for name in buckets]
+        return _key_list((yield from send(AccessKeyCreate(names, read_only))).message).keys[0]
 
     def access_keys(self) -> Steps[list[AccessKeyStat]]:
         """Return all access keys (at most ACCESS_KEYS_MAX exist), in byte order, without their secrets."""
@@ -296,14 +297,14 @@ class LakeSteps(UploadSteps, ReadSteps, SpacesSteps):
 
     def find_access_key(self, access_key: str) -> Steps[AccessKeyStat | None]:
         """Return an access key with its secret; None if it was never made, or was revoked."""
-        if not access_key:
+        if not check_text(access_key):
             return None
         page = _key_list((yield from send(AccessKeyList(access_key, secrets=True))).message)
         return page.keys[0] if page.keys else None
 
     def remove_access_key(self, access_key: str) -> Steps[None]:
         """Revoke an access key: on return no lookup finds it.  AccessKeyNotFound."""
-        yield from send(AccessKeyRemove(access_key))
+        yield from send(AccessKeyRemove(check_text(access_key)))
 
     # --- upkeep ----------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from lakefs.get.ranges import Range, get_ranges
 from lakefs.host.writable_memory import WritableBuffer, chunk_memories, writable_memory
 from lakefs.ids import ChunkId
 from lakefs.lake.uploads import Progress
-from lakefs.names import parse_object_name
+from lakefs.names import check_text, parse_object_name
 from lakefs.steps.steps import Steps
 
 
@@ -77,7 +77,7 @@ class ReadSteps(ABC):
         overlap.  ChunkNotFound, ChunkDamaged, InvalidArgument if something does not fit, SourceChanged if the memory
         was shrunk; for names the errors of `get`.  After an error or a cancellation the places may hold anything.
         """
-        chunks = [item if isinstance(item, str) else ChunkId(item) for item in wanted]
+        chunks = [ChunkId(item) if isinstance(item, bytes) else check_text(item) for item in wanted]
         return load_many(self.access(None), pool, chunks, offsets, rooms)
 
     def return_pool(self, pool: Pool) -> Steps[None]:

@@ -21,18 +21,21 @@ from lakefs.get.keyed import (
     Pinned,
     find_values,
     get_values_into,
+    is_present,
     load_values,
     match_of,
     pin_values,
     unpin_values,
+    value_bytes,
 )
 from lakefs.get.opened import Access
 from lakefs.get.pools import Pool
+from lakefs.host.plain_bytes import bytes_to_put
 from lakefs.host.writable_memory import WritableBuffer, writable_memory
 from lakefs.ids import Buffer
 from lakefs.lake.uploads import Progress
 from lakefs.limits import KEYED_DEPTH_MAX, KEYED_TTL_S_MAX, KEYED_VALUE_BYTES_MAX, KIB
-from lakefs.names import check_value_keys
+from lakefs.names import check_text, check_value_keys
 from lakefs.put.keyed import KeyedItem, KeyedResult, Outcome, put_values, remove_values
 from lakefs.put.shared_memory import Slot
 from lakefs.put.upload import Transfer
@@ -68,7 +71,7 @@ class SpacesSteps:
         """
         quota_bytes = _whole(parse_size(quota) if isinstance(quota, str) else quota, _NUMBER_MAX, "quota")
         ttl_s = _whole(parse_duration(ttl) if isinstance(ttl, str) else ttl, KEYED_TTL_S_MAX, "TTL")
-        reply = yield from send(SpaceOpen(name, quota_bytes, ttl_s, create))
+        reply = yield from send(SpaceOpen(check_text(name), quota_bytes, ttl_s, create))
         assert isinstance(reply.message, SpaceStat)
         return reply.message
 
@@ -80,7 +83,7 @@ class SpacesSteps:
 
     def remove_space(self, name: str) -> Steps[None]:
         """Remove a space with all its values.  SpaceNotFound."""
-        yield from send(SpaceRemove(name))
+        yield from send(SpaceRemove(check_text(name)))
 
 
 def _whole(number: float | None, most: int, what: str) -> int | None:
@@ -97,13 +100,16 @@ class SpaceSteps:
     lake: Settings
     number: int
 
-    def match(self, keys: Sequence[bytes]) -> Steps[Matched]:
+    def match(self, keys: Sequence[bytes], sizes: Sequence[int] = ()) -> Steps[Matched]:
         """Return which keys have a value: the length of the present prefix, and a flag for each key.
 
-        A value that is known to be damaged, or has expired, is not present.  SpaceNotFound, InvalidArgument.
+        `sizes`, if given, has for each key the length that its value has to have (0: any); one of another length is not
+        present.
+        Neither is one that is known to be damaged or has expired.  SpaceNotFound, InvalidArgument.
         """
-        values = yield from find_values(self.number, check_value_keys(keys))
-        return match_of([bool(pieces) for pieces in values])
+        checked, wanted = sized_keys(keys, sizes)
+        values = yield from find_values(self.number, checked)
+        return match_of(is_present(values, wanted))
 
     def load(
         self, keys: Sequence[bytes], pool: Pool, offsets: Sequence[int], rooms: Sequence[int] = ()
@@ -126,18 +132,26 @@ class SpaceSteps:
         return get_values_into(self.lake.access(None), self.number, checked, targets)
 
     def put_many(
-        self, keys: Sequence[bytes], values: Sequence[Buffer | Slot], *, depths: Sequence[int] = ()
+        self,
+        keys: Sequence[bytes],
+        values: Sequence[Buffer | Slot],
+        *,
+        depths: Sequence[int] = (),
+        resize: bool = False,
     ) -> Steps[KeyedResult]:
         """Store values (buffers, or slots of shared memory; 1 byte to 256 MiB) under keys; durable on return.
 
-        A key that has a value keeps it, and is reported as PRESENT.  `depths`, if given, has the place of each key in
-        its chain, 0 to 65,535: a space over its quota loses deeper ones first.  A failure of one key (StoreFull,
-        EngineBusy, RequestTooLarge, SourceChanged) is in the result; the others are stored.  SpaceNotFound;
-        InvalidArgument for a value without a byte or too long.
+        A key that has a value keeps it, and is reported as PRESENT; with `resize` only a value of the same length is
+        kept, and any other is replaced.  `depths`, if given, has the place of each key in its chain, 0 to 65,535: a
+        space over its quota loses deeper ones first.  A failure of one key (StoreFull, EngineBusy, RequestTooLarge,
+        SourceChanged) is in the result; the others are stored.  SpaceNotFound; InvalidArgument for a value without a
+        byte or too long.
         """
-        return self.put_items(keyed_items(keys, values, depths))
+        return self.put_items(keyed_items(keys, values, depths), resize=resize)
 
-    def put_items(self, items: Sequence[KeyedItem], present: Sequence[bool] = ()) -> Steps[KeyedResult]:
+    def put_items(
+        self, items: Sequence[KeyedItem], present: Sequence[bool] = (), *, resize: bool = False
+    ) -> Steps[KeyedResult]:
         """Store checked values.  `present`: for each, if its key is known to have a value, which then stays."""
         result = KeyedResult(
             [Outcome.PRESENT if known else Outcome.FAILED for known in present or [False] * len(items)]
@@ -152,10 +166,10 @@ class SpaceSteps:
         if sum(item.length for item in asked) >= ASK_FROM_BYTES:
             values = yield from find_values(self.number, [item.key for item in asked])
             for item, pieces in zip(asked, values, strict=True):
-                if pieces:
+                if pieces and not (resize and value_bytes(pieces) != item.length):
                     result.outcomes[item.place] = Outcome.PRESENT
         left = [item for item in items if result.outcomes[item.place] is not Outcome.PRESENT]
-        yield from put_values(transfer, self.number, left, result)
+        yield from put_values(transfer, self.number, left, result, resize=resize)
         return result
 
     def remove(self, keys: Sequence[bytes]) -> Steps[list[bool]]:
@@ -173,6 +187,14 @@ class SpaceSteps:
     def unpin(self, pinned: Pinned) -> Steps[None]:
         """End a pin; does nothing if its connection has ended."""
         return unpin_values(self.lake.access(None), pinned)
+
+
+def sized_keys(keys: Sequence[bytes], sizes: Sequence[int]) -> tuple[list[bytes], list[int] | None]:
+    """Return checked keys, and the length that the value of each has to have; None: any.  InvalidArgument."""
+    checked = check_value_keys(keys)
+    if len(sizes) not in (0, len(checked)):
+        raise InvalidArgument(f"{len(checked)} keys and {len(sizes)} sizes do not go together")
+    return checked, list(sizes) or None
 
 
 def value_memories(keys: Sequence[bytes], buffers: Sequence[WritableBuffer]) -> tuple[list[bytes], list[memoryview]]:
@@ -195,9 +217,10 @@ def keyed_items(keys: Sequence[bytes], values: Sequence[Buffer | Slot], depths: 
 
 
 def _item(place: int, key: bytes, data: Buffer | Slot, depth: int) -> KeyedItem:
-    length = data.length if isinstance(data, Slot) else memoryview(data).nbytes
+    taken = data if isinstance(data, Slot) else bytes_to_put(data, f"key {key.hex()}")
+    length = taken.length if isinstance(taken, Slot) else taken.nbytes
     if not 1 <= length <= KEYED_VALUE_BYTES_MAX:
         raise InvalidArgument(f"a value has 1 to {KEYED_VALUE_BYTES_MAX} bytes, that of key {key.hex()} has {length}")
     if not 0 <= depth <= KEYED_DEPTH_MAX:
         raise InvalidArgument(f"a depth is 0 to {KEYED_DEPTH_MAX}, not {depth}")
-    return KeyedItem(place, key, data, length, depth)
+    return KeyedItem(place, key, taken, length, depth)

@@ -23,7 +23,7 @@ from lakefs.lake.multipart import (
     put_part,
     put_part_stream,
 )
-from lakefs.names import parse_name, parse_object_name
+from lakefs.names import parse_name, parse_new_name, parse_object_name
 from lakefs.put.lent import memory_source
 from lakefs.put.shared_memory import Slot
 from lakefs.put.sources import FileSource
@@ -67,7 +67,7 @@ class UploadSteps(ABC):
         The object gets these attributes; without a modification time it gets the time of its completion.  Lists of
         uploads return the `details` (at most 1 KiB).
         """
-        return create_upload(parse_object_name(name), attributes or ObjectAttributes(), details)
+        return create_upload(parse_new_name(name), attributes or ObjectAttributes(), details)
 
     def put_part(
         self,

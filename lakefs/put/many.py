@@ -15,6 +15,7 @@ from functools import partial
 from typing import NamedTuple
 
 from lakefs.errors import InvalidArgument, LakeError, SessionLost
+from lakefs.host.plain_bytes import bytes_to_put
 from lakefs.ids import Buffer
 from lakefs.limits import (
     BODY_BYTES_MAX,
@@ -24,7 +25,7 @@ from lakefs.limits import (
     PUT_MANY_SHORT_BYTES,
     PUT_MANY_WINDOW,
 )
-from lakefs.names import Name, parse_object_name
+from lakefs.names import Name, parse_new_name
 from lakefs.put.batches import batches, by_memory, view_of
 from lakefs.put.lent import forget_number, lend, send_slots, take_back
 from lakefs.put.remote import put_remotely
@@ -142,10 +143,12 @@ def _submit_group(
 
 
 def _parsed(place: int, name: str, data: Buffer | Slot) -> _Object:
-    length = data.length if isinstance(data, Slot) else memoryview(data).nbytes
+    parsed = parse_new_name(name)
+    taken = data if isinstance(data, Slot) else bytes_to_put(data, name)
+    length = taken.length if isinstance(taken, Slot) else taken.nbytes
     if length > CHUNK_BYTES:
         raise InvalidArgument(f"{name} is longer than {CHUNK_BYTES} bytes; put it by itself", subject=name)
-    return _Object(place, parse_object_name(name), data, length)
+    return _Object(place, parsed, taken, length)
 
 
 def _noting(put: _Put, batch: Sequence[_Object]) -> Callable[[Reply], None]:

@@ -14,6 +14,7 @@ from typing import BinaryIO, Protocol
 
 from lakefs.errors import InvalidArgument, LocalFileError, SourceChanged
 from lakefs.host.file_systems import LOCAL_FILE_SYSTEMS, file_system_of
+from lakefs.host.plain_bytes import bytes_to_put
 from lakefs.ids import Buffer
 
 
@@ -49,13 +50,14 @@ class Source(Protocol):
 
 
 class BufferSource:
-    """A buffer in memory, which the caller does not change until the put has ended."""
+    """A buffer in memory, which the caller does not change until the put has ended.  InvalidArgument if it is no
+    plain memory."""
 
     descriptor: int | None = None
     in_memory = True
 
     def __init__(self, buffer: Buffer) -> None:
-        self._view = memoryview(buffer).cast("B")
+        self._view = bytes_to_put(buffer)
 
     @property
     def size_bytes(self) -> int:

@@ -4,8 +4,8 @@ Small objects are fetched together: one `OpenObjects` for up to 256 names, their
 written in one call.  A larger object is fetched alone (`lakefs.trees.get_file`).
 
 Rules kept here:
-- No key leads out of the target folder.  Keys with `..`, empty or absolute parts are refused, one by one; so is an
-  object below a folder that is a symbolic link here, unless `follow` is set.
+- No key leads out of the target folder.  Keys with `.`, `..`, empty or absolute parts are skipped, one by one; an
+  object below a folder that is a symbolic link here has failed, unless `follow` is set.
 - A file that fails ends alone; the others continue.  An object that is not fetched has failed, unless the options say
   to leave it.
 - One piece of work writes and names the file of a small object, so no half-written file can be left.
@@ -27,7 +27,7 @@ from lakefs.get.objects import close_leases, close_object, open_objects
 from lakefs.get.opened import Opened, Piece
 from lakefs.lake.lake_steps import LakeSteps
 from lakefs.limits import CHUNK_BYTES, FRAME_BYTES, WRITE_FILES_BATCH, WRITE_FILES_WINDOW
-from lakefs.names import Name
+from lakefs.names import Name, is_path
 from lakefs.put.sources import FileSource
 from lakefs.steps.steps import Pipeline, Steps, Work, work
 from lakefs.trees.get_file import GetOptions, get_opened
@@ -69,7 +69,7 @@ def local_target(folder: str, relative_key: str, *, follow: bool = False) -> Loc
     """Return the local file for an object of a folder.  InvalidName for keys that no path below the folder can
     express."""
     parts = relative_key.split("/")
-    if any(part in ("", ".", "..") or "\0" in part for part in parts):
+    if not all(parts) or not is_path(relative_key):
         raise InvalidName(
             f"{relative_key!r} cannot be a path below {folder}; get it by itself, under another name",
             subject=relative_key,
@@ -132,8 +132,10 @@ class _TreeGet:
             return None
         try:
             target = local_target(self._folder, relative.removesuffix("/"), follow=self._options.follow)
-        except LakeError as error:
-            self._end(FileOutcome("", self._name(entry), Fate.FAILED, entry.size_bytes, error=error))
+        except InvalidName:
+            notice = f"no path below {self._folder} can say that name; get it by itself, under another"
+            name = self._name(entry)
+            self._end(FileOutcome("", name, Fate.SKIPPED, entry.size_bytes, notice=notice, is_missing=True))
             return None
         wanted = _Wanted(entry, target)
         if entry.kind != OBJECT_KIND and not relative.endswith("/"):

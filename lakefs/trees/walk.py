@@ -51,7 +51,10 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True)
 class FileOutcome:
-    """The end of one file.  `notice` gives the reason for skipping it, `error` the failure."""
+    """The end of one file.  `notice` gives the reason for skipping it, `error` the failure.
+
+    `is_missing`: it was skipped though it was wanted, so what was made is not the whole.
+    """
 
     path: str
     name: str
@@ -60,15 +63,20 @@ class FileOutcome:
     new_bytes: int = 0
     notice: str = ""
     error: LakeError | None = None
+    is_missing: bool = False
 
 
 @dataclass
 class Totals:
-    """Counts of files by fate; `size_bytes` of the files now in place, `new_bytes` of the bytes moved."""
+    """Counts of files by fate; `size_bytes` of the files now in place, `new_bytes` of the bytes moved.
+
+    `missing`: how many of the skipped ones were wanted.
+    """
 
     files: dict[Fate, int] = field(default_factory=lambda: dict.fromkeys(Fate, 0))
     size_bytes: int = 0
     new_bytes: int = 0
+    missing: int = 0
     first_error: LakeError | None = None
 
     def count(self, outcome: FileOutcome) -> None:
@@ -77,6 +85,7 @@ class Totals:
         if outcome.fate in (Fate.STORED, Fate.FETCHED, Fate.UNCHANGED):
             self.size_bytes += outcome.size_bytes
             self.new_bytes += outcome.new_bytes
+        self.missing += outcome.is_missing
         self.first_error = self.first_error or outcome.error
 
 

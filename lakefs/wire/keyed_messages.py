@@ -34,7 +34,8 @@ KEYED_ABSENT: Final = 4
 class SpaceStat(Message, frozen=True):
     """A space: its number, its settings, and its usage.  `quota_bytes` and `ttl_s`: 0 means none.
 
-    `entries` and `value_bytes` are of the values that exist, expired ones too until they are removed.
+    `entries` and `value_bytes` are of the values that exist, expired ones too until they are removed.  `is_first`: true
+    in the reply to the SpaceOpen that made the store use spaces, with which earlier releases do not open it.
     """
 
     name: str
@@ -44,6 +45,7 @@ class SpaceStat(Message, frozen=True):
     ttl_s: int
     entries: int
     value_bytes: int
+    is_first: bool = False
 
 
 class SpaceOpen(Request, frozen=True):
@@ -165,7 +167,8 @@ class KeyedPut(Request, frozen=True):
     `counts` has the number of parts of each value, `lengths` the bytes of each part (1 B to 4 MiB).  With `offsets`,
     one for each part, the parts are slots of lent `memory`; without, they follow each other in the body.  A present key
     is answered before anything of it is copied, and so is a key that the request has had before.  `depths`, if given,
-    has the place of each key in its chain, 0 to 65,535: a space over its quota loses deeper ones first.
+    has the place of each key in its chain, 0 to 65,535: a space over its quota loses deeper ones first.  `resize`: a
+    key whose value has another length than the new one counts as absent, and its value is replaced.
 
     SpaceNotFound; SessionLost (the memory); InvalidArgument and RequestTooLarge when the lists do not fit each other,
     or the body.  A key fails by itself: InvalidArgument, RequestTooLarge (over KEYED_VALUE_BYTES_MAX or the quota),
@@ -181,6 +184,7 @@ class KeyedPut(Request, frozen=True):
     depths: list[int] = []
     memory: int = 0
     offsets: list[int] = []
+    resize: bool = False
 
 
 class KeyedCommit(Request, frozen=True):
@@ -199,6 +203,7 @@ class KeyedCommit(Request, frozen=True):
     chunks: list[bytes]
     depths: list[int] = []
     end_session: bool = False
+    resize: bool = False
 
 
 class KeyedIndexOpened(Message, frozen=True):

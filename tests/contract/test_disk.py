@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from engine.host.local_disk import LocalDisk
+from engine.host.local_disk import LocalDisk, LocalFile
 from lakefs.errors import DiskFailed, StoreFull, StoreLocked, StoreReadOnly
 from lakefs.ports import Disk
+from tests.e2e.small_disk import tmpfs
 from tests.sim.world.disk import SimDisk
 
 PAGE = 4096
@@ -360,3 +362,80 @@ def test_a_full_device_is_store_full_and_a_bad_descriptor_is_disk_failed() -> No
     full.close()
     with pytest.raises(DiskFailed):
         full.sync_data()
+
+
+CALLS: dict[str, Callable[[LocalFile], object]] = {
+    "preadv": lambda file: file.pread_into(memoryview(bytearray(3)), 0),
+    "pwritev": lambda file: file.pwrite(b"x", 0),
+    "fdatasync": lambda file: file.sync_data(),
+    "ftruncate": lambda file: file.truncate(1),
+    "fstat": lambda file: (file.size(), file.allocated_bytes()),
+}
+"""Each system call on an open file that Python makes, and what makes it."""
+ODD_CODES = sorted({code for code in errno.errorcode if type(OSError(code, "")) is not OSError} | {errno.EIO})
+"""Codes that Python gives a class of its own, such as ENOENT, EACCES, ETIMEDOUT and EPIPE."""
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("code", ODD_CODES, ids=errno.errorcode.__getitem__)
+def test_whatever_a_call_on_an_open_file_says_is_a_failure_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
+) -> None:
+    disk = LocalDisk(tmp_path)
+    file = disk.open("f", create=True)
+
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, call, failing)
+        with pytest.raises(DiskFailed, match="f: "):
+            CALLS[call](file)
+    file.close()
+
+
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.EACCES, errno.EIO], ids=errno.errorcode.__getitem__)
+def test_what_is_asked_of_a_folder_or_of_the_file_system_fails_as_the_disk_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    disk = LocalDisk(tmp_path)
+    disk.make_folder("d")
+    write(disk, "d/f", b"1")
+
+    def failing(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    calls: dict[str, Callable[[], object]] = {
+        "listdir": lambda: disk.list_folder("d"),  # not "there is no such folder": that would be an empty journal
+        "fsync": lambda: disk.sync_folder("d"),
+        "statvfs": disk.free_bytes,
+        "mkdir": lambda: disk.make_folder("e"),
+    }
+    for call, ask in calls.items():
+        with monkeypatch.context() as patched:
+            patched.setattr(os, call, failing)
+            with pytest.raises(DiskFailed):
+                ask()
+    if code == errno.EACCES:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "open", failing)
+            with pytest.raises(DiskFailed, match="who owns it"):
+                disk.open("d/f")
+
+
+def test_a_file_system_without_inodes_says_so(tmp_path: Path) -> None:
+    with tmpfs(tmp_path, 16 << 20, inodes=20) as place:
+        disk = LocalDisk(place)
+        held = disk.lock("lock")
+        assert 0 < (disk.free_inodes() or 0) < 20
+        count = 0
+        with pytest.raises(StoreFull, match="no inode left to create f"):
+            while True:
+                write(disk, f"f{count}", b"1")
+                count += 1
+        with pytest.raises(StoreFull, match="no inode left to create folder d"):
+            disk.make_folder("d")
+        assert disk.free_inodes() == 0
+        disk.unlink("f0")
+        write(disk, "f0", b"2")
+        held.close()

@@ -28,9 +28,10 @@ def ext4(folder: Path, size_bytes: int, *options: str) -> Iterator[Path]:
 
 
 @contextmanager
-def tmpfs(folder: Path, size_bytes: int) -> Iterator[Path]:
-    """Mount a tmpfs for the block."""
-    with _mounted(folder / "tmpfs", ["-t", "tmpfs", "-o", f"size={size_bytes}", "none"]) as disk:
+def tmpfs(folder: Path, size_bytes: int, inodes: int = 0) -> Iterator[Path]:
+    """Mount a tmpfs for the block; `inodes`: most files that it holds, 0 for many."""
+    options = f"size={size_bytes}" + (f",nr_inodes={inodes}" if inodes else "")
+    with _mounted(folder / "tmpfs", ["-t", "tmpfs", "-o", options, "none"]) as disk:
         yield disk
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import lakefs
-from tests.e2e.served import Served
+from tests.e2e.served import Served, lake
 
 
 def test_spaces_are_set_listed_shown_and_purged(served: Served) -> None:
@@ -35,3 +36,11 @@ def test_a_bad_quota_or_time_is_refused(served: Served) -> None:
     for options in (("--quota", "1K"), ("--quota", "much"), ("--ttl", "soon")):
         assert served("kv", "set", "bad", *options).code == 2
     assert "bad" not in served.good("kv", "ls").text.split()
+
+
+def test_the_first_space_of_a_store_is_told_with_what_it_means(tmp_path: Path) -> None:
+    for count, space in enumerate(("first", "second", "first")):
+        done = lake("--data", tmp_path / "data", "kv", "set", space, "--json")
+        assert done.code == 0
+        assert json.loads(done.out)["space"] == space
+        assert ("releases that know no spaces" in done.err) == (count == 0)

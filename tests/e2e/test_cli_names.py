@@ -8,8 +8,11 @@ import pty
 import subprocess
 from pathlib import Path
 
+import pytest
+
 import lakefs
 from tests.e2e.served import LAKE, Served, environment
+from tests.odd_names import put_odd
 
 
 def fill(served: Served, bucket: str, *keys: str) -> None:
@@ -218,3 +221,34 @@ def test_put_says_that_it_made_a_bucket_and_nothing_else_makes_one(served: Serve
         done = served(*command)
         assert (done.code, "create it with: lake bucket create typo" in done.err) == (66, True)
     assert "typo" not in served.good("ls").lines
+
+
+@pytest.mark.parametrize("key", ["odd/../x", "./x", "a//x", "/x", "a/.."])
+def test_put_cp_and_mv_make_no_name_that_no_path_can_say(served: Served, tmp_path: Path, key: str) -> None:
+    (tmp_path / "file").write_bytes(b"content")
+    served.good("put", tmp_path / "file", "said/a")
+    for command in (
+        ("put", tmp_path / "file", f"said/{key}"),
+        ("put", tmp_path / "file", f"said/{key}/"),
+        ("put", "-r", tmp_path, f"said/{key}"),
+        ("put", "-", f"said/{key}"),
+        ("cp", "said/a", f"said/{key}"),
+        ("mv", "said/a", f"said/{key}/"),
+    ):
+        done = served(*command)
+        assert done.code == 2, command
+        assert "no path" in done.err
+    assert served.good("ls", "-r", "said").lines == ["a"]
+
+
+def test_a_name_that_no_path_can_say_is_shown_fetched_renamed_and_removed(served: Served, tmp_path: Path) -> None:
+    with lakefs.connect(served.server) as client:
+        for key in ("a//b", "c/../d", "e/.."):
+            put_odd(client, "unsaid", key, key.encode())
+    served.good("get", "unsaid/a//b", tmp_path / "b")
+    assert (tmp_path / "b").read_bytes() == b"a//b"
+    served.good("mv", "unsaid/a//b", "unsaid/b")
+    served.good("cp", "unsaid/c/../d", "unsaid/d")
+    assert served("cp", "unsaid/e/..", "unsaid/f/").code == 2
+    served.good("rm", "unsaid/c/../d", "unsaid/e/..")
+    assert served.good("ls", "-r", "unsaid").lines == ["b", "d"]

@@ -13,6 +13,7 @@ import pytest
 
 import lakefs
 from tests.e2e.served import Served, lake
+from tests.odd_names import put_odd
 from tests.part_files import left_part
 
 MIB = 1 << 20
@@ -228,18 +229,35 @@ def test_if_absent_refuses_names_that_hold_other_content(served: Served, tmp_pat
     assert served.good("cat", "absent/k/b").out == b"other"
 
 
+ODD_KEYS = ("k/../../../escape", "k/a//b", "k/./x", "k//abs", "k/..", "k/a/..")
+
+
 def test_keys_that_lead_out_of_the_target_are_refused_one_by_one(served: Served, tmp_path: Path) -> None:
     with lakefs.connect(served.server) as client:
-        for key in ("k/../../../escape", "k/a//b", "k/./x", "k//abs", "k/good", "k/.."):
-            client.put(f"hostile/{key}", b"content", create_bucket=True)
+        for key in (*ODD_KEYS, "k/good"):
+            put_odd(client, "hostile", key, b"content")
     (tmp_path / "w").mkdir()
     done = served("get", "-r", "--json", "hostile/k", tmp_path / "w" / "out")
-    assert done.code == 2
-    states = {name: file["status"] for name, file in by_name(done.out).items()}
-    assert states.pop("hostile/k/good") == "fetched"
-    assert set(states.values()) == {"failed"}
+    assert done.code == 1
+    files = by_name(done.out)
+    assert files.pop("hostile/k/good")["status"] == "fetched"
+    assert {file["status"] for file in files.values()} == {"skipped"}
+    assert {f"hostile/{key}" for key in ODD_KEYS} <= set(files)
     found = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
     assert found == ["w/out/good"]
+    told = served("get", "-r", "hostile/k", tmp_path / "w" / "again")
+    assert told.code == 1
+    for key in ODD_KEYS:
+        assert f"lake: skipped hostile/{key}: " in told.err
+    assert (tmp_path / "w" / "again" / "good").read_bytes() == b"content"
+
+
+def test_a_failure_beside_a_skipped_name_has_its_own_code(served: Served, tmp_path: Path) -> None:
+    with lakefs.connect(served.server) as client:
+        for key in ("k/a//b", "k/good"):
+            put_odd(client, "beside", key, b"content")
+    (tmp_path / "out" / "good").mkdir(parents=True)
+    assert served("get", "-r", "beside/k", tmp_path / "out").code == 74
 
 
 def test_an_object_and_a_folder_of_one_name_cannot_both_land(served: Served, tmp_path: Path) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from engine.superblock.reserve import SPARE_FILES
 from lakefs.client.connect import connect
 from lakefs.client.facade import driver_of
 from lakefs.errors import StoreFull, StoreReadOnly
@@ -184,6 +186,54 @@ def test_a_disk_that_others_filled_takes_rm_and_gc_and_serves_reads(folder: Path
         engine.start()
         check_all(engine, stored)
         engine.good("rm", next(iter(stored)))
+
+
+def test_a_file_system_without_inodes_is_named_and_the_store_starts_and_is_read(folder: Path) -> None:
+    with tmpfs(folder, 64 * MIB, inodes=200) as disk, engine_on(disk) as engine:
+        stored: Contents = {f"bkt/{i}": os.urandom(100_000) for i in range(8)}
+        with connect(engine.server) as client:
+            for name, content in stored.items():
+                client.put(name, content, create_bucket=True)
+        for _ in range(2):  # each start begins a journal file
+            take_all_inodes(disk / "others")
+            engine.kill()
+            engine.start()
+            check_all(engine, stored)
+        engine.good("rm", "bkt/0")
+        del stored["bkt/0"]
+        engine.stop()
+        take_all_inodes(disk / "others")
+        engine.start()
+        check_all(engine, stored)
+        refused = engine("put", "-", "bkt/large", stdin=os.urandom(12 * MIB))  # which begins a segment
+        assert refused.code == 74, refused
+        assert "no inode left" in refused.err
+        shutil.rmtree(disk / "others")
+        engine.good("put", "-", "bkt/large", stdin=b"there are inodes again")
+        stored["bkt/large"] = b"there are inodes again"
+        engine.stop()
+        engine.start()
+        assert len(list((engine.data / "spares").iterdir())) == SPARE_FILES
+        check_all(engine, stored)
+
+
+def test_a_first_start_without_inodes_says_so(folder: Path) -> None:
+    with tmpfs(folder, 64 * MIB, inodes=30) as disk:
+        take_all_inodes(disk)
+        done = lake("serve", "--data", disk / "data", "--socket", folder / "socket", "--admin", "off", "--s3", "off")
+        assert done.code == 74, done
+        assert "no inode left" in done.err
+
+
+def take_all_inodes(place: Path) -> None:
+    """Create files until the file system holds no more."""
+    place.mkdir(exist_ok=True)
+    number = len(list(place.iterdir()))
+    with suppress(OSError):
+        while True:
+            (place / f"other{number}").touch()
+            number += 1
+    assert os.statvfs(place).f_favail == 0
 
 
 def test_names_without_content_are_refused_on_a_full_disk_and_removing_goes_on(folder: Path) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fuse.kernel.mount_point import MountLock, mount_at
+from fuse.kernel.mount_lock import MountLock
+from fuse.kernel.mount_point import mount_at
 from tests.e2e.mount_rig import TINY_LAKE, MountRig, mount_rig, private_mounts
 from tests.e2e.served import ROOT, WAIT_S
 
@@ -224,6 +225,16 @@ def test_unmount_takes_a_dead_mount_away(rig: MountRig, in_use: bool) -> None:
     assert ("had been killed" in done.err) is in_use
     if in_use:
         os.close(descriptor)
+
+
+def test_unmount_of_dead_mounts_only_takes_no_other_away(rig: MountRig) -> None:
+    assert rig.lake("unmount", "--dead", rig.place).code == 0
+    process = rig.foreground()
+    assert rig.lake("unmount", "--dead", rig.place).code == 0
+    assert rig.is_mounted
+    process.signal(signal.SIGKILL).end()
+    assert rig.lake("unmount", "--dead", rig.place).code == 0
+    assert not rig.is_mounted
 
 
 # --- cannot begin -----------------------------------------------------------------------------------------

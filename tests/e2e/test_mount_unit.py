@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fuse.kernel.attach import STOP_WAIT_S
+from fuse.kernel.attach import FIRST_ANSWER_WAIT_S, STOP_WAIT_S
+from fuse.kernel.mount_lock import LOCK_WAIT_S
 from tests.style.source_tree import ROOT
 
 UNIT = ROOT / "systemd" / "lake-mount@.service"
@@ -34,7 +35,7 @@ def directives(section: str) -> dict[str, str]:
 def verified(folder: Path, text: str) -> str:
     """Return systemd's complaints about an instance of the unit; empty when nothing is wrong."""
     copy = folder / "lake-mount@mnt-a\\x2db.service"
-    copy.write_text(text.replace("/opt/lake/bin/lake", "/bin/true").replace("/usr/bin/fusermount3", "/bin/true"))
+    copy.write_text(text.replace("/opt/lake/bin/lake", "/bin/true"))
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", str(copy)], capture_output=True, text=True, timeout=60
     )
@@ -62,7 +63,8 @@ def test_the_engine_s_unit_has_directives_that_would() -> None:
 def test_the_unit_waits_for_the_mount_watches_it_and_lets_it_store_what_was_written() -> None:
     service = directives("Service")
     assert (service["Type"], service["KillSignal"], service["KillMode"]) == ("notify", "SIGTERM", "mixed")
-    assert service["ExecStart"] == "/opt/lake/bin/lake mount --foreground $LAKE_MOUNT_FLAGS -- %f"
+    assert service["ExecStart"] == "/opt/lake/bin/lake mount --foreground -o retry=2 $LAKE_MOUNT_FLAGS -- %f"
+    assert int(service["TimeoutStartSec"].removesuffix("min")) * 60 > 2 * 60 + LOCK_WAIT_S + FIRST_ANSWER_WAIT_S
     assert int(service["WatchdogSec"]) > 0
     assert int(service["TimeoutStopSec"]) >= STOP_WAIT_S + 10
     assert service["StateDirectory"] == "lake-mount"

@@ -14,7 +14,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
+from gateway.s3.request.authorization import FRESH_S
 from tests.e2e.s3_client import KEYS_ARE_FRESH_S, client_of, refused, url_of
 from tests.e2e.served import Served, serving
 
@@ -217,6 +219,38 @@ def test_a_key_may_do_what_it_was_made_for(served: Served, s3: Any) -> None:
     served.good("key", "rm", key)
     time.sleep(KEYS_ARE_FRESH_S)
     assert refused(reader.get_object, Bucket="bucket", Key="guarded") == (403, "InvalidAccessKeyId")
+
+
+def test_a_revoked_key_stops_working_within_a_second_in_every_way(served: Served, s3: Any) -> None:
+    s3.put_object(Bucket="bucket", Key="revoked", Body=b"x")
+    holder = client_of(served, "--bucket", "bucket")
+    name = {"Bucket": "bucket", "Key": "revoked"}
+    url = holder.generate_presigned_url("get_object", Params=name)
+
+    def by_url() -> None:
+        with urllib.request.urlopen(url) as answer:
+            answer.read()
+
+    ways = {
+        "GET": lambda: holder.get_object(**name)["Body"].read(),  # repeated by the door
+        "PUT": lambda: holder.put_object(Bucket="bucket", Key="other", Body=b"y"),
+        "list": lambda: holder.list_objects_v2(Bucket="bucket"),
+        "presigned": by_url,
+    }
+    for way in ways.values():
+        way()
+    served.good("key", "rm", holder._request_signer._credentials.access_key)
+    revoked_s = time.monotonic()
+    left = dict(ways)
+    while left:
+        for which, way in list(left.items()):
+            began_s = time.monotonic()
+            try:
+                way()
+            except (ClientError, urllib.error.HTTPError):
+                del left[which]
+            else:
+                assert began_s - revoked_s < FRESH_S, f"{which} was served {began_s - revoked_s:.2f} s afterwards"
 
 
 def test_presigned_urls_work_for_anybody_until_they_expire(s3: Any) -> None:

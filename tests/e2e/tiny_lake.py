@@ -15,6 +15,7 @@ from types import ModuleType
 
 import trio
 
+import cli.mount.engine_wait
 from cli.main import main
 from fuse.kernel.attach import MountOptions, mounted
 from lakefs.errors import EngineUnreachable
@@ -35,6 +36,13 @@ async def serve_mount(address: str, token: str, options: MountOptions, ready: Ca
         await trio.sleep(math.inf)
 
 
+def reach(address: str, token: str) -> None:
+    """Stand in for the function of `cli.mount.engine_wait`."""
+    if address.endswith("/refuse"):
+        raise EngineUnreachable(f"nobody serves at {address}", subject=address)
+
+
+cli.mount.engine_wait.reach = reach
 service = ModuleType("fuse.service")
 service.serve_mount = serve_mount  # type: ignore[attr-defined]
 sys.modules["fuse.service"] = service

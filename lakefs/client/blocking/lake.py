@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Self, cast
 
 from lakefs.client.blocking.driver import BlockingDriver
-from lakefs.client.blocking.object_reader import BUFFER_BYTES, ObjectReader
+from lakefs.client.blocking.object_reader import BUFFER_BYTES, ObjectFile, ObjectReader
 from lakefs.client.facade import Facade, blocking, blocking_known, blocking_pages
 from lakefs.content.verify import Check
 from lakefs.errors import EngineUnreachable, LakeError
@@ -165,7 +165,7 @@ class Lake(Facade[BlockingDriver]):
 
     def open(self, name: str) -> io.BufferedReader:
         """Open an object as a seekable binary file.  Its content stays the same, whatever happens to the name."""
-        return io.BufferedReader(ObjectReader(self._driver, self._open(name)), BUFFER_BYTES)
+        return ObjectFile(ObjectReader(self._driver, self._open(name)), BUFFER_BYTES)
 
     _open = blocking_known(LakeSteps.open)
 

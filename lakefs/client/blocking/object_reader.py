@@ -17,6 +17,7 @@ from lakefs.errors import EngineUnreachable
 from lakefs.get.cached import FILLED_BYTES_MAX, fill_cached
 from lakefs.get.opened import Opened
 from lakefs.host.new_bytes import NewBytes
+from lakefs.host.plain_bytes import plain_bytes
 from lakefs.limits import GRANULE_BYTES, MIB
 
 if TYPE_CHECKING:
@@ -27,8 +28,20 @@ BUFFER_BYTES: Final = 1 * MIB
 """The buffer in front of an `ObjectReader`.  Longer reads are never cut short."""
 
 
+class ObjectFile(io.BufferedReader):
+    """An opened object as a buffered binary file.  Python's own would fill any memory, also an array of objects."""
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Fill a buffer, in part only at the end; return the count of its bytes.  TypeError: it is no plain memory."""
+        return super().readinto(plain_bytes(buffer))
+
+    def readinto1(self, buffer: Any, /) -> int:
+        """Like `readinto`, with at most one read of the object."""
+        return super().readinto1(plain_bytes(buffer))
+
+
 class ObjectReader(io.RawIOBase):
-    """An opened object as a raw binary file; wrap it in `io.BufferedReader`, as `Lake.open` does."""
+    """An opened object as a raw binary file; wrap it in `ObjectFile`, as `Lake.open` does."""
 
     def __init__(self, driver: BlockingDriver, opened: Opened) -> None:
         self._driver = driver
@@ -65,7 +78,7 @@ class ObjectReader(io.RawIOBase):
 
         A buffer of at most `BUFFER_BYTES` is filled in part if the reader has jumped.
         """
-        view = memoryview(buffer).cast("B")
+        view = plain_bytes(buffer)
         if len(view) <= BUFFER_BYTES:
             view = view[: self._worth_reading()]
         view = view[: self._rest()]

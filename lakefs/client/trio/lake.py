@@ -26,6 +26,7 @@ from lakefs.get.opened import Opened, Piece
 from lakefs.get.pools import Pool
 from lakefs.known.counts import KnownCounts
 from lakefs.lake.lake_steps import LakeSteps
+from lakefs.names import check_text
 from lakefs.ports import Offload
 from lakefs.put.shared_memory import SharedMemory
 from lakefs.wire.engine_port import EngineClient
@@ -161,7 +162,7 @@ class TrioLake(Facade[TrioDriver]):
 
         Events arrive in order, each after its change is durable.  After a `resync` event look at everything again.
         """
-        return self._driver.watch(bucket)
+        return self._driver.watch(check_text(bucket))
 
     # --- buckets -----------------------------------------------------------------------------------
 

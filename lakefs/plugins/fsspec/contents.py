@@ -17,6 +17,7 @@ from fsspec.utils import isfilelike
 from lakefs.client.facade import driver_of
 from lakefs.errors import LakeError, PreconditionFailed
 from lakefs.get.ranges import Range
+from lakefs.host.plain_bytes import plain_bytes
 from lakefs.limits import CHUNK_BYTES, MIB, STREAM_BYTES
 from lakefs.names import parse_object_name
 from lakefs.plugins.fsspec.changes import Changes
@@ -252,7 +253,7 @@ class Contents(Changes):
 
 def _bytes_of(value: Any) -> memoryview:
     """Return a content as bytes in memory; TypeError for what is not contiguous bytes."""
-    return memoryview(value).cast("B")
+    return plain_bytes(value)
 
 
 def _caused(failure: OSError, cause: LakeError) -> OSError:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from lakefs.errors import LakeError
+from lakefs.host.plain_bytes import plain_bytes
 from lakefs.limits import MIB
 from lakefs.plugins.fsspec.entries import Entry, entry_of
 from lakefs.plugins.fsspec.os_errors import os_error
@@ -101,9 +102,9 @@ class LakeReader(io.BufferedIOBase):
 
     def readinto(self, buffer: Any, /) -> int:
         """Fill a buffer, in part only at the end; long ones are not filled through the reader's own."""
-        view = memoryview(buffer).cast("B")
+        view = plain_bytes(buffer)
         if len(view) < BUFFER_BYTES:
-            return self._buffered.readinto(buffer)
+            return self._buffered.readinto(view)
         position = begin = self.tell()
         self._source.seek(position)
         try:
@@ -124,7 +125,7 @@ class LakeReader(io.BufferedIOBase):
         self._buffered.seek(position - self.size, io.SEEK_END)
 
     def readinto1(self, buffer: Any, /) -> int:
-        return self._buffered.readinto1(buffer)
+        return self._buffered.readinto1(plain_bytes(buffer))
 
     def readline(self, size: int | None = -1, /) -> bytes:
         return self._buffered.readline(size)

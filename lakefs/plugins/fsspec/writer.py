@@ -26,8 +26,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from lakefs.client.facade import driver_of
 from lakefs.errors import KeyNotFound, LakeError, PreconditionFailed
 from lakefs.get.objects import close_object, open_object, read_range
+from lakefs.host.plain_bytes import plain_bytes
 from lakefs.limits import CHUNK_BYTES
-from lakefs.names import parse_object_name
+from lakefs.names import parse_new_name
 from lakefs.plugins.fsspec.os_errors import exists_already, os_error
 from lakefs.put.objects import put
 from lakefs.put.pieces import PiecewisePut
@@ -60,7 +61,7 @@ class LakeWriter(io.BufferedIOBase):
         self.autocommit = autocommit
         self._lake = lake
         self._driver = driver_of(lake)
-        self._name = parse_object_name(path)
+        self._name = parse_new_name(path)
         self._gathered = bytearray()
         self._put = PiecewisePut(self._driver.steps.transfer(None))
         self._is_stored = False
@@ -97,7 +98,7 @@ class LakeWriter(io.BufferedIOBase):
         """Add bytes; they are stored when 16 MiB have come together.  Returns how many these were."""
         if self.closed:
             raise ValueError(f"{self.path} is closed")
-        view = memoryview(data).cast("B")
+        view = plain_bytes(data)
         length = len(view)
         while view:
             if not self._gathered and len(view) >= STORED_AT_ONCE_BYTES:  # from the caller's memory, without a copy

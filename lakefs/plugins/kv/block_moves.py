@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 from lakefs.client.blocking.spaces import Space
 from lakefs.errors import InvalidArgument, LakeError, LocalFileError
+from lakefs.host.writable_memory import writable_memory
 from lakefs.limits import KEYED_VALUE_BYTES_MAX
 from lakefs.plugins.kv.movers import Movers
 from lakefs.plugins.kv.staging import Staging
@@ -76,7 +77,7 @@ class BlockMoves:
         if not 1 <= block_bytes <= KEYED_VALUE_BYTES_MAX:
             raise InvalidArgument(f"a block has {block_bytes} bytes; the lake keeps 1 to {KEYED_VALUE_BYTES_MAX}")
         self._movers = movers
-        self._memory = memory.cast("B")
+        self._memory = writable_memory(memory, "blocks")
         self._block_bytes = block_bytes
         self._lent: _Lent | None = None
         self._staging = Staging()
@@ -118,7 +119,10 @@ class BlockMoves:
         self._movers.reader.submit(run, lambda result: self._end(number, wanted, result, began, is_load=True))
 
     def store(self, number: int, keys: Sequence[bytes], rows: Sequence[int], depths: Sequence[int]) -> None:
-        """Begin to store the blocks in rows under these keys; keys that are present count as stored."""
+        """Begin to store the blocks in rows under these keys.
+
+        A key that has a value of a block's length counts as stored; a value of another length is replaced.
+        """
         wanted, deep = list(keys), list(depths)
         blocks = self._begin(number, wanted, rows, is_load=False)
         if blocks is None:
@@ -126,7 +130,7 @@ class BlockMoves:
         values = blocks if self._lent is None else self._lent.slots(rows)
 
         def run(space: Space) -> tuple[list[bool], str]:
-            done = space.put_many(wanted, values, depths=deep)
+            done = space.put_many(wanted, values, depths=deep, resize=True)
             reason = next((error.message for error in done.failures.values()), "")
             return [outcome is not Outcome.FAILED for outcome in done.outcomes], reason
 

@@ -253,6 +253,10 @@ class SimDisk:
         inode = self._file(path)
         return FileStat(inode.number, inode.seen.size, inode.seen.allocated_bytes)
 
+    def free_inodes(self) -> int | None:
+        """Return None: names take no room here."""
+        return None
+
     def free_bytes(self) -> int:
         """Return the capacity less what files take, open ones without a name included."""
         self.check_alive()

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
 
 from cli.main import COMMANDS
+from cli.mount.engine_wait import until_reached
 from cli.mount.fstab import from_mount, from_mount_fuse
 from cli.mount.options import parse_mount_options
 from cli.mount.places import NAME_CHARACTERS_MAX, escaped_path, places_of
 from fuse.kernel import mount_point
 from fuse.kernel.mount_point import MountEntry, all_mounts, mount_at
-from lakefs.errors import InvalidArgument
+from lakefs.errors import EngineUnreachable, InvalidArgument, PermissionDenied
 
 
 def test_options_become_the_fields_of_a_mount() -> None:
@@ -36,12 +39,67 @@ def test_options_become_the_fields_of_a_mount() -> None:
 def test_what_mount_8_hands_to_every_helper_changes_nothing() -> None:
     told = "rw,suid,dev,relatime,_netdev,nofail,noauto,user,user=me,x-systemd.automount,comment=x,defaults"
     assert parse_mount_options([told]) == {}
+    # mount(8), "FILESYSTEM-INDEPENDENT MOUNT OPTIONS": whatever asks for what every mount does, or for nothing.
+    assert parse_mount_options(["nomand,mand,noiversion,iversion,symfollow,nousers,nogroup,noowner,silent,loud"]) == {}
 
 
 def test_the_later_of_two_that_contradict_counts() -> None:
     assert parse_mount_options(["ro,rw"]) == {}
     assert parse_mount_options(["rw", "ro"]) == {"read_only": True}
     assert parse_mount_options(["user,noexec,exec"]) == {}
+
+
+def test_retry_is_in_minutes_and_that_of_an_fstab_line_overrides_the_helper_s() -> None:
+    assert parse_mount_options(["retry=2"]) == {"retry_s": 120.0}
+    call = from_mount(["lake", "/lake", "-o", "rw,retry=0.5"])
+    given = [call[place + 1] for place, word in enumerate(call) if word == "-o"]
+    assert parse_mount_options(given) == {"retry_s": 30.0, "source": "lake"}
+
+
+# --- an engine that starts later --------------------------------------------------------------------------
+
+
+def test_an_engine_is_waited_for_as_long_as_it_was_said_and_that_is_told_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    attempts: list[float] = []
+
+    def attempt() -> str:
+        attempts.append(time.monotonic())
+        if len(attempts) < 4:
+            raise EngineUnreachable("nobody serves at unix:/x")
+        return "reached"
+
+    assert until_reached(attempt, time.monotonic() + 60) == "reached"
+    [line] = capsys.readouterr().err.splitlines()
+    assert "waiting for the engine, 60 s at most: nobody serves" in line
+    pauses = [later - sooner for sooner, later in pairwise(attempts)]
+    assert [pause >= least for pause, least in zip(pauses, (0.1, 0.2, 0.4), strict=True)] == [True] * 3
+
+
+def test_an_engine_that_does_not_start_in_time_is_its_last_error(capsys: pytest.CaptureFixture[str]) -> None:
+    def attempt() -> None:
+        raise EngineUnreachable("nobody serves at unix:/x")
+
+    start = time.monotonic()
+    with pytest.raises(EngineUnreachable, match="nobody serves"):
+        until_reached(attempt, start + 0.3)
+    assert 0.3 <= time.monotonic() - start < 30
+    capsys.readouterr()
+    with pytest.raises(EngineUnreachable):
+        until_reached(attempt, start)
+    assert capsys.readouterr().err == ""
+
+
+def test_an_engine_that_refuses_is_not_waited_for() -> None:
+    def attempt() -> None:
+        raise PermissionDenied("wrong token")
+
+    with pytest.raises(PermissionDenied):
+        until_reached(attempt, time.monotonic() + 60)
+
+
+# --- options that make no sense ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -59,6 +117,10 @@ def test_the_later_of_two_that_contradict_counts() -> None:
         ("staging_size=big", "staging_size: 'big' is not a size"),
         ("attr_timeout=nan", "seconds"),
         ("entry_timeout=-1", "seconds"),
+        ("retry=2min", "minutes"),
+        ("retry=-1", "minutes"),
+        ("retry=nan", "minutes"),
+        ("retry=10001", "minutes"),
     ],
 )
 def test_an_option_that_makes_no_sense_is_refused_with_what_would(text: str, words: str) -> None:
@@ -74,7 +136,7 @@ def test_an_option_that_makes_no_sense_is_refused_with_what_would(text: str, wor
 def test_the_helper_s_call_becomes_a_lake_mount() -> None:
     call = ["lake", "/mnt/my models", "-s", "-n", "-v", "-N", "ns", "-t", "lake", "-o", "ro,bucket=models"]
     assert from_mount(call) == [
-        *("mount", "--quiet", "-o", "ro,bucket=models", "-o", "fsname=lake", "--", "/mnt/my models")
+        *("mount", "--quiet", "-o", "retry=2", "-o", "ro,bucket=models", "-o", "fsname=lake", "--", "/mnt/my models")
     ]
 
 
@@ -96,7 +158,7 @@ def test_a_call_that_makes_no_sense_is_refused(call: list[str]) -> None:
 
 def test_a_call_by_mount_fuse_is_told_from_a_mistyped_verb() -> None:
     assert from_mount_fuse(["none", "/lake", "-o", "ro,dev,suid"]) == [
-        *("mount", "--quiet", "-o", "ro,dev,suid", "-o", "fsname=none", "--", "/lake")
+        *("mount", "--quiet", "-o", "retry=2", "-o", "ro,dev,suid", "-o", "fsname=none", "--", "/lake")
     ]
     assert from_mount_fuse(["", "/lake", "-o", "rw,nodev,nosuid"]) is not None
     assert from_mount_fuse(["moutn", "/lake", "-o", "ro"]) is None

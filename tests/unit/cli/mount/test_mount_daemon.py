@@ -60,3 +60,22 @@ def test_a_log_is_appended_to_at_the_next_start(tmp_path: Path) -> None:
 
 def test_a_log_that_cannot_be_written_does_not_end_the_process(tmp_path: Path) -> None:
     assert _run(tmp_path / "log", LOG_BYTES_MAX, 1, "close") == 7
+
+
+_INTERRUPTED = """
+import os, signal, sys, time
+from pathlib import Path
+from cli.mount.daemon import detach
+
+os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.SIGINT))
+try:
+    detach(Path(sys.argv[1]))
+except KeyboardInterrupt:
+    sys.exit(130)
+time.sleep(1000)  # the child
+"""
+
+
+def test_an_interrupt_in_the_moment_of_the_fork_ends_both_processes(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", _INTERRUPTED, str(tmp_path / "log")], timeout=60)
+    assert done.returncode == 130

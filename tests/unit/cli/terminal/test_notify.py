@@ -26,11 +26,13 @@ def manager() -> Iterator[socket.socket]:
 def test_states_arrive_as_the_manager_reads_them(manager: socket.socket, tmp_path: Path) -> None:
     manager.bind(str(tmp_path / "notify"))
     notifier = Notifier(str(tmp_path / "notify"))
-    sent = [notifier.ready("serving 3 buckets"), notifier.watchdog(), notifier.stopping("draining")]
-    assert sent == [True] * 3
+    sent = [notifier.ready("serving 3 buckets"), notifier.watchdog(), notifier.status("elsewhere")]
+    sent.append(notifier.stopping("draining"))
+    assert sent == [True] * 4
     assert [manager.recv(4096) for _ in sent] == [
         b"READY=1\nSTATUS=serving 3 buckets",
         b"WATCHDOG=1",
+        b"STATUS=elsewhere",
         b"STOPPING=1\nSTATUS=draining",
     ]
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from engine.format.features import ReadOnlyFeature
 from engine.format.keyed import expiry_key, name_key, space_key, value_key
-from engine.format.layouts import ReadOnlyFeature, Table
+from engine.format.layouts import Table
 from engine.superblock.superblock import read_superblock
 from engine.tables.views import Transaction
 from lakefs.wire import messages as m
@@ -16,7 +17,7 @@ from tests.sim.world.disk import SimDisk
 from tests.store_rig import ask, client_of, fsck, run, simulated_store, tamper
 
 
-def test_the_first_space_makes_a_store_read_only_for_earlier_releases() -> None:
+def test_the_first_space_closes_a_store_to_earlier_releases() -> None:
     async def main() -> None:
         disk = SimDisk()
         async with simulated_store(disk) as store:

@@ -270,7 +270,7 @@ def test_a_removed_space_goes_with_all_values_though_its_usage_is_wrong(entries:
             await ask(client, m.SpaceRemove("space"), m.Done)
             await trio.sleep(11)
             with store.metadata.view() as view:
-                assert [key for key, _ in view.scan(Table.KEYED, b"", b"\xff")] == [b"\0"]
+                assert {key for key, _ in view.scan(Table.KEYED, b"", b"\xff")} <= {b"\0"}
             assert not (await fsck(client))["damage"]
 
     run(main)

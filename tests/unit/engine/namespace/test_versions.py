@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 
-from engine.format.layouts import ReadOnlyFeature, Table, chunk_key, node_key
+from engine.format.features import ReadOnlyFeature
+from engine.format.layouts import Table, chunk_key, node_key
 from engine.namespace.buckets import find_bucket
 from engine.namespace.version_keys import group_of, order_key
 from engine.process.embedded import EmbeddedEngine

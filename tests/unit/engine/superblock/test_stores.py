@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.format.layouts import FORMAT_VERSION, Feature, Table
+from engine.format.features import Feature
+from engine.format.layouts import FORMAT_VERSION, Table
 from engine.host.local_disk import LocalDisk
 from engine.journal.reader import decode_records, find_end, list_journal, read_groups
 from engine.process.embedded import open_lake

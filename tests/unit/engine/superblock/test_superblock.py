@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 from crc32c import crc32c
 
-from engine.format.layouts import SUPERBLOCK, Feature
+from engine.format.features import (
+    FEATURE_NOTES,
+    FEATURE_TEXT_AT,
+    FEATURE_TEXT_HEADER,
+    KNOWN_READ_ONLY,
+    Feature,
+    ReadOnlyFeature,
+)
+from engine.format.layouts import PAGE, SUPERBLOCK
 from engine.host.local_disk import LocalDisk
 from engine.journal.writer import start_journal
 from engine.superblock.superblock import (
@@ -177,6 +185,35 @@ def test_an_unknown_read_only_feature_opens_for_reading_and_a_compatible_one_is_
     store = open_store(disk, CLOCK, create=True)
     assert "bit 5" in store.read_only
     assert store.superblock.compat_features == 1 << 9
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_feature_of_a_later_release_is_refused_in_the_words_that_it_left(is_whole: bool) -> None:
+    disk = SimDisk(8)
+    page = replace(created(disk), read_only_features=1 << 5 | 1).pack()
+    text = "0 multipart uploads, known from release 0.1.0 on\n5 objects in two places, known from release 0.7.0 on\n"
+    noted = FEATURE_TEXT_HEADER.pack(len(text), crc32c(text.encode())) + text.encode()
+    if not is_whole:
+        noted = noted.replace(b"0.7.0", b"0.8.0")
+    for path in (COPY_PATH, SUPERBLOCK_PATH):
+        write_one(disk, path, (page[:FEATURE_TEXT_AT] + noted).ljust(PAGE, b"\0"))
+    store = open_store(disk, CLOCK, create=True)
+    named = "objects in two places, known from release 0.7.0 on" if is_whole else "bit 5"
+    assert store.read_only == (
+        f"the store uses features that this release does not know: {named}; open it with a newer release"
+    )
+
+
+def test_the_text_of_features_is_of_those_that_are_set_and_is_not_needed() -> None:
+    disk = SimDisk(8)
+    rewrite(disk, replace(created(disk), read_only_features=KNOWN_READ_ONLY, next_space=77))
+    found = read_superblock(disk)
+    assert found.next_space == 77
+    assert sorted(found.feature_text) == [0, 1, 2]
+    assert all("known from release 0.1.0 on" in said for said in found.feature_text.values())
+    page = read_head(disk, SUPERBLOCK_PATH)
+    assert parse_superblock(page[:FEATURE_TEXT_AT].ljust(PAGE, b"\0")) == found
+    assert len(FEATURE_NOTES) == len(ReadOnlyFeature)
 
 
 def test_a_copy_gets_a_new_engine_id_with_a_warning() -> None:

@@ -13,12 +13,12 @@ import pytest
 import trio
 
 from engine.chunks.manifests import HeldBlob
-from engine.format.layouts import ReadOnlyFeature, Table, chunk_key
+from engine.format.features import ReadOnlyFeature
+from engine.format.layouts import Table, chunk_key
 from engine.namespace.buckets import find_bucket
 from engine.process.embedded import EmbeddedEngine
 from engine.store.store import Store
 from engine.superblock import superblock as superblock_module
-from engine.superblock.superblock import read_superblock
 from engine.tables.views import Transaction
 from engine.uploads.keys import object_parts_key, part_key, upload_key
 from engine.uploads.lifecycle import UploadRef, put_part as decide_part
@@ -137,14 +137,14 @@ def test_a_release_that_does_not_know_uploads_does_not_write_to_a_store_that_has
         disk = SimDisk(8)
         async with simulated_store(disk) as store:
             await put(client_of(store), "k", PAYLOAD)
-        assert read_superblock(disk).read_only_features == 0
+        assert superblock_module.read_superblock(disk).read_only_features == 0
         async with simulated_store(disk) as store:
             await begin(lake_of(store))
-            assert read_superblock(disk).read_only_features == ReadOnlyFeature.UPLOADS
-        assert read_superblock(disk).read_only_features == ReadOnlyFeature.UPLOADS
+            assert superblock_module.read_superblock(disk).read_only_features == ReadOnlyFeature.UPLOADS
+        assert superblock_module.read_superblock(disk).read_only_features == ReadOnlyFeature.UPLOADS
         await opens(disk)
         monkeypatch.setattr(superblock_module, "KNOWN_READ_ONLY", 0)
-        with pytest.raises(StoreReadOnly, match="bit 0"):
+        with pytest.raises(StoreReadOnly, match="multipart uploads"):
             await opens(disk)
 
     run(main)

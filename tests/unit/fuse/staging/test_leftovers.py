@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fuse.staging.folder import Base, StagingFolder
-from fuse.staging.leftovers import Leftover, forget, restore
+from fuse.staging.leftovers import Leftover, find_leftovers, forget, restore
 from lakefs.errors import AlreadyExists, LocalFileError
 
 LIMIT = 1 << 20
@@ -100,6 +101,31 @@ def test_a_bytes_file_that_lost_its_end_has_no_bytes_there(tmp_path: Path) -> No
     assert leftover.ranges == ((10, 20), (50, 55))
     assert (leftover.size_bytes, leftover.base) == (100, Base(100))
     folder.close()
+
+
+def test_leftovers_are_listed_in_the_order_of_their_last_writes(tmp_path: Path) -> None:
+    folder = StagingFolder(tmp_path, LIMIT)
+    files = [folder.new(f"b/{number}", None) for number in range(12)]
+    for file in files:
+        file.write(0, b"x")
+    for number, path in enumerate(sorted(tmp_path.glob("*.bytes"))):
+        os.utime(path, ns=(0, time.time_ns() + 10**9 * (12 - number)))
+    folder.close()
+    found = find_leftovers(tmp_path)
+    assert [leftover.path for leftover in found] == sorted(tmp_path.glob("*.bytes"), reverse=True)
+
+
+def test_a_leftover_that_became_a_plain_file_is_durable_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = StagingFolder(tmp_path / "staging", LIMIT)
+    folder.new("b/k", None).write(0, b"bytes")
+    folder.close()
+    (leftover,) = find_leftovers(tmp_path / "staging")
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    restore(leftover, tmp_path / "target")
+    assert synced == [str(tmp_path / "target"), str(tmp_path)]
 
 
 _WRITER = """

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from fuse.staging import room
-from fuse.staging.folder import EMPTIED_BESIDE_BYTES, EMPTYING_MAX, Base, Kind, StagedFile, StagingFolder
+from fuse.staging.folder import EMPTIED_BESIDE_BYTES, EMPTYING_MAX, Base, Kind, StagedFile, StagingFolder, open_staging
+from fuse.staging.leftovers import FOLDERS_MAX, find_leftovers, is_in_use, staging_folders
 from fuse.staging.room import Emptying
 from fuse.staging.sidecar import replay
 from lakefs.errors import InvalidArgument, LakeError, LocalFileError, StoreFull, StoreLocked
@@ -349,3 +350,55 @@ def test_bytes_of_a_length_that_could_not_be_cut_do_not_come_back_after_a_kill(
     assert state is not None
     assert list(state.ranges) == list(file.written())
     assert state.size == file.size
+
+
+# --- an earlier process of the place that goes on ---------------------------------------------------------
+
+
+def test_a_place_whose_earlier_process_goes_on_gets_a_folder_of_its_own_and_later_the_first_again(
+    tmp_path: Path,
+) -> None:
+    place = Path("/lake")
+    first = open_staging(tmp_path, LIMIT, place)
+    first.new("b/first", None).write(0, b"1")
+    second = open_staging(tmp_path, LIMIT, place)
+    second.new("b/second", None).write(0, b"2")
+    assert (first.path, second.path) == (tmp_path, tmp_path / "2")
+    assert staging_folders(tmp_path) == [tmp_path, tmp_path / "2"]
+    first.close()
+    again = open_staging(tmp_path, LIMIT, place)
+    assert again.path == tmp_path
+    assert [leftover.name for leftover in again.leftovers()] == ["b/first"]
+    second.close()
+    again.close()
+    found = [leftover.name for folder in staging_folders(tmp_path) for leftover in find_leftovers(folder)]
+    assert found == ["b/first", "b/second"]
+
+
+def test_the_staging_folder_of_another_place_is_refused_whatever_goes_on_there(tmp_path: Path) -> None:
+    folder = open_staging(tmp_path, LIMIT, Path("/lake"))
+    with pytest.raises(StoreLocked, match="another mount's"):
+        open_staging(tmp_path, LIMIT, Path("/other"))
+    folder.close()
+    open_staging(tmp_path, LIMIT, Path("/other")).close()
+
+
+def test_processes_of_a_place_that_go_on_are_bounded(tmp_path: Path) -> None:
+    folders = [open_staging(tmp_path, LIMIT, Path("/lake")) for _ in range(FOLDERS_MAX)]
+    assert len({folder.path for folder in folders}) == FOLDERS_MAX
+    with pytest.raises(StoreLocked, match="end those"):
+        open_staging(tmp_path, LIMIT, Path("/lake"))
+    for folder in folders:
+        folder.close()
+
+
+def test_a_file_that_its_mount_stores_while_it_is_listed_counts_as_in_use(tmp_path: Path) -> None:
+    folder = StagingFolder(tmp_path, LIMIT)
+    file = folder.new("b/k", None)
+    file.write(0, b"x")
+    (leftover,) = find_leftovers(tmp_path)
+    assert is_in_use(leftover)
+    leftover.path.unlink()
+    assert is_in_use(leftover)
+    file.discard()
+    folder.close()

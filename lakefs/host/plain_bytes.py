@@ -1,0 +1,43 @@
+"""A caller's buffer as plain bytes.
+
+A buffer may hold references to Python objects: a numpy array of dtype `object`, or a structure with such a field.
+Bytes read into it are taken for addresses, and the process dies; bytes stored from it are addresses of this process.
+So each buffer of a caller passes here before its bytes are used.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from lakefs.errors import InvalidArgument
+
+_FIELD_NAMES: Final = re.compile(":[^:]*:")
+_OBJECT: Final = "O"  # PEP 3118: a pointer to a Python object
+
+
+def plain_bytes(lent: Any) -> memoryview:
+    """Return the memory of a buffer as bytes, one dimension; read-only if the buffer is.
+
+    TypeError, whose text begins with a verb: it lends no memory, is not contiguous, or holds Python objects.
+    """
+    try:
+        view = memoryview(lent)
+    except (TypeError, ValueError, BufferError) as error:
+        raise TypeError(f"lends no memory ({error})") from error
+    if view.format == "B" and view.ndim == 1 and view.c_contiguous:
+        return view
+    if _OBJECT in _FIELD_NAMES.sub("", view.format):
+        raise TypeError(f"holds Python objects (format {view.format!r}), not bytes")
+    if not view.c_contiguous:
+        raise TypeError("is not contiguous")
+    return view.cast("B") if view.nbytes else memoryview(b"" if view.readonly else bytearray())
+
+
+def bytes_to_put(data: Any, subject: str = "") -> memoryview:
+    """Return the memory of a buffer that is to be stored; `subject` is its name or key.  InvalidArgument."""
+    try:
+        return plain_bytes(data)
+    except TypeError as error:
+        target = f" as {subject}" if subject else ""
+        raise InvalidArgument(f"the {type(data).__name__} to store{target} {error}", subject=subject) from error
