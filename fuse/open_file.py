@@ -29,24 +29,30 @@ import structlog
 import trio
 
 from fuse.hot.hot_file import HotFile
+from fuse.hot.mappings import release_when_unmapped
 from fuse.reading.blob_reader import BlobReader
+from fuse.staging.behind import copy_behind, is_there
 from fuse.staging.commit import Stored, store_staged
 from fuse.staging.folder import Base, Kind, StagedFile
 from fuse.staging.storing_behind import StoringBehind
 from fuse.state.attributes import to_store
+from fuse.state.decided_upon import look_again, lost_its_name, place_of, upon
+from fuse.state.following import give_back, open_longer
 from fuse.state.inodes import Inode, check_size
+from fuse.state.kept import note_change
 from fuse.state.mount import Mount, now_ns, replaced
+from fuse.state.writers import Writers
 from lakefs.errors import DeadlineExceeded, DiskFailed, EngineUnreachable, KeyNotFound, LakeError, PreconditionFailed
 from lakefs.get.opened import Opened, Piece
 from lakefs.ids import Buffer, ChunkId
 from lakefs.limits import FILE_BYTES_MAX
 from lakefs.names import Name
-from lakefs.wire.messages import NO_CONDITION, ObjectStat, SetAttributes
+from lakefs.wire.messages import ListEntry, ObjectStat, SetAttributes
 
 _log: Final = structlog.get_logger(__name__)
-_COMMIT_ATTEMPTS: Final = 3
-_MAPPING_LOOK_S: Final = 0.5
-"""Time between looks at a file whose last handle is closed, and which a mapping may still write to."""
+_COMMIT_ATTEMPTS: Final = 64
+"""Most attempts at one commit; each but the first is refused only because another client has just committed."""
+_COMPARE_BYTES: Final = 1 << 20
 
 
 class OpenFile:
@@ -64,6 +70,8 @@ class OpenFile:
         """Handles that may read."""
         self.is_dirty = False
         """True if bytes were written, or the name is new, and the store does not have that."""
+        self.writers = Writers()
+        """Handles that may change it."""
         self._mount = mount
         self._lock = trio.Lock()
         self._reader: BlobReader | None = None
@@ -71,6 +79,7 @@ class OpenFile:
         self._behind = StoringBehind(mount.driver, mount.background, mount.writers_behind)
         self._is_new = False  # the store has nothing of it, or an empty file
         self._stat: ObjectStat | None = None  # as opened, for fields that a file system has not
+        self._is_appended = True  # all that is not stored was written through O_APPEND handles, if anything was
         self._visible_since = b""  # boot of the engine in which the last commit is visible but not known to be durable
 
     # --- handles -------------------------------------------------------------------------------------
@@ -95,14 +104,29 @@ class OpenFile:
             raise
 
     async def _open(self) -> None:
+        if self.inode.parent is None and not self.inode.is_removed:
+            raise KeyNotFound(f"{self.inode.name!r} was removed or replaced elsewhere", subject=self.inode.name)
         if self.inode.parent is None:
-            await self._stored()  # a file without a name keeps its open content
-        elif self.inode.is_pending or self.is_dirty:
+            await self._stored()  # a file that was removed here keeps its open content
+        elif self.inode.is_pending:
             return
+        elif self.is_dirty:
+            await self._check_name()
         elif self._reader is None:
             await self._open_stored()
         else:
             await self._compare_stored()
+
+    async def share(self) -> bool:
+        """Add a handle to the content that others have open, whatever the name has by now; False if nobody has."""
+        if not self.handles:
+            return False
+        self.handles += 1
+        async with self._alone():
+            if self._reader is not None:
+                return True
+            self.handles -= 1
+            return False
 
     def open_new(self) -> None:
         """Add a handle of a file that this mount has just made, empty."""
@@ -110,31 +134,42 @@ class OpenFile:
         self.is_dirty = self.inode.is_pending
         self._is_new = True
 
-    async def release(self) -> None:
-        """Remove a handle.  The last one stores what is still unstored, and gives everything back."""
+    async def release(self, *, stores: bool = False) -> None:
+        """Remove a handle.  The last one, or one that `stores`, stores what is still unstored; an error is logged, and
+        kept for the next open if nobody had it.  The last one gives everything back."""
         self.handles -= 1
         async with self._alone():
-            if self.handles:
+            if self.handles and not stores:
                 return
             try:
                 await self._take_over()
                 if self.is_dirty:
                     await self._commit(durable=self._mount.options.sync)
+                    if self.handles:
+                        await self._hold()
             except LakeError as error:
+                self._mount.note_failure(self.inode, self.writers, error)
                 if not self.handles:
                     self._leave_staged(error)
                     self._let_go()
-            finally:
-                if not self.handles:  # not opened again during the commit
-                    if self._may_change_by_mapping and not self._mount.is_ending:
-                        self._keep_for_mapping()
-                    else:
-                        self.abandon()
+                    self._mount.show_stored(self.inode)
+            finally:  # it may have been opened again during the commit
+                if self._outlived_by_mapping and not self._mount.is_ending:
+                    self._keep_for_mapping()
+                elif not self.handles:
+                    self.abandon()
 
     @property
     def _may_change_by_mapping(self) -> bool:
         """True if a mapping may have written, since the last `_take_over`, what has to be stored."""
-        return self.hot is not None and self.hot.may_be_mapped and self.inode.parent is not None
+        return self.hot is not None and self.hot.may_be_mapped and not self.inode.is_removed
+
+    @property
+    def _outlived_by_mapping(self) -> bool:
+        """True if a mapping may still write when every handle that may do so is closed."""
+        if not self._may_change_by_mapping or self in self._mount.mapped:
+            return False
+        return not self.handles or (self.hot is not None and not self.hot.writers)
 
     def _let_go(self) -> None:
         """Take over nothing any more: it could not be staged, or stored.  No other file gets what mappings wrote."""
@@ -144,27 +179,17 @@ class OpenFile:
 
     def _keep_for_mapping(self) -> None:
         """Keep the file open, by a handle that stands for a mapping that may write to it, until that has ended."""
-
-        async def release_when_unmapped() -> None:
-            while self.hot is not None and self.hot.is_mapped_for_writing():  # noqa: ASYNC110 - no event tells its end
-                await trio.sleep(_MAPPING_LOOK_S)
-            if self in self._mount.mapped:
-                self._mount.mapped.discard(self)
-                try:
-                    await self.release()
-                except Exception:  # noqa: BLE001 - nothing waits for it, and it must not end the mount
-                    _log.exception("a file could not be closed after its mapping", name=self.inode.name)
-
+        assert self.hot is not None, "no other file is mapped past the mount"
         self.handles += 1
         self._mount.mapped.add(self)
-        self._mount.background.start_soon(release_when_unmapped)
+        self._mount.background.start_soon(release_when_unmapped, self._mount, self, self.hot)
 
     def abandon(self) -> None:
         """Close the file without waiting, as the mount ends.  Unstored bytes stay in the staging folder.
 
         Harmless when called twice.
         """
-        if self.is_dirty and self.inode.parent is not None:
+        if self.is_dirty and not self.inode.is_removed:
             self._leave_staged(DeadlineExceeded("the mount had to end before it was stored", subject=self.inode.name))
         self._close()
 
@@ -208,9 +233,12 @@ class OpenFile:
 
     async def _open_stored(self) -> None:
         name = self._mount.table.name_of(self.inode)
+        asked_at = trio.current_time()
         opened = await self._mount.opened(name, self.inode.attributes.size_bytes)
         if opened.stat.node != self.inode.node or opened.stat.blob != self.inode.attributes.blob:
             self._take_newer(opened)
+        elif not (self.is_dirty or self.inode.is_newer_than(asked_at)):
+            self.inode.take(self._mount.owner.shown(opened.stat))
         self._stat = opened.stat
         self.inode.xattrs = opened.stat.xattrs
         assert self._reader is None  # else its native reads would have to end
@@ -233,13 +261,59 @@ class OpenFile:
         mount.table.stored(inode, stat.node)
         mount.forget_attributes(inode)
 
+    async def _check_name(self) -> None:
+        """Raise KeyNotFound if a file that is being written here was removed elsewhere."""
+        found = await self._mount.stat_of_small(self._mount.table.name_of(self.inode), 0)
+        if isinstance(found, LakeError):
+            raise found
+
     async def _compare_stored(self) -> None:
         name = self._mount.table.name_of(self.inode)
         found = await self._mount.stat_of_small(name, self.inode.attributes.size_bytes)
         if isinstance(found, LakeError):
             raise found
-        if found.node != self.inode.node or found.blob != self.inode.attributes.blob:
+        is_other = found.node != self.inode.node or found.blob != self.inode.attributes.blob
+        if is_other and not await self._follow(found):
             raise replaced(name)
+
+    async def follow(self, found: ObjectStat | ListEntry) -> bool:
+        """Have all handles show what the name has now, if that is their own content with something appended.
+
+        `found`: the store's record of the inode's node.  Returns False if they keep their own.  EngineUnreachable.
+        """
+        async with self._alone():
+            return await self._follow(found)
+
+    async def _follow(self, found: ObjectStat | ListEntry) -> bool:
+        own, hot = self._reader, self.hot
+        if found.blob == self.inode.attributes.blob:
+            return True
+        if own is None or not self._shows_stored():
+            return False
+        longer = await open_longer(self._mount, self.inode, own, found, keep=hot is not None)
+        if longer is None:
+            return False
+        if self._shows_stored() and (hot is None or hot.append(longer.added)):
+            self._show(own, longer.reader)
+            return True
+        give_back(self._mount, longer.reader)
+        return False
+
+    def _shows_stored(self) -> bool:
+        """Return True if all that handles show is the stored content of the inode's name."""
+        return not self.is_dirty and self.inode.parent is not None and (self.hot is None or self.hot.is_followed)
+
+    def _show(self, before: BlobReader, reader: BlobReader) -> None:
+        """Show content that begins with what was shown before."""
+        mount, inode, staged = self._mount, self.inode, self._staged
+        self._reader, self._staged, self._stat = reader, None, reader.opened.stat
+        if staged is not None:
+            staged.discard()
+        give_back(mount, before)
+        inode.take(mount.owner.shown(self._stat))
+        inode.xattrs, inode.cached_blob = self._stat.xattrs, None
+        mount.touch(inode)
+        mount.forget_attributes(inode)  # with the new length the kernel forgets its pages
 
     def note(self, stat: ObjectStat) -> None:
         """Take a changed record of the name; its content is the same."""
@@ -305,28 +379,33 @@ class OpenFile:
             await self._open_stored()
         return self._reader
 
-    async def write(self, offset: int, data: Buffer, appender: int = 0) -> None:
+    async def write(self, offset: int, data: Buffer, appender: int = 0, *, appends: bool = False) -> bool:
         """Write to the staging file; native threads may write what follows through the handle `appender`, if not 0.
 
-        StoreFull; OSError EFBIG.
+        `appends`: at the end of the file as this mount knows it, whatever the offset.  Returns False if that is
+        elsewhere.  StoreFull; OSError EFBIG.
         """
         async with self._alone():
-            check_size(self.inode, offset + len(data))
             staged = await self._staging()
+            wanted, offset = offset, staged.size if appends else offset
+            check_size(self.inode, offset + len(data))
+            self._is_appended = appends and (self._is_appended or not self.is_dirty)
             if self.hot is None:
                 staged.write(offset, data)
             else:
                 self.hot.write(offset, data, staged.write)
             self._note_change(staged)
             self._behind.written(staged, offset, offset + len(data))
-            if appender and self.hot is None:
+            if appender and self.hot is None and offset == wanted:
                 staged.let_append(appender, FILE_BYTES_MAX, partial(self._note_change, staged))
+            return offset == wanted
 
     async def truncate(self, size: int) -> None:
         """Change the file's length.  StoreFull; OSError EFBIG."""
         async with self._alone():
             check_size(self.inode, size)
             staged = await self._staging()
+            self._is_appended = False
             if self.hot is None:
                 staged.truncate(size)
             else:
@@ -343,8 +422,10 @@ class OpenFile:
         numbers = await self._mount.offload.run(hot.differing)
         if numbers:
             staged = await self._staging()
+            self._is_appended = False
             hot.take_over(numbers, staged.write)
             self._note_change(staged)
+            self.writers.changed(0, is_mapped=True)
         hot.may_be_mapped = may_be_mapped
 
     def end_appends(self) -> None:
@@ -368,7 +449,7 @@ class OpenFile:
 
     async def _staging(self) -> StagedFile:
         if self._staged is None:
-            name = self.inode.name if self.inode.parent is None else str(self._mount.table.name_of(self.inode))
+            name = self._name()
             stored = await self._stored()
             base = None if stored is None else _base(stored.opened.stat)
             if stored is not None:
@@ -382,8 +463,16 @@ class OpenFile:
 
     def _note_name(self, staged: StagedFile) -> None:
         """Update the staged file's name: it, or a folder above it, may have been renamed since the last store."""
-        if self.inode.parent is not None and staged.name != (name := str(self._mount.table.name_of(self.inode))):
+        if staged.name != (name := self._name()):
             staged.rename(name)
+
+    def _name(self) -> str:
+        """Return bucket and key of the file, or of what it was; only its component if a folder above it is gone."""
+        place = self.inode.place
+        try:
+            return self.inode.name if place is None else str(self._mount.table.child_name(*place))
+        except KeyNotFound:
+            return self.inode.name
 
     # --- storing -------------------------------------------------------------------------------------
 
@@ -392,11 +481,22 @@ class OpenFile:
         async with self._alone():
             await self._take_over()
             if self.is_dirty:
-                await self._commit(durable=durable)
+                with self.writers.reporting():
+                    await self._commit(durable=durable)
                 if durable or self.handles > 1:
                     await self._hold()
             elif durable and self._visible_since:
                 await self._sync()
+
+    def is_changed_by(self, handle: int) -> bool:
+        """Return True if something was changed through a handle, or maybe a mapping of it, that is not stored."""
+        if self._may_change_by_mapping and self.writers.may_be_mapped(handle):
+            return True
+        return self.is_dirty and self.writers.has_changed(handle)
+
+    async def is_stored_at_flush(self, handle: int) -> bool:
+        """Return True if the close of a descriptor of the handle stores the file: its program has no other."""
+        return self.is_changed_by(handle) and not await self._mount.is_kept_open(self.inode, self.writers, handle)
 
     async def _sync(self) -> None:
         """Make an earlier commit durable.  DiskFailed if the engine restarted and the commit was lost with it."""
@@ -412,24 +512,30 @@ class OpenFile:
         self._visible_since = b""
 
     async def _commit(self, *, durable: bool) -> None:
-        if self.inode.parent is None:
+        if self.inode.is_removed:
             return
         if self._staged is None:
             await self._staging()
         await self._behind.wait_idle()
         async with self._mount.settling() if durable else nullcontext():
-            stat, content = await self._store(durable=durable)
+            stat, content, folder, epoch = await self._store(durable=durable)
         boot = b"" if durable else self._mount.engine_boot()
         if not durable:
             self._mount.note_visible(self.inode.parent)
         inode, attributes = self.inode, self.inode.attributes
+        if inode.is_pending:
+            note_change(place_of(inode)[0], folder, epoch)
         if attributes.mtime_ns == 0:  # with new content, 0 means now
-            bucket, key = self._mount.table.name_of(inode)
+            bucket, key = self._mount.table.child_name(*place_of(inode))
             atime_ns = attributes.atime_ns or 0
             request = SetAttributes(bucket, key, mtime_ns=0, atime_ns=atime_ns, durable=durable)
-            stat = await self._mount.change(request)
+            stat = (await self._mount.change(request)).made
         self._mount.table.stored(inode, stat.node)
+        self._mount.table.retake(inode)
         inode.named_ns = 0
+        inode.is_set = False
+        shown = self._mount.owner.shown(stat)
+        attributes.mode, attributes.uid, attributes.gid = shown.mode, shown.uid, shown.gid
         attributes.blob = stat.blob
         attributes.size_bytes = stat.size_bytes
         attributes.ctime_ns = stat.ctime_ns or attributes.ctime_ns
@@ -437,6 +543,8 @@ class OpenFile:
         self._mount.touch(inode)
         self._stat = stat
         self.is_dirty = False
+        self.writers.committed()
+        self._mount.failures.forget(f"{stat.bucket}/{stat.key}")
         self._visible_since = boot
         self._take_as_stored(_base(stat), None if content is None else self._reader_of(stat, content))
 
@@ -477,33 +585,98 @@ class OpenFile:
             self._mount.give_back(before.opened.lease)
 
     async def _store(self, *, durable: bool) -> Stored:
-        mount, inode = self._mount, self.inode
-        assert self._staged is not None
-        keep_node = inode.node
+        """Bind the name to the staged content, upon what it has; look at it again when that has changed.
+
+        PreconditionFailed: the name was removed or renamed elsewhere; what was written stays staged.
+        """
+        inode, opened_node = self.inode, self.inode.node
+        found: ObjectStat | None = None
+        is_lost = False
         for attempt in range(_COMMIT_ATTEMPTS):
+            assert self._staged is not None, "there is something to store"
+            condition = upon(inode, found, opened_node, is_appended=self._is_appended)
             try:
-                return await mount.driver.run(
+                return await self._mount.driver.run(
                     store_staged(
-                        mount.driver.steps,
+                        self._mount.driver.steps,
                         self._staged,
                         None if self._reader is None else self._reader.opened,
-                        mount.table.name_of(inode),
+                        self._mount.table.child_name(*place_of(inode)),
                         to_store(inode.attributes, self._stat),
-                        keep_node=keep_node,
+                        keep_node=condition.node,
                         named_ns=inode.named_ns,
-                        condition=NO_CONDITION,
+                        condition=condition,
                         durable=durable,
                         behind=self._behind.behind,
+                        keep_attributes=not inode.is_set,
                     )
                 )
             except EngineUnreachable:
-                if attempt == _COMMIT_ATTEMPTS - 1:
-                    raise  # committing the same content twice is harmless
-            except (PreconditionFailed, KeyNotFound):
-                if not keep_node or attempt == _COMMIT_ATTEMPTS - 1:
+                if is_lost or attempt == _COMMIT_ATTEMPTS - 1:
                     raise
-                keep_node = 0  # the name was removed or bound to another node: the last close wins
+                is_lost = True  # the change may have been made
+            except (PreconditionFailed, KeyNotFound):
+                if attempt == _COMMIT_ATTEMPTS - 1:
+                    raise
+                before, found = found, await look_again(self._mount, inode)
+                if found is not None and before == found:
+                    raise lost_its_name(self._mount, inode) from None  # what was opened has another name
+                if found is not None and self._is_appended:
+                    done = await self._go_behind(found, is_lost=is_lost)
+                    if done is not None:
+                        return Stored(done)
         raise AssertionError("the loop returns or raises")
+
+    async def _go_behind(self, found: ObjectStat, *, is_lost: bool) -> ObjectStat | None:
+        """Stage what was appended behind the content that the name has now; return that if nothing is to be added.
+
+        `is_lost`: the answer to an earlier attempt was lost, and the content may end with, or contain, what it stored.
+        """
+        mount, inode = self._mount, self.inode
+        opened = await mount.leased(mount.table.child_name(*place_of(inode)))
+        staged, reader = self._staged, self._new_reader(opened)
+        assert staged is not None, "something was appended"
+        if self.hot is not None or (opened.stat.node, opened.stat.blob) != (found.node, found.blob):
+            reader.close()
+            mount.give_back(opened.lease)
+            if self.hot is None:
+                return None  # changed once more: the next attempt is refused, and looks again
+            raise PreconditionFailed(
+                f"{inode.name} was changed elsewhere while this mount had it in memory for its readers; what was"
+                " appended stays staged, see: lake staged ls",
+                subject=inode.name,
+            )
+        target = mount.staging.new(staged.name, _base(opened.stat))
+        try:
+            is_done = is_lost and await _has_appended(staged, reader)
+            if not is_done:
+                await copy_behind(staged, target)
+        except BaseException:
+            target.discard()
+            reader.close()
+            mount.give_back(opened.lease)
+            raise
+        before, self._reader, self._staged = self._reader, reader, target
+        staged.discard()
+        if before is not None:
+            before.close()
+            mount.give_back(before.opened.lease)
+        self._take_base(opened.stat, target.size)
+        return opened.stat if target.size == opened.stat.size_bytes else None
+
+    def _take_base(self, stat: ObjectStat, size_bytes: int) -> None:
+        """Be the file that the name has now, whose content the appended bytes are behind."""
+        mount, inode = self._mount, self.inode
+        self._behind.end()
+        self._stat, self._is_new = stat, False
+        shown, mtime_ns = mount.owner.shown(stat), inode.attributes.mtime_ns
+        inode.attributes = shown
+        if size_bytes != stat.size_bytes:
+            shown.size_bytes, shown.mtime_ns = size_bytes, mtime_ns
+        mount.table.stored(inode, stat.node)
+        inode.named_ns = 0
+        mount.forget_attributes(inode)
+        mount.background.start_soon(mount.forget_pages, inode)  # not here: it waits for reads, which wait for the lock
 
 
 def may_read(flags: int) -> bool:
@@ -513,6 +686,17 @@ def may_read(flags: int) -> bool:
     pages would cost as much as all the rest.  No mapping is lost: a shared one needs a handle that reads.
     """
     return flags & os.O_ACCMODE != os.O_WRONLY
+
+
+async def _has_appended(staged: StagedFile, reader: BlobReader) -> bool:
+    """Return True if stored content has, where they were appended, the bytes appended in a staged file."""
+    offset, end = staged.base_bytes, staged.size
+    while offset < end:
+        piece = bytes(await reader.read(offset, min(_COMPARE_BYTES, end - offset)))
+        if not piece or not is_there(staged, offset, piece):
+            return False
+        offset += len(piece)
+    return end > staged.base_bytes
 
 
 def _base(stat: ObjectStat) -> Base:

@@ -18,7 +18,7 @@ import functools
 import os
 import stat as modes
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import msgspec
 import pyfuse3
@@ -41,17 +41,19 @@ from pyfuse3 import (
 )
 
 from fuse.errno_map import errno_of
+from fuse.handles import Handle, release_all
 from fuse.hot.hot_set import HotSet
-from fuse.names.changes import Changes
+from fuse.names.changes import ATTEMPTS_MAX, Changes
 from fuse.names.lookups import Lookups
+from fuse.names.opening import Opening
 from fuse.names.readdir import COMPONENT_BYTES_MAX, FolderHandle
 from fuse.names.xattrs import ExtendedAttributes
 from fuse.native import layer
 from fuse.open_file import OpenFile, may_read
 from fuse.state.attributes import no_entry, to_entry, to_statvfs, without_set_id
-from fuse.state.inodes import SYMLINK, Inode, OpenContent
+from fuse.state.inodes import SYMLINK, Inode
 from fuse.state.mount import Mount
-from lakefs.errors import BucketNotFound, KeyNotFound, LakeError, PreconditionFailed
+from lakefs.errors import LakeError
 from lakefs.wire.messages import SetAttributes, Status, StatusReply
 
 P = ParamSpec("P")
@@ -61,14 +63,6 @@ _WRITING: Final = os.O_WRONLY | os.O_RDWR
 _SET_ID: Final = modes.S_ISUID | modes.S_ISGID
 _STORING: Final = _WRITING | os.O_TRUNC
 _STATFS_S: Final = 1.0
-
-
-class _Handle(NamedTuple):
-    """One handle that the kernel has open."""
-
-    file: OpenFile
-    flags: int
-    opener: RequestContext
 
 
 def answering(
@@ -109,8 +103,9 @@ class LakeOperations(pyfuse3.Operations):
         self._table = mount.table
         self._lookups = Lookups(mount)
         self._changes = Changes(mount, self._lookups)
+        self._opening = Opening(mount, self._lookups, self._file_of)
         self._xattrs = ExtendedAttributes(self._lookups, self._changes)
-        self._files: dict[int, _Handle] = {}
+        self._files: dict[int, Handle] = {}
         self._folders: dict[int, FolderHandle] = {}
         self._next_handle = 0
         self._statfs: StatvfsData | None = None
@@ -139,7 +134,7 @@ class LakeOperations(pyfuse3.Operations):
         """Return the attributes; they are asked anew if they are not fresh."""
         known = self._lookups.inode(inode)
         await self._lookups.refresh(known)
-        return self._entry(known)
+        return self._attributes(known)
 
     @answering
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> bytes:
@@ -170,10 +165,12 @@ class LakeOperations(pyfuse3.Operations):
 
     @answering
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
-        """Open a folder for reading."""
+        """Open a folder for reading, as it is now.  ESTALE: the kernel looks the path up anew."""
         folder = self._lookups.inode(inode)
+        opened = FolderHandle(self._mount, self._lookups, folder)
+        await opened.open()
         handle = self._handle()
-        self._folders[handle] = FolderHandle(self._mount, self._lookups, folder)
+        self._folders[handle] = opened
         self._lookups.watch(folder)
         return FileHandleT(handle)
 
@@ -247,27 +244,19 @@ class LakeOperations(pyfuse3.Operations):
         if not modes.S_ISREG(mode):
             raise FUSEError(errno.EPERM)
         parent = self._lookups.inode(parent_inode)
-        return self._known(await self._changes.make_file(parent, _component(name), mode, ctx, exclusive=True))
+        return self._known(await self._changes.make_file(parent, _component(name), mode, ctx))
 
     # --- handles -------------------------------------------------------------------------------------
 
     @answering
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
-        """Open a file.  ESTALE if the name has other content by now: the kernel looks it up anew."""
+        """Open what the name of a file has now.  ESTALE: the kernel looks the path up anew, once."""
         known = self._lookups.inode(inode)
         if known.is_folder:
             raise FUSEError(errno.EISDIR)
-        file = self._file_of(known)
-        try:
-            await file.open()
-        except (KeyNotFound, BucketNotFound, PreconditionFailed):
-            await file.discard()
-            if known.parent is not None:
-                self._table.detach(known)
-            raise FUSEError(errno.ESTALE) from None
-        except BaseException:
-            await file.discard()
-            raise
+        if self._table.has_name(known):
+            self._mount.failures.raise_once(str(self._table.name_of(known)))
+        file = await self._opening.open(known, ctx.pid)
         try:
             if flags & os.O_TRUNC:
                 await self._drop_set_id(known, ctx)
@@ -277,24 +266,42 @@ class LakeOperations(pyfuse3.Operations):
         except BaseException:
             await file.release()
             raise
-        return self._opened(known, file, flags, ctx)
+        return self._opened(known, file, flags, ctx, changed=bool(flags & os.O_TRUNC))
 
     @answering
     async def create(
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, flags: FlagT, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
-        """Make a file and open it.  With O_EXCL its name is made at once; else by the first commit."""
+        """Make a file and open it, or open the one that is there by now.
+
+        With O_EXCL its name is made at once; else by the first commit.
+        """
         parent, component = self._lookups.inode(parent_inode), _component(name)
-        present = parent.children.get(component)
-        if present is not None and not flags & os.O_EXCL and not present.is_folder:
-            info = await self.open(InodeT(present.number), flags, ctx)
-            return info, self._known(present)
-        exclusive = bool(flags & os.O_EXCL)
-        inode = await self._changes.make_file(parent, component, mode, ctx, exclusive=exclusive)
+        self._mount.failures.raise_once(str(self._table.child_name(parent, component)))
+        if flags & os.O_EXCL:
+            inode = await self._changes.make_file(parent, component, mode, ctx)
+            return self._opened_new(inode, flags, ctx)
+        for _ in range(ATTEMPTS_MAX):
+            present = parent.children.get(component)
+            if present is None:
+                present, _ = await self._lookups.look(parent, component, confirm=True)
+            if present is None:
+                return self._opened_new(self._changes.begin_file(parent, component, mode, ctx), flags, ctx)
+            if present.attributes.kind == SYMLINK:
+                raise FUSEError(errno.ESTALE)  # the kernel has not followed it: it looks the path up anew
+            try:
+                return await self.open(InodeT(present.number), flags, ctx), self._known(present)
+            except FUSEError as error:
+                if error.errno not in (errno.ENOENT, errno.ESTALE):
+                    raise
+                self._table.detach(present)  # it was removed or replaced just now
+        raise FUSEError(errno.EAGAIN)
+
+    def _opened_new(self, inode: Inode, flags: int, ctx: RequestContext) -> tuple[FileInfo, EntryAttributes]:
         file = self._file_of(inode)
         file.open_new()
         inode.lookups += 1
-        return self._opened(inode, file, flags, ctx), self._entry(inode)
+        return self._opened(inode, file, flags, ctx, changed=file.is_dirty), self._entry(inode)
 
     @answering
     async def read(self, fh: FileHandleT, off: int, size: int) -> bytes:
@@ -308,19 +315,28 @@ class LakeOperations(pyfuse3.Operations):
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
         """Write bytes; other handles of this mount see them at once, other clients after close."""
         file, flags, opener = self._files[fh]
+        is_mapped = layer.write_is_mapped()
         await self._drop_set_id(file.inode, opener)
         forgets = file.readers and not may_read(flags) and file.hot is None
-        await file.write(off, buf, 0 if forgets else fh)
-        if forgets:
+        is_there = await file.write(off, buf, 0 if forgets else fh, appends=bool(flags & os.O_APPEND))
+        file.writers.changed(fh, is_mapped=is_mapped)
+        if not is_there:
+            self._mount.forget_attributes(file.inode)  # the kernel took another length for the file's
+        if forgets or not is_there:
             await self._mount.forget_pages(file.inode)  # a reader may have cached pages of it before this write
         return len(buf)
 
     @answering
     async def flush(self, fh: FileHandleT) -> None:
-        """Store written bytes at close(2), visible to all; an error is close's."""
-        file, flags, _ = self._files[fh]
-        if flags & _STORING or file.inode.is_pending:
-            await file.commit(durable=self._mount.options.sync)
+        """Store written bytes at close(2), visible to all; an error is close's.
+
+        Not while the program that opened the handle still has a descriptor of it.
+        """
+        file, sync = self._files[fh].file, self._mount.options.sync
+        if await file.is_stored_at_flush(fh):
+            await file.commit(durable=sync)
+        elif sync and not file.is_dirty:
+            await file.commit(durable=True)  # an earlier commit may be only visible
 
     @answering
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
@@ -332,35 +348,22 @@ class LakeOperations(pyfuse3.Operations):
 
     @answering
     async def release(self, fh: FileHandleT) -> None:
-        """Close a handle; an error is only logged."""
+        """Close a handle, and store what was written through it and is not stored; an error is the next open's."""
         file, flags, _ = self._files.pop(fh)
+        stores = file.is_changed_by(fh)
+        file.writers.closed(fh)
         file.answered -= 1
         layer.remove(fh)
         file.readers -= may_read(flags)
         if self.hot is not None and file.hot is not None:
             self.hot.closed(file.hot, flags)
-        await file.release()
+        await file.release(stores=stores)
 
     async def release_all(self, within_s: float) -> None:
         """Close all open files when the mount has ended; files not stored within `within_s` stay staged."""
-        files: list[OpenContent] = [handle.file for handle in self._files.values()]
-        if self.hot is not None:
-            for file, flags, _ in self._files.values():
-                if file.hot is not None:
-                    self.hot.closed(file.hot, flags)
+        handles = list(self._files.values())
         self._files.clear()
-        files += self._mount.mapped
-        self._mount.mapped.clear()
-        with trio.move_on_after(within_s) as limit:
-            for opened in files:
-                try:
-                    await opened.release()
-                except LakeError as error:
-                    _log.error("an open file could not be given back", error=error.message)
-        if limit.cancelled_caught:
-            _log.warning("the mount had to end before everything was stored", after_s=self._mount.options.stop_wait_s)
-            for opened in files:
-                opened.abandon()
+        await release_all(handles, self._mount, self.hot, within_s)
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         """Subtract the kernel's look-ups of inodes that it forgets."""
@@ -377,9 +380,9 @@ class LakeOperations(pyfuse3.Operations):
         known = self._lookups.inode(inode)
         if fields.update_size:
             await self._drop_set_id(known, ctx)
-            await self._set_size(known, attr.st_size, fh)
+            await self._set_size(known, attr.st_size, fh, ctx)
             if not (fields.update_mode or fields.update_mtime or fields.update_atime):
-                return self._entry(known)
+                return self._attributes(known)
         mode = attr.st_mode & 0o7777
         if (
             fields.update_size or ctx.uid != known.attributes.uid
@@ -400,7 +403,7 @@ class LakeOperations(pyfuse3.Operations):
         await self._changes.set_attributes(known, wanted)
         if known.attributes.mode & _SET_ID and isinstance(known.file, OpenFile):
             known.file.end_appends()  # the next write clears these bits
-        return self._entry(known)
+        return self._attributes(known)
 
     async def _drop_set_id(self, inode: Inode, ctx: RequestContext) -> None:
         """Clear the set-id bits where a change of content needs it and the kernel leaves it to the mount."""
@@ -408,17 +411,18 @@ class LakeOperations(pyfuse3.Operations):
         if mode != inode.attributes.mode:
             await self._changes.set_attributes(inode, SetAttributes("", "", mode=mode, durable=False))
 
-    async def _set_size(self, inode: Inode, size: int, fh: FileHandleT | None) -> None:
+    async def _set_size(self, inode: Inode, size: int, fh: FileHandleT | None, ctx: RequestContext) -> None:
         if inode.is_folder:
             raise FUSEError(errno.EISDIR)
         if fh is not None and fh in self._files:
-            await self._files[fh].file.truncate(size)
+            file = self._files[fh].file
+            await file.truncate(size)
+            file.writers.changed(fh)
             return
-        file = self._file_of(inode)
-        await file.open()
+        file = await self._opening.open(inode, ctx.pid)
         try:
             await file.truncate(size)
-            if file.handles == 1:
+            if not file.writers.is_changed:  # else it is stored with what is being written
                 await file.commit(durable=False)
         finally:
             await file.release()
@@ -447,8 +451,16 @@ class LakeOperations(pyfuse3.Operations):
     # --- shared --------------------------------------------------------------------------------------
 
     def _entry(self, inode: Inode) -> EntryAttributes:
+        """Return the entry of a name: its `st_ino` is the inode's number for the kernel too."""
         entry_timeout_s, attribute_timeout_s = self._mount.timeouts(self._mount.bucket_of(inode))
         return to_entry(inode, entry_timeout_s, attribute_timeout_s)
+
+    def _attributes(self, inode: Inode) -> EntryAttributes:
+        """Return the entry for an answer that has attributes only."""
+        entry = self._entry(inode)
+        entry.st_ino = InodeT(inode.st_ino)
+        entry.attr_timeout = self._mount.timeouts(self._mount.bucket_of(inode))[1]
+        return entry
 
     def _known(self, inode: Inode) -> EntryAttributes:
         """Return the entry, and count one more look-up by the kernel."""
@@ -460,16 +472,25 @@ class LakeOperations(pyfuse3.Operations):
             inode.file = OpenFile(self._mount, inode, None if self.hot is None else self.hot.held(inode))
         return inode.file
 
-    def _opened(self, inode: Inode, file: OpenFile, flags: int, ctx: RequestContext) -> FileInfo:
+    def _opened(
+        self, inode: Inode, file: OpenFile, flags: int, ctx: RequestContext, *, changed: bool = False
+    ) -> FileInfo:
         handle = self._handle()
-        self._files[handle] = _Handle(file, flags, ctx)
+        stores = changed or flags & _STORING
+        if stores:
+            file.writers.opened(handle, flags, ctx.pid)
+        if changed:
+            file.writers.changed(handle)
+        self._files[handle] = Handle(file, flags, ctx)
         file.readers += may_read(flags)
         file.answered += 1
-        if self.hot is not None and self._passes_through(self.hot, handle, file, flags):
+        if file.inode is inode and self.hot is not None and self._passes_through(self.hot, handle, file, flags):
             inode.cached_blob = None
             return FileInfo(fh=FileHandleT(handle))
-        if not (flags & _STORING or inode.is_pending):
+        if not stores:
             layer.leave_out_flush(handle)
+        if file.inode is not inode:  # the kernel's pages of this inode are of other content
+            return FileInfo(fh=FileHandleT(handle), direct_io=True)
         before, inode.cached_blob = inode.cached_blob, inode.attributes.blob
         keeps = before is not None and before == inode.cached_blob
         return FileInfo(fh=FileHandleT(handle), keep_cache=keeps, direct_io=not may_read(flags))

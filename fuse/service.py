@@ -67,7 +67,8 @@ async def serve_mount(address: str, token: str, options: MountOptions, ready: Ca
                 nursery.start_soon(mount.settle)
                 operations = LakeOperations(mount)
                 try:
-                    async with mounted(operations, options):
+                    async with mounted(operations, options) as entry:
+                        mount.device = entry.device
                         operations.hot = hot = _hot_set(mount)
                         if hot is not None:
                             nursery.start_soon(hot.run)

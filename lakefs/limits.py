@@ -399,8 +399,8 @@ ADMIN_LINGER_S: Final = 1.0
 
 # --- HTTP and S3 requests ----------------------------------------------------------------------------
 HTTP_HEAD_BYTES_MAX: Final = 32 * KIB
-"""Request line and headers.  A 1,024-byte key takes 3 KiB percent-encoded, user metadata 2 KiB, a signature 1 KiB."""
-HTTP_HEADERS_MAX: Final = 128
+"""Request line and headers: 8,192 headers at most, of 4 bytes each.  A 1,024-byte key takes 3 KiB percent-encoded, user
+metadata 2 KiB, a signature 1 KiB."""
 HTTP_CHUNK_LINE_BYTES_MAX: Final = 1 * KIB
 """The line before a chunk, with its extensions."""
 HTTP_TRAILER_BYTES_MAX: Final = 4 * KIB

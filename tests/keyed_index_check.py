@@ -69,7 +69,7 @@ def check_keyed_index(store: Store, *, after_moves: bool = True) -> bool:
             assert entry[3:] == (record.stored_bytes, record.crc), f"value {key!r} has the entry of another"
             assert after_moves or entry[1:3] == (record.segment, record.offset), f"value {key!r} was moved"
         else:
-            assert entry in ((UNPLACED, 0, 0, 0, 0), (DOUBTFUL, 0, 0, 0, 0)), f"value {key!r}: {entry}"
+            assert entry in ((UNPLACED, 0, 0, value.size_bytes, 0), (DOUBTFUL, 0, 0, 0, 0)), f"value {key!r}: {entry}"
             assert entry[0] == DOUBTFUL or not is_whole or len(value.chunks) > 1, f"value {key!r} has no place"
     assert not entries, f"{len(entries)} entries are of no value and no space"
     return True

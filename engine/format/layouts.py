@@ -437,6 +437,14 @@ def with_names_changed(record: bytes, now_ns: int) -> bytes:
     return record[:_CHANGE_TIMES_OFFSET] + _CHANGE_TIMES.pack(now_ns, now_ns) + record[end:]
 
 
+def with_change_time(record: bytes, changed_ns: int, mtime_ns: int | None = None) -> bytes:
+    """Return a node's record with another change time, and modification time if given; no other byte is changed."""
+    if mtime_ns is None:
+        mtime_ns = _CHANGE_TIMES.unpack_from(record, _CHANGE_TIMES_OFFSET)[0]
+    end = _CHANGE_TIMES_OFFSET + _CHANGE_TIMES.size
+    return record[:_CHANGE_TIMES_OFFSET] + _CHANGE_TIMES.pack(mtime_ns, changed_ns) + record[end:]
+
+
 def node_key(node: NodeId) -> bytes:
     """Key of a node, and prefix of its children's names: 8 bytes, big-endian."""
     return node.to_bytes(8, "big")

@@ -2,7 +2,8 @@
 
 Pure decisions; a function that raises has changed nothing.  Rules kept here:
 - A key that has a value keeps it: a put of other bytes changes nothing.  A value that has expired, or one of whose
-  chunks is in quarantine, counts as absent, and a put replaces it.
+  chunks is in quarantine, counts as absent, and a put replaces it.  For a put that resizes so does a value of another
+  length, in the transaction that decides it: of two such puts of one length the second finds the first's value.
 - A value is put only when each of its chunks has a record, in the same transaction or held by the caller.
 - A value that expires has an expiry record, which comes and goes in the same transactions.
 - A value expires by the wall clock, at the time that was fixed when it was put.  A clock that is set back makes it
@@ -41,13 +42,18 @@ class Values:
         value = unpack_value(record)
         return None if self.is_absent(value) else value
 
-    def put(self, txn: Transaction, usage: Usage, number: int, key: bytes, value: KeyedValue) -> KeyedValue | None:
-        """Give the key its value; returns the value that it has already, which then stays, or None."""
+    def put(
+        self, txn: Transaction, usage: Usage, number: int, key: bytes, value: KeyedValue, *, resize: bool = False
+    ) -> KeyedValue | None:
+        """Give the key its value; returns the value that it has already, which then stays, or None.
+
+        `resize`: a value of another length does not stay.
+        """
         place = value_key(number, key)
         record = txn.get(Table.KEYED, place)
         present = None if record is None else unpack_value(record)
         if present is not None:
-            if not self.is_absent(present):
+            if not self.is_absent(present) and not (resize and present.size_bytes != value.size_bytes):
                 return present
             _forget(txn, usage, number, key, present)
         usage.add(value)

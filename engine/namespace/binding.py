@@ -18,8 +18,9 @@ import msgspec
 
 from engine.format.layouts import Node, NodeKind, Table, node_key, pack_name
 from engine.namespace.buckets import BucketRef
+from engine.namespace.conditions import check_condition
 from engine.namespace.keys import check_key
-from engine.namespace.object_stat import check_condition, check_record_size
+from engine.namespace.object_stat import check_record_size, with_attributes_of
 from engine.namespace.refusals import shown_name, subject
 from engine.namespace.tree import (
     NameEvent,
@@ -52,6 +53,7 @@ class Binding(msgspec.Struct, frozen=True):
     condition: Condition = NO_CONDITION
     keep_node: int = 0
     named_ns: int = 0
+    keep_attributes: bool = False
 
 
 def bind(txn: Transaction, bucket: BucketRef, key: str, node: Node, condition: Condition, now_ns: int) -> Resolved:
@@ -105,9 +107,13 @@ class Binder:
         place = self.find(folder, name)
         old = child_at(txn, place)
         if condition != NO_CONDITION:
-            check_condition(condition, condition_subject(txn, old, is_folder), bucket.name, key)
+            check_condition(txn, condition, condition_subject(txn, old, is_folder), bucket, key)
         if binding.keep_node:
             _check_kept(txn, binding, old)
+        if binding.keep_attributes and old is not None:
+            node = with_attributes_of(node, load_node(txn, old))
+            record = node.pack()
+            check_record_size(record)
 
         if old is None:
             self.note_new(folder, place, binding.named_ns)
@@ -171,7 +177,7 @@ def _check_kept(view: View, binding: Binding, node_id: NodeId | None) -> None:
     """Raise PreconditionFailed unless the present node is the object whose id is `keep_node`."""
     bucket, key = binding.bucket, binding.key
     present = None if node_id is None else Resolved(node_id, load_node(view, node_id))
-    check_condition(Condition(node=binding.keep_node), present, bucket.name, key)
+    check_condition(view, Condition(node=binding.keep_node), present, bucket, key)
     if present is None or present.kind is not NodeKind.OBJECT:
         raise PreconditionFailed(
             f"{shown_name(bucket, key)} was not changed: only an object keeps its node, and it is none",

@@ -338,4 +338,5 @@ def _version_entry(key: str, found: Resolved, *, is_latest: bool) -> VersionEntr
         mtime_ns=node.mtime_ns,
         kind=int(node.kind),
         node=found.node_id,
+        checksum_names=list(node.attributes.checksums),
     )

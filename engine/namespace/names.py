@@ -20,6 +20,7 @@ import msgspec
 from engine.format.layouts import Node, NodeKind, Table, node_key, pack_name, unpack_node
 from engine.namespace.binding import bind
 from engine.namespace.buckets import BucketRef
+from engine.namespace.conditions import check_condition
 from engine.namespace.keys import check_key, lookup_path
 from engine.namespace.object_stat import check_record_size, with_attributes, with_owner
 from engine.namespace.refusals import already_there, deleted, is_a_marker, not_empty, not_found, shown_name, subject
@@ -57,7 +58,7 @@ from engine.tables.views import Transaction, View
 from lakefs.errors import InvalidArgument
 from lakefs.ids import EMPTY_BLOB, NodeId
 from lakefs.names import shown
-from lakefs.wire.messages import Condition, ObjectAttributes
+from lakefs.wire.messages import NO_CONDITION, Condition, ObjectAttributes
 
 _NODES_END = b"\xff" * 9
 
@@ -157,12 +158,13 @@ def make_folder(
     exclusive: bool,
     now_ns: int,
     attributes: ObjectAttributes | None = None,
+    condition: Condition = NO_CONDITION,
 ) -> Resolved:
     """Make an explicit folder, which stays when it is empty.  `key` may lack its final `/`; "" is the bucket itself.
 
     An explicit folder stays as it is.  A new or implicit one takes mode, owner, time and xattrs from `attributes`.
-    Raises AlreadyExists with `exclusive` if a folder, object or symlink has that name; InvalidName, InvalidArgument and
-    RequestTooLarge (attributes).
+    Raises AlreadyExists with `exclusive` if a folder, object or symlink has that name; PreconditionFailed, InvalidName,
+    InvalidArgument and RequestTooLarge (attributes).
     """
     if not key:
         if exclusive:
@@ -173,6 +175,7 @@ def make_folder(
     found = resolved_at(txn, place)
     if exclusive and (found is not None or same_named_object(txn, place)):
         raise already_there(bucket, key)
+    check_condition(txn, condition, found, bucket, key)
     if found is not None and found.node.blob is not None:
         return found
     node = new_folder(now_ns) if found is None else found.node
@@ -201,25 +204,31 @@ def rename(
     replace: bool,
     now_ns: int,
     keep_folder: bool = False,
+    condition: Condition = NO_CONDITION,
+    to_condition: Condition = NO_CONDITION,
 ) -> Resolved:
     """Move an object or symlink, or a folder with all that is below it (both keys end in `/`); returns the moved node.
 
     One name record moves, and the node's change time is now.  A target object or empty target folder is replaced,
     unless `replace` is false.  A move onto itself does nothing.  Missing parents of the target are made; empty implicit
     parents of the source are removed (`keep_folder` as in `removal.remove`).  Older versions stay with their key:
-    behind a delete marker if an object moved (see `versions` for a folder).  Raises KeyNotFound, InvalidName,
-    AlreadyExists, FolderNotEmpty, InvalidArgument (folder with object, below itself, another domain, a bucket).
+    behind a delete marker if an object moved (see `versions` for a folder).  `condition` is on the moved node and its
+    place, `to_condition` on those that are replaced.  Raises KeyNotFound, InvalidName, AlreadyExists, FolderNotEmpty,
+    PreconditionFailed, InvalidArgument (folder with object, below itself, another domain, a bucket).
     """
     to_path = _check_move(source, key, target, to_key)
     place = find_place(txn, source.node, lookup_path(key))
     moved = resolved_at(txn, place)
     if moved is None:
         raise not_found(source, key)
+    check_condition(txn, condition, moved, source, key)
     if source.node == target.node and key == to_key:
         return moved
 
     to_place = find_place(txn, target.node, to_path)
     old = child_at(txn, to_place)
+    if to_condition != NO_CONDITION:
+        check_condition(txn, to_condition, None if old is None else Resolved(old, load_node(txn, old)), target, to_key)
     if old is not None:
         if not replace:
             raise already_there(target, to_key)

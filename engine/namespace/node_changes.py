@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from engine.format.layouts import Table, node_key
 from engine.namespace.buckets import BucketRef
+from engine.namespace.conditions import check_condition
 from engine.namespace.keys import check_key
 from engine.namespace.names import require, resolve
-from engine.namespace.object_stat import changed, check_condition, check_record_size, new_symlink
+from engine.namespace.object_stat import changed, check_record_size, new_symlink
 from engine.namespace.refusals import already_there, is_a_marker, shown_name, subject
 from engine.namespace.tree import NameEvent, Resolved, add_node, find_place, make_parents, names_changed
 from engine.namespace.versions import make_room, numbered
 from engine.tables.views import Transaction
 from lakefs.errors import InvalidArgument
-from lakefs.wire.messages import ObjectAttributes, SetAttributes
+from lakefs.wire.messages import NO_CONDITION, Condition, ObjectAttributes, SetAttributes
 
 
 def set_attributes(txn: Transaction, bucket: BucketRef, changes: SetAttributes, now_ns: int) -> Resolved:
@@ -29,7 +30,7 @@ def set_attributes(txn: Transaction, bucket: BucketRef, changes: SetAttributes, 
     found = require(txn, bucket, changes.key, changes.version)
     if found.node.is_marker:
         raise is_a_marker(bucket, changes.key, changes.version)
-    check_condition(changes.condition, found, bucket.name, changes.key)
+    check_condition(txn, changes.condition, found, bucket, changes.key)
     node = changed(found.node, changes, now_ns)
     record = node.pack()
     check_record_size(record)
@@ -40,12 +41,18 @@ def set_attributes(txn: Transaction, bucket: BucketRef, changes: SetAttributes, 
 
 
 def make_symlink(
-    txn: Transaction, bucket: BucketRef, key: str, target: bytes, attributes: ObjectAttributes, now_ns: int
+    txn: Transaction,
+    bucket: BucketRef,
+    key: str,
+    target: bytes,
+    attributes: ObjectAttributes,
+    now_ns: int,
+    condition: Condition = NO_CONDITION,
 ) -> Resolved:
     """Make a symlink, and its missing parents.  Mode, owner, time and xattrs are those of `attributes`.
 
-    Raises AlreadyExists if an object, symlink or folder has that name; InvalidName, InvalidArgument (target,
-    attributes, a key that ends in `/`), RequestTooLarge.
+    Raises AlreadyExists if an object, symlink or folder has that name; PreconditionFailed, InvalidName, InvalidArgument
+    (target, attributes, a key that ends in `/`), RequestTooLarge.
     """
     path = check_key(key)
     if path.endswith(b"/"):
@@ -57,6 +64,7 @@ def make_symlink(
     check_record_size(record)
     if resolve(txn, bucket, key) is not None or resolve(txn, bucket, key + "/") is not None:
         raise already_there(bucket, key)
+    check_condition(txn, condition, None, bucket, key)
     place = find_place(txn, bucket.node, path)
     if bucket.versioning:
         make_room(txn, bucket, path, None)

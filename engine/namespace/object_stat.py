@@ -1,4 +1,4 @@
-"""ETags of nodes, conditions on them, and conversions between node records and messages.
+"""ETags of nodes, and conversions between node records and messages.
 
 Attributes from a client are checked here, once, before they become a record.  No table is read or written.
 """
@@ -14,12 +14,11 @@ import msgspec
 from engine.format.columns import ObjectColumns
 from engine.format.layouts import NO_ATTRIBUTES, NODE_HEAD, Attributes, EtagKind, Node, NodeKind
 from engine.namespace.keys import subject_of
-from engine.namespace.tree import Resolved
-from lakefs.errors import AlreadyExists, InvalidArgument, KeyNotFound, PreconditionFailed, RequestTooLarge
+from lakefs.errors import AlreadyExists, InvalidArgument, KeyNotFound, RequestTooLarge
 from lakefs.ids import EMPTY_BLOB, BlobId, ChunkKind, NodeId, kind_of
 from lakefs.limits import ATTRIBUTES_BYTES_MAX, BLOB_BYTES_MAX, SYMLINK_TARGET_BYTES_MAX
 from lakefs.names import shown
-from lakefs.wire.messages import Condition, ListEntry, ObjectAttributes, ObjectStat, SetAttributes
+from lakefs.wire.messages import ListEntry, ObjectAttributes, ObjectStat, SetAttributes
 
 EMPTY_ETAG: Final = "d41d8cd98f00b204e9800998ecf8427e"
 """MD5 of no bytes."""
@@ -67,6 +66,20 @@ def with_attributes(node: Node, attributes: ObjectAttributes, now_ns: int) -> No
         atime_ns=attributes.atime_ns,
     )
     return msgspec.structs.replace(owned, attributes=stored)
+
+
+def with_attributes_of(node: Node, present: Node) -> Node:
+    """Return the record of new content with what somebody has set on the present one; times are the new one's."""
+    kept = present.attributes
+    stored = msgspec.structs.replace(
+        node.attributes,
+        content_type=kept.content_type,
+        user_metadata=kept.user_metadata,
+        headers=kept.headers,
+        xattrs=kept.xattrs,
+        tags=kept.tags,
+    )
+    return msgspec.structs.replace(node, mode=present.mode, uid=present.uid, gid=present.gid, attributes=stored)
 
 
 def with_owner(node: Node, attributes: ObjectAttributes, now_ns: int) -> Node:
@@ -243,46 +256,6 @@ def derived_etag(blob: BlobId, chunk_count: int) -> str:
     return EMPTY_ETAG if blob == EMPTY_BLOB else f"{blob[1:17].hex()}-{chunk_count}"
 
 
-def check_condition(condition: Condition, present: Resolved | None, bucket: str, key: str) -> None:
-    """Raise PreconditionFailed, naming the object and the failed part, unless every part of `condition` holds.
-
-    Raises KeyNotFound if an ETag is expected of a name that does not exist: a client that retries needs the difference.
-    """
-    if present is None and condition.etags:
-        raise KeyNotFound(
-            f"{shown(bucket + '/' + key)} does not exist, and so has none of the expected ETags; nothing was changed",
-            subject=subject_of(bucket, key),
-        )
-    failed = _failed_part(condition, present)
-    if failed:
-        raise PreconditionFailed(
-            f"{shown(bucket + '/' + key)} was not changed: {failed}; look at it again and retry",
-            subject=subject_of(bucket, key),
-        )
-
-
-def _failed_part(condition: Condition, present: Resolved | None) -> str:
-    """Return the part of the condition that does not hold, in words; empty if all parts hold."""
-    if present is None:
-        return "it does not exist" if condition.node else ""
-    if condition.absent:
-        return "it exists already"
-    if condition.node and condition.node != present.node_id:
-        return "it was replaced meanwhile"
-    if condition.size_bytes not in (None, present.node.size_bytes):
-        return f"its size is {present.node.size_bytes} bytes, not the expected one"
-    if condition.mtime_s not in (None, present.node.mtime_ns // _NS):
-        return "its modification time is not the expected one"
-    if not (condition.etags or condition.not_etags):
-        return ""
-    etag = etag_of(present.node)
-    if condition.etags and etag not in condition.etags and "*" not in condition.etags:
-        return f"its ETag is {etag}, not the expected one"
-    if etag in condition.not_etags or "*" in condition.not_etags:
-        return f"its ETag is {etag}, which was excluded"
-    return ""
-
-
 def to_object_stat(bucket: str, key: str, node_id: NodeId, node: Node, version: str = "") -> ObjectStat:
     """Return the message that describes a name, or its version of that id."""
     attributes = node.attributes
@@ -352,4 +325,5 @@ def to_list_entry(key: str, node_id: NodeId, node: Node) -> ListEntry:
         gid=node.gid,
         ctime_ns=node.ctime_ns,
         atime_ns=node.attributes.atime_ns,
+        checksum_names=list(node.attributes.checksums),
     )

@@ -14,9 +14,9 @@ import msgspec
 from engine.format.layouts import NO_ATTRIBUTES, EtagKind, Table, node_key, pack_name
 from engine.namespace.binding import condition_subject
 from engine.namespace.buckets import BucketRef
+from engine.namespace.conditions import check_condition
 from engine.namespace.keys import check_key, lookup_path
 from engine.namespace.names import folder_key, same_named_object
-from engine.namespace.object_stat import check_condition
 from engine.namespace.refusals import not_empty, not_found, object_instead
 from engine.namespace.tree import (
     NameEvent,
@@ -77,7 +77,7 @@ def _remove_for_good(
     place = find_place(txn, bucket.node, lookup_path(key))
     is_folder = key.endswith("/")
     found = condition_subject(txn, child_at(txn, place), is_folder)
-    check_condition(condition, found, bucket.name, key)
+    check_condition(txn, condition, found, bucket, key)
     if found is None:
         return None
     txn.note(NameEvent("delete", bucket.name, key, found.node_id))
@@ -97,7 +97,7 @@ def _put_marker(
     path = check_key(key)
     place = find_place(txn, bucket.node, path)
     found = resolved_at(txn, place)
-    check_condition(condition, found, bucket.name, key)
+    check_condition(txn, condition, found, bucket, key)
     make_room(txn, bucket, path, found)
     marker = add_marker(txn, bucket, path, now_ns)
     if found is None:
@@ -121,7 +121,7 @@ def remove_folder(
     found = resolved_at(txn, place)
     if found is None:
         raise object_instead(bucket, key) if same_named_object(txn, place) else not_found(bucket, key)
-    check_condition(condition, found, bucket.name, key)
+    check_condition(txn, condition, found, bucket, key)
     if has_children(txn, found.node_id):
         raise not_empty(bucket, key)
     txn.note(NameEvent("delete", bucket.name, key, found.node_id))
@@ -149,7 +149,7 @@ def remove_version(
     _check_given(bucket, key)
     if not bucket.versioning or key.endswith("/"):
         if number:
-            check_condition(condition, None, bucket.name, key)
+            check_condition(txn, condition, None, bucket, key)
             return None
         return _remove_for_good(txn, bucket, key, condition, now_ns, keep_folder)
     path = lookup_path(key)
@@ -157,7 +157,7 @@ def remove_version(
     place = find_place(txn, bucket.node, path)
     present = resolved_at(txn, place)
     if present is not None and is_version(present, number):
-        check_condition(condition, present, bucket.name, key)
+        check_condition(txn, condition, present, bucket, key)
         txn.delete(Table.NODES, node_key(present.node_id))
         txn.delete(Table.NAMES, place.key)
         if not _bind_newest(txn, bucket, key, place, group, now_ns):
@@ -166,10 +166,10 @@ def remove_version(
         return _removed(present, now_ns)
     old = find_old(txn, bucket, key, number)
     if old is None:
-        check_condition(condition, None, bucket.name, key)
+        check_condition(txn, condition, None, bucket, key)
         return None
     found = node_of(txn, old, number)
-    check_condition(condition, None if found.node.is_marker else found, bucket.name, key)
+    check_condition(txn, condition, None if found.node.is_marker else found, bucket, key)
     newest = newest_old(txn, group)
     remove_old(txn, old)
     if present is None and found.node.is_marker and newest == old:

@@ -26,6 +26,7 @@ from engine.format.layouts import (
     pack_name,
     unpack_name,
     unpack_node,
+    with_change_time,
     with_names_changed,
 )
 from engine.namespace.keys import Step, behind, is_folder_step, name_key, range_end, split_key
@@ -185,7 +186,8 @@ def make_parents(txn: Transaction, bucket: str, place: Place, now_ns: int) -> No
 def names_changed(txn: Transaction, place: Place, changed_ns: int, *, is_past: bool = False) -> None:
     """Set the times of the nearest existing folder of a place to `changed_ns`, because its names have changed.
 
-    With `is_past` a folder that has changed since keeps its times.
+    With `is_past` a folder that has changed since keeps its modification time.  Its change time moves all the same, by
+    1 ns, as it does when the clock stands or was set back: each change of its names moves it, and turns its stamp.
 
     Costs one read and one write of a short record, in the transaction that changes the name; many changes of one folder
     become one record when they are applied to the index.
@@ -201,8 +203,11 @@ def _note_names(txn: Transaction, folder: NodeId, changed_ns: int, is_past: bool
     record = txn.get(Table.NODES, key)
     if record is None:
         return False
-    if not is_past or changed_ns > changed_at(record):
+    before_ns = changed_at(record)
+    if changed_ns > before_ns:
         txn.put(Table.NODES, key, with_names_changed(record, changed_ns))
+    else:
+        txn.put(Table.NODES, key, with_change_time(record, before_ns + 1, None if is_past else changed_ns))
     return True
 
 

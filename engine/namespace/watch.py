@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import Final
 
 import trio
 
@@ -20,9 +21,12 @@ from lakefs.ids import Sequence
 from lakefs.limits import WATCH_QUEUE_MAX, WATCHERS_MAX
 from lakefs.wire.messages import WatchEvent
 
+ALL: Final = ""
+"""In place of a bucket: all buckets, those made later too."""
+
 
 class Watch:
-    """The events of one bucket, for one task.  Iterate it; close it, or leave its `with`, when done."""
+    """The events of one bucket, or of all, for one task.  Iterate it; close it, or leave its `with`, when done."""
 
     def __init__(self, watchers: Watchers, bucket: str, queue_max: int, left_out: object | None, user: str) -> None:
         self.bucket = bucket
@@ -84,7 +88,7 @@ class Watchers:
         return len(self._shares)
 
     def subscribe(self, bucket: str, left_out: object | None = None, user: str = OWN) -> Watch:
-        """Watch a bucket from now on, except for changes made by the client `left_out`.
+        """Watch a bucket, or all ("") from now on, except for changes made by the client `left_out`.
 
         Raises EngineBusy if the user, or all users together, have too many watches.  The caller checks that the bucket
         exists; its removal is reported as `delete` of the empty key.
@@ -120,7 +124,7 @@ class Watchers:
                 client = note.client
 
     def _tell(self, sequence: Sequence, note: NameEvent, client: object | None) -> None:
-        buckets = {note.bucket, note.to_bucket} if note.to_bucket else {note.bucket}
+        buckets = {ALL, note.bucket, note.to_bucket} if note.to_bucket else {ALL, note.bucket}
         event: WatchEvent | None = None
         for bucket in buckets & self._by_bucket.keys():
             for watch in self._by_bucket[bucket]:

@@ -16,6 +16,7 @@ import msgspec
 from engine.format.layouts import ChunkRecord
 from engine.metadata.metadata_store import Metadata
 from engine.namespace.tree import ChangedBy
+from engine.requests.folder_changes import FoldersBefore
 from engine.sessions.references import Client
 from engine.tables.views import Transaction, View
 from engine.tiers.shared_index import NO_GRANT
@@ -26,6 +27,8 @@ from lakefs.wire.engine_port import Reply
 from lakefs.wire.grants import MEDIUM_INLINE, MEDIUM_SEGMENT
 
 T = TypeVar("T")
+NamesRequest = m.Commit | m.PutObjects | m.DeleteNames | m.Rename | m.MakeFolder | m.MakeSymlink | m.RemoveFolder
+"""The requests that change names, and tell what became of their folders when asked (`folders`)."""
 _decode_grants: Final = msgspec.msgpack.Decoder(list[m.Grant]).decode
 
 
@@ -69,6 +72,31 @@ class Decisions:
         if durable:
             await self._metadata.wait_durable(sequence)
         return result
+
+    async def change_names(
+        self,
+        client: Client,
+        names: Sequence[tuple[str, str]],
+        decide: Callable[[Transaction], list[m.NameResult]],
+        request: NamesRequest,
+        *,
+        grows: bool = True,
+    ) -> list[m.NameResult]:
+        """Like `change`, of names: a result for each, with what became of its folder if the request asks for it."""
+        before: FoldersBefore | None = None
+
+        def decide_for_client(txn: Transaction) -> list[m.NameResult]:
+            nonlocal before
+            before = FoldersBefore(txn, names) if request.folders else None
+            txn.note(ChangedBy(client))
+            return decide(txn)
+
+        results, sequence = await self._metadata.commit(decide_for_client, durable=request.durable, grows=grows)
+        if before is not None:  # no checkpoint since the decision
+            results = before.with_changes(self._metadata, results)
+        if request.durable:
+            await self._metadata.wait_durable(sequence)
+        return results
 
 
 def failed(error: LakeError) -> m.NameResult:

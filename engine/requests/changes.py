@@ -32,7 +32,9 @@ _MD5_BYTES: Final = 16
 _TIME_LIMIT_NS: Final = 1 << 63
 _COLUMNS: Final = ("mtime_ns", "etag", "checksums")
 """Attributes in which the objects of a run differ."""
-_shared_of_change: Final = attrgetter("bucket", "create_bucket", "keep_node", "named_ns", "condition")
+_shared_of_change: Final = attrgetter(
+    "bucket", "create_bucket", "keep_node", "named_ns", "condition", "keep_attributes"
+)
 _shared_of_attributes: Final = attrgetter(
     *(name for name in ObjectAttributes.__struct_fields__ if name not in _COLUMNS)
 )
@@ -113,7 +115,8 @@ class _Changes:
             raise blob
         node = new_object(blob.blob, blob.size_bytes, blob.chunk_count, change.attributes, self._now_ns)
         bucket = self._buckets.of(change)
-        return Binding(bucket, change.key, node, change.condition, change.keep_node, change.named_ns)
+        keep = bool(change.keep_node) and change.keep_attributes
+        return Binding(bucket, change.key, node, change.condition, change.keep_node, change.named_ns, keep)
 
     def _run(self, at: int, folder: bytes, names: list[bytes]) -> Run | None:
         """Return the run of these names; None if they are to be bound one by one, as all fail or make versions."""

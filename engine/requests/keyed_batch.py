@@ -49,6 +49,7 @@ class KeyedBatch:
         self.number = request.space
         self.keys = keys
         self.depths = request.depths or [0] * len(keys)
+        self._resize = request.resize
         ends = [0, *accumulate(counts)]
         self._parts = [range(begin, end) for begin, end in pairwise(ends)]
         first = {key: index for index, key in reversed(list(enumerate(keys)))}
@@ -106,8 +107,10 @@ class KeyedBatch:
             present = values.find(view, self.number, self.keys[index])
             if present is not None:
                 parts += len(present.chunks)
-                self.outcomes[index] = m.KEYED_PRESENT
-                keyed.counts.differed += present.size_bytes != sum(lengths)
+                is_other = present.size_bytes != sum(lengths)
+                if not (is_other and self._resize):
+                    self.outcomes[index] = m.KEYED_PRESENT
+                keyed.counts.differed += is_other
         self.drop_settled()
         return None
 
@@ -138,7 +141,7 @@ class KeyedBatch:
             if len(own) < len(self.parts(index)):
                 continue
             value = values.new_value(space, self.depths[index], own, self.lengths_of(index))
-            present = values.put(txn, usage, self.number, self.keys[index], value)
+            present = values.put(txn, usage, self.number, self.keys[index], value, resize=self._resize)
             if present is not None:
                 found[index] = present
         usage.save()

@@ -41,7 +41,7 @@ from engine.namespace.object_stat import to_object_stat
 from engine.namespace.removal import remove, remove_folder, remove_version
 from engine.namespace.tree import Resolved
 from engine.namespace.versions import shown_version, version_id
-from engine.requests.answers import Decisions, failed, versions_of
+from engine.requests.answers import Decisions, NamesRequest, failed, versions_of
 from engine.requests.handlers import handles
 from engine.sessions.references import Client
 from engine.store.store import Store
@@ -125,21 +125,31 @@ class NameRequests:
         def decide(txn: Transaction) -> list[m.NameResult]:
             return [_each(partial(remove_one, txn, *name, version, condition)) for name, version, condition in wanted]
 
-        results = await self._decisions.change(client, decide, request.durable, grows=False)
-        return Reply(m.NameResults(results))
+        return await self._changed(client, request, request.names, decide, grows=False)
 
     @handles(m.Rename)
     async def rename(self, client: Client, request: m.Rename) -> Reply:
-        def decide(txn: Transaction) -> Resolved:
+        def decide(txn: Transaction) -> list[m.NameResult]:
             now_ns = self._store.clock.wall_ns()
             source = find_bucket(txn, request.bucket)
             target = self._target(txn, request.to_bucket, request.create_bucket, now_ns)
-            return rename(
-                txn, source, request.key, target, request.to_key, request.replace, now_ns, request.keep_folder
+            renamed = rename(
+                txn,
+                source,
+                request.key,
+                target,
+                request.to_key,
+                request.replace,
+                now_ns,
+                request.keep_folder,
+                request.condition,
+                request.to_condition,
             )
+            return [one_result(request.to_bucket, request.to_key, renamed), m.NameResult()]
 
-        renamed = await self._decisions.change(client, decide, request.durable, grows=False)
-        return one_name(request.to_bucket, request.to_key, renamed)
+        names = [(request.to_bucket, request.to_key), (request.bucket, request.key)]
+        result, old = await self._decisions.change_names(client, names, decide, request, grows=False)
+        return Reply(m.NameResults([msgspec.structs.replace(result, from_folder=old.folder)]))
 
     @handles(m.Copy)
     async def copy(self, client: Client, request: m.Copy) -> Reply:
@@ -164,31 +174,40 @@ class NameRequests:
 
     @handles(m.MakeFolder)
     async def make_folder(self, client: Client, request: m.MakeFolder) -> Reply:
-        def decide(txn: Transaction) -> Resolved:
+        def decide(txn: Transaction) -> list[m.NameResult]:
             now_ns = self._store.clock.wall_ns()
             bucket = self._target(txn, request.bucket, request.create_bucket, now_ns)
-            return make_folder(txn, bucket, request.key, request.exclusive, now_ns, request.attributes)
+            made = make_folder(
+                txn, bucket, request.key, request.exclusive, now_ns, request.attributes, request.condition
+            )
+            return [one_result(request.bucket, request.key, made), m.NameResult()]
 
-        return one_name(request.bucket, request.key, await self._decisions.change(client, decide, request.durable))
+        inside = f"{request.key.removesuffix('/')}/-"  # any name in the folder: it stands for the folder itself
+        names = [(request.bucket, request.key), (request.bucket, inside)]
+        result, own = await self._decisions.change_names(client, names, decide, request)
+        if own.folder is not None:
+            result = msgspec.structs.replace(result, stamps=own.folder.stamps)
+        return Reply(m.NameResults([result]))
 
     @handles(m.RemoveFolder)
     async def remove_folder(self, client: Client, request: m.RemoveFolder) -> Reply:
-        def decide(txn: Transaction) -> Resolved:
+        def decide(txn: Transaction) -> list[m.NameResult]:
             now_ns = self._store.clock.wall_ns()
             bucket = find_bucket(txn, request.bucket)
-            return remove_folder(txn, bucket, request.key, m.NO_CONDITION, now_ns, request.keep_folder)
+            removed = remove_folder(txn, bucket, request.key, request.condition, now_ns, request.keep_folder)
+            return [one_result(request.bucket, request.key, removed)]
 
-        removed = await self._decisions.change(client, decide, request.durable, grows=False)
-        return one_name(request.bucket, request.key, removed)
+        return await self._changed(client, request, [(request.bucket, request.key)], decide, grows=False)
 
     @handles(m.MakeSymlink)
     async def make_symlink(self, client: Client, request: m.MakeSymlink) -> Reply:
-        def decide(txn: Transaction) -> Resolved:
+        def decide(txn: Transaction) -> list[m.NameResult]:
             now_ns = self._store.clock.wall_ns()
             bucket = find_bucket(txn, request.bucket)
-            return make_symlink(txn, bucket, request.key, request.target, request.attributes, now_ns)
+            made = make_symlink(txn, bucket, request.key, request.target, request.attributes, now_ns, request.condition)
+            return [one_result(request.bucket, request.key, made)]
 
-        return one_name(request.bucket, request.key, await self._decisions.change(client, decide, request.durable))
+        return await self._changed(client, request, [(request.bucket, request.key)], decide)
 
     @handles(m.SetAttributes)
     async def set_attributes(self, client: Client, request: m.SetAttributes) -> Reply:
@@ -251,6 +270,17 @@ class NameRequests:
 
     # --- below -------------------------------------------------------------------------------------
 
+    async def _changed(
+        self,
+        client: Client,
+        request: NamesRequest,
+        names: Sequence[tuple[str, str]],
+        decide: Callable[[Transaction], list[m.NameResult]],
+        *,
+        grows: bool = True,
+    ) -> Reply:
+        return Reply(m.NameResults(await self._decisions.change_names(client, names, decide, request, grows=grows)))
+
     @staticmethod
     def _target(txn: Transaction, name: str, create: bool, now_ns: int) -> BucketRef:
         return ensure_bucket(txn, name, now_ns) if create else find_bucket(txn, name)
@@ -284,10 +314,15 @@ def _stat_of(bucket: BucketRef, key: str, found: Resolved) -> m.ObjectStat:
     return to_object_stat(bucket.name, key, found.node_id, found.node, version_id(bucket, found.node))
 
 
+def one_result(bucket: str, key: str, found: Resolved) -> m.NameResult:
+    """Return the result about one name."""
+    version = shown_version(found.node) if found.node.attributes.version else ""
+    return m.NameResult(to_object_stat(bucket, key, found.node_id, found.node, version))
+
+
 def one_name(bucket: str, key: str, found: Resolved) -> Reply:
     """Return the reply about one name."""
-    version = shown_version(found.node) if found.node.attributes.version else ""
-    return Reply(m.NameResults([m.NameResult(to_object_stat(bucket, key, found.node_id, found.node, version))]))
+    return Reply(m.NameResults([one_result(bucket, key, found)]))
 
 
 def _buckets(found: Sequence[BucketRef]) -> Reply:

@@ -28,9 +28,10 @@ from engine.chunks.payload import Fill, Hashed, Payload, ReceivedBody, check_len
 from engine.host.client_files import check_source, filler
 from engine.memory.lent_memory import LentMemory, read_into
 from engine.namespace.tree import ChangedBy
-from engine.requests.answers import stored
+from engine.requests.answers import Decisions, stored
 from engine.requests.changes import bind_changes
 from engine.requests.fabric_puts import check_slots, read_slots
+from engine.requests.folder_changes import FoldersBefore
 from engine.requests.handlers import handles
 from engine.requests.stamped import with_stamps
 from engine.sessions.references import Client
@@ -54,6 +55,7 @@ class Puts:
         self._chunks = store.chunks
         self._metadata = store.metadata
         self._held = HeldBlobs(store.chunks, store.manifests)
+        self._decisions = Decisions(store.metadata)
         self._bound = BoundPayloads(store.metadata, store.chunks, store.references)
 
     async def receive(self, request: m.StoreChunks | m.PutObjects) -> ReceivedBody:
@@ -201,11 +203,10 @@ class Puts:
         def decide(txn: Transaction) -> list[m.NameResult]:
             if not self._references.is_open(session):
                 raise SessionLost("the put session ended before its commit; offer the chunks again")
-            return self._bind(txn, client, request.changes, blobs)
+            return self._bind(txn, request.changes, blobs)
 
-        results, sequence = await self._metadata.commit(decide, durable=request.durable, grows=True)
-        if request.durable:
-            await self._metadata.wait_durable(sequence)
+        names = [(change.bucket, change.key) for change in request.changes]
+        results = await self._decisions.change_names(client, names, decide, request)
         if request.end_session and all(result.failure is None for result in results):
             self._references.end_session(session.identifier)
         return Reply(m.NameResults(results))
@@ -214,7 +215,9 @@ class Puts:
     async def put_objects(self, client: Client, request: m.PutObjects, body: Body) -> Reply:
         assert isinstance(body, ReceivedBody)
         payloads, changes = body.payloads, request.changes
-        return await self._put_payloads(client, payloads, changes, durable=request.durable, stamps=request.stamps)
+        return await self._put_payloads(
+            client, payloads, changes, durable=request.durable, stamps=request.stamps, folders=request.folders
+        )
 
     @handles(m.PutSlots)
     async def put_slots(self, client: Client, request: m.PutSlots) -> Reply:
@@ -229,6 +232,7 @@ class Puts:
         *,
         durable: bool,
         stamps: bool = False,
+        folders: bool = False,
         slots: bool = False,
     ) -> Reply:
         """Store payloads and bind a name to each, in one group; replies to PutObjects and to PutSlots.
@@ -238,13 +242,22 @@ class Puts:
         if len(changes) != len(payloads):
             raise InvalidArgument(f"{len(changes)} names for {len(payloads)} payloads")
 
+        before: FoldersBefore | None = None
+
         def bind(txn: Transaction, hashed: Sequence[Hashed]) -> list[m.NameResult]:
+            nonlocal before
             if slots:
                 client.check_its_memory()
             blobs = [HeldBlob(BlobId(item.chunk), item.payload.length, 1) for item in hashed]
-            return self._bind(txn, client, changes, blobs)
+            before = FoldersBefore(txn, [(change.bucket, change.key) for change in changes]) if folders else None
+            txn.note(ChangedBy(client))
+            return self._bind(txn, changes, blobs)
 
-        bound = self._with_stamps if stamps else list  # in the step of the decision: these are its own stamps
+        def bound(results: list[m.NameResult]) -> list[m.NameResult]:
+            # In the step of the decision: stamps and times are its own.
+            results = self._with_stamps(results) if stamps else results
+            return results if before is None else before.with_changes(self._metadata, results)
+
         return Reply(m.NameResults(await self._bound.store(payloads, bind, durable=durable, bound=bound)))
 
     def _with_stamps(self, results: list[m.NameResult]) -> list[m.NameResult]:
@@ -253,10 +266,9 @@ class Puts:
             return with_stamps(view, results) if isinstance(view, RecordedView) else results
 
     def _bind(
-        self, txn: Transaction, client: Client, changes: Sequence[m.NameChange], blobs: Sequence[HeldBlob | LakeError]
+        self, txn: Transaction, changes: Sequence[m.NameChange], blobs: Sequence[HeldBlob | LakeError]
     ) -> list[m.NameResult]:
-        """Bind the changes that can be bound, for a client; every change has a result."""
-        txn.note(ChangedBy(client))
+        """Bind the changes that can be bound; every change has a result."""
         return bind_changes(txn, changes, blobs, self._store.clock.wall_ns())
 
 

@@ -127,10 +127,11 @@ class Service:
             close_later(descriptors)
 
     def watch(self, client: ServedClient, request: m.Watch) -> Watch:
-        """Subscribe to the events of a bucket.  BucketNotFound, EngineBusy."""
+        """Subscribe to the events of a bucket, or of all ("").  BucketNotFound, EngineBusy."""
         assert isinstance(client, Client)
-        with self._store.metadata.view() as view:
-            find_bucket(view, request.bucket)
+        if request.bucket:
+            with self._store.metadata.view() as view:
+                find_bucket(view, request.bucket)
         left_out = client if request.others_only else None
         return self._store.watchers.subscribe(request.bucket, left_out, client.user)
 

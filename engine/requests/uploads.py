@@ -21,6 +21,7 @@ from engine.requests.names import one_name
 from engine.sessions.references import Client, Session
 from engine.store.store import Store
 from engine.tables.views import Transaction, View
+from engine.uploads.keys import new_upload_id
 from engine.uploads.lifecycle import (
     UploadRef,
     abort_upload,
@@ -38,7 +39,7 @@ from engine.uploads.lifecycle import (
 from engine.uploads.listing import list_uploads
 from engine.uploads.object_parts import find_parts
 from lakefs.errors import ChunkNotFound, InvalidArgument, SessionLost
-from lakefs.ids import EMPTY_CHUNK, ChunkId, ChunkKind, SessionId, kind_of, new_id16
+from lakefs.ids import EMPTY_CHUNK, ChunkId, ChunkKind, SessionId, kind_of
 from lakefs.limits import LIST_PAGE_MAX, PART_CHUNKS_MAX, PART_NUMBER_MAX
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
@@ -59,11 +60,10 @@ class UploadRequests:
     @handles(m.UploadCreate)
     async def create(self, client: Client, request: m.UploadCreate) -> Reply:
         await self._store.begin_to_use(ReadOnlyFeature.UPLOADS)
-        upload = new_id16()
 
         def decide(txn: Transaction) -> m.UploadStat:
-            ref = UploadRef(find_bucket(txn, request.bucket), request.key, upload)
             now_ns = self._store.clock.wall_ns()
+            ref = UploadRef(find_bucket(txn, request.bucket), request.key, new_upload_id(now_ns))
             return create_upload(txn, ref, request.attributes, request.details, now_ns)
 
         return Reply(await self._decisions.change(client, decide))

@@ -50,7 +50,7 @@ from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, COMPACT_SHARE, INFLIGHT_PER
 from lakefs.ports import Clock, Disk, Offload
 from lakefs.version import VERSION
 from lakefs.wire.frames import PROTOCOL_VERSION
-from lakefs.wire.messages import FEATURE_FABRIC, FEATURE_STAMPS, HelloReply
+from lakefs.wire.messages import FEATURE_FABRIC, FEATURE_PLACES, FEATURE_STAMPS, FEATURE_WATCH_ALL, HelloReply
 
 
 @dataclass
@@ -117,7 +117,9 @@ class Store:
             engine_id=self.superblock.engine_id,
             boot_id=self.superblock.boot_id,
             features=(FEATURE_STAMPS if self.metadata.stamps is not None else 0)
-            | (FEATURE_FABRIC if self.fabric.is_on else 0),
+            | (FEATURE_FABRIC if self.fabric.is_on else 0)
+            | FEATURE_PLACES
+            | FEATURE_WATCH_ALL,
             domains=list(self.superblock.domains),
             inflight_max=INFLIGHT_PER_CONNECTION,
             body_bytes_max=BODY_BYTES_MAX,

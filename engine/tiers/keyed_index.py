@@ -64,7 +64,6 @@ from lakefs.shared_index.table_format import Found, entries_max, table_bytes
 
 KEYED_WATCHED: Final = frozenset((Table.KEYED,))
 _DATA: Final = bytes([ChunkKind.DATA])
-_SOMEWHERE: Final[Found] = (UNPLACED, 0, 0, 0, 0)
 _ASK: Final[Found] = (DOUBTFUL, 0, 0, 0, 0)
 
 
@@ -119,7 +118,8 @@ class KeyedIndex(OwnedTable):
     def _enter(self, key: bytes, value: bytes, place: Found | None) -> None:
         """Put the entry of a value, by key and value of its record; `place`: of its only chunk, if it is known."""
         self._note_expiry(key, value)
-        if not self.put_entry(id_of_record(key), _SOMEWHERE if place is None or place[0] != PLACED else place):
+        entry = place if place is not None and place[0] == PLACED else _somewhere(value)
+        if not self.put_entry(id_of_record(key), entry):
             self._lacks_a_key(space_and_key(key)[0])
 
     def _note_expiry(self, key: bytes, value: bytes) -> None:
@@ -210,7 +210,7 @@ class KeyedIndex(OwnedTable):
         for (key, chunks), entry in zip(asked, entries, strict=True):
             place = next(places) if len(chunks) == 1 else None
             if chunks:
-                is_right = entry is None or entry == (place or _SOMEWHERE)
+                is_right = entry is None or (entry == place if place else entry[0] == UNPLACED)
             else:
                 is_right = entry is None or entry == _ASK
             if not is_right:
@@ -221,7 +221,7 @@ class KeyedIndex(OwnedTable):
             record = view.get(Table.KEYED, key)
             if record is None:  # its removal is on its way
                 return
-            place = _ASK if self.is_absent(record) else self._place_of(view, record) or _SOMEWHERE
+            place = _ASK if self.is_absent(record) else self._place_of(view, record) or _somewhere(record)
             if view.sequence > self.metadata.durable_sequence:
                 return
         self._note_expiry(key, record)
@@ -246,6 +246,12 @@ class KeyedIndex(OwnedTable):
         """Release the table, with a header that sends its readers to the engine.  No look-up may follow."""
         self.metadata.off_durable_records(self.records_durable)
         self.end_table()
+
+
+def _somewhere(value: bytes) -> Found:
+    """Return the entry of a value without a place of its own, from its record: it has the value's length."""
+    parts = KEYED_PART.struct.iter_unpack(value[KEYED_HEAD.size :])
+    return UNPLACED, 0, 0, sum(length for _, length in parts), 0
 
 
 def _only_chunk(value: bytes) -> ChunkId | None:

@@ -4,6 +4,8 @@
     part     2, upload id (16), number (2, big-endian)
     kept     3, upload id (16), page (2, big-endian): the part list that a completed upload leaves
 
+An upload's id begins with the time when the upload began, so those to one key are in that order; the rest is random.
+
 Keys of objects hold no NUL, so an upload to `a` is before all to keys that begin with `a`.  An upload whose key was cut
 is behind the uploads to the 480 bytes themselves.  Uploads whose keys were cut at the same bytes are adjacent, in the
 order of their ids; a listing sorts those.
@@ -14,7 +16,7 @@ from __future__ import annotations
 from typing import Final
 
 from engine.format.layouts import node_key
-from lakefs.ids import NodeId
+from lakefs.ids import NodeId, new_id16
 
 UPLOAD_ID_BYTES: Final = 16
 KEY_BYTES_KEPT: Final = 480
@@ -24,6 +26,7 @@ PARTS_BEGIN: Final = b"\x02"
 PARTS_END: Final = b"\x03"
 OBJECT_PARTS_BEGIN: Final = b"\x03"
 OBJECT_PARTS_END: Final = b"\x04"
+_TIME_BYTES: Final = 8
 _WHOLE: Final = b"\x00"
 _CUT: Final = b"\x01"
 BEHIND_WHOLE: Final = _CUT
@@ -31,6 +34,11 @@ BEHIND_WHOLE: Final = _CUT
 assert 1 + 8 + KEY_BYTES_KEPT + 1 + UPLOAD_ID_BYTES <= 511, "LMDB refuses longer keys"
 _BUCKET_END: Final = 9
 _PART_PREFIX_BYTES: Final = 1 + UPLOAD_ID_BYTES
+
+
+def new_upload_id(now_ns: int) -> bytes:
+    """Return an id for an upload that begins now: nanoseconds since 1970 (8 bytes, big-endian), and 8 random bytes."""
+    return now_ns.to_bytes(_TIME_BYTES, "big") + new_id16()[_TIME_BYTES:]
 
 
 def bucket_prefix(bucket: NodeId) -> bytes:

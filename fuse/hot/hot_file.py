@@ -103,6 +103,11 @@ class HotFile:
         """True if its content may not be the blob's: it belongs to one open inode, and to none after that."""
         return self.is_written or self.may_be_mapped or self.is_let_go
 
+    @property
+    def is_followed(self) -> bool:
+        """True if its content is what the mount put there: something may be put behind it."""
+        return not (self.may_be_mapped or self.is_let_go or self.is_damaged)
+
     def is_in_use(self) -> bool:
         """Return True if a handle passes through to it, or a mapping is left."""
         return self.handles > 0 or self._asked(is_used)
@@ -140,6 +145,15 @@ class HotFile:
             self._sums[number] = crc32c(granule)
         self.is_written = True
         _write_all(self._descriptor_to_write(), view, offset)
+
+    def append(self, data: Buffer) -> bool:
+        """Write at the end what the store has there; False, changing nothing, if memory is full or damaged."""
+        try:
+            if data:
+                self.write(self.size, data, lambda offset, part: None)
+        except OSError:
+            return False
+        return True
 
     def truncate(self, size: int, stage: Take, set_size: Callable[[int], object]) -> None:
         """Change the length by `set_size`, and here.  What a mapping wrote in the last granule is staged first."""

@@ -105,7 +105,7 @@ class MountOptions:
 
 
 @asynccontextmanager
-async def mounted(operations: pyfuse3.Operations, options: MountOptions) -> AsyncIterator[None]:
+async def mounted(operations: pyfuse3.Operations, options: MountOptions) -> AsyncIterator[MountEntry]:
     """Mount, serve `operations` while the block runs, unmount.  The kernel has its first answer when the block starts.
 
     The block is cancelled when the mount is removed from outside: no request arrives any more.  Unmounting is shielded
@@ -131,7 +131,7 @@ async def mounted(operations: pyfuse3.Operations, options: MountOptions) -> Asyn
                     nursery.start_soon(loop.end_block_at, options.stop)
                     nursery.start_soon(loop.give_place_up, watch, entry, options.left)
                     with loop.block:
-                        yield
+                        yield entry
                 finally:
                     loop.watching.cancel()
                     with trio.CancelScope(shield=True):

@@ -79,6 +79,15 @@ def entries_of(table: Path, device: str) -> list[MountEntry]:
     return [entry for entry in found if device in ("", entry.device)]
 
 
+def devices_of_mounts(process: int) -> dict[int, str]:
+    """Return the device of each mount that a process sees, by the mount's id in `/proc`; empty if it has ended."""
+    try:
+        lines = Path(f"/proc/{process}/mountinfo").read_bytes().splitlines()
+    except OSError:
+        return {}
+    return {int(line.partition(b" ")[0]): _parsed(line).device for line in lines}
+
+
 def _parsed(line: bytes) -> MountEntry:
     # proc(5): id parent major:minor root mount-point options optional... - type source super-options
     before, _, after = line.partition(b" - ")

@@ -1,29 +1,35 @@
 """Changes of names and attributes: sent to the store; the table changes in the same step as the answer.
 
+Each change carries what it was decided upon: the node of the folder, and the node that it replaces, or that there was
+none (`fuse.state.kept`).  When the store refuses it because that has changed, it is looked at again, a few times.  An
+older engine does not check that, so it is looked at before each change.
+
 A change is answered when it is visible to all; it is durable within a second, or with the next fsync (on a mount with
-the option `sync`, when it is answered).  A removal in a bucket, a rename or a change of mode, owner or times is sent
-once more if the engine was lost before it answered.  A folder that loses its last name stays.  Times are the store's,
-so that they are the same after a remount and elsewhere.  Times of a file that is not stored yet are this mount's, and
-the store takes them over.
+the option `sync`, when it is answered).  A change is sent once more if the engine was lost before it answered, and may
+then meet its own success.  A folder that loses its last name stays.  Times are the store's, so that they are the same
+after a remount and elsewhere.  Times of a file that is not stored yet are this mount's, and the store takes them over.
 """
 
 from __future__ import annotations
 
 import errno
 import stat as modes
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from typing import Final
 
 import msgspec
 import trio
 from pyfuse3 import RENAME_NOREPLACE, FUSEError, RequestContext
 
 from fuse.names.lookups import Lookups
-from fuse.state.inodes import EXPIRED, FOLDER, OBJECT, Attributes, Inode
-from fuse.state.mount import Mount, now_ns
-from lakefs.errors import KeyNotFound, LakeError, PreconditionFailed
+from fuse.state.inodes import FOLDER, OBJECT, SYMLINK, Attributes, Inode
+from fuse.state.kept import Changed, Kept, note_change
+from fuse.state.mount import Change, Mount, now_ns
+from lakefs.errors import AlreadyExists, KeyNotFound, LakeError, PreconditionFailed
 from lakefs.names import Name
 from lakefs.wire.messages import (
+    NO_CONDITION,
     BucketCreate,
     BucketRemove,
     Buckets,
@@ -41,6 +47,9 @@ from lakefs.wire.messages import (
     SetAttributes,
 )
 
+ATTEMPTS_MAX: Final = 16
+"""Most attempts at one change while others keep changing what it was decided upon; then EAGAIN."""
+
 
 class Changes:
     """Changes names and attributes in the store, and the table with them."""
@@ -53,87 +62,178 @@ class Changes:
     # --- folders -------------------------------------------------------------------------------------
 
     async def make_folder(self, parent: Inode, name: str, mode: int, ctx: RequestContext) -> Inode:
-        """Make a folder, which stays when it is empty; in the list of buckets, make a bucket.  EEXIST."""
+        """Make a folder, which stays when it is empty; in the list of buckets, make a bucket.  EEXIST, ENOENT."""
         if self._table.holds_buckets(parent):
-            await self._mount.ask(BucketCreate(name), Buckets)
-            (found,) = await self._mount.stat([Name(name, "")])
-            if isinstance(found, LakeError):
-                raise found
-            found = msgspec.structs.replace(found, ctime_ns=now_ns())
-        else:
-            _check_free(parent, name)
-            bucket, key = self._lookups.key(parent, name, folder=True)
-            request = MakeFolder(
-                bucket, key, exclusive=True, attributes=_new_attributes(parent, mode, ctx, FOLDER), durable=False
+            return await self._make_bucket(parent, name)
+        _check_free(parent, name)
+        bucket, key = self._lookups.key(parent, name, folder=True)
+        attributes = _new_attributes(parent, mode, ctx, FOLDER)
+
+        def request() -> MakeFolder:
+            upon = Condition(folder=folder_of(parent))
+            return MakeFolder(
+                bucket, key, exclusive=True, attributes=attributes, durable=False, condition=upon, folders=True
             )
-            found = await self._mount.change(request)
-        made = self._made(parent, name, found)
-        made.is_complete = not made.children
-        made.listed_at = trio.current_time() if made.is_complete else EXPIRED
+
+        changed = await self._make(parent, name, request, attributes, FOLDER)
+        made = self._made(parent, name, changed)
+        if changed.stamps and not made.children:
+            made.names_ns = made.stored_ns
+            made.kept = Kept(changed.stamps, changed.epoch)
         return made
+
+    async def _make_bucket(self, parent: Inode, name: str) -> Inode:
+        await self._mount.ask(BucketCreate(name), Buckets)
+        (found,) = await self._mount.stat([Name(name, "")])
+        if isinstance(found, LakeError):
+            raise found
+        found = msgspec.structs.replace(found, ctime_ns=now_ns())
+        return self._made(parent, name, Changed(found, found.ctime_ns))
 
     async def remove_folder(self, parent: Inode, name: str) -> None:
         """Remove an empty folder, or bucket.  ENOTDIR, ENOTEMPTY, ENOENT."""
-        present = parent.children.get(name)
-        if present is not None:
-            _check_empty(present)
-        with _busy([present]):
-            if self._table.holds_buckets(parent):
-                await self._mount.ask(BucketRemove(name), Done)
-                changed_ns = now_ns()
-            else:
-                bucket, key = self._lookups.key(parent, name, folder=True)
-                request = RemoveFolder(bucket, key, keep_folder=True, durable=False)
-                changed_ns = await self._mount.change_again(request, _is_gone)
-            self._removed(parent, name, changed_ns)
+
+        async def attempt(present: Inode | None) -> None:
+            if present is not None:
+                _check_empty(present)
+            with _busy([present]):
+                if self._table.holds_buckets(parent):
+                    await self._mount.ask(BucketRemove(name), Done)
+                    changed = Changed(None, now_ns())
+                else:
+                    bucket, key = self._lookups.key(parent, name, folder=True)
+                    upon = Condition(folder=folder_of(parent), node=node_of(present))
+                    request = RemoveFolder(bucket, key, keep_folder=True, durable=False, condition=upon, folders=True)
+                    changed = await self._mount.change_again(request, self._is_done(parent, name, present, FOLDER))
+                self._removed(parent, name, changed)
+
+        await self._upon_what_is_there(parent, name, attempt)
 
     # --- names ---------------------------------------------------------------------------------------
 
-    async def make_file(self, parent: Inode, name: str, mode: int, ctx: RequestContext, *, exclusive: bool) -> Inode:
-        """Make an empty file: with `exclusive` its name is made at once (EEXIST), else by its first commit."""
+    def begin_file(self, parent: Inode, name: str, mode: int, ctx: RequestContext) -> Inode:
+        """Add an empty file whose name is made by its first commit; the caller has seen just now that it is absent."""
         if self._table.holds_buckets(parent):
             raise FUSEError(errno.EPERM)
+        self._lookups.key(parent, name)
+        attributes = _new_attributes(parent, mode, ctx)
+        now = attributes.mtime_ns
+        shown = Attributes(OBJECT, 0, attributes.mode, attributes.uid, attributes.gid, now, now)
+        inode = self._table.create(parent, name, shown)
+        inode.named_ns = now
+        self._mount.touch(inode)
+        self._shown_changed(parent, now)
+        return inode
+
+    async def make_file(self, parent: Inode, name: str, mode: int, ctx: RequestContext) -> Inode:
+        """Make an empty file with its name at once.  EEXIST, ENOENT."""
+        if self._table.holds_buckets(parent):
+            raise FUSEError(errno.EPERM)
+        _check_free(parent, name)
         bucket, key = self._lookups.key(parent, name)
         attributes = _new_attributes(parent, mode, ctx)
-        if not exclusive:
-            now = attributes.mtime_ns
-            shown = Attributes(OBJECT, 0, attributes.mode, attributes.uid, attributes.gid, now, now)
-            inode = self._table.create(parent, name, shown)
-            inode.named_ns = now
-            self._mount.touch(inode)
-            self._changed_below(parent, now)
-            return inode
-        _check_free(parent, name)
-        change = NameChange(bucket, key, b"", attributes, Condition(absent=True))
-        try:
-            found = await self._mount.change(PutObjects([0], [change], durable=False))
-        except PreconditionFailed:
-            raise FUSEError(errno.EEXIST) from None
-        return self._made(parent, name, found)
+
+        def request() -> PutObjects:
+            upon = Condition(absent=True, alone=True, folder=folder_of(parent))
+            return PutObjects([0], [NameChange(bucket, key, b"", attributes, upon)], durable=False, folders=True)
+
+        return self._made(parent, name, await self._make(parent, name, request, attributes, OBJECT))
 
     async def make_symlink(self, parent: Inode, name: str, target: bytes, ctx: RequestContext) -> Inode:
-        """Make a symlink.  EEXIST."""
+        """Make a symlink.  EEXIST, ENOENT."""
         if self._table.holds_buckets(parent):
             raise FUSEError(errno.EPERM)
         _check_free(parent, name)
         bucket, key = self._lookups.key(parent, name)
-        request = MakeSymlink(bucket, key, target, _new_attributes(parent, 0o777, ctx), durable=False)
-        return self._made(parent, name, await self._mount.change(request))
+        attributes = _new_attributes(parent, 0o777, ctx)
+
+        def request() -> MakeSymlink:
+            upon = Condition(folder=folder_of(parent))
+            return MakeSymlink(bucket, key, target, attributes, durable=False, condition=upon, folders=True)
+
+        return self._made(parent, name, await self._make(parent, name, request, attributes, SYMLINK))
+
+    async def _make(
+        self, parent: Inode, name: str, request: Callable[[], Change], attributes: ObjectAttributes, kind: int
+    ) -> Changed:
+        """Send a request that makes a name.  EEXIST if another client has made it; then this mount knows it."""
+        at = self._table.child_name(parent, name, folder=kind == FOLDER)
+
+        async def own(error: LakeError) -> bool | ObjectStat:
+            (found,) = await self._mount.stat([at])
+            return found if isinstance(found, ObjectStat) and _is_own(found, attributes, kind) else False
+
+        for _ in range(ATTEMPTS_MAX):
+            if not self._mount.checks_places and (await self._lookups.look(parent, name, confirm=True))[0] is not None:
+                raise FUSEError(errno.EEXIST)
+            try:
+                return await self._mount.change_again(request(), own)
+            except (AlreadyExists, PreconditionFailed, KeyNotFound):
+                if await self._seen_anew(parent, name) is not None:
+                    raise FUSEError(errno.EEXIST) from None
+        raise FUSEError(errno.EAGAIN)
 
     async def unlink(self, parent: Inode, name: str) -> None:
         """Remove a file or symlink; open handles keep its content.  EISDIR, ENOENT."""
+
+        async def attempt(present: Inode | None) -> None:
+            if self._table.holds_buckets(parent) or (present is not None and present.is_folder):
+                raise FUSEError(errno.EISDIR)
+            upon = Condition(folder=folder_of(parent), node=node_of(present))
+            names = [self._lookups.key(parent, name)]
+            request = DeleteNames(names, keep_folder=True, durable=False, conditions=[upon], folders=True)
+            async with _at_rest([present]):
+                try:
+                    changed = await self._mount.change_again(request, self._is_done(parent, name, present, OBJECT))
+                except KeyNotFound:
+                    if present is None or not present.is_pending:
+                        raise
+                    changed = Changed(None, now_ns())
+                self._removed(parent, name, changed)
+
+        await self._upon_what_is_there(parent, name, attempt)
+
+    def _is_done(
+        self, parent: Inode, name: str, removed: Inode | None, kind: int
+    ) -> Callable[[LakeError], Awaitable[bool]]:
+        """Return the question if a removal whose answer was lost was done: the name has that node no more."""
+
+        async def is_done(error: LakeError) -> bool:
+            if not isinstance(error, (KeyNotFound, PreconditionFailed)):
+                return False
+            if parent is not self._table.root:
+                await self._lookups.confirm_folder(parent)
+            (found,) = await self._mount.stat([self._table.child_name(parent, name, folder=kind == FOLDER)])
+            return isinstance(found, KeyNotFound) or (isinstance(found, ObjectStat) and found.node != node_of(removed))
+
+        return is_done
+
+    async def _upon_what_is_there(
+        self, parent: Inode, name: str, attempt: Callable[[Inode | None], Awaitable[None]]
+    ) -> None:
+        """Make a change of what a name has; look at it again when it has something else by now.  ENOENT."""
         present = parent.children.get(name)
-        if self._table.holds_buckets(parent) or (present is not None and present.is_folder):
-            raise FUSEError(errno.EISDIR)
-        request = DeleteNames([self._lookups.key(parent, name)], keep_folder=True, durable=False)
-        async with _at_rest([present]):
+        if not self._mount.checks_places:
+            present = await self._lookups.require(parent, name, confirm=True)
+        for _ in range(ATTEMPTS_MAX):
             try:
-                changed_ns = await self._mount.change_again(request, _is_gone)
-            except KeyNotFound:
-                if present is None or not present.is_pending:
-                    raise
-                changed_ns = now_ns()
-            self._removed(parent, name, changed_ns)
+                await attempt(present)
+            except (PreconditionFailed, KeyNotFound):
+                present = await self._seen_anew(parent, name)
+                if present is None:
+                    raise FUSEError(errno.ENOENT) from None
+            else:
+                return
+        raise FUSEError(errno.EAGAIN)
+
+    async def _seen_anew(self, parent: Inode, name: str) -> Inode | None:
+        """Return the inode of a name as the store has it now, whatever was known.  ENOENT, ESTALE: as `look`."""
+        parent.kept = None
+        parent.doubt_names()
+        present = parent.children.get(name)
+        if present is not None:
+            present.kept = None
+        return (await self._lookups.look(parent, name, confirm=True))[0]
 
     async def rename(self, source: Inode, old: str, target: Inode, new: str, flags: int) -> None:
         """Rename a file or folder; a file or an empty folder at the new name is replaced."""
@@ -141,32 +241,67 @@ class Changes:
             raise FUSEError(errno.EINVAL)
         if self._table.holds_buckets(source) or self._table.holds_buckets(target):
             raise FUSEError(errno.EPERM)
-        moved = await self._lookups.require(source, old)
-        replaced, _ = await self._lookups.look(target, new)
-        if replaced is not None and flags & RENAME_NOREPLACE:
-            raise FUSEError(errno.EEXIST)
-        if moved is replaced:
-            return
-        if replaced is not None:
-            _check_kinds(moved, replaced)
+        asks = not self._mount.checks_places
+        no_replace = bool(flags & RENAME_NOREPLACE)
+        moved = await self._lookups.require(source, old, confirm=asks)
+        for _ in range(ATTEMPTS_MAX):
+            replaced, _ = await self._lookups.look(target, new, confirm=asks or no_replace)
+            if replaced is not None and no_replace:
+                raise FUSEError(errno.EEXIST)
+            if moved is replaced:
+                return
+            if replaced is not None:
+                _check_kinds(moved, replaced)
+            try:
+                await self._move(source, old, target, new, moved, replaced)
+            except (PreconditionFailed, KeyNotFound, AlreadyExists):
+                found = await self._seen_anew(source, old)
+                if found is None:
+                    raise FUSEError(errno.ENOENT) from None
+                if found is not moved:
+                    raise FUSEError(errno.ESTALE) from None  # the kernel takes another inode for the moved one
+                await self._seen_anew(target, new)
+            else:
+                return
+        raise FUSEError(errno.EAGAIN)
+
+    async def _move(
+        self, source: Inode, old: str, target: Inode, new: str, moved: Inode, replaced: Inode | None
+    ) -> None:
         bucket, key = self._lookups.key(source, old, folder=moved.is_folder)
         to_bucket, to_key = self._lookups.key(target, new, folder=moved.is_folder)
         async with _at_rest([moved, replaced], stored=moved):
-            request = Rename(bucket, key, to_bucket, to_key, keep_folder=True, durable=False)
+            upon = Condition(folder=folder_of(source), node=moved.node)
+            to_upon = Condition(folder=folder_of(target), absent=replaced is None, node=node_of(replaced), alone=True)
+            request = Rename(
+                bucket,
+                key,
+                to_bucket,
+                to_key,
+                keep_folder=True,
+                durable=False,
+                condition=upon,
+                to_condition=to_upon,
+                folders=True,
+            )
 
             async def is_done(error: LakeError) -> bool:
                 (found,) = await self._mount.stat([Name(to_bucket, to_key)])
                 return isinstance(found, ObjectStat) and found.node == moved.node
 
-            changed_ns = await self._mount.change_again(request, is_done)
+            changed = await self._mount.change_again(request, is_done)
             self._mount.note_visible(source, target, moved)
             self._table.move(moved, target, new)
             self._mount.touch(moved)
-            moved.attributes.ctime_ns = changed_ns
+            moved.kept = None
+            moved.attributes.ctime_ns = changed.changed_ns
             if replaced is not None:
-                replaced.attributes.ctime_ns = changed_ns
-            self._changed_below(source, changed_ns)
-            self._changed_below(target, changed_ns)
+                replaced.attributes.ctime_ns = changed.changed_ns
+            self._shown_changed(source, changed.changed_ns)
+            self._shown_changed(target, changed.changed_ns)
+            note_change(target, changed.folder, changed.epoch)
+            if source is not target:
+                note_change(source, changed.from_folder, changed.epoch)
 
     # --- attributes ----------------------------------------------------------------------------------
 
@@ -177,13 +312,17 @@ class Changes:
             raise FUSEError(errno.EPERM)
         if (inode.parent is not None or is_root) and not inode.is_dirty:  # else the commit stores it
             bucket, key = self._table.name_of(inode)
+            upon = NO_CONDITION if is_root else Condition(node=inode.node)
             try:
                 with _busy([inode]):
-                    request = msgspec.structs.replace(wanted, bucket=bucket, key=key)
-                    changed_ns = await self._mount.change_again(request, _never)
+                    request = msgspec.structs.replace(wanted, bucket=bucket, key=key, condition=upon)
+                    changed_ns = (await self._mount.change_again(request, _never)).changed_ns
                     self._mount.note_visible(inode)
-            except KeyNotFound:
+            except (KeyNotFound, PreconditionFailed):
                 raise self._lookups.gone(inode) from None
+            inode.kept = None
+        else:
+            inode.is_set = True
         shown = inode.attributes
         shown.mode = shown.mode if wanted.mode is None else wanted.mode
         shown.uid = shown.uid if wanted.uid is None else wanted.uid
@@ -198,39 +337,61 @@ class Changes:
 
     async def set_xattr(self, inode: Inode, name: str, value: bytes | None) -> None:
         """Set an extended attribute, or remove it.  KeyNotFound if an attribute to remove does not exist."""
-        if inode.file is not None and inode.file.is_dirty:
+        if self._table.holds_buckets(inode):
+            raise FUSEError(errno.EPERM)
+        if inode.file is not None and inode.is_pending:  # else its record is there; what is written waits for close
             await inode.file.commit(durable=False)
         bucket, key = self._table.name_of(inode)
-        with _busy([inode]):
-            found = await self._mount.change(SetAttributes(bucket, key, xattrs={name: value}, durable=False))
-            self._mount.note_visible(inode)
+        upon = NO_CONDITION if inode is self._table.root else Condition(node=inode.node)
+        request = SetAttributes(bucket, key, condition=upon, xattrs={name: value}, durable=False)
+        try:
+            with _busy([inode]):
+                found = (await self._mount.change(request)).made
+                self._mount.note_visible(inode)
+        except PreconditionFailed:
+            raise self._lookups.gone(inode) from None
         if inode.file is not None:
             inode.file.note(found)
         inode.xattrs = found.xattrs
+        inode.kept = None
         inode.attributes.ctime_ns = found.ctime_ns or now_ns()
         self._mount.touch(inode)
 
     # --- the table -----------------------------------------------------------------------------------
 
-    def _made(self, parent: Inode, name: str, found: ObjectStat) -> Inode:
+    def _made(self, parent: Inode, name: str, changed: Changed) -> Inode:
+        found = changed.made
         inode = self._lookups.adopt(parent, name, found, trio.current_time())
         self._mount.note_visible(parent, inode)
         self._mount.touch(inode)
-        self._changed_below(parent, found.ctime_ns)
+        self._shown_changed(parent, found.ctime_ns)
+        note_change(parent, changed.folder, changed.epoch)
         return inode
 
-    def _removed(self, parent: Inode, name: str, changed_ns: int) -> None:
+    def _removed(self, parent: Inode, name: str, changed: Changed) -> None:
         self._mount.note_visible(parent)
         gone = parent.children.get(name)
         if gone is not None:
-            gone.attributes.ctime_ns = changed_ns
+            gone.attributes.ctime_ns = changed.changed_ns
             self._mount.touch(gone)
             self._table.remove(gone)
-        self._changed_below(parent, changed_ns)
+        self._shown_changed(parent, changed.changed_ns)
+        note_change(parent, changed.folder, changed.epoch)
 
-    def _changed_below(self, folder: Inode, changed_ns: int) -> None:
+    def _shown_changed(self, folder: Inode, changed_ns: int) -> None:
+        """Show a folder's times as those of a change of its names by this mount."""
         folder.changed_below_ns = folder.attributes.mtime_ns = folder.attributes.ctime_ns = changed_ns
         self._mount.touch(folder)
+
+
+def folder_of(folder: Inode) -> int:
+    """Return the node for the condition on a name's folder; 0, none, for the root of a mount."""
+    return 0 if folder.parent is None else folder.node
+
+
+def node_of(present: Inode | None) -> int:
+    """Return the node for the condition on what a name has; 0, none, for nothing, and for what is not stored yet."""
+    return 0 if present is None else present.node
 
 
 @asynccontextmanager
@@ -259,8 +420,14 @@ def _busy(inodes: Sequence[Inode | None]) -> Iterator[None]:
             inode.changed_at = trio.current_time()
 
 
-async def _is_gone(error: LakeError) -> bool:
-    return isinstance(error, KeyNotFound)
+def _is_own(found: ObjectStat, attributes: ObjectAttributes, kind: int) -> bool:
+    """Return True if a record is the one that a request with these attributes made: its time is told to the ns."""
+    return (found.kind, found.mtime_ns, found.uid, found.gid) == (
+        kind,
+        attributes.mtime_ns,
+        attributes.uid,
+        attributes.gid,
+    )
 
 
 async def _never(error: LakeError) -> bool:

@@ -1,7 +1,8 @@
 """Look-ups: asks the store about names and inodes, and updates the table with the answers.
 
-Nothing known and fresh is asked again.  An answer that the store gave before this mount, or another, changed the same
-names does not overwrite newer knowledge: see `InodeTable.adopt` and `Inode.names_changed_at`.
+What stands is not asked again, nor, where nothing will be changed upon it, what is fresh (`fuse.state.kept`).  An
+answer that the store gave before this mount, or another, changed the same names does not overwrite newer knowledge: see
+`InodeTable.adopt` and `Inode.names_changed_at`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import trio
 from pyfuse3 import FUSEError
 
 from fuse.state.inodes import Inode
+from fuse.state.kept import Answer
 from fuse.state.mount import Mount
 from lakefs.errors import BucketNotFound, InvalidName, KeyNotFound, LakeError
 from lakefs.limits import KEY_BYTES_MAX
@@ -45,13 +47,14 @@ class Lookups:
 
     # --- by name -------------------------------------------------------------------------------------
 
-    async def look(self, parent: Inode, name: str) -> tuple[Inode | None, bool]:
-        """Return the inode of a name, or None; and True if the kernel may rely on the answer for a while."""
-        present = parent.children.get(name)
-        if present is not None and (present.is_pending or self._mount.is_fresh(present)):
-            return present, True
-        if present is None and parent.is_complete and self._mount.bucket_of(parent) in self._mount.watched:
-            return None, True
+    async def look(self, parent: Inode, name: str, *, confirm: bool = False) -> tuple[Inode | None, bool]:
+        """Return the inode of a name, or None; and True if the kernel may rely on the answer for a while.
+
+        `confirm`: something will be done upon it, so it is as of now.  ENOENT, ESTALE if the folder itself is gone.
+        """
+        known, found = self._known(parent, name, confirm=confirm)
+        if known:
+            return found, True
         for _ in range(_LOOKUPS_MAX):
             asked_at = trio.current_time()
             found = await self._asked_store(parent, name, asked_at)
@@ -62,36 +65,69 @@ class Lookups:
         found = await self._asked_store(parent, name, trio.current_time())
         return found, False  # names change all the time: the answer may be out of date
 
+    def _known(self, parent: Inode, name: str, *, confirm: bool) -> tuple[bool, Inode | None]:
+        """Return True, and the inode or None, if the store need not be asked for a name."""
+        mount = self._mount
+        present = parent.children.get(name)
+        if present is not None:
+            if mount.stands(present.kept):
+                present.confirmed_at = trio.current_time()
+                return True, present
+            return present.is_pending or (not confirm and mount.is_fresh(present)), present
+        is_absent = mount.names_stand(parent) or mount.absences.stand(parent, name)
+        return is_absent or (not confirm and mount.names_are_fresh(parent)), None
+
     async def _asked_store(self, parent: Inode, name: str, asked_at: float) -> Inode | None:
-        try:
-            found = await self._look_up(parent, name)
-        except (KeyNotFound, BucketNotFound, InvalidName):
-            present = parent.children.get(name)
-            if present is not None and (present.is_pending or present.is_newer_than(asked_at)):
-                return present
-            if present is not None:
-                self._table.detach(present)
-            return None
-        return self.adopt(parent, name, found, asked_at)
-
-    async def _look_up(self, parent: Inode, name: str) -> ObjectStat:
-        """Return the store's record of a name: of the folder, else of the object or symlink.  KeyNotFound."""
         table = self._table
-        if table.holds_buckets(parent):
-            names = [Name(name, "")]
-        else:
+        names = [Name(name, "")]
+        if not table.holds_buckets(parent):
             names = [table.child_name(parent, name, folder=True), table.child_name(parent, name)]
-        refusal: LakeError = KeyNotFound(f"there is no {name!r}", subject=name)
-        for found in await self._mount.stat(names):
-            if isinstance(found, ObjectStat):
-                return found
-            if not isinstance(found, KeyNotFound):
-                refusal = found
-        raise refusal
+        checked = [] if parent is table.root else [table.name_of(parent)]
+        answers = await self._mount.look_up([*checked, *names])
+        for answer in answers[: len(checked)]:
+            self._check_folder(parent, answer, asked_at)
+        for answer in answers[len(checked) :]:
+            if isinstance(answer.found, ObjectStat):
+                await self._mount.follow(answer.found)
+                return self.adopt(parent, name, answer.found, asked_at, answer.kept)
+            if not isinstance(answer.found, (KeyNotFound, BucketNotFound, InvalidName)):
+                raise answer.found
+        present = parent.children.get(name)
+        if present is not None and (present.is_pending or present.is_newer_than(asked_at)):
+            return present
+        if present is not None:
+            table.detach(present)
+        elif not parent.is_newer_than(asked_at):
+            self._mount.absences.note(parent, name, answers)
+        return None
 
-    async def require(self, parent: Inode, name: str) -> Inode:
-        """Return the inode of a name.  ENOENT."""
-        inode, _ = await self.look(parent, name)
+    def _check_folder(self, folder: Inode, answer: Answer, asked_at: float) -> None:
+        """Take the store's record of a folder.  ENOENT, ESTALE if its name has none, or another one, by now."""
+        found = answer.found
+        if isinstance(found, ObjectStat):
+            if found.node != folder.node and not folder.is_newer_than(asked_at):
+                self._table.detach(folder)
+                raise FUSEError(errno.ESTALE)  # the kernel looks the path up anew
+            if folder.parent is not None:
+                self.adopt(folder.parent, folder.name, found, asked_at, answer.kept)
+        elif isinstance(found, (KeyNotFound, BucketNotFound)):
+            if not folder.is_newer_than(asked_at):
+                self._table.detach(folder)
+                raise FUSEError(errno.ENOENT)
+        else:
+            raise found
+
+    async def confirm_folder(self, folder: Inode) -> None:
+        """Ask for a folder's own record.  ENOENT, ESTALE if its name has none, or another one, by now."""
+        if folder is self._table.root:
+            return
+        asked_at = trio.current_time()
+        (answer,) = await self._mount.look_up([self._table.name_of(folder)])
+        self._check_folder(folder, answer, asked_at)
+
+    async def require(self, parent: Inode, name: str, *, confirm: bool) -> Inode:
+        """Return the inode of a name; `confirm` as in `look`.  ENOENT."""
+        inode, _ = await self.look(parent, name, confirm=confirm)
         if inode is None:
             raise FUSEError(errno.ENOENT)
         return inode
@@ -105,32 +141,37 @@ class Lookups:
 
     # --- by inode ------------------------------------------------------------------------------------
 
-    async def refresh(self, inode: Inode) -> None:
-        """Ask for attributes that are not fresh.  An open file keeps them if its name was removed."""
+    async def refresh(self, inode: Inode, *, confirm: bool = False) -> None:
+        """Ask for attributes that are not fresh, or with `confirm` not known to stand.
+
+        What is open, file or folder, keeps them if its name was removed.  ESTALE: nobody has it open.
+        """
         mount, is_root = self._mount, inode is self._table.root
         if (is_root and not self._table.bucket) or (inode.parent is None and not is_root):
             return
-        if inode.is_pending or mount.is_fresh(inode) or inode.is_dirty:
+        if inode.is_pending or inode.is_dirty or (mount.stands(inode.kept) if confirm else mount.is_fresh(inode)):
             return
         asked_at = trio.current_time()
-        (found,) = await mount.stat([self._table.name_of(inode)])
+        ((found, kept),) = await mount.look_up([self._table.name_of(inode)])
         if inode.is_newer_than(asked_at) or (inode.parent is None and not is_root):
             return
         if isinstance(found, (KeyNotFound, BucketNotFound)) and not is_root:
-            refusal = self.gone(inode)
-            if inode.file is None:
-                raise refusal
+            self._table.detach(inode)
         elif isinstance(found, LakeError):
             raise found
         elif inode.parent is None:
             inode.take(mount.owner.shown(found))
-            inode.confirmed_at = asked_at
+            inode.confirmed_at, inode.kept = asked_at, kept
         else:
-            self.adopt(inode.parent, inode.name, found, asked_at)
+            await self._mount.follow(found)
+            if inode.parent is not None:
+                self.adopt(inode.parent, inode.name, found, asked_at, kept)
+        if inode.parent is None and not (is_root or inode.file is not None or inode.readings):
+            raise FUSEError(errno.ESTALE)
 
     async def stat_of(self, inode: Inode) -> ObjectStat:
-        """Return the store's record of the inode's name, after storing written bytes.  ESTALE if the name is gone."""
-        if inode.is_pending or inode.is_dirty:
+        """Return the store's record of the inode's name, which a new file gets now.  ESTALE if the name is gone."""
+        if inode.is_pending:
             if inode.file is None:
                 raise FUSEError(errno.ESTALE)
             await inode.file.commit(durable=False)
@@ -143,7 +184,7 @@ class Lookups:
 
     async def xattrs(self, inode: Inode) -> dict[str, bytes]:
         """Return the extended attributes."""
-        if inode.is_pending:
+        if inode.is_pending or self._table.holds_buckets(inode):
             return {}
         if inode.xattrs is None or not (inode.is_dirty or self._mount.is_fresh(inode)):
             inode.xattrs = (await self.stat_of(inode)).xattrs
@@ -151,13 +192,22 @@ class Lookups:
 
     # --- the table -----------------------------------------------------------------------------------
 
-    def adopt(self, parent: Inode, name: str, found: ObjectStat | ListEntry, asked_at: float) -> Inode:
+    def adopt(
+        self,
+        parent: Inode,
+        name: str,
+        found: ObjectStat | ListEntry,
+        asked_at: float,
+        kept: tuple[bytes, int] | None = None,
+    ) -> Inode:
         """Return the inode for a record of a name that the store sent in answer to a request of `asked_at`."""
         shown = self._mount.owner.shown(found)
         inode = self._table.adopt(parent, name, found.node, shown, asked_at)
         if isinstance(found, ObjectStat) and inode.node == found.node:
             inode.target = found.symlink_target
             inode.xattrs = found.xattrs
+            if inode.confirmed_at == asked_at and not inode.is_dirty:
+                inode.kept = kept
         return inode
 
     def gone(self, inode: Inode) -> FUSEError:

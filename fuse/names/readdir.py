@@ -1,19 +1,21 @@
 """Folder listings for the kernel: names with their attributes, at positions that stay while the folder is open.
 
-The names are the table's if a folder was read whole, the table still has all its names (`Inode.listed_at`), its
-bucket's watch lives, and the kernel might still rely on the names itself.  Else the store is asked, page by page.  A
-page names folders without their attributes, so they are looked up, all of a page in one request.  Files that were
-created here and are not stored yet are listed last.  Names that cannot be in a path (empty components, `.`, `..`), and
-those too long for one, are left out; where object `a` and folder `a/` both exist the folder is shown.
+The names are the table's if a folder was read whole, or made here, and no name in it has changed since: its change time
+is still the one as of which the table has all its names (`Inode.names_ns`).  That stands by the folder's stamps, or is
+asked at each reading.  Else the store is asked for the names, page by page.  A page names folders without their
+attributes, so they are looked up, all of a page in one request.  Files that were created here and are not stored yet
+are listed last.  Names that cannot be in a path (empty components, `.`, `..`), and those too long for one, are left
+out; where object `a` and folder `a/` both exist the folder is shown.
 """
 
 from __future__ import annotations
 
+import errno
 from typing import Final
 
 import pyfuse3
 import trio
-from pyfuse3 import FileNameT, ReaddirToken
+from pyfuse3 import FileNameT, FUSEError, ReaddirToken
 
 from fuse.names.lookups import Lookups
 from fuse.state.attributes import to_entry
@@ -46,11 +48,23 @@ class FolderHandle:
         self._known: set[str] = set()
         self._pages: _Pages | None = None
         """The source of more names; None if they were all in the table."""
+        self._is_confirmed = False
+        """True if the folder was confirmed, and nothing has been read since."""
+
+    async def open(self) -> None:
+        """Confirm that the folder is there.  ESTALE if it was removed, or replaced by another."""
+        folder, root = self.folder, self._mount.table.root
+        if not self._mount.table.holds_buckets(folder):
+            await self._lookups.refresh(folder, confirm=True)
+        if folder.parent is None and folder is not root and not folder.is_removed:
+            raise FUSEError(errno.ESTALE)
+        folder.readings += 1
+        self._is_confirmed = True
 
     async def reply(self, token: ReaddirToken, start: int) -> None:
         """Send the entries behind a position, as many as fit; none at the end.  0 starts again."""
         if start == 0:
-            self._begin()
+            await self._begin()
         if not self._reply_dots(token, start):
             return
         position = max(0, start - _DOTS)
@@ -61,17 +75,27 @@ class FolderHandle:
 
     def close(self) -> None:
         """End the reading: release the held inodes."""
+        self._let_go()
+        self.folder.readings -= 1
+
+    def _let_go(self) -> None:
         for _, inode in self._names:
             self._mount.table.release(inode)
         self._names, self._known = [], set()
 
     # --- names ---------------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        self.close()
+    async def _begin(self) -> None:
+        self._let_go()
         self._pages = None
-        if not self._mount.has_names(self.folder):
-            self._pages = _Pages(self._mount, self.folder)
+        folder, is_confirmed = self.folder, self._is_confirmed
+        self._is_confirmed = False
+        if not is_confirmed and not self._mount.table.holds_buckets(folder):
+            await self._lookups.refresh(folder, confirm=True)
+        if folder.parent is None and folder is not self._mount.table.root:
+            return  # it was removed: there is nothing in it
+        if not folder.names_ns:
+            self._pages = _Pages(self._mount, folder)
             return
         self._names = list(self.folder.children.items())
         for _, inode in self._names:
@@ -101,6 +125,7 @@ class FolderHandle:
             if isinstance(found, Inode):
                 inode = found
             else:
+                await self._mount.follow(found)
                 inode = self._lookups.adopt(folder, name, found, pages.asked_at)
             if inode.parent is folder and inode.name == name:
                 inode.lookups += 1
@@ -110,7 +135,12 @@ class FolderHandle:
     def _note_whole(self, pages: _Pages) -> None:
         """Note that the table has all names of the folder, unless other clients changed some during the reading."""
         folder, table = self.folder, self._mount.table
-        if folder.names_changed_at >= pages.begun_at or self._mount.bucket_of(folder) not in self._mount.watched:
+        if not pages.as_of_ns or pages.as_of_ns != folder.stored_ns or folder.names_changed_at >= pages.begun_at:
+            return
+        if pages.kept is None:  # what changes during the reading is noticed then
+            if not self._mount.is_watched(self._mount.bucket_of(folder)):
+                return
+        elif not self._mount.stands(pages.kept):
             return
         if not table.is_below(folder, table.root) or table.name_of(folder) != pages.name:
             return  # the names read may belong to another folder
@@ -119,7 +149,7 @@ class FolderHandle:
             name in self._known or child.is_pending or child.is_newer_than(pages.begun_at)
             for name, child in children.items()
         ):
-            folder.listed_at = pages.begun_at
+            folder.names_ns = pages.as_of_ns
 
     # --- replies -------------------------------------------------------------------------------------
 
@@ -176,6 +206,11 @@ class _Pages:
         self.name: Name | None = None
         """Name of the folder in the first request; the folder may be renamed later."""
         self.is_last = False
+        holds_buckets = mount.table.holds_buckets(folder)  # each bucket is asked for; no record tells of their names
+        self.as_of_ns = 0 if holds_buckets else folder.stored_ns
+        """The folder's change time before the first page; 0 if it is not known."""
+        self.kept = folder.kept
+        """The answer that has it."""
         self.begun_at = trio.current_time()
         self.asked_at = self.begun_at
 

@@ -1,5 +1,7 @@
-"""Watches: changes made elsewhere.  At most 15 of the buckets that are looked into are watched, and the kernel's caches
-are updated.
+"""Watches: changes made elsewhere are passed on to the kernel's caches, and to its watchers (inotify).
+
+One watch serves all buckets.  Of an engine that has none, at most 15 of the buckets that are looked into are watched.
+No change by this mount rests on what a watch has told, or has not told yet: see `fuse.state.kept`.
 
 An event arrives late: this mount may have changed the same name since.  So the names that an event touches are compared
 with the store, many in one request, and only differences are passed on.  Changes by this mount itself send no events.
@@ -26,12 +28,14 @@ from fuse.state.mount import Mount
 from lakefs.client.trio.reconnecting import ReconnectingEngine
 from lakefs.errors import BucketNotFound, InvalidName, KeyNotFound, LakeError
 from lakefs.limits import WATCHES_PER_CONNECTION_MAX
-from lakefs.wire.messages import ObjectStat, WatchEvent
+from lakefs.wire.messages import FEATURE_WATCH_ALL, ObjectStat, WatchEvent
 
 _log: Final = structlog.get_logger(__name__)
 _BUCKETS_MAX: Final = WATCHES_PER_CONNECTION_MAX - 1
 _WAITING_MAX: Final = 256
+_ALL: Final = ""
 _RETRY_S: Final = 0.2
+_ANOTHER_ENGINE_S: Final = 2.0
 _GATHER_S: Final = 0.02
 _STAT_BATCH: Final = 256
 _ROUNDS_MAX: Final = 5
@@ -64,8 +68,12 @@ class Watcher:
         mount.forget_attributes = _invalidate_attributes
         mount.forget_pages = _invalidate_pages
 
+    @property
+    def _has_one_for_all(self) -> bool:
+        return not self._table.bucket and bool(self._engine.hello.features & FEATURE_WATCH_ALL)
+
     def _request_watch(self, bucket: str) -> None:
-        if bucket in self._begun or len(self._begun) >= _BUCKETS_MAX:
+        if self._has_one_for_all or bucket in self._begun or len(self._begun) >= _BUCKETS_MAX:
             return
         try:
             self._send.send_nowait(bucket)
@@ -77,8 +85,16 @@ class Watcher:
         """Watch the buckets that are asked for, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._ask_about_doubtful)
+            nursery.start_soon(self._watch_all)
             async for bucket in self._receive:
                 nursery.start_soon(self._watch, bucket)
+
+    async def _watch_all(self) -> None:
+        """Watch all buckets of engines that can, until cancelled."""
+        while True:
+            if self._has_one_for_all:
+                await self._watch(_ALL)
+            await trio.sleep(_ANOTHER_ENGINE_S)
 
     async def _watch(self, bucket: str) -> None:
         while True:
@@ -172,8 +188,11 @@ class Watcher:
         if not inodes:
             return
         asked_at = trio.current_time()
-        stats = await self._mount.stat([self._table.name_of(inode) for inode in inodes])
-        for (inode, doubt), found in zip(inodes.items(), stats, strict=True):
+        answers = await self._mount.look_up([self._table.name_of(inode) for inode in inodes])
+        for (inode, doubt), answer in zip(inodes.items(), answers, strict=True):
+            found = answer.found
+            if isinstance(found, ObjectStat):
+                await self._mount.follow(found)
             parent = inode.parent
             if (parent is None and inode is not self._table.root) or inode.is_dirty:
                 continue
@@ -181,6 +200,7 @@ class Watcher:
                 self._doubt(inode, doubt.kind)
             elif isinstance(found, ObjectStat):
                 self._apply_difference(parent, inode, doubt, found, asked_at)
+                inode.kept = answer.kept
             elif isinstance(found, KeyNotFound) and not doubt.kind and doubt.rounds < _ROUNDS_MAX:
                 self._doubt(inode, rounds=doubt.rounds + 1)  # its event is on the way: removed or renamed?
             elif isinstance(found, (KeyNotFound, BucketNotFound)) and parent is not None:
@@ -202,10 +222,11 @@ class Watcher:
             _invalidate_attributes(inode)
 
     async def _expire(self, bucket: str) -> None:
-        """Mark everything known of the bucket as out of date: it is asked anew when it is next used."""
+        """Mark everything known of the bucket, or of all, as out of date: it is asked anew when it is next used."""
         for number, inode in enumerate(self._table):
-            if self._mount.bucket_of(inode) == bucket:
+            if bucket in (_ALL, self._mount.bucket_of(inode)):
                 inode.confirmed_at = EXPIRED
+                inode.kept = None
                 _renew_names(inode)
                 if inode.parent is not None and inode.node and not inode.is_dirty:
                     _invalidate_entry(inode.parent, inode.name)

@@ -55,6 +55,7 @@ cdef extern from "layer.h" nogil:
         int is_attached
         int may_wake
         int has_passthrough
+        int last_is_mapped
         int awake
         uint64_t reads, read_bytes, queued_ever, wakes, opens_set
     lake_layer lake
@@ -92,6 +93,10 @@ def answers_reads():
 
 def has_passthrough():
     return bool(lake.has_passthrough)
+
+
+def write_is_mapped():
+    return bool(lake.last_is_mapped)
 
 
 def open_backing(int descriptor):

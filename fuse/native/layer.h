@@ -111,6 +111,7 @@ typedef struct {
     size_t queued, queued_bytes;
     uint64_t init_unique;
     int offers_dirops, offers_passthrough, has_passthrough;
+    int last_is_mapped; /* the last WRITE that libfuse was given is of a mapping; libfuse's thread's */
     uint64_t opens[LAKE_OPENS_MOST]; /* being answered: the requests' numbers, 0: free */
     lake_opening openings[LAKE_OPENS_MOST];
     uint64_t reads, read_bytes, queued_ever, wakes, opens_set; /* atomic */
@@ -390,14 +391,18 @@ static void lake_wake(void)
 
 /* --- what libfuse calls --- */
 
-/* Notes requests whose answers are looked at. */
+/* Notes requests whose answers are looked at, and what libfuse does not tell Python of a request. */
 static void lake_note_request(const uint8_t *request, size_t length)
 {
     struct fuse_in_header head;
     if (length < sizeof head)
         return;
     memcpy(&head, request, sizeof head);
-    if (head.opcode == FUSE_INIT) {
+    if (head.opcode == FUSE_WRITE) {
+        struct fuse_write_in write;
+        /* Pages are written back through any handle that writes: its own program may have written nothing. */
+        lake.last_is_mapped = lake_is_write(request, length, &write) && (write.write_flags & FUSE_WRITE_CACHE) != 0;
+    } else if (head.opcode == FUSE_INIT) {
         struct {
             uint32_t major, minor, max_readahead, flags, flags2;
         } init = {0};

@@ -78,6 +78,14 @@ def answers_writes() -> bool:
     return answers_reads()
 
 
+def write_is_mapped() -> bool | None:
+    """Return True if the WRITE under way brings pages of a mapping; None if there is no layer to tell.
+
+    Called before the first checkpoint of `write`.  The kernel sends such pages through any handle that writes.
+    """
+    return None if why_not() else _layer.write_is_mapped()
+
+
 def end() -> None:
     """End the layer's threads and close the device.  Waits for native reads under way; idempotent."""
     if IS_BUILT:

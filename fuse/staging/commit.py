@@ -40,7 +40,7 @@ from lakefs.put.upload import (
     ATTEMPTS,
     Upload,
     abandon_upload,
-    commit_upload,
+    finish_manifests,
     note_stored,
     offer_payloads,
     only_result,
@@ -53,7 +53,9 @@ from lakefs.wire.engine_port import Reply
 from lakefs.wire.messages import (
     Commit,
     Condition,
+    FolderChange,
     NameChange,
+    NameResults,
     ObjectAttributes,
     ObjectStat,
     Offer,
@@ -108,10 +110,13 @@ def _is_cut_with_tail(cut: Cut, tail_bytes: int) -> bool:
 
 
 class Stored(NamedTuple):
-    """The new record of the name; and its content, if that is small and in memory."""
+    """The new record of the name; its content, if that is small and in memory; and of a new name, its folder."""
 
     stat: ObjectStat
-    content: memoryview | None
+    content: memoryview | None = None
+    folder: FolderChange | None = None
+    epoch: int = 0
+    """The connection of the answer about the folder."""
 
 
 def store_staged(
@@ -126,10 +131,12 @@ def store_staged(
     durable: bool,
     behind: WriteBehind | None = None,
     named_ns: int = 0,
+    keep_attributes: bool = False,
 ) -> Steps[Stored]:
     """Store the content of a staged file under its name; `base` is the stored content that it was written over.
 
-    `behind` knows the chunks that were stored while the file was written.
+    `behind` knows the chunks that were stored while the file was written.  `keep_attributes`: those of the kept node
+    stay, whatever `attributes` says, but for the times.
 
     The name changes at once or not at all; on return the change is durable, or with `durable` false visible to all.
     The caller then calls `staged.mark_stored`, when it reads from the new content.
@@ -138,7 +145,7 @@ def store_staged(
     LocalFileError, errors of reading the base and of changing the name: then the staged file is unchanged.
     """
     assert base is not None or not staged.base_bytes, "bytes of a base that is not there"
-    change = NameChange(name.bucket, name.key, b"", attributes, condition, False, keep_node, named_ns)
+    change = NameChange(name.bucket, name.key, b"", attributes, condition, False, keep_node, named_ns, keep_attributes)
     put = _StagedPut(lake, staged, base, change, durable, behind)
     for attempt in range(ATTEMPTS):
         try:
@@ -180,11 +187,11 @@ class _StagedPut:
         upload = yield from open_upload(self._lake.transfer(None), cut_kind)
         try:
             if self._is_the_base(cuts):
-                return Stored((yield from self._commit_base(upload)), None)
+                return (yield from self._commit(upload, self._base_blob()))
             held = yield from self._hold(upload, cuts)
             yield from self._store(upload, held)
             self._verify_unchanged()
-            return Stored((yield from commit_upload(upload, self._change, durable=self._durable)).stat, None)
+            return (yield from self._commit(upload, (yield from finish_manifests(upload)).blob))
         except EngineUnreachable:
             raise  # the engine was waited for already, and the session ends by itself
         except BaseException:
@@ -230,16 +237,29 @@ class _StagedPut:
     def _put_object(self) -> Steps[Stored]:
         payload = yield from self._assembled(0, self._staged.size)
         self._verify_unchanged()
-        request = PutObjects([len(payload)], [self._change], durable=self._durable)
-        stat = only_result((yield from send(request, body=[payload])))
-        return Stored(stat, payload if len(payload) <= SMALL_PAYLOAD_BYTES else None)
+        request = PutObjects([len(payload)], [self._change], durable=self._durable, folders=self._is_new)
+        reply = yield from send(request, body=[payload])
+        return self._stored(reply, payload if len(payload) <= SMALL_PAYLOAD_BYTES else None)
 
-    def _commit_base(self, upload: Upload) -> Steps[ObjectStat]:
-        """Commit the present content with other attributes: the engine holds all of it by its top chunk."""
+    def _base_blob(self) -> bytes:
+        """The present content, to be committed with other attributes: the engine holds all of it by its top chunk."""
         assert self._base is not None
-        change = msgspec.structs.replace(self._change, blob=self._base.stat.blob)
-        request = Commit(upload.session, [change], end_session=True, durable=self._durable)
-        return only_result((yield from send(request)))
+        return self._base.stat.blob
+
+    def _commit(self, upload: Upload, blob: bytes) -> Steps[Stored]:
+        change = msgspec.structs.replace(self._change, blob=blob)
+        request = Commit(upload.session, [change], end_session=True, durable=self._durable, folders=self._is_new)
+        return self._stored((yield from send(request)))
+
+    @property
+    def _is_new(self) -> bool:
+        return self._change.condition.absent
+
+    @staticmethod
+    def _stored(reply: Reply, content: memoryview | None = None) -> Stored:
+        stat = only_result(reply)
+        assert isinstance(reply.message, NameResults)
+        return Stored(stat, content, reply.message.results[0].folder, reply.epoch)
 
     # --- chunks --------------------------------------------------------------------------------------
 

@@ -72,7 +72,8 @@ def to_entry(inode: Inode, entry_timeout_s: float, attribute_timeout_s: float) -
     entry.st_ino = pyfuse3.InodeT(inode.number)
     entry.generation = 0
     entry.entry_timeout = entry_timeout_s
-    entry.attr_timeout = attribute_timeout_s
+    # The kernel asks for the attributes of an inode whose `st_ino` is not its number: this entry can have one of them.
+    entry.attr_timeout = attribute_timeout_s if inode.st_ino == inode.number else 0
     entry.st_mode = pyfuse3.ModeT(shown.st_mode)
     entry.st_nlink = 2 if inode.is_folder else int(inode.parent is not None or inode.number == ROOT)
     entry.st_uid = shown.uid

@@ -6,7 +6,8 @@ component), so a folder's rename moves all that is below it at once; its key is 
 Rules kept here:
 - Only this mount changes the content of an inode.  When a name is found bound to another node, or the node to
   other content, the old inode loses its name (open handles keep its content), and a new inode takes the name.
-- A file that was created here and is not stored yet (`node` 0) owns its name here, whatever the store has.
+- A file that was created here and is not stored yet (`node` 0), or that is being written here, owns its name here,
+  whatever object the store has: its commit decides.
 - An inode is known while the kernel has looked it up, or it is open, or a reading of its folder will list it,
   or an inode below it is known.
 
@@ -25,7 +26,7 @@ from typing import Final, Protocol
 from lakefs.errors import KeyNotFound
 from lakefs.limits import FILE_BYTES_MAX
 from lakefs.names import Name
-from lakefs.wire.messages import ObjectStat
+from lakefs.wire.messages import ListEntry, ObjectStat
 
 ROOT: Final = 1
 EXPIRED: Final = -1e9
@@ -77,12 +78,16 @@ class OpenContent(Protocol):
         """Take over a changed record of the name; the content is the same."""
         ...
 
+    async def follow(self, found: ObjectStat | ListEntry) -> bool:
+        """Show the content that the node's name has now, if it is this one with something appended; else False."""
+        ...
+
     async def commit(self, *, durable: bool) -> None:
         """Store written bytes; visible on return, and durable too if `durable`."""
         ...
 
-    async def release(self) -> None:
-        """Remove a handle; the last one stores what is unstored."""
+    async def release(self, *, stores: bool = False) -> None:
+        """Remove a handle; the last one, or one that `stores`, stores what is unstored."""
         ...
 
     def abandon(self) -> None:
@@ -128,25 +133,47 @@ class Inode:
     file: OpenContent | None = None
     children: dict[str, Inode] = field(default_factory=dict)
     target: bytes = b""
+    is_set: bool = False
+    """True if mode, owner or times were set here while the file was being written: the next commit stores them."""
+    shown_number: int = 0
+    """`st_ino`, if that is not the number: then it is the node's, under which others know the file."""
     named_ns: int = 0
     """Time when the name of a file that is not in the store yet was made in its folder."""
+    lost_place: tuple[Inode, str] | None = None
+    """Folder and component of a name that was lost to a change elsewhere."""
     xattrs: dict[str, bytes] | None = None
     """None: not known; else as fresh as the attributes."""
-    is_complete: bool = False
-    """True for a folder with all names in `children`: made here, nothing forgotten, nothing added from elsewhere."""
-    listed_at: float = EXPIRED
-    """Time of the request for all names of a folder, which `children` has; EXPIRED as soon as one may be missing."""
+    readings: int = 0
+    """Number of handles by which a folder is being read."""
+    stored_ns: int = 0
+    """A folder's change time in the store, as last answered.  Each change of a name in it moves that."""
+    names_ns: int = 0
+    """A folder's change time as of which `children` has all its names; 0: one may be missing."""
+    kept: tuple[bytes, int] | None = None
+    """Stamps of the last answer about it, and their connection (`fuse.state.kept`); None: it has to be confirmed."""
 
     def take(self, found: Attributes) -> None:
         """Show the store's attributes; a folder keeps the times of later changes in it by this mount."""
+        self.stored_ns = found.ctime_ns
+        if self.names_ns != found.ctime_ns:
+            self.names_ns = 0
         if self.changed_below_ns > found.ctime_ns:
             found.mtime_ns = found.ctime_ns = self.changed_below_ns
         self.attributes = found
 
     def doubt_names(self) -> None:
         """Note that a name in this folder may be missing in `children`."""
-        self.is_complete = False
-        self.listed_at = EXPIRED
+        self.names_ns = 0
+
+    @property
+    def place(self) -> tuple[Inode, str] | None:
+        """Folder and component of its name, or of the one it had before a change elsewhere; None if there is none."""
+        return self.lost_place if self.parent is None else (self.parent, self.name)
+
+    @property
+    def st_ino(self) -> int:
+        """The number that `stat` shows: the same for every content that the node has had."""
+        return self.shown_number or self.number
 
     @property
     def is_folder(self) -> bool:
@@ -176,6 +203,8 @@ class InodeTable:
         self.root = Inode(ROOT, ROOT, None, "", root, lookups=1)
         self._by_number: dict[int, Inode] = {ROOT: self.root}
         self._by_node: dict[int, Inode] = {}
+        self._shown: dict[int, int] = {}
+        """`st_ino` of nodes whose inode has lost its name and is still known, where that is not the node's number."""
         self._next_number = _OWN_NUMBERS
         self.on_lost: Callable[[Inode, str, int], None] = lambda parent, name, removed: None
         """Called with folder and name that an inode has lost and the kernel may still know, and the number of the inode
@@ -247,15 +276,21 @@ class InodeTable:
         present = parent.children.get(name)
         if present is not None and (present.is_pending or present.is_newer_than(asked_at)):
             return present
+        if present is not None and present.is_dirty and found.kind == OBJECT:
+            return present  # the commit decides what becomes of the name
         inode = self._by_node.get(node)
         if inode is not None and inode.is_newer_than(asked_at):
             return inode
+        shown_number = self._shown_number(node)
         # A folder found in itself, or below, was moved elsewhere: the path to `parent` is out of date.
         if inode is not None and (not _is_shown_by(inode, found) or self.is_below(parent, inode)):
             self.detach(inode)
+            present = None if present is inode else present
             inode = None
         if inode is None:
-            inode = Inode(self._number_for(node), node, None, name, found)
+            inode = Inode(
+                self._number_for(node), node, None, name, found, stored_ns=found.ctime_ns, shown_number=shown_number
+            )
             self._by_number[inode.number] = inode
             self._by_node[node] = inode
         if present is not None and present is not inode:
@@ -269,7 +304,7 @@ class InodeTable:
             self._place(inode, parent, name)
         if not inode.is_dirty:
             inode.take(found)
-            inode.xattrs = None
+            inode.xattrs = inode.kept = None
         # If names changed elsewhere after the request, the name is asked again when it is next used.
         inode.confirmed_at = asked_at if parent.names_changed_at < asked_at else EXPIRED
         return inode
@@ -303,10 +338,42 @@ class InodeTable:
             self.detach(self._child_on_path(parent, inode))
         self._place(inode, parent, name)
         for folder in _folders_from(inode):
-            folder.listed_at = EXPIRED  # it may have been listed by a name that it no longer had
+            folder.doubt_names()  # it may have been listed by a name that it no longer had
         if inode.node:
             self._by_node[inode.node] = inode
         return replaced
+
+    def retake(self, inode: Inode) -> None:
+        """Give a file that was just stored the name again that it had lost to other content elsewhere.
+
+        Not while another file is being written here under that name.
+        """
+        if inode.parent is not None or inode.lost_place is None:
+            return
+        parent, name = inode.lost_place
+        present = parent.children.get(name)
+        if (present is not None and (present.is_pending or present.is_dirty)) or not self.is_below(parent, self.root):
+            return
+        if present is not None:
+            self.detach(present)
+        self._place(inode, parent, name)
+        self._by_node[inode.node] = inode
+
+    def take_over(self, inode: Inode, other: Inode) -> None:
+        """Give name, node and attributes of another file to one that nobody has open and no page is cached of."""
+        parent, name, node = other.parent, other.name, other.node
+        assert parent is not None, "the other one has a name"
+        assert inode.file is None, "nobody reads what it had"
+        assert inode.cached_blob is None, "nor has the kernel pages of that"
+        self.detach(other)
+        self._unlink(inode)
+        if self._by_node.get(inode.node) is inode:
+            del self._by_node[inode.node]
+        inode.node, inode.is_removed, inode.shown_number = node, False, other.st_ino
+        inode.attributes, inode.target, inode.xattrs = other.attributes, other.target, other.xattrs
+        inode.kept, inode.confirmed_at = other.kept, other.confirmed_at
+        self._by_node[node] = inode
+        self._place(inode, parent, name)
 
     def remove(self, inode: Inode) -> None:
         """Remove the name, by this mount's own change; open handles keep the content."""
@@ -319,6 +386,9 @@ class InodeTable:
         if inode.parent is not None:
             inode.parent.doubt_names()
             self.on_lost(inode.parent, inode.name, inode.number if is_removed else 0)
+            inode.lost_place = inode.parent, inode.name
+        if inode.st_ino != inode.node:
+            self._shown[inode.node] = inode.st_ino
         self._unlink(inode)
         self._forget_node(inode)
 
@@ -350,7 +420,10 @@ class InodeTable:
             if parent is not None:
                 parent.doubt_names()
             self._unlink(inode)
-            self._by_number.pop(inode.number, None)
+            if self._by_number.get(inode.number) is inode:  # another may have the number since
+                del self._by_number[inode.number]
+            if self._shown.get(inode.node) == inode.st_ino:
+                del self._shown[inode.node]
             if self._by_node.get(inode.node) is inode:
                 del self._by_node[inode.node]
             if parent is None:
@@ -366,7 +439,7 @@ class InodeTable:
 
     def _place(self, inode: Inode, parent: Inode, name: str) -> None:
         self._unlink(inode)
-        inode.parent, inode.name = parent, name
+        inode.parent, inode.name, inode.lost_place = parent, name, None
         parent.children[name] = inode
 
     def _unlink(self, inode: Inode) -> None:
@@ -377,6 +450,11 @@ class InodeTable:
 
     def _number_for(self, node: int) -> int:
         return self._own_number() if node in self._by_number or node == ROOT else node
+
+    def _shown_number(self, node: int) -> int:
+        """Return the number by which `stat` has shown a node that is known, with this or other content; else 0."""
+        known = self._by_node.get(node) or self._by_number.get(node)
+        return known.st_ino if known is not None and known.node == node else self._shown.get(node, 0)
 
     def _own_number(self) -> int:
         self._next_number += 1

@@ -33,7 +33,9 @@ from fuse.reading.blob_reader import ReadBuffers
 from fuse.staging.folder import StagingFolder
 from fuse.staging.room import Emptying
 from fuse.state.attributes import Owner
-from fuse.state.inodes import Inode, InodeTable, OpenContent
+from fuse.state.inodes import EXPIRED, Inode, InodeTable, OpenContent
+from fuse.state.kept import Absences, Answer, Changed, Kept
+from fuse.state.writers import Failures, Writers
 from lakefs.client.trio.driver import TrioDriver
 from lakefs.client.trio.reconnecting import ReconnectingEngine
 from lakefs.errors import DiskFailed, EngineUnreachable, KeyNotFound, LakeError, PreconditionFailed
@@ -43,8 +45,10 @@ from lakefs.limits import SMALL_PAYLOAD_BYTES, WRITE_BEHIND_FILES
 from lakefs.names import Name
 from lakefs.ports import Offload
 from lakefs.wire.messages import (
+    FEATURE_PLACES,
     DeleteNames,
     Done,
+    ListEntry,
     MakeFolder,
     MakeSymlink,
     Message,
@@ -148,9 +152,11 @@ class Mount:
     """Held while a staging file is emptied."""
     read_buffers: ReadBuffers = field(default_factory=ReadBuffers)
     watched: set[str] = field(default_factory=set)
-    """Buckets whose watch is running."""
+    """Buckets whose watch is running; "" for all."""
     want_watch: Callable[[str], None] = lambda bucket: None
-    """Asks for a watch on a bucket; does not wait."""
+    """Asks for a watch on a bucket, where an engine has none of all; does not wait."""
+    absences: Absences = field(init=False)
+    """Names that are known to be absent."""
 
     forget_attributes: Callable[[Inode], None] = lambda inode: None
     """Makes the kernel ask for the inode's attributes when it next needs them; does not wait."""
@@ -162,6 +168,11 @@ class Mount:
     """Leases to close, many in one request."""
     has_leases: trio.Event = field(default_factory=trio.Event)
 
+    failures: Failures = field(default_factory=Failures)
+    """Names that could not be stored, of which no caller knows."""
+    device: str = ""
+    """The mount's device as `MAJOR:MINOR`; set when the mount serves."""
+
     mapped: set[OpenContent] = field(default_factory=set)
     """Files whose last handle is closed, and which a mapping may still write to; each counts one handle for it."""
 
@@ -171,6 +182,9 @@ class Mount:
     """Number of files that could not be stored since the mount began to end; they stay in the staging folder."""
     unstored_error: LakeError | None = None
     """The first error that kept one of them from being stored."""
+
+    def __post_init__(self) -> None:
+        self.absences = Absences(self.stands)
 
     @property
     def is_ending(self) -> bool:
@@ -186,6 +200,36 @@ class Mount:
         """Note a file whose written bytes stay in the staging folder."""
         self.unstored_count += 1
         self.unstored_error = self.unstored_error or error
+
+    def note_failure(self, inode: Inode, writers: Writers, error: LakeError) -> None:
+        """Keep the error of a release for the next open of the name, unless a caller had it."""
+        _log.error("a closed file could not be stored", name=inode.name, error=error.message)
+        place = inode.place
+        if not writers.is_reported and place is not None and self.table.is_below(place[0], self.table.root):
+            writers.is_reported = True
+            self.failures.note(str(self.table.child_name(*place)), error)
+
+    def show_stored(self, inode: Inode) -> None:
+        """Show what the store has of an inode, in place of what could not be stored."""
+        inode.cached_blob = None
+        if self.is_ending:
+            return
+        if inode.is_pending and inode.parent is not None:
+            self.table.detach(inode)
+        else:
+            inode.confirmed_at = EXPIRED
+            self.forget_attributes(inode)
+
+    async def is_kept_open(self, inode: Inode, writers: Writers, handle: int) -> bool:
+        """Return True if the program that opened a handle of the inode still has a descriptor of it."""
+        return await writers.is_kept_open(handle, frozenset({inode.number, inode.st_ino}), self.device, self.offload)
+
+    async def follow(self, found: ObjectStat | ListEntry) -> None:
+        """Have open handles of a node follow what was appended elsewhere, before the store's record of it is taken."""
+        inode = self.table.by_node(found.node)
+        if inode is None or inode.file is None or inode.is_dirty or inode.attributes.blob == found.blob:
+            return  # nor wait for a commit
+        await inode.file.follow(found)
 
     def give_back(self, lease: int) -> None:
         """Close a lease soon; does not wait."""
@@ -253,23 +297,68 @@ class Mount:
         """Sync changes that nothing else syncs, until cancelled."""
         await self.unsettled.settle(self.engine_boot, lambda: self.ask(Sync(), Done))
 
-    async def change(self, request: Change) -> ObjectStat:
-        """Change one name and return its record; a failure is raised.  KeyNotFound if the name did not exist.
+    # --- answers and changes -------------------------------------------------------------------------
+
+    @property
+    def checks_places(self) -> bool:
+        """True if the engine refuses a change whose conditions on places do not hold; else the mount asks first."""
+        return bool(self.engine.hello.features & FEATURE_PLACES)
+
+    def stands(self, kept: tuple[bytes, int] | None) -> bool:
+        """Return True if a kept answer still holds; False too if there is no way to know without a request."""
+        return kept is not None and self.driver.stand(*kept)
+
+    async def change(self, request: Change) -> Changed:
+        """Change one name; a failure is raised.  KeyNotFound if the name did not exist.
 
         Visible to all on return, which the caller notes (`note_visible`); on a mount with the option `sync` durable.
         """
         if self.options.sync:
             request = msgspec.structs.replace(request, durable=True)
-        (result,) = (await self.ask(request, NameResults)).results
+        reply = await self.engine.call(request)
+        assert isinstance(reply.message, NameResults)
+        (result,) = reply.message.results
         stat = stat_or_error(result)
         if isinstance(stat, LakeError):
             raise stat
-        return stat
+        return Changed(stat, stat.ctime_ns, result.folder, result.from_folder, result.stamps, reply.epoch)
+
+    async def change_again(self, request: Change, done: Callable[[LakeError], Awaitable[bool | ObjectStat]]) -> Changed:
+        """Like `change`, but sent again if the engine was lost before it answered.
+
+        `done` returns True, or the record of the name, if the error of the second request means that the first was
+        done: the change has met its own success.
+        """
+        try:
+            return await self.change(request)
+        except EngineUnreachable:
+            try:
+                return await self.change(request)
+            except EngineUnreachable:
+                raise
+            except LakeError as error:
+                found = await done(error)
+                if not found:
+                    raise
+                return Changed(found, found.ctime_ns) if isinstance(found, ObjectStat) else Changed(None, now_ns())
 
     async def stat(self, names: Sequence[Name]) -> list[ObjectStat | LakeError]:
         """Return the store's record of each name, or the error for it."""
-        answer = await self.ask(StatNames([(name.bucket, name.key) for name in names], durable=False), NameResults)
-        return [stat_or_error(result) for result in answer.results]
+        return [answer.found for answer in await self.look_up(names)]
+
+    async def look_up(self, names: Sequence[Name]) -> list[Answer]:
+        """Ask the engine for the record of each name; the answers may be kept where the engine has stamps."""
+        known = await self.driver.known_names()
+        has_stamps = known is not None and known.wants_stamps
+        request = StatNames([(name.bucket, name.key) for name in names], durable=False, stamps=has_stamps)
+        reply = await self.engine.call(request)
+        assert isinstance(reply.message, NameResults)
+        return [
+            Answer(stat_or_error(result), Kept(result.stamps, reply.epoch) if result.stamps else None)
+            for result in reply.message.results
+        ]
+
+    # --- content -------------------------------------------------------------------------------------
 
     async def opened(self, name: Name, size_bytes: int) -> Opened:
         """Open what a name has now, of about that length: held by a lease, or all of it in memory.  KeyNotFound, ..."""
@@ -309,44 +398,39 @@ class Mount:
     def timeouts(self, bucket: str) -> tuple[float, float]:
         """Return how long the kernel may cache an entry of the bucket, and its attributes, in s."""
         options = self.options
-        if bucket in self.watched:
+        if self.is_watched(bucket):
             return options.entry_timeout_s, options.attribute_timeout_s
         return (
             min(options.entry_timeout_s, UNWATCHED_TIMEOUT_S),
             min(options.attribute_timeout_s, UNWATCHED_TIMEOUT_S),
         )
 
-    def is_fresh(self, inode: Inode) -> bool:
-        """Return True if the inode's attributes need not be asked again."""
-        _, timeout_s = self.timeouts(self.bucket_of(inode))
-        return trio.current_time() < inode.confirmed_at + timeout_s
+    def is_watched(self, bucket: str) -> bool:
+        """Return True if changes in the bucket by others are noticed."""
+        return bool(bucket) and ("" in self.watched or bucket in self.watched)
 
-    def has_names(self, folder: Inode) -> bool:
-        """Return True if the table has all names of a folder, and the store need not be asked for them."""
-        bucket = self.bucket_of(folder)
-        timeout_s, _ = self.timeouts(bucket)
-        return bucket in self.watched and trio.current_time() < folder.listed_at + timeout_s
+    def is_fresh(self, inode: Inode) -> bool:
+        """Return True if the kernel may be given the inode's attributes as they are known: no older than its caches."""
+        if self.stands(inode.kept):
+            return True
+        _, timeout_s = self.timeouts(self.bucket_of(inode))
+        return inode.kept is None and trio.current_time() < inode.confirmed_at + timeout_s
+
+    def names_stand(self, folder: Inode) -> bool:
+        """Return True if the table has all names of a folder, as they are now."""
+        return bool(folder.names_ns) and self.stands(folder.kept)
+
+    def names_are_fresh(self, folder: Inode) -> bool:
+        """Return True if the table has all names of a folder, no older than those in the kernel's caches."""
+        if not folder.names_ns:
+            return False
+        return self.stands(folder.kept) or (folder.kept is None and self.is_watched(self.bucket_of(folder)))
 
     def touch(self, inode: Inode) -> None:
         """Note that this mount has changed the inode: answers to earlier requests are out of date."""
         inode.changed_at = inode.confirmed_at = trio.current_time()
-
-    async def change_again(self, request: Change, done: Callable[[LakeError], Awaitable[bool]]) -> int:
-        """Like `change`, but sent again if the engine was lost before it answered.  Returns the time of change in ns.
-
-        `done` returns True if the error of the second request means that the first was done.
-        """
-        try:
-            return (await self.change(request)).ctime_ns
-        except EngineUnreachable:
-            try:
-                return (await self.change(request)).ctime_ns
-            except EngineUnreachable:
-                raise
-            except LakeError as error:
-                if not await done(error):
-                    raise
-                return now_ns()
+        if not inode.is_folder:  # a folder's answer ends with a stored change: `fuse.state.kept.note_change`
+            inode.kept = None
 
 
 def stat_or_error(result: NameResult) -> ObjectStat | LakeError:

@@ -28,7 +28,7 @@ from typing import Final
 import msgspec
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
-from lakefs.limits import HTTP_HEAD_BYTES_MAX, HTTP_HEADERS_MAX
+from lakefs.limits import HTTP_HEAD_BYTES_MAX
 
 _END: Final = b"\r\n\r\n"
 _VERSIONS: Final = {b" HTTP/1.1": (1, 1), b" HTTP/1.0": (1, 0)}
@@ -148,10 +148,7 @@ def parse_head(head: bytes) -> RequestHead:
     expected = head.startswith(b"%b %b HTTP/1.1\r\n" % (method, target)) and b"#" not in target
     version = (1, 1) if expected else _checked_version(head, method, target)
     headers = {name.lower(): value.rstrip() for name, value in received.items()}
-    line_count = head.count(b"\n") - 2
-    if line_count > HTTP_HEADERS_MAX:
-        raise HttpRefusal(400, "RequestHeaderSectionTooLarge", f"the request has more than {HTTP_HEADERS_MAX} headers")
-    if len(headers) != line_count:
+    if len(headers) != head.count(b"\n") - 2:
         headers = _joined(head)
     host = headers.get(b"host")
     if host is None:
@@ -231,4 +228,6 @@ def _origin_form(target: bytes, host: bytes) -> bytes:
 
 
 def _bare(authority: bytes, default_port: bytes) -> bytes:
-    return authority.lower().removesuffix(default_port)
+    """Return a host as it is compared: without the default port, and without the dot at the end of its name."""
+    host, colon, port = authority.lower().removesuffix(default_port).partition(b":")
+    return host.removesuffix(b".") + colon + port

@@ -1,8 +1,8 @@
 """Range, If-*, and HTTP dates, as S3 reads them.  Pure.
 
-Ranges: one range is served.  Any other Range header (several ranges, another unit, first past last) is ignored and
-the whole object is answered, as S3 does and RFC 9110 14.2 allows.  A range that begins at or behind the end, or asks
-for the last 0 bytes, cannot be satisfied.
+Ranges: one range is served.  Any other Range header (several ranges, another unit, first past last, a space in it) is
+ignored and the whole object is answered, as S3 does and RFC 9110 14.2 allows.  A range that begins at or behind the
+end, or asks for the last 0 bytes, cannot be satisfied.  The last bytes of an empty object are the whole of it.
 Conditions (RFC 9110 13.2.2): If-Match decides alone when present, else If-Unmodified-Since; then If-None-Match
 decides alone when present, else If-Modified-Since.  Dates that cannot be read are ignored.
 Dates have whole seconds; a caller's finer times are cut.
@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from lakefs.limits import HTTP_DATES_CACHED
 
-_RANGE: Final = re.compile(rb"bytes[ \t]*=[ \t]*([0-9]{0,19})[ \t]*-[ \t]*([0-9]{0,19})", re.IGNORECASE)
+_RANGE: Final = re.compile(rb"bytes=([0-9]{0,19})-([0-9]{0,19})", re.IGNORECASE)
 _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _MONTH_NUMBERS: Final = {name: number for number, name in enumerate(_MONTHS, 1)}
 _DATE_BYTES_MAX: Final = len("Wednesday, 06-Nov-94 08:49:37 GMT")
@@ -78,8 +78,10 @@ def stated_range(value: bytes | None) -> ByteRange | None:
 def _suffix(length_text: bytes, size_bytes: int) -> ByteRange | NoRange:
     if not length_text:
         return NoRange.WHOLE
-    length = min(int(length_text), size_bytes)
-    return ByteRange(size_bytes - length, size_bytes) if length else NoRange.UNSATISFIABLE
+    length = int(length_text)
+    if not length:
+        return NoRange.UNSATISFIABLE
+    return ByteRange(max(0, size_bytes - length), size_bytes) if size_bytes else NoRange.WHOLE
 
 
 def content_range(selected: ByteRange | NoRange, size_bytes: int) -> str:

@@ -16,7 +16,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from lakefs.content.verify import Check
@@ -71,23 +71,27 @@ class KeyedReads:
         self.has_ids: Final = check is not Check.BLAKE3
         """False if values are to be read by their chunks' ids."""
 
-    def match(self, space: int, keys: list[bytes]) -> list[bool | None]:
-        """Return for each key if it has a value; None for keys to be asked for.  Keys are those of keyed blobs."""
+    def match(self, space: int, keys: list[bytes], sizes: list[int] | None = None) -> list[bool | None]:
+        """Return for each key if it has a value, of that length if `sizes` are given; None for keys to be asked for.
+
+        Keys are those of keyed blobs.
+        """
         present: list[bool | None] = []
         try:
-            for some in _pieces(keys):
-                present += self.index.finder.match(space, some)
+            for begin in range(0, len(keys), _KEYS_AT_ONCE):
+                some = slice(begin, begin + _KEYS_AT_ONCE)
+                present += self.index.finder.match(space, keys[some], sizes and sizes[some])
         except ValueError:  # a key of a type of its own
             return [None] * len(keys)
         return present if self.confirm() else [None] * len(keys)
 
-    def lasting(self, space: int, keys: list[bytes]) -> list[bool]:
+    def lasting(self, space: int, keys: list[bytes], sizes: list[int] | None = None) -> list[bool]:
         """Return for each key if it has a value that does not expire, as far as it is known here.
 
-        A put takes such a value for present.  In a space of which some values expire, one whose time is over looks like
-        any other, so the engine is asked for all.
+        `sizes` as in `match`.  A put takes such a value for present.  In a space of which some values expire, one whose
+        time is over looks like any other, so the engine is asked for all.
         """
-        present = self.match(space, keys)
+        present = self.match(space, keys, sizes)
         if not any(present):
             return [False] * len(keys)
         entry = self.index.table.find(id_of_space(space))  # behind the look-up: it never says less later
@@ -114,12 +118,6 @@ class KeyedReads:
     def confirm(self) -> bool:
         """Return True if the engine maintains the index: what was found before was true when it was found."""
         return self.reads.is_kept()
-
-
-def _pieces(keys: list[bytes]) -> Iterable[list[bytes]]:
-    if len(keys) <= _KEYS_AT_ONCE:
-        return (keys,)
-    return (keys[begin : begin + _KEYS_AT_ONCE] for begin in range(0, len(keys), _KEYS_AT_ONCE))
 
 
 class KeyedIndexUser:

@@ -136,6 +136,13 @@ def value_bytes(pieces: Sequence[Piece]) -> int:
     return pieces[-1].offset + pieces[-1].length if pieces else 0
 
 
+def is_present(values: Sequence[Sequence[Piece]], sizes: Sequence[int] | None) -> list[bool]:
+    """Return for each key if it has a value: its parts were found, and have that length together (0: any length)."""
+    if sizes is None:
+        return [bool(pieces) for pieces in values]
+    return [bool(pieces) and size in (0, value_bytes(pieces)) for pieces, size in zip(values, sizes, strict=True)]
+
+
 # --- into a pool -----------------------------------------------------------------------------------------
 
 

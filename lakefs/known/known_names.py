@@ -105,6 +105,8 @@ class KnownNames:
         """The connection whose engine's stamps are used."""
         self._asked_epoch = _NEVER
         """The connection whose engine was last asked for them."""
+        self._stamps: StampReader | None = None
+        """The stamps of `_epoch`."""
         self._index: SharedIndexReader | None = None
         self._is_index_due = False
         self._is_hashed: Final = client.steps.check is Check.BLAKE3
@@ -125,6 +127,11 @@ class KnownNames:
             if self._epoch == epoch:
                 self._forget()
         return _NEVER
+
+    def stand(self, stamps: bytes, epoch: int) -> bool:
+        """Return True if an answer of the connection `epoch` still stands: none of its stamps has turned."""
+        reader = self._stamps
+        return epoch == self._standing() != _NEVER and reader is not None and reader.stand(stamps)
 
     def stat(self, name: str) -> ObjectStat | Steps[ObjectStat]:
         """See `LakeSteps.stat`."""
@@ -322,6 +329,7 @@ class KnownNames:
             self._asked_epoch = reply.epoch
             self._forget()
             self._table.use_stamps(stamps)
+            self._stamps = stamps
             self._epoch = reply.epoch
         yield from self._use_index(reply.epoch)
 
@@ -345,6 +353,7 @@ class KnownNames:
     def _forget(self) -> None:
         """Forget everything: the connection has ended, or another begins.  The lock is held."""
         self._epoch = _NEVER
+        self._stamps = None
         self._index = None
         self._table.forget()
         self._content.forget(self._client.steps.descriptors, is_forked=False)
@@ -362,6 +371,7 @@ class KnownNames:
         """Forget everything in a child just forked: it is of the parent's connection.  Waits for no lock."""
         self._lock = threading.Lock()
         self._epoch = self._asked_epoch = _NEVER
+        self._stamps = None
         self._index = None
         self._table.forget()
         self._content.forget(self._client.steps.descriptors, is_forked=True)

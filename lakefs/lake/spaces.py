@@ -21,10 +21,12 @@ from lakefs.get.keyed import (
     Pinned,
     find_values,
     get_values_into,
+    is_present,
     load_values,
     match_of,
     pin_values,
     unpin_values,
+    value_bytes,
 )
 from lakefs.get.opened import Access
 from lakefs.get.pools import Pool
@@ -97,13 +99,16 @@ class SpaceSteps:
     lake: Settings
     number: int
 
-    def match(self, keys: Sequence[bytes]) -> Steps[Matched]:
+    def match(self, keys: Sequence[bytes], sizes: Sequence[int] = ()) -> Steps[Matched]:
         """Return which keys have a value: the length of the present prefix, and a flag for each key.
 
-        A value that is known to be damaged, or has expired, is not present.  SpaceNotFound, InvalidArgument.
+        `sizes`, if given, has for each key the length that its value has to have (0: any); one of another length is not
+        present.
+        Neither is one that is known to be damaged or has expired.  SpaceNotFound, InvalidArgument.
         """
-        values = yield from find_values(self.number, check_value_keys(keys))
-        return match_of([bool(pieces) for pieces in values])
+        checked, wanted = sized_keys(keys, sizes)
+        values = yield from find_values(self.number, checked)
+        return match_of(is_present(values, wanted))
 
     def load(
         self, keys: Sequence[bytes], pool: Pool, offsets: Sequence[int], rooms: Sequence[int] = ()
@@ -126,18 +131,26 @@ class SpaceSteps:
         return get_values_into(self.lake.access(None), self.number, checked, targets)
 
     def put_many(
-        self, keys: Sequence[bytes], values: Sequence[Buffer | Slot], *, depths: Sequence[int] = ()
+        self,
+        keys: Sequence[bytes],
+        values: Sequence[Buffer | Slot],
+        *,
+        depths: Sequence[int] = (),
+        resize: bool = False,
     ) -> Steps[KeyedResult]:
         """Store values (buffers, or slots of shared memory; 1 byte to 256 MiB) under keys; durable on return.
 
-        A key that has a value keeps it, and is reported as PRESENT.  `depths`, if given, has the place of each key in
-        its chain, 0 to 65,535: a space over its quota loses deeper ones first.  A failure of one key (StoreFull,
-        EngineBusy, RequestTooLarge, SourceChanged) is in the result; the others are stored.  SpaceNotFound;
-        InvalidArgument for a value without a byte or too long.
+        A key that has a value keeps it, and is reported as PRESENT; with `resize` only a value of the same length is
+        kept, and any other is replaced.  `depths`, if given, has the place of each key in its chain, 0 to 65,535: a
+        space over its quota loses deeper ones first.  A failure of one key (StoreFull, EngineBusy, RequestTooLarge,
+        SourceChanged) is in the result; the others are stored.  SpaceNotFound; InvalidArgument for a value without a
+        byte or too long.
         """
-        return self.put_items(keyed_items(keys, values, depths))
+        return self.put_items(keyed_items(keys, values, depths), resize=resize)
 
-    def put_items(self, items: Sequence[KeyedItem], present: Sequence[bool] = ()) -> Steps[KeyedResult]:
+    def put_items(
+        self, items: Sequence[KeyedItem], present: Sequence[bool] = (), *, resize: bool = False
+    ) -> Steps[KeyedResult]:
         """Store checked values.  `present`: for each, if its key is known to have a value, which then stays."""
         result = KeyedResult(
             [Outcome.PRESENT if known else Outcome.FAILED for known in present or [False] * len(items)]
@@ -152,10 +165,10 @@ class SpaceSteps:
         if sum(item.length for item in asked) >= ASK_FROM_BYTES:
             values = yield from find_values(self.number, [item.key for item in asked])
             for item, pieces in zip(asked, values, strict=True):
-                if pieces:
+                if pieces and not (resize and value_bytes(pieces) != item.length):
                     result.outcomes[item.place] = Outcome.PRESENT
         left = [item for item in items if result.outcomes[item.place] is not Outcome.PRESENT]
-        yield from put_values(transfer, self.number, left, result)
+        yield from put_values(transfer, self.number, left, result, resize=resize)
         return result
 
     def remove(self, keys: Sequence[bytes]) -> Steps[list[bool]]:
@@ -173,6 +186,14 @@ class SpaceSteps:
     def unpin(self, pinned: Pinned) -> Steps[None]:
         """End a pin; does nothing if its connection has ended."""
         return unpin_values(self.lake.access(None), pinned)
+
+
+def sized_keys(keys: Sequence[bytes], sizes: Sequence[int]) -> tuple[list[bytes], list[int] | None]:
+    """Return checked keys, and the length that the value of each has to have; None: any.  InvalidArgument."""
+    checked = check_value_keys(keys)
+    if len(sizes) not in (0, len(checked)):
+        raise InvalidArgument(f"{len(checked)} keys and {len(sizes)} sizes do not go together")
+    return checked, list(sizes) or None
 
 
 def value_memories(keys: Sequence[bytes], buffers: Sequence[WritableBuffer]) -> tuple[list[bytes], list[memoryview]]:

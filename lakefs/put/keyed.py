@@ -98,9 +98,14 @@ class KeyedItem(NamedTuple):
         return [min(CHUNK_BYTES, self.length - at) for at in range(0, self.length, CHUNK_BYTES)]
 
 
-def put_values(transfer: Transfer, space: int, items: Sequence[KeyedItem], result: KeyedResult) -> Steps[None]:
-    """Store values; their outcomes are noted in `result`.  SpaceNotFound, and errors of the connection."""
-    put = _Put(transfer, space, result)
+def put_values(
+    transfer: Transfer, space: int, items: Sequence[KeyedItem], result: KeyedResult, *, resize: bool = False
+) -> Steps[None]:
+    """Store values; their outcomes are noted in `result`.  SpaceNotFound, and errors of the connection.
+
+    `resize`: replace values of another length.
+    """
+    put = _Put(transfer, space, result, resize)
     try:
         yield from put.run(items)
     except LakeError:
@@ -124,10 +129,11 @@ def remove_values(space: int, keys: Sequence[bytes]) -> Steps[KeyedResult]:
 class _Put:
     """A put of many values under way."""
 
-    def __init__(self, transfer: Transfer, space: int, result: KeyedResult) -> None:
+    def __init__(self, transfer: Transfer, space: int, result: KeyedResult, resize: bool) -> None:
         self._transfer = transfer
         self._space = space
         self._result = result
+        self._resize = resize
 
     def run(self, items: Sequence[KeyedItem]) -> Steps[None]:
         """Put all; nothing is in flight when this returns or raises a LakeError."""
@@ -161,6 +167,7 @@ class _Put:
             [item.depth for item in batch],
             memory,
             list(offsets),
+            self._resize,
         )
 
     def _by_body(self, batch: Sequence[KeyedItem]) -> Send:
@@ -214,7 +221,14 @@ class _Put:
         try:
             chunks = yield from self._stored(opened.session, item, number)
             commit = KeyedCommit(
-                opened.session, self._space, [item.key], [len(chunks)], chunks, [item.depth], end_session=True
+                opened.session,
+                self._space,
+                [item.key],
+                [len(chunks)],
+                chunks,
+                [item.depth],
+                end_session=True,
+                resize=self._resize,
             )
             self._noting([item])((yield from send(commit)))
             is_ended = self._result.outcomes[item.place] is not Outcome.FAILED  # the session of a failed key stays

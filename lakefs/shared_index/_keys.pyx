@@ -117,25 +117,33 @@ cdef class KeyFinder:
                     packed += (<char *>(places + i))[: sizeof(lake_place)]
         return lengths, indexes, packed
 
-    def match(self, uint32_t space, list keys not None):
+    def match(self, uint32_t space, list keys not None, list sizes=None):
         """Return for each key True or False: it has a value, or none; None: it cannot be told here.
 
-        ValueError for a key of no keyed blob.
+        `sizes`: the length that each value has to have (0: any); a key with another has none.  ValueError for a key of
+        no keyed blob, and when keys and sizes do not go together.
         """
         cdef lake_place places[LAKE_KEYS_BATCH]
         cdef Py_ssize_t begin, i, total = PyList_GET_SIZE(keys)
         cdef list some, present
         check_keys(keys)
+        if sizes is not None and PyList_GET_SIZE(sizes) != total:
+            raise ValueError("each key has a size")
         if total > LAKE_KEYS_BATCH:
             present = []
             for begin in range(0, total, LAKE_KEYS_BATCH):
                 some = keys[begin : begin + LAKE_KEYS_BATCH]
-                present += self.match(space, some)
+                present += self.match(space, some, None if sizes is None else sizes[begin : begin + LAKE_KEYS_BATCH])
             return present
         self.look(space, keys, places)
-        return [
+        present = [
             None if places[i].tier == LAKE_KEY_DOUBTFUL else places[i].tier != LAKE_KEY_ABSENT for i in range(total)
         ]
+        if sizes is not None:
+            for i in range(total):
+                if present[i] is True:
+                    present[i] = has_size(places + i, <long long>(<object>PyList_GET_ITEM(sizes, i)))
+        return present
 
     cdef void look(self, uint32_t space, list keys, lake_place *places) noexcept:
         """Look up to LAKE_KEYS_BATCH keys up between two looks at their space.
@@ -168,6 +176,13 @@ cdef class KeyFinder:
     cdef uint32_t state(self, const uint8_t *of_space) noexcept:
         cdef lake_place place
         return place.tier if self.seeker.seek(self.seeker.table, of_space, &place) == 1 else 0
+
+
+cdef object has_size(const lake_place *place, long long size):
+    """Return True if a value has this length (0: any), or False; None if the entry does not tell: of an earlier engine."""
+    if size == 0:
+        return True
+    return None if place.stored_bytes == 0 else place.stored_bytes == size
 
 
 def key_id(uint32_t space, bytes key not None):

@@ -7,14 +7,15 @@ The digest is of the key of the record in the table `keyed`.  An id begins with 
 wants it.  The tier of an entry says what it is:
 
     PLACED         a value of one part, in a segment: the tier, place and checksum of its chunk
-    UNPLACED       a value; the engine knows where it lies
+    UNPLACED       a value, of which the length is known; the engine knows where it lies
     DOUBTFUL       the engine knows if there is a value
     SPACE_WHOLE    a space; each of its keys that has a value has an entry
     SPACE_PARTIAL  a space; a key without entry may have a value
 
-The length of a space's entry is SOME_EXPIRE if it has, or had, a value that expires: an entry of a value does not tell
-when, and stays for a moment after that time.  All other fields of an entry that is not PLACED are 0.  A reader trusts
-no entry of a space that has none itself.
+The length of a value's entry, PLACED or UNPLACED, is that of the whole value (0 from an earlier engine: it is to be
+asked for).  The length of a space's entry is SOME_EXPIRE if it has, or had, a value that expires: an entry of a value
+does not tell when, and stays for a moment after that time.  All other fields of an entry that is not PLACED are 0.  A
+reader trusts no entry of a space that has none itself.
 """
 
 from __future__ import annotations

@@ -72,6 +72,11 @@ class Condition(Message, frozen=True):
     if the name does not exist.  `not_etags`: none of them may be the current one.  `node`: the current node's id, 0 =
     any.  `size_bytes`, `mtime_s`: the current size and modification time, None = any; the time in whole seconds, as
     HTTP shows it.  `not_etags`, `size_bytes` and `mtime_s` hold if the name does not exist.
+
+    An engine without FEATURE_PLACES ignores the following.  `folder`: the node of the folder that the name is in, 0 =
+    any.  `alone`: no name of the other kind has this path, a folder `a/` for `a`, an object or symlink `a` for `a/`.
+    `blob`: the current content, b"" = any; fails if the name does not exist.  `gone`: a node that must have no name any
+    more, because it was overwritten or removed; it may be a former version of this name; 0 = none.
     """
 
     absent: bool = False
@@ -80,6 +85,10 @@ class Condition(Message, frozen=True):
     node: int = 0
     size_bytes: int | None = None
     mtime_s: int | None = None
+    folder: int = 0
+    alone: bool = False
+    blob: bytes = b""
+    gone: int = 0
 
 
 NO_CONDITION: Final = Condition()
@@ -90,7 +99,8 @@ class NameChange(Message, frozen=True):
 
     `keep_node`: the name keeps its node, which must be an object with this id (else PreconditionFailed), as when a file
     is written through the handle that made it; 0: a new node.  `named_ns`: the time at which a new name appeared in its
-    folder; the folder gets it as its times unless the folder was changed since; 0: now.
+    folder; the folder gets it as its times unless the folder was changed since; 0: now.  `keep_attributes`, with
+    `keep_node`: mode, owner, metadata, extended attributes and tags stay the node's (FEATURE_PLACES).
     """
 
     bucket: str
@@ -101,6 +111,7 @@ class NameChange(Message, frozen=True):
     create_bucket: bool = False
     keep_node: int = 0
     named_ns: int = 0
+    keep_attributes: bool = False
 
 
 class ObjectStat(Message, frozen=True):
@@ -138,17 +149,33 @@ class ObjectStat(Message, frozen=True):
     is_marker: bool = False
 
 
+class FolderChange(Message, frozen=True):
+    """What a change did to the folder of its name, as change_info4 of NFS (RFC 8881, 3.3.2): atomic with the change.
+
+    `node`: the folder.  `before_ns`, `after_ns`: its change time before and after; 0: it did not exist.  Each change of
+    a name in a folder moves its change time.  `stamps`: the set that StatNames of the folder would have right after.
+    """
+
+    node: int
+    before_ns: int
+    after_ns: int
+    stamps: bytes = b""
+
+
 class NameResult(Message, frozen=True):
     """Result of one item of a batch: the name's stat after the change (before it, for a removal), or the failure.
 
     `marker` is the id of the delete marker that a removal left.  `stamps`: the set of stamps of a StatNames or
-    PutObjects that asked for it; b"": the result may not be repeated.
+    PutObjects that asked for it; b"": the result may not be repeated.  `folder`: the folder of the name, of a change
+    that asked for it; `from_folder`: of a Rename, that of the old name.
     """
 
     stat: ObjectStat | None = None
     failure: Failure | None = None
     marker: str = ""
     stamps: bytes = b""
+    folder: FolderChange | None = None
+    from_folder: FolderChange | None = None
 
 
 class NameResults(Message, frozen=True):

@@ -75,6 +75,7 @@ class VersionEntry(Message, frozen=True):
 
     `version` is its id, "null" for one written while no versions were kept.  `is_latest`: the key is bound to this
     version, or it is the newest delete marker.  `is_marker`: a delete marker; it has a time, and nothing else.
+    `checksum_names`: those under which checksums are kept with it.
     """
 
     key: str
@@ -87,6 +88,7 @@ class VersionEntry(Message, frozen=True):
     mtime_ns: int = 0
     kind: int = 2
     node: int = 0
+    checksum_names: list[str] = []
 
 
 class ListedVersions(Message, frozen=True):

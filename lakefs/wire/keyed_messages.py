@@ -165,7 +165,8 @@ class KeyedPut(Request, frozen=True):
     `counts` has the number of parts of each value, `lengths` the bytes of each part (1 B to 4 MiB).  With `offsets`,
     one for each part, the parts are slots of lent `memory`; without, they follow each other in the body.  A present key
     is answered before anything of it is copied, and so is a key that the request has had before.  `depths`, if given,
-    has the place of each key in its chain, 0 to 65,535: a space over its quota loses deeper ones first.
+    has the place of each key in its chain, 0 to 65,535: a space over its quota loses deeper ones first.  `resize`: a
+    key whose value has another length than the new one counts as absent, and its value is replaced.
 
     SpaceNotFound; SessionLost (the memory); InvalidArgument and RequestTooLarge when the lists do not fit each other,
     or the body.  A key fails by itself: InvalidArgument, RequestTooLarge (over KEYED_VALUE_BYTES_MAX or the quota),
@@ -181,6 +182,7 @@ class KeyedPut(Request, frozen=True):
     depths: list[int] = []
     memory: int = 0
     offsets: list[int] = []
+    resize: bool = False
 
 
 class KeyedCommit(Request, frozen=True):
@@ -199,6 +201,7 @@ class KeyedCommit(Request, frozen=True):
     chunks: list[bytes]
     depths: list[int] = []
     end_session: bool = False
+    resize: bool = False
 
 
 class KeyedIndexOpened(Message, frozen=True):

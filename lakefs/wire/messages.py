@@ -28,6 +28,7 @@ class Commit(Request, frozen=True):
     """Bind names to blobs whose chunks the session holds.  Each name is atomic.
 
     Durable when answered; with `durable` false only visible to all, and synced within a second (see `Sync`).
+    `folders`: each result that succeeded tells what became of the name's folder.
     """
 
     OP = 20
@@ -36,12 +37,14 @@ class Commit(Request, frozen=True):
     changes: list[NameChange]
     end_session: bool = False
     durable: bool = True
+    folders: bool = False
 
 
 class PutObjects(Request, frozen=True):
     """Store small objects and bind their names in one request; payloads in the body, each at most 4 MiB.
 
-    `changes[i].blob` is empty: the engine computes it.  Chunk and name are one journal group.  `durable` as in Commit.
+    `changes[i].blob` is empty: the engine computes it.  Chunk and name are one journal group.  `durable` and `folders`
+    as in Commit.
     With `stamps` each result that succeeded has the set that OpenObjects of that name would have right after.
     """
 
@@ -51,6 +54,7 @@ class PutObjects(Request, frozen=True):
     changes: list[NameChange]
     durable: bool = True
     stamps: bool = False
+    folders: bool = False
 
 
 class StatNames(Request, frozen=True):
@@ -73,10 +77,10 @@ class StatNames(Request, frozen=True):
 class DeleteNames(Request, frozen=True):
     """Remove names; a missing one is no failure (no `stat`).  A key `F/` is the folder's own blob; names in F stay.
 
-    `keep_folder`: a folder that loses its last name stays, empty.  `durable` as in Commit.  In a bucket that keeps
-    versions, a delete marker becomes the newest version, also of a missing name; the result has its id.  `versions` and
-    `conditions` (instead of `condition`): none, or one for each name; a given version is removed for good, under its
-    own condition.
+    `keep_folder`: a folder that loses its last name stays, empty.  `durable` and `folders` as in Commit.  In a bucket
+    that keeps versions, a delete marker becomes the newest version, also of a missing name; the result has its id.
+    `versions` and `conditions` (instead of `condition`): none, or one for each name; a given version is removed for
+    good, under its own condition.
     """
 
     OP = 23
@@ -87,14 +91,15 @@ class DeleteNames(Request, frozen=True):
     durable: bool = True
     versions: list[str] = []
     conditions: list[Condition] = []
+    folders: bool = False
 
 
 class Rename(Request, frozen=True):
     """Move an object or folder, atomically, within or across buckets of one domain.
 
     Both keys end in `/` for a folder.  A target object is replaced unless `replace` is false (AlreadyExists); a
-    target folder must be empty.  Moving a folder below itself is InvalidArgument.  `keep_folder` and `durable` as in
-    DeleteNames.
+    target folder must be empty.  Moving a folder below itself is InvalidArgument.  `keep_folder`, `durable` and
+    `folders` as in DeleteNames.  `condition` is on the old name, `to_condition` on the new one.
     """
 
     OP = 24
@@ -107,6 +112,9 @@ class Rename(Request, frozen=True):
     create_bucket: bool = False
     keep_folder: bool = False
     durable: bool = True
+    condition: Condition = NO_CONDITION
+    to_condition: Condition = NO_CONDITION
+    folders: bool = False
 
 
 class Copy(Request, frozen=True):
@@ -132,7 +140,8 @@ class Copy(Request, frozen=True):
 class MakeFolder(Request, frozen=True):
     """Make an explicit folder (it stays when empty).  AlreadyExists when it exists and `exclusive` is set.
 
-    `attributes`: mode, owner, time and xattrs of a folder made by this request.  `durable` as in Commit.
+    `attributes`: mode, owner, time and xattrs of a folder made by this request.  `durable` and `folders` as in Commit;
+    with `folders` the result also has the stamps that StatNames of the new folder would have right after.
     """
 
     OP = 26
@@ -143,6 +152,8 @@ class MakeFolder(Request, frozen=True):
     create_bucket: bool = False
     attributes: ObjectAttributes | None = None
     durable: bool = True
+    condition: Condition = NO_CONDITION
+    folders: bool = False
 
 
 class SetAttributes(Request, frozen=True):
@@ -176,7 +187,7 @@ class SetAttributes(Request, frozen=True):
 class MakeSymlink(Request, frozen=True):
     """Make a symlink with a target of 1 to 4,095 bytes; AlreadyExists when an object, symlink or folder has the name.
 
-    `durable` as in Commit.
+    `durable` and `folders` as in Commit.
     """
 
     OP = 29
@@ -186,12 +197,14 @@ class MakeSymlink(Request, frozen=True):
     target: bytes
     attributes: ObjectAttributes
     durable: bool = True
+    condition: Condition = NO_CONDITION
+    folders: bool = False
 
 
 class RemoveFolder(Request, frozen=True):
     """Remove an empty folder, whether or not it was made explicitly.  KeyNotFound, NotAFolder, FolderNotEmpty.
 
-    `keep_folder` and `durable` as in DeleteNames.
+    `keep_folder`, `durable` and `folders` as in DeleteNames.  PreconditionFailed.
     """
 
     OP = 33
@@ -200,10 +213,15 @@ class RemoveFolder(Request, frozen=True):
     key: str
     keep_folder: bool = False
     durable: bool = True
+    condition: Condition = NO_CONDITION
+    folders: bool = False
 
 
 class ListEntry(Message, frozen=True):
-    """One name of a page; `is_prefix` entries are rolled up at the delimiter and have no other field set."""
+    """One name of a page; `is_prefix` entries are rolled up at the delimiter and have no other field set.
+
+    `checksum_names`: those under which checksums are kept with it.
+    """
 
     key: str
     is_prefix: bool = False
@@ -219,6 +237,7 @@ class ListEntry(Message, frozen=True):
     gid: int = 0
     ctime_ns: int = 0
     atime_ns: int | None = None
+    checksum_names: list[str] = []
 
 
 class Listed(Message, frozen=True):

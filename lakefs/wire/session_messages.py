@@ -13,6 +13,14 @@ FEATURE_STAMPS: Final = 1 << 0
 """Bit of HelloReply's `features`: the engine has stamps (`OpenStamps`)."""
 FEATURE_FABRIC: Final = 1 << 1
 """Bit of HelloReply's `features`: the engine has an RDMA device (`FabricOpen`)."""
+FEATURE_PLACES: Final = 1 << 2
+"""Bit of HelloReply's `features`: the engine checks what a change was decided upon.
+
+It honours `folder`, `alone`, `blob` and `gone` of a Condition, takes conditions in Rename, MakeFolder, MakeSymlink and
+RemoveFolder, and tells of folders (`folders`).
+"""
+FEATURE_WATCH_ALL: Final = 1 << 3
+"""Bit of HelloReply's `features`: Watch of the bucket "" sends the events of all buckets."""
 
 # --- connection --------------------------------------------------------------------------------------
 
@@ -20,7 +28,7 @@ FEATURE_FABRIC: Final = 1 << 1
 class HelloReply(Message, frozen=True):
     """The server's identity and limits.  A client that has cached descriptors of a store compares the ids.
 
-    `features`: bits FEATURE_STAMPS, FEATURE_FABRIC.
+    `features`: bits FEATURE_STAMPS, FEATURE_FABRIC, FEATURE_PLACES, FEATURE_WATCH_ALL.
     """
 
     protocol: int
@@ -207,6 +215,8 @@ class WatchEvent(Message, frozen=True):
 
 class Watch(Request, frozen=True):
     """Send events of a bucket, in order, after they are durable, until the stream is cancelled.  First answer: Done.
+
+    The bucket "" is all buckets, those that are made later too; a `resync` of all then has the bucket "".
 
     `others_only`: leave out changes made by requests of the same connection.
     """

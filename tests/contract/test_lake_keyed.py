@@ -55,8 +55,10 @@ class Asker:
     def steps(self) -> SpaceSteps:
         return SpaceSteps(self.lake.steps, self.number)
 
-    async def put(self, keys: Sequence[bytes], values: Sequence[bytes | Slot], **more: Sequence[int]) -> KeyedResult:
-        return await self.lake.run(self.steps.put_many(keys, values, **more))
+    async def put(
+        self, keys: Sequence[bytes], values: Sequence[bytes | Slot], *, depths: Sequence[int] = (), resize: bool = False
+    ) -> KeyedResult:
+        return await self.lake.run(self.steps.put_many(keys, values, depths=depths, resize=resize))
 
     async def load(
         self, keys: Sequence[bytes], pool: Pool, offsets: Sequence[int], rooms: Sequence[int] = ()
@@ -125,6 +127,44 @@ def test_values_are_written_once(kind: Kind) -> None:
         again = await space.put([b"a", b"b"], [value_of(100_000, 1), first])
         assert again.outcomes == [Outcome.PRESENT, Outcome.STORED]
         assert await space.get([b"a", b"b"], [100_000] * 2) == [first, first]
+
+    keyed(kind, body)
+
+
+@pytest.mark.parametrize("size", [1000, 300_000, CHUNK_BYTES + 1, BODY_BYTES_MAX + 1])
+def test_a_value_of_another_length_is_no_match_and_a_put_that_resizes_replaces_it(kind: Kind, size: int) -> None:
+    async def body(space: Asker) -> None:
+        async def matched(*sizes: int) -> list[bool]:
+            return (await space.lake.run(space.steps.match([b"a", b"b", b"none"], sizes))).present
+
+        first, other = value_of(size), value_of(size + 1)
+        await space.put([b"a", b"b"], [first, other])
+        assert await matched(size, size, size) == [True, False, False]
+        assert await matched(0, size + 1, 0) == [True, True, False], "0 is any length"
+        assert await matched() == [True, True, False]
+        again = await space.put([b"a", b"b"], [value_of(size, 7), first], resize=True)
+        assert again.outcomes == [Outcome.PRESENT, Outcome.STORED]
+        assert await matched(size, size, size) == [True, True, False]
+        assert await space.get([b"a", b"b"], [size] * 2) == [first, first]
+        with pytest.raises(InvalidArgument, match="do not go together"):
+            await matched(size)
+
+    keyed(kind, body)
+
+
+def test_a_slot_of_shared_memory_resizes_too(kind: Kind) -> None:
+    async def body(space: Asker) -> None:
+        memory = await trio.to_thread.run_sync(SharedMemory, MIB)
+        try:
+            memory.buffer[:100_000] = value_of(100_000)
+            await space.put([b"a"], [b"short"])
+            assert (await space.put([b"a"], [memory.slot(0, 100_000)])).outcomes == [Outcome.PRESENT]
+            for outcome in (Outcome.STORED, Outcome.PRESENT):
+                assert (await space.put([b"a"], [memory.slot(0, 100_000)], resize=True)).outcomes == [outcome]
+            assert await space.get([b"a"], [100_000]) == [value_of(100_000)]
+        finally:
+            await space.lake.run(space.lake.steps.return_memory(memory))
+            memory.close()
 
     keyed(kind, body)
 

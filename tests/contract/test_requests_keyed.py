@@ -45,11 +45,13 @@ async def stat_of(client: EngineClient, name: str = "space") -> m.SpaceStat:
     return await ask(client, m.SpaceOpen(name, create=False), m.SpaceStat)
 
 
-async def put_keys(client: EngineClient, space: int, values: Mapping[bytes, Sequence[bytes]]) -> m.KeyedOutcomes:
+async def put_keys(
+    client: EngineClient, space: int, values: Mapping[bytes, Sequence[bytes]], *, resize: bool = False
+) -> m.KeyedOutcomes:
     """Put values, given as their parts, in a body."""
     parts = [part for value in values.values() for part in value]
     counts = [len(value) for value in values.values()]
-    request = m.KeyedPut(space, list(values), counts, [len(part) for part in parts])
+    request = m.KeyedPut(space, list(values), counts, [len(part) for part in parts], resize=resize)
     return await ask(client, request, m.KeyedOutcomes, *parts)
 
 

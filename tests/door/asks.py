@@ -69,6 +69,7 @@ class Flaw(enum.Enum):
     ODD_HASH = "a hash of the body that is none"
     STREAMING = "a body that is said to be signed in chunks"
     NO_DATE = "no date"
+    DATE = "a Date in the place of x-amz-date"
     ODD_DATE = "a date that is none"
     UNSIGNED_HEADER = "an x-amz header that is not signed"
     MISSING_HEADER = "a signed header that was not sent"
@@ -85,7 +86,7 @@ class Flaw(enum.Enum):
     SCHEME = "another scheme"
 
 
-HARMLESS: Final = (Flaw.SPACES, Flaw.NO_SPACES, Flaw.TABS, Flaw.NO_HASH)
+HARMLESS: Final = (Flaw.SPACES, Flaw.NO_SPACES, Flaw.TABS, Flaw.NO_HASH, Flaw.DATE)
 """Oddities with which a request is still good."""
 
 
@@ -192,6 +193,11 @@ class _Scope:
     service: str
 
     @property
+    def date(self) -> str:
+        """The time as a Date header has it."""
+        return time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.strptime(self.stamp, "%Y%m%dT%H%M%SZ"))
+
+    @property
     def text(self) -> str:
         return f"{self.day}/{self.region}/{self.service}/aws4_request"
 
@@ -291,7 +297,9 @@ def _signed_headers(
         flaw or Flaw.BIT, ask.hashed or hashlib.sha256(ask.body).hexdigest()
     )
     sent = [*headers]
-    if flaw is not Flaw.NO_DATE:
+    if flaw is Flaw.DATE:
+        sent.append(("date", scope.date))
+    elif flaw is not Flaw.NO_DATE:
         sent.append(("x-amz-date", scope.stamp))
     if flaw is not Flaw.NO_HASH:
         sent.append(("x-amz-content-sha256", hashed))

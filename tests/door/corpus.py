@@ -70,6 +70,10 @@ _STRANGERS: Final[Mapping[str, bytes]] = {
     "a range in capitals": _lines(b"range: BYTES=0-1"),
     "a range with spaces": _lines(b"range: bytes=0 - 1"),
     "a range with a space behind the equals sign": _lines(b"range: bytes= 0-1"),
+    "a range with a space before the equals sign": _lines(b"range: bytes =0-1"),
+    "a range with a space before the dash": _lines(b"range: bytes=0 -1"),
+    "a range with a tab behind the dash": _lines(b"range: bytes=0-\t1"),
+    "a suffix with a space": _lines(b"range: bytes=- 1"),
     "a suffix": _lines(b"range: bytes=-1"),
     "a suffix of nothing": _lines(b"range: bytes=-0"),
     "a suffix longer than the object": _lines(b"range: bytes=-99999"),
@@ -87,6 +91,15 @@ _STRANGERS: Final[Mapping[str, bytes]] = {
     "an odd host": b"GET /open/size-4096 HTTP/1.1\r\nHost: a b\r\n\r\n",
     "a host in capitals": b"GET /open/size-4096 HTTP/1.1\r\nHOST: " + DOMAIN.upper().encode() + b"\r\n\r\n",
     "a bucket in the host": b"GET /size-4096 HTTP/1.1\r\nHost: open." + DOMAIN.encode() + b"\r\n\r\n",
+    "a host with a dot at its end": _lines().replace(_HOST, _HOST + b"."),
+    "a bucket in the host with a dot at its end": b"GET /size-4096 HTTP/1.1\r\nHost: open."
+    + DOMAIN.encode()
+    + b".\r\n\r\n",
+    "a target with its host, and a dot at its end": b"GET http://"
+    + DOMAIN.encode()
+    + b"./open/size-4096 HTTP/1.1\r\n"
+    + _HOST
+    + b"\r\n\r\n",
     "a bucket in the host, in capitals": b"GET /size-4096 HTTP/1.1\r\nHost: OPEN." + DOMAIN.encode() + b"\r\n\r\n",
     "another bucket in the host": b"GET /size-4096 HTTP/1.1\r\nHost: things." + DOMAIN.encode() + b"\r\n\r\n",
     "a target with its host": b"GET http://" + DOMAIN.encode() + b"/open/size-4096 HTTP/1.1\r\n" + _HOST + b"\r\n\r\n",
@@ -111,6 +124,8 @@ _STRANGERS: Final[Mapping[str, bytes]] = {
     "a fragment": _lines().replace(b"4096 ", b"4096#x "),
     "an empty query": _lines().replace(b"4096 ", b"4096? "),
     "an ampersand as query": _lines().replace(b"4096 ", b"4096?& "),
+    "a parameter of the client's own": _lines().replace(b"4096 ", b"4096?x-mine=1 "),
+    "a sub-resource of buckets": _lines().replace(b"4096 ", b"4096?uploads "),
     "x-id": _lines().replace(b"4096 ", b"4096?x-id=GetObject "),
     "a NUL in the target": _lines().replace(b"4096 ", b"4096\0 "),
     "bytes past ASCII in the target": _lines().replace(b"4096 ", b"4096\xe9 "),
@@ -157,6 +172,8 @@ _STRANGERS: Final[Mapping[str, bytes]] = {
     "an origin": _lines(b"origin: http://elsewhere.test"),
     "127 headers": _lines(*(b"x-%d: y" % number for number in range(126))),
     "129 headers": _lines(*(b"x-%d: y" % number for number in range(128))),
+    "2,000 headers": _lines(*(b"x-%d: y" % number for number in range(1999))),
+    "5,000 headers": _lines(*(b"x-%d: y" % number for number in range(4999))),
     "a header of 8 KiB": _lines(b"x: " + b"y" * 8200),
     "a header of 31 KiB": _lines(b"x: " + b"y" * (31 << 10)),
     "a header of 40 KiB": _lines(b"x: " + b"y" * (40 << 10)),
@@ -195,6 +212,11 @@ _SIGNED: Final[Mapping[str, Callable[[World], bytes]]] = {
     "presigned, and expired": lambda made: made.raw(Ask(_PATH, way=Way.QUERY, flaw=Flaw.EXPIRED)),
     "presigned, and wrong": lambda made: made.raw(Ask(_PATH, way=Way.QUERY, flaw=Flaw.BIT)),
     "a stranger": lambda made: made.raw(Ask(_PATH, way=Way.NONE)),
+    "the last bytes of nothing": lambda made: made.raw(Ask(f"/{THINGS}/size-0", headers=(("range", "bytes=-5"),))),
+    "the last byte of nothing, and HEAD": lambda made: made.raw(
+        Ask(f"/{THINGS}/size-0", "HEAD", headers=(("range", "bytes=-1"),))
+    ),
+    "no last byte of nothing": lambda made: made.raw(Ask(f"/{THINGS}/size-0", headers=(("range", "bytes=-0"),))),
     "a key of another bucket": lambda made: made.raw(Ask(_PATH, caller="other")),
     "a key that is gone": lambda made: made.raw(Ask(_PATH, caller="gone")),
     "a folder": lambda made: made.raw(Ask(f"/{THINGS}/folder/")),
@@ -209,6 +231,8 @@ ODD: Final = (*_STRANGERS, *_SIGNED)
 _QUERIES: Final = (
     (),
     (("x-id", "GetObject"),),
+    (("x-mine", "1"),),
+    (("uploads", ""),),
     (("partNumber", "1"),),
     (("versionId", "null"),),
     (("versionId", ""),),
@@ -226,6 +250,8 @@ _HEADERS: Final[tuple[tuple[tuple[str, str], ...], ...]] = (
     (("range", "bytes=0-0"),),
     (("range", "bytes=100-"), _MODE),
     (("range", "bytes=0-99999999"),),
+    (("range", "bytes=-5"),),
+    (("range", "bytes= 0-1"),),
     (("connection", "keep-alive"), ("accept", "*/*"), ("accept-encoding", "gzip")),
     (("x-amz-user-agent", "aws-sdk-js/3"), ("amz-sdk-request", "attempt=1; max=3")),
 )

@@ -24,6 +24,8 @@ _EVERY: Final = (
     (KEPT, "deleted"),
 )
 _NUMBERS: Final = ("0", "1", "-0", "+1", " 1", "01", "4095", "4096", "65535", "65536", "65537", "1048575", "1048576")
+_SPACED: Final = ("bytes= {}-{}", "bytes =0-{}{}", "bytes={} -{}", "bytes={}- {}", "bytes=- {}{}", "bytes\t=\t{}-{}")
+"""Ranges with white space: they are none."""
 _HUGE: Final = ("2147483648", "4294967296", "9223372036854775808", "1" + "0" * 40, "0x10", "1e3", "\xb2", "")
 _DATES: Final = (
     "Sun, 06 Nov 1994 08:49:37 GMT",
@@ -135,7 +137,11 @@ def _queried(draw: Draw, ask: Ask) -> Ask:
         ("response-content-type", "text%2Fhtml"),
         ("response-expires", "x%00y"),
         *((name, "") for name in ("tagging", "acl", "attributes", "uploads", "uploadId", "torrent", "versions")),
+        *((name, "") for name in ("location", "versioning", "delete", "policy")),
         ("x-id", "GetObject"),
+        ("x-mine", "1"),
+        ("x-%6dine", "a+b%20c"),
+        ("X-Mine", ""),
         ("list-type", "2"),
         ("prefix", "a"),
         ("%70refix", "%7E"),
@@ -153,6 +159,8 @@ def _ranged(draw: Draw, ask: Ask) -> Ask:
     unit = draw(st.sampled_from(("bytes=", "bytes=", "bytes=", "Bytes=", "bytes = ", "bits=", "bytes:", "")))
     form = draw(st.sampled_from(("{}-{}", "{}-", "-{}", "{}", "{}-{},0-1", "{}-{}-{}", "-{}, {}-", "{} - {}")))
     value = unit + form.format(*draw(st.tuples(number, number, number)))
+    if draw(st.integers(0, 2)) == 0:
+        value = draw(st.sampled_from(_SPACED)).format(*draw(st.tuples(number, number)))
     kept = tuple(header for header in ask.headers if header[0] != "range")
     return replace(ask, headers=(*kept, ("range", value)))
 
@@ -190,6 +198,19 @@ def _with_headers(draw: Draw, ask: Ask) -> Ask:
         ("user-agent", "two  spaces\tand a tab"),
     )
     return replace(ask, headers=(*ask.headers, *draw(st.lists(st.sampled_from(odd), min_size=1, max_size=2))))
+
+
+def _many_headers(draw: Draw, ask: Ask) -> Ask:
+    """Send more headers than a fast reader has room for; sometimes more bytes than any head has."""
+    count = draw(st.sampled_from((10, 30, 127, 128, 129, 1000, 5000)))
+    return replace(ask, more=(*ask.more, *(b"h%d: v" % number for number in range(count))))
+
+
+def _tail_of_nothing(draw: Draw, ask: Ask) -> Ask:
+    """Ask for the last bytes of an empty object."""
+    value = f"bytes=-{draw(st.sampled_from((*_NUMBERS, '5', *_HUGE)))}"
+    kept = tuple(header for header in ask.headers if header[0] != "range")
+    return replace(ask, path=path_of(THINGS, "size-0"), headers=(*kept, ("range", value)))
 
 
 def _repeated(draw: Draw, ask: Ask) -> Ask:
@@ -236,9 +257,8 @@ def _versioned(draw: Draw, ask: Ask) -> Ask:
 def _hosted(draw: Draw, ask: Ask) -> Ask:
     bucket, _, rest = ask.path[1:].partition("/")
     virtual = draw(st.booleans())
-    domain = draw(
-        st.sampled_from((DOMAIN, f"{DOMAIN}:9000", DOMAIN.upper(), f"{DOMAIN}.", "127.0.0.1:9000", "[::1]", ""))
-    )
+    names = (DOMAIN, DOMAIN.upper(), f"{DOMAIN}.", f"{DOMAIN}..", "127.0.0.1", "[::1]", "")
+    domain = draw(st.sampled_from(names)) + draw(st.sampled_from(("", "", ":9000")))
     return replace(ask, path=f"/{rest}" if virtual else ask.path, host=f"{bucket}.{domain}" if virtual else domain)
 
 
@@ -283,6 +303,8 @@ _ODDITIES: Final[tuple[Callable[[Draw, Ask], Ask], ...]] = (
     _ranged,
     _conditional,
     _with_headers,
+    _many_headers,
+    _tail_of_nothing,
     _repeated,
     _odd_lines,
     _with_body,

@@ -99,7 +99,7 @@ def put_steps(draw: st.DrawFn) -> PutStep:
     pieces = draw(st.sampled_from((0, 0, 1, 2, 3)))
     if is_plain:
         return PutStep(ask, pieces)
-    return PutStep(draw(st.sampled_from((_odd_content, _odd_header, _by_another, oddly)))(draw, ask), pieces)
+    return PutStep(draw(st.sampled_from((_odd_content, _framed, _odd_header, _by_another, oddly)))(draw, ask), pieces)
 
 
 def _odd_content(draw: st.DrawFn, ask: Ask) -> Ask:
@@ -122,6 +122,28 @@ def _odd_content(draw: st.DrawFn, ask: Ask) -> Ask:
         replace(ask, body=b"", hashed=hashlib.sha256(ask.body).hexdigest()),
     )
     return changes[draw(st.integers(0, len(changes) - 1))]
+
+
+def _framed(draw: st.DrawFn, ask: Ask) -> Ask:
+    """Send a body in chunks, or say so of one that is not; under a hash or none."""
+    body = b"%x\r\n%b\r\n0\r\n" % (len(ask.body), ask.body) if ask.body else b"0\r\n"
+    sums = [header for header in _sums(ask.body)[0] if header[0].startswith("x-amz-checksum")]
+    trailers = draw(st.sampled_from(((), sums, [("x-amz-checksum-crc32", "AAAAAA==")], [("x-amz-meta-a", "b")])))
+    body += b"".join(f"{name}:{value}\r\n".encode() for name, value in trailers) + b"\r\n"
+    body = draw(st.sampled_from((body, body, body, ask.body, body[:-2], b"")))
+    headers = [header for header in ask.headers[1:] if header[0] not in ("content-encoding", "x-amz-trailer")]
+    headers.append(("content-length", str(len(body))))
+    if draw(st.integers(0, 3)):
+        headers.append(("content-encoding", draw(st.sampled_from(("aws-chunked", "gzip, aws-chunked", "AWS-CHUNKED")))))
+    if draw(st.integers(0, 3)):
+        length = len(ask.body) + draw(st.sampled_from((0, 0, 0, 1, -1, len(body) - len(ask.body))))
+        headers.append(("x-amz-decoded-content-length", str(length)))
+    if trailers or draw(st.integers(0, 3)) == 0:
+        headers.append(("x-amz-trailer", ",".join(name for name, _ in trailers)))
+    hashed = draw(st.sampled_from(("", "", UNSIGNED, "STREAMING-UNSIGNED-PAYLOAD-TRAILER")))
+    way = draw(st.sampled_from((Way.HEADER, Way.HEADER, Way.QUERY)))
+    query = draw(st.sampled_from(((), (), (("x-mine", "1"),))))
+    return replace(ask, body=body, headers=tuple(headers), hashed=hashed, way=way, query=query)
 
 
 def _odd_header(draw: st.DrawFn, ask: Ask) -> Ask:

@@ -19,7 +19,9 @@ _STAMP: Final = "20261121T120000Z"
 _SCOPE: Final = f"{_STAMP[:8]}/{REGION}/s3/aws4_request"
 _HOST: Final = "lake:9000"
 PAYLOAD: Final = b"the payload that was signed, and no other"
-PAYLOADS: Final = (Payload.STREAMING_SIGNED, Payload.STREAMING_SIGNED_TRAILER, Payload.STREAMING_UNSIGNED_TRAILER)
+CHAINED: Final = (Payload.STREAMING_SIGNED, Payload.STREAMING_SIGNED_TRAILER)
+"""Kinds of bodies whose chunks are signed."""
+PAYLOADS: Final = (*CHAINED, Payload.STREAMING_UNSIGNED_TRAILER, Payload.UNSIGNED, Payload.HASH)
 _EMPTY: Final = sha256(b"").hexdigest()
 
 
@@ -93,7 +95,7 @@ SEEDS: Final = {kind: _seed(kind) for kind in PAYLOADS}
 
 
 def _body(number: int, kind: Payload, cuts: tuple[int, ...]) -> bytes:
-    is_signed = kind is not Payload.STREAMING_UNSIGNED_TRAILER
+    is_signed = kind in CHAINED
     previous = SEEDS[kind].seed
     found = bytes([number])
     edges = (0, *cuts, len(PAYLOAD))

@@ -21,7 +21,7 @@ from lakefs.content.verify import Check
 from lakefs.errors import EngineUnreachable, InvalidArgument
 from lakefs.limits import KIB
 from lakefs.plugins.kv import lmcache_connector
-from lakefs.plugins.kv.lmcache_connector import LakeConnector, key_of
+from lakefs.plugins.kv.lmcache_connector import LakeConnector
 from tests.e2e.served import Served
 from tests.keyed.test_direct import spoil
 from tests.known.clients import requests
@@ -242,4 +242,3 @@ def test_the_connector_reads_at_once_what_is_in_memory_and_never_other_bytes(
         writer.remove_space("connector")
         assert result(connector, connector.submit_batch_get(names, buffers)) == (True, [False] * BLOCKS)
         assert result(connector, connector.submit_batch_exists(names)) == (True, [False] * BLOCKS)
-    assert key_of("a") != key_of("b")

@@ -10,7 +10,7 @@ from lakefs.client.blocking.lake import Lake
 from lakefs.client.connect import connect
 from lakefs.content.verify import Check
 from lakefs.errors import InvalidArgument, SpaceNotFound
-from lakefs.limits import KIB
+from lakefs.limits import CHUNK_BYTES, KIB
 from lakefs.put.keyed import Outcome
 from lakefs.wire import messages as m
 from tests.e2e.served import Served
@@ -50,6 +50,29 @@ def test_present_keys_are_put_without_a_request_and_others_with_one(engine: Serv
         writer.remove_space("space")
         with pytest.raises(SpaceNotFound):
             space.put_many(keys[:1], values[:1])
+
+
+def test_lengths_are_known_without_a_request_and_another_length_is_replaced(engine: Served, writer: Lake) -> None:
+    sizes = [100, 64 * KIB, CHUNK_BYTES + 5]
+    keys = keys_of(len(sizes))
+    values = [value_of(key, 0, size) for key, size in zip(keys, sizes, strict=True)]
+    shorter = [value_of(key, 1, size - 1) for key, size in zip(keys, sizes, strict=True)]
+    with connect(engine.server, check=Check.CRC32C) as lake:
+        space = lake.space("space")
+        space.put_many(keys, values)
+        warm(space, keys)
+        sent = requests(lake)
+        assert space.match([*keys, b"absent"], [*sizes, 1]).present == [True] * 3 + [False]
+        assert space.try_match(keys, [size - 1 for size in sizes]) == [False] * 3
+        assert space.put_many(keys, values, resize=True).outcomes == [Outcome.PRESENT] * 3
+        assert space.put_many(keys, shorter).outcomes == [Outcome.PRESENT] * 3
+        assert sent == [], "also of a value of two parts, which lies nowhere that the client knows"
+        assert space.put_many(keys, shorter, resize=True).outcomes == [Outcome.STORED] * 3
+        assert space.match(keys, sizes).present == [False] * 3, "in the client's view at once"
+        assert space.match(keys, [size - 1 for size in sizes]).present == [True] * 3
+        buffers = [bytearray(size) for size in sizes]
+        assert space.get_many_into(keys, buffers) == [size - 1 for size in sizes]
+        assert [bytes(buffer[:-1]) for buffer in buffers] == shorter
 
 
 def test_a_value_whose_time_is_over_is_put_anew_before_it_is_removed(engine: Served, writer: Lake) -> None:

@@ -9,6 +9,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from lakefs.client.blocking.engine import BlockingEngine, connect_blocking
+from tests.mount.commits import Sizes, keep_versions, version_sizes
 from tests.mount.mounts import LakeMounts, lake
 
 _numbers = itertools.count()
@@ -40,3 +42,17 @@ def here(mounts: LakeMounts, request: pytest.FixtureRequest) -> Path:
 def there(mounts: LakeMounts, here: Path) -> Path:
     """The same folder, on the second mount."""
     return mounts.folders[1] / here.name
+
+
+@pytest.fixture(scope="module")
+def versions(mounts: LakeMounts) -> Iterator[BlockingEngine]:
+    """Connect to the engine of the mounts, whose bucket keeps versions."""
+    keep_versions(mounts.served)
+    with connect_blocking(mounts.served.server) as engine:
+        yield engine
+
+
+@pytest.fixture
+def sizes(versions: BlockingEngine) -> Sizes:
+    """Give the lengths of a file's versions."""
+    return lambda path: version_sizes(versions, path)

@@ -299,32 +299,35 @@ class KeyedWorld:
         number = await self._own(client, customer)
         wanted = {key: customer.value(key) for key in sorted({customer.key() for _ in range(rng.randint(1, 3))})}
         before = {key: customer.known(key) for key in wanted}
+        resize = rng.random() < 0.4
+        stays = {key: {had for had in before[key] if _stays(had, value, resize)} for key, value in wanted.items()}
         for key, value in wanted.items():
-            if None in before[key]:
+            if stays[key] != before[key]:
                 customer.may_be[key] = before[key] | {value}
-        with customer.changing({key: value for key, value in wanted.items() if before[key] == {None}}):
-            outcomes = await self._send(client, number, wanted, rng)
+        with customer.changing({key: value for key, value in wanted.items() if not stays[key]}):
+            outcomes = await self._send(client, number, wanted, rng, resize=resize)
         for (key, value), outcome in zip(wanted.items(), outcomes, strict=True):
             if outcome == m.KEYED_STORED:
-                customer.expect(None in before[key], f"{key!r} was put, and had {before[key]}")
+                customer.expect(stays[key] != before[key], f"{key!r} was put, and had {before[key]}")
                 customer.may_be[key] = {value}
             else:
-                customer.expect(outcome == m.KEYED_PRESENT and before[key] != {None}, f"{key!r}: outcome {outcome}")
-                customer.may_be[key] = before[key] - {None}
+                customer.expect(outcome == m.KEYED_PRESENT and bool(stays[key]), f"{key!r}: outcome {outcome}")
+                customer.may_be[key] = stays[key]
 
     async def _send(
-        self, client: EngineClient, number: int, values: dict[bytes, Value], rng: random.Random
+        self, client: EngineClient, number: int, values: dict[bytes, Value], rng: random.Random, *, resize: bool = False
     ) -> list[int]:
         """Put values in a body, or from a session; returns the outcomes."""
         parts = [part for value in values.values() for part in value]
         counts = [len(value) for value in values.values()]
         depths = [rng.randrange(4) for _ in values]
         if rng.random() < 0.6:
-            request = m.KeyedPut(number, list(values), counts, [len(part) for part in parts], depths)
+            lengths = [len(part) for part in parts]
+            request = m.KeyedPut(number, list(values), counts, lengths, depths, resize=resize)
             return _good(await ask(client, request, m.KeyedOutcomes, *parts))
         session = await session_of(client)
         chunks = await store_chunks(client, session, parts)
-        commit = m.KeyedCommit(session, number, list(values), counts, chunks, depths, end_session=True)
+        commit = m.KeyedCommit(session, number, list(values), counts, chunks, depths, end_session=True, resize=resize)
         return _good(await ask(client, commit, m.KeyedOutcomes))
 
     async def _look(self, client: EngineClient, customer: Customer, rng: random.Random) -> None:
@@ -417,6 +420,11 @@ class KeyedWorld:
 
     async def _collect(self, client: EngineClient, customer: Customer, rng: random.Random) -> None:
         self.met["freed"] += (await gc(client))["freed_chunks"]
+
+
+def _stays(had: Value | None, value: Value, resize: bool) -> bool:
+    """Return True if a put of a value leaves the key the one that it had."""
+    return had is not None and not (resize and len(b"".join(had)) != len(b"".join(value)))
 
 
 def _shown(value: Value | None) -> str:

@@ -65,7 +65,7 @@ def gc_forgets_what_is_put_while_it_runs() -> AbstractContextManager[Any]:
 
 
 def a_present_key_is_replaced() -> AbstractContextManager[Any]:
-    def put(self: Values, txn: Transaction, usage: Usage, number: int, key: bytes, value: KeyedValue) -> None:
+    def put(self: Values, txn: Transaction, usage: Usage, number: int, key: bytes, value: KeyedValue, **_: Any) -> None:
         values_module.remove_value(txn, usage, number, key)
         usage.add(value)
         txn.put(Table.KEYED, value_key(number, key), value.pack())

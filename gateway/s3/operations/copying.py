@@ -9,7 +9,7 @@ from gateway.http.messages import Response
 from gateway.http.ranges import Condition as SourceCondition, check_conditions
 from gateway.s3.operations.buckets import iso_time
 from gateway.s3.operations.versions import checked_version, version_headers
-from gateway.s3.protocol.attributes import attributes_of, tags_of_copy
+from gateway.s3.protocol.attributes import attributes_of, checksum_elements, tags_of_copy
 from gateway.s3.protocol.checksums import algorithm_named
 from gateway.s3.protocol.errors import S3Error, invalid_argument, not_implemented, precondition_failed
 from gateway.s3.protocol.headers import write_condition
@@ -43,6 +43,7 @@ async def copy_object(call: Call) -> Response:
     copying = Copy(*name, call.bucket, call.key, attributes, condition, tags=tags, version=found.version)
     stat = await call.ask_one(copying)
     fields = element("LastModified", iso_time(stat.mtime_ns)) + element("ETag", f'"{stat.etag}"')
+    fields += checksum_elements(stat.checksums)
     headers = version_headers(stat) + version_headers(source, COPIED_VERSION_HEADER)
     return xml_response(document("CopyObjectResult", fields), headers)
 

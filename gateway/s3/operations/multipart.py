@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping
 from typing import Final
 
 import trio
@@ -15,11 +16,18 @@ import trio
 from gateway.http.messages import Response
 from gateway.s3.operations.buckets import iso_time
 from gateway.s3.operations.copying import COPIED_VERSION_HEADER, copy_source
-from gateway.s3.operations.stated_whole import ALGORITHM, TYPE, check_size, checked_whole, checksum_details
+from gateway.s3.operations.stated_whole import (
+    ALGORITHM,
+    TYPE,
+    check_size,
+    checked_whole,
+    checksum_details,
+    part_algorithm,
+)
 from gateway.s3.operations.storing import store_chunks
 from gateway.s3.operations.versions import version_headers
 from gateway.s3.protocol import checksums
-from gateway.s3.protocol.attributes import attributes_of, checksum_headers
+from gateway.s3.protocol.attributes import attributes_of, checksum_elements
 from gateway.s3.protocol.bodies import CompletedPart, read_complete
 from gateway.s3.protocol.checksums import ELEMENTS, HEADERS, Algorithm
 from gateway.s3.protocol.errors import S3Error, invalid_argument
@@ -46,7 +54,6 @@ from lakefs.wire.messages import Done, PartStat, UploadAbort, UploadList, Upload
 PART_BYTES_MAX: Final = 5 << 30
 _PAGE: Final = 1000
 _RANGE: Final = re.compile(rb"bytes=([0-9]{1,15})-([0-9]{1,15})")
-_ELEMENT_OF_HEADER: Final = {HEADERS[algorithm]: ELEMENTS[algorithm] for algorithm in Algorithm}
 
 
 async def create_multipart_upload(call: Call) -> Response:
@@ -63,9 +70,9 @@ async def upload_part(call: Call) -> Response:
     """Store a part, which replaces a part of the same number.  Durable on return."""
     upload, number = _upload(call), _part_number(call)
     driver = call.lakes.driver
-    # Before the body is received: an upload that does not exist takes none.
+    # Before the body is received: an upload that does not exist, or has another checksum, takes none.
     details = (await driver.run(list_parts(upload, limit=1))).upload.details
-    incoming = Incoming(call, Algorithm(details[ALGORITHM]) if ALGORITHM in details else None)
+    incoming = Incoming(call, part_algorithm(call, details))
     if incoming.length_bytes > PART_BYTES_MAX:
         raise S3Error(400, "EntityTooLarge", "Your proposed upload exceeds the maximum allowed size of a part.")
     cuts = CutPlan(incoming.length_bytes)
@@ -127,10 +134,8 @@ async def complete_multipart_upload(call: Call) -> Response:
         element("Bucket", call.bucket),
         element("Key", call.key),
         element("ETag", f'"{stat.etag}"'),
+        checksum_elements(stat.checksums),
     ]
-    for name, value in checksum_headers(stat.checksums):
-        shown = _ELEMENT_OF_HEADER.get(name, "ChecksumType")
-        fields.append(element(shown, value.decode()))
     result = document("CompleteMultipartUploadResult", "".join(fields))
     return xml_response(result, version_headers(stat))
 
@@ -157,15 +162,13 @@ async def list_upload_parts(call: Call) -> Response:
         element("MaxParts", limit),
         element("IsTruncated", bool(next_after)),
     ]
-    details = page.upload.details
-    if ALGORITHM in details:
-        fields += [element("ChecksumAlgorithm", details[ALGORITHM]), element("ChecksumType", details[TYPE])]
+    fields.append(_checksum_kind(page.upload.details))
     owner = OWNER.replace("Owner>", "Initiator>") + OWNER + "<StorageClass>STANDARD</StorageClass>"
     return xml_response(document("ListPartsResult", "".join([*fields, owner, *map(_listed_part, parts)])))
 
 
 async def list_multipart_uploads(call: Call) -> Response:
-    """Return a page of unfinished uploads, in byte order of their keys."""
+    """Return a page of unfinished uploads, in byte order of their keys, those to one key in order of time."""
     limit = min(_number(call, "max-uploads", _PAGE), _PAGE)
     key_marker, upload_marker = call.parameter("key-marker"), call.parameter("upload-id-marker")
     delimiter = call.parameter("delimiter")
@@ -197,6 +200,7 @@ async def list_multipart_uploads(call: Call) -> Response:
             fields.append(f"<CommonPrefixes>{element('Prefix', shown(entry.key))}</CommonPrefixes>")
             continue
         begun = element("UploadId", entry.upload.hex()) + element("Initiated", iso_time(entry.created_ns))
+        begun += _checksum_kind(entry.details)
         fields.append(f"<Upload>{key}{begun}{OWNER}<StorageClass>STANDARD</StorageClass></Upload>")
     return xml_response(document("ListMultipartUploadsResult", "".join(fields)))
 
@@ -206,6 +210,13 @@ async def list_multipart_uploads(call: Call) -> Response:
 
 def _part_checksums(part: PartStat) -> list[tuple[bytes, bytes]]:
     return [(HEADERS[Algorithm(name)], checksums.encoded(digest).encode()) for name, digest in part.checksums.items()]
+
+
+def _checksum_kind(details: Mapping[str, str]) -> str:
+    """Return the checksum that an upload was begun with; "" for none."""
+    if ALGORITHM not in details:
+        return ""
+    return element("ChecksumAlgorithm", details[ALGORITHM]) + element("ChecksumType", details[TYPE])
 
 
 def _listed_part(part: PartStat) -> str:

@@ -2,7 +2,9 @@
 
 Rules kept here:
 - Everything is compared before the upload is completed; on a mismatch it is not completed.
-- A stated checksum that cannot be compared, because parts were sent without one, is refused, never ignored.
+- A stated checksum that cannot be compared, because parts were sent without one, is refused, never ignored: that of the
+  whole, and that of a part.
+- An upload that was begun with an algorithm takes no part with the checksum of another.
 - The checksum of the whole is computed from the parts' and kept, if the upload was begun with an algorithm or the
   completion states one: of all bytes (FULL_OBJECT) or of the parts' digests (COMPOSITE).
 """
@@ -43,6 +45,19 @@ def checksum_details(call: Call) -> dict[str, str]:
     return {ALGORITHM: algorithm.value, TYPE: kind}
 
 
+def part_algorithm(call: Call, details: Mapping[str, str]) -> Algorithm | None:
+    """Return the algorithm that an upload was begun with; None if with none.  S3Error for a part of another."""
+    begun = _begun_with(details)
+    expected = checksums.expected_checksum(call.headers)
+    sent = expected.algorithm if expected else checksums.announced_trailer(call.headers)
+    if begun and sent and sent is not begun:
+        raise _invalid(
+            f"Checksum Type mismatch occurred, expected checksum Type: {begun.value.lower()}, "
+            f"actual checksum Type: {sent.value.lower()}"
+        )
+    return begun
+
+
 async def checked_whole(call: Call, upload: UploadName, wanted: Sequence[CompletedPart]) -> dict[str, bytes]:
     """Return the checksum of the whole to keep; S3Error if a part, or the whole, differs from the client's values."""
     stated = _stated_algorithm(call)
@@ -52,10 +67,14 @@ async def checked_whole(call: Call, upload: UploadName, wanted: Sequence[Complet
     except UploadNotFound:
         return {}  # it may have been completed before: the store decides
     for part in wanted:
-        stored = found[part.number].checksums if part.number in found else {}
+        stored = found[part.number].checksums if part.number in found else None
         for algorithm, digest in part.checksums.items():
-            if stored.get(algorithm.value, digest) != digest:
-                raise S3Error(400, "InvalidPart", f"The checksum of part {part.number} is not that of its upload.")
+            if stored is not None and stored.get(algorithm.value) != digest:
+                raise S3Error(
+                    400,
+                    "InvalidPart",
+                    f"The {algorithm.value} of part {part.number} is not that of its upload, or it came without one.",
+                )
     parts = [found[part.number] for part in wanted if part.number in found]
     if _SIZE in call.headers and len(parts) == len(wanted):  # else the store reports the missing part
         check_size(call, sum(part.size_bytes for part in parts))
@@ -83,10 +102,14 @@ def _stated_algorithm(call: Call) -> Algorithm | None:
 
 
 def _agreed_algorithm(details: Mapping[str, str], stated: Algorithm | None) -> Algorithm | None:
-    begun = Algorithm(details[ALGORITHM]) if ALGORITHM in details else None
+    begun = _begun_with(details)
     if begun and stated and begun is not stated:
         raise _invalid(f"the upload was begun with {begun.value}; the checksum of the whole is {stated.value}")
     return begun or stated
+
+
+def _begun_with(details: Mapping[str, str]) -> Algorithm | None:
+    return Algorithm(details[ALGORITHM]) if ALGORITHM in details else None
 
 
 def _agreed_type(call: Call, details: Mapping[str, str], algorithm: Algorithm | None) -> str:

@@ -1,7 +1,8 @@
 """Versions of objects: a bucket's versioning, the ids of versions in requests and answers, and lists of versions.
 
 A list has the newest version of a key first.  A page begins behind the last entry of the one before; no state
-is kept here.  A delimiter other than `/` is rolled up here, from a list of every version.
+is kept here.  A delimiter other than `/` is rolled up here, from a list of every version.  A `key-marker` inside a
+group lists the group, if it has versions behind that; one that is the name of a group passes over it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from gateway.http.messages import Response
 from gateway.http.ranges import format_http_date
 from gateway.s3.door.teaching import Seen
 from gateway.s3.operations.buckets import iso_time
-from gateway.s3.operations.list_objects import KEYS_MAX, STORE_DELIMITERS, max_keys, shown_names
+from gateway.s3.operations.list_objects import (
+    KEYS_MAX,
+    STORE_DELIMITERS,
+    checksum_kinds,
+    group_of,
+    max_keys,
+    shown_names,
+)
 from gateway.s3.protocol.bodies import read_versioning
 from gateway.s3.protocol.errors import S3Error, invalid_argument
 from gateway.s3.protocol.xml import OWNER, document, element
@@ -131,12 +139,13 @@ class _ListParameters:
 async def list_object_versions(call: Call) -> Response:
     """Return a page of versions and delete markers, newest first for each key."""
     asked = _list_parameters(call)
-    if asked.delimiter in STORE_DELIMITERS:
-        page = await _listed(call, asked, asked.key_marker, asked.version_marker, asked.delimiter, asked.limit)
+    if not asked.limit:
+        await _listed(call, asked, "", "", "", 1)  # the bucket must exist
+        page = ListedVersions([])
+    elif asked.delimiter in STORE_DELIMITERS:
+        page = await _rolled_up_by_store(call, asked)
     else:
         page = await _rolled_up(call, asked)
-    if not asked.limit:
-        page = ListedVersions([])
     fields = [
         element("Name", call.bucket),
         element("Prefix", asked.shown(asked.prefix)),
@@ -172,24 +181,39 @@ def _list_parameters(call: Call) -> _ListParameters:
 
 
 async def _listed(
-    call: Call, asked: _ListParameters, after: str, after_version: str, delimiter: str, limit: int
+    call: Call, asked: _ListParameters, after: str, after_version: str, delimiter: str, limit: int, prefix: str = ""
 ) -> ListedVersions:
-    request = ListVersions(call.bucket, asked.prefix, after, after_version, delimiter, max(1, limit))
+    request = ListVersions(call.bucket, prefix or asked.prefix, after, after_version, delimiter, limit)
     return await call.ask(request, ListedVersions)
+
+
+async def _rolled_up_by_store(call: Call, asked: _ListParameters) -> ListedVersions:
+    """Return a page that the store has rolled up; it passes over the group that the marker is in."""
+    after, after_version, delimiter = asked.key_marker, asked.version_marker, asked.delimiter
+    group = group_of(after, asked.prefix, delimiter)
+    if not group:
+        return await _listed(call, asked, after, after_version, delimiter, asked.limit)
+    begun: list[VersionEntry] = []
+    if group != after and (await _listed(call, asked, after, after_version, "", 1, prefix=group)).entries:
+        begun = [VersionEntry(group, is_prefix=True)]
+    listed = await _listed(call, asked, group, "", delimiter, max(1, asked.limit - len(begun)))
+    entries = begun + listed.entries
+    if not listed.next_after and len(entries) <= asked.limit:
+        return ListedVersions(entries)
+    last = entries[: asked.limit][-1]
+    return ListedVersions(entries[: asked.limit], last.key, last.version)
 
 
 async def _rolled_up(call: Call, asked: _ListParameters) -> ListedVersions:
     """Like `_listed`, for a delimiter that the store does not know: reads every version."""
-    begin, behind = len(asked.prefix), asked.key_marker.encode()
     entries: list[VersionEntry] = []
     after, after_version = asked.key_marker, asked.version_marker
-    while asked.limit:
+    while True:
         page = await _listed(call, asked, after, after_version, "", KEYS_MAX)
         for entry in page.entries:
-            end = entry.key.find(asked.delimiter, begin)
-            if end >= 0:
-                common = entry.key[: end + len(asked.delimiter)]
-                if common.encode() <= behind or (entries and entries[-1].key == common):
+            common = group_of(entry.key, asked.prefix, asked.delimiter)
+            if common:
+                if common == asked.key_marker or (entries and entries[-1].key == common):
                     continue
                 entry = VersionEntry(common, is_prefix=True)
             if len(entries) == asked.limit:
@@ -212,6 +236,7 @@ def _entry(entry: VersionEntry, shown: Callable[[str], str]) -> str:
     if entry.is_marker:
         return f"<DeleteMarker>{fields}{OWNER}</DeleteMarker>"
     return (
-        f"<Version>{fields}<ETag>&quot;{entry.etag}&quot;</ETag><Size>{entry.size_bytes}</Size>{OWNER}"
+        f"<Version>{fields}<ETag>&quot;{entry.etag}&quot;</ETag>{checksum_kinds(entry.checksum_names)}"
+        f"<Size>{entry.size_bytes}</Size>{OWNER}"
         "<StorageClass>STANDARD</StorageClass></Version>"
     )

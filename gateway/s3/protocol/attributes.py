@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from gateway.http.ranges import format_http_date
 from gateway.s3.protocol import checksums
+from gateway.s3.protocol.aws_chunked import without_coding
 from gateway.s3.protocol.checksums import Algorithm
 from gateway.s3.protocol.errors import S3Error, invalid_argument
 from gateway.s3.protocol.targets import parse_query
+from gateway.s3.protocol.xml import element
 from lakefs.limits import S3_TAGS_MAX
 from lakefs.wire.messages import ObjectAttributes, ObjectStat
 
@@ -31,7 +33,8 @@ KEPT: Final = {
     b"content-language": "Content-Language",
     b"expires": "Expires",
 }
-"""Headers that are answered as they were given."""
+"""Headers that are answered as they were given, Content-Encoding less `aws-chunked`."""
+_CODED: Final = b"content-encoding"
 OVERRIDES: Final = {
     "response-cache-control": b"Cache-Control",
     "response-content-disposition": b"Content-Disposition",
@@ -40,6 +43,7 @@ OVERRIDES: Final = {
     "response-content-type": b"Content-Type",
     "response-expires": b"Expires",
 }
+_ELEMENT_OF_HEADER: Final = {checksums.HEADERS[algorithm]: checksums.ELEMENTS[algorithm] for algorithm in Algorithm}
 _TAGGING: Final = b"x-amz-tagging"
 _DIRECTIVE: Final = b"x-amz-tagging-directive"
 _KEY_UNITS_MAX: Final = 128
@@ -70,11 +74,11 @@ def attributes_of(
             details={"MaxSizeAllowed": str(_META_BYTES_MAX)},
         )
     kept = {shown: headers[name].decode("latin-1") for name, shown in KEPT.items() if name in headers}
-    if "Content-Encoding" in kept:
-        codings = [coding.strip() for coding in kept["Content-Encoding"].split(",")]
-        kept["Content-Encoding"] = ",".join(coding for coding in codings if coding.lower() != "aws-chunked")
-        if not kept["Content-Encoding"]:
-            del kept["Content-Encoding"]
+    if _CODED in headers:
+        coding = without_coding(headers[_CODED]).decode("latin-1")
+        kept |= {KEPT[_CODED]: coding}
+        if not coding:
+            del kept[KEPT[_CODED]]
     return ObjectAttributes(
         mtime_ns=now_ns,
         content_type=headers.get(b"content-type", DEFAULT_CONTENT_TYPE.encode()).decode("latin-1"),
@@ -110,9 +114,20 @@ def kept_composite(algorithm: Algorithm, text: str) -> dict[str, bytes]:
     return {f"{algorithm.value}/{count}": checksums.decoded(algorithm, digest.encode())}
 
 
-def is_composite(sums: Mapping[str, bytes]) -> bool:
-    """Return True if the kept checksum is that of the parts' digests."""
-    return any("/" in name for name in sums)
+def is_composite(names: Iterable[str]) -> bool:
+    """Return True if the checksum kept under these names is that of the parts' digests."""
+    return any("/" in name for name in names)
+
+
+def checksum_type(names: Iterable[str]) -> str:
+    """Return S3's name of the type of the checksum kept under these names."""
+    return "COMPOSITE" if is_composite(names) else "FULL_OBJECT"
+
+
+def checksum_elements(sums: Mapping[str, bytes]) -> str:
+    """Return the checksum of a whole object, and its type, as XML; "" for none."""
+    found = checksum_headers(sums)
+    return "".join(element(_ELEMENT_OF_HEADER.get(name, "ChecksumType"), value.decode()) for name, value in found)
 
 
 def checksum_headers(sums: Mapping[str, bytes], *, is_of_composite: bool = False) -> list[tuple[bytes, bytes]]:

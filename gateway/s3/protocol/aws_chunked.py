@@ -1,12 +1,15 @@
 """aws-chunked bodies: the chunks that S3 clients put inside a body, their signatures, and trailing checksums.  Sans-IO.
 
+A body is in chunks if x-amz-content-sha256 says STREAMING-, and also if another header says so (`is_framed`): framing
+is never content.  Chunks of the other kinds have no signatures: a hash is that of the bytes as received.
+
     chunk    = hex-size [";chunk-signature=" 64hex] CRLF payload CRLF
     last     = "0" [";chunk-signature=" 64hex] CRLF
     trailers = *(name ":" value CRLF) ["x-amz-trailer-signature:" 64hex CRLF]
     body     = *chunk last trailers CRLF
 
 Rules kept here:
-- STREAMING-AWS4-HMAC-SHA256-PAYLOAD has no trailers; the two -TRAILER kinds have just those that x-amz-trailer names.
+- STREAMING-AWS4-HMAC-SHA256-PAYLOAD has no trailers; the other kinds have just those that x-amz-trailer names.
 - Every chunk's signature is checked when its last byte was fed, chained from the request's; the trailers' likewise.  So
   payload is returned before it is proven: the caller keeps it to itself until `finish` has returned.
 - x-amz-decoded-content-length is the number of payload bytes, neither more nor less.
@@ -37,8 +40,30 @@ _UNSIGNED_LINE: Final = re.compile(rb"([0-9A-Fa-f]{1,15})")
 _LENGTH: Final = re.compile(rb"[0-9]{1,18}")
 _EMPTY_SHA256: Final = sha256(b"").hexdigest()
 _TRAILER_SIGNATURE: Final = b"x-amz-trailer-signature"
-_WITH_TRAILERS: Final = (Payload.STREAMING_SIGNED_TRAILER, Payload.STREAMING_UNSIGNED_TRAILER)
-_STREAMING: Final = (Payload.STREAMING_SIGNED, *_WITH_TRAILERS)
+_SIGNED: Final = (Payload.STREAMING_SIGNED, Payload.STREAMING_SIGNED_TRAILER)
+_STREAMING: Final = (*_SIGNED, Payload.STREAMING_UNSIGNED_TRAILER)
+_DECODED_LENGTH: Final = b"x-amz-decoded-content-length"
+_CODING: Final = re.compile(rb"(?:^|,)[ \t]*aws-chunked[ \t]*(?=,|$)", re.IGNORECASE)
+
+
+def is_framed(payload: Payload, headers: Mapping[bytes, bytes], length_bytes: int | None) -> bool:
+    """Return True if a body is in chunks: x-amz-content-sha256, Content-Encoding or the decoded length says so.
+
+    `length_bytes`: of the body as received, None if unknown.  An empty body with the coding alone is an empty payload;
+    a decoded length that is the length of the body, without the coding, is that of a plain body.
+    """
+    if payload in _STREAMING:
+        return True
+    stated = headers.get(_DECODED_LENGTH)
+    if _CODING.search(headers.get(b"content-encoding", b"")):
+        return length_bytes != 0 or stated not in (None, b"0")
+    return stated is not None and stated != b"%d" % (-1 if length_bytes is None else length_bytes)
+
+
+def without_coding(content_encoding: bytes) -> bytes:
+    """Return a Content-Encoding less `aws-chunked`, otherwise as it is."""
+    kept = _CODING.sub(b"", content_encoding)
+    return content_encoding if kept == content_encoding else kept.lstrip(b", \t")
 
 
 class _State(enum.Enum):
@@ -54,11 +79,10 @@ class AwsChunkedDecoder:
 
     def __init__(self, signature: Signature, headers: Mapping[bytes, bytes]) -> None:
         """`headers` are the request's: x-amz-decoded-content-length and x-amz-trailer.  S3Error."""
-        assert signature.payload in _STREAMING
         self.decoded_bytes = _decoded_length(headers)
         """Number of payload bytes that the client has promised."""
         self._signature = signature
-        self._signed = signature.payload is not Payload.STREAMING_UNSIGNED_TRAILER
+        self._signed = signature.payload in _SIGNED
         self._previous = signature.seed
         self._promised = _promised_trailers(signature.payload, headers)
         self._trailers: dict[bytes, bytes] = {}
@@ -189,7 +213,7 @@ class AwsChunkedDecoder:
 
 
 def _decoded_length(headers: Mapping[bytes, bytes]) -> int:
-    text = headers.get(b"x-amz-decoded-content-length")
+    text = headers.get(_DECODED_LENGTH)
     if text is None:
         raise S3Error(411, "MissingContentLength", "an aws-chunked body needs x-amz-decoded-content-length")
     if not _LENGTH.fullmatch(text):
@@ -200,7 +224,7 @@ def _decoded_length(headers: Mapping[bytes, bytes]) -> int:
 def _promised_trailers(payload: Payload, headers: Mapping[bytes, bytes]) -> frozenset[bytes]:
     text = headers.get(b"x-amz-trailer", b"")
     names = frozenset(name for name in map(bytes.strip, text.lower().split(b",")) if name)
-    if names and payload not in _WITH_TRAILERS:
+    if names and payload is Payload.STREAMING_SIGNED:
         raise S3Error(400, "InvalidRequest", f"{payload.value} has no trailers; x-amz-trailer announces some")
     if len(names) > HTTP_TRAILERS_MAX or _TRAILER_SIGNATURE in names:
         raise _bad_trailer("x-amz-trailer announces too many trailers, or their signature")

@@ -4,15 +4,16 @@ Rules kept here:
 - It is UTF-8, whatever its declaration says; expat reads it.  A document type declaration is refused before its
   contents are read, so there are no entities to expand and nothing to fetch.
 - Bytes, depth and number of elements are bounded before memory is spent; 1,000 keys and 10,000 parts fit.
-- Elements may be in S3's namespace, in another or in none; unknown elements are ignored, as in S3, except where
-  that would lose a request of the client (MfaDelete).
+- Elements may be in S3's namespace, in another or in none.  Each body has a closed list of them (`_Shape`), as requests
+  have of headers: one that S3 has and this store does not is 501, any other MalformedXML, and so is text where elements
+  belong.  An element ignored is a request of the client that is lost: the tags of a new bucket, MfaDelete.
 - Text is kept as it is, white space included: keys have it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Final, NamedTuple, NoReturn
 from xml.parsers import expat
@@ -25,6 +26,24 @@ from lakefs.limits import DELETE_BATCH, S3_PARTS_MAX, S3_XML_BODY_BYTES_MAX, S3_
 
 _NUMBER: Final = re.compile(r"[0-9]{1,5}")
 _ALGORITHMS: Final = {name: algorithm for algorithm, name in ELEMENTS.items()}
+
+
+_Shape = Mapping[str, "_Shape"]
+"""The children that an element may have, by name; none for one that has text."""
+_TEXT: Final[_Shape] = {}
+_CREATE_BUCKET: Final[_Shape] = {"LocationConstraint": _TEXT}
+_DELETE: Final[_Shape] = {
+    "Object": {"Key": _TEXT, "VersionId": _TEXT, "ETag": _TEXT, "Size": _TEXT, "LastModifiedTime": _TEXT},
+    "Quiet": _TEXT,
+}
+_COMPLETE: Final[_Shape] = {"Part": {"PartNumber": _TEXT, "ETag": _TEXT, **dict.fromkeys(_ALGORITHMS, _TEXT)}}
+_TAGGING: Final[_Shape] = {"TagSet": {"Tag": {"Key": _TEXT, "Value": _TEXT}}}
+_VERSIONING: Final[_Shape] = {"Status": _TEXT, "MfaDelete": _TEXT}
+_NOT_OFFERED: Final = frozenset({
+    "Bucket", "ChecksumMD5", "ChecksumSHA512", "ChecksumXXHASH128", "ChecksumXXHASH3", "ChecksumXXHASH64", "Location",
+    "Tags",
+})  # fmt: skip
+"""Elements that S3 has in these bodies and this store does not."""
 
 
 class DeleteItem(NamedTuple):
@@ -66,7 +85,7 @@ class _Element:
         return (child for child in self.children if child.name == name)
 
     def fields(self) -> dict[str, str]:
-        """Return the texts of its children that have no children; a repeated name is refused."""
+        """Return the texts of its children that have text; a repeated name is refused."""
         fields: dict[str, str] = {}
         for child in self.children:
             if child.children:
@@ -81,12 +100,12 @@ def read_create_bucket(body: bytes) -> str:
     """Return the LocationConstraint of CreateBucketConfiguration; "" for none, and for an empty body.  S3Error."""
     if not body:
         return ""
-    return _root(body, "CreateBucketConfiguration").fields().get("LocationConstraint", "").strip()
+    return _root(body, "CreateBucketConfiguration", _CREATE_BUCKET).fields().get("LocationConstraint", "").strip()
 
 
 def read_delete(body: bytes) -> Delete:
     """Return the objects that DeleteObjects names, 1 to 1,000 of them.  S3Error."""
-    root = _root(body, "Delete")
+    root = _root(body, "Delete", _DELETE)
     items = [_delete_item(found) for found in root.all("Object")]
     if not 1 <= len(items) <= DELETE_BATCH:
         raise _malformed(f"a Delete names 1 to {DELETE_BATCH} objects, not {len(items)}")
@@ -95,7 +114,7 @@ def read_delete(body: bytes) -> Delete:
 
 def read_complete(body: bytes) -> tuple[CompletedPart, ...]:
     """Return the parts of CompleteMultipartUpload, 1 to 10,000.  S3Error InvalidPartOrder if not in rising order."""
-    parts = tuple(map(_completed_part, _root(body, "CompleteMultipartUpload").all("Part")))
+    parts = tuple(map(_completed_part, _root(body, "CompleteMultipartUpload", _COMPLETE).all("Part")))
     if not 1 <= len(parts) <= S3_PARTS_MAX:
         raise _malformed(f"an upload is completed from 1 to {S3_PARTS_MAX} parts, not {len(parts)}")
     numbers = [part.number for part in parts]
@@ -110,7 +129,7 @@ def read_complete(body: bytes) -> tuple[CompletedPart, ...]:
 
 def read_tagging(body: bytes) -> list[tuple[str, str]]:
     """Return the tags of Tagging, in its order, unchanged.  S3Error."""
-    sets = list(_root(body, "Tagging").all("TagSet"))
+    sets = list(_root(body, "Tagging", _TAGGING).all("TagSet"))
     if len(sets) != 1:
         raise _malformed("Tagging has one TagSet")
     tags = [tag.fields() for tag in sets[0].all("Tag")]
@@ -121,9 +140,12 @@ def read_tagging(body: bytes) -> list[tuple[str, str]]:
 
 def read_versioning(body: bytes) -> str:
     """Return the Status of VersioningConfiguration: "Enabled", "Suspended", or "" for none.  S3Error."""
-    fields = _root(body, "VersioningConfiguration").fields()
-    if fields.get("MfaDelete", "").strip() == "Enabled":
+    fields = _root(body, "VersioningConfiguration", _VERSIONING).fields()
+    mfa_delete = fields.get("MfaDelete", "").strip()
+    if mfa_delete == "Enabled":
         raise not_implemented("MFA delete")
+    if mfa_delete not in ("", "Disabled"):
+        raise _malformed("the MfaDelete of VersioningConfiguration is Enabled or Disabled")
     status = fields.get("Status", "").strip()
     if status not in ("", "Enabled", "Suspended"):
         raise _malformed("the Status of VersioningConfiguration is Enabled or Suspended")
@@ -132,8 +154,6 @@ def read_versioning(body: bytes) -> str:
 
 def _delete_item(found: _Element) -> DeleteItem:
     """Read one object.  A malformed condition is refused: nothing is deleted that a client wanted to keep."""
-    if any(child.children for child in found.children):
-        raise _malformed("an element of an Object has elements of its own")
     fields = found.fields()
     key = fields.get("Key")
     if not key:
@@ -176,11 +196,13 @@ def _boolean(text: str) -> bool:
 
 
 class _Builder:
-    """Callbacks for expat; builds the tree of elements."""
+    """Callbacks for expat; builds the tree of elements of one shape."""
 
-    def __init__(self) -> None:
+    def __init__(self, shape: _Shape) -> None:
+        """`shape`: of the document, whose only child is the root."""
         self.document = _Element("")
         self._open = [self.document]
+        self._shapes = [shape]
         self._texts: list[str] = []
         self._element_count = 0
 
@@ -189,28 +211,47 @@ class _Builder:
         if len(self._open) > S3_XML_DEPTH_MAX or self._element_count > S3_XML_ELEMENTS_MAX:
             raise _malformed("the XML is nested too deep, or has too many elements")
         found = _Element(name.rpartition(" ")[2])
+        shape = self._shapes[-1].get(found.name)
+        if shape is None:
+            raise self._not_in_list(found.name)
+        self._refuse_text()
         self._open[-1].children.append(found)
         self._open.append(found)
-        self._texts.clear()
+        self._shapes.append(shape)
 
     def end(self, _name: str) -> None:
-        found = self._open.pop()
-        if not found.children:
-            found.text = "".join(self._texts)
+        if self._shapes.pop() is not _TEXT:
+            self._refuse_text()
+        self._open.pop().text = "".join(self._texts)
         self._texts.clear()
 
     def text(self, text: str) -> None:
         self._texts.append(text)
 
+    def _refuse_text(self) -> None:
+        """Refuse text other than white space, where elements belong."""
+        if self._texts and "".join(self._texts).strip():
+            raise _malformed(f"{self._open[-1].name} has elements, and no text")
+        self._texts.clear()
+
+    def _not_in_list(self, name: str) -> S3Error:
+        parent = self._open[-1].name
+        if not parent:
+            (expected,) = self._shapes[-1]
+            return _malformed(f"{expected} was expected, not {name[:64]}")
+        if name in _NOT_OFFERED:
+            return not_implemented(f"{name} in {parent}")
+        return _malformed(f"{parent} has no element {name[:64]}")
+
     def refuse(self, *_declaration: object) -> NoReturn:
         raise _malformed("XML here has no document type declaration and no entities")
 
 
-def _root(body: bytes, name: str) -> _Element:
-    """Parse a body and return its root element, which must have that name.  S3Error MalformedXML."""
+def _root(body: bytes, name: str, shape: _Shape) -> _Element:
+    """Parse a body and return its root element, which must have that name and shape.  S3Error."""
     if len(body) > S3_XML_BODY_BYTES_MAX:
         raise S3Error(400, "MalformedXML", f"the XML is longer than {S3_XML_BODY_BYTES_MAX} bytes")
-    builder = _Builder()
+    builder = _Builder({name: shape})
     parser = expat.ParserCreate("utf-8", namespace_separator=" ")
     parser.buffer_text = True
     parser.StartDoctypeDeclHandler = builder.refuse
@@ -225,10 +266,7 @@ def _root(body: bytes, name: str) -> _Element:
         raise _malformed("it is not UTF-8") from None
     except expat.ExpatError as error:
         raise _malformed(expat.errors.messages.get(error.code, "not well-formed")) from None
-    root = builder.document.children[0]
-    if root.name != name:
-        raise _malformed(f"{name} was expected, not {root.name[:64]}")
-    return root
+    return builder.document.children[0]
 
 
 def _malformed(what: str) -> S3Error:

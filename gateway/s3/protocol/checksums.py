@@ -146,14 +146,16 @@ def check_algorithm(headers: Mapping[bytes, bytes]) -> None:
 
 
 def announced_trailer(headers: Mapping[bytes, bytes]) -> Algorithm | None:
-    """Return the algorithm that x-amz-trailer announces, to compute it while the body is received.  S3Error."""
-    names = [name.strip() for name in headers.get(b"x-amz-trailer", b"").lower().split(b",")]
-    checksums = [name for name in names if name.startswith(_PREFIX)]
-    if not checksums:
+    """Return the algorithm that x-amz-trailer announces, to compute it while the body is received.
+
+    S3Error for anything but one checksum: nothing else that a trailer says is understood.
+    """
+    names = [name for name in map(bytes.strip, headers.get(b"x-amz-trailer", b"").lower().split(b",")) if name]
+    if not names:
         return None
-    if len(checksums) > 1 or checksums[0] not in _BY_HEADER:
+    if len(names) > 1 or names[0] not in _BY_HEADER:
         raise _invalid("The value specified in the x-amz-trailer header is not supported")
-    return _BY_HEADER[checksums[0]]
+    return _BY_HEADER[names[0]]
 
 
 def algorithm_named(name: str) -> Algorithm:

@@ -5,6 +5,7 @@ Source: "Authenticating Requests (AWS Signature Version 4)" of the S3 API refere
 Rules kept here:
 - The signature covers method, path, query, the signed headers (Host and every x-amz-* sent are among them), and
   the payload's hash or its kind.  The path is encoded once and never normalised.
+- The time of a signature in a header is x-amz-date, or the Date header without one.  It is part of what is signed.
 - A client may encode a path or query otherwise than S3 does (`@` for `%40`): both the canonical form and the bytes as
   received are tried.  Either binds the bytes that are served.
 - Comparison is in constant time.  Secret and signing keys are in no message and no repr.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import hmac
 import re
+import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from hashlib import sha256
@@ -25,7 +27,7 @@ from typing import Final, NamedTuple
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from gateway.http.head import RequestHead
-from gateway.http.ranges import epoch_of
+from gateway.http.ranges import epoch_of, header_date
 from gateway.s3.protocol.errors import S3Error
 from gateway.s3.protocol.signing import AccessKey, Payload, Signature, SigningKey
 from lakefs.limits import (
@@ -105,9 +107,9 @@ def _by_header(
     headers = head.headers
     if b"x-amz-security-token" in headers:
         raise _no_tokens()
-    timestamp = headers.get(b"x-amz-date")
+    timestamp = headers.get(b"x-amz-date") or _stamp_of_date(headers.get(b"date"))
     if timestamp is None:
-        raise S3Error(403, "AccessDenied", "a signed request needs an x-amz-date header")
+        raise S3Error(403, "AccessDenied", "a signed request needs an x-amz-date or a Date header")
     signed_s = _epoch(timestamp[:_TIMESTAMP_BYTES_KEPT])
     if signed_s is None or timestamp[:8].decode() != claim.date:
         raise S3Error(403, "AccessDenied", "x-amz-date is not a time on the day of the credential's scope")
@@ -121,6 +123,12 @@ def _by_header(
         )
     key = _known(claim.access_key, find_key)
     return _proven(head, claim, key, head.query, timestamp, payload, content, given, signed_s)
+
+
+def _stamp_of_date(date: bytes | None) -> bytes | None:
+    """Return a Date header in the form that is signed, in which it may also come; None without one."""
+    epoch_s = header_date(date)
+    return date if epoch_s is None else time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(epoch_s)).encode()
 
 
 def _content_of_header(headers: Mapping[bytes, bytes], claim: _Claim) -> bytes:
@@ -356,7 +364,11 @@ def _wrong_mechanism() -> S3Error:
 
 
 def _wrong_region(status: int, code: str, given: str, region: str) -> S3Error:
-    return S3Error(status, code, f"the region {given!r} is wrong; expecting {region!r}", details={"Region": region})
+    """Return the refusal; a client reads the region from the header where the answer has no body (HeadBucket)."""
+    headers = {"x-amz-bucket-region": region}
+    return S3Error(
+        status, code, f"the region {given!r} is wrong; expecting {region!r}", "", headers, {"Region": region}
+    )
 
 
 def _no_tokens() -> S3Error:

@@ -7,7 +7,10 @@ Rules kept here:
 - A sub-resource that this store does not have (`?acl`, `?policy`, ...) is 501 before any data is touched.  A request
   that would change something is also 501 if it has any other parameter that its operation does not know: a
   sub-resource unknown today must not overwrite a body.  Reads ignore such parameters, as S3 does.
-- `+` in a query is a space, in a path it is itself.
+- A sub-resource of buckets that is asked of a key, or the reverse, is 400: the key's content is no answer to it.
+- Parameters `x-...` are the client's own, and change nothing, as in S3 (there its access log shows them).
+- `+` in a query and in x-amz-copy-source is a space, in a path it is itself.
+- A host with a dot at its end is the host without.
 - An x-amz-* parameter is the header of that name, as in S3: SDKs move headers into the query when they presign.  The
   signature's own parameters are not.
 
@@ -164,6 +167,14 @@ NOT_OFFERED: Final = frozenset({
 """Sub-resources of S3 that this store does not have."""
 _OF_BUCKETS_ELSEWHERE: Final = frozenset(("tagging",))
 """Sub-resources offered for objects, not for buckets."""
+_ELSEWHERE: Final[Mapping[_Level, tuple[frozenset[str], str]]] = {
+    _Level.SERVICE: (frozenset(), ""),
+    _Level.BUCKET: (frozenset(("attributes", "uploadId")), "A key must be specified"),
+    _Level.OBJECT: (frozenset(("delete", "location", "uploads", "versioning", "versions")), "Key is not expected"),
+}
+"""Sub-resources of buckets that no key has, of keys that no bucket has, and what S3 says of them."""
+_OWN_PREFIX: Final = "x-"
+"""Prefix of the parameters that are the client's own."""
 _WRITING: Final = frozenset(("PUT", "POST", "DELETE"))
 _OF_VERSIONS: Final = frozenset(
     (Operation.DELETE_OBJECT, Operation.PUT_OBJECT_TAGGING, Operation.DELETE_OBJECT_TAGGING)
@@ -202,6 +213,7 @@ def parse_target(head: RequestHead, domains: tuple[str, ...] = ()) -> Target:
 def parse_copy_source(value: bytes) -> tuple[str, str, str]:
     """Parse x-amz-copy-source, `/bucket/key?versionId=V`, to bucket, key and version ("" for none).  S3Error."""
     raw_path, _, query = value.partition(b"?")
+    raw_path = raw_path.replace(b"+", b" ")
     raw_bucket, _, raw_key = raw_path.removeprefix(b"/").partition(b"/")
     if not raw_key:
         # Some clients encode the slash between bucket and key too.
@@ -263,15 +275,25 @@ def _operation(level: _Level, method: str, parameters: Mapping[str, str]) -> Ope
     if choices is None:
         raise _method_refusal(level, method)
     chosen = next((choice for choice in choices if choice[0] <= parameters.keys()), None)
+    _check_level(level, method, parameters, chosen)
     if chosen is None:
         raise not_implemented(f"{method} of {level.value} with these parameters")
     needed, operation = chosen
     if method in _WRITING:
-        known = needed | {"x-id", "versionId"} if operation in _OF_VERSIONS else needed | {"x-id"}
-        unknown = [name for name in parameters if name not in known]
+        known = needed | {"versionId"} if operation in _OF_VERSIONS else needed
+        unknown = [name for name in parameters if name not in known and not name.startswith(_OWN_PREFIX)]
         if unknown:
             raise not_implemented(f"{operation.value} with the query parameter {unknown[0][:64]!r}")
     return operation
+
+
+def _check_level(level: _Level, method: str, parameters: Mapping[str, str], chosen: _Choice | None) -> None:
+    """Raise S3Error InvalidRequest for a sub-resource that the level does not have."""
+    elsewhere, message = _ELSEWHERE[level]
+    needed = chosen[0] if chosen is not None else frozenset()
+    misplaced = next((name for name in parameters if name in elsewhere and name not in needed), None)
+    if misplaced is not None:
+        raise S3Error(400, "InvalidRequest", f"{message} for the {method} method ?{misplaced} subresource")
 
 
 def _is_refused(level: _Level, name: str) -> bool:
@@ -324,7 +346,7 @@ def _bucket_of_host(authority: bytes, domains: tuple[str, ...]) -> str:
     match = _HOST.fullmatch(authority.decode("latin-1").lower())
     if match is None:
         raise S3Error(400, "InvalidRequest", "the Host header is not a host with an optional port")
-    host = match[1]
+    host = match[1].removesuffix(".")
     if host in domains:
         return ""
     for domain in domains:

@@ -2,6 +2,8 @@
 
 Rules kept here:
 - A PUT's length is known before its first byte: the body's, or x-amz-decoded-content-length.
+- All that headers and trailers say of a body is checked, whatever x-amz-content-sha256 says.  That hash is of the bytes
+  as received; the other digests are of the payload.
 - The caller stores it without a name until `finish` has returned: signatures of chunks, SHA-256 of the body,
   Content-MD5, and the x-amz-checksum-* of header or trailer are all compared there.
 - A small body is returned only after the same comparisons: an operation must not use XML that an attacker put in the
@@ -18,7 +20,7 @@ from typing import Final, TypeVar
 
 from gateway.http.messages import RequestBody
 from gateway.s3.protocol import checksums
-from gateway.s3.protocol.aws_chunked import AwsChunkedDecoder
+from gateway.s3.protocol.aws_chunked import AwsChunkedDecoder, is_framed
 from gateway.s3.protocol.checksums import Algorithm
 from gateway.s3.protocol.errors import S3Error
 from gateway.s3.protocol.signing import Payload
@@ -32,7 +34,6 @@ INLINE_DIGEST_BYTES: Final = 64 << 10
 _DECODE_BYTES: Final = 256 << 10
 _FRAMING_BYTES_MAX: Final = 64 << 10
 _PIECE_BYTES: Final = 64 << 10
-_STREAMING: Final = (Payload.STREAMING_SIGNED, Payload.STREAMING_SIGNED_TRAILER, Payload.STREAMING_UNSIGNED_TRAILER)
 
 
 class _Proof:
@@ -49,11 +50,14 @@ class _Proof:
         self._expected_md5 = checksums.expected_md5(headers)
         self._md5 = checksums.start_md5() if keeps_md5 or self._expected_md5 is not None else None
         self._expected = checksums.expected_checksum(headers) if has_checksum else None
-        self._announced = checksums.announced_trailer(headers) if has_checksum and not self._expected else None
+        self._announced = checksums.announced_trailer(headers) if has_checksum else None
+        if self._expected and self._announced:
+            raise checksums.several()
         self._algorithm = self._expected.algorithm if self._expected else self._announced or algorithm
         self._checksum = checksums.start(self._algorithm) if self._algorithm else None
         self._sha256_hex = call.signature.payload_sha256 if call.signature else ""
         self._sha256 = checksums.start(Algorithm.SHA256) if self._sha256_hex else None
+        self._is_framed = is_framed(_kind(call), headers, call.request.body.length)
 
     @property
     def md5(self) -> bytes:
@@ -62,13 +66,18 @@ class _Proof:
         return self._md5.digest()
 
     def update(self, data: checksums.Piece) -> None:
-        """Digest the next bytes."""
+        """Digest the next bytes of the payload."""
         if self._md5 is not None:
             self._md5.update(data)
-        if self._sha256 is not None:
+        if self._sha256 is not None and not self._is_framed:
             self._sha256.update(data)
         if self._checksum is not None:
             self._checksum.update(data)
+
+    def update_received(self, data: checksums.Piece) -> None:
+        """Digest the next bytes of a body in chunks, with its framing."""
+        if self._sha256 is not None:
+            self._sha256.update(data)
 
     def check(self, trailers: Mapping[bytes, bytes]) -> dict[str, bytes]:
         """Return the checksums to keep with the content, once all of it was digested.  S3Error: use nothing of it."""
@@ -104,9 +113,9 @@ class Incoming:
         self.offload: Offload = call.lakes.offload
         self._memory = call.lakes.memory
         self._body = call.request.body
-        self._source = _source(call)
-        self.length_bytes = self._source.length_bytes
         self._proof = _Proof(call, algorithm, keeps_md5=True)
+        self._source = _source(call, self._proof)
+        self.length_bytes = self._source.length_bytes
 
     @property
     def md5(self) -> bytes:
@@ -139,11 +148,22 @@ class Incoming:
         return self._proof.check(await self._source.finish())
 
 
-def _source(call: Call) -> _Plain | _Decoded:
+def _kind(call: Call) -> Payload:
+    return call.signature.payload if call.signature else Payload.UNSIGNED
+
+
+def _decoder(call: Call) -> AwsChunkedDecoder | None:
+    """Return the decoder of a body in chunks; None for a plain one.  S3Error."""
     signature = call.signature
-    body = call.request.body
-    if signature is not None and signature.payload in _STREAMING:
-        return _Decoded(body, AwsChunkedDecoder(signature, call.headers), call.lakes.offload)
+    if signature is None or not is_framed(signature.payload, call.headers, call.request.body.length):
+        return None
+    return AwsChunkedDecoder(signature, call.headers)
+
+
+def _source(call: Call, proof: _Proof) -> _Plain | _Decoded:
+    body, decoder = call.request.body, _decoder(call)
+    if decoder is not None:
+        return _Decoded(body, decoder, proof, call.lakes.offload)
     if body.length is None:
         raise S3Error(411, "MissingContentLength", "You must provide the Content-Length HTTP header.")
     return _Plain(body, body.length)
@@ -166,10 +186,11 @@ class _Plain:
 class _Decoded:
     """The payload of an aws-chunked body."""
 
-    def __init__(self, body: RequestBody, decoder: AwsChunkedDecoder, offload: Offload) -> None:
+    def __init__(self, body: RequestBody, decoder: AwsChunkedDecoder, proof: _Proof, offload: Offload) -> None:
         self.length_bytes = decoder.decoded_bytes
         self._body = body
         self._decoder = decoder
+        self._proof = proof
         self._offload = offload
         self._buffer = memoryview(bytearray(min(_DECODE_BYTES, max(1024, decoder.decoded_bytes + 1024))))
         self._pieces: list[memoryview] = []
@@ -196,10 +217,14 @@ class _Decoded:
         count = await self._body.receive_into(self._buffer)
         received = self._buffer[:count]
         if count <= INLINE_DIGEST_BYTES:
-            self._pieces = self._decoder.feed(received)
+            self._pieces = self._decoded(received)
         else:
-            self._pieces = await self._offload.run(self._decoder.feed, received)
+            self._pieces = await self._offload.run(self._decoded, received)
         return count
+
+    def _decoded(self, received: memoryview) -> list[memoryview]:
+        self._proof.update_received(received)
+        return self._decoder.feed(received)
 
 
 async def read_proven_xml(call: Call, read: Callable[[bytes], T], *, has_checksum: bool = True) -> T:
@@ -208,14 +233,14 @@ async def read_proven_xml(call: Call, read: Callable[[bytes], T], *, has_checksu
     `has_checksum` false: the x-amz-checksum-* headers are not the body's (CompleteMultipartUpload: the object's).
     S3Error if it is too long, or does not match the request's headers.
     """
-    signature, limit_bytes = call.signature, S3_XML_BODY_BYTES_MAX
-    proof = _Proof(call, has_checksum=has_checksum)
+    limit_bytes = S3_XML_BODY_BYTES_MAX
+    proof, decoder = _Proof(call, has_checksum=has_checksum), _decoder(call)
     trailers: dict[bytes, bytes] = {}
-    if signature is not None and signature.payload in _STREAMING:
-        decoder = AwsChunkedDecoder(signature, call.headers)
+    if decoder is not None:
         if decoder.decoded_bytes > limit_bytes:
             raise _too_long(limit_bytes)
         raw = await _received(call.request.body, limit_bytes + _FRAMING_BYTES_MAX)
+        proof.update_received(raw)
         content = b"".join(decoder.feed(memoryview(raw)))
         trailers = decoder.finish()
     else:

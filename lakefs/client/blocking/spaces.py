@@ -17,11 +17,21 @@ from lakefs.client.facade import declare
 from lakefs.direct.chunk_reads import NOT_READ, DirectReads
 from lakefs.direct.keyed_reads import NAMELESS, KeyedReads, Plan
 from lakefs.errors import ChunkNotFound, CorruptionError, EngineUnreachable, InvalidArgument, StaleGrant
-from lakefs.get.keyed import MISS, Matched, find_values, match_of, parts_of, read_values_into, slot_rooms, value_bytes
+from lakefs.get.keyed import (
+    MISS,
+    Matched,
+    find_values,
+    is_present,
+    match_of,
+    parts_of,
+    read_values_into,
+    slot_rooms,
+    value_bytes,
+)
 from lakefs.get.pools import Pool
 from lakefs.host.writable_memory import WritableBuffer
 from lakefs.ids import Buffer
-from lakefs.lake.spaces import SpaceSteps, keyed_items, value_memories
+from lakefs.lake.spaces import SpaceSteps, keyed_items, sized_keys, value_memories
 from lakefs.names import check_value_keys
 from lakefs.put.keyed import KeyedResult, Outcome
 from lakefs.put.shared_memory import Slot
@@ -62,22 +72,28 @@ class Space:
     pin = _blocking(SpaceSteps.pin)
     unpin = _blocking(SpaceSteps.unpin)
 
-    def match(self, keys: Sequence[bytes]) -> Matched:
+    def match(self, keys: Sequence[bytes], sizes: Sequence[int] = ()) -> Matched:
         """Return which keys have a value.  See `SpaceSteps.match`."""
-        checked = check_value_keys(keys)
+        checked, wanted = sized_keys(keys, sizes)
         reads = self._index.reads()
-        known = [None] * len(checked) if reads is None else reads.match(self.number, checked)
+        known = [None] * len(checked) if reads is None else reads.match(self.number, checked, wanted)
         if None not in known:
             present = cast("list[bool]", known)
             self._index.note(self.number, checked if all(present) else list(compress(checked, present)))
             return match_of(present)
-        asked = [key for key, flag in zip(checked, known, strict=True) if flag is None]
-        values = iter(self._driver.run(find_values(self.number, asked)))
+        asked = [at for at, flag in enumerate(known) if flag is None]
+        values = self._driver.run(find_values(self.number, [checked[at] for at in asked]))
+        found = iter(is_present(values, wanted and [wanted[at] for at in asked]))
         self._renew_behind()
-        return match_of([bool(next(values)) if flag is None else flag for flag in known])
+        return match_of([next(found) if flag is None else flag for flag in known])
 
     def put_many(
-        self, keys: Sequence[bytes], values: Sequence[Buffer | Slot], *, depths: Sequence[int] = ()
+        self,
+        keys: Sequence[bytes],
+        values: Sequence[Buffer | Slot],
+        *,
+        depths: Sequence[int] = (),
+        resize: bool = False,
     ) -> KeyedResult:
         """Store values under keys; durable on return.  See `SpaceSteps.put_many`.
 
@@ -87,13 +103,15 @@ class Space:
         items = keyed_items(keys, values, depths)
         checked = [item.key for item in items]
         reads = self._index.reads()
-        present = [False] * len(items) if reads is None else reads.lasting(self.number, checked)
+        sizes = [item.length for item in items] if resize else None
+        present = [False] * len(items) if reads is None else reads.lasting(self.number, checked, sizes)
         if any(present):
             self._index.note(self.number, list(compress(checked, present)))
         if items and all(present):
             return KeyedResult([Outcome.PRESENT] * len(items))
         self._index.tell(self.number)
-        result = self._driver.run(SpaceSteps(self._driver.steps, self.number).put_items(items, present))
+        steps = SpaceSteps(self._driver.steps, self.number)
+        result = self._driver.run(steps.put_items(items, present, resize=resize))
         self._renew_behind()
         return result
 
@@ -135,14 +153,14 @@ class Space:
                 lengths[at] = length
         return lengths
 
-    def try_match(self, keys: Sequence[bytes]) -> list[bool] | None:
+    def try_match(self, keys: Sequence[bytes], sizes: Sequence[int] = ()) -> list[bool] | None:
         """Return for each key if it has a value, if all are known here; else None.  Never waits.
 
-        InvalidArgument as `match`.
+        `sizes` and InvalidArgument as `match`.
         """
-        checked = check_value_keys(keys)
+        checked, wanted = sized_keys(keys, sizes)
         reads = self._index.reads()
-        known = [None] if reads is None else reads.match(self.number, checked)
+        known = [None] if reads is None else reads.match(self.number, checked, wanted)
         if None in known:
             return None
         present = cast("list[bool]", known)

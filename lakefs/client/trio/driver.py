@@ -139,6 +139,10 @@ class TrioDriver:
             await self.run(self._known.renewal())
         return self._known
 
+    def stand(self, stamps: bytes, epoch: int) -> bool:
+        """Return True if an answer that was read on the connection `epoch` still stands; see `KnownNames.stand`."""
+        return self._known is not None and self._known.stand(stamps, epoch)
+
     async def found(self, found: T | Steps[T]) -> T:
         """Return what `KnownNames` has found, or run the steps that get it."""
         if isinstance(found, GeneratorType):

@@ -127,7 +127,10 @@ class BlockMoves:
         self._movers.reader.submit(run, lambda result: self._end(number, wanted, result, began, is_load=True))
 
     def store(self, number: int, keys: Sequence[bytes], rows: Sequence[int], depths: Sequence[int]) -> None:
-        """Begin to store the blocks in rows under these keys; keys that are present count as stored."""
+        """Begin to store the blocks in rows under these keys.
+
+        A key that has a value of a block's length counts as stored; a value of another length is replaced.
+        """
         wanted, deep = list(keys), list(depths)
         blocks = self._begin(number, wanted, rows, is_load=False)
         if blocks is None:
@@ -135,7 +138,7 @@ class BlockMoves:
         values = blocks if self._lent is None else self._lent.slots(rows)
 
         def run(space: Space) -> tuple[list[bool], str]:
-            done = space.put_many(wanted, values, depths=deep)
+            done = space.put_many(wanted, values, depths=deep, resize=True)
             reason = next((error.message for error in done.failures.values()), "")
             return [outcome is not Outcome.FAILED for outcome in done.outcomes], reason
 

@@ -20,7 +20,7 @@ def lendable_descriptor(offloading_spec: Any, blocks: memoryview) -> int | None:
     """Return vLLM's own descriptor of its region; None if there is none of which all blocks are one mapping."""
     region = getattr(offloading_spec, "_scheduler_mmap", None)
     descriptor = getattr(region, "fd", None)
-    segments = getattr(region, "_segments", None)
+    segments = getattr(region, "_segments", [descriptor])  # releases before 0.33 have one file, and no list
     if not isinstance(descriptor, int) or not isinstance(segments, list) or len(segments) != 1:
         return None
     if blocks.readonly or not blocks.c_contiguous or not blocks.nbytes:

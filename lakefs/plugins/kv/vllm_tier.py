@@ -5,8 +5,8 @@
                              "server": "unix:/run/lake/lake.sock", "quota": "200G"}]}
 
 A key is vLLM's OffloadKey: a hash of the tokens up to the block, and the group's index.  The space is named after
-everything else that a block's bytes depend on: model, dtype, layout of the workers, groups and rank.  So engines that
-would compute the same blocks share them, and others never meet.
+everything else that a block's bytes depend on (`lakefs.plugins.kv.vllm_space`): the model's content, dtype, layout of
+the workers, groups, rank.  So engines that would compute the same blocks share them, and others never meet.
 
 Rules kept here:
 - No method waits, except `drain_jobs` and `shutdown`.  Blocks move on the movers' two threads; look-ups are answered by
@@ -17,28 +17,26 @@ Rules kept here:
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable
 from typing import Any, ClassVar, Final
 
 from lakefs.content.verify import check_named
-from lakefs.plugins.kv.versions import check_host
+from lakefs.plugins.kv.offers import check_host
+from lakefs.plugins.kv.vllm_host import OFFERS, PACKAGE
 
-PACKAGE: Final = "vllm"
-KNOWN_FROM: Final = (0, 33, 0)
-KNOWN_BELOW: Final = (0, 34, 0)
-check_host(PACKAGE, KNOWN_FROM, KNOWN_BELOW)  # before the imports below, whose names are those of these versions
+RELEASE: Final = check_host(PACKAGE, OFFERS)  # before the imports below, whose names are among these
 
 from vllm.logger import init_logger  # noqa: E402
+from vllm.platforms import current_platform  # noqa: E402
 from vllm.v1.kv_offload.base import LookupResult, Medium, RequestOffloadingContext  # noqa: E402
-from vllm.v1.kv_offload.file_mapper import FileMapper  # noqa: E402
 from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager  # noqa: E402
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager  # noqa: E402
 
 from lakefs.plugins.kv.block_moves import BlockMoves, Ended  # noqa: E402
+from lakefs.plugins.kv.model_files import model_of  # noqa: E402
 from lakefs.plugins.kv.movers import Connection, Movers, SpaceSettings  # noqa: E402
 from lakefs.plugins.kv.vllm_region import lendable_descriptor  # noqa: E402
+from lakefs.plugins.kv.vllm_space import space_of, unseen_by  # noqa: E402
 
 logger = init_logger(f"vllm.{__name__}")
 DEPTH_TOKENS: Final = 16
@@ -49,20 +47,23 @@ _DEPTH_MAX: Final = 65_535
 class _Lookups(AsyncLookupManager):  # type: ignore[misc]
     """vLLM's look-up thread, answered by `match`."""
 
-    def __init__(self, connection: Connection, tier_type: str) -> None:
+    def __init__(self, connection: Connection, row_bytes: int, tier_type: str) -> None:
         self._connection = connection
+        self._row_bytes = row_bytes
         super().__init__(tier_type=tier_type)
 
     def batch_lookup(self, keys: list[Any], req_context: Any) -> Iterable[bool]:
-        """Return which keys are present.  An error is logged by vLLM, and all keys are absent."""
-        return self._connection.use(lambda space: space.match([bytes(key) for key in keys])).present
+        """Return which keys have a block of vLLM's length.  An error is logged by vLLM, and all keys are absent."""
+        wanted, sizes = [bytes(key) for key in keys], [self._row_bytes] * len(keys)
+        return self._connection.use(lambda space: space.match(wanted, sizes)).present
 
 
 class LakeTier(SecondaryTierManager):  # type: ignore[misc]
     """The tier that vLLM makes from an entry of `secondary_tiers`.
 
-    Its options: `server` (default LAKE_SERVER), `space` (the beginning of the space's name), `quota`, `ttl` and
-    `check` ("crc32c", "blake3").  Making it connects to the engine; errors are those of `lakefs.connect`.
+    Its options: `server` (default LAKE_SERVER), `space` (the beginning of the space's name), `quota`, `ttl`, `check`
+    ("crc32c", "blake3") and `salt` (text that stands for what vLLM does not tell a tier).  Making it reads samples of a
+    local model's files, and connects to the engine; errors are those of `lakefs.connect`.
     """
 
     medium: ClassVar[Medium] = Medium.STORAGE
@@ -77,17 +78,23 @@ class LakeTier(SecondaryTierManager):  # type: ignore[misc]
         quota: str | int | None = None,
         ttl: str | float | None = None,
         check: str = "crc32c",
+        salt: str | int = "",
         backpressure_detector: Any = None,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
-        self.space_name = f"{space}/{space_of(offloading_spec)}"
+        config, row_bytes = offloading_spec.config, _row_bytes(primary_kv_view)
+        model = model_of(config.model.name)
+        platform = str(current_platform.device_name)
+        self.space_name = f"{space}/{space_of(config, model, row_bytes, RELEASE, platform, str(salt))}"
+        if salt == "":
+            logger.warning("%s", unseen_by(model, config.model.name))
         settings = SpaceSettings(server, self.space_name, quota, ttl, check_named(check))
         self._connection = Connection(settings)
         self._movers = Movers("lake-vllm", lambda: Connection(settings))
         descriptor = lendable_descriptor(offloading_spec, primary_kv_view) if self._connection.is_local else None
-        self._moves = BlockMoves(self._movers, primary_kv_view, self._block_size_bytes, descriptor)
+        self._moves = BlockMoves(self._movers, primary_kv_view, row_bytes, descriptor)
         logger.info("Blocks for the lake are %s", "moved by its engine" if self._moves.is_lent else "copied")
-        self._lookups = _Lookups(self._connection, tier_type)
+        self._lookups = _Lookups(self._connection, row_bytes, tier_type)
 
     def on_new_request(self, req_context: Any) -> Any:
         return RequestOffloadingContext()
@@ -145,22 +152,10 @@ class LakeTier(SecondaryTierManager):  # type: ignore[misc]
         self._connection.close()
 
 
-def space_of(offloading_spec: Any) -> str:
-    """Return the part of a space's name that stands for all that a block's bytes depend on beside its key.
-
-    It is made from the fields by which vLLM's own `fs` tier tells its folders apart.
-    """
-    mapper = FileMapper.from_offloading_spec(
-        root_dir="",
-        offloading_spec=offloading_spec,
-        blocks_per_file=offloading_spec.blocks_per_chunk,
-        parallel_agnostic=True,
-    )
-    fields = json.dumps(mapper.fields, sort_keys=True, separators=(",", ":"))
-    digest = hashlib.sha256(fields.encode()).hexdigest()[:16]
-    model = str(mapper.fields["model_name"]).replace("/", "_")
-    readable = "".join(letter if letter.isascii() and letter.isprintable() else "_" for letter in model)[:80]
-    return f"{readable}-{digest}-r{mapper.rank}"
+def _row_bytes(rows: memoryview) -> int:
+    """Return the bytes of a block: of a row of vLLM's memory."""
+    assert rows.strides is not None, "the memory has rows"
+    return int(rows.strides[0])
 
 
 def _rows(job_metadata: Any) -> list[int]:

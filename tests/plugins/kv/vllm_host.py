@@ -1,6 +1,7 @@
 """Two vLLM engines in one program: vLLM's own factory makes their tiers, and blocks go from one to the other.
 
-The first has vLLM's own shared region, which the engine is lent; from the second's memory blocks are copied.
+The first has vLLM's own shared region, which the engine is lent; from the second's memory blocks are copied.  An engine
+with another model, other weights under the same path, or a salt has none of them.
 
 Run with the Python of `.venv-plugins`; LAKE_SERVER names the engine.
 """
@@ -11,6 +12,8 @@ import mmap
 import os
 import sys
 import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,6 +29,8 @@ from vllm.v1.kv_offload.config import (
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.base import TransferJob
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
+
+import lakefs
 
 BLOCK = 65536
 ROWS = 32
@@ -53,10 +58,10 @@ def offloading_config(model: str, extra: dict[str, Any], engine_id: str = "e") -
     )
 
 
-def tier(rows: Any, model: str = "llama/8b", region: SharedOffloadRegion | None = None) -> Any:
+def tier(rows: Any, model: str = "llama/8b", region: SharedOffloadRegion | None = None, **options: Any) -> Any:
     config = offloading_config(model, {})
     spec = SimpleNamespace(config=config, blocks_per_chunk=1, kv_events_config=None, _scheduler_mmap=region)
-    named = {"type": "LakeTier", "module_path": "lakefs.plugins.kv.vllm_tier"}
+    named = {"type": "LakeTier", "module_path": "lakefs.plugins.kv.vllm_tier", **options}
     return SecondaryTierFactory.create_secondary_tier(named, memoryview(rows), spec)
 
 
@@ -85,6 +90,43 @@ def looked_up(made: Any, keys: list[Any], request: str) -> list[Any]:
         made.on_schedule_end(None)
         time.sleep(0.001)
     raise AssertionError("a look-up was never answered")
+
+
+def stored(made: Any, keys: list[Any]) -> None:
+    made.submit_store(TransferJob(5, keys, np.arange(len(keys)), False, ReqContext("stores")))
+    assert finished(made).success
+
+
+def other_weights_have_other_blocks(folder: Path) -> None:
+    """A finetune is saved over the model, with the same length, configuration and index."""
+    (folder / "config.json").write_text("{}")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(bytes(3 << 20))
+    key = make_offload_key(b"k" * 32, 0)
+    first = tier(memory(), str(folder))
+    stored(first, [key])
+    same = tier(memory(), str(folder))
+    assert looked_up(same, [key], "same") == [LookupResult.HIT]
+    weights.write_bytes(bytes(2 << 20) + b"w" * (1 << 20))
+    tuned, salted = tier(memory(), str(folder)), tier(memory(), str(folder), salt="fp8")
+    assert len({made.space_name for made in (first, same, tuned, salted)}) == 3
+    for made in (tuned, salted):
+        assert looked_up(made, [key], "other") == [LookupResult.MISS]
+    for made in (first, same, tuned, salted):
+        made.shutdown()
+
+
+def another_length_is_a_miss_and_is_replaced(made: Any, key: Any) -> None:
+    """A value that is no block of this host, under a key that it asks for."""
+    with lakefs.connect() as lake:
+        space = lake.space(made.space_name)
+        space.remove([bytes(key)])
+        space.put_many([bytes(key)], [b"of another length"])
+    assert looked_up(made, [key], "r5") == [LookupResult.MISS]
+    stored(made, [key])
+    assert looked_up(made, [key], "r6") == [LookupResult.HIT]
+    made.submit_load(TransferJob(6, [key], np.arange(1), True, ReqContext("loads")))
+    assert finished(made).success
 
 
 def main() -> None:
@@ -123,6 +165,10 @@ def main() -> None:
     for made in (one, two):
         made.submit_store(TransferJob(8, keys, np.arange(16), False, context))
         assert finished(made).success, "a prompt that both computed is stored once"
+    for made in (one, two):
+        another_length_is_a_miss_and_is_replaced(made, keys[0])
+    with TemporaryDirectory() as folder:
+        other_weights_have_other_blocks(Path(folder))
     for made in (one, two, other):
         made.shutdown()
     region.cleanup()

@@ -19,7 +19,7 @@ from lakefs.wire.messages import NO_CONDITION, Condition, ObjectAttributes, SetA
 from tests.store_rig import client_of, fsck, put, run, simulated_store, tamper
 from tests.unit.support.shelf import NOW_NS, PLAIN, Shelf, an_object, blob
 
-LATER_NS = NOW_NS + 1
+LATER_NS = NOW_NS + 1000
 
 
 def keep(shelf: Shelf, key: str, node_id: int, node: Node) -> Resolved | Exception:
@@ -167,10 +167,10 @@ def test_a_folder_notes_when_names_come_to_it_and_go() -> None:
 def test_what_changes_no_names_leaves_the_folders_times() -> None:
     shelf = Shelf()
     shelf.put("f/x")
+    shelf.put("f/d/y")
     before = times(shelf, "f/")
     shelf.store.run(lambda txn: bind(txn, shelf.bucket, "f/x", an_object("2"), NO_CONDITION, LATER_NS))
     change(shelf, "f/x", mode=0o600)
-    shelf.put("f/d/y")
     after = times(shelf, "f/d/")
     shelf.store.run(lambda txn: bind(txn, shelf.bucket, "f/d/z", an_object(), NO_CONDITION, LATER_NS))
     assert times(shelf, "f/") == before
@@ -180,10 +180,18 @@ def test_what_changes_no_names_leaves_the_folders_times() -> None:
 def test_a_name_of_a_moment_ago_does_not_turn_a_folders_times_back() -> None:
     shelf = Shelf()
     shelf.make_folder("f")
-    for name, named_ns in (("a", LATER_NS), ("b", LATER_NS - 1)):
+    for count, (name, named_ns) in enumerate((("a", LATER_NS), ("b", LATER_NS - 1), ("c", LATER_NS - 2))):
         binding = Binding(shelf.bucket, f"f/{name}", an_object(), named_ns=named_ns)
         shelf.store.run(lambda txn, one=binding: bind_many(txn, [one], LATER_NS + 50))  # type: ignore[misc]
-        assert times(shelf, "f/") == (LATER_NS, LATER_NS)
+        assert times(shelf, "f/") == (LATER_NS, LATER_NS + count), "the change time says that its names have changed"
+
+
+def test_a_folders_change_time_moves_with_each_name_also_where_the_clock_does_not() -> None:
+    shelf = Shelf()
+    shelf.make_folder("f")
+    for count in range(1, 4):
+        shelf.put(f"f/{count}")
+        assert times(shelf, "f/") == (NOW_NS, NOW_NS + count)
 
 
 def test_an_access_time_is_kept_when_it_is_not_the_modification_time() -> None:

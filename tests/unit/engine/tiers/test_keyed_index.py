@@ -128,7 +128,7 @@ def test_a_store_that_was_there_before_is_walked_behind_the_start() -> None:
             assert index.state == "ready"
             assert check_keyed_index(store, after_moves=False)
             assert index.table.count == 700 + 1 + 1 + 2, "values, those of the gone and the new space, and two spaces"
-            assert entry_of(index, space, b"parts") == (UNPLACED, 0, 0, 0, 0)
+            assert entry_of(index, space, b"parts") == (UNPLACED, 0, 0, len(b"onetwo"), 0)
 
     run(main)
 

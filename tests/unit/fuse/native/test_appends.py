@@ -206,3 +206,18 @@ def test_when_an_append_has_ended_nothing_more_is_written(tmp_path: Path) -> Non
         sending.join()
         assert told > 0
         assert (tmp_path / "file").read_bytes() == data * (told // len(data))
+
+
+def test_a_write_of_a_mapping_is_known_while_it_is_handled() -> None:
+    found = []
+    with kernel() as device:
+        for flags in (0, OF_A_MAPPING, LOCK_OWNER, OF_A_MAPPING | CLEARS_SET_ID, 0):
+            device.write(HANDLE, 0, b"bytes", flags=flags)
+            device.next_given()
+            found.append(layer.write_is_mapped())
+            device.ask(LOOKUP, b"name\0")
+            device.next_given()
+        device.write(HANDLE, 0, b"bytes", flags=OF_A_MAPPING, size=4)  # another length than it says
+        device.next_given()
+        assert [*found, layer.write_is_mapped()] == [False, True, False, True, False, False]
+    assert layer.write_is_mapped() is None

@@ -187,10 +187,10 @@ def test_a_name_that_an_inode_has_lost_is_told_when_it_is_found_under_another(ta
 @pytest.mark.parametrize("here", [True, False])
 def test_a_folder_is_complete_while_only_this_mount_takes_names_away(table: InodeTable, here: bool) -> None:
     bucket = folder(table, table.root, "bkt", 10)
-    bucket.is_complete = True
+    bucket.names_ns = 1
     gone = file(table, bucket, "x", 11)
     (table.remove if here else table.detach)(gone)
-    assert bucket.is_complete is here
+    assert bool(bucket.names_ns) is here
 
 
 @pytest.mark.parametrize(
@@ -208,9 +208,9 @@ def test_a_folder_that_was_listed_is_known_until_a_name_in_it_may_be_missing(
 ) -> None:
     bucket = folder(table, table.root, "bkt", 10)
     inode = file(table, bucket, "x", 11)
-    bucket.listed_at = 1.0
+    bucket.names_ns = 1
     change(table, inode)
-    assert (bucket.listed_at > EXPIRED) is is_known
+    assert bool(bucket.names_ns) is is_known
 
 
 @pytest.mark.parametrize("here", [True, False])
@@ -220,14 +220,14 @@ def test_a_folder_that_gets_another_name_and_those_below_it_are_listed_anew(tabl
     moved = folder(table, before, "x", 13)
     below = folder(table, moved, "y", 14)
     for listed in (before, after, moved, below):
-        listed.listed_at = 1.0
+        listed.names_ns = 1
     if here:
         table.move(moved, after, "z")
     else:
         table.adopt(after, "z", 13, Attributes(FOLDER), asked_at=2.0)
     assert moved.parent is after
-    assert [known.listed_at > EXPIRED for known in (after, moved, below)] == [True, False, False]
-    assert (before.listed_at > EXPIRED) is here, "what is found elsewhere may have been moved back meanwhile"
+    assert [bool(known.names_ns) for known in (after, moved, below)] == [True, False, False]
+    assert bool(before.names_ns) is here, "what is found elsewhere may have been moved back meanwhile"
 
 
 def test_what_the_kernel_has_forgotten_is_forgotten(table: InodeTable) -> None:
@@ -266,3 +266,32 @@ def test_numbers_are_the_nodes_where_they_are_free(table: InodeTable) -> None:
     table.detach(first)
     second = file(table, bucket, "y", 11)
     assert second.number not in (ROOT, 10, 11)
+
+
+def test_a_node_shows_one_number_with_whatever_content(table: InodeTable) -> None:
+    bucket = folder(table, table.root, "bkt", 10)
+    first = file(table, bucket, "a", 12, b"1")
+    second = file(table, bucket, "a", 12, b"2")
+    table.detach(second)
+    third = file(table, bucket, "a", 12, b"3")
+    assert len({first.number, second.number, third.number}) == 3
+    assert [first.st_ino, second.st_ino, third.st_ino] == [12, 12, 12]
+    other = file(table, bucket, "b", 13)
+    table.stored(other, 14)
+    assert file(table, bucket, "c", 13).st_ino not in (13, other.st_ino), "the number is in use by another file"
+
+
+def test_a_file_made_here_keeps_the_number_it_had_while_it_is_known(table: InodeTable) -> None:
+    bucket = folder(table, table.root, "bkt", 10)
+    made = table.create(bucket, "a", content(b""))
+    made.lookups += 1
+    table.stored(made, 15)
+    table.detach(made)
+    again = file(table, bucket, "a", 15, b"2")
+    assert again.number == 15
+    assert again.st_ino == made.st_ino == made.number
+    table.forget(made.number, 1)
+    assert again.st_ino == made.number
+    table.detach(again)
+    table.forget(again.number, 1)
+    assert file(table, bucket, "a", 15, b"3").st_ino == 15, "nobody knows the earlier number"

@@ -35,7 +35,7 @@ MODIFIED_S = 784111777.9
         (b"bytes=0-", ByteRange(0, 10)),
         (b"bytes=-3", ByteRange(7, 10)),
         (b"bytes=-99", ByteRange(0, 10)),
-        (b"Bytes = 1 - 2", ByteRange(1, 3)),
+        (b"Bytes=1-2", ByteRange(1, 3)),
         (b"bytes=10-", NoRange.UNSATISFIABLE),
         (b"bytes=10-20", NoRange.UNSATISFIABLE),
         (b"bytes=9999999999999999999-", NoRange.UNSATISFIABLE),
@@ -53,15 +53,24 @@ MODIFIED_S = 784111777.9
         (b"bytes=+1-2", NoRange.WHOLE),
         (b"items=0-1", NoRange.WHOLE),
         (b"0-1", NoRange.WHOLE),
+        *(
+            (spaced, NoRange.WHOLE)
+            for spaced in (b"bytes =1-2", b"bytes= 1-2", b"bytes=1 -2", b"bytes=1- 2", b"bytes=\t-2")
+        ),
     ],
 )
 def test_a_range_of_ten_bytes(value: bytes | None, selected: ByteRange | NoRange) -> None:
     assert select_range(value, 10) == selected
 
 
-@pytest.mark.parametrize("value", [b"bytes=0-", b"bytes=0-0", b"bytes=-1"])
-def test_an_empty_object_satisfies_no_range(value: bytes) -> None:
+@pytest.mark.parametrize("value", [b"bytes=0-", b"bytes=0-0", b"bytes=1-2", b"bytes=-0"])
+def test_an_empty_object_satisfies_no_range_of_places(value: bytes) -> None:
     assert select_range(value, 0) is NoRange.UNSATISFIABLE
+
+
+@pytest.mark.parametrize("value", [b"bytes=-1", b"bytes=-5", b"bytes=-9999999999999999999"])
+def test_the_last_bytes_of_an_empty_object_are_the_whole_of_it(value: bytes) -> None:
+    assert select_range(value, 0) is NoRange.WHOLE
 
 
 def test_content_range_names_the_last_byte_and_the_size() -> None:

@@ -213,10 +213,72 @@ def test_what_the_schema_forbids_is_refused(read: Callable[[bytes], object], bod
     assert refusal(read, body).code == "MalformedXML"
 
 
+NEAR: dict[Callable[[bytes], object], list[str]] = {
+    bodies.read_create_bucket: ["LocationConstraint"],
+    bodies.read_delete: ["Object/Key", "Quiet"],
+    bodies.read_complete: ["Part/PartNumber", "Part/ETag", "Part/ChecksumCRC32"],
+    bodies.read_tagging: ["TagSet/Tag/Key", "TagSet/Tag/Value"],
+    bodies.read_versioning: ["Status"],
+}
+
+
+@pytest.mark.parametrize(("read", "root"), READERS)
+@pytest.mark.parametrize("more", ["<Unknown/>", "<Unknown>x</Unknown>", "text"])
+def test_an_element_that_is_not_in_the_list_of_its_body_is_refused_at_every_depth(
+    read: Callable[[bytes], object], root: str, more: str
+) -> None:
+    for path in NEAR[read]:
+        names = [root, *path.split("/")]
+        for depth in range(len(names) - (more == "text")):
+            opened, inside = "".join(f"<{name}>" for name in names[: depth + 1]), names[depth + 1 :]
+            rest = "".join(f"<{name}>" for name in inside) + "".join(f"</{name}>" for name in reversed(inside))
+            closed = "".join(f"</{name}>" for name in reversed(names[: depth + 1]))
+            for body in (f"{opened}{more}{rest}{closed}", f"{opened}{rest}{more}{closed}"):
+                error = refusal(read, body.encode())
+                assert (error.status, error.code) == (400, "MalformedXML"), body
+                assert "has no element Unknown" in error.message or "and no text" in error.message, body
+
+
+@pytest.mark.parametrize(
+    ("read", "body"),
+    [
+        (bodies.read_create_bucket, f"<CreateBucketConfiguration>{inner}</CreateBucketConfiguration>")
+        for inner in (
+            "<Tags><Tag><Key>a</Key><Value>b</Value></Tag></Tags>",
+            "<Location><Name>zone</Name><Type>AvailabilityZone</Type></Location>",
+            "<LocationConstraint>us-east-1</LocationConstraint><Bucket><Type>Directory</Type></Bucket>",
+        )
+    ]
+    + [
+        (
+            bodies.read_complete,
+            "<CompleteMultipartUpload><Part><PartNumber>1</PartNumber><ChecksumXXHASH3>AAAA</ChecksumXXHASH3></Part>"
+            "</CompleteMultipartUpload>",
+        )
+    ],
+)
+def test_an_element_that_s3_has_and_the_store_does_not_is_not_offered(
+    read: Callable[[bytes], object], body: str
+) -> None:
+    error = refusal(read, body.encode())
+    assert (error.status, error.code) == (501, "NotImplemented")
+
+
+def test_comments_and_white_space_are_between_elements() -> None:
+    tag = b"<!-- b --> <TagSet>\t<Tag><Key>a</Key> <Value>b<!-- c -->c</Value></Tag></TagSet>"
+    assert bodies.read_tagging(b"<!-- a --><Tagging>\n " + tag + b"</Tagging>") == [("a", "bc")]
+
+
 def test_a_parts_checksum_must_be_one() -> None:
     part = b"<Part><PartNumber>1</PartNumber><ChecksumSHA1>\xc3\xa9</ChecksumSHA1></Part>"
     body = b"<CompleteMultipartUpload>" + part + b"</CompleteMultipartUpload>"
     assert refusal(bodies.read_complete, body).code == "InvalidRequest"
+
+
+def test_mfa_delete_is_off() -> None:
+    body = b"<VersioningConfiguration><Status>Enabled</Status><MfaDelete>%b</MfaDelete></VersioningConfiguration>"
+    assert bodies.read_versioning(body % b"Disabled") == "Enabled"
+    assert refusal(bodies.read_versioning, body % b"Perhaps").code == "MalformedXML"
 
 
 def test_mfa_delete_is_not_offered() -> None:

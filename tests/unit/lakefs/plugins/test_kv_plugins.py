@@ -1,4 +1,4 @@
-"""Shared by plug-ins for KV caches: versions, movers, block moves; and LMCache's connector with a fake space."""
+"""Shared by plug-ins for KV caches: movers and block moves, with a fake space."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from lakefs.client.blocking.spaces import Space
-from lakefs.errors import EngineBusy, EngineUnreachable, InvalidArgument, StoreFull, UnsupportedVersion
+from lakefs.errors import EngineBusy, EngineUnreachable, InvalidArgument, StoreFull
 from lakefs.get.keyed import Matched
 from lakefs.get.pools import Pool
 from lakefs.limits import KEYED_VALUE_BYTES_MAX
 from lakefs.plugins.kv import movers as moving
 from lakefs.plugins.kv.block_moves import BlockMoves, Ended
-from lakefs.plugins.kv.lmcache_connector import LakeConnector
 from lakefs.plugins.kv.movers import Movers
-from lakefs.plugins.kv.versions import check_host, parsed
 from lakefs.put.keyed import KeyedResult, Outcome
 from lakefs.put.shared_memory import Slot
 
@@ -49,8 +47,8 @@ class FakeSpace:
     def try_use(self, job: Callable[[Space], T]) -> T:
         return job(cast("Space", self))
 
-    def try_match(self, keys: Sequence[bytes]) -> list[bool] | None:
-        return self.match(keys).present if self._is_at_hand() else None
+    def try_match(self, keys: Sequence[bytes], sizes: Sequence[int] = ()) -> list[bool] | None:
+        return self.match(keys, sizes).present if self._is_at_hand() else None
 
     def try_get_many_into(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[int] | None:
         return self.get_many_into(keys, buffers) if self._is_at_hand() else None
@@ -73,9 +71,11 @@ class FakeSpace:
     def close(self) -> None:
         self.closed += 1
 
-    def match(self, keys: Sequence[bytes]) -> Matched:
+    def match(self, keys: Sequence[bytes], sizes: Sequence[int] = ()) -> Matched:
         assert len(set(keys)) == len(keys), "a batch with a key twice is refused"
-        return Matched(0, [key in self.values for key in keys])
+        lengths = [len(self.values.get(key, b"")) for key in keys]
+        wanted = sizes or [0] * len(keys)
+        return Matched(0, [bool(length) and size in (0, length) for length, size in zip(lengths, wanted, strict=True)])
 
     def get_many_into(self, keys: Sequence[bytes], buffers: Sequence[memoryview]) -> list[int]:
         assert len(set(keys)) == len(keys), "a batch with a key twice is refused"
@@ -92,7 +92,12 @@ class FakeSpace:
         return self.get_many_into(keys, [pool.slot(at, room) for at, room in zip(offsets, rooms, strict=True)])
 
     def put_many(
-        self, keys: Sequence[bytes], values: Sequence[memoryview | Slot], *, depths: Sequence[int] = ()
+        self,
+        keys: Sequence[bytes],
+        values: Sequence[memoryview | Slot],
+        *,
+        depths: Sequence[int] = (),
+        resize: bool = False,
     ) -> KeyedResult:
         assert len(set(keys)) == len(keys), "a batch with a key twice is refused"
         result = KeyedResult([Outcome.STORED] * len(keys))
@@ -101,7 +106,7 @@ class FakeSpace:
             value = given.buffer if isinstance(given, Slot) else given
             if bytes(value[:4]) == b"full":
                 result.outcomes[place], result.failures[place] = Outcome.FAILED, StoreFull("no room")
-            elif key in self.values:
+            elif key in self.values and not (resize and len(self.values[key]) != len(value)):
                 result.outcomes[place] = Outcome.PRESENT
             else:
                 self.values[key] = bytes(value)
@@ -110,35 +115,6 @@ class FakeSpace:
 
     def remove(self, keys: Sequence[bytes]) -> list[bool]:
         return [self.values.pop(key, None) is not None for key in keys]
-
-
-# --- versions --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "numbers"),
-    [("0.5.6", (0, 5, 6)), ("0.33.0+cpu", (0, 33, 0)), ("1.2rc1", (1, 2, 0)), ("2", (2, 0, 0)), ("x", (0, 0, 0))],
-)
-def test_versions_are_read_by_their_leading_numbers(text: str, numbers: tuple[int, ...]) -> None:
-    assert parsed(text) == numbers
-
-
-def test_a_host_of_another_version_is_refused_with_the_known_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_host("pytest", (0, 0, 1), (1000, 0, 0))
-    for installed in ("0.5.5", "0.6.0", "1.0"):
-        monkeypatch.setattr("lakefs.plugins.kv.versions.version", lambda _, text=installed: text)
-        with pytest.raises(
-            UnsupportedVersion, match=rf"{installed} is installed.*0\.5\.6 and later, before"
-        ) as refused:
-            LakeConnector()
-        assert str(refused.value).endswith("pip install 'lmcache>=0.5.6,<0.6.0'")
-    monkeypatch.setattr("lakefs.plugins.kv.versions.version", lambda _: "0.5.9")
-    check_host("lmcache", (0, 5, 6), (0, 6, 0))
-
-
-def test_a_host_that_is_not_installed_is_named() -> None:
-    with pytest.raises(UnsupportedVersion, match="no-such-host is not installed"):
-        check_host("no-such-host", (1, 0, 0), (2, 0, 0))
 
 
 # --- movers ----------------------------------------------------------------------------------------------
@@ -239,6 +215,18 @@ def test_blocks_are_stored_loaded_and_missed() -> None:
         assert (ended.moved, ended.failed) == ([b"b", b"a"], [b"none", b"short"])
         assert (bytes(memory[40:]), bytes(memory[16:24])) == (b"B" * 8, b"A" * 8)
         assert not moves.is_busy
+
+
+def test_a_value_of_another_length_is_replaced_by_the_block_that_is_stored() -> None:
+    space = FakeSpace()
+    space.values.update({b"short": b"123", b"a": b"12345678"})
+    with movers_of(space) as movers:
+        moves = BlockMoves(movers, memoryview(bytearray(b"A" * 8 + b"B" * 8)), 8)
+        moves.store(1, [b"short", b"a"], [0, 1], [0, 0])
+        movers.wait_idle()
+        (ended,) = moves.collect()
+        assert ended.moved == [b"short", b"a"]
+        assert space.values == {b"short": b"A" * 8, b"a": b"12345678"}
 
 
 def test_failed_jobs_end_with_a_reason() -> None:

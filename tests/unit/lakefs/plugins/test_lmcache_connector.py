@@ -22,7 +22,7 @@ class Host:
     def __init__(self, space: FakeSpace, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(lmcache_connector, "check_host", lambda *_: None)
         monkeypatch.setattr(lmcache_connector, "Connection", lambda settings: space)
-        self.connector = LakeConnector(space="s")
+        self.connector = LakeConnector(space="s", salt="s")
 
     def result(self, number: int) -> Completion:
         ready = select.select([self.connector.event_fd()], [], [], WAIT_S)[0]
@@ -130,7 +130,7 @@ def test_lmcache_may_name_an_object_twice(host: Host) -> None:
     buffers = [memoryview(bytearray(10)) for _ in range(3)]
     assert host.result(asked.submit_batch_get(["a", "b", "a"], buffers))[3] == [True] * 3
     assert all(buffer == value for buffer in buffers)
-    assert [places for places, _ in batches(["a", "a", "b", "a"])] == [[0, 2], [1], [3]]
+    assert [places for places, _ in batches([b"a", b"a", b"b", b"a"])] == [[0, 2], [1], [3]]
 
 
 def test_lmcache_is_told_of_failures(host: Host, space: FakeSpace) -> None:

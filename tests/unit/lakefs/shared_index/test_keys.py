@@ -84,6 +84,13 @@ def test_keys_are_told_as_a_dictionary_tells_them(
         return True if tier != ABSENT else (False if state == SPACE_WHOLE else None)
 
     assert finder.match(space, keys) == [flag(key) for key in keys]
+    sizes = [places.get((space, key), NOTHING)[3] + at % 2 for at, key in enumerate(keys)]
+
+    def flag_of_size(key: bytes, size: int) -> bool | None:
+        length = places.get((space, key), NOTHING)[3]
+        return flag(key) and (True if size == 0 else None if length == 0 else length == size)
+
+    assert finder.match(space, keys, sizes) == [flag_of_size(*each) for each in zip(keys, sizes, strict=True)]
     rooms = [100 + at for at in range(len(keys))]
     lengths, indexes, packed = finder.plan(space, keys, rooms)
     found = unpacked(packed)
@@ -111,6 +118,8 @@ def test_a_key_of_no_keyed_blob_is_refused(key: object) -> None:
     for rooms in ([], [1, 1]):
         with pytest.raises(ValueError, match="a room"):
             finder.plan(1, [b"k"], rooms)
+        with pytest.raises(ValueError, match="a size"):
+            finder.match(1, [b"k"], rooms)
 
 
 def reads_of(table: SharedTable, *, is_current: bool = True, is_connected: bool = True) -> KeyedReads:
@@ -124,6 +133,7 @@ def test_many_keys_are_looked_up_in_pieces() -> None:
     reads = reads_of(table_of({**entries, id_of_space(5): told(SPACE_WHOLE)}))
     asked = [b"absent %d" % number for number in range(1000)] + keys
     assert reads.match(5, asked) == [False] * 1000 + [True] * 700
+    assert reads.match(5, asked, [10] * 1500 + [11] * 200) == [False] * 1000 + [True] * 500 + [False] * 200
     plan = reads.plan(5, asked, [GRANULE_BYTES] * 1700)
     assert plan.lengths == [0] * 1000 + [-1] * 700
     assert plan.indexes == list(range(1000, 1700))

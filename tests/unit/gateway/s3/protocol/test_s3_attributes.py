@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.s3.protocol.attributes import checked_tags, tags_of_copy, tags_of_header
+from gateway.s3.protocol.attributes import attributes_of, checked_tags, tags_of_copy, tags_of_header
 from gateway.s3.protocol.errors import S3Error
 
 
@@ -53,6 +53,27 @@ def test_a_header_of_other_text_is_refused(value: bytes, code: str) -> None:
     with pytest.raises(S3Error) as caught:
         tags_of_header({b"x-amz-tagging": value})
     assert (caught.value.status, caught.value.code) == (400, code)
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept"),
+    [
+        ("gzip", "gzip"),
+        ("deflate, gzip", "deflate, gzip"),
+        ("deflate ,gzip;q=1", "deflate ,gzip;q=1"),
+        ("gzip, aws-chunked", "gzip"),
+        ("aws-chunked, gzip", "gzip"),
+        ("gzip,aws-chunked,br", "gzip,br"),
+        ("deflate, AWS-Chunked , gzip", "deflate, gzip"),
+        ("aws-chunked", None),
+        ("aws-chunked,aws-chunked", None),
+        ("aws-chunked, aws-chunked", None),
+        ("not-aws-chunked", "not-aws-chunked"),
+    ],
+)
+def test_a_content_encoding_comes_back_as_sent_less_aws_chunked(sent: str, kept: str | None) -> None:
+    attributes = attributes_of({b"content-encoding": sent.encode()}, 0)
+    assert attributes.headers.get("Content-Encoding") == kept
 
 
 def test_a_copy_keeps_tags_unless_it_replaces_them() -> None:

@@ -12,7 +12,7 @@ import pytest
 from botocore.httpchecksum import AwsChunkedWrapper, Crc32Checksum
 from hypothesis import assume, given, settings, strategies as st
 
-from gateway.s3.protocol.aws_chunked import AwsChunkedDecoder
+from gateway.s3.protocol.aws_chunked import AwsChunkedDecoder, is_framed
 from gateway.s3.protocol.errors import S3Error
 from gateway.s3.protocol.signing import AccessKey, Payload, Signature, SigningKey
 from lakefs.limits import HTTP_CHUNK_LINE_BYTES_MAX, HTTP_TRAILER_BYTES_MAX
@@ -223,6 +223,38 @@ def test_lines_are_bounded() -> None:
         with pytest.raises(S3Error):
             for at in range(0, len(body), 64):
                 decoder.feed(memoryview(body)[at : at + 64])
+
+
+@pytest.mark.parametrize("kind", [Payload.HASH, Payload.UNSIGNED])
+def test_chunks_under_a_hash_or_none_are_decoded_as_unsigned_ones(kind: Payload) -> None:
+    body = b"5\r\n01234\r\n0\r\nx-amz-checksum-crc32:AA\r\n\r\n"
+    payload, trailers = decode(kind, request_headers(5, "x-amz-checksum-crc32"), body)
+    assert (payload, trailers) == (b"01234", {b"x-amz-checksum-crc32": b"AA"})
+    assert refusal(kind, request_headers(5), b"01234") == (400, "IncompleteBody")
+    assert refusal(kind, {}, body) == (411, "MissingContentLength")
+
+
+@pytest.mark.parametrize(
+    ("kind", "headers", "length", "framed"),
+    [
+        (Payload.UNSIGNED, {}, 5, False),
+        (Payload.UNSIGNED, {b"content-encoding": b"aws-chunked"}, 5, True),
+        (Payload.HASH, {b"content-encoding": b"gzip,aws-chunked"}, 5, True),
+        (Payload.HASH, {b"content-encoding": b"AWS-CHUNKED , gzip"}, None, True),
+        (Payload.HASH, {b"content-encoding": b"my-aws-chunked"}, 5, False),
+        (Payload.HASH, {b"content-encoding": b"aws-chunked"}, 0, False),
+        (Payload.HASH, {b"content-encoding": b"aws-chunked", **request_headers(5)}, 0, True),
+        (Payload.HASH, {b"content-encoding": b"aws-chunked", **request_headers(5)}, 5, True),
+        (Payload.UNSIGNED, request_headers(5), 5, False),
+        (Payload.UNSIGNED, request_headers(5), 15, True),
+        (Payload.UNSIGNED, request_headers(5), None, True),
+        (Payload.STREAMING_SIGNED, {}, 0, True),
+    ],
+)
+def test_any_header_may_say_that_a_body_is_in_chunks(
+    kind: Payload, headers: dict[bytes, bytes], length: int | None, framed: bool
+) -> None:
+    assert is_framed(kind, headers, length) is framed
 
 
 def test_payload_is_not_copied() -> None:

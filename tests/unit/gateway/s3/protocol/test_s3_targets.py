@@ -105,6 +105,7 @@ def test_a_sub_resource_that_is_not_offered_touches_nothing(name: str, method: s
         ("PUT", "/bkt/k?%61cl"),
         ("PUT", "/bkt/k?Acl"),
         ("PUT", "/bkt?location"),
+        ("PUT", "/bkt/k?X-mine"),
         ("PUT", "/bkt?tagging"),
         ("DELETE", "/bkt?tagging"),
         ("DELETE", "/bkt?delete"),
@@ -118,6 +119,36 @@ def test_a_sub_resource_that_is_not_offered_touches_nothing(name: str, method: s
 )
 def test_a_write_with_an_unknown_wish_is_not_done(method: str, target: str) -> None:
     assert refusal(method, target) == (501, "NotImplemented")
+
+
+@pytest.mark.parametrize("name", ["location", "uploads", "versioning", "versions", "delete"])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "POST"])
+def test_a_sub_resource_of_buckets_is_none_of_a_key(name: str, method: str) -> None:
+    if (name, method) == ("uploads", "POST"):
+        return
+    for more in ("", "&x-id=GetObject", "&versionId=null"):
+        assert refusal(method, f"/bkt/k?{name}{more}") == (400, "InvalidRequest")
+        assert refusal(method, f"/bkt/k?{name}=1{more}") == (400, "InvalidRequest")
+
+
+@pytest.mark.parametrize("name", ["attributes", "uploadId=u"])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "POST"])
+def test_a_sub_resource_of_keys_is_none_of_a_bucket(name: str, method: str) -> None:
+    assert refusal(method, f"/bkt?{name}") == (400, "InvalidRequest")
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "operation"),
+    [
+        ("GET", "/bkt/k", Operation.GET_OBJECT),
+        ("PUT", "/bkt/k", Operation.PUT_OBJECT),
+        ("DELETE", "/bkt/k", Operation.DELETE_OBJECT),
+        ("PUT", "/bkt", Operation.CREATE_BUCKET),
+        ("DELETE", "/bkt", Operation.DELETE_BUCKET),
+    ],
+)
+def test_a_parameter_of_the_clients_own_changes_nothing(method: str, target: str, operation: Operation) -> None:
+    assert parse(method, f"{target}?x-mine=1&x-user=a%20b&x-").operation is operation
 
 
 @pytest.mark.parametrize(("method", "target"), [("PUT", "/"), ("DELETE", "/"), ("PATCH", "/bkt/k"), ("TRACE", "/bkt")])
@@ -156,7 +187,14 @@ def test_a_path_is_decoded_once_and_never_normalised(target: str, bucket: str, k
 
 @pytest.mark.parametrize(
     ("host", "bucket"),
-    [("bkt.s3.lake", "bkt"), ("BKT.S3.lake:9000", "bkt"), ("my.bkt.s3.lake", "my.bkt"), ("bkt.localhost:9000", "bkt")],
+    [
+        ("bkt.s3.lake", "bkt"),
+        ("BKT.S3.lake:9000", "bkt"),
+        ("my.bkt.s3.lake", "my.bkt"),
+        ("bkt.localhost:9000", "bkt"),
+        ("bkt.s3.lake.", "bkt"),
+        ("bkt.s3.lake.:9000", "bkt"),
+    ],
 )
 def test_the_host_may_name_the_bucket(host: str, bucket: str) -> None:
     found = parse("GET", "/a%40b//c", host=host)
@@ -164,7 +202,10 @@ def test_the_host_may_name_the_bucket(host: str, bucket: str) -> None:
     assert parse("GET", "/", host=host).operation is Operation.LIST_OBJECTS
 
 
-@pytest.mark.parametrize("host", ["s3.lake", "s3.lake:9000", "lake", "127.0.0.1:9000", "[::1]:9000", "evils3.lake", ""])
+@pytest.mark.parametrize(
+    "host",
+    ["s3.lake", "s3.lake:9000", "s3.lake.", "bkt.s3.lake..", "lake", "127.0.0.1:9000", "[::1]:9000", "evils3.lake", ""],
+)
 def test_another_host_names_no_bucket(host: str) -> None:
     assert parse("GET", "/bkt/k", host=host).bucket == "bkt"
 
@@ -252,6 +293,8 @@ def test_a_parameter_that_is_no_header_or_says_another_thing_is_refused(query: s
         (b"bkt%2Fa%2Fb%2520", ("bkt", "a/b%20", "")),
         (b"bkt/k?versionId=null", ("bkt", "k", "null")),
         (b"bkt/a%3Fb?versionId=v", ("bkt", "a?b", "v")),
+        (b"bkt/a+b%2Bc%20d", ("bkt", "a b+c d", "")),
+        (b"bkt%2Fa+b%2Bc%252B", ("bkt", "a b+c%2B", "")),
         ("bkt/é".encode(), ("bkt", "é", "")),
     ],
 )

@@ -1,0 +1,119 @@
+"""Opening files: what a name has when it is opened, whoever keeps changing it.
+
+The kernel opens an inode that it has looked up before, perhaps long ago, so its name may have other content by now, or
+none.  An open finds the present content, and never fails for a name that always exists:
+
+- An inode that nobody has open takes over what its name has.
+- One that others have open must keep its content for them.  The open is refused with ESTALE; the kernel looks the path
+  up anew, and opens what it finds.  It does so once: a second ESTALE would be the program's.
+- So a thread that was refused gets, at its second open, also content that others have open, if a look-up behind the
+  refusal has found that: it was the present content while the open was under way.  If its inode has lost the name once
+  more, it gets the file that others have open under the name, past the kernel's page cache.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+import trio
+from pyfuse3 import FUSEError
+
+from fuse.names.lookups import Lookups
+from fuse.open_file import OpenFile
+from fuse.state.inodes import OBJECT, Inode
+from fuse.state.mount import Mount
+from lakefs.errors import BucketNotFound, KeyNotFound, PreconditionFailed
+
+_ATTEMPTS_MAX: Final = 16
+_REFUSED_MAX: Final = 1024
+"""Most threads remembered as refused."""
+
+
+class Opening:
+    """Opens the files of one mount."""
+
+    def __init__(self, mount: Mount, lookups: Lookups, file_of: Callable[[Inode], OpenFile]) -> None:
+        """`file_of` returns the open file of an inode, made if it has none."""
+        self._mount = mount
+        self._lookups = lookups
+        self._file_of = file_of
+        self._refused: OrderedDict[int, float] = OrderedDict()
+        """Threads whose last open was refused with ESTALE, and when that open began."""
+
+    async def open(self, inode: Inode, thread: int) -> OpenFile:
+        """Add a handle to what the name of an inode has now; `thread` opens it.  ENOENT, ESTALE.
+
+        The file may be another inode's: then the handle has to bypass the kernel's page cache.
+        """
+        begun_at = trio.current_time()
+        refused_at = self._refused.pop(thread, None) if thread else None
+        for _ in range(_ATTEMPTS_MAX):
+            file = self._file_of(inode)
+            try:
+                await file.open()
+            except (KeyNotFound, BucketNotFound, PreconditionFailed):
+                if refused_at is not None and inode.confirmed_at > refused_at and await file.share():
+                    return file
+                await file.discard()
+            except BaseException:
+                await file.discard()
+                raise
+            else:
+                return file
+            found = await self._taken(inode)
+            if found is inode:
+                continue
+            if refused_at is None:
+                break
+            if (shared := await self._shared(inode, found)) is not None:
+                return shared
+        if thread:
+            self._refused[thread] = begun_at
+            while len(self._refused) > _REFUSED_MAX:
+                self._refused.popitem(last=False)
+        raise FUSEError(errno.ESTALE)
+
+    async def _shared(self, inode: Inode, found: Inode) -> OpenFile | None:
+        """Add a handle to the file that others have open under the name, for an inode that nobody has open."""
+        file = found.file
+        if not isinstance(file, OpenFile) or file.hot is not None or not await file.share():
+            return None
+        if inode.file is not None:
+            await file.release()
+            return None
+        inode.attributes = replace(found.attributes)
+        self._mount.forget_attributes(inode)
+        return file
+
+    async def _taken(self, inode: Inode) -> Inode:
+        """Look at the name of an inode again; return the inode if it has taken what is there, else the one that has it.
+
+        ENOENT, ESTALE.
+        """
+        place = inode.place
+        if place is None:
+            raise FUSEError(errno.ENOENT if inode.is_removed else errno.ESTALE)
+        parent, name = place
+        inode.kept = None
+        if not self._mount.table.is_below(parent, self._mount.table.root):
+            raise FUSEError(errno.ESTALE)
+        found, _ = await self._lookups.look(parent, name, confirm=True)
+        if found is None:
+            raise FUSEError(errno.ENOENT)
+        if found is inode:
+            return inode
+        if found.attributes.kind != OBJECT:
+            raise FUSEError(errno.ESTALE)
+        if inode.file is None and inode.cached_blob is not None:
+            inode.cached_blob = None
+            await self._mount.forget_pages(inode)
+        is_free = inode.file is None and inode.cached_blob is None and found.file is None
+        if not is_free or found.parent is not parent or found.is_pending:
+            return found
+        self._mount.table.take_over(inode, found)
+        self._mount.forget_attributes(inode)
+        return inode
