@@ -11,8 +11,8 @@ from pyfuse3 import RequestContext
 
 from fuse.hot.hot_set import HotSet
 from fuse.open_file import OpenFile
-from fuse.state.inodes import OpenContent
 from fuse.state.mount import Mount
+from fuse.state.open_content import OpenContent
 from lakefs.errors import LakeError
 
 _log: Final = structlog.get_logger(__name__)

@@ -43,6 +43,7 @@ from pyfuse3 import (
 from fuse.errno_map import errno_of
 from fuse.handles import Handle, release_all
 from fuse.hot.hot_set import HotSet
+from fuse.names.attribute_changes import AttributeChanges
 from fuse.names.changes import ATTEMPTS_MAX, Changes
 from fuse.names.lookups import Lookups
 from fuse.names.opening import Opening
@@ -103,8 +104,9 @@ class LakeOperations(pyfuse3.Operations):
         self._table = mount.table
         self._lookups = Lookups(mount)
         self._changes = Changes(mount, self._lookups)
+        self._attribute_changes = AttributeChanges(mount, self._lookups)
         self._opening = Opening(mount, self._lookups, self._file_of)
-        self._xattrs = ExtendedAttributes(self._lookups, self._changes)
+        self._xattrs = ExtendedAttributes(self._lookups, self._attribute_changes)
         self._files: dict[int, Handle] = {}
         self._folders: dict[int, FolderHandle] = {}
         self._next_handle = 0
@@ -400,7 +402,7 @@ class LakeOperations(pyfuse3.Operations):
         )
         if wanted.mode is wanted.uid is wanted.gid is wanted.mtime_ns is wanted.atime_ns is None:
             wanted = msgspec.structs.replace(wanted, mode=without_set_id(known.attributes, ctx))
-        await self._changes.set_attributes(known, wanted)
+        await self._attribute_changes.set_attributes(known, wanted)
         if known.attributes.mode & _SET_ID and isinstance(known.file, OpenFile):
             known.file.end_appends()  # the next write clears these bits
         return self._attributes(known)
@@ -409,7 +411,7 @@ class LakeOperations(pyfuse3.Operations):
         """Clear the set-id bits where a change of content needs it and the kernel leaves it to the mount."""
         mode = without_set_id(inode.attributes, ctx)
         if mode != inode.attributes.mode:
-            await self._changes.set_attributes(inode, SetAttributes("", "", mode=mode, durable=False))
+            await self._attribute_changes.set_attributes(inode, SetAttributes("", "", mode=mode, durable=False))
 
     async def _set_size(self, inode: Inode, size: int, fh: FileHandleT | None, ctx: RequestContext) -> None:
         if inode.is_folder:

@@ -1,4 +1,4 @@
-"""What changes did to the folders of their names, told with their results (`FolderChange`).
+"""Folders of changed names: their state before and after the change, sent with its result (`FolderChange`).
 
     folders = FoldersBefore(txn, names)             # in the decision, before it changes anything
     changes = folders.after(metadata)               # in the step of the decision, after it

@@ -8,8 +8,8 @@ import structlog
 import trio
 
 from fuse.hot.hot_file import HotFile
-from fuse.state.inodes import OpenContent
 from fuse.state.mount import Mount
+from fuse.state.open_content import OpenContent
 
 _LOOK_S: Final = 0.5
 """Time between looks at such a file."""

@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import errno
 import stat as modes
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
 import msgspec
 import trio
 from pyfuse3 import RENAME_NOREPLACE, FUSEError, RequestContext
 
+from fuse.names.attribute_changes import busy
 from fuse.names.lookups import Lookups
 from fuse.state.inodes import FOLDER, OBJECT, SYMLINK, Attributes, Inode
 from fuse.state.kept import Changed, Kept, note_change
@@ -29,7 +30,6 @@ from fuse.state.mount import Change, Mount, now_ns
 from lakefs.errors import AlreadyExists, KeyNotFound, LakeError, PreconditionFailed
 from lakefs.names import Name
 from lakefs.wire.messages import (
-    NO_CONDITION,
     BucketCreate,
     BucketRemove,
     Buckets,
@@ -44,7 +44,6 @@ from lakefs.wire.messages import (
     PutObjects,
     RemoveFolder,
     Rename,
-    SetAttributes,
 )
 
 ATTEMPTS_MAX: Final = 16
@@ -96,7 +95,7 @@ class Changes:
         async def attempt(present: Inode | None) -> None:
             if present is not None:
                 _check_empty(present)
-            with _busy([present]):
+            with busy([present]):
                 if self._table.holds_buckets(parent):
                     await self._mount.ask(BucketRemove(name), Done)
                     changed = Changed(None, now_ns())
@@ -303,60 +302,6 @@ class Changes:
             if source is not target:
                 note_change(source, changed.from_folder, changed.epoch)
 
-    # --- attributes ----------------------------------------------------------------------------------
-
-    async def set_attributes(self, inode: Inode, wanted: SetAttributes) -> None:
-        """Set mode, owner, times; `wanted` has no name in it.  ESTALE if the inode's name is gone."""
-        is_root, changed_ns = inode is self._table.root, 0
-        if is_root and not self._table.bucket:
-            raise FUSEError(errno.EPERM)
-        if (inode.parent is not None or is_root) and not inode.is_dirty:  # else the commit stores it
-            bucket, key = self._table.name_of(inode)
-            upon = NO_CONDITION if is_root else Condition(node=inode.node)
-            try:
-                with _busy([inode]):
-                    request = msgspec.structs.replace(wanted, bucket=bucket, key=key, condition=upon)
-                    changed_ns = (await self._mount.change_again(request, _never)).changed_ns
-                    self._mount.note_visible(inode)
-            except (KeyNotFound, PreconditionFailed):
-                raise self._lookups.gone(inode) from None
-            inode.kept = None
-        else:
-            inode.is_set = True
-        shown = inode.attributes
-        shown.mode = shown.mode if wanted.mode is None else wanted.mode
-        shown.uid = shown.uid if wanted.uid is None else wanted.uid
-        shown.gid = shown.gid if wanted.gid is None else wanted.gid
-        atime_ns = shown.mtime_ns if shown.atime_ns is None else shown.atime_ns
-        if wanted.atime_ns is not None or wanted.mtime_ns is not None:
-            atime_ns = atime_ns if wanted.atime_ns is None else wanted.atime_ns
-            shown.mtime_ns = shown.mtime_ns if wanted.mtime_ns is None else wanted.mtime_ns
-            shown.atime_ns = None if atime_ns == shown.mtime_ns else atime_ns
-        shown.ctime_ns = changed_ns or now_ns()
-        self._mount.touch(inode)
-
-    async def set_xattr(self, inode: Inode, name: str, value: bytes | None) -> None:
-        """Set an extended attribute, or remove it.  KeyNotFound if an attribute to remove does not exist."""
-        if self._table.holds_buckets(inode):
-            raise FUSEError(errno.EPERM)
-        if inode.file is not None and inode.is_pending:  # else its record is there; what is written waits for close
-            await inode.file.commit(durable=False)
-        bucket, key = self._table.name_of(inode)
-        upon = NO_CONDITION if inode is self._table.root else Condition(node=inode.node)
-        request = SetAttributes(bucket, key, condition=upon, xattrs={name: value}, durable=False)
-        try:
-            with _busy([inode]):
-                found = (await self._mount.change(request)).made
-                self._mount.note_visible(inode)
-        except PreconditionFailed:
-            raise self._lookups.gone(inode) from None
-        if inode.file is not None:
-            inode.file.note(found)
-        inode.xattrs = found.xattrs
-        inode.kept = None
-        inode.attributes.ctime_ns = found.ctime_ns or now_ns()
-        self._mount.touch(inode)
-
     # --- the table -----------------------------------------------------------------------------------
 
     def _made(self, parent: Inode, name: str, changed: Changed) -> Inode:
@@ -402,36 +347,18 @@ async def _at_rest(inodes: Sequence[Inode | None], *, stored: Inode | None = Non
         for inode in sorted(open_ones, key=lambda inode: inode.number):
             assert inode.file is not None
             await stack.enter_async_context(inode.file.at_rest(stored=inode is stored))
-        with _busy(inodes):
+        with busy(inodes):
             yield
 
 
-@contextmanager
-def _busy(inodes: Sequence[Inode | None]) -> Iterator[None]:
-    """Mark the inodes as changing: an answer about them in the block may be older or newer than the change."""
-    chosen = [inode for inode in inodes if inode is not None]
-    for inode in chosen:
-        inode.busy += 1
-    try:
-        yield
-    finally:
-        for inode in chosen:
-            inode.busy -= 1
-            inode.changed_at = trio.current_time()
-
-
 def _is_own(found: ObjectStat, attributes: ObjectAttributes, kind: int) -> bool:
-    """Return True if a record is the one that a request with these attributes made: its time is told to the ns."""
+    """Return True if a record is the one that a request with these attributes made; times are compared to the ns."""
     return (found.kind, found.mtime_ns, found.uid, found.gid) == (
         kind,
         attributes.mtime_ns,
         attributes.uid,
         attributes.gid,
     )
-
-
-async def _never(error: LakeError) -> bool:
-    return False
 
 
 def _new_attributes(parent: Inode, mode: int, ctx: RequestContext, kind: int = OBJECT) -> ObjectAttributes:

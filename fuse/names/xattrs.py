@@ -12,7 +12,7 @@ from typing import Final
 
 from pyfuse3 import ENOATTR, FUSEError
 
-from fuse.names.changes import Changes
+from fuse.names.attribute_changes import AttributeChanges
 from fuse.names.lookups import Lookups
 from fuse.state.inodes import Inode
 from lakefs.errors import KeyNotFound
@@ -25,7 +25,7 @@ _ACLS: Final = b"system.posix_acl_"
 class ExtendedAttributes:
     """Extended attributes of all inodes of a mount.  Every method raises FUSEError for names that are not stored."""
 
-    def __init__(self, lookups: Lookups, changes: Changes) -> None:
+    def __init__(self, lookups: Lookups, changes: AttributeChanges) -> None:
         self._lookups = lookups
         self._changes = changes
 

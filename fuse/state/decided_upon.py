@@ -1,4 +1,4 @@
-"""What the commit of an open file is decided upon: the condition that goes with it, and the look behind a refusal.
+"""Conditions of commits: sent with the commit of an open file; and the look at its name after a refusal.
 
 - A file that is not in the store yet: its name is absent, and no folder has it.
 - One that was only appended to: the name has the very content that the bytes go behind.

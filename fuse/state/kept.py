@@ -34,14 +34,14 @@ class Kept(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What the engine said of a name; `kept` is None if it has to be asked for each time."""
+    """The engine's answer about a name; `kept` is None if it has to be asked for each time."""
 
     found: ObjectStat | LakeError
     kept: Kept | None = None
 
 
 class Changed(NamedTuple):
-    """What the engine said of a change that it has made."""
+    """The engine's answer to a change that it has made."""
 
     stat: ObjectStat | None
     """The record of the name; None if the answer was lost, and the change was found to be made."""

@@ -1,25 +1,18 @@
 """State shared by all parts of one mount, and its requests to the engine.
 
 `Mount` sends requests, gives leases back (many in one request), and sets how long the kernel may cache names and
-attributes.  `Unsettled` has the changes that are visible and not known to be durable: an engine that is killed may lose
-changes that were visible for less than a second.
+attributes.
 
-Rules kept here:
-- A change is noted for its inodes, with the engine run (boot) that answered it, until the same run answers a later
-  `Sync`; the answer of a later run proves nothing.
-- A caller that syncs such an inode gets its runs once, and reports the loss if one is gone.
-- `settle` sends a `Sync` by itself, two seconds behind a change: else a restart long afterwards would count as a loss.
-- Short content that was opened before is opened without a request, while the engine's stamps say that neither its name
-  nor the content has changed (`lakefs.known`): what is visible is promised here, not what is durable, so answers about
-  visible changes are learned too.
-- At most `INODES_MAX` inodes for each of `BOOTS_MAX` runs are noted; the oldest are forgotten.
+Short content that was opened before is opened without a request, while the engine's stamps say that neither its name
+nor the content has changed (`lakefs.known`): what is visible is promised here, not what is durable, so answers about
+visible changes are learned too.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -33,8 +26,10 @@ from fuse.reading.blob_reader import ReadBuffers
 from fuse.staging.folder import StagingFolder
 from fuse.staging.room import Emptying
 from fuse.state.attributes import Owner
-from fuse.state.inodes import EXPIRED, Inode, InodeTable, OpenContent
+from fuse.state.inodes import EXPIRED, Inode, InodeTable
 from fuse.state.kept import Absences, Answer, Changed, Kept
+from fuse.state.open_content import OpenContent
+from fuse.state.unsettled import Unsettled
 from fuse.state.writers import Failures, Writers
 from lakefs.client.trio.driver import TrioDriver
 from lakefs.client.trio.reconnecting import ReconnectingEngine
@@ -67,67 +62,9 @@ from lakefs.wire.messages import (
 M = TypeVar("M", bound=Message)
 Change = PutObjects | DeleteNames | Rename | MakeFolder | MakeSymlink | RemoveFolder | SetAttributes
 _GATHER_S = 0.02
-SETTLE_S: Final = 2.0
-INODES_MAX: Final = 65_536
-"""Most inodes noted per boot, 100 bytes each: the changes of a mount in two seconds.  The oldest are forgotten."""
-BOOTS_MAX: Final = 8
 _log: Final = structlog.get_logger()
 UNWATCHED_TIMEOUT_S = 1.0
 """Longest time that the kernel may cache entries and attributes of a bucket without a watch."""
-
-
-class Unsettled:
-    """Boots of the engine, and for each the inodes changed in it, with the number of their last change."""
-
-    def __init__(self) -> None:
-        self._boots: dict[bytes, dict[int, int]] = {}
-        self.count = 0
-        """Number of changes so far."""
-        self._some = trio.Event()
-
-    def note(self, boot: bytes, inodes: Iterable[int]) -> None:
-        """Note that changes of these inodes are visible in this run of the engine."""
-        changed = self._boots.setdefault(boot, {})
-        self.count += 1
-        for inode in inodes:
-            changed.pop(inode, None)
-            changed[inode] = self.count
-        while len(changed) > INODES_MAX:
-            del changed[next(iter(changed))]
-        while len(self._boots) > BOOTS_MAX:
-            del self._boots[next(iter(self._boots))]
-        self._some.set()
-
-    def concerns(self, inode: int) -> bool:
-        """Return True if a change of the inode is not known to be durable."""
-        return any(inode in changed for changed in self._boots.values())
-
-    def take(self, inode: int) -> set[bytes]:
-        """Return the boots in which the inode was changed, and forget them; the caller reports a boot that is gone."""
-        return {boot for boot, changed in self._boots.items() if changed.pop(inode, 0)}
-
-    def settled(self, boot: bytes, count: int) -> None:
-        """Forget those of the first `count` changes that are this boot's: it answered a later sync."""
-        left = {inode: at for inode, at in self._boots.pop(boot, {}).items() if at > count}
-        if left:
-            self._boots[boot] = left
-
-    async def settle(self, boot_now: Callable[[], bytes], sync: Callable[[], Awaitable[object]]) -> None:
-        """Send a `Sync` some time behind changes, and forget those that it covered; until cancelled."""
-        while True:
-            await self._some.wait()
-            self._some = trio.Event()
-            await trio.sleep(SETTLE_S)
-            boot, count = boot_now(), self.count
-            if not self._boots.get(boot):
-                continue  # synced already, or lost: the next fsync reports it
-            try:
-                await sync()
-            except LakeError as error:
-                _log.info("what was changed is not known to be durable yet", reason=error.message)
-                continue
-            if boot == boot_now():
-                self.settled(boot, count)
 
 
 async def _no_pages(_: Inode) -> None:

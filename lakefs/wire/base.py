@@ -150,7 +150,7 @@ class ObjectStat(Message, frozen=True):
 
 
 class FolderChange(Message, frozen=True):
-    """What a change did to the folder of its name, as change_info4 of NFS (RFC 8881, 3.3.2): atomic with the change.
+    """The folder of a changed name before and after the change, as change_info4 of NFS (RFC 8881): atomic with it.
 
     `node`: the folder.  `before_ns`, `after_ns`: its change time before and after; 0: it did not exist.  Each change of
     a name in a folder moves its change time.  `stamps`: the set that StatNames of the folder would have right after.

@@ -99,7 +99,7 @@ def _appended_twice() -> None:
 
 
 def _taken_as_own() -> None:
-    """What another mount has appended is taken for the first success of a commit that is sent again."""
+    """Bytes that another mount has appended are taken for the first success of a commit that is sent again."""
 
     async def has_appended(*_: object) -> bool:
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 import trio.testing
 
-from fuse.state.mount import BOOTS_MAX, INODES_MAX, SETTLE_S, Unsettled
+from fuse.state.unsettled import BOOTS_MAX, INODES_MAX, SETTLE_S, Unsettled
 from lakefs.errors import EngineUnreachable
 
 ONE, TWO = b"one", b"two"
