@@ -31,18 +31,16 @@ import trio
 from fuse.hot.hot_file import HotFile
 from fuse.hot.mappings import release_when_unmapped
 from fuse.reading.blob_reader import BlobReader
-from fuse.staging.behind import copy_behind, is_there
-from fuse.staging.commit import Stored, store_staged
 from fuse.staging.folder import Base, Kind, StagedFile
 from fuse.staging.storing_behind import StoringBehind
-from fuse.state.attributes import to_store
-from fuse.state.decided_upon import look_again, lost_its_name, place_of, upon
+from fuse.state.decided_upon import place_of
 from fuse.state.following import give_back, open_longer
 from fuse.state.inodes import Inode, check_size
 from fuse.state.kept import note_change
 from fuse.state.mount import Mount, now_ns, replaced
 from fuse.state.writers import Writers
-from lakefs.errors import DeadlineExceeded, DiskFailed, EngineUnreachable, KeyNotFound, LakeError, PreconditionFailed
+from fuse.storing import FileContent, base_of, new_reader, store
+from lakefs.errors import DeadlineExceeded, DiskFailed, KeyNotFound, LakeError
 from lakefs.get.opened import Opened, Piece
 from lakefs.ids import Buffer, ChunkId
 from lakefs.limits import FILE_BYTES_MAX
@@ -50,9 +48,6 @@ from lakefs.names import Name
 from lakefs.wire.messages import ListEntry, ObjectStat, SetAttributes
 
 _log: Final = structlog.get_logger(__name__)
-_COMMIT_ATTEMPTS: Final = 64
-"""Most attempts at one commit; each but the first is refused only because another client has just committed."""
-_COMPARE_BYTES: Final = 1 << 20
 
 
 class OpenFile:
@@ -74,12 +69,7 @@ class OpenFile:
         """Handles that may change it."""
         self._mount = mount
         self._lock = trio.Lock()
-        self._reader: BlobReader | None = None
-        self._staged: StagedFile | None = None
-        self._behind = StoringBehind(mount.driver, mount.background, mount.writers_behind)
-        self._is_new = False  # the store has nothing of it, or an empty file
-        self._stat: ObjectStat | None = None  # as opened, for fields that a file system has not
-        self._is_appended = True  # all that is not stored was written through O_APPEND handles, if anything was
+        self._content = FileContent(StoringBehind(mount.driver, mount.background, mount.writers_behind))
         self._visible_since = b""  # boot of the engine in which the last commit is visible but not known to be durable
 
     # --- handles -------------------------------------------------------------------------------------
@@ -87,7 +77,7 @@ class OpenFile:
     @property
     def is_stored(self) -> bool:
         """True if the content is the store's, and nothing was written over it since the first handle."""
-        return self._staged is None and self._reader is not None and not self.is_dirty
+        return self._content.staged is None and self._content.reader is not None and not self.is_dirty
 
     async def open(self) -> None:
         """Add a handle.  KeyNotFound or PreconditionFailed if the name has other content by now.
@@ -112,7 +102,7 @@ class OpenFile:
             return
         elif self.is_dirty:
             await self._check_name()
-        elif self._reader is None:
+        elif self._content.reader is None:
             await self._open_stored()
         else:
             await self._compare_stored()
@@ -123,7 +113,7 @@ class OpenFile:
             return False
         self.handles += 1
         async with self._alone():
-            if self._reader is not None:
+            if self._content.reader is not None:
                 return True
             self.handles -= 1
             return False
@@ -132,7 +122,7 @@ class OpenFile:
         """Add a handle of a file that this mount has just made, empty."""
         self.handles += 1
         self.is_dirty = self.inode.is_pending
-        self._is_new = True
+        self._content.is_new = True
 
     async def release(self, *, stores: bool = False) -> None:
         """Remove a handle.  The last one, or one that `stores`, stores what is still unstored; an error is logged, and
@@ -200,11 +190,11 @@ class OpenFile:
                 self._close()
 
     def _close(self) -> None:
-        self._behind.end()
-        staged, self._staged = self._staged, None
+        self._content.behind.end()
+        staged, self._content.staged = self._content.staged, None
         if staged is not None:
             staged.discard()
-        reader, self._reader = self._reader, None
+        reader, self._content.reader = self._content.reader, None
         self.is_dirty = False
         self._mount.table.closed(self.inode)
         if reader is not None:
@@ -212,8 +202,8 @@ class OpenFile:
             self._mount.give_back(reader.opened.lease)
 
     def _leave_staged(self, error: LakeError) -> None:
-        self._behind.end()
-        staged, self._staged = self._staged, None
+        self._content.behind.end()
+        staged, self._content.staged = self._content.staged, None
         self.is_dirty = False
         self._mount.note_unstored(error)
         if staged is None:
@@ -239,11 +229,11 @@ class OpenFile:
             self._take_newer(opened)
         elif not (self.is_dirty or self.inode.is_newer_than(asked_at)):
             self.inode.take(self._mount.owner.shown(opened.stat))
-        self._stat = opened.stat
+        self._content.stat = opened.stat
         self.inode.xattrs = opened.stat.xattrs
-        assert self._reader is None  # else its native reads would have to end
-        self._reader = self._new_reader(opened)
-        self._is_new = False
+        assert self._content.reader is None  # else its native reads would have to end
+        self._content.reader = new_reader(self._mount, opened)
+        self._content.is_new = False
 
     def _take_newer(self, opened: Opened) -> None:
         """Take content stored since the name was looked up.  PreconditionFailed if the inode was open before.
@@ -253,7 +243,7 @@ class OpenFile:
         """
         mount, inode, stat = self._mount, self.inode, opened.stat
         known = mount.table.by_node(stat.node)
-        is_first = inode.cached_blob is None and self.hot is None and self.handles <= 1 and self._staged is None
+        is_first = inode.cached_blob is None and self.hot is None and self.handles <= 1 and self._content.staged is None
         if not is_first or inode.parent is None or known not in (None, inode):
             mount.give_back(opened.lease)
             raise replaced(mount.table.name_of(inode))
@@ -285,7 +275,7 @@ class OpenFile:
             return await self._follow(found)
 
     async def _follow(self, found: ObjectStat | ListEntry) -> bool:
-        own, hot = self._reader, self.hot
+        own, hot = self._content.reader, self.hot
         if found.blob == self.inode.attributes.blob:
             return True
         if own is None or not self._shows_stored():
@@ -305,30 +295,30 @@ class OpenFile:
 
     def _show(self, before: BlobReader, reader: BlobReader) -> None:
         """Show content that begins with what was shown before."""
-        mount, inode, staged = self._mount, self.inode, self._staged
-        self._reader, self._staged, self._stat = reader, None, reader.opened.stat
+        mount, inode, staged = self._mount, self.inode, self._content.staged
+        self._content.reader, self._content.staged, self._content.stat = reader, None, reader.opened.stat
         if staged is not None:
             staged.discard()
         give_back(mount, before)
-        inode.take(mount.owner.shown(self._stat))
-        inode.xattrs, inode.cached_blob = self._stat.xattrs, None
+        inode.take(mount.owner.shown(self._content.stat))
+        inode.xattrs, inode.cached_blob = self._content.stat.xattrs, None
         mount.touch(inode)
         mount.forget_attributes(inode)  # with the new length the kernel forgets its pages
 
     def note(self, stat: ObjectStat) -> None:
         """Take a changed record of the name; its content is the same."""
-        self._stat = stat
+        self._content.stat = stat
 
     async def renew_lease(self) -> None:
         """Hold the content again after the connection was lost, if the name still has it."""
         async with self._alone():
-            reader = self._reader
+            reader = self._content.reader
             if reader is None or not reader.opened.lease or self.inode.parent is None:
                 return
             opened = await self._mount.leased(self._mount.table.name_of(self.inode))
             if opened.stat.blob == reader.opened.stat.blob:
                 reader.close()
-                self._reader = self._new_reader(opened)
+                self._content.reader = new_reader(self._mount, opened)
             else:
                 self._mount.give_back(opened.lease)
 
@@ -338,30 +328,30 @@ class OpenFile:
         """Like `read`, if the content is stored and in memory; else None."""
         if self.hot is not None:
             return self.hot.read(offset, length)
-        if self._staged is None and self._reader is not None:
-            return self._reader.read_nowait(offset, length)
+        if self._content.staged is None and self._content.reader is not None:
+            return self._content.reader.read_nowait(offset, length)
         return None
 
     def teach(self, handle: int, offset: int, length: int) -> None:
         """Have native threads answer reads like the one just answered, of stored content that no mapping writes to."""
-        if self.hot is None and self._staged is None and self._reader is not None:
-            self._reader.teach(handle, offset, length)
+        if self.hot is None and self._content.staged is None and self._content.reader is not None:
+            self._content.reader.teach(handle, offset, length)
 
     async def read(self, offset: int, length: int) -> Buffer:
         """Return bytes as this mount sees them now, fewer at the end; valid until the caller's next checkpoint."""
         if self.hot is not None:
             return self.hot.read(offset, length)
-        if self._staged is None and self._reader is not None:
-            return await self._reader.read(offset, length)
+        if self._content.staged is None and self._content.reader is not None:
+            return await self._content.reader.read(offset, length)
         async with self._alone():
-            if self._staged is None:
+            if self._content.staged is None:
                 return await self._read_stored(offset, length)
             parts: list[Buffer] = []
-            for span in self._staged.spans(offset, length):
+            for span in self._content.staged.spans(offset, length):
                 if span.kind is Kind.BASE:
                     parts.append(await self._read_stored(span.offset, span.length))
                 else:
-                    parts.append(self._staged.read(span.offset, span.length))
+                    parts.append(self._content.staged.read(span.offset, span.length))
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def _read_stored(self, offset: int, length: int) -> bytes:
@@ -369,15 +359,11 @@ class OpenFile:
         stored = await self._stored()
         return b"" if stored is None else bytes(await stored.read(offset, length))
 
-    def _new_reader(self, opened: Opened) -> BlobReader:
-        mount = self._mount
-        return BlobReader(mount.driver, mount.offload, mount.read_buffers, opened)
-
     async def _stored(self) -> BlobReader | None:
         """Return the stored content; None for a new file.  KeyNotFound, PreconditionFailed if it cannot be opened."""
-        if self._reader is None and not self._is_new:
+        if self._content.reader is None and not self._content.is_new:
             await self._open_stored()
-        return self._reader
+        return self._content.reader
 
     async def write(self, offset: int, data: Buffer, appender: int = 0, *, appends: bool = False) -> bool:
         """Write to the staging file; native threads may write what follows through the handle `appender`, if not 0.
@@ -389,13 +375,13 @@ class OpenFile:
             staged = await self._staging()
             wanted, offset = offset, staged.size if appends else offset
             check_size(self.inode, offset + len(data))
-            self._is_appended = appends and (self._is_appended or not self.is_dirty)
+            self._content.is_appended = appends and (self._content.is_appended or not self.is_dirty)
             if self.hot is None:
                 staged.write(offset, data)
             else:
                 self.hot.write(offset, data, staged.write)
             self._note_change(staged)
-            self._behind.written(staged, offset, offset + len(data))
+            self._content.behind.written(staged, offset, offset + len(data))
             if appender and self.hot is None and offset == wanted:
                 staged.let_append(appender, FILE_BYTES_MAX, partial(self._note_change, staged))
             return offset == wanted
@@ -405,13 +391,13 @@ class OpenFile:
         async with self._alone():
             check_size(self.inode, size)
             staged = await self._staging()
-            self._is_appended = False
+            self._content.is_appended = False
             if self.hot is None:
                 staged.truncate(size)
             else:
                 self.hot.truncate(size, staged.write, staged.truncate)
             self._note_change(staged)
-            self._behind.truncated(size)
+            self._content.behind.truncated(size)
 
     async def _take_over(self) -> None:
         """Stage what mappings wrote to the file in memory, past the mount."""
@@ -422,7 +408,7 @@ class OpenFile:
         numbers = await self._mount.offload.run(hot.differing)
         if numbers:
             staged = await self._staging()
-            self._is_appended = False
+            self._content.is_appended = False
             hot.take_over(numbers, staged.write)
             self._note_change(staged)
             self.writers.changed(0, is_mapped=True)
@@ -430,8 +416,8 @@ class OpenFile:
 
     def end_appends(self) -> None:
         """Have the next write of each handle asked of the mount."""
-        if self._staged is not None:
-            self._staged.end_appends()
+        if self._content.staged is not None:
+            self._content.staged.end_appends()
 
     @asynccontextmanager
     async def _alone(self) -> AsyncIterator[None]:
@@ -448,18 +434,18 @@ class OpenFile:
         self._mount.touch(self.inode)
 
     async def _staging(self) -> StagedFile:
-        if self._staged is None:
+        if self._content.staged is None:
             name = self._name()
             stored = await self._stored()
-            base = None if stored is None else _base(stored.opened.stat)
+            base = None if stored is None else base_of(stored.opened.stat)
             if stored is not None:
                 stored.close()  # the bytes below what is written are read here, beside it
-            self._staged = self._mount.staging.new(name, base)
+            self._content.staged = self._mount.staging.new(name, base)
         else:
             await self._stored()
             if not self.is_dirty:
-                self._note_name(self._staged)
-        return self._staged
+                self._note_name(self._content.staged)
+        return self._content.staged
 
     def _note_name(self, staged: StagedFile) -> None:
         """Update the staged file's name: it, or a folder above it, may have been renamed since the last store."""
@@ -502,23 +488,25 @@ class OpenFile:
         """Make an earlier commit durable.  DiskFailed if the engine restarted and the commit was lost with it."""
         mount = self._mount
         await mount.ask_sync()
-        if self._visible_since != mount.engine_boot() and self.inode.parent is not None:
+        visible_since, self._visible_since = self._visible_since, b""
+        if visible_since != mount.engine_boot() and self.inode.parent is not None:
             (found,) = await mount.stat([mount.table.name_of(self.inode)])
             if not isinstance(found, ObjectStat) or found.blob != self.inode.attributes.blob:
                 raise DiskFailed(
                     f"{self.inode.name}: the engine was restarted before the last close was durable; write it again",
                     subject=self.inode.name,
                 )
-        self._visible_since = b""
 
     async def _commit(self, *, durable: bool) -> None:
         if self.inode.is_removed:
             return
-        if self._staged is None:
+        if self._content.staged is None:
             await self._staging()
-        await self._behind.wait_idle()
+        await self._content.behind.wait_idle()
         async with self._mount.settling() if durable else nullcontext():
-            stat, content, folder, epoch = await self._store(durable=durable)
+            stat, content, folder, epoch = await store(
+                self._mount, self.inode, self._content, is_hot=self.hot is not None, durable=durable
+            )
         boot = b"" if durable else self._mount.engine_boot()
         if not durable:
             self._mount.note_visible(self.inode.parent)
@@ -541,12 +529,12 @@ class OpenFile:
         attributes.ctime_ns = stat.ctime_ns or attributes.ctime_ns
         inode.cached_blob = stat.blob if self.hot is None else None  # the kernel's cached pages are the written ones
         self._mount.touch(inode)
-        self._stat = stat
+        self._content.stat = stat
         self.is_dirty = False
         self.writers.committed()
         self._mount.failures.forget(f"{stat.bucket}/{stat.key}")
         self._visible_since = boot
-        self._take_as_stored(_base(stat), None if content is None else self._reader_of(stat, content))
+        self._take_as_stored(base_of(stat), None if content is None else self._reader_of(stat, content))
 
     @asynccontextmanager
     async def at_rest(self, *, stored: bool = False) -> AsyncIterator[None]:
@@ -571,112 +559,18 @@ class OpenFile:
         chunk = ChunkId(stat.blob)
         pieces = [Piece(chunk, 0, len(content))] if len(content) else []
         opened = Opened(Name(stat.bucket, stat.key), stat, 0, pieces, {}, {chunk: bytes(content)})
-        return self._new_reader(opened)
+        return new_reader(self._mount, opened)
 
     def _take_as_stored(self, base: Base, reader: BlobReader | None) -> None:
         """Read staged content from the store from now on; without `reader` it is opened when next needed."""
-        assert self._staged is not None
-        before, self._reader = self._reader, reader
-        self._is_new = False
-        self._staged.mark_stored(base)
-        self._behind.end()
+        assert self._content.staged is not None
+        before, self._content.reader = self._content.reader, reader
+        self._content.is_new = False
+        self._content.staged.mark_stored(base)
+        self._content.behind.end()
         if before is not None:
             before.close()
             self._mount.give_back(before.opened.lease)
-
-    async def _store(self, *, durable: bool) -> Stored:
-        """Bind the name to the staged content, upon what it has; look at it again when that has changed.
-
-        PreconditionFailed: the name was removed or renamed elsewhere; what was written stays staged.
-        """
-        inode, opened_node = self.inode, self.inode.node
-        found: ObjectStat | None = None
-        is_lost = False
-        for attempt in range(_COMMIT_ATTEMPTS):
-            assert self._staged is not None, "there is something to store"
-            condition = upon(inode, found, opened_node, is_appended=self._is_appended)
-            try:
-                return await self._mount.driver.run(
-                    store_staged(
-                        self._mount.driver.steps,
-                        self._staged,
-                        None if self._reader is None else self._reader.opened,
-                        self._mount.table.child_name(*place_of(inode)),
-                        to_store(inode.attributes, self._stat),
-                        keep_node=condition.node,
-                        named_ns=inode.named_ns,
-                        condition=condition,
-                        durable=durable,
-                        behind=self._behind.behind,
-                        keep_attributes=not inode.is_set,
-                    )
-                )
-            except EngineUnreachable:
-                if is_lost or attempt == _COMMIT_ATTEMPTS - 1:
-                    raise
-                is_lost = True  # the change may have been made
-            except (PreconditionFailed, KeyNotFound):
-                if attempt == _COMMIT_ATTEMPTS - 1:
-                    raise
-                before, found = found, await look_again(self._mount, inode)
-                if found is not None and before == found:
-                    raise lost_its_name(self._mount, inode) from None  # what was opened has another name
-                if found is not None and self._is_appended:
-                    done = await self._go_behind(found, is_lost=is_lost)
-                    if done is not None:
-                        return Stored(done)
-        raise AssertionError("the loop returns or raises")
-
-    async def _go_behind(self, found: ObjectStat, *, is_lost: bool) -> ObjectStat | None:
-        """Stage what was appended behind the content that the name has now; return that if nothing is to be added.
-
-        `is_lost`: the answer to an earlier attempt was lost, and the content may end with, or contain, what it stored.
-        """
-        mount, inode = self._mount, self.inode
-        opened = await mount.leased(mount.table.child_name(*place_of(inode)))
-        staged, reader = self._staged, self._new_reader(opened)
-        assert staged is not None, "something was appended"
-        if self.hot is not None or (opened.stat.node, opened.stat.blob) != (found.node, found.blob):
-            reader.close()
-            mount.give_back(opened.lease)
-            if self.hot is None:
-                return None  # changed once more: the next attempt is refused, and looks again
-            raise PreconditionFailed(
-                f"{inode.name} was changed elsewhere while this mount had it in memory for its readers; what was"
-                " appended stays staged, see: lake staged ls",
-                subject=inode.name,
-            )
-        target = mount.staging.new(staged.name, _base(opened.stat))
-        try:
-            is_done = is_lost and await _has_appended(staged, reader)
-            if not is_done:
-                await copy_behind(staged, target)
-        except BaseException:
-            target.discard()
-            reader.close()
-            mount.give_back(opened.lease)
-            raise
-        before, self._reader, self._staged = self._reader, reader, target
-        staged.discard()
-        if before is not None:
-            before.close()
-            mount.give_back(before.opened.lease)
-        self._take_base(opened.stat, target.size)
-        return opened.stat if target.size == opened.stat.size_bytes else None
-
-    def _take_base(self, stat: ObjectStat, size_bytes: int) -> None:
-        """Be the file that the name has now, whose content the appended bytes are behind."""
-        mount, inode = self._mount, self.inode
-        self._behind.end()
-        self._stat, self._is_new = stat, False
-        shown, mtime_ns = mount.owner.shown(stat), inode.attributes.mtime_ns
-        inode.attributes = shown
-        if size_bytes != stat.size_bytes:
-            shown.size_bytes, shown.mtime_ns = size_bytes, mtime_ns
-        mount.table.stored(inode, stat.node)
-        inode.named_ns = 0
-        mount.forget_attributes(inode)
-        mount.background.start_soon(mount.forget_pages, inode)  # not here: it waits for reads, which wait for the lock
 
 
 def may_read(flags: int) -> bool:
@@ -686,18 +580,3 @@ def may_read(flags: int) -> bool:
     pages would cost as much as all the rest.  No mapping is lost: a shared one needs a handle that reads.
     """
     return flags & os.O_ACCMODE != os.O_WRONLY
-
-
-async def _has_appended(staged: StagedFile, reader: BlobReader) -> bool:
-    """Return True if stored content has, where they were appended, the bytes appended in a staged file."""
-    offset, end = staged.base_bytes, staged.size
-    while offset < end:
-        piece = bytes(await reader.read(offset, min(_COMPARE_BYTES, end - offset)))
-        if not piece or not is_there(staged, offset, piece):
-            return False
-        offset += len(piece)
-    return end > staged.base_bytes
-
-
-def _base(stat: ObjectStat) -> Base:
-    return Base(stat.size_bytes, stat.node, stat.blob)
