@@ -254,8 +254,8 @@ class LakeOperations(pyfuse3.Operations):
         known = self._lookups.inode(inode)
         if known.is_folder:
             raise FUSEError(errno.EISDIR)
-        if self._table.has_name(known):
-            self._mount.failures.raise_once(str(self._table.name_of(known)))
+        if known.parent is not None:
+            self._mount.raise_failure(known.parent, known.name)
         file = await self._opening.open(known, ctx.pid)
         try:
             if flags & os.O_TRUNC:
@@ -277,7 +277,7 @@ class LakeOperations(pyfuse3.Operations):
         With O_EXCL its name is made at once; else by the first commit.
         """
         parent, component = self._lookups.inode(parent_inode), _component(name)
-        self._mount.failures.raise_once(str(self._table.child_name(parent, component)))
+        self._mount.raise_failure(parent, component)
         if flags & os.O_EXCL:
             inode = await self._changes.make_file(parent, component, mode, ctx)
             return self._opened_new(inode, flags, ctx)

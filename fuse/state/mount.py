@@ -209,6 +209,11 @@ class Mount:
             writers.is_reported = True
             self.failures.note(str(self.table.child_name(*place)), error)
 
+    def raise_failure(self, folder: Inode, name: str) -> None:
+        """Raise the error of the last release of a name, once, if no caller has had it."""
+        if self.failures and self.table.is_below(folder, self.table.root):
+            self.failures.raise_once(str(self.table.child_name(folder, name)))
+
     def show_stored(self, inode: Inode) -> None:
         """Show what the store has of an inode, in place of what could not be stored."""
         inode.cached_blob = None

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
 from contextlib import suppress
+from functools import cache
 from typing import Final, NamedTuple
 
 from fuse.kernel.mount_point import devices_of_mounts
@@ -32,6 +32,14 @@ _TEXT_BYTES: Final = 4096
 _PATH_ONLY: Final = 0o10000000
 """O_PATH: such a descriptor neither reads nor writes."""
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+
+
+_LEADER_S: Final = 1.0
+"""Time that a thread's process is remembered: no number of a thread is used again so soon."""
+_LEADERS_MAX: Final = 256
+_leaders: dict[int, tuple[int, float]] = {}
+"""Processes of the threads that opened files last, and when that has to be asked again."""
+_NEVER_OURS: Final = ("/dev/", "/proc/", "/sys/")
 
 
 class Program(NamedTuple):
@@ -51,23 +59,36 @@ class OpenedFile(NamedTuple):
 
 def program_of(thread: int) -> Program | None:
     """Return the program of the thread that sent the request under way; None if it cannot be seen."""
-    process = 0 if thread <= 0 or not _has_own_proc() else _leader(thread)
-    return Program(process, time.clock_gettime(time.CLOCK_BOOTTIME)) if process else None
+    now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    process, until_s = _leaders.get(thread, (0, 0.0))
+    if now_s >= until_s:
+        process = 0 if thread <= 0 or not _has_own_proc() else _leader(thread)
+        if len(_leaders) >= _LEADERS_MAX:
+            _leaders.clear()
+        _leaders[thread] = process, now_s + _LEADER_S
+    return Program(process, now_s) if process else None
 
 
 async def descriptor_count(program: Program, file: OpenedFile, offload: Offload) -> int:
     """Return how many descriptors of such an open file a program has; 0 if that cannot be seen."""
     try:
-        open_count = os.stat(f"/proc/{program.process}/fd").st_size
+        folder = os.open(f"/proc/{program.process}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return 0
-    if open_count > DESCRIPTORS_MAX:
+    try:
+        open_count = os.fstat(folder).st_size
+        if open_count > DESCRIPTORS_MAX:
+            return 0
+        if 0 < open_count <= _LOOP_MAX:
+            return _count_in(folder, f"/proc/{program.process}", program, file)
+    except OSError:  # it has just ended
         return 0
-    if 0 < open_count <= _LOOP_MAX:
-        return _count(program, file)
+    finally:
+        os.close(folder)
     return await offload.run(_count, program, file)  # before Linux 6.2 the number is not known
 
 
+@cache
 def _has_own_proc() -> bool:
     """Return True if `/proc` is of this process's own namespace, as the numbers of requests are."""
     try:
@@ -86,29 +107,40 @@ def _leader(thread: int) -> int:
 
 
 def _count(program: Program, file: OpenedFile) -> int:
-    found = 0
-    for folder in _folders(program.process):
-        names = _names(folder)
-        if len(names) > DESCRIPTORS_MAX:
-            return 0
-        mounts = [_mount_of(_text(f"{folder}/{name}"), file) for name in names]
-        found = sum(1 for mount in mounts if mount is not None)
-        if found and not _began_before(program):
-            return 0
-        if found:
-            devices = devices_of_mounts(program.process)
-            # A mount that was taken away, and is in use, is in no table any more.
-            return sum(1 for mount in mounts if mount is not None and devices.get(mount, file.device) == file.device)
-        if names:
-            break
-    return found
+    """Like `descriptor_count`: of the process, or of its threads, if the first one has ended and so has none."""
+    process = f"/proc/{program.process}"
+    for place in (process, *(f"{process}/task/{thread}" for thread in _names(f"{process}/task")[:_THREADS_MAX])):
+        with suppress(OSError):
+            folder = os.open(f"{place}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                if os.listdir(folder):
+                    return _count_in(folder, place, program, file)
+            finally:
+                os.close(folder)
+    return 0
 
 
-def _folders(process: int) -> Iterable[str]:
-    """Yield the folders of the process's descriptors, and of its threads: a first thread that has ended has none."""
-    yield f"/proc/{process}/fdinfo"
-    for thread in _names(f"/proc/{process}/task")[:_THREADS_MAX]:
-        yield f"/proc/{process}/task/{thread}/fdinfo"
+def _count_in(folder: int, place: str, program: Program, file: OpenedFile) -> int:
+    """Count in the opened folder `fd` of a place in `/proc`."""
+    names = os.listdir(folder)
+    if len(names) > DESCRIPTORS_MAX:
+        return 0
+    texts = [_text(f"{place}/fdinfo/{name}") for name in names if _has_path(name, folder)]
+    mounts = [mount for text in texts if (mount := _mount_of(text, file)) is not None]
+    if not mounts or not _began_before(program):
+        return 0
+    devices = devices_of_mounts(program.process)
+    # A mount that was taken away, and is in use, is in no table any more.
+    return sum(1 for mount in mounts if devices.get(mount, file.device) == file.device)
+
+
+def _has_path(name: str, folder: int) -> bool:
+    """Return True unless a descriptor is a pipe, a socket, a device: to see that is cheaper than to read about it."""
+    try:
+        path = os.readlink(name, dir_fd=folder)
+    except OSError:
+        return False
+    return path.startswith("/") and not path.startswith(_NEVER_OURS)
 
 
 def _mount_of(descriptor: bytes, file: OpenedFile) -> int | None:

@@ -118,6 +118,10 @@ class Failures:
     def __init__(self) -> None:
         self._errors: dict[str, LakeError] = {}
 
+    def __bool__(self) -> bool:
+        """Return True if there is any."""
+        return bool(self._errors)
+
     def note(self, name: str, error: LakeError) -> None:
         """Keep an error for the next open of the name."""
         self._errors.pop(name, None)

@@ -177,7 +177,7 @@ BUGS: Final[list[tuple[Callable[[], AbstractContextManager[Any]], int]]] = [
     (quotas_are_not_kept, 10),
     (numbers_are_used_again, 20),
     (entries_stay_when_their_value_goes, 10),
-    (entries_come_before_their_group_is_durable, BUG_SEEDS),
+    (entries_come_before_their_group_is_durable, 2 * BUG_SEEDS),
     (places_are_those_of_another_key, 10),
     (keys_are_looked_up_in_any_space, 10),
     (a_removed_space_is_still_found, 20),
