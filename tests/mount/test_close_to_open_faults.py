@@ -29,7 +29,7 @@ from tests.mount.shared.ground import OVER, SharedMounts, shared_mounts
 from tests.mount.shared.hunt import LATE_S
 from tests.mount.shared.meddler import Meddler
 from tests.mount.shared.worker import together
-from tests.mount.test_close_to_open import CHECKS, MAKES, Check, append, beside, both, write
+from tests.mount.test_close_to_open import CHECKS, MAKES, Check, append, beside, both, seen, write
 from tests.mount.test_two_mounts import eventually
 from tests.mount.tools import catch_up, content
 
@@ -228,6 +228,21 @@ def test_notices_that_are_lost_with_their_connection_are_made_up_for(late_mounts
         late_mounts.meddlers[0].cut()
         eventually((here / f"name {number}").exists, "a name is not found")
         assert (here / f"name {number}").read_bytes() == b"x"
+
+
+def test_a_close_is_seen_elsewhere_also_beside_a_handle_of_a_mount_that_was_killed() -> None:
+    with shared_mounts("unix") as mounts:
+        here, there = mounts.folders
+        (there / "log").write_bytes(b"first\n")
+        seen(here / "log")
+        dead = os.open(here / "log", os.O_WRONLY | os.O_APPEND)
+        mounts.kill(0)
+        try:
+            for number in range(50):
+                append(here / "log", b"%d\n" % number)
+                assert (there / "log").read_bytes().endswith(b"\n%d\n" % number), f"round {number}"
+        finally:
+            _failure(lambda: os.close(dead))
 
 
 # --- engines that stop -----------------------------------------------------------------------------------
