@@ -7,8 +7,8 @@
 
 Rules kept here:
 - All handles of an inode on this mount see the same content at once, as on a local file system.
-- The first commit of a file gives it its node.  Later commits keep it, unless the name was bound to another node
-  since the last one: then the last close wins, whole.
+- The first commit of a file gives it its node.  Later commits keep it, and go where `fuse.storing` says when the name
+  has other content by now.
 - A file without a name (unlinked, or replaced here) commits nothing.
 - A file that the kernel reads from memory (`hot`) is written to there too, and what mappings wrote there is staged
   before each commit (`fuse.hot`).
@@ -39,12 +39,11 @@ from fuse.state.inodes import Inode, check_size
 from fuse.state.kept import note_change
 from fuse.state.mount import Mount, now_ns, replaced
 from fuse.state.writers import Writers
-from fuse.storing import FileContent, base_of, new_reader, store
+from fuse.storing import FileContent, base_of, new_reader, reader_of, store
 from lakefs.errors import DeadlineExceeded, DiskFailed, KeyNotFound, LakeError
-from lakefs.get.opened import Opened, Piece
-from lakefs.ids import Buffer, ChunkId
+from lakefs.get.opened import Opened
+from lakefs.ids import Buffer
 from lakefs.limits import FILE_BYTES_MAX
-from lakefs.names import Name
 from lakefs.wire.messages import ListEntry, ObjectStat, SetAttributes
 
 _log: Final = structlog.get_logger(__name__)
@@ -534,7 +533,7 @@ class OpenFile:
         self.writers.committed()
         self._mount.failures.forget(f"{stat.bucket}/{stat.key}")
         self._visible_since = boot
-        self._take_as_stored(base_of(stat), None if content is None else self._reader_of(stat, content))
+        self._take_as_stored(base_of(stat), None if content is None else reader_of(self._mount, stat, content))
 
     @asynccontextmanager
     async def at_rest(self, *, stored: bool = False) -> AsyncIterator[None]:
@@ -553,13 +552,6 @@ class OpenFile:
         """Open the stored content of a file that stays open.  If that fails, its next use raises the error."""
         with suppress(LakeError):
             await self._stored()
-
-    def _reader_of(self, stat: ObjectStat, content: memoryview) -> BlobReader:
-        """Return a reader of content just stored, all of it in memory: it needs neither a place nor a lease."""
-        chunk = ChunkId(stat.blob)
-        pieces = [Piece(chunk, 0, len(content))] if len(content) else []
-        opened = Opened(Name(stat.bucket, stat.key), stat, 0, pieces, {}, {chunk: bytes(content)})
-        return new_reader(self._mount, opened)
 
     def _take_as_stored(self, base: Base, reader: BlobReader | None) -> None:
         """Read staged content from the store from now on; without `reader` it is opened when next needed."""

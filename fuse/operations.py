@@ -1,11 +1,10 @@
 """The operations that the kernel calls, one method each: names, attributes, folders, handles.
 
 A method finds its inodes, does one thing to the store or to an open file, and then updates the table in one step,
-without `await`.  It asks the engine for nothing that is known and fresh.
+without `await`.  It asks the engine for nothing that is known to stand (`fuse.state.kept`).
 
 Rules kept here:
-- Only `FUSEError` leaves a method: the table `fuse.errno_map` gives each error its errno.  An unexpected error fails
-  its own operation with EIO and is logged.  (Anything else would take the whole mount down.)
+- Only `FUSEError` leaves a method (`fuse.answering`).
 - Each method that gives the kernel an entry counts one look-up of its inode.
 - Before a method begins, all that native threads have appended is known (`fuse.staging.appending`).
 - Changes of names are visible to all when they are answered, and durable within a second; fsync waits for that.
@@ -14,11 +13,10 @@ Rules kept here:
 from __future__ import annotations
 
 import errno
-import functools
 import os
 import stat as modes
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 import pyfuse3
@@ -40,7 +38,7 @@ from pyfuse3 import (
     XAttrNameT,
 )
 
-from fuse.errno_map import errno_of
+from fuse.answering import answering
 from fuse.handles import Handle, release_all
 from fuse.hot.hot_set import HotSet
 from fuse.names.attribute_changes import AttributeChanges
@@ -54,39 +52,13 @@ from fuse.open_file import OpenFile, may_read
 from fuse.state.attributes import no_entry, to_entry, to_statvfs, without_set_id
 from fuse.state.inodes import SYMLINK, Inode
 from fuse.state.mount import Mount
-from lakefs.errors import LakeError
 from lakefs.wire.messages import SetAttributes, Status, StatusReply
 
-P = ParamSpec("P")
-R = TypeVar("R")
 _log: Final = structlog.get_logger(__name__)
 _WRITING: Final = os.O_WRONLY | os.O_RDWR
 _SET_ID: Final = modes.S_ISUID | modes.S_ISGID
 _STORING: Final = _WRITING | os.O_TRUNC
 _STATFS_S: Final = 1.0
-
-
-def answering(
-    method: Callable[Concatenate[LakeOperations, P], Coroutine[Any, Any, R]],
-) -> Callable[Concatenate[LakeOperations, P], Coroutine[Any, Any, R]]:
-    """Translate the errors of a method to FUSEError."""
-
-    @functools.wraps(method)
-    async def answered(self: LakeOperations, /, *args: P.args, **options: P.kwargs) -> R:
-        try:
-            self._mount.staging.take_over()
-            return await method(self, *args, **options)
-        except (FUSEError, trio.Cancelled):
-            raise
-        except LakeError as error:
-            raise FUSEError(errno_of(error)) from error
-        except OSError as error:
-            raise FUSEError(error.errno or errno.EIO) from error
-        except Exception as error:
-            _log.exception("an operation of the mount failed unexpectedly", operation=method.__name__)
-            raise FUSEError(errno.EIO) from error
-
-    return answered
 
 
 class LakeOperations(pyfuse3.Operations):

@@ -23,7 +23,9 @@ from fuse.state.decided_upon import look_again, lost_its_name, place_of, upon
 from fuse.state.inodes import Inode
 from fuse.state.mount import Mount
 from lakefs.errors import EngineUnreachable, KeyNotFound, PreconditionFailed
-from lakefs.get.opened import Opened
+from lakefs.get.opened import Opened, Piece
+from lakefs.ids import ChunkId
+from lakefs.names import Name
 from lakefs.wire.messages import ObjectStat
 
 _ATTEMPTS_MAX: Final = 64
@@ -36,11 +38,11 @@ class FileContent:
     """The content of one open file."""
 
     behind: StoringBehind
-    """What of the staged bytes is stored while more is written."""
+    """Stores staged bytes while more is written."""
     reader: BlobReader | None = None
     """The stored content."""
     staged: StagedFile | None = None
-    """What was written over it."""
+    """Bytes written over it."""
     stat: ObjectStat | None = None
     """The record as opened, for fields that a file system has not."""
     is_new: bool = False
@@ -165,3 +167,10 @@ def new_reader(mount: Mount, opened: Opened) -> BlobReader:
 def base_of(stat: ObjectStat) -> Base:
     """Return stored content as what a staged file is written over."""
     return Base(stat.size_bytes, stat.node, stat.blob)
+
+
+def reader_of(mount: Mount, stat: ObjectStat, content: memoryview) -> BlobReader:
+    """Return a reader of content just stored, all of it in memory: it needs neither a place nor a lease."""
+    chunk = ChunkId(stat.blob)
+    pieces = [Piece(chunk, 0, len(content))] if len(content) else []
+    return new_reader(mount, Opened(Name(stat.bucket, stat.key), stat, 0, pieces, {}, {chunk: bytes(content)}))

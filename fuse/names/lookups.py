@@ -8,6 +8,7 @@ answer that the store gave before this mount, or another, changed the same names
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from typing import Final
 
 import trio
@@ -165,8 +166,10 @@ class Lookups:
         else:
             await self._mount.follow(found)
             if inode.parent is not None:
-                self.adopt(inode.parent, inode.name, found, asked_at, kept)
-        if inode.parent is None and not (is_root or inode.file is not None or inode.readings):
+                present = self.adopt(inode.parent, inode.name, found, asked_at, kept)
+                if present is not inode and inode.file is None and present.attributes.kind == inode.attributes.kind:
+                    inode.attributes = replace(present.attributes)  # of what the name has now: nobody has this one open
+        if isinstance(found, LakeError) and not (is_root or inode.file is not None or inode.readings):
             raise FUSEError(errno.ESTALE)
 
     async def stat_of(self, inode: Inode) -> ObjectStat:

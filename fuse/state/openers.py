@@ -130,8 +130,8 @@ def _count_in(folder: int, place: str, program: Program, file: OpenedFile) -> in
     if not mounts or not _began_before(program):
         return 0
     devices = devices_of_mounts(program.process)
-    # A mount that was taken away, and is in use, is in no table any more.
-    return sum(1 for mount in mounts if devices.get(mount, file.device) == file.device)
+    # A mount that was taken away, this one or another, is in no table any more: then the close is taken for the last.
+    return sum(1 for mount in mounts if devices.get(mount) == file.device)
 
 
 def _has_path(name: str, folder: int) -> bool:

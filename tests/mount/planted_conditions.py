@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from cli.main import main as lake_main
 from engine.namespace import binding, conditions, names, node_changes, removal, tree
-from fuse import open_file
+from fuse import storing
 from fuse.names import changes
 from fuse.names.lookups import Lookups
 from fuse.open_file import OpenFile
@@ -86,7 +86,7 @@ def _appends_over() -> None:
     def upon(inode: Inode, found: Any, opened_node: int, *, is_appended: bool) -> Condition:
         return real(inode, found, opened_node, is_appended=False)
 
-    _plant(open_file, "upon", upon)
+    _plant(storing, "upon", upon)
 
 
 def _appended_twice() -> None:
@@ -95,7 +95,7 @@ def _appended_twice() -> None:
     async def has_appended(*_: object) -> bool:
         return False
 
-    _plant(open_file, "_has_appended", has_appended)
+    _plant(storing, "_has_appended", has_appended)
 
 
 def _taken_as_own() -> None:
@@ -104,7 +104,7 @@ def _taken_as_own() -> None:
     async def has_appended(*_: object) -> bool:
         return True
 
-    _plant(open_file, "_has_appended", has_appended)
+    _plant(storing, "_has_appended", has_appended)
 
 
 def _brought_back() -> None:
@@ -119,8 +119,8 @@ def _brought_back() -> None:
         condition = real(inode, found, opened_node, is_appended=is_appended)
         return NO_CONDITION if found is None else condition
 
-    _plant(open_file, "look_again", look_again)
-    _plant(open_file, "upon", upon)
+    _plant(storing, "look_again", look_again)
+    _plant(storing, "upon", upon)
 
 
 def _ends_in_silence() -> None:
