@@ -56,7 +56,7 @@ class Opening:
             try:
                 await file.open()
             except (KeyNotFound, BucketNotFound, PreconditionFailed):
-                if refused_at is not None and inode.confirmed_at > refused_at and await file.share():
+                if refused_at is not None and inode.found_at > refused_at and await file.share():
                     return file
                 await file.discard()
             except BaseException:

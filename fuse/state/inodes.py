@@ -82,6 +82,8 @@ class Inode:
     confirmed_at: float = 0.0
     """Time of the last request whose answer confirmed it, or of the last change by this mount; on trio's clock, as
     are the next."""
+    found_at: float = EXPIRED
+    """Time of the last look-up that found it under its name, whatever was noticed since."""
     changed_at: float = -1.0
     """Time of this mount's last change of it: answers to earlier requests do not count."""
     busy: int = 0
@@ -269,6 +271,7 @@ class InodeTable:
             inode.xattrs = inode.kept = None
         # If names changed elsewhere after the request, the name is asked again when it is next used.
         inode.confirmed_at = asked_at if parent.names_changed_at < asked_at else EXPIRED
+        inode.found_at = asked_at
         return inode
 
     def create(self, parent: Inode, name: str, attributes: Attributes) -> Inode:

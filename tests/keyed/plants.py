@@ -58,8 +58,8 @@ def once(match: Any) -> Any:
     """Return a look-up that remembers its answers."""
     known: dict[tuple[int, bytes], bool | None] = {}
 
-    def remembering(self: KeyedReads, space: int, keys: list[bytes]) -> list[bool | None]:
-        for key, flag in zip(keys, match(self, space, keys), strict=True):
+    def remembering(self: KeyedReads, space: int, keys: list[bytes], *sizes: Any) -> list[bool | None]:
+        for key, flag in zip(keys, match(self, space, keys, *sizes), strict=True):
             known.setdefault((space, key), flag)
         return [known[space, key] for key in keys]
 
