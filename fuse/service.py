@@ -61,6 +61,8 @@ async def serve_mount(address: str, token: str, options: MountOptions, ready: Ca
             async with trio.open_nursery() as nursery:
                 mount = Mount(driver, engine, offload, staging, table, owner, options, nursery)
                 staging.empty_beside = lambda emptying: nursery.start_soon(mount.empty_beside, emptying)
+                if not mount.checks_places:
+                    _log.warning("the engine is of an earlier release: names are looked at before each change")
                 await _check_root(mount)
                 nursery.start_soon(Watcher(mount, engine).run)
                 nursery.start_soon(mount.give_leases_back)

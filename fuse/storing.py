@@ -59,6 +59,13 @@ async def store(mount: Mount, inode: Inode, content: FileContent, *, is_hot: boo
     opened_node = inode.node
     found: ObjectStat | None = None
     is_lost = False
+    if not mount.checks_places:  # the engine checks less than it is sent: look first
+        found = await look_again(mount, inode)
+        is_other = found is not None and (found.node, found.blob) != (inode.node, inode.attributes.blob)
+        if found is not None and is_other and content.is_appended:
+            done = await _go_behind(mount, inode, content, found, is_hot=is_hot, is_lost=False)
+            if done is not None:
+                return Stored(done)
     for attempt in range(_ATTEMPTS_MAX):
         assert content.staged is not None, "there is something to store"
         condition = upon(inode, found, opened_node, is_appended=content.is_appended)

@@ -220,7 +220,7 @@ def _name(name: bytes) -> Callable[[Path], object]:
 PROBES: Final[tuple[tuple[str, str, Callable[[Path], object]], ...]] = (
     ("open, create, write, read, close", "visible to others, whole, at close", _create),
     ("`O_EXCL`", "one of all mounts makes it", _exclusive),
-    ("`O_APPEND`", "end as this mount knows it", _append),
+    ("`O_APPEND`", "behind the content that is there at close", _append),
     ("`O_DIRECT`", "the kernel's cache is left out", _direct),
     ("`O_TMPFILE`", "", lambda place: os.open(place, os.O_TMPFILE | os.O_RDWR)),
     ("write behind the end", "zeros between", _sparse),

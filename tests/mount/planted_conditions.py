@@ -10,8 +10,12 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from cli.main import main as lake_main
 from engine.namespace import binding, conditions, names, node_changes, removal, tree
+from engine.requests.folder_changes import FoldersBefore
+from engine.store import store as engine_store
 from fuse import storing
 from fuse.names import changes
 from fuse.names.lookups import Lookups
@@ -157,7 +161,7 @@ def _engine_ignores_nodes() -> None:
 
 def _folder_stays() -> None:
     """A name that is older than its folder's last change does not change the folder's record."""
-    _plant(tree, "with_change_time", lambda record, changed_ns: record)
+    _plant(tree, "with_change_time", lambda record, *_: record)
 
 
 MOUNT_BUGS: Final[dict[str, Callable[[], None]]] = {
@@ -181,6 +185,21 @@ ENGINE_BUGS: Final[dict[str, Callable[[], None]]] = {
 }
 
 
+def _earlier_engine() -> None:
+    """The engine is of a release that knows conditions on nodes alone, and says nothing of folders."""
+    _plant(engine_store, "FEATURE_PLACES", 0)
+    _plant(engine_store, "FEATURE_WATCH_ALL", 0)
+    _plant(conditions, "_failed_of_place", lambda *_: "")
+    _plant(names, "check_condition", lambda *_: None)
+    _plant(FoldersBefore, "with_changes", lambda before, metadata, results: results)
+    real = conditions._failed_of_node
+    _plant(conditions, "_failed_of_node", lambda upon, present: real(replace(upon, blob=b""), present))
+
+
+EARLIER: Final = {"earlier-engine": _earlier_engine}
+"""An engine without a bug."""
+
+
 def lake_with(bug: str) -> list[str]:
     """Return the command `lake` with a bug."""
     return [sys.executable, "-m", "tests.mount.planted_conditions", bug]
@@ -188,7 +207,7 @@ def lake_with(bug: str) -> list[str]:
 
 def main() -> None:
     """Plant the bug that the first argument names, and run `lake` with the others."""
-    (MOUNT_BUGS | ENGINE_BUGS)[sys.argv.pop(1)]()
+    (MOUNT_BUGS | ENGINE_BUGS | EARLIER)[sys.argv.pop(1)]()
     lake_main()
 
 

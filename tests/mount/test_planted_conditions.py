@@ -89,6 +89,13 @@ def mounts() -> Iterator[SharedMounts]:
         yield mounted
 
 
+@pytest.fixture(scope="module")
+def earlier() -> Iterator[SharedMounts]:
+    """An engine that does not check where a name is, and mounts of it."""
+    with shared_mounts("unix", engine=lake_with("earlier-engine")) as mounted:
+        yield mounted
+
+
 @contextmanager
 def raises() -> Iterator[None]:
     """Context manager: the check in the block fails; what it has left open on mounts is closed."""
@@ -138,3 +145,23 @@ def test_random_sequences_see_an_engine_that_ignores_conditions() -> None:
     with shared_mounts("unix", engine=lake_with("engine-ignores-all")) as mounts:
         found = next(filter(None, hunt(range(SEQUENCES), mounts.ground(), way, shortens=False)), None)
     assert found is not None, f"{SEQUENCES} sequences saw nothing"
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        checks.an_append_keeps_what_was_closed_elsewhere,
+        checks.an_open_for_writing_finds_what_was_closed_elsewhere,
+        checks.a_listing_finds_what_was_closed_elsewhere,
+        checks.what_was_made_elsewhere_exists,
+        checks.nothing_is_made_in_a_folder_that_is_gone,
+        checks.what_was_removed_elsewhere_stays_removed,
+        checks.what_was_replaced_elsewhere_is_what_is_changed,
+        checks.handles_of_both_append_to_one_file,
+    ],
+)
+def test_a_mount_of_an_earlier_engine_asks_first(earlier: SharedMounts, check: Check) -> None:
+    here, there = (folder / check.__name__ for folder in earlier.folders)
+    here.mkdir()
+    wait_for_folder(there)
+    check(here, there)
