@@ -220,8 +220,8 @@ class Order:
         superblocks = [call.began for call in self._named("rename") if call.target.endswith("/superblock")]
         for made in self._calls:
             below = made.path.startswith(self._root) or self._root.startswith(f"{made.path}/")
-            if made.name != "mkdir" or not below or "/index" in made.path:
-                continue
+            if made.name != "mkdir" or not below or "/index" in made.path or made.path.endswith("/spares"):
+                continue  # both are made again by the next start when they are lost
             if not self._synced(made.folder, made.ended, min(superblocks, default=1 << 60)):
                 yield f"{made.folder} is not synced behind the new folder {made.path}"
 

@@ -131,18 +131,21 @@ def _free_before_move() -> None:
 
 def _rename_before_it_is_durable() -> None:
     """Answer changes of names when they are visible, on a mount with the option `sync`."""
+    from fuse.state.kept import Changed
     from fuse.state.mount import Change, Mount, stat_or_error
     from lakefs.errors import LakeError
-    from lakefs.wire.messages import NameResults, ObjectStat
+    from lakefs.wire.messages import NameResults
 
-    async def early(mount: Mount, request: Change) -> ObjectStat:
-        (result,) = (await mount.ask(request, NameResults)).results
+    async def early(mount: Mount, request: Change) -> Changed:
+        reply = await mount.engine.call(request)
+        assert isinstance(reply.message, NameResults)
+        (result,) = reply.message.results
         stat = stat_or_error(result)
         if isinstance(stat, LakeError):
             raise stat
-        return stat
+        return Changed(stat, stat.ctime_ns, result.folder, result.from_folder, result.stamps, reply.epoch)
 
-    Mount.change = early  # type: ignore[method-assign,assignment]
+    Mount.change = early  # type: ignore[method-assign]
 
 
 def _sync_forgets_engines() -> None:
