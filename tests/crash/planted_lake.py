@@ -145,7 +145,7 @@ def _rename_before_it_is_durable() -> None:
             raise stat
         return Changed(stat, stat.ctime_ns, result.folder, result.from_folder, result.stamps, reply.epoch)
 
-    Mount.change = early  # type: ignore[method-assign]
+    Mount.change = early  # type: ignore[method-assign,assignment]
 
 
 def _sync_forgets_engines() -> None:
