@@ -6,7 +6,9 @@ record is replaced in place, and gc's walk may have passed it, so its references
 
 from __future__ import annotations
 
-from engine.format.layouts import Table, node_key
+import msgspec
+
+from engine.format.layouts import NodeKind, Table, node_key
 from engine.namespace.buckets import BucketRef
 from engine.namespace.conditions import check_condition
 from engine.namespace.keys import check_key
@@ -32,6 +34,8 @@ def set_attributes(txn: Transaction, bucket: BucketRef, changes: SetAttributes, 
         raise is_a_marker(bucket, changes.key, changes.version)
     check_condition(txn, changes.condition, found, bucket, changes.key)
     node = changed(found.node, changes, now_ns)
+    if found.kind is NodeKind.FOLDER:  # its change time says if its names have changed: it never turns back
+        node = msgspec.structs.replace(node, ctime_ns=max(node.ctime_ns, found.node.ctime_ns + 1))
     record = node.pack()
     check_record_size(record)
     txn.put(Table.NODES, node_key(found.node_id), record)

@@ -27,7 +27,9 @@ from lakefs.wire.engine_port import Reply
 from lakefs.wire.grants import MEDIUM_INLINE, MEDIUM_SEGMENT
 
 T = TypeVar("T")
-NamesRequest = m.Commit | m.PutObjects | m.DeleteNames | m.Rename | m.MakeFolder | m.MakeSymlink | m.RemoveFolder
+NamesRequest = (
+    m.Commit | m.PutObjects | m.DeleteNames | m.Rename | m.MakeFolder | m.MakeSymlink | m.RemoveFolder | m.SetAttributes
+)
 """The requests that change names, and tell what became of their folders when asked (`folders`)."""
 _decode_grants: Final = msgspec.msgpack.Decoder(list[m.Grant]).decode
 

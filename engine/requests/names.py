@@ -217,7 +217,8 @@ class NameRequests:
             return [m.NameResult(_stat_of(bucket, request.key, changed))]
 
         grows = bool(request.xattrs or request.tags)
-        return Reply(m.NameResults(await self._decisions.change(client, decide, request.durable, grows=grows)))
+        itself = (request.bucket, f"{request.key}-")  # of a folder, any name in it
+        return await self._changed(client, request, [itself], decide, grows=grows)
 
     @handles(m.BucketCreate)
     async def bucket_create(self, client: Client, request: m.BucketCreate) -> Reply:

@@ -16,6 +16,7 @@ from pyfuse3 import FUSEError
 
 from fuse.names.lookups import Lookups
 from fuse.state.inodes import Inode
+from fuse.state.kept import note_change
 from fuse.state.mount import Mount, now_ns
 from lakefs.errors import KeyNotFound, LakeError, PreconditionFailed
 from lakefs.wire.messages import NO_CONDITION, Condition, SetAttributes
@@ -39,12 +40,15 @@ class AttributeChanges:
             upon = NO_CONDITION if is_root else Condition(node=inode.node)
             try:
                 with busy([inode]):
-                    request = msgspec.structs.replace(wanted, bucket=bucket, key=key, condition=upon)
-                    changed_ns = (await self._mount.change_again(request, _never)).changed_ns
+                    request = msgspec.structs.replace(
+                        wanted, bucket=bucket, key=key, condition=upon, folders=inode.is_folder
+                    )
+                    changed = await self._mount.change_again(request, _never)
+                    changed_ns = changed.changed_ns
                     self._mount.note_visible(inode)
             except (KeyNotFound, PreconditionFailed):
                 raise self._lookups.gone(inode) from None
-            inode.kept = None
+            note_change(inode, changed.folder, changed.epoch)
         else:
             inode.is_set = True
         shown = inode.attributes

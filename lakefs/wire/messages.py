@@ -163,7 +163,8 @@ class SetAttributes(Request, frozen=True):
     exist (AlreadyExists), `xattr_present`: must exist (KeyNotFound); removing a missing one is KeyNotFound.
     `tags` replaces all tags; KeyNotFound for a folder or symlink without content.
     `version`: the version to change, "" for the current one; VersionNotFound, VersionIsMarker.
-    Errors: KeyNotFound, PreconditionFailed, RequestTooLarge.  `durable` as in Commit.
+    Errors: KeyNotFound, PreconditionFailed, RequestTooLarge.  `durable` as in Commit.  `folders`: that of a folder
+    tells what became of it.
     """
 
     OP = 28
@@ -182,6 +183,7 @@ class SetAttributes(Request, frozen=True):
     atime_ns: int | None = None
     tags: dict[str, str] | None = None
     version: str = ""
+    folders: bool = False
 
 
 class MakeSymlink(Request, frozen=True):

@@ -185,6 +185,20 @@ def test_a_change_tells_what_became_of_its_folder(kind: Kind) -> None:
     kind.run(body)
 
 
+def test_a_change_of_a_folders_attributes_tells_what_became_of_it(kind: Kind) -> None:
+    async def body(engine: Engine) -> None:
+        client = engine.client
+        d, _ = await _folders(client)
+        before = await stat(client, "d/")
+        result = await _result(client, m.SetAttributes("bkt", "d/", mode=0o700, folders=True))
+        after = await stat(client, "d/")
+        assert result.folder is not None
+        assert (result.folder.node, result.folder.before_ns) == (d, before.ctime_ns)
+        assert result.folder.after_ns == after.ctime_ns > before.ctime_ns
+
+    kind.run(body)
+
+
 def test_a_name_that_appeared_before_its_folder_was_last_changed_moves_its_change_time_too(kind: Kind) -> None:
     async def body(engine: Engine) -> None:
         client = engine.client
