@@ -32,7 +32,8 @@ def upon(inode: Inode, found: ObjectStat | None, opened_node: int, *, is_appende
 
 
 async def look_again(mount: Mount, inode: Inode) -> ObjectStat | None:
-    """Return the object that the name of a file has now; None if it is still free for a file that is not stored yet.
+    """Return the object that the name of a file has now; None if it is free for a file that is not stored yet, or that
+    was lost with a killed engine before it was durable.
 
     PreconditionFailed if the name, or its folder, is another or none: the inode has lost its name then.
     """
@@ -50,7 +51,9 @@ async def look_again(mount: Mount, inode: Inode) -> ObjectStat | None:
     if is_in_place and isinstance(twin, LakeError):
         if isinstance(found, ObjectStat) and found.kind == OBJECT:
             return found
-        if inode.is_pending and isinstance(found, LakeError):
+        is_lost = any(mount.may_have_lost(at) for at in (inode, parent))
+        if isinstance(found, LakeError) and (is_lost or (inode.is_pending and inode.parent is not None)):
+            table.unstored(inode)
             return None
     raise lost_its_name(mount, inode)
 

@@ -308,6 +308,12 @@ class InodeTable:
             self._by_node[inode.node] = inode
         return replaced
 
+    def unstored(self, inode: Inode) -> None:
+        """Note that the store has lost a file with a killed engine: its next commit makes the name anew."""
+        if self._by_node.get(inode.node) is inode:
+            del self._by_node[inode.node]
+        inode.node = 0
+
     def retake(self, inode: Inode) -> None:
         """Give a file that was just stored the name again that it had lost to other content elsewhere.
 

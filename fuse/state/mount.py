@@ -230,6 +230,10 @@ class Mount:
         if boot == self.engine_boot():
             self.unsettled.settled(boot, count)
 
+    def may_have_lost(self, inode: Inode) -> bool:
+        """Return True if a change of the inode by this mount may have been lost with an engine that was killed."""
+        return self.unsettled.may_be_lost(inode.number, self.engine_boot())
+
     def note_visible(self, *inodes: Inode | None) -> None:
         """Note that changes of these inodes are visible in this engine run and may not be durable."""
         if not self.options.sync:

@@ -131,7 +131,9 @@ def _count_in(folder: int, place: str, program: Program, file: OpenedFile) -> in
         return 0
     devices = devices_of_mounts(program.process)
     # A mount that was taken away, this one or another, is in no table any more: then the close is taken for the last.
-    return sum(1 for mount in mounts if devices.get(mount) == file.device)
+    # A process whose first thread has ended has no table to look at.
+    unknown = "" if devices else file.device
+    return sum(1 for mount in mounts if devices.get(mount, unknown) == file.device)
 
 
 def _has_path(name: str, folder: int) -> bool:

@@ -33,6 +33,8 @@ class Unsettled:
         self.count = 0
         """Number of changes so far."""
         self._some = trio.Event()
+        self._taken: dict[bytes, set[int]] = {}
+        """What `take` has returned, and no later sync of that boot has made durable."""
 
     def note(self, boot: bytes, inodes: Iterable[int]) -> None:
         """Note that changes of these inodes are visible in this run of the engine."""
@@ -51,12 +53,25 @@ class Unsettled:
         """Return True if a change of the inode is not known to be durable."""
         return any(inode in changed for changed in self._boots.values())
 
+    def may_be_lost(self, inode: int, boot_now: bytes) -> bool:
+        """Return True if a change of the inode was visible in an earlier boot, and may have been lost with it."""
+        lost = [known for boots in (self._boots, self._taken) for boot, known in boots.items() if boot != boot_now]
+        return any(inode in known for known in lost)
+
     def take(self, inode: int) -> set[bytes]:
         """Return the boots in which the inode was changed, and forget them; the caller reports a boot that is gone."""
-        return {boot for boot, changed in self._boots.items() if changed.pop(inode, 0)}
+        boots = {boot for boot, changed in self._boots.items() if changed.pop(inode, 0)}
+        for boot in boots:
+            taken = self._taken.setdefault(boot, set())
+            if len(taken) < INODES_MAX:
+                taken.add(inode)
+        while len(self._taken) > BOOTS_MAX:
+            del self._taken[next(iter(self._taken))]
+        return boots
 
     def settled(self, boot: bytes, count: int) -> None:
         """Forget those of the first `count` changes that are this boot's: it answered a later sync."""
+        self._taken.pop(boot, None)
         left = {inode: at for inode, at in self._boots.pop(boot, {}).items() if at > count}
         if left:
             self._boots[boot] = left
