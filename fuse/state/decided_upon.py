@@ -53,7 +53,7 @@ async def look_again(mount: Mount, inode: Inode) -> ObjectStat | None:
             return found
         is_lost = any(mount.may_have_lost(at) for at in (inode, parent))
         if isinstance(found, LakeError) and (is_lost or (inode.is_pending and inode.parent is not None)):
-            table.unstored(inode)
+            table.stored(inode, 0)
             return None
     raise lost_its_name(mount, inode)
 

@@ -285,11 +285,11 @@ class InodeTable:
         return inode
 
     def stored(self, inode: Inode, node: int) -> None:
-        """Note that the inode's content is now in the store, as this node's."""
+        """Note that the inode's content is now in the store, as this node's; 0: that it is not there any more."""
         if inode.node and self._by_node.get(inode.node) is inode:
             del self._by_node[inode.node]
         inode.node = node
-        if inode.parent is not None:
+        if node and inode.parent is not None:
             self._by_node[node] = inode
 
     def move(self, inode: Inode, parent: Inode, name: str) -> Inode | None:
@@ -307,12 +307,6 @@ class InodeTable:
         if inode.node:
             self._by_node[inode.node] = inode
         return replaced
-
-    def unstored(self, inode: Inode) -> None:
-        """Note that the store has lost a file with a killed engine: its next commit makes the name anew."""
-        if self._by_node.get(inode.node) is inode:
-            del self._by_node[inode.node]
-        inode.node = 0
 
     def retake(self, inode: Inode) -> None:
         """Give a file that was just stored the name again that it had lost to other content elsewhere.

@@ -34,7 +34,7 @@ class Unsettled:
         """Number of changes so far."""
         self._some = trio.Event()
         self._taken: dict[bytes, set[int]] = {}
-        """What `take` has returned, and no later sync of that boot has made durable."""
+        """Inodes that `take` has returned, and that no later sync of that boot has made durable."""
 
     def note(self, boot: bytes, inodes: Iterable[int]) -> None:
         """Note that changes of these inodes are visible in this run of the engine."""
