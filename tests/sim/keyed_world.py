@@ -299,12 +299,13 @@ class KeyedWorld:
         number = await self._own(client, customer)
         wanted = {key: customer.value(key) for key in sorted({customer.key() for _ in range(rng.randint(1, 3))})}
         before = {key: customer.known(key) for key in wanted}
-        resize = False  # puts that replace values of another length are held by tests/keyed and tests/contract
+        resize = rng.random() < 0.4
         stays = {key: {had for had in before[key] if _stays(had, value, resize)} for key, value in wanted.items()}
         for key, value in wanted.items():
             if stays[key] != before[key]:
                 customer.may_be[key] = before[key] | {value}
-        with customer.changing({key: value for key, value in wanted.items() if not stays[key]}):
+        # An onlooker cannot tell a replacing value from the one before: both are there.
+        with customer.changing({key: value for key, value in wanted.items() if before[key] == {None}}):
             outcomes = await self._send(client, number, wanted, rng, resize=resize)
         for (key, value), outcome in zip(wanted.items(), outcomes, strict=True):
             if outcome == m.KEYED_STORED:
