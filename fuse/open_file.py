@@ -229,7 +229,7 @@ class OpenFile:
         elif not (self.is_dirty or self.inode.is_newer_than(asked_at)):
             self.inode.take(self._mount.owner.shown(opened.stat))
         self._content.stat = opened.stat
-        self.inode.xattrs = opened.stat.xattrs
+        self.inode.xattrs, self.inode.seen_boot = opened.stat.xattrs, self._mount.engine_boot()
         assert self._content.reader is None  # else its native reads would have to end
         self._content.reader = new_reader(self._mount, opened)
         self._content.is_new = False
@@ -255,6 +255,7 @@ class OpenFile:
         found = await self._mount.stat_of_small(self._mount.table.name_of(self.inode), 0)
         if isinstance(found, LakeError):
             raise found
+        self.inode.seen_boot = self._mount.engine_boot()
 
     async def _compare_stored(self) -> None:
         name = self._mount.table.name_of(self.inode)
@@ -519,8 +520,7 @@ class OpenFile:
             stat = (await self._mount.change(request)).made
         self._mount.table.stored(inode, stat.node)
         self._mount.table.retake(inode)
-        inode.named_ns = 0
-        inode.is_set = False
+        inode.named_ns, inode.is_set, inode.seen_boot = 0, False, self._mount.engine_boot()
         shown = self._mount.owner.shown(stat)
         attributes.mode, attributes.uid, attributes.gid = shown.mode, shown.uid, shown.gid
         attributes.blob = stat.blob

@@ -207,6 +207,7 @@ class Lookups:
         shown = self._mount.owner.shown(found)
         inode = self._table.adopt(parent, name, found.node, shown, asked_at)
         if isinstance(found, ObjectStat) and inode.node == found.node:
+            inode.seen_boot = self._mount.engine_boot()
             inode.target = found.symlink_target
             inode.xattrs = found.xattrs
             if inode.confirmed_at == asked_at and not inode.is_dirty:

@@ -241,9 +241,18 @@ class Watcher:
         for inode in self._table:
             if inode.file is not None:
                 try:
+                    if self._mount.may_have_lost(inode):
+                        await self._see(inode)
                     await inode.file.renew_lease()
                 except LakeError as error:
                     _log.warning("an open file is not held any more", name=inode.name, error=error.message)
+
+    async def _see(self, inode: Inode) -> None:
+        """Note if the present engine has an open file: if its name is gone later, somebody has removed it."""
+        assert inode.place is not None, "what may be lost had a name"
+        (found,) = await self._mount.stat([self._table.child_name(*inode.place)])
+        if isinstance(found, ObjectStat) and found.node == inode.node:
+            inode.seen_boot = self._mount.engine_boot()
 
 
 def _renew_names(folder: Inode) -> None:

@@ -51,8 +51,8 @@ async def look_again(mount: Mount, inode: Inode) -> ObjectStat | None:
     if is_in_place and isinstance(twin, LakeError):
         if isinstance(found, ObjectStat) and found.kind == OBJECT:
             return found
-        is_lost = any(mount.may_have_lost(at) for at in (inode, parent))
-        if isinstance(found, LakeError) and (is_lost or (inode.is_pending and inode.parent is not None)):
+        is_free = mount.may_have_lost(inode) or (inode.is_pending and inode.parent is not None)
+        if isinstance(found, LakeError) and is_free:
             table.stored(inode, 0)
             return None
     raise lost_its_name(mount, inode)

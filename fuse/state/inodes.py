@@ -82,6 +82,8 @@ class Inode:
     confirmed_at: float = 0.0
     """Time of the last request whose answer confirmed it, or of the last change by this mount; on trio's clock, as
     are the next."""
+    seen_boot: bytes = b""
+    """The engine's run that last answered that the store has its node under its name."""
     found_at: float = EXPIRED
     """Time of the last look-up that found it under its name, whatever was noticed since."""
     changed_at: float = -1.0

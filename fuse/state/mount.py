@@ -231,8 +231,12 @@ class Mount:
             self.unsettled.settled(boot, count)
 
     def may_have_lost(self, inode: Inode) -> bool:
-        """Return True if a change of the inode by this mount may have been lost with an engine that was killed."""
-        return self.unsettled.may_be_lost(inode.number, self.engine_boot())
+        """Return True if a killed engine may have lost the inode: it, or its folder, was changed just before by this
+        mount, and the present engine has never been seen to have it.  Else somebody has removed it."""
+        boot, place = self.engine_boot(), inode.place
+        if inode.seen_boot == boot or place is None:
+            return False
+        return any(self.unsettled.may_be_lost(at.number, boot) for at in (inode, place[0]))
 
     def note_visible(self, *inodes: Inode | None) -> None:
         """Note that changes of these inodes are visible in this engine run and may not be durable."""

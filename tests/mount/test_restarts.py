@@ -142,6 +142,25 @@ def test_programs_and_open_files_outlive_the_engine(short: Path, number: signal.
             assert client.get("bucket/edited")[8:13] == b"ssXss"
 
 
+def test_a_file_that_outlived_a_killed_engine_and_was_removed_later_is_not_brought_back(short: Path) -> None:
+    with lake(short, "-o", "engine_wait=60") as mounts, kept(mounts.served) as keeper:
+        here = mounts.folders[0]
+        edited = os.open(here / "edited", os.O_RDWR | os.O_CREAT)
+        os.write(edited, b"stored")
+        os.fsync(edited)
+        os.pwrite(edited, b"more", 0)
+        (here / "beside").mkdir()  # visible, and maybe not durable
+        keeper.end(signal.SIGKILL)
+        keeper.start()
+        os.close(os.open(here / "edited", os.O_RDONLY))  # the mount sees that the file is still there
+        with connect(mounts.served.server) as client:
+            client.remove("bucket/edited")
+            with pytest.raises(OSError) as refused:
+                os.close(edited)
+            assert refused.value.errno == errno.ESTALE
+            assert not client.exists("bucket/edited")
+
+
 def test_a_long_file_being_written_outlives_a_killed_engine(short: Path) -> None:
     content = os.urandom(30 * MIB)
     with lake(short, "-o", "engine_wait=60") as mounts, kept(mounts.served) as keeper:
