@@ -11,6 +11,7 @@ out; where object `a` and folder `a/` both exist the folder is shown.
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from typing import Final
 
 import pyfuse3
@@ -20,8 +21,8 @@ from pyfuse3 import FileNameT, FUSEError, ReaddirToken
 from fuse.names.lookups import Lookups
 from fuse.state.attributes import to_entry
 from fuse.state.inodes import FOLDER, Inode
+from fuse.state.kept import Kept
 from fuse.state.mount import Mount
-from lakefs.errors import LakeError
 from lakefs.limits import LIST_PAGE_MAX
 from lakefs.names import Name
 from lakefs.wire.messages import BucketList, Buckets, Listed, ListEntry, ListNames, ObjectStat
@@ -126,7 +127,7 @@ class FolderHandle:
                 inode = found
             else:
                 await self._mount.follow(found)
-                inode = self._lookups.adopt(folder, name, found, pages.asked_at)
+                inode = self._lookups.adopt(folder, name, found, pages.asked_at, pages.answers.get(name))
             if inode.parent is folder and inode.name == name:
                 inode.lookups += 1
                 self._names.append((name, inode))
@@ -211,6 +212,8 @@ class _Pages:
         """The folder's change time before the first page; 0 if it is not known."""
         self.kept = folder.kept
         """The answer that has it."""
+        self.answers: dict[str, Kept | None] = {}
+        """Stamps of the last answers about folders."""
         self.begun_at = trio.current_time()
         self.asked_at = self.begun_at
 
@@ -218,6 +221,7 @@ class _Pages:
         """Return more names, at least one unless these are the last."""
         mount, folder = self._mount, self._folder
         pending = _pending(folder)
+        self.answers = {}
         self.asked_at = trio.current_time()
         found = await (self._buckets() if mount.table.holds_buckets(folder) else self._next_names())
         if self.is_last:
@@ -229,9 +233,15 @@ class _Pages:
     async def _buckets(self) -> dict[str, Found]:
         answer = await self._mount.ask(BucketList(), Buckets)
         names = [bucket.name for bucket in answer.buckets]
-        stats = await self._mount.stat([Name(name, "") for name in names])
+        stats = await self._records_of(names, [Name(name, "") for name in names])
         self.is_last = True
-        return {name: stat for name, stat in zip(names, stats, strict=True) if not isinstance(stat, LakeError)}
+        return {**stats}
+
+    async def _records_of(self, components: Sequence[str], names: Sequence[Name]) -> dict[str, ObjectStat]:
+        """Return the records of folders by their components, without those that are gone; note their stamps."""
+        answers = dict(zip(components, await self._mount.look_up(names), strict=True)) if names else {}
+        self.answers |= {component: answer.kept for component, answer in answers.items()}
+        return {name: answer.found for name, answer in answers.items() if isinstance(answer.found, ObjectStat)}
 
     async def _next_names(self) -> dict[str, Found]:
         found: dict[str, Found] = {}
@@ -242,10 +252,10 @@ class _Pages:
             request = ListNames(bucket, prefix, after, "/", LIST_PAGE_MAX, folders=True, durable=False)
             page = await self._mount.ask(request, Listed)
             folders = [entry.key for entry in page.entries if entry.is_prefix]
-            stats = await self._mount.stat([Name(bucket, key) for key in folders]) if folders else []
-            for stat in stats:
-                if isinstance(stat, ObjectStat):
-                    _add(found, stat.key[len(prefix) : -1], stat)
+            components = [key[len(prefix) : -1] for key in folders]
+            stats = await self._records_of(components, [Name(bucket, key) for key in folders])
+            for component, stat in stats.items():
+                _add(found, component, stat)
             for entry in page.entries:
                 if not entry.is_prefix and entry.kind != FOLDER:
                     _add(found, entry.key[len(prefix) :], entry)
