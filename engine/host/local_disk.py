@@ -50,7 +50,6 @@ _ASKED_FROM_BYTES: Final = 128 << 10
 """Bytes of a read for which the kernel is asked first if they are cached: on a miss it would begin to fetch them."""
 _VECTORS_MAX: Final = 1024  # IOV_MAX of Linux
 _CLOSED: Final = (1 << 31) - 1  # no process has so many: EBADF, where Python refuses -1 in its own way
-_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _ROOT_NAMES: Final = frozenset({"", "."})
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -277,14 +276,7 @@ class LocalDisk:
     def list_folder(self, path: str) -> list[str]:
         """Return the names in a folder, in order of their text; empty when there is no such folder."""
         with _Translating("list", path):
-            try:
-                folder = self._spares.use(os.open, self.local_path(path), _FOLDER)
-            except FileNotFoundError:
-                return []
-            try:
-                return sorted(self._spares.use(os.listdir, folder))
-            finally:
-                os.close(folder)
+            return self._spares.use(_names_in, self.local_path(path))
 
     def make_folder(self, path: str) -> None:
         """Create a folder; the root with all the folders above it, their names durable on return."""
@@ -399,8 +391,18 @@ def make_folders(path: Path) -> list[Path]:
     return missing
 
 
+def _names_in(path: str) -> list[str]:
+    # With one descriptor, which listdir of an open folder doubles, and closed on return: the spare is back at once.
+    try:
+        found = os.scandir(path)
+    except FileNotFoundError:
+        return []
+    with found:
+        return sorted(entry.name for entry in found)
+
+
 def _sync_folder(path: str, opening: Callable[[str, int], int] = os.open) -> None:
-    descriptor = opening(path, _FOLDER)
+    descriptor = opening(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

@@ -107,7 +107,7 @@ class Binder:
         place = self.find(folder, name)
         old = child_at(txn, place)
         if condition != NO_CONDITION:
-            check_condition(txn, condition, condition_subject(txn, old, is_folder), bucket, key)
+            check_condition(txn, condition, condition_subject(txn, old, is_folder), bucket, key, place)
         if binding.keep_node:
             _check_kept(txn, binding, old)
         if binding.keep_attributes and old is not None:

@@ -16,7 +16,7 @@ from engine.namespace.buckets import BucketRef
 from engine.namespace.keys import is_folder_step, lookup_path
 from engine.namespace.object_stat import etag_of
 from engine.namespace.refusals import shown_name, subject
-from engine.namespace.tree import Place, Resolved, find_place, resolve_path
+from engine.namespace.tree import Place, Resolved, child, find_place
 from engine.namespace.versions import find_old
 from engine.tables.views import View
 from lakefs.errors import KeyNotFound, PreconditionFailed
@@ -26,11 +26,13 @@ from lakefs.wire.messages import NO_CONDITION, Condition
 _NS: Final = 1_000_000_000
 
 
-def check_condition(view: View, condition: Condition, present: Resolved | None, bucket: BucketRef, key: str) -> None:
+def check_condition(
+    view: View, condition: Condition, present: Resolved | None, bucket: BucketRef, key: str, place: Place | None = None
+) -> None:
     """Raise PreconditionFailed, naming the object and the failed part, unless every part of `condition` holds.
 
-    `present` is the node of the key.  Raises KeyNotFound if an ETag is expected of a name that does not exist: a client
-    that retries needs the difference.
+    `present` is the node of the key; `place` is where it is, if the caller has found that.  Raises KeyNotFound if an
+    ETag is expected of a name that does not exist: a client that retries needs the difference.
     """
     if condition == NO_CONDITION:
         return
@@ -39,7 +41,7 @@ def check_condition(view: View, condition: Condition, present: Resolved | None, 
             f"{shown_name(bucket, key)} does not exist, and so has none of the expected ETags; nothing was changed",
             subject=subject(bucket, key),
         )
-    failed = _failed_of_node(condition, present) or _failed_of_place(view, condition, bucket, key)
+    failed = _failed_of_node(condition, present) or _failed_of_place(view, condition, bucket, key, place)
     if failed:
         raise PreconditionFailed(
             f"{shown_name(bucket, key)} was not changed: {failed}; look at it again and retry",
@@ -71,12 +73,14 @@ def _failed_of_node(condition: Condition, present: Resolved | None) -> str:
     return ""
 
 
-def _failed_of_place(view: View, condition: Condition, bucket: BucketRef, key: str) -> str:
+def _failed_of_place(view: View, condition: Condition, bucket: BucketRef, key: str, place: Place | None) -> str:
     """Return the part on the place that does not hold, in words; empty if all parts hold."""
-    if condition.folder and condition.folder != folder_node(find_place(view, bucket.node, lookup_path(key))):
-        return "its folder was removed, renamed or replaced meanwhile"
-    if condition.alone and _has_twin(view, bucket, key):
-        return "a folder has its path" if not key.endswith("/") else "an object has its path"
+    if condition.folder or condition.alone:
+        place = place or find_place(view, bucket.node, lookup_path(key))
+        if condition.folder and condition.folder != folder_node(place):
+            return "its folder was removed, renamed or replaced meanwhile"
+        if condition.alone and has_twin(view, place):
+            return "a folder has its path" if not key.endswith("/") else "an object has its path"
     if condition.gone and _has_name(view, bucket, key, NodeId(condition.gone)):
         return "what was to be replaced has another name by now"
     return ""
@@ -92,10 +96,10 @@ def folder_node(place: Place) -> NodeId:
     return place.top
 
 
-def _has_twin(view: View, bucket: BucketRef, key: str) -> bool:
-    """Return True if a name of the other kind has the path: a folder `a/` for `a`, an object for `a/`."""
-    twin = key[:-1] if key.endswith("/") else key + "/"
-    return resolve_path(view, bucket.node, lookup_path(twin)) is not None
+def has_twin(view: View, place: Place) -> bool:
+    """Return True if a name of the other kind has the path: a folder `a/` for `a`, an object or symlink for `a/`."""
+    twin = place.name[:-1] if place.name.endswith(b"/") else place.name + b"/"
+    return place.complete and child(view, place.parent, twin) is not None
 
 
 def _has_name(view: View, bucket: BucketRef, key: str, node: NodeId) -> bool:

@@ -20,16 +20,14 @@ import msgspec
 from engine.format.layouts import Node, NodeKind, Table, node_key, pack_name, unpack_node
 from engine.namespace.binding import bind
 from engine.namespace.buckets import BucketRef
-from engine.namespace.conditions import check_condition
+from engine.namespace.conditions import check_condition, has_twin
 from engine.namespace.keys import check_key, lookup_path
 from engine.namespace.object_stat import check_record_size, with_attributes, with_owner
 from engine.namespace.refusals import already_there, deleted, is_a_marker, not_empty, not_found, shown_name, subject
 from engine.namespace.tree import (
     NameEvent,
-    Place,
     Resolved,
     add_node,
-    child,
     child_at,
     find_place,
     has_children,
@@ -173,9 +171,9 @@ def make_folder(
     key = folder_key(key)
     place = find_place(txn, bucket.node, check_key(key))
     found = resolved_at(txn, place)
-    if exclusive and (found is not None or same_named_object(txn, place)):
+    if exclusive and (found is not None or has_twin(txn, place)):
         raise already_there(bucket, key)
-    check_condition(txn, condition, found, bucket, key)
+    check_condition(txn, condition, found, bucket, key, place)
     if found is not None and found.node.blob is not None:
         return found
     node = new_folder(now_ns) if found is None else found.node
@@ -221,14 +219,14 @@ def rename(
     moved = resolved_at(txn, place)
     if moved is None:
         raise not_found(source, key)
-    check_condition(txn, condition, moved, source, key)
+    check_condition(txn, condition, moved, source, key, place)
     if source.node == target.node and key == to_key:
         return moved
 
     to_place = find_place(txn, target.node, to_path)
     old = child_at(txn, to_place)
     if to_condition != NO_CONDITION:
-        check_condition(txn, to_condition, None if old is None else Resolved(old, load_node(txn, old)), target, to_key)
+        check_condition(txn, to_condition, resolved_at(txn, to_place), target, to_key, to_place)
     if old is not None:
         if not replace:
             raise already_there(target, to_key)
@@ -308,8 +306,3 @@ def _check_same_domain(source: BucketRef, target: BucketRef) -> None:
 def folder_key(key: str) -> str:
     """Return the key with the final `/` of a folder."""
     return key if key.endswith("/") else key + "/"
-
-
-def same_named_object(view: View, folder: Place) -> bool:
-    """Return True if an object or symlink has the name of a folder's place, without its slash."""
-    return folder.complete and child(view, folder.parent, folder.name[:-1]) is not None

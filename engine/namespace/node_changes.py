@@ -68,8 +68,8 @@ def make_symlink(
     check_record_size(record)
     if resolve(txn, bucket, key) is not None or resolve(txn, bucket, key + "/") is not None:
         raise already_there(bucket, key)
-    check_condition(txn, condition, None, bucket, key)
     place = find_place(txn, bucket.node, path)
+    check_condition(txn, condition, None, bucket, key, place)
     if bucket.versioning:
         make_room(txn, bucket, path, None)
         node = numbered(txn, bucket, node)

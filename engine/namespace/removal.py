@@ -14,9 +14,9 @@ import msgspec
 from engine.format.layouts import NO_ATTRIBUTES, EtagKind, Table, node_key, pack_name
 from engine.namespace.binding import condition_subject
 from engine.namespace.buckets import BucketRef
-from engine.namespace.conditions import check_condition
+from engine.namespace.conditions import check_condition, has_twin
 from engine.namespace.keys import check_key, lookup_path
-from engine.namespace.names import folder_key, same_named_object
+from engine.namespace.names import folder_key
 from engine.namespace.refusals import not_empty, not_found, object_instead
 from engine.namespace.tree import (
     NameEvent,
@@ -77,7 +77,7 @@ def _remove_for_good(
     place = find_place(txn, bucket.node, lookup_path(key))
     is_folder = key.endswith("/")
     found = condition_subject(txn, child_at(txn, place), is_folder)
-    check_condition(txn, condition, found, bucket, key)
+    check_condition(txn, condition, found, bucket, key, place)
     if found is None:
         return None
     txn.note(NameEvent("delete", bucket.name, key, found.node_id))
@@ -97,7 +97,7 @@ def _put_marker(
     path = check_key(key)
     place = find_place(txn, bucket.node, path)
     found = resolved_at(txn, place)
-    check_condition(txn, condition, found, bucket, key)
+    check_condition(txn, condition, found, bucket, key, place)
     make_room(txn, bucket, path, found)
     marker = add_marker(txn, bucket, path, now_ns)
     if found is None:
@@ -120,8 +120,8 @@ def remove_folder(
     place = find_place(txn, bucket.node, lookup_path(key))
     found = resolved_at(txn, place)
     if found is None:
-        raise object_instead(bucket, key) if same_named_object(txn, place) else not_found(bucket, key)
-    check_condition(txn, condition, found, bucket, key)
+        raise object_instead(bucket, key) if has_twin(txn, place) else not_found(bucket, key)
+    check_condition(txn, condition, found, bucket, key, place)
     if has_children(txn, found.node_id):
         raise not_empty(bucket, key)
     txn.note(NameEvent("delete", bucket.name, key, found.node_id))

@@ -16,7 +16,7 @@ import msgspec
 from engine.format.layouts import ChunkRecord
 from engine.metadata.metadata_store import Metadata
 from engine.namespace.tree import ChangedBy
-from engine.requests.folder_changes import FoldersBefore
+from engine.requests.folder_changes import FolderChanges
 from engine.sessions.references import Client
 from engine.tables.views import Transaction, View
 from engine.tiers.shared_index import NO_GRANT
@@ -82,20 +82,29 @@ class Decisions:
         decide: Callable[[Transaction], list[m.NameResult]],
         request: NamesRequest,
         *,
+        conditions: Sequence[m.Condition] = (),
         grows: bool = True,
     ) -> list[m.NameResult]:
-        """Like `change`, of names: a result for each, with what became of its folder if the request asks for it."""
-        before: FoldersBefore | None = None
+        """Like `change`, of names: a result for each, with what became of its folder if the request asks for it.
+
+        `conditions`: those that `decide` checks of the names, or none.  Names behind those that `decide` has results of
+        get empty ones, for their folders.
+        """
+        told: FolderChanges | None = None
 
         def decide_for_client(txn: Transaction) -> list[m.NameResult]:
-            nonlocal before
-            before = FoldersBefore(txn, names) if request.folders else None
+            nonlocal told
+            told = FolderChanges(txn, names, conditions) if request.folders else None
             txn.note(ChangedBy(client))
-            return decide(txn)
+            results = decide(txn)
+            if told is not None:
+                told.decided(txn)
+            return results
 
         results, sequence = await self._metadata.commit(decide_for_client, durable=request.durable, grows=grows)
-        if before is not None:  # no checkpoint since the decision
-            results = before.with_changes(self._metadata, results)
+        results = [*results, *[m.NameResult()] * (len(names) - len(results))]
+        if told is not None:  # no checkpoint since the decision
+            results = told.told(self._metadata, results)
         if request.durable:
             await self._metadata.wait_durable(sequence)
         return results

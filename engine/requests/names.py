@@ -111,7 +111,8 @@ class NameRequests:
 
         now_ns = self._store.clock.wall_ns()
 
-        wanted = list(zip(request.names, versions_of(request), _conditions_of(request), strict=True))
+        conditions = _conditions_of(request)
+        wanted = list(zip(request.names, versions_of(request), conditions, strict=True))
 
         def remove_one(txn: Transaction, name: str, key: str, version: str, condition: m.Condition) -> m.NameResult:
             bucket = find_bucket(txn, name)
@@ -125,7 +126,7 @@ class NameRequests:
         def decide(txn: Transaction) -> list[m.NameResult]:
             return [_each(partial(remove_one, txn, *name, version, condition)) for name, version, condition in wanted]
 
-        return await self._changed(client, request, request.names, decide, grows=False)
+        return await self._changed(client, request, request.names, decide, conditions, grows=False)
 
     @handles(m.Rename)
     async def rename(self, client: Client, request: m.Rename) -> Reply:
@@ -145,10 +146,13 @@ class NameRequests:
                 request.condition,
                 request.to_condition,
             )
-            return [one_result(request.to_bucket, request.to_key, renamed), m.NameResult()]
+            return [one_result(request.to_bucket, request.to_key, renamed)]
 
         names = [(request.to_bucket, request.to_key), (request.bucket, request.key)]
-        result, old = await self._decisions.change_names(client, names, decide, request, grows=False)
+        conditions = [request.to_condition, request.condition]
+        result, old = await self._decisions.change_names(
+            client, names, decide, request, conditions=conditions, grows=False
+        )
         return Reply(m.NameResults([msgspec.structs.replace(result, from_folder=old.folder)]))
 
     @handles(m.Copy)
@@ -180,11 +184,12 @@ class NameRequests:
             made = make_folder(
                 txn, bucket, request.key, request.exclusive, now_ns, request.attributes, request.condition
             )
-            return [one_result(request.bucket, request.key, made), m.NameResult()]
+            return [one_result(request.bucket, request.key, made)]
 
         inside = f"{request.key.removesuffix('/')}/-"  # any name in the folder: it stands for the folder itself
         names = [(request.bucket, request.key), (request.bucket, inside)]
-        result, own = await self._decisions.change_names(client, names, decide, request)
+        conditions = [request.condition]
+        result, own = await self._decisions.change_names(client, names, decide, request, conditions=conditions)
         if own.folder is not None:
             result = msgspec.structs.replace(result, stamps=own.folder.stamps)
         return Reply(m.NameResults([result]))
@@ -197,7 +202,9 @@ class NameRequests:
             removed = remove_folder(txn, bucket, request.key, request.condition, now_ns, request.keep_folder)
             return [one_result(request.bucket, request.key, removed)]
 
-        return await self._changed(client, request, [(request.bucket, request.key)], decide, grows=False)
+        return await self._changed(
+            client, request, [(request.bucket, request.key)], decide, [request.condition], grows=False
+        )
 
     @handles(m.MakeSymlink)
     async def make_symlink(self, client: Client, request: m.MakeSymlink) -> Reply:
@@ -207,7 +214,7 @@ class NameRequests:
             made = make_symlink(txn, bucket, request.key, request.target, request.attributes, now_ns, request.condition)
             return [one_result(request.bucket, request.key, made)]
 
-        return await self._changed(client, request, [(request.bucket, request.key)], decide)
+        return await self._changed(client, request, [(request.bucket, request.key)], decide, [request.condition])
 
     @handles(m.SetAttributes)
     async def set_attributes(self, client: Client, request: m.SetAttributes) -> Reply:
@@ -277,10 +284,12 @@ class NameRequests:
         request: NamesRequest,
         names: Sequence[tuple[str, str]],
         decide: Callable[[Transaction], list[m.NameResult]],
+        conditions: Sequence[m.Condition] = (),
         *,
         grows: bool = True,
     ) -> Reply:
-        return Reply(m.NameResults(await self._decisions.change_names(client, names, decide, request, grows=grows)))
+        results = await self._decisions.change_names(client, names, decide, request, conditions=conditions, grows=grows)
+        return Reply(m.NameResults(results))
 
     @staticmethod
     def _target(txn: Transaction, name: str, create: bool, now_ns: int) -> BucketRef:

@@ -31,7 +31,7 @@ from engine.namespace.tree import ChangedBy
 from engine.requests.answers import Decisions, stored
 from engine.requests.changes import bind_changes
 from engine.requests.fabric_puts import check_slots, read_slots
-from engine.requests.folder_changes import FoldersBefore
+from engine.requests.folder_changes import FolderChanges
 from engine.requests.handlers import handles
 from engine.requests.stamped import with_stamps
 from engine.sessions.references import Client
@@ -206,7 +206,8 @@ class Puts:
             return self._bind(txn, request.changes, blobs)
 
         names = [(change.bucket, change.key) for change in request.changes]
-        results = await self._decisions.change_names(client, names, decide, request)
+        conditions = [change.condition for change in request.changes]
+        results = await self._decisions.change_names(client, names, decide, request, conditions=conditions)
         if request.end_session and all(result.failure is None for result in results):
             self._references.end_session(session.identifier)
         return Reply(m.NameResults(results))
@@ -242,21 +243,26 @@ class Puts:
         if len(changes) != len(payloads):
             raise InvalidArgument(f"{len(changes)} names for {len(payloads)} payloads")
 
-        before: FoldersBefore | None = None
+        told: FolderChanges | None = None
 
         def bind(txn: Transaction, hashed: Sequence[Hashed]) -> list[m.NameResult]:
-            nonlocal before
+            nonlocal told
             if slots:
                 client.check_its_memory()
             blobs = [HeldBlob(BlobId(item.chunk), item.payload.length, 1) for item in hashed]
-            before = FoldersBefore(txn, [(change.bucket, change.key) for change in changes]) if folders else None
+            if folders:
+                names = [(change.bucket, change.key) for change in changes]
+                told = FolderChanges(txn, names, [change.condition for change in changes])
             txn.note(ChangedBy(client))
-            return self._bind(txn, changes, blobs)
+            results = self._bind(txn, changes, blobs)
+            if told is not None:
+                told.decided(txn)
+            return results
 
         def bound(results: list[m.NameResult]) -> list[m.NameResult]:
             # In the step of the decision: stamps and times are its own.
             results = self._with_stamps(results) if stamps else results
-            return results if before is None else before.with_changes(self._metadata, results)
+            return results if told is None else told.told(self._metadata, results)
 
         return Reply(m.NameResults(await self._bound.store(payloads, bind, durable=durable, bound=bound)))
 

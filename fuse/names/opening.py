@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import errno
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Final
 
@@ -43,6 +44,8 @@ class Opening:
         self._file_of = file_of
         self._refused: OrderedDict[int, float] = OrderedDict()
         """Threads whose last open was refused with ESTALE, and when that open began."""
+        self._taking: dict[int, trio.Lock] = {}
+        """Inodes, by number, of which tasks take what their names have."""
 
     async def open(self, inode: Inode, thread: int) -> OpenFile:
         """Add a handle to what the name of an inode has now; `thread` opens it.  ENOENT, ESTALE.
@@ -51,31 +54,48 @@ class Opening:
         """
         begun_at = trio.current_time()
         refused_at = self._refused.pop(thread, None) if thread else None
-        for _ in range(_ATTEMPTS_MAX):
-            file = self._file_of(inode)
-            try:
-                await file.open()
-            except (KeyNotFound, BucketNotFound, PreconditionFailed):
-                if refused_at is not None and inode.found_at > refused_at and await file.share():
+        if (file := await self._opened(inode, refused_at)) is not None:
+            return file
+        async with self._one_at_a_time(inode):
+            for _ in range(_ATTEMPTS_MAX):
+                found = await self._taken(inode)
+                if found is not inode and refused_at is None:
+                    break
+                if found is not inode and (file := await self._shared(inode, found)) is not None:
                     return file
-                await file.discard()
-            except BaseException:
-                await file.discard()
-                raise
-            else:
-                return file
-            found = await self._taken(inode)
-            if found is inode:
-                continue
-            if refused_at is None:
-                break
-            if (shared := await self._shared(inode, found)) is not None:
-                return shared
+                if (file := await self._opened(inode, refused_at)) is not None:
+                    return file
         if thread:
             self._refused[thread] = begun_at
             while len(self._refused) > _REFUSED_MAX:
                 self._refused.popitem(last=False)
         raise FUSEError(errno.ESTALE)
+
+    async def _opened(self, inode: Inode, refused_at: float | None) -> OpenFile | None:
+        """Add a handle to the file of an inode; None if its name has other content by now."""
+        file = self._file_of(inode)
+        try:
+            await file.open()
+        except (KeyNotFound, BucketNotFound, PreconditionFailed):
+            if refused_at is not None and inode.found_at > refused_at and await file.share():
+                return file
+            await file.discard()
+            return None
+        except BaseException:
+            await file.discard()
+            raise
+        return file
+
+    @asynccontextmanager
+    async def _one_at_a_time(self, inode: Inode) -> AsyncIterator[None]:
+        """Context manager: one task takes what the name has; else each would find that others have it open."""
+        taking = self._taking.setdefault(inode.number, trio.Lock())
+        try:
+            async with taking:
+                yield
+        finally:
+            if not taking.locked():
+                self._taking.pop(inode.number, None)
 
     async def _shared(self, inode: Inode, found: Inode) -> OpenFile | None:
         """Add a handle to the file that others have open under the name, for an inode that nobody has open."""

@@ -338,7 +338,7 @@ class InodeTable:
             del self._by_node[inode.node]
         inode.node, inode.is_removed, inode.shown_number = node, False, other.st_ino
         inode.attributes, inode.target, inode.xattrs = other.attributes, other.target, other.xattrs
-        inode.kept, inode.confirmed_at = other.kept, other.confirmed_at
+        inode.kept, inode.confirmed_at, inode.found_at = other.kept, other.confirmed_at, other.found_at
         self._by_node[node] = inode
         self._place(inode, parent, name)
 

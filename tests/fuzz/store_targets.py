@@ -120,7 +120,7 @@ def read_superblock(data: bytes) -> None:
         _sealed_at(page, 0, SUPERBLOCK.size)
     superblock = parse_superblock(bytes(page))
     reserved = SUPERBLOCK.offset_of("reserved")
-    page[reserved : reserved + 6] = bytes(6)
+    page[reserved : reserved + 2] = bytes(2)
     used = SUPERBLOCK.offset_of("domains") + 16 * len(superblock.domains)
     page[used : SUPERBLOCK.offset_of("crc")] = bytes(SUPERBLOCK.offset_of("crc") - used)
     _sealed_at(page, 0, SUPERBLOCK.size)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from cli.main import main as lake_main
 from engine.namespace import binding, conditions, names, node_changes, removal, tree
-from engine.requests.folder_changes import FoldersBefore
+from engine.requests.folder_changes import FolderChanges
 from engine.store import store as engine_store
 from fuse import storing
 from fuse.names import changes
@@ -191,7 +191,7 @@ def _earlier_engine() -> None:
     _plant(engine_store, "FEATURE_WATCH_ALL", 0)
     _plant(conditions, "_failed_of_place", lambda *_: "")
     _plant(names, "check_condition", lambda *_: None)
-    _plant(FoldersBefore, "with_changes", lambda before, metadata, results: results)
+    _plant(FolderChanges, "told", lambda changes, metadata, results: results)
     real = conditions._failed_of_node
     _plant(conditions, "_failed_of_node", lambda upon, present: real(replace(upon, blob=b""), present))
 

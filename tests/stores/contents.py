@@ -41,7 +41,7 @@ def _plain(value: object) -> object:
         return {field: _plain(getattr(value, field)) for field in value.__struct_fields__}
     if isinstance(value, dict):
         return {name: _plain(entry) for name, entry in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [_plain(entry) for entry in value]
     return value
 

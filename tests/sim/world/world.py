@@ -262,7 +262,7 @@ class World:
         with (
             mock.patch("engine.superblock.superblock.new_id16", self._new_id16),
             mock.patch("engine.sessions.references.new_id16", self._new_id16),
-            mock.patch("engine.requests.uploads.new_id16", self._new_id16),
+            mock.patch("engine.uploads.keys.new_id16", self._new_id16),
             mock.patch("lakefs.lake.lake_steps.time", SimpleNamespace(time_ns=self.clock.wall_ns)),
         ):
             yield
