@@ -54,9 +54,15 @@ _LookAtName = Callable[[bytes, NodeKind, NodeId], None]
 
 
 async def check_store(
-    metadata: Metadata, segments: Segments, chunks: Chunks, manifests: Manifests, read_only_features: int, *, full: bool
+    metadata: Metadata,
+    segments: Segments,
+    chunks: Chunks,
+    manifests: Manifests,
+    has_feature: Callable[[ReadOnlyFeature], bool],
+    *,
+    full: bool,
 ) -> dict[str, Any]:
-    """Check an open store, whose superblock has these features, and return the report.
+    """Check an open store and return the report; `has_feature` tells what its superblock names by then.
 
     Raises errors of the check itself.
     """
@@ -65,7 +71,7 @@ async def check_store(
     await check.nodes()
     await check.uploads()
     await check.keyed()
-    check.features(read_only_features)
+    check.features(has_feature)
     await check.names()
     await check.places()
     if full:
@@ -133,11 +139,11 @@ class _Check:
             self.report.count(what, number)
         self._bad_before_walk = len(self._bad)
 
-    def features(self, read_only_features: int) -> None:
-        """Check that the superblock has the feature of keyed blobs if there is a record of them."""
+    def features(self, has_feature: Callable[[ReadOnlyFeature], bool]) -> None:
+        """Check that the superblock has the feature of keyed blobs if there is one now."""
         with self._metadata.view() as view:
             has_records = next(iter(view.scan(Table.KEYED, b"", KEYED_END)), None) is not None
-        if has_records and not read_only_features & ReadOnlyFeature.KEYED:
+        if has_records and not has_feature(ReadOnlyFeature.KEYED):
             message = "there are records of keyed blobs, and the superblock does not say so: an earlier release would"
             message += " open the store, and its gc free their chunks; start the engine, which sets the bit"
             self.report.found("superblock", Finding.SUPERBLOCK_FEATURE_MISSING, message)

@@ -226,8 +226,9 @@ class Store:
 
     async def check(self, *, full: bool) -> dict[str, Any]:
         """Run fsck on the open store; returns a JSON-able report."""
-        features = self.superblock.read_only_features
-        return await check_store(self.metadata, self.segments, self.chunks, self.manifests, features, full=full)
+        return await check_store(
+            self.metadata, self.segments, self.chunks, self.manifests, self.features.has, full=full
+        )
 
     async def damaged(self) -> list[dict[str, Any]]:
         """Return the quarantine: each damaged chunk, and the objects that it belongs to; JSON-able."""

@@ -15,6 +15,7 @@ from engine.format.features import KNOWN_READ_ONLY, ReadOnlyFeature
 from engine.format.layouts import Table
 from engine.journal.reader import decode_records, find_end, list_journal, read_groups
 from engine.metadata.checkpoint import checkpoints, read_checkpoint
+from engine.sessions.references import Client
 from engine.store.store import Store
 from engine.superblock import superblock as superblocks
 from engine.superblock.superblock import read_superblock
@@ -55,6 +56,10 @@ async def remove_spaces(store: Store) -> None:
     for space in (await ask(client, m.SpaceList(), m.Spaces)).spaces:
         await ask(client, m.SpaceRemove(space.name), m.Done)
     await trio.sleep(ROUNDS_S)
+
+
+async def check_is_clean(client: Client) -> None:
+    assert (await fsck(client))["findings"] == []
 
 
 async def one_life(disk: SimDisk) -> int:
@@ -224,6 +229,19 @@ def test_the_first_space_is_told_once_in_the_log_and_to_the_client() -> None:
             assert told == [
                 "the store has spaces of keyed blobs (lake kv) from now on: releases before 0.1.0 do not open it"
             ]
+
+    run(main)
+
+
+def test_a_first_space_during_a_check_is_no_damage() -> None:
+    async def main() -> None:
+        for steps in range(60):
+            async with simulated_store() as store, trio.open_nursery() as nursery:
+                client = client_of(store)
+                nursery.start_soon(check_is_clean, client)
+                for _ in range(steps):
+                    await trio.lowlevel.checkpoint()
+                await space_of(client)
 
     run(main)
 
