@@ -15,7 +15,7 @@ from engine.format.features import KNOWN_READ_ONLY, ReadOnlyFeature
 from engine.format.layouts import Table
 from engine.journal.reader import decode_records, find_end, list_journal, read_groups
 from engine.metadata.checkpoint import checkpoints, read_checkpoint
-from engine.sessions.references import Client
+from engine.process.embedded import EmbeddedEngine
 from engine.store.store import Store
 from engine.superblock import superblock as superblocks
 from engine.superblock.superblock import read_superblock
@@ -58,7 +58,7 @@ async def remove_spaces(store: Store) -> None:
     await trio.sleep(ROUNDS_S)
 
 
-async def check_is_clean(client: Client) -> None:
+async def check_is_clean(client: EmbeddedEngine) -> None:
     assert (await fsck(client))["findings"] == []
 
 
