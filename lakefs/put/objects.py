@@ -37,8 +37,9 @@ from lakefs.put.upload import (
     forget,
     note_stored,
     offer_payloads,
-    only_result,
+    only_item,
     open_upload,
+    result_of,
     store_manifests,
     store_payloads,
 )
@@ -117,9 +118,10 @@ def _put_one_chunk(transfer: Transfer, change: NameChange, source: Source) -> St
         reply = yield from put_remotely(transfer.fabric, [payload], lambda: [change])
     if reply is None:
         reply = yield from send(PutObjects([len(payload)], [change]), body=[payload])
-    stat = only_result(reply)
-    transfer.progress(source.size_bytes, 0)
-    return PutResult(stat, source.size_bytes, source.size_bytes)
+    result = only_item(reply)
+    new_bytes = source.size_bytes if result.fresh else 0
+    transfer.progress(source.size_bytes, source.size_bytes - new_bytes)
+    return PutResult(result_of(result), source.size_bytes, new_bytes)
 
 
 def _check_bucket(change: NameChange) -> Steps[None]:
