@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from lakefs.content.chunking import CutPlan, iter_extents, may_be_safetensors, plan_file
 from lakefs.content.manifest import CutKind
-from lakefs.errors import BucketNotFound, EngineUnreachable, SessionLost
+from lakefs.errors import BucketNotFound, EngineUnreachable, SessionLost, SourceChanged
 from lakefs.limits import CHUNK_BYTES, STORE_REQUEST_CHUNKS, STORE_WINDOW
 from lakefs.names import broken_rule, check_new_bucket_name
 from lakefs.put.lent import SlotSource, lend, send_slots, store_by_slots
@@ -208,6 +208,10 @@ def store_by_descriptor(upload: Upload, source: Source, plan: CutPlan) -> Steps[
         yield from pipeline.drain()
     except EngineUnreachable:
         raise  # the source ends with the connection
+    except SourceChanged:
+        yield from forget(SourceClose(number))
+        source.verify_unchanged()  # the engine noticed first, and does not know the name
+        raise
     except BaseException:
         yield from forget(SourceClose(number))
         raise
