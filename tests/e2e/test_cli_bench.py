@@ -22,6 +22,8 @@ from tests.e2e.mount_rig import private_mounts
 from tests.e2e.served import LAKE, Served, environment, lake
 from tests.e2e.test_mount_machine import own_dev
 
+pytestmark = pytest.mark.thorough
+
 QUICK = ("bench", "--seconds", "0.05")
 FUSE = Path("/dev/fuse")
 
