@@ -81,7 +81,7 @@ def _failed_of_place(view: View, condition: Condition, bucket: BucketRef, key: s
             return "its folder was removed, renamed or replaced meanwhile"
         if condition.alone and has_twin(view, place):
             return "a folder has its path" if not key.endswith("/") else "an object has its path"
-    if condition.gone and _has_name(view, bucket, key, NodeId(condition.gone)):
+    if condition.gone and _has_name(view, bucket, key, node_of(condition.gone)):
         return "what was to be replaced has another name by now"
     return ""
 
@@ -94,6 +94,11 @@ def folder_node(place: Place) -> NodeId:
         if is_folder_step(step):
             return node
     return place.top
+
+
+def node_of(number: int) -> NodeId:
+    """Return the node of a number that a client sent; 0, which no node has, for a number that none can have."""
+    return NodeId(number if 0 < number < 1 << 64 else 0)
 
 
 def has_twin(view: View, place: Place) -> bool:

@@ -17,7 +17,7 @@ import msgspec
 from engine.format.layouts import Table, changed_at, node_key
 from engine.metadata.metadata_store import Metadata
 from engine.namespace.buckets import find_bucket
-from engine.namespace.conditions import folder_node
+from engine.namespace.conditions import folder_node, node_of
 from engine.namespace.keys import lookup_path
 from engine.namespace.tree import find_place
 from engine.tables.recorded_view import STAMPED, Record
@@ -40,8 +40,8 @@ class FolderChanges:
         another, the change is refused.
         """
         self._folders = [_folder_of(*name) for name in names]
-        given = {folder: condition.folder for folder, condition in zip(self._folders, conditions, strict=False)}
-        self._before = {folder: _before_ns(view, folder, given.get(folder, 0)) for folder in self._folders}
+        given = dict(zip(self._folders, (node_of(condition.folder) for condition in conditions), strict=False))
+        self._before = {folder: _before_ns(view, folder, given.get(folder)) for folder in self._folders}
         self._after: dict[Folder, tuple[NodeId, int, list[Record]]] = {}
 
     def decided(self, view: View) -> None:
@@ -92,8 +92,8 @@ def _folder_of(bucket: str, key: str) -> Folder:
     return bucket, path[: path.rfind("/") + 1]
 
 
-def _before_ns(view: View, folder: Folder, given: int) -> int:
-    return _changed_ns(view, NodeId(given)) if given else _state(view, folder)[1]
+def _before_ns(view: View, folder: Folder, given: NodeId | None) -> int:
+    return _changed_ns(view, given) if given else _state(view, folder)[1]
 
 
 def _state(view: View, folder: Folder) -> tuple[NodeId, int]:

@@ -197,3 +197,16 @@ def test_a_put_that_was_cancelled_has_its_lending_ended(kind: Kind, many: bool) 
         await returned(lake, memory)
 
     run(kind, body)
+
+
+@pytest.mark.parametrize("size", [7, CHUNK_BYTES])
+def test_a_payload_that_is_there_already_is_not_new(kind: Kind, size: int) -> None:
+    async def body(lake: Driven) -> None:
+        memory = SharedMemory(CHUNK_BYTES)
+        content = content_of(size)
+        sources: list[bytes | Slot] = [content, filled(memory, content), content]
+        results = [await lake.run(lake.steps.put(f"bkt/{at}", source)) for at, source in enumerate(sources)]
+        assert [(result.size_bytes, result.new_bytes) for result in results] == [(size, size), (size, 0), (size, 0)]
+        await returned(lake, memory)
+
+    run(kind, body)

@@ -80,6 +80,21 @@ def test_a_change_is_made_in_the_folder_that_it_was_decided_upon_and_in_no_other
     kind.run(body)
 
 
+@pytest.mark.parametrize("number", [-1, -(1 << 40), 1 << 63, (1 << 64) - 1])
+def test_a_number_that_no_node_has_is_of_no_folder_and_of_nothing_that_is_left(kind: Kind, number: int) -> None:
+    async def body(engine: Engine) -> None:
+        client = engine.client
+        await _folders(client)
+        await put(client, "d/a", b"1")
+        await put(client, "e/b", b"1")
+        await ask(client, m.MakeFolder("bkt", "d/sub/"), m.NameResults)
+        for made in CHANGES.values():
+            assert await _is_refused(client, made(m.Condition(folder=number)))
+        assert not await _is_refused(client, _put("d/new", m.Condition(gone=number)))
+
+    kind.run(body)
+
+
 @pytest.mark.parametrize("change", ["put", "make_folder", "make_symlink"])
 @pytest.mark.parametrize("gone", [m.Rename("bkt", "d/", "bkt", "elsewhere/"), m.RemoveFolder("bkt", "d")])
 def test_a_folder_that_was_renamed_or_removed_is_not_made_again_by_a_name_in_it(
