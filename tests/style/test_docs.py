@@ -10,7 +10,7 @@ import pytest
 
 from tests.style.source_tree import ROOT
 
-DOCUMENTS: Final = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
+DOCUMENTS: Final = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 MEASURED: Final = "performance.md"
 """Written by the bench: long lines, and profiles that name the modules of the version that was measured."""
 LINE_MAX: Final = 120
