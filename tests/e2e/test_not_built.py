@@ -152,4 +152,5 @@ def test_s3_without_a_door_answers(tmp_path: Path, name: str) -> None:
             connection.close()
         finally:
             engine.terminate()
+            engine.communicate()
     assert engine.returncode == 0

@@ -12,8 +12,8 @@ from tests.style.source_tree import ROOT, definitions, parsed, product_files, py
 
 TOP_LEVEL: Final = {
     ".ci", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "bench", "cli",
-    "debian-packages-lab.txt", "debian-packages.txt", "deploy", "docs", "engine", "fuse", "gateway", "lab", "lakefs",
-    "pyproject.toml", "requirements", "scripts", "systemd", "tests",
+    "debian-packages-dev.txt", "debian-packages-lab.txt", "debian-packages.txt", "deploy", "docs", "engine", "fuse",
+    "gateway", "lab", "lakefs", "pyproject.toml", "requirements", "scripts", "systemd", "tests",
 }  # fmt: skip
 
 # Put together here, so that this file does not contain them either.
