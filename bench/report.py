@@ -1,8 +1,9 @@
-"""`python -m bench.report [FILE...]`: writes bench results as docs/performance.md with plots.
+"""`python -m bench.report [FILE...]`: writes bench results as docs/performance.md, a page for each area, and plots.
 
 Results are read from these files, by default all that `bench.run` wrote to bench/out: the newest of each scenario, on
-the kind of machine that the newest file is from; quick runs mean nothing and are left out.  Wins and losses stand
-side by side, each with the command that measures it again, its date, and how its load was checked.
+the kind of machine that the newest file is from; quick runs mean nothing and are left out.  docs/performance.md has
+each face's goals and every miss.  In docs/performance/AREA.md wins and losses stand side by side, each with the command
+that measures it again, its date, and how its load was checked.  Profiles are written to bench/out/profiles alone.
 
 Prose is kept apart: `bench/report_notes.md` has a heading for a scenario (`## NAME`) or for a whole section (`##
 NAME-`, the prefix of its scenarios), and the text below it is printed below that scenario's figures.  A missed goal
@@ -30,22 +31,25 @@ from bench.harness.sampled import FIGURES, OURS
 OUT: Final = ROOT / "bench" / "out"
 DOCS: Final = ROOT / "docs"
 NOTES: Final = ROOT / "bench" / "report_notes.md"
+PROFILES: Final = OUT / "profiles"
 PAGE: Final = "performance.md"
+AREAS: Final = "performance"
 PLOTS: Final = "plots"
 
-SECTIONS: Final[Sequence[tuple[str, tuple[str, ...]]]] = (
-    ("Reading from Python", ("get-", "grant-", "locate", "cold", "random-", "map-", "known-", "loader")),
-    ("Through fsspec: pandas, pyarrow, torch", ("fsspec-",)),
-    ("Writing", ("put-", "seal", "dedup-", "space")),
-    ("Key-value blocks: the hot path against its peers", ("kv-", "keyed-", "pool-", "lookup")),
-    ("Tails: open loops", ("open-get", "open-s3", "null-")),
-    ("Many cores", ("engines-",)),
-    ("S3", ("s3-",)),
-    ("The mount", ("mount-",)),
-    ("The mount against other mounts", ("peers-",)),
-    ("Upkeep, memory, growth", ("gc-", "scrub", "memory-", "mixed", "rename-", "list-", "open-", "startup")),
+SECTIONS: Final[Sequence[tuple[str, str, tuple[str, ...]]]] = (
+    ("reading", "Reading from Python", ("get-", "grant-", "locate", "cold", "random-", "map-", "known-", "loader")),
+    ("fsspec", "Through fsspec: pandas, pyarrow, torch", ("fsspec-",)),
+    ("writing", "Writing", ("put-", "seal", "dedup-", "space")),
+    ("kv", "Key-value blocks: the hot path against its peers", ("kv-", "keyed-", "pool-", "lookup")),
+    ("tails", "Tails: open loops", ("open-get", "open-s3", "null-")),
+    ("cores", "Many cores", ("engines-",)),
+    ("s3", "S3", ("s3-",)),
+    ("mount", "The mount", ("mount-",)),
+    ("peers", "The mount against other mounts", ("peers-",)),
+    ("upkeep", "Upkeep, memory, growth", ("gc-", "scrub", "memory-", "mixed", "rename-", "list-", "open-", "startup")),
 )
-_OTHERS: Final = "More"
+"""Area (its page's name), title, and how the names of its scenarios begin."""
+_OTHERS: Final = ("more", "More")
 TIPS: Final = 8
 """Functions that a profile lists."""
 
@@ -84,34 +88,42 @@ def notes_of(path: Path) -> dict[str, str]:
 
 
 class Report:
-    """The page and its plots, from results and notes."""
+    """The pages, their plots and the profiles, from results and notes."""
 
     def __init__(self, found: Sequence[Found], notes: Mapping[str, str]) -> None:
         self.plots: dict[str, str] = {}
         """SVG by file name."""
+        self.profiles: dict[str, str] = {}
+        """Flame graphs, and tables of their tips, by file name."""
         self.unexplained: list[str] = []
         """Scenarios with a missed goal and no notes, neither their own nor their section's."""
         self._found = found
         self._notes = notes
 
     def page(self) -> str:
-        """Return the page as Markdown."""
-        rows = [row for found in self._found for row in found.result["rows"]]
-        parts = [_head(self._found), _summary(rows)]
-        for title, members in self._sections():
-            parts.append(f"## {title}\n")
-            parts += self._section(title, members)
-        return "\n".join(parts)
+        """Return the first page as Markdown: each face's goals, and every miss."""
+        faces = [(area, title, _rows(members)) for area, title, members in self._sections()]
+        parts = [_head(self._found), _summary(faces)]
+        parts += [_misses(area, title, rows) for area, title, rows in faces]
+        return "\n".join(part for part in parts if part)
 
-    def _sections(self) -> Iterator[tuple[str, list[Found]]]:
+    def areas(self) -> dict[str, str]:
+        """Return the page of each area as Markdown, by file name."""
+        pages: dict[str, str] = {}
+        for area, title, members in self._sections():
+            parts = [_area_head(title, members), *self._section(title, members)]
+            pages[f"{area}.md"] = _one_folder_down("\n".join(parts))
+        return pages
+
+    def _sections(self) -> Iterator[tuple[str, str, list[Found]]]:
         left = list(self._found)
-        for title, beginnings in SECTIONS:
+        for area, title, beginnings in SECTIONS:
             members = [found for found in left if found.name.startswith(beginnings)]
             left = [found for found in left if found not in members]
             if members:
-                yield title, members
+                yield area, title, members
         if left:
-            yield _OTHERS, left
+            yield *_OTHERS, left
 
     def _section(self, title: str, members: Sequence[Found]) -> Iterator[str]:
         ratios = [ratio for found in members for ratio in _ratios(found)]
@@ -130,14 +142,14 @@ class Report:
 
     def _scenario(self, found: Found) -> Iterator[str]:
         result = found.result
-        yield f"### {found.name}\n"
+        yield f"## {found.name}\n"
         when = result["date"][:16].replace("T", " ")
         yield (f"`make bench SCENARIO={found.name}`, {when} UTC, {_rounds(found)}. Load: {result['generator']}.\n")
         if "table" in result:
             yield f"{result['table']['title']}:\n\n{_table(result['table']['lines'])}"
         if result.get("kind") == "sampled":
             yield from self._sampled_plots(found)
-            yield from self._profiles(found)
+            self._profile(found)
         else:
             details = [f"- {_cell(row['what'])}: {_cell(row['detail'])}" for row in result["rows"] if row["detail"]]
             yield "\n".join([*details, ""] if details else [])
@@ -167,21 +179,38 @@ class Report:
             self.plots[name] = svg.percentiles(f"{result['title']}: latency", curves)
             yield f"![{found.name}: latency by percentile]({PLOTS}/{name})\n"
 
-    def _profiles(self, found: Found) -> Iterator[str]:
-        """Yield a flame graph for each role, and a table of the functions at the tips of its flames."""
+    def _profile(self, found: Found) -> None:
+        """Note a flame graph for each role, and a table of the functions at the tips of its flames."""
         for role, stacks in found.result.get("profile", {}).items():
             stacks = below_all(stacks)
-            name = f"{found.name}-{role}.svg"
-            self.plots[name] = svg.flames(f"{found.name}: the {role}'s time", list(boxes(stacks)))
-            yield f"![{found.name}: the {role}'s time]({PLOTS}/{name})\n"
+            name = f"{found.name}-{role}"
+            self.profiles[f"{name}.svg"] = svg.flames(f"{found.name}: the {role}'s time", list(boxes(stacks)))
             lines = [[f"{role}, in itself", "with what it calls", ""]]
             lines += [[f"{own:.0%}", f"{all_:.0%}", f"`{frame}`"] for frame, all_, own in shares(stacks, TIPS)]
-            yield _table(lines)
-        if "no_profile" in found.result:
-            yield f"No profile: {_cell(found.result['no_profile'])}.\n"
+            self.profiles[f"{name}.md"] = f"# {name}\n\n![flames]({name}.svg)\n\n{_table(lines)}"
+
+
+def _rows(found: Sequence[Found]) -> list[Mapping[str, Any]]:
+    return [row for one in found for row in one.result["rows"]]
+
+
+def _one_folder_down(text: str) -> str:
+    """Return a page of docs/ with its links to other pages and plots as a page of docs/performance/ needs them."""
+    return re.sub(rf"\]\((?=[\w-]+\.md|{PLOTS}/)", "](../", text)
 
 
 def _head(found: Sequence[Found]) -> str:
+    kind = found[0].run["machine"]["kind"]
+    return (
+        "# Performance\n\n"
+        "Written by `python -m bench.report` from what `make bench` measured; edit `bench/report_notes.md` and run it\n"
+        "again, not this page. How it is measured, and why goals are missed: [benchmarks](benchmarks.md). Each area\n"
+        "has a page with all figures, their spread, date and command.\n\n"
+        f"Machine: {kind}.\n"
+    )
+
+
+def _area_head(title: str, found: Sequence[Found]) -> str:
     runs = {one.run["machine"]["date"]: one.run for one in found}
     lines = [["date", "commit", "command", "load before", "kernel", "Python"]]
     for date, run in sorted(runs.items()):
@@ -190,30 +219,42 @@ def _head(found: Sequence[Found]) -> str:
             date[:16].replace("T", " "), machine["commit"], f"`{run['command']}`", str(machine["load"]),
             machine["kernel"], machine["python"],
         ])  # fmt: skip
-    kind = next(iter(runs.values()))["machine"]["kind"]
+    kind = found[0].run["machine"]["kind"]
     return (
-        "# Performance\n\n"
-        "Written by `python -m bench.report` from what `make bench` measured; edit `bench/report_notes.md` and run it\n"
-        "again, not this page. How it is measured: [benchmarks](benchmarks.md).\n\n"
+        f"# {title}\n\n"
+        "Written by `python -m bench.report`, as all of [performance](performance.md).\n\n"
         f"Machine: {kind}. Runs:\n\n{_table(lines)}"
     )
 
 
-def _summary(rows: Sequence[Mapping[str, Any]]) -> str:
-    absent = [row for row in rows if row["could_not_run"]]
-    judged = [row for row in rows if not row["could_not_run"] and row["goal"] != "-"]
-    missed = [row for row in judged if not row["met"]]
-    text = (
-        f"{len(judged)} goals, {len(judged) - len(missed)} met, {len(missed)} missed; "
-        f"{len(absent)} rows could not be run, with their reasons in the tables.\n"
+def _summary(faces: Sequence[tuple[str, str, Sequence[Mapping[str, Any]]]]) -> str:
+    lines = [["area", "goals", "met", "missed", "could not run"]]
+    for area, title, rows in faces:
+        counts = _counts(rows)
+        lines.append([f"[{title}]({AREAS}/{area}.md)", *map(str, counts)])
+    goals, met, missed, absent = _counts([row for _, _, rows in faces for row in rows])
+    total = (
+        f"{goals} goals, {met} met, {missed} missed; {absent} rows could not be run, with their reasons in the tables."
     )
-    if missed:
-        lines = [["missed", "what", "figure", "goal"]]
-        lines += [
-            [f"[{row['scenario']}](#{row['scenario']})", _cell(row["what"]), _value(row), row["goal"]] for row in missed
-        ]
-        text += f"\n{_table(lines)}"
-    return text
+    return f"{total}\n\n{_table(lines)}"
+
+
+def _counts(rows: Sequence[Mapping[str, Any]]) -> tuple[int, int, int, int]:
+    """Return the numbers of goals, of those met and missed, and of rows that could not be run."""
+    absent = sum(bool(row["could_not_run"]) for row in rows)
+    judged = [row for row in rows if not row["could_not_run"] and row["goal"] != "-"]
+    met = sum(bool(row["met"]) for row in judged)
+    return len(judged), met, len(judged) - met, absent
+
+
+def _misses(area: str, title: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    missed = [row for row in rows if not row["could_not_run"] and row["goal"] != "-" and not row["met"]]
+    lines = [["missed", "what", "figure", "goal"]]
+    lines += [
+        [f"[{row['scenario']}]({AREAS}/{area}.md#{row['scenario']})", _cell(row["what"]), _value(row), row["goal"]]
+        for row in missed
+    ]
+    return f"## {title}\n\n{_table(lines)}" if missed else ""
 
 
 def _table_row(row: Mapping[str, Any]) -> list[str]:
@@ -293,19 +334,27 @@ def _curve(buckets: Sequence[tuple[int, int]]) -> svg.Curve:
     return [*curve, (1 - 0.5 / total, buckets[-1][0] / 1e3)]
 
 
-def write(found: Sequence[Found], notes: Mapping[str, str], folder: Path) -> list[str]:
-    """Write the page and its plots below a folder, and remove old plots.  Return the misses without notes."""
+def write(found: Sequence[Found], notes: Mapping[str, str], folder: Path, profiles: Path) -> list[str]:
+    """Write the pages and plots below a folder, the profiles to another, and remove old ones.
+
+    Return the misses without notes.
+    """
     report = Report(found, notes)
-    page = report.page()
-    plots = folder / PLOTS
-    plots.mkdir(parents=True, exist_ok=True)
-    for path in plots.glob("*.svg"):
-        if path.name not in report.plots:
-            path.unlink()
-    for name, text in report.plots.items():
-        (plots / name).write_text(text)
-    (folder / PAGE).write_text(page)
+    areas = report.areas()
+    _fill(folder / AREAS, areas, "*.md")
+    _fill(folder / PLOTS, report.plots, "*.svg")
+    _fill(profiles, report.profiles, "*")
+    (folder / PAGE).write_text(report.page())
     return report.unexplained
+
+
+def _fill(folder: Path, texts: Mapping[str, str], old: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.glob(old):
+        if path.name not in texts:
+            path.unlink()
+    for name, text in texts.items():
+        (folder / name).write_text(text)
 
 
 def main() -> int:
@@ -318,7 +367,7 @@ def main() -> int:
     if not found:
         print("there is no result of a whole run: make bench", file=sys.stderr)
         return 2
-    unexplained = write(found, notes_of(NOTES), options.to)
+    unexplained = write(found, notes_of(NOTES), options.to, PROFILES)
     print(f"{len(found)} scenarios in {options.to / PAGE}")
     if unexplained:
         print(f"missed, and nothing said about it in {NOTES.name}: {', '.join(unexplained)}", file=sys.stderr)

@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,35 +44,21 @@ PYTHON_PACKAGES = (
     "awscrt", "blake3", "click", "crc32c", "h11", "httptools", "isal", "lmdb", "msgspec",
     "prometheus-client", "pyfuse3", "rich", "sortedcontainers", "structlog", "trio",
 )  # fmt: skip
-NATIVE_MODULES = (
-    "engine.host._io_uring",
-    "engine.memory._cache_lines",
-    "engine.format._granules",
-    "engine.tables._frequency",
-    "lakefs.shared_index._table",
-    "lakefs.shared_index._keys",
-    "lakefs.stamps._stamps",
-    "lakefs.known._known",
-    "lakefs.grants._batch_plan",
-    "gateway.http._door",
-    "gateway.s3.door._repeater",
-    "fuse.native._layer",
-)  # fmt: skip
-
-
+NEEDED_MODULES = ("engine.format._granules", "engine.tables._frequency", "lakefs.shared_index._table")
+"""Native modules without a substitute: `engine` refuses to be imported without them."""
 SPARED_MODULES = {
-    "engine.host._io_uring",
-    "engine.memory._cache_lines",
-    "lakefs.shared_index._keys",
-    "lakefs.stamps._stamps",
-    "lakefs.known._known",
-    "lakefs.grants._batch_plan",
-    "gateway.http._door",
-    "gateway.s3.door._repeater",
-    "fuse.native._layer",
+    "engine.host._io_uring": "threads read the disk",
+    "engine.memory._cache_lines": "no DAX device can be used",
+    "lakefs.shared_index._keys": "clients ask the engine for keys",
+    "lakefs.stamps._stamps": "clients ask the engine for names each time, and S3 has no door",
+    "lakefs.known._known": "clients ask the engine for names each time",
+    "lakefs.grants._batch_plan": "clients ask the engine for chunks by id and key",
+    "gateway.http._door": "S3 has no door",
+    "gateway.s3.door._repeater": "S3 has no door",
+    "fuse.native._layer": "a mount answers each read in Python, and has no hot files",
 }
-"""Modules that have a fallback: reads through threads, requests to the engine instead of reads by clients, S3 without a
-door, and a mount that answers each read in Python."""
+"""Native modules with a substitute, and what follows without each."""
+NATIVE_MODULES = (*NEEDED_MODULES, *SPARED_MODULES)
 
 
 @dataclass(frozen=True)
@@ -114,10 +101,13 @@ def _findings(where: Target, file: str | None) -> Iterator[Finding]:
     yield _python()
     yield _kernel()
     yield from _python_packages()
-    yield _native_modules()
+    native = _native_modules()
+    yield native
+    engine_runs = native.verdict != "fail"
     yield from _debian_packages()
     yield _descriptors()
-    yield _address_space()
+    if engine_runs:
+        yield _address_space()
     yield _rdma()
     try:
         config = load(file=file, flags={"data": str(where.data) if where.data else None})
@@ -126,10 +116,11 @@ def _findings(where: Target, file: str | None) -> Iterator[Finding]:
         return
     yield Finding("ok", "configuration", f"data {config.data}, socket {config.socket}")
     yield from _disk(config.data)
-    yield from _store(config.data)
+    if engine_runs:
+        yield from _store(config.data)
     engine = list(_engine(where))
     yield from engine
-    if not any(finding.verdict == "ok" for finding in engine):
+    if engine_runs and not any(finding.verdict == "ok" for finding in engine):
         yield from _start(config)
 
 
@@ -159,17 +150,28 @@ def _python_packages() -> Iterator[Finding]:
 
 
 def _native_modules() -> Finding:
-    """Check the native modules: the engine does not run without most of them; without the others reads are slower."""
-    absent = [name for name in NATIVE_MODULES if find_spec(name) is None]
+    """Check the native modules: without one of three the engine does not start, the others have a substitute."""
+    absent = [name for name in NATIVE_MODULES if not _is_built(name)]
     if not absent:
         return Finding("ok", "native modules", "built")
-    runs = not set(absent) - SPARED_MODULES
+    effects = [f"{name}: not built, {SPARED_MODULES.get(name, 'the engine does not start')}" for name in absent]
     return Finding(
-        "warn" if runs else "fail",
+        "fail" if set(absent) & set(NEEDED_MODULES) else "warn",
         "native modules",
-        f"{', '.join(absent)}: not built, {'reads are slower' if runs else 'the engine does not start'}; install a C "
-        "compiler and Python's headers (gcc, python3-dev), then install the package again",
+        f"{'; '.join(effects)}; install a C compiler and Python's headers (gcc, python3-dev), then install the package "
+        "again",
     )
+
+
+def _is_built(name: str) -> bool:
+    """Return True if the module's file exists.  Imports nothing: `engine` raises where a module that it needs lacks."""
+    package, *rooms, module = name.split(".")
+    if sys.modules.get(name, sys) is None:
+        return False
+    found = find_spec(package)
+    folders = found.submodule_search_locations if found else None
+    paths = [str(Path(folder, *rooms)) for folder in folders or ()]
+    return PathFinder.find_spec(module, paths) is not None
 
 
 def _debian_packages() -> Iterator[Finding]:

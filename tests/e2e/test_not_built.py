@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,7 +45,16 @@ trio.run(main)
 )
 
 
-@pytest.mark.parametrize("names", ["lakefs.shared_index._table", "lakefs.grants._batch_plan", "lakefs.stamps._stamps"])
+@pytest.mark.parametrize(
+    "names",
+    [
+        "lakefs.shared_index._table",
+        "lakefs.grants._batch_plan",
+        "lakefs.stamps._stamps",
+        "lakefs.known._known",
+        "lakefs.shared_index._keys",
+    ],
+)
 def test_a_client_without_native_modules_asks_the_engine(served: Served, names: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", CLIENT, names],
@@ -55,13 +66,17 @@ def test_a_client_without_native_modules_asks_the_engine(served: Served, names: 
     assert done.returncode == 0, done.stderr
 
 
-def test_an_engine_without_the_native_module_of_stamps_serves(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["lakefs.stamps._stamps", "lakefs.shared_index._keys", "engine.host._io_uring", "engine.memory._cache_lines"],
+)
+def test_an_engine_without_a_native_module_that_has_a_substitute_stores(tmp_path: Path, name: str) -> None:
     done = subprocess.run(
         [
             sys.executable,
             "-c",
             f"{WITHOUT}\nfrom cli.main import main\nmain()",
-            "lakefs.stamps._stamps",
+            name,
             *("put", "--data", tmp_path / "data", "-", "bkt/a"),
         ],
         env=environment(),
@@ -91,3 +106,51 @@ def test_an_engine_does_not_start_without_its_native_modules_and_says_what_to_do
     assert done.stderr.startswith(f"lake: the native module {name} is not built")
     assert "install a C compiler" in done.stderr
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("name", ["engine.format._granules", "engine.tables._frequency", "lakefs.shared_index._table"])
+def test_doctor_names_a_module_that_the_engine_needs_and_ends_its_report(tmp_path: Path, name: str) -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"{WITHOUT}\nfrom cli.main import main\nmain()",
+            name,
+            *("--data", tmp_path / "data", "doctor"),
+        ],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 78, done
+    assert f"fail  native modules   {name}: not built, the engine does not start" in done.stdout
+    assert f"first failure: native modules: {name}" in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("name", ["gateway.http._door", "gateway.s3.door._repeater", "lakefs.stamps._stamps"])
+def test_s3_without_a_door_answers(tmp_path: Path, name: str) -> None:
+    command = [sys.executable, "-c", f"{WITHOUT}\nfrom cli.main import main\nmain()", name]
+    faces = ("serve", "--data", tmp_path / "data", "--socket", tmp_path / "socket", "--s3", "127.0.0.1:0")
+    with subprocess.Popen(
+        [*command, *faces, "--admin", "off"],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as engine:
+        try:
+            assert engine.stdout is not None
+            printed = list(iter(engine.stdout.readline, "ready\n"))
+            port = int(re.findall(r"http://127\.0\.0\.1:(\d+)", "".join(printed))[0])
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            for _ in range(2):
+                connection.request("GET", "/bucket/key")
+                answer = connection.getresponse()
+                assert (answer.status, b"NoSuchBucket" in answer.read()) == (404, True)
+            connection.close()
+        finally:
+            engine.terminate()
+            engine.communicate()
+    assert engine.returncode == 0

@@ -45,11 +45,15 @@ def sampled() -> dict[str, Any]:
 def test_what_is_missed_is_told_with_its_words_and_what_has_none_is_named(tmp_path: Path) -> None:
     absent = ROW | {"what": "put / y", "could_not_run": "y is not here", "met": True}
     document = run({"put-x": {"rows": [ROW, absent]}})
-    assert write(found_in(document), {}, tmp_path) == ["put-x"]
-    assert write(found_in(document), {"put-x": "The disk is the limit."}, tmp_path) == []
-    page = (tmp_path / "performance.md").read_text()
-    for words in ("The disk is the limit.", "1 missed", "could not run: y is not here", "make bench SCENARIO=put-x"):
+    assert write(found_in(document), {}, tmp_path, tmp_path / "p") == ["put-x"]
+    assert write(found_in(document), {"put-x": "See [why](benchmarks.md#why)."}, tmp_path, tmp_path / "p") == []
+    page = (tmp_path / "performance" / "writing.md").read_text()
+    for words in ("See [why](../benchmarks.md#why).", "could not run: y is not here", "make bench SCENARIO=put-x"):
         assert words in page
+    first = (tmp_path / "performance.md").read_text()
+    assert "1 goals, 0 met, 1 missed; 1 rows could not be run" in first
+    assert "| [Writing](performance/writing.md) | 1 | 0 | 1 | 1 |" in first
+    assert "| [put-x](performance/writing.md#put-x) | put / dd | 0.5 x | >= 0.8x |" in first
 
 
 @pytest.mark.parametrize(
@@ -62,20 +66,31 @@ def test_what_is_missed_is_told_with_its_words_and_what_has_none_is_named(tmp_pa
     ],
 )
 def test_a_scenario_says_how_many_rounds_it_had_itself(tmp_path: Path, measured: dict[str, Any], told: str) -> None:
-    write(found_in(run({"put-x": {"rows": [ROW], **measured}})), {}, tmp_path)
-    assert f"UTC, {told}." in (tmp_path / "performance.md").read_text()
+    write(found_in(run({"put-x": {"rows": [ROW], **measured}})), {}, tmp_path, tmp_path / "p")
+    assert f"UTC, {told}." in (tmp_path / "performance" / "writing.md").read_text()
 
 
 def test_every_plot_that_the_page_shows_is_there_and_whole(tmp_path: Path) -> None:
     (tmp_path / "plots").mkdir()
     (tmp_path / "plots" / "old.svg").write_text("")
-    write(found_in(run({"put-x": {"rows": [ROW]}, "open-get-x": sampled()})), {}, tmp_path)
-    page = (tmp_path / "performance.md").read_text()
+    write(found_in(run({"put-x": {"rows": [ROW]}, "open-get-x": sampled()})), {}, tmp_path, tmp_path / "p")
+    page = "".join(path.read_text() for path in sorted((tmp_path / "performance").iterdir()))
     plots = sorted(path.name for path in (tmp_path / "plots").iterdir())
     assert plots == ["open-get-x-latency.svg", "open-get-x.svg", "tails-open-loops.svg", "writing.svg"]
     for name in plots:
-        assert f"(plots/{name})" in page
+        assert f"(../plots/{name})" in page
         ElementTree.fromstring((tmp_path / "plots" / name).read_text())
+
+
+def test_profiles_stay_out_of_the_pages_and_old_pages_go(tmp_path: Path) -> None:
+    profiled = sampled() | {"profile": {"server": {"main;write": 3, "main;sync": 1}}}
+    (tmp_path / "performance").mkdir()
+    (tmp_path / "performance" / "old.md").write_text("")
+    write(found_in(run({"open-get-x": profiled})), {}, tmp_path, tmp_path / "profiles")
+    assert [path.name for path in (tmp_path / "performance").iterdir()] == ["tails.md"]
+    assert "sync" not in (tmp_path / "performance" / "tails.md").read_text()
+    assert "sync" in (tmp_path / "profiles" / "open-get-x-server.md").read_text()
+    assert not (tmp_path / "plots" / "open-get-x-server.svg").exists()
 
 
 def test_of_several_runs_the_newest_on_the_newest_machine_counts_and_quick_ones_never(tmp_path: Path) -> None:

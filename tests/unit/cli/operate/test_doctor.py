@@ -8,7 +8,15 @@ from importlib.util import find_spec
 
 import pytest
 
-from cli.operate.doctor import NATIVE_MODULES, PYTHON_PACKAGES, _native_modules
+import engine
+from cli.operate.doctor import (
+    NATIVE_MODULES,
+    NEEDED_MODULES,
+    PYTHON_PACKAGES,
+    SPARED_MODULES,
+    _is_built,
+    _native_modules,
+)  # fmt: skip
 from tests.style.source_tree import ROOT
 
 
@@ -20,23 +28,29 @@ def test_it_looks_for_every_dependency_and_every_native_module() -> None:
     assert sorted(NATIVE_MODULES) == sorted(modules)
 
 
-@pytest.mark.parametrize(
-    ("module", "verdict", "effect"),
-    [
-        ("lakefs.grants._batch_plan", "warn", "reads are slower"),
-        ("engine.host._io_uring", "warn", "reads are slower"),
-        ("lakefs.stamps._stamps", "warn", "reads are slower"),
-        ("engine.format._granules", "fail", "the engine does not start"),
-        ("lakefs.shared_index._table", "fail", "the engine does not start"),
-    ],
-)
-def test_a_native_module_that_was_not_built_is_named_with_what_follows(
-    monkeypatch: pytest.MonkeyPatch, module: str, verdict: str, effect: str
-) -> None:
-    def found(name: str) -> object:
-        return None if name == module else find_spec("sys")
+def test_the_modules_without_a_substitute_are_those_that_the_engine_refuses_to_run_without() -> None:
+    assert sorted(NEEDED_MODULES) == sorted(engine.NATIVE_MODULES)
 
-    monkeypatch.setattr("cli.operate.doctor.find_spec", found)
+
+def test_what_is_built_here_is_found_and_nothing_else() -> None:
+    assert [name for name in NATIVE_MODULES if _is_built(name) != (find_spec(name) is not None)] == []
+    assert not _is_built("engine.format._gone")
+    assert not _is_built("nowhere.at._all")
+
+
+@pytest.mark.parametrize("module", NATIVE_MODULES)
+def test_a_native_module_that_was_not_built_is_named_with_what_follows(
+    monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    monkeypatch.setattr("cli.operate.doctor._is_built", lambda name: name != module)
     finding = _native_modules()
-    assert finding.verdict == verdict
-    assert finding.detail.startswith(f"{module}: not built, {effect}")
+    effect = SPARED_MODULES.get(module, "the engine does not start")
+    assert finding.verdict == ("warn" if module in SPARED_MODULES else "fail")
+    assert finding.detail.startswith(f"{module}: not built, {effect}; install a C compiler")
+
+
+def test_each_native_module_has_its_reason_in_the_documents() -> None:
+    page = (ROOT / "docs" / "dependencies.md").read_text()
+    rows = dict(re.findall(r"^\| `([\w.]+\._\w+)` \| .* \| (.*) \|$", page, flags=re.MULTILINE))
+    assert sorted(rows) == sorted(NATIVE_MODULES)
+    assert sorted(name for name, without in rows.items() if "does not start" in without) == sorted(NEEDED_MODULES)
