@@ -37,14 +37,14 @@ install() {
     .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"
 }
 
-# Native modules beside their sources; two are compiled at a time.  What was compiled before is left as it is.
-compile() {
-    .venv/bin/python -c 'import setuptools; setuptools.setup()' -q build_ext --inplace --parallel 2 > .venv/compile.log 2>&1 ||
-        { cat .venv/compile.log >&2; echo "setup: the native modules could not be compiled, see above" >&2; return 1; }
+# Installs the project, editable: its native modules are compiled beside their sources, two at a time.
+install_project() {
+    install --no-deps --no-build-isolation -e . > .venv/project.log 2>&1 ||
+        { cat .venv/project.log >&2; echo "setup: the project could not be installed, see above" >&2; return 1; }
 }
 
 setup_venv() {
-    local python wanted_packages wanted_natives natives compiling=
+    local python wanted_packages wanted_natives natives installing=
     python=$(find_python)
     mapfile -t natives < <(find engine fuse gateway lakefs -name "*.pyx" -o -name "*.pxd" -o -name "*.h" | sort)
     wanted_packages=$(hash_of "$0" "requirements/$level.txt")
@@ -62,15 +62,14 @@ setup_venv() {
     "$python" -m venv .venv
     rm -f ".venv/stamp-$level"
     install "$(grep -ix 'cython==.*' requirements/demo.txt)" "$(grep -x 'setuptools==.*' requirements/demo.txt)"
+    say "fetching $(grep -c == "requirements/$level.txt") packages"
     if ! is_done stamp-natives "$wanted_natives"; then
-        say "compiling ${#natives[@]} native sources, and fetching $(grep -c == "requirements/$level.txt") packages"
-        compile &
-        compiling=$!
+        say "compiling native modules beside that"
+        install_project &
+        installing=$!
     fi
     install -r "requirements/$level.txt"
-    [ -z "$compiling" ] || wait "$compiling"
-    say "installing the project"
-    install --no-deps --no-build-isolation -e .
+    [ -z "$installing" ] || wait "$installing"
     echo "$wanted_natives" > .venv/stamp-natives
     echo "$wanted_packages" > ".venv/stamp-$level"
     say "done"
