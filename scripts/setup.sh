@@ -37,9 +37,10 @@ install() {
     .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"
 }
 
-# Installs the project, editable: its native modules are compiled beside their sources, two at a time.
+# Installs the project, editable: its native modules are compiled beside their sources, two at a time.  Without debug
+# information that takes two thirds of the time.
 install_project() {
-    install --no-deps --no-build-isolation -e . > .venv/project.log 2>&1 ||
+    CFLAGS="${CFLAGS:-} -g0" install --no-deps --no-build-isolation -e . > .venv/project.log 2>&1 ||
         { cat .venv/project.log >&2; echo "setup: the project could not be installed, see above" >&2; return 1; }
 }
 
