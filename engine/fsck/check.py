@@ -140,7 +140,7 @@ class _Check:
         self._bad_before_walk = len(self._bad)
 
     def features(self, has_feature: Callable[[ReadOnlyFeature], bool]) -> None:
-        """Check that the superblock has the feature of keyed blobs if there is one now."""
+        """Check that the superblock names keyed blobs, if there is a record of them by now."""
         with self._metadata.view() as view:
             has_records = next(iter(view.scan(Table.KEYED, b"", KEYED_END)), None) is not None
         if has_records and not has_feature(ReadOnlyFeature.KEYED):

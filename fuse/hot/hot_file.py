@@ -148,21 +148,19 @@ class HotFile:
 
     def append(self, data: Buffer) -> bool:
         """Write at the end what the store has there; False, changing nothing, if memory is full or damaged."""
-        try:
-            if data:
-                self.write(self.size, data, lambda offset, part: None)
-        except OSError:
-            return False
-        return True
+        return self.replace_end(self.size, [data])
 
     def replace_end(self, begin: int, parts: Sequence[Buffer]) -> bool:
         """Write these parts from `begin` on, over an end that is not longer; False, changing nothing, if memory is full
-        or damaged."""
+        or damaged.  Parts may be empty."""
+        length = sum(map(len, parts))
         try:
-            reserve(self._descriptor_to_write(), begin, max(1, sum(map(len, parts))))
+            if length:
+                reserve(self._descriptor_to_write(), begin, length)
             for part in parts:
-                self.write(begin, part, lambda offset, taken: None)
-                begin += len(part)
+                if part:
+                    self.write(begin, part, lambda offset, taken: None)
+                    begin += len(part)
         except OSError:
             return False
         return True

@@ -258,6 +258,22 @@ def test_what_is_appended_to_a_hot_file_goes_behind_what_was_appended_elsewhere(
             wait_for_content(file, expected)
 
 
+def test_what_is_appended_to_a_hot_file_goes_behind_the_same_content_of_another_node(hot: LakeMounts) -> None:
+    here, there = (folder / "same" for folder in hot.folders)
+    here.mkdir()
+    file, before = here / "file", content(100_000)
+    file.write_bytes(before)
+    catch_up(here, there)
+    with (there / "file").open("rb"), (there / "file").open("rb", buffering=0) as opened:
+        with (there / "file").open("ab", buffering=0) as writer:
+            writer.write(b"mine")
+            (here / "new").write_bytes(before)
+            (here / "new").rename(file)
+        assert os.pread(opened.fileno(), MIB, 0) == before + b"mine"
+    wait_for_content(there / "file", before + b"mine")
+    wait_for_content(file, before + b"mine")
+
+
 def test_what_is_appended_to_a_hot_file_that_is_overwritten_elsewhere_stays_staged(hot: LakeMounts) -> None:
     here, there = (folder / "overwritten" for folder in hot.folders)
     here.mkdir()

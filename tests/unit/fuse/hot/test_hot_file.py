@@ -125,6 +125,18 @@ def test_a_flipped_byte_and_a_lost_end_are_seen(files: MemoryFiles) -> None:
     hot.close()
 
 
+@pytest.mark.parametrize("parts", [[], [b""], [b"", b"mine"], [b"theirs", b""], [b"theirs", b"mine"]])
+def test_an_end_is_replaced_by_parts_of_which_some_may_be_empty(files: MemoryFiles, parts: list[bytes]) -> None:
+    content = b"a" * (GRANULE_BYTES + 100)
+    hot = filled(files, content)
+    try:
+        assert hot.replace_end(len(content), parts)
+        assert hot.read(0, 2 * GRANULE_BYTES) == content + b"".join(parts)
+        assert hot.differing() == []
+    finally:
+        hot.close()
+
+
 def test_a_write_without_room_changes_nothing(files: MemoryFiles) -> None:
     hot, staged = filled(files, b"x" * SIZE), Staged(b"x" * SIZE)
     with pytest.raises(OSError, match="No space"):
