@@ -40,8 +40,8 @@ class FolderChanges:
         another, the change is refused.
         """
         self._folders = [_folder_of(*name) for name in names]
-        given = dict(zip(self._folders, (node_of(condition.folder) for condition in conditions), strict=False))
-        self._before = {folder: _before_ns(view, folder, given.get(folder)) for folder in self._folders}
+        self._given = dict(zip(self._folders, (node_of(condition.folder) for condition in conditions), strict=False))
+        self._before = {folder: _before_ns(view, folder, self._given.get(folder)) for folder in self._folders}
         self._after: dict[Folder, tuple[NodeId, int, list[Record]]] = {}
 
     def decided(self, view: View) -> None:
@@ -50,6 +50,8 @@ class FolderChanges:
             noting = _Noting(view)
             node, changed_ns = _state(noting, folder)
             self._after[folder] = node, changed_ns, noting.records
+            if node and self._given.get(folder, 0) not in (0, node):  # one name gave it, and another was changed
+                self._before[folder] = 0
 
     def told(self, metadata: Metadata, results: Sequence[NameResult]) -> list[NameResult]:
         """Return the results, each with what became of its name's folder."""

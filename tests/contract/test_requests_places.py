@@ -200,6 +200,26 @@ def test_a_change_tells_what_became_of_its_folder(kind: Kind) -> None:
     kind.run(body)
 
 
+def test_a_folder_that_one_name_gives_wrongly_is_not_taken_for_that_of_another(kind: Kind) -> None:
+    async def body(engine: Engine) -> None:
+        client = engine.client
+        d, e = await _folders(client)
+        await put(client, "e/b", b"1")
+        elsewhere = (await stat(client, "e/")).ctime_ns
+        upon = (m.Condition(folder=d), m.Condition(folder=e))
+        changes = [m.NameChange("bkt", f"d/{at}", b"", PLAIN, condition) for at, condition in enumerate(upon)]
+        message = (await client.call(m.PutObjects([1, 1], changes, folders=True), [b"x", b"y"])).message
+        assert isinstance(message, m.NameResults)
+        made, wrong = message.results
+        assert made.failure is None
+        assert wrong.failure is not None
+        assert made.folder is not None
+        assert (made.folder.node, made.folder.after_ns) == (d, (await stat(client, "d/")).ctime_ns)
+        assert made.folder.before_ns != elsewhere
+
+    kind.run(body)
+
+
 def test_a_change_of_a_folders_attributes_tells_what_became_of_it(kind: Kind) -> None:
     async def body(engine: Engine) -> None:
         client = engine.client
