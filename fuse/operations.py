@@ -46,6 +46,7 @@ from fuse.names.changes import ATTEMPTS_MAX, Changes
 from fuse.names.lookups import Lookups
 from fuse.names.opening import Opening
 from fuse.names.readdir import COMPONENT_BYTES_MAX, FolderHandle
+from fuse.names.repeats import Repeats, repeatable, step_of_repeat
 from fuse.names.xattrs import ExtendedAttributes
 from fuse.native import layer
 from fuse.open_file import OpenFile, may_read
@@ -77,7 +78,8 @@ class LakeOperations(pyfuse3.Operations):
         self._lookups = Lookups(mount)
         self._changes = Changes(mount, self._lookups)
         self._attribute_changes = AttributeChanges(mount, self._lookups)
-        self._opening = Opening(mount, self._lookups, self._file_of)
+        self._repeats = Repeats()
+        self._opening = Opening(mount, self._lookups, self._file_of, self._repeats)
         self._xattrs = ExtendedAttributes(self._lookups, self._attribute_changes)
         self._files: dict[int, Handle] = {}
         self._folders: dict[int, FolderHandle] = {}
@@ -87,17 +89,26 @@ class LakeOperations(pyfuse3.Operations):
 
     # --- looking up ----------------------------------------------------------------------------------
 
+    @step_of_repeat
     @answering
     async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> EntryAttributes:
         """Return the entry of a name.  The kernel may also remember that the name does not exist."""
         parent = self._lookups.inode(parent_inode)
         self._lookups.watch(parent)
-        inode, is_reliable = await self._lookups.look(parent, _component(name))
+        component = _component(name)
+        try:
+            inode, is_reliable = await self._lookups.look(parent, component)
+        except FUSEError as error:
+            # The kernel does not repeat the look-up that a mkdir begins with, but it repeats the mkdir.
+            if error.errno != errno.ESTALE or not await self._lookups.is_absent_by_path(parent, component):
+                raise
+            inode, is_reliable = None, False
         if inode is not None:
             entry = self._known(inode)
         elif self._table.holds_buckets(parent):
             raise FUSEError(errno.ENOENT)
         else:
+            self._repeats.note_absent(ctx.pid, parent_inode, name)
             entry = no_entry(self._mount.timeouts(self._mount.bucket_of(parent))[0])
         if not is_reliable:
             entry.entry_timeout = entry.attr_timeout = 0
@@ -107,7 +118,10 @@ class LakeOperations(pyfuse3.Operations):
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
         """Return the attributes; they are asked anew if they are not fresh."""
         known = self._lookups.inode(inode)
-        await self._lookups.refresh(known)
+        try:
+            await self._lookups.refresh(known)
+        except FUSEError as error:
+            raise self._repeats.refused_to_read(ctx.pid, error) from None
         return self._attributes(known)
 
     @answering
@@ -137,6 +151,7 @@ class LakeOperations(pyfuse3.Operations):
 
     # --- folders -------------------------------------------------------------------------------------
 
+    @repeatable
     @answering
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
         """Open a folder for reading, as it is now.  ESTALE: the kernel looks the path up anew."""
@@ -163,12 +178,14 @@ class LakeOperations(pyfuse3.Operations):
         """Make earlier changes in the folder durable."""
         await self._mount.sync(self._folders[fh].folder)
 
+    @repeatable
     @answering
     async def mkdir(self, parent_inode: InodeT, name: FileNameT, mode: ModeT, ctx: RequestContext) -> EntryAttributes:
         """Make a folder, which stays when it is empty; in the list of buckets, make a bucket."""
         parent = self._lookups.inode(parent_inode)
         return self._known(await self._changes.make_folder(parent, _component(name), mode, ctx))
 
+    @repeatable
     @answering
     async def rmdir(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
         """Remove an empty folder, or bucket."""
@@ -176,11 +193,13 @@ class LakeOperations(pyfuse3.Operations):
 
     # --- names ---------------------------------------------------------------------------------------
 
+    @repeatable
     @answering
     async def unlink(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
         """Remove a file or symlink; open handles keep its content."""
         await self._changes.unlink(self._lookups.inode(parent_inode), _component(name))
 
+    @repeatable
     @answering
     async def rename(
         self,
@@ -195,6 +214,7 @@ class LakeOperations(pyfuse3.Operations):
         source, target = self._lookups.inode(parent_inode_old), self._lookups.inode(parent_inode_new)
         await self._changes.rename(source, _component(name_old), target, _component(name_new), flags)
 
+    @repeatable
     @answering
     async def symlink(
         self, parent_inode: InodeT, name: FileNameT, target: FileNameT, ctx: RequestContext
@@ -210,6 +230,7 @@ class LakeOperations(pyfuse3.Operations):
         """Raise EPERM, as link(2) has it: hard links are not offered."""
         raise FUSEError(errno.EPERM)
 
+    @repeatable
     @answering
     async def mknod(
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, rdev: int, ctx: RequestContext
@@ -222,6 +243,7 @@ class LakeOperations(pyfuse3.Operations):
 
     # --- handles -------------------------------------------------------------------------------------
 
+    @repeatable
     @answering
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
         """Open what the name of a file has now.  ESTALE: the kernel looks the path up anew, once."""
@@ -242,6 +264,7 @@ class LakeOperations(pyfuse3.Operations):
             raise
         return self._opened(known, file, flags, ctx, changed=bool(flags & os.O_TRUNC))
 
+    @repeatable
     @answering
     async def create(
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, flags: FlagT, ctx: RequestContext
@@ -346,6 +369,7 @@ class LakeOperations(pyfuse3.Operations):
 
     # --- attributes ----------------------------------------------------------------------------------
 
+    @repeatable
     @answering
     async def setattr(
         self, inode: InodeT, attr: EntryAttributes, fields: SetattrFields, fh: FileHandleT | None, ctx: RequestContext
@@ -412,11 +436,13 @@ class LakeOperations(pyfuse3.Operations):
         names = await self._xattrs.names(self._lookups.inode(inode), for_root=ctx.uid == 0)
         return [XAttrNameT(name) for name in names]
 
+    @repeatable
     @answering
     async def setxattr(self, inode: InodeT, name: XAttrNameT, value: bytes, ctx: RequestContext) -> None:
         """Set an extended attribute."""
         await self._xattrs.set(self._lookups.inode(inode), name, value)
 
+    @repeatable
     @answering
     async def removexattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> None:
         """Remove an extended attribute."""

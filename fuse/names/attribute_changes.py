@@ -35,6 +35,8 @@ class AttributeChanges:
         is_root, changed_ns = inode is self._table.root, 0
         if is_root and not self._table.bucket:
             raise FUSEError(errno.EPERM)
+        if inode.parent is None and inode.file is None and not is_root:
+            raise FUSEError(errno.ESTALE)
         if (inode.parent is not None or is_root) and not inode.is_dirty:  # else the commit stores it
             bucket, key = self._table.name_of(inode)
             upon = NO_CONDITION if is_root else Condition(node=inode.node)

@@ -82,7 +82,7 @@ class Lookups:
         table = self._table
         names = [Name(name, "")]
         if not table.holds_buckets(parent):
-            names = [table.child_name(parent, name, folder=True), table.child_name(parent, name)]
+            names = [self._child_name(parent, name, folder=True), self._child_name(parent, name)]
         checked = [] if parent is table.root else [table.name_of(parent)]
         answers = await self._mount.look_up([*checked, *names])
         for answer in answers[: len(checked)]:
@@ -133,12 +133,28 @@ class Lookups:
             raise FUSEError(errno.ENOENT)
         return inode
 
+    async def is_absent_by_path(self, folder: Inode, name: str) -> bool:
+        """Return True if there is no such name in what has the path by now of a folder that was lost to another."""
+        place = self._table.path_of(folder)
+        if place is None:
+            return False
+        names = [Name(place.bucket, f"{place.key}{name}{suffix}") for suffix in ("/", "")]
+        return not any(isinstance(found, ObjectStat) for found in await self._mount.stat(names))
+
     def key(self, parent: Inode, name: str, *, folder: bool = False) -> tuple[str, str]:
-        """Return bucket and key of a name in a folder.  ENAMETOOLONG."""
-        found = self._table.child_name(parent, name, folder=folder)
+        """Return bucket and key of a name in a folder.  ENAMETOOLONG, ESTALE if the folder was lost to another."""
+        found = self._child_name(parent, name, folder=folder)
         if len(found.key.encode()) > KEY_BYTES_MAX:
             raise FUSEError(errno.ENAMETOOLONG)
         return found.bucket, found.key
+
+    def _child_name(self, parent: Inode, name: str, *, folder: bool = False) -> Name:
+        try:
+            return self._table.child_name(parent, name, folder=folder)
+        except KeyNotFound:
+            if self._table.path_of(parent) is None:
+                raise
+            raise FUSEError(errno.ESTALE) from None  # its path may be another folder's: the kernel looks it up anew
 
     # --- by inode ------------------------------------------------------------------------------------
 

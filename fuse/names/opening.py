@@ -5,7 +5,7 @@ none.  An open finds the present content, and never fails for a name that always
 
 - An inode that nobody has open takes over what its name has.
 - One that others have open must keep its content for them.  The open is refused with ESTALE; the kernel looks the path
-  up anew, and opens what it finds.  It does so once: a second ESTALE would be the program's.
+  up anew, and opens what it finds.  It does so once (`fuse.names.repeats`).
 - So a thread that was refused gets, at its second open, also content that others have open, if a look-up behind the
   refusal has found that: it was the present content while the open was under way.  If its inode has lost the name once
   more, it gets the file that others have open under the name, past the kernel's page cache.
@@ -14,7 +14,6 @@ none.  An open finds the present content, and never fails for a name that always
 from __future__ import annotations
 
 import errno
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -24,36 +23,43 @@ import trio
 from pyfuse3 import FUSEError
 
 from fuse.names.lookups import Lookups
+from fuse.names.repeats import Repeats
 from fuse.open_file import OpenFile
 from fuse.state.inodes import OBJECT, Inode
 from fuse.state.mount import Mount
 from lakefs.errors import BucketNotFound, KeyNotFound, PreconditionFailed
 
 _ATTEMPTS_MAX: Final = 16
-_REFUSED_MAX: Final = 1024
-"""Most threads remembered as refused."""
 
 
 class Opening:
     """Opens the files of one mount."""
 
-    def __init__(self, mount: Mount, lookups: Lookups, file_of: Callable[[Inode], OpenFile]) -> None:
+    def __init__(self, mount: Mount, lookups: Lookups, file_of: Callable[[Inode], OpenFile], repeats: Repeats) -> None:
         """`file_of` returns the open file of an inode, made if it has none."""
         self._mount = mount
         self._lookups = lookups
         self._file_of = file_of
-        self._refused: OrderedDict[int, float] = OrderedDict()
-        """Threads whose last open was refused with ESTALE, and when that open began."""
+        self._repeats = repeats
         self._taking: dict[int, trio.Lock] = {}
         """Inodes, by number, of which tasks take what their names have."""
 
     async def open(self, inode: Inode, thread: int) -> OpenFile:
-        """Add a handle to what the name of an inode has now; `thread` opens it.  ENOENT, ESTALE.
+        """Add a handle to what the name of an inode has now; `thread` opens it.  ENOENT, ESTALE, EAGAIN.
 
         The file may be another inode's: then the handle has to bypass the kernel's page cache.
         """
         begun_at = trio.current_time()
-        refused_at = self._refused.pop(thread, None) if thread else None
+        refused_at = self._repeats.begin(thread)
+        try:
+            return await self._present(inode, refused_at)
+        except FUSEError as error:
+            if error.errno == errno.ESTALE and refused_at is None:
+                self._repeats.refuse(thread, begun_at)
+            raise
+
+    async def _present(self, inode: Inode, refused_at: float | None) -> OpenFile:
+        """Add a handle, as `open` does; `refused_at` is None unless an open is repeated that was begun then."""
         if (file := await self._opened(inode, refused_at)) is not None:
             return file
         async with self._one_at_a_time(inode):
@@ -65,11 +71,7 @@ class Opening:
                     return file
                 if (file := await self._opened(inode, refused_at)) is not None:
                     return file
-        if thread:
-            self._refused[thread] = begun_at
-            while len(self._refused) > _REFUSED_MAX:
-                self._refused.popitem(last=False)
-        raise FUSEError(errno.ESTALE)
+        raise FUSEError(errno.ESTALE if refused_at is None else errno.EAGAIN)
 
     async def _opened(self, inode: Inode, refused_at: float | None) -> OpenFile | None:
         """Add a handle to the file of an inode; None if its name has other content by now."""

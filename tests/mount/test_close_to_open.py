@@ -149,6 +149,40 @@ def nothing_is_made_in_a_folder_that_is_gone(here: Path, there: Path) -> None:
     assert (there / "source").read_bytes() == b"source"
 
 
+def a_folder_held_open_that_another_has_replaced_is_gone(here: Path, there: Path) -> None:
+    for number, tried in enumerate(
+        (
+            lambda folder: os.mkdir("new", dir_fd=folder),
+            lambda folder: os.close(os.open("new", os.O_CREAT | os.O_EXCL | os.O_WRONLY, dir_fd=folder)),
+            lambda folder: os.close(os.open("new", os.O_CREAT | os.O_WRONLY, dir_fd=folder)),
+            lambda folder: os.symlink("target", "new", dir_fd=folder),
+            lambda folder: os.unlink("file", dir_fd=folder),
+            lambda folder: os.rmdir("sub", dir_fd=folder),
+            lambda folder: os.rename("file", "new", src_dir_fd=folder, dst_dir_fd=folder),
+            lambda folder: os.close(os.open("sub", os.O_RDONLY | os.O_DIRECTORY, dir_fd=folder)),
+            lambda folder: os.close(os.open("file", os.O_RDONLY, dir_fd=folder)),
+            lambda folder: os.chmod("file", 0o600, dir_fd=folder),
+            lambda folder: os.stat("other", dir_fd=folder),
+        )
+    ):
+        place = here / f"{number}"
+        (place / "sub").mkdir(parents=True)
+        (place / "file").write_bytes(b"x")
+        seen(there / place.name / "file")
+        folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.rename(there / place.name, there / f"{number} away")
+            (there / place.name).mkdir()
+            for _ in range(2):
+                with pytest.raises(FileNotFoundError):
+                    tried(folder)
+        finally:
+            os.close(folder)
+        catch_up(there, here)
+        assert os.listdir(place) == []
+        assert sorted(os.listdir(there / f"{number} away")) == ["file", "sub"]
+
+
 def what_was_removed_elsewhere_stays_removed(here: Path, there: Path) -> None:
     for number in range(8):
         (here / f"removed {number}").write_bytes(b"old" * 100)
@@ -271,6 +305,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     a_listing_finds_what_was_closed_elsewhere,
     what_was_made_elsewhere_exists,
     nothing_is_made_in_a_folder_that_is_gone,
+    a_folder_held_open_that_another_has_replaced_is_gone,
     what_was_removed_elsewhere_stays_removed,
     what_was_renamed_elsewhere_exists_once,
     what_was_replaced_elsewhere_is_what_is_changed,

@@ -198,8 +198,7 @@ def make_in_one_folder(rank: int, folders: Sequence[str], stop: str) -> list[str
             else:
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         except OSError as error:
-            # ESTALE: the folder was made anew twice within one call; the kernel looks a path up anew but once.
-            if error.errno not in (errno.ENOENT, errno.ESTALE):
+            if error.errno != errno.ENOENT:
                 wrong.append(f"name {number}: {error!r}")
     return wrong
 

@@ -1,0 +1,168 @@
+"""The kernel's repeats: an operation refused with ESTALE comes once more, its path looked up anew.
+
+It comes once.  If what the program works in has gone away again by then, the program would get ESTALE, which it meets
+on no local file system.  Something was gone while the call was under way, so the second time it gets ENOENT.
+
+The kernel does not say that it repeats.  A repeat begins with look-ups by the same thread.  Behind one that finds
+nothing come, at most, the same look-up (the first was of an entry in the kernel's cache) and an operation that makes
+this name; all else is another call.  Attributes and symlinks are read in between.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast
+
+import trio
+from pyfuse3 import FUSEError, RequestContext
+
+_REFUSED_MAX: Final = 1024
+"""Most threads remembered as refused."""
+_REPEATED_WITHIN_S: Final = 1.0
+"""Longest from a refused look to the operation that repeats its call."""
+
+
+@dataclass(slots=True)
+class _Refusal:
+    begun_at: float
+    """When the refused operation began, or later."""
+    reads: bool = False
+    """True for a look-up, or a look at attributes: a call that only reads may have ended well since."""
+    looked_up: object = None
+    """The name, if it was a look-up."""
+    absent: tuple[object, ...] = ()
+    """Folder and name that a look-up behind it has not found."""
+
+
+class Repeats:
+    """Knows which threads' last operation was refused with ESTALE.  Thread 0 is of another PID namespace: unknown."""
+
+    def __init__(self) -> None:
+        self._refused: OrderedDict[int, _Refusal] = OrderedDict()
+
+    def refuse(self, thread: int, begun_at: float, *, reads: bool = False, looked_up: object = None) -> None:
+        """Note that an operation was refused; it began at this time, or before.  What is noted stays."""
+        if not thread:
+            return
+        self._refused.setdefault(thread, _Refusal(begun_at, reads, looked_up))
+        while len(self._refused) > _REFUSED_MAX:
+            self._refused.popitem(last=False)
+
+    def begin(self, thread: int, arguments: tuple[object, ...] = ()) -> float | None:
+        """Begin an operation: return when the refused one began that it repeats, or None.
+
+        `arguments` are the operation's: first folder and name, for a rename then the new folder and name.
+        """
+        if not self._refused or (refusal := self._refused.get(thread)) is None:
+            return None
+        is_other = bool(refusal.absent) and refusal.absent not in (arguments[:2], arguments[2:4])
+        if refusal.reads:
+            is_other |= not _is_of_name(arguments) or trio.current_time() > refusal.begun_at + _REPEATED_WITHIN_S
+        if is_other:
+            self.end(thread)
+            return None
+        return refusal.begun_at
+
+    def end(self, thread: int) -> None:
+        """Note that a thread's operation was not refused."""
+        if self._refused:
+            self._refused.pop(thread, None)
+
+    def refused_to_read(self, thread: int, error: FUSEError) -> FUSEError:
+        """Return the error of a look at attributes, which may be a step of a repeat."""
+        if error.errno != errno.ESTALE:
+            return error
+        if thread in self._refused:
+            return FUSEError(errno.ENOENT)
+        self.refuse(thread, trio.current_time(), reads=True)
+        return error
+
+    def begin_look_up(self, thread: int, folder: object, name: object) -> bool:
+        """Begin a look-up: return True if it may be a step of a repeat."""
+        if not self._refused or (refusal := self._refused.get(thread)) is None:
+            return False
+        if refusal.absent and refusal.absent != (folder, name):
+            self.end(thread)
+            return False
+        return True
+
+    def end_look_up(self, thread: int, name: object) -> None:
+        """Note that a look-up was not refused: if one of this name was, that call went on."""
+        if self._refused and (refusal := self._refused.get(thread)) is not None and refusal.looked_up == name:
+            self.end(thread)
+
+    def note_absent(self, thread: int, folder: object, name: object) -> None:
+        """Note that a look-up found nothing."""
+        if self._refused and (refusal := self._refused.get(thread)) is not None:
+            refusal.absent = (folder, name)
+
+
+class HasRepeats(Protocol):
+    """The operations of a mount."""
+
+    _repeats: Repeats
+
+
+S = TypeVar("S", bound=HasRepeats)
+P = ParamSpec("P")
+R = TypeVar("R")
+_Method = Callable[Concatenate[S, P], Coroutine[Any, Any, R]]
+
+
+def repeatable(method: _Method[S, P, R]) -> _Method[S, P, R]:
+    """Let an operation's second ESTALE within one call be ENOENT; its last argument is the request's context."""
+
+    @functools.wraps(method)
+    async def answered(self: S, /, *arguments: P.args, **options: P.kwargs) -> R:
+        repeats, thread = self._repeats, _thread(arguments)
+        is_repeat = repeats.begin(thread, arguments) is not None
+        try:
+            answer = await method(self, *arguments, **options)
+        except FUSEError as error:
+            if error.errno == errno.ESTALE and not is_repeat:
+                repeats.refuse(thread, trio.current_time())
+                raise
+            repeats.end(thread)
+            if error.errno == errno.ESTALE:
+                raise FUSEError(errno.ENOENT) from error
+            raise
+        repeats.end(thread)
+        return answer
+
+    return answered
+
+
+def step_of_repeat(look_up: _Method[S, P, R]) -> _Method[S, P, R]:
+    """Let a look-up's ESTALE within a repeat be ENOENT."""
+
+    @functools.wraps(look_up)
+    async def answered(self: S, /, *arguments: P.args, **options: P.kwargs) -> R:
+        repeats, thread = self._repeats, _thread(arguments)
+        folder, name = arguments[:2]
+        is_step = repeats.begin_look_up(thread, folder, name)
+        try:
+            answer = await look_up(self, *arguments, **options)
+        except FUSEError as error:
+            if error.errno == errno.ESTALE and not is_step:
+                repeats.refuse(thread, trio.current_time(), reads=True, looked_up=name)
+                raise
+            repeats.note_absent(thread, folder, name)
+            if error.errno == errno.ESTALE:
+                raise FUSEError(errno.ENOENT) from error
+            raise
+        repeats.end_look_up(thread, name)
+        return answer
+
+    return answered
+
+
+def _is_of_name(arguments: tuple[object, ...]) -> bool:
+    return len(arguments) > 1 and isinstance(arguments[1], bytes)
+
+
+def _thread(arguments: tuple[object, ...]) -> int:
+    return cast(RequestContext, arguments[-1]).pid
