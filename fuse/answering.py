@@ -8,13 +8,14 @@ from __future__ import annotations
 import errno
 import functools
 from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast
 
 import structlog
 import trio
-from pyfuse3 import FUSEError
+from pyfuse3 import FUSEError, RequestContext
 
 from fuse.errno_map import errno_of
+from fuse.names.repeats import Repeats
 from fuse.state.mount import Mount
 from lakefs.errors import LakeError
 
@@ -27,14 +28,20 @@ class HasMount(Protocol):
     _mount: Mount
 
 
+class HasRepeats(HasMount, Protocol):
+    """Operations that the kernel repeats."""
+
+    _repeats: Repeats
+
+
 S = TypeVar("S", bound=HasMount)
+T = TypeVar("T", bound=HasRepeats)
 P = ParamSpec("P")
 R = TypeVar("R")
+_Method = Callable[Concatenate[S, P], Coroutine[Any, Any, R]]
 
 
-def answering(
-    method: Callable[Concatenate[S, P], Coroutine[Any, Any, R]],
-) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
+def answering(method: _Method[S, P, R]) -> _Method[S, P, R]:
     """Translate the errors of a method to FUSEError."""
 
     @functools.wraps(method)
@@ -53,3 +60,59 @@ def answering(
             raise FUSEError(errno.EIO) from error
 
     return answered
+
+
+def repeatable(method: _Method[T, P, R]) -> _Method[T, P, R]:
+    """Let an operation's second ESTALE within one call be ENOENT; its last argument is the request's context.
+
+    Its errors are translated, as `answering` does.
+    """
+    answering_method = answering(method)
+
+    @functools.wraps(method)
+    async def answered(self: T, /, *arguments: P.args, **options: P.kwargs) -> R:
+        repeats, thread = self._repeats, _thread(arguments)
+        is_repeat = repeats.begin(thread, arguments) is not None
+        try:
+            answer = await answering_method(self, *arguments, **options)
+        except FUSEError as error:
+            if error.errno == errno.ESTALE and not is_repeat:
+                repeats.refuse(thread, trio.current_time())
+                raise
+            repeats.end(thread)
+            if error.errno == errno.ESTALE:
+                raise FUSEError(errno.ENOENT) from error
+            raise
+        repeats.end(thread)
+        return answer
+
+    return answered
+
+
+def step_of_repeat(look_up: _Method[T, P, R]) -> _Method[T, P, R]:
+    """Let a look-up's ESTALE within a repeat be ENOENT; else as `repeatable`."""
+    answering_look_up = answering(look_up)
+
+    @functools.wraps(look_up)
+    async def answered(self: T, /, *arguments: P.args, **options: P.kwargs) -> R:
+        repeats, thread = self._repeats, _thread(arguments)
+        folder, name = arguments[:2]
+        is_step = repeats.begin_look_up(thread, folder, name)
+        try:
+            answer = await answering_look_up(self, *arguments, **options)
+        except FUSEError as error:
+            if error.errno == errno.ESTALE and not is_step:
+                repeats.refuse(thread, trio.current_time(), reads=True, looked_up=name)
+                raise
+            repeats.note_absent(thread, folder, name)
+            if error.errno == errno.ESTALE:
+                raise FUSEError(errno.ENOENT) from error
+            raise
+        repeats.end_look_up(thread, name)
+        return answer
+
+    return answered
+
+
+def _thread(arguments: tuple[object, ...]) -> int:
+    return cast(RequestContext, arguments[-1]).pid

@@ -38,15 +38,15 @@ from pyfuse3 import (
     XAttrNameT,
 )
 
-from fuse.answering import answering
+from fuse.answering import answering, repeatable, step_of_repeat
 from fuse.handles import Handle, release_all
 from fuse.hot.hot_set import HotSet
 from fuse.names.attribute_changes import AttributeChanges
 from fuse.names.changes import ATTEMPTS_MAX, Changes
 from fuse.names.lookups import Lookups
 from fuse.names.opening import Opening
-from fuse.names.readdir import COMPONENT_BYTES_MAX, FolderHandle
-from fuse.names.repeats import Repeats, repeatable, step_of_repeat
+from fuse.names.readdir import COMPONENT_BYTES_MAX, FolderHandle, component_of
+from fuse.names.repeats import Repeats
 from fuse.names.xattrs import ExtendedAttributes
 from fuse.native import layer
 from fuse.open_file import OpenFile, may_read
@@ -90,19 +90,11 @@ class LakeOperations(pyfuse3.Operations):
     # --- looking up ----------------------------------------------------------------------------------
 
     @step_of_repeat
-    @answering
     async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> EntryAttributes:
         """Return the entry of a name.  The kernel may also remember that the name does not exist."""
         parent = self._lookups.inode(parent_inode)
         self._lookups.watch(parent)
-        component = _component(name)
-        try:
-            inode, is_reliable = await self._lookups.look(parent, component)
-        except FUSEError as error:
-            # The kernel does not repeat the look-up that a mkdir begins with, but it repeats the mkdir.
-            if error.errno != errno.ESTALE or not await self._lookups.is_absent_by_path(parent, component):
-                raise
-            inode, is_reliable = None, False
+        inode, is_reliable = await self._lookups.look_for_kernel(parent, component_of(name))
         if inode is not None:
             entry = self._known(inode)
         elif self._table.holds_buckets(parent):
@@ -118,10 +110,7 @@ class LakeOperations(pyfuse3.Operations):
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
         """Return the attributes; they are asked anew if they are not fresh."""
         known = self._lookups.inode(inode)
-        try:
-            await self._lookups.refresh(known)
-        except FUSEError as error:
-            raise self._repeats.refused_to_read(ctx.pid, error) from None
+        await self._repeats.reading(ctx.pid, self._lookups.refresh(known))
         return self._attributes(known)
 
     @answering
@@ -152,7 +141,6 @@ class LakeOperations(pyfuse3.Operations):
     # --- folders -------------------------------------------------------------------------------------
 
     @repeatable
-    @answering
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
         """Open a folder for reading, as it is now.  ESTALE: the kernel looks the path up anew."""
         folder = self._lookups.inode(inode)
@@ -179,28 +167,24 @@ class LakeOperations(pyfuse3.Operations):
         await self._mount.sync(self._folders[fh].folder)
 
     @repeatable
-    @answering
     async def mkdir(self, parent_inode: InodeT, name: FileNameT, mode: ModeT, ctx: RequestContext) -> EntryAttributes:
         """Make a folder, which stays when it is empty; in the list of buckets, make a bucket."""
         parent = self._lookups.inode(parent_inode)
-        return self._known(await self._changes.make_folder(parent, _component(name), mode, ctx))
+        return self._known(await self._changes.make_folder(parent, component_of(name), mode, ctx))
 
     @repeatable
-    @answering
     async def rmdir(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
         """Remove an empty folder, or bucket."""
-        await self._changes.remove_folder(self._lookups.inode(parent_inode), _component(name))
+        await self._changes.remove_folder(self._lookups.inode(parent_inode), component_of(name))
 
     # --- names ---------------------------------------------------------------------------------------
 
     @repeatable
-    @answering
     async def unlink(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> None:
         """Remove a file or symlink; open handles keep its content."""
-        await self._changes.unlink(self._lookups.inode(parent_inode), _component(name))
+        await self._changes.unlink(self._lookups.inode(parent_inode), component_of(name))
 
     @repeatable
-    @answering
     async def rename(
         self,
         parent_inode_old: InodeT,
@@ -212,16 +196,15 @@ class LakeOperations(pyfuse3.Operations):
     ) -> None:
         """Rename a file or folder; a file or an empty folder at the new name is replaced."""
         source, target = self._lookups.inode(parent_inode_old), self._lookups.inode(parent_inode_new)
-        await self._changes.rename(source, _component(name_old), target, _component(name_new), flags)
+        await self._changes.rename(source, component_of(name_old), target, component_of(name_new), flags)
 
     @repeatable
-    @answering
     async def symlink(
         self, parent_inode: InodeT, name: FileNameT, target: FileNameT, ctx: RequestContext
     ) -> EntryAttributes:
         """Make a symlink."""
         parent = self._lookups.inode(parent_inode)
-        return self._known(await self._changes.make_symlink(parent, _component(name), bytes(target), ctx))
+        return self._known(await self._changes.make_symlink(parent, component_of(name), bytes(target), ctx))
 
     @answering
     async def link(
@@ -231,7 +214,6 @@ class LakeOperations(pyfuse3.Operations):
         raise FUSEError(errno.EPERM)
 
     @repeatable
-    @answering
     async def mknod(
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, rdev: int, ctx: RequestContext
     ) -> EntryAttributes:
@@ -239,12 +221,11 @@ class LakeOperations(pyfuse3.Operations):
         if not modes.S_ISREG(mode):
             raise FUSEError(errno.EPERM)
         parent = self._lookups.inode(parent_inode)
-        return self._known(await self._changes.make_file(parent, _component(name), mode, ctx))
+        return self._known(await self._changes.make_file(parent, component_of(name), mode, ctx))
 
     # --- handles -------------------------------------------------------------------------------------
 
     @repeatable
-    @answering
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> FileInfo:
         """Open what the name of a file has now.  ESTALE: the kernel looks the path up anew, once."""
         known = self._lookups.inode(inode)
@@ -265,7 +246,6 @@ class LakeOperations(pyfuse3.Operations):
         return self._opened(known, file, flags, ctx, changed=bool(flags & os.O_TRUNC))
 
     @repeatable
-    @answering
     async def create(
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, flags: FlagT, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
@@ -273,7 +253,7 @@ class LakeOperations(pyfuse3.Operations):
 
         With O_EXCL its name is made at once; else by the first commit.
         """
-        parent, component = self._lookups.inode(parent_inode), _component(name)
+        parent, component = self._lookups.inode(parent_inode), component_of(name)
         self._mount.raise_failure(parent, component)
         if flags & os.O_EXCL:
             inode = await self._changes.make_file(parent, component, mode, ctx)
@@ -370,7 +350,6 @@ class LakeOperations(pyfuse3.Operations):
     # --- attributes ----------------------------------------------------------------------------------
 
     @repeatable
-    @answering
     async def setattr(
         self, inode: InodeT, attr: EntryAttributes, fields: SetattrFields, fh: FileHandleT | None, ctx: RequestContext
     ) -> EntryAttributes:
@@ -437,13 +416,11 @@ class LakeOperations(pyfuse3.Operations):
         return [XAttrNameT(name) for name in names]
 
     @repeatable
-    @answering
     async def setxattr(self, inode: InodeT, name: XAttrNameT, value: bytes, ctx: RequestContext) -> None:
         """Set an extended attribute."""
         await self._xattrs.set(self._lookups.inode(inode), name, value)
 
     @repeatable
-    @answering
     async def removexattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> None:
         """Remove an extended attribute."""
         await self._xattrs.remove(self._lookups.inode(inode), name)
@@ -506,12 +483,3 @@ class LakeOperations(pyfuse3.Operations):
     def _handle(self) -> int:
         self._next_handle += 1
         return self._next_handle
-
-
-def _component(name: bytes) -> str:
-    if len(name) > COMPONENT_BYTES_MAX:
-        raise FUSEError(errno.ENAMETOOLONG)
-    try:
-        return name.decode()
-    except UnicodeDecodeError:
-        raise FUSEError(errno.EILSEQ) from None

@@ -133,9 +133,21 @@ class Lookups:
             raise FUSEError(errno.ENOENT)
         return inode
 
-    async def is_absent_by_path(self, folder: Inode, name: str) -> bool:
-        """Return True if there is no such name in what has the path by now of a folder that was lost to another."""
-        place = self._table.path_of(folder)
+    async def look_for_kernel(self, parent: Inode, name: str) -> tuple[Inode | None, bool]:
+        """Do `look` for the kernel, which does not repeat the look-up that a mkdir begins with, but the mkdir.
+
+        So no name is found in a folder that was lost to another, if that has none of this name.
+        """
+        try:
+            return await self.look(parent, name)
+        except FUSEError as error:
+            if error.errno != errno.ESTALE or not await self._is_absent_by_path(parent, name):
+                raise
+        return None, False
+
+    async def _is_absent_by_path(self, folder: Inode, name: str) -> bool:
+        """Return True if there is no such name in what has the path of a folder by now."""
+        place = self._path_of(folder)
         if place is None:
             return False
         names = [Name(place.bucket, f"{place.key}{name}{suffix}") for suffix in ("/", "")]
@@ -152,9 +164,28 @@ class Lookups:
         try:
             return self._table.child_name(parent, name, folder=folder)
         except KeyNotFound:
-            if self._table.path_of(parent) is None:
+            if self._path_of(parent) is None:
                 raise
             raise FUSEError(errno.ESTALE) from None  # its path may be another folder's: the kernel looks it up anew
+
+    def _path_of(self, folder: Inode) -> Name | None:
+        """Return the name that a folder has, or had when it was lost to what others did; None if this mount removed it.
+
+        Something else may have the name by now.
+        """
+        parts: list[str] = []
+        at = folder
+        while at is not self._table.root:
+            if at.place is None or len(parts) > KEY_BYTES_MAX:
+                return None
+            at, name = at.place
+            parts.append(name)
+        if self._table.bucket:
+            parts.append(self._table.bucket)
+        if not parts:
+            return None
+        key = "/".join(reversed(parts[:-1]))
+        return Name(parts[-1], f"{key}/" if key else "")
 
     # --- by inode ------------------------------------------------------------------------------------
 

@@ -38,6 +38,16 @@ _DOTS: Final = 2
 Found = ObjectStat | ListEntry | Inode
 
 
+def component_of(name: bytes) -> str:
+    """Return a component of a path as the kernel sends it.  ENAMETOOLONG, EILSEQ."""
+    if len(name) > COMPONENT_BYTES_MAX:
+        raise FUSEError(errno.ENAMETOOLONG)
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        raise FUSEError(errno.EILSEQ) from None
+
+
 class FolderHandle:
     """One reading of a folder; entries keep their positions while it is open, and their inodes are held."""
 

@@ -11,14 +11,13 @@ this name; all else is another call.  Attributes and symlinks are read in betwee
 from __future__ import annotations
 
 import errno
-import functools
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, cast
+from typing import Final
 
 import trio
-from pyfuse3 import FUSEError, RequestContext
+from pyfuse3 import FUSEError
 
 _REFUSED_MAX: Final = 1024
 """Most threads remembered as refused."""
@@ -72,14 +71,17 @@ class Repeats:
         if self._refused:
             self._refused.pop(thread, None)
 
-    def refused_to_read(self, thread: int, error: FUSEError) -> FUSEError:
-        """Return the error of a look at attributes, which may be a step of a repeat."""
-        if error.errno != errno.ESTALE:
-            return error
-        if thread in self._refused:
-            return FUSEError(errno.ENOENT)
-        self.refuse(thread, trio.current_time(), reads=True)
-        return error
+    async def reading(self, thread: int, look: Awaitable[None]) -> None:
+        """Await a look at attributes, which may be a step of a repeat."""
+        try:
+            await look
+        except FUSEError as error:
+            if error.errno != errno.ESTALE:
+                raise
+            if thread in self._refused:
+                raise FUSEError(errno.ENOENT) from error
+            self.refuse(thread, trio.current_time(), reads=True)
+            raise
 
     def begin_look_up(self, thread: int, folder: object, name: object) -> bool:
         """Begin a look-up: return True if it may be a step of a repeat."""
@@ -101,68 +103,5 @@ class Repeats:
             refusal.absent = (folder, name)
 
 
-class HasRepeats(Protocol):
-    """The operations of a mount."""
-
-    _repeats: Repeats
-
-
-S = TypeVar("S", bound=HasRepeats)
-P = ParamSpec("P")
-R = TypeVar("R")
-_Method = Callable[Concatenate[S, P], Coroutine[Any, Any, R]]
-
-
-def repeatable(method: _Method[S, P, R]) -> _Method[S, P, R]:
-    """Let an operation's second ESTALE within one call be ENOENT; its last argument is the request's context."""
-
-    @functools.wraps(method)
-    async def answered(self: S, /, *arguments: P.args, **options: P.kwargs) -> R:
-        repeats, thread = self._repeats, _thread(arguments)
-        is_repeat = repeats.begin(thread, arguments) is not None
-        try:
-            answer = await method(self, *arguments, **options)
-        except FUSEError as error:
-            if error.errno == errno.ESTALE and not is_repeat:
-                repeats.refuse(thread, trio.current_time())
-                raise
-            repeats.end(thread)
-            if error.errno == errno.ESTALE:
-                raise FUSEError(errno.ENOENT) from error
-            raise
-        repeats.end(thread)
-        return answer
-
-    return answered
-
-
-def step_of_repeat(look_up: _Method[S, P, R]) -> _Method[S, P, R]:
-    """Let a look-up's ESTALE within a repeat be ENOENT."""
-
-    @functools.wraps(look_up)
-    async def answered(self: S, /, *arguments: P.args, **options: P.kwargs) -> R:
-        repeats, thread = self._repeats, _thread(arguments)
-        folder, name = arguments[:2]
-        is_step = repeats.begin_look_up(thread, folder, name)
-        try:
-            answer = await look_up(self, *arguments, **options)
-        except FUSEError as error:
-            if error.errno == errno.ESTALE and not is_step:
-                repeats.refuse(thread, trio.current_time(), reads=True, looked_up=name)
-                raise
-            repeats.note_absent(thread, folder, name)
-            if error.errno == errno.ESTALE:
-                raise FUSEError(errno.ENOENT) from error
-            raise
-        repeats.end_look_up(thread, name)
-        return answer
-
-    return answered
-
-
 def _is_of_name(arguments: tuple[object, ...]) -> bool:
     return len(arguments) > 1 and isinstance(arguments[1], bytes)
-
-
-def _thread(arguments: tuple[object, ...]) -> int:
-    return cast(RequestContext, arguments[-1]).pid

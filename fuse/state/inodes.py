@@ -24,7 +24,7 @@ from typing import Final
 
 from fuse.state.open_content import OpenContent
 from lakefs.errors import KeyNotFound
-from lakefs.limits import FILE_BYTES_MAX, KEY_BYTES_MAX
+from lakefs.limits import FILE_BYTES_MAX
 from lakefs.names import Name
 
 ROOT: Final = 1
@@ -208,25 +208,6 @@ class InodeTable:
         parts.reverse()
         key = "/".join(parts[1:])
         return Name(parts[0], f"{key}/" if key and inode.is_folder else key)
-
-    def path_of(self, folder: Inode) -> Name | None:
-        """Return the name that a folder has, or had when it was lost to what others did; None if this mount removed it.
-
-        Something else may have the name by now.
-        """
-        parts: list[str] = []
-        at = folder
-        while at is not self.root:
-            if at.place is None or len(parts) > KEY_BYTES_MAX:
-                return None
-            at, name = at.place
-            parts.append(name)
-        if self.bucket:
-            parts.append(self.bucket)
-        if not parts:
-            return None
-        key = "/".join(reversed(parts[:-1]))
-        return Name(parts[-1], f"{key}/" if key else "")
 
     def has_name(self, inode: Inode) -> bool:
         """Return True if the inode has a name in the store: it and all folders above it."""

@@ -11,7 +11,9 @@ import trio
 import trio.testing
 from pyfuse3 import FUSEError, RequestContext
 
-from fuse.names.repeats import Repeats, repeatable, step_of_repeat
+from fuse.answering import repeatable, step_of_repeat
+from fuse.names.repeats import Repeats
+from fuse.state.mount import Mount
 
 THREAD, OTHER = 7, 8
 
@@ -21,6 +23,16 @@ class Context:
     pid: int
 
 
+class NothingStaged:
+    """A mount in which no native thread appends."""
+
+    def __init__(self) -> None:
+        self.staging = self
+
+    def take_over(self) -> None:
+        """Do nothing."""
+
+
 @dataclass
 class Operations:
     """Operations that are refused with the next errno of a list; 0 is success."""
@@ -28,6 +40,7 @@ class Operations:
     answers: list[int] = field(default_factory=list)
     absent: bool = False
     _repeats: Repeats = field(default_factory=Repeats)
+    _mount: Mount = field(default_factory=lambda: cast(Mount, NothingStaged()))
 
     def _answer(self) -> None:
         if code := self.answers.pop(0):
@@ -64,6 +77,11 @@ class Operations:
         return self.say("mkdir", folder, name, answer=errno.ESTALE, thread=thread)
 
 
+async def failing(code: int) -> None:
+    """A look at attributes that is refused."""
+    raise FUSEError(code)
+
+
 def test_the_second_of_one_call_is_no_such_file() -> None:
     operations = Operations()
     assert operations.mkdir_is_stale() == errno.ESTALE
@@ -86,9 +104,14 @@ def test_a_refused_look_speaks_for_a_second_and_only_of_names(later_s: float) ->
     async def main() -> tuple[bool, bool]:
         repeats = Repeats()
         for thread in (THREAD, OTHER):
-            assert repeats.refused_to_read(thread, FUSEError(errno.ESTALE)).errno == errno.ESTALE
-            assert repeats.refused_to_read(thread, FUSEError(errno.EIO)).errno == errno.EIO
-            assert repeats.refused_to_read(thread, FUSEError(errno.ESTALE)).errno == errno.ENOENT
+            for answer, expected in (
+                (errno.ESTALE, errno.ESTALE),
+                (errno.EIO, errno.EIO),
+                (errno.ESTALE, errno.ENOENT),
+            ):
+                with pytest.raises(FUSEError) as refused:
+                    await repeats.reading(thread, failing(answer))
+                assert refused.value.errno == expected
         await trio.sleep(later_s)
         return repeats.begin(THREAD, (1, b"name")) is not None, repeats.begin(OTHER, (1, 0)) is not None
 
