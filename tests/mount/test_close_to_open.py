@@ -149,22 +149,24 @@ def nothing_is_made_in_a_folder_that_is_gone(here: Path, there: Path) -> None:
     assert (there / "source").read_bytes() == b"source"
 
 
+IN_HELD: Final[tuple[Callable[[int], object], ...]] = (
+    lambda folder: os.mkdir("new", dir_fd=folder),
+    lambda folder: os.close(os.open("new", os.O_CREAT | os.O_EXCL | os.O_WRONLY, dir_fd=folder)),
+    lambda folder: os.close(os.open("new", os.O_CREAT | os.O_WRONLY, dir_fd=folder)),
+    lambda folder: os.symlink("target", "new", dir_fd=folder),
+    lambda folder: os.unlink("file", dir_fd=folder),
+    lambda folder: os.rmdir("sub", dir_fd=folder),
+    lambda folder: os.rename("file", "new", src_dir_fd=folder, dst_dir_fd=folder),
+    lambda folder: os.close(os.open("sub", os.O_RDONLY | os.O_DIRECTORY, dir_fd=folder)),
+    lambda folder: os.close(os.open("file", os.O_RDONLY, dir_fd=folder)),
+    lambda folder: os.chmod("file", 0o600, dir_fd=folder),
+    lambda folder: os.stat("other", dir_fd=folder),
+)
+"""Calls in a folder that the program holds open."""
+
+
 def a_folder_held_open_that_another_has_replaced_is_gone(here: Path, there: Path) -> None:
-    for number, tried in enumerate(
-        (
-            lambda folder: os.mkdir("new", dir_fd=folder),
-            lambda folder: os.close(os.open("new", os.O_CREAT | os.O_EXCL | os.O_WRONLY, dir_fd=folder)),
-            lambda folder: os.close(os.open("new", os.O_CREAT | os.O_WRONLY, dir_fd=folder)),
-            lambda folder: os.symlink("target", "new", dir_fd=folder),
-            lambda folder: os.unlink("file", dir_fd=folder),
-            lambda folder: os.rmdir("sub", dir_fd=folder),
-            lambda folder: os.rename("file", "new", src_dir_fd=folder, dst_dir_fd=folder),
-            lambda folder: os.close(os.open("sub", os.O_RDONLY | os.O_DIRECTORY, dir_fd=folder)),
-            lambda folder: os.close(os.open("file", os.O_RDONLY, dir_fd=folder)),
-            lambda folder: os.chmod("file", 0o600, dir_fd=folder),
-            lambda folder: os.stat("other", dir_fd=folder),
-        )
-    ):
+    for number, tried in enumerate(IN_HELD):
         place = here / f"{number}"
         (place / "sub").mkdir(parents=True)
         (place / "file").write_bytes(b"x")
