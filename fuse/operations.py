@@ -94,7 +94,8 @@ class LakeOperations(pyfuse3.Operations):
         """Return the entry of a name.  The kernel may also remember that the name does not exist."""
         parent = self._lookups.inode(parent_inode)
         self._lookups.watch(parent)
-        inode, is_reliable = await self._lookups.look_for_kernel(parent, component_of(name))
+        confirm = self._repeats.is_repeating(ctx.pid)  # what an open may then rest on
+        inode, is_reliable = await self._lookups.look_for_kernel(parent, component_of(name), confirm=confirm)
         if inode is not None:
             entry = self._known(inode)
         elif self._table.holds_buckets(parent):

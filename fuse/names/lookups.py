@@ -133,13 +133,13 @@ class Lookups:
             raise FUSEError(errno.ENOENT)
         return inode
 
-    async def look_for_kernel(self, parent: Inode, name: str) -> tuple[Inode | None, bool]:
+    async def look_for_kernel(self, parent: Inode, name: str, *, confirm: bool) -> tuple[Inode | None, bool]:
         """Do `look` for the kernel, which does not repeat the look-up that a mkdir begins with, but the mkdir.
 
         So no name is found in a folder that was lost to another, if that has none of this name.
         """
         try:
-            return await self.look(parent, name)
+            return await self.look(parent, name, confirm=confirm)
         except FUSEError as error:
             if error.errno != errno.ESTALE or not await self._is_absent_by_path(parent, name):
                 raise

@@ -5,7 +5,8 @@ on no local file system.  Something was gone while the call was under way, so th
 
 The kernel does not say that it repeats.  A repeat begins with look-ups by the same thread.  Behind one that finds
 nothing come, at most, the same look-up (the first was of an entry in the kernel's cache) and an operation that makes
-this name; all else is another call.  Attributes and symlinks are read in between.
+this name; all else is another call.  Attributes and symlinks are read in between.  Look-ups of a repeat ask the store,
+also for what is fresh: an open may rest on what they find (`fuse.names.opening`).
 """
 
 from __future__ import annotations
@@ -70,6 +71,10 @@ class Repeats:
         """Note that a thread's operation was not refused."""
         if self._refused:
             self._refused.pop(thread, None)
+
+    def is_repeating(self, thread: int) -> bool:
+        """Return True if a look-up may be a step of a repeat: then it asks the store."""
+        return bool(self._refused) and thread in self._refused
 
     async def reading(self, thread: int, look: Awaitable[None]) -> None:
         """Await a look at attributes, which may be a step of a repeat."""

@@ -126,6 +126,19 @@ def test_a_look_up_that_is_answered_ends_its_own_call() -> None:
     assert operations.say("lookup", 1, b"a", answer=errno.ESTALE) == errno.ESTALE
 
 
+def test_a_thread_repeats_until_it_is_answered() -> None:
+    operations = Operations()
+    repeats = operations._repeats
+    assert not repeats.is_repeating(THREAD)
+    assert operations.mkdir_is_stale() == errno.ESTALE
+    assert repeats.is_repeating(THREAD)
+    assert not repeats.is_repeating(OTHER)
+    assert operations.say("lookup", 1, b"folder") == 0
+    assert repeats.is_repeating(THREAD)
+    assert operations.say("mkdir", 1, b"name") == 0
+    assert not repeats.is_repeating(THREAD)
+
+
 def test_what_is_answered_ends_the_call() -> None:
     operations = Operations()
     for answer in (0, errno.EEXIST):
