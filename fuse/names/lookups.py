@@ -24,6 +24,8 @@ from lakefs.wire.messages import ListEntry, ObjectStat
 
 _LOOKUPS_MAX: Final = 3
 """Most look-ups of one name while names of its folder keep changing."""
+_ABSENT: Final = (KeyNotFound, BucketNotFound, InvalidName)
+"""The engine's answers for a name that is not there; all others are errors."""
 
 
 class Lookups:
@@ -91,7 +93,7 @@ class Lookups:
             if isinstance(answer.found, ObjectStat):
                 await self._mount.follow(answer.found)
                 return self.adopt(parent, name, answer.found, asked_at, answer.kept)
-            if not isinstance(answer.found, (KeyNotFound, BucketNotFound, InvalidName)):
+            if not isinstance(answer.found, _ABSENT):
                 raise answer.found
         present = parent.children.get(name)
         if present is not None and (present.is_pending or present.is_newer_than(asked_at)):
@@ -151,7 +153,7 @@ class Lookups:
         if place is None:
             return False
         names = [Name(place.bucket, f"{place.key}{name}{suffix}") for suffix in ("/", "")]
-        return not any(isinstance(found, ObjectStat) for found in await self._mount.stat(names))
+        return all(isinstance(found, _ABSENT) for found in await self._mount.stat(names))
 
     def key(self, parent: Inode, name: str, *, folder: bool = False) -> tuple[str, str]:
         """Return bucket and key of a name in a folder.  ENAMETOOLONG, ESTALE if the folder was lost to another."""

@@ -57,7 +57,8 @@ class Repeats:
 
         `arguments` are the operation's: first folder and name, for a rename then the new folder and name.
         """
-        if not self._refused or (refusal := self._refused.get(thread)) is None:
+        refusal = self._refused.get(thread)
+        if refusal is None:
             return None
         is_other = bool(refusal.absent) and refusal.absent not in (arguments[:2], arguments[2:4])
         if refusal.reads:
@@ -69,12 +70,11 @@ class Repeats:
 
     def end(self, thread: int) -> None:
         """Note that a thread's operation was not refused."""
-        if self._refused:
-            self._refused.pop(thread, None)
+        self._refused.pop(thread, None)
 
     def is_repeating(self, thread: int) -> bool:
         """Return True if a look-up may be a step of a repeat: then it asks the store."""
-        return bool(self._refused) and thread in self._refused
+        return thread in self._refused
 
     async def reading(self, thread: int, look: Awaitable[None]) -> None:
         """Await a look at attributes, which may be a step of a repeat."""
@@ -83,14 +83,15 @@ class Repeats:
         except FUSEError as error:
             if error.errno != errno.ESTALE:
                 raise
-            if thread in self._refused:
+            if self.is_repeating(thread):
                 raise FUSEError(errno.ENOENT) from error
             self.refuse(thread, trio.current_time(), reads=True)
             raise
 
     def begin_look_up(self, thread: int, folder: object, name: object) -> bool:
         """Begin a look-up: return True if it may be a step of a repeat."""
-        if not self._refused or (refusal := self._refused.get(thread)) is None:
+        refusal = self._refused.get(thread)
+        if refusal is None:
             return False
         if refusal.absent and refusal.absent != (folder, name):
             self.end(thread)
@@ -99,12 +100,14 @@ class Repeats:
 
     def end_look_up(self, thread: int, name: object) -> None:
         """Note that a look-up was not refused: if one of this name was, that call went on."""
-        if self._refused and (refusal := self._refused.get(thread)) is not None and refusal.looked_up == name:
+        refusal = self._refused.get(thread)
+        if refusal is not None and refusal.looked_up == name:
             self.end(thread)
 
     def note_absent(self, thread: int, folder: object, name: object) -> None:
         """Note that a look-up found nothing."""
-        if self._refused and (refusal := self._refused.get(thread)) is not None:
+        refusal = self._refused.get(thread)
+        if refusal is not None:
             refusal.absent = (folder, name)
 
 

@@ -89,6 +89,6 @@ def test_every_debian_package_has_its_reason_in_the_documents() -> None:
 
 
 def test_native_modules_are_optimised_whatever_cflags_says() -> None:
-    """CFLAGS replaces Python's own flags: set to `-g0` alone, it left three modules at a third of their speed."""
+    """CFLAGS replaces Python's own flags: set to `-g0` alone, it left three modules unoptimised."""
     modules = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["ext-modules"]
     assert [module["name"] for module in modules if not {"-O2", "-O3"} & {*module.get("extra-compile-args", ())}] == []
