@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from fuse.state.open_content import OpenContent
+from fuse.state.shown_numbers import ShownNumber, ShownNumbers
 from lakefs.errors import KeyNotFound
 from lakefs.limits import FILE_BYTES_MAX
 from lakefs.names import Name
@@ -30,8 +31,6 @@ from lakefs.names import Name
 ROOT: Final = 1
 EXPIRED: Final = -1e9
 """A time before all others: nothing confirmed then is fresh."""
-_OWN_NUMBERS: Final = 1 << 62
-"""Above all node numbers.  For files not stored yet, and for nodes whose number is in use."""
 FOLDER: Final = 1
 OBJECT: Final = 2
 SYMLINK: Final = 3
@@ -101,8 +100,8 @@ class Inode:
     target: bytes = b""
     is_set: bool = False
     """True if mode, owner or times were set here while the file was being written: the next commit stores them."""
-    shown_number: int = 0
-    """`st_ino`, if that is not the number: then it is the node's, under which others know the file."""
+    shown: ShownNumber | None = None
+    """`st_ino`, if that may not be the number: that of all inodes of the node."""
     named_ns: int = 0
     """Time when the name of a file that is not in the store yet was made in its folder."""
     lost_place: tuple[Inode, str] | None = None
@@ -139,7 +138,7 @@ class Inode:
     @property
     def st_ino(self) -> int:
         """The number that `stat` shows: the same for every content that the node has had."""
-        return self.shown_number or self.number
+        return self.number if self.shown is None else self.shown.number
 
     @property
     def is_folder(self) -> bool:
@@ -169,9 +168,7 @@ class InodeTable:
         self.root = Inode(ROOT, ROOT, None, "", root, lookups=1)
         self._by_number: dict[int, Inode] = {ROOT: self.root}
         self._by_node: dict[int, Inode] = {}
-        self._shown: dict[int, int] = {}
-        """`st_ino` of nodes whose inode has lost its name and is still known, where that is not the node's number."""
-        self._next_number = _OWN_NUMBERS
+        self._shown = ShownNumbers()
         self.on_lost: Callable[[Inode, str, int], None] = lambda parent, name, removed: None
         """Called with folder and name that an inode has lost and the kernel may still know, and the number of the inode
         if it was removed, 0 if it was replaced or moved."""
@@ -247,16 +244,15 @@ class InodeTable:
         inode = self._by_node.get(node)
         if inode is not None and inode.is_newer_than(asked_at):
             return inode
-        shown_number = self._shown_number(node)
         # A folder found in itself, or below, was moved elsewhere: the path to `parent` is out of date.
         if inode is not None and (not _is_shown_by(inode, found) or self.is_below(parent, inode)):
             self.detach(inode)
             present = None if present is inode else present
             inode = None
         if inode is None:
-            inode = Inode(
-                self._number_for(node), node, None, name, found, stored_ns=found.ctime_ns, shown_number=shown_number
-            )
+            number = self._shown.own() if node in self._by_number else node
+            inode = Inode(number, node, None, name, found, stored_ns=found.ctime_ns)
+            self._show(inode)
             self._by_number[inode.number] = inode
             self._by_node[node] = inode
         if present is not None and present is not inode:
@@ -278,7 +274,7 @@ class InodeTable:
 
     def create(self, parent: Inode, name: str, attributes: Attributes) -> Inode:
         """Add a new file that is not in the store yet."""
-        inode = Inode(self._own_number(), 0, None, name, attributes)
+        inode = Inode(self._shown.own(), 0, None, name, attributes)
         self._by_number[inode.number] = inode
         present = parent.children.get(name)
         if present is not None:
@@ -290,7 +286,9 @@ class InodeTable:
         """Note that the inode's content is now in the store, as this node's; 0: that it is not there any more."""
         if inode.node and self._by_node.get(inode.node) is inode:
             del self._by_node[inode.node]
-        inode.node = node
+        if inode.node != node:
+            self._shown.end(inode.node, inode.shown)  # it takes the number along
+            self._give(inode, node, ShownNumber(inode.st_ino))
         if node and inode.parent is not None:
             self._by_node[node] = inode
 
@@ -336,7 +334,8 @@ class InodeTable:
         self._unlink(inode)
         if self._by_node.get(inode.node) is inode:
             del self._by_node[inode.node]
-        inode.node, inode.is_removed, inode.shown_number = node, False, other.st_ino
+        self._give(inode, node, ShownNumber(other.number) if other.shown is None else other.shown)
+        inode.is_removed = False
         inode.attributes, inode.target, inode.xattrs = other.attributes, other.target, other.xattrs
         inode.kept, inode.confirmed_at, inode.found_at = other.kept, other.confirmed_at, other.found_at
         self._by_node[node] = inode
@@ -354,8 +353,6 @@ class InodeTable:
             inode.parent.doubt_names()
             self.on_lost(inode.parent, inode.name, inode.number if is_removed else 0)
             inode.lost_place = inode.parent, inode.name
-        if inode.st_ino != inode.node:
-            self._shown[inode.node] = inode.st_ino
         self._unlink(inode)
         self._forget_node(inode)
 
@@ -389,8 +386,7 @@ class InodeTable:
             self._unlink(inode)
             if self._by_number.get(inode.number) is inode:  # another may have the number since
                 del self._by_number[inode.number]
-            if self._shown.get(inode.node) == inode.st_ino:
-                del self._shown[inode.node]
+            self._shown.leave(inode.node, inode.shown, inode)
             if self._by_node.get(inode.node) is inode:
                 del self._by_node[inode.node]
             if parent is None:
@@ -415,17 +411,21 @@ class InodeTable:
             del parent.children[inode.name]
         inode.parent = None
 
-    def _number_for(self, node: int) -> int:
-        return self._own_number() if node in self._by_number or node == ROOT else node
+    def _show(self, inode: Inode) -> None:
+        """Let a new inode show the number by which its node is known, with this or other content."""
+        node, shown = inode.node, self._shown.of(inode.node)
+        if shown is None and inode.number != node:
+            shown = ShownNumber(node if self._by_number[node].node == node != ROOT else inode.number)
+        if shown is not None:
+            inode.shown = shown
+            self._shown.show(node, shown, inode)
 
-    def _shown_number(self, node: int) -> int:
-        """Return the number by which `stat` has shown a node that is known, with this or other content; else 0."""
-        known = self._by_node.get(node) or self._by_number.get(node)
-        return known.st_ino if known is not None and known.node == node else self._shown.get(node, 0)
-
-    def _own_number(self) -> int:
-        self._next_number += 1
-        return self._next_number
+    def _give(self, inode: Inode, node: int, shown: ShownNumber) -> None:
+        """Give an inode another node, or 0, with the number that this is shown by."""
+        self._shown.leave(inode.node, inode.shown, inode)
+        inode.node, inode.shown = node, shown
+        if node:
+            self._shown.show(node, shown, inode)
 
 
 def _folders_from(inode: Inode) -> Iterator[Inode]:

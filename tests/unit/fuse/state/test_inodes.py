@@ -295,3 +295,56 @@ def test_a_file_made_here_keeps_the_number_it_had_while_it_is_known(table: Inode
     table.detach(again)
     table.forget(again.number, 1)
     assert file(table, bucket, "a", 15, b"3").st_ino == 15, "nobody knows the earlier number"
+
+
+def test_the_number_stays_in_whatever_order_contents_are_forgotten(table: InodeTable) -> None:
+    bucket = folder(table, table.root, "bkt", 10)
+    made = table.create(bucket, "a", content(b""))
+    made.lookups += 1
+    table.stored(made, 15)
+    second = file(table, bucket, "a", 15, b"2")
+    table.detach(second)
+    table.forget(second.number, 1)
+    third = file(table, bucket, "a", 15, b"3")
+    assert third.st_ino == made.st_ino, "the one that was made here is still open"
+    table.detach(third)
+    table.forget(made.number, 1)
+    assert file(table, bucket, "a", 15, b"4").st_ino == third.st_ino, "a content that came later is still open"
+
+
+def test_a_file_that_replaces_another_elsewhere_takes_its_number_along(table: InodeTable) -> None:
+    bucket = folder(table, table.root, "bkt", 10)
+    made = table.create(bucket, "a", content(b""))
+    made.lookups += 1
+    table.stored(made, 15)
+    earlier = made.st_ino
+    second = file(table, bucket, "a", 15, b"2")
+    table.stored(second, 16)
+    assert second.st_ino == earlier
+    moved = file(table, bucket, "b", 15, b"1")
+    assert moved.st_ino != second.st_ino, "two files"
+    table.detach(second)
+    assert file(table, bucket, "a", 16, b"3").st_ino == earlier
+
+
+def test_what_takes_over_another_shows_its_number(table: InodeTable) -> None:
+    bucket = folder(table, table.root, "bkt", 10)
+    made = table.create(bucket, "a", content(b""))
+    made.lookups += 1
+    table.stored(made, 15)
+    first = file(table, bucket, "b", 16)
+    table.detach(first)
+    other = file(table, bucket, "b", 17)
+    table.take_over(first, other)
+    assert first.st_ino == other.st_ino == 17
+    table.detach(first)
+    again = file(table, bucket, "b", 17, b"3")
+    assert again.st_ino == 17
+    table.detach(made)
+    second = file(table, bucket, "a", 15, b"2")
+    table.take_over(again, second)
+    assert again.st_ino == made.st_ino
+    for inode in list(table):
+        table.detach(inode) if inode.parent is bucket else None
+        table.forget(inode.number, inode.lookups)
+    assert not len(table._shown), "no number is kept of what nobody knows"
