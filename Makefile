@@ -8,6 +8,8 @@ BIN := .venv/bin
 SCENARIO ?=
 STATIC := check-ruff check-format check-types check-imports
 export PYTHON
+# A test that starts a process would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup clients plugins lab lock demo check test test-all test-rest test-plugins bench mount-ways torture docs clean
 .PHONY: check-ruff check-format check-types check-imports check-tests

@@ -48,6 +48,7 @@ def pytest_collection(session: pytest.Session) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Leave the tests themselves out of what is looked at: each collection of garbage would take a second for them."""
     gc.freeze()
+    gc.set_threshold(50_000)  # syntax trees and models are large, and alive
     gc.enable()
 
 
