@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.e2e.served import environment
 from tests.style.source_tree import ROOT
 
-_COMMAND = re.compile(r"^ {4}((?:cd|echo|export|for|grep|head|kill|lake|ls|mkdir|printf|tail|until) .*)$", re.MULTILINE)
+_COMMAND = re.compile(r"^ {4}((?:cd|echo|export|for|grep|head|kill|lake|ls|mkdir|printf|tail|while) .*)$", re.MULTILINE)
 
 
 def test_a_newcomer_s_tour_prints_what_it_says(tmp_path: Path) -> None:

@@ -9,16 +9,20 @@ from typing import Final
 
 from tests.style.source_tree import ROOT, Function, parsed, python_files, statements
 
-SETS: Final = ("test", "test-rest", "test-plugins")
+SETS: Final = ("test-promises", "test-rest", "test-plugins")
 MARKS: Final = ("thorough", "plugins")
+
+
+def _recipe(target: str) -> str:
+    makefile = (ROOT / "Makefile").read_text()
+    recipe = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", makefile, flags=re.MULTILINE)
+    assert recipe is not None, target
+    return recipe[1]
 
 
 def _command(target: str) -> str:
     """Return the call of pytest in a target of the Makefile."""
-    makefile = (ROOT / "Makefile").read_text()
-    recipe = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", makefile, flags=re.MULTILINE)
-    assert recipe is not None, target
-    (call,) = [line for line in recipe[1].splitlines() if " -m " in line]
+    (call,) = [line for line in _recipe(target).splitlines() if " -m " in line]
     return call
 
 
@@ -34,6 +38,10 @@ def test_every_choice_of_marks_is_in_exactly_one_set() -> None:
         marks = dict(zip(MARKS, values, strict=True))
         runs = [target for target in SETS if eval(_chosen(target), {}, marks)]
         assert len(runs) == 1, (marks, runs)
+
+
+def test_make_test_runs_the_checks_beside_every_promise() -> None:
+    assert _recipe("test").endswith("$(STATIC) test-promises\n")
 
 
 def test_no_set_leaves_out_anything_by_another_way() -> None:
