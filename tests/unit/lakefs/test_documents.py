@@ -6,6 +6,7 @@ import ast
 import importlib
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Final
 
 import pytest
@@ -55,6 +56,7 @@ def _documented_layouts() -> list[tuple[str, list[Row]]]:
     return found
 
 
+@cache
 def _declared_layouts() -> dict[str, list[Row]]:
     for path in product_files():
         calls = (node.func for node in ast.walk(parsed(path)) if isinstance(node, ast.Call))

@@ -9,7 +9,7 @@ import hmac
 
 import pytest
 
-from tests.fuzz.held import INPUTS, reads_what_is_good, survives_changed_inputs
+from tests.fuzz.held import FEW_INPUTS, INPUTS, reads_what_is_good, survives_changed_inputs
 from tests.fuzz.inputs import Inputs
 from tests.fuzz.target import Target
 from tests.fuzz.targets import GATEWAY_TARGETS
@@ -23,7 +23,14 @@ def test_good_inputs_are_read(target: Target) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("target", GATEWAY_TARGETS, ids=lambda target: target.name)
 def test_changed_inputs_are_read_or_refused(target: Target) -> None:
-    survives_changed_inputs(target)
+    survives_changed_inputs(target, FEW_INPUTS)
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.parametrize("target", GATEWAY_TARGETS, ids=lambda target: target.name)
+def test_many_changed_inputs_are_read_or_refused(target: Target) -> None:
+    survives_changed_inputs(target, INPUTS)
 
 
 @pytest.mark.slow

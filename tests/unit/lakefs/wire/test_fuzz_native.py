@@ -15,7 +15,7 @@ from engine.format import records
 from lakefs.content import manifest
 from lakefs.host.crc import crc32c
 from lakefs.wire import connection, frames
-from tests.fuzz.held import INPUTS, reads_what_is_good, survives_changed_inputs
+from tests.fuzz.held import FEW_INPUTS, INPUTS, reads_what_is_good, survives_changed_inputs
 from tests.fuzz.inputs import Inputs
 from tests.fuzz.setting_targets import SETTING_TARGETS
 from tests.fuzz.store_targets import STORE_TARGETS
@@ -33,7 +33,14 @@ def test_good_inputs_are_read(target: Target) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("target", NATIVE_TARGETS, ids=lambda target: target.name)
 def test_changed_inputs_are_read_or_refused(target: Target) -> None:
-    survives_changed_inputs(target)
+    survives_changed_inputs(target, FEW_INPUTS)
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.parametrize("target", NATIVE_TARGETS, ids=lambda target: target.name)
+def test_many_changed_inputs_are_read_or_refused(target: Target) -> None:
+    survives_changed_inputs(target, INPUTS)
 
 
 class _Agreeable(int):
