@@ -183,6 +183,40 @@ def test_a_folders_times_follow_the_names_in_it(here: Path, there: Path) -> None
     eventually(lambda: times(there) == times(here), "the times that were set are not seen")
 
 
+@pytest.mark.parametrize("look", ["for what is there", "for what is not there", "at all names"])
+def test_a_folders_times_follow_though_a_look_into_it_found_them_first(here: Path, there: Path, look: str) -> None:
+    """A look at a name in a folder also finds the folder's own times, some 20 ms before the notice of a change does."""
+    for number in range(3):
+        folder, seen = here / f"d{number}", there / f"d{number}"
+        folder.mkdir()
+        catch_up(here, there)
+        before = seen.stat()
+        (folder / "new").write_bytes(b"x")
+        if look == "at all names":
+            os.listdir(seen)
+        else:
+            os.path.exists(seen / ("new" if look == "for what is there" else "none"))
+        assert folder.stat().st_mtime_ns > before.st_mtime_ns
+        eventually(
+            lambda: seen.stat().st_mtime_ns == folder.stat().st_mtime_ns,  # noqa: B023
+            "the folder's times are not seen",
+        )
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_a_mode_follows_though_an_open_found_it_first(here: Path, there: Path, size: int) -> None:
+    for number in range(3):
+        file, seen = here / f"f{number}", there / f"f{number}"
+        file.write_bytes(content(size))
+        catch_up(here, there)
+        assert seen.read_bytes() == content(size)
+        before = seen.stat().st_mode
+        os.chmod(file, 0o600)
+        assert seen.read_bytes() == content(size)
+        assert file.stat().st_mode != before
+        eventually(lambda: seen.stat().st_mode == file.stat().st_mode, "the mode is not seen")  # noqa: B023
+
+
 def test_a_watch_with_inotify_is_told_that_what_it_watches_was_removed_elsewhere(here: Path, there: Path) -> None:
     (here / "file").write_bytes(b"x")
     (here / "folder").mkdir()
