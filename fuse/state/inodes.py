@@ -264,6 +264,10 @@ class InodeTable:
             self._by_node[node] = inode
         if present is not None and present is not inode:
             self.detach(present)
+        if not inode.is_dirty:
+            if inode.take(found) and inode.lookups > 0:
+                self.on_changed(inode)
+            inode.xattrs = inode.kept = None
         if inode.parent is not parent or inode.name != name:
             if inode.parent is not None:
                 inode.parent.doubt_names()
@@ -271,10 +275,6 @@ class InodeTable:
                 self.on_lost(inode.parent, inode.name, 0)
                 _doubt_names_from(inode)  # earlier events of names below this one found no inode to doubt
             self._place(inode, parent, name)
-        if not inode.is_dirty:
-            if inode.take(found) and inode.lookups > 0:
-                self.on_changed(inode)
-            inode.xattrs = inode.kept = None
         # If names changed elsewhere after the request, the name is asked again when it is next used.
         inode.confirmed_at = asked_at if parent.names_changed_at <= asked_at else EXPIRED
         inode.found_at = asked_at
