@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -42,6 +43,32 @@ def test_an_open_finds_what_was_closed_elsewhere_before_it(here: Path, there: Pa
         got = os.pread(descriptor, 10_000, 0)
         os.close(descriptor)
         assert got == text.encode()
+
+
+@pytest.mark.parametrize("is_looked_up_anew", [False, True])
+def test_an_open_behind_a_change_by_a_descriptor_that_was_refused_finds_what_was_closed_elsewhere(
+    here: Path, there: Path, *, is_looked_up_anew: bool
+) -> None:
+    """The kernel repeats what is refused by a path, not by a descriptor: the next open is no repeat."""
+    for number in range(5):
+        gone, file = f"gone {number}", f"file {number}"
+        (here / gone).write_bytes(b"gone")
+        (here / file).write_bytes(b"old")
+        eventually((there / gone).exists, "the new name is not seen")
+        if not is_looked_up_anew:
+            eventually((there / file).exists, "the new name is not seen")
+        descriptor = os.open(there / gone, os.O_RDONLY)
+        kept: list[int] = []
+        other = threading.Thread(target=lambda: kept.append(os.open(there / file, os.O_RDONLY)))  # noqa: B023
+        (here / gone).unlink()
+        with suppress(OSError):  # none if the mount has learned of it by then
+            os.fchmod(descriptor, 0o600)
+        other.start()
+        other.join()
+        (here / file).write_bytes(b"new")
+        assert (there / file).read_bytes() == b"new"
+        for opened in (descriptor, *kept):
+            os.close(opened)
 
 
 @pytest.mark.parametrize("size", [100, 70_000, (4 << 20) + 5])

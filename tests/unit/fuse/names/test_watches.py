@@ -1,4 +1,4 @@
-"""Notices of changes elsewhere, in orders that are rare: what the kernel is told to forget."""
+"""Notices of changes elsewhere, in rare orders: what the kernel has to forget."""
 
 from __future__ import annotations
 
