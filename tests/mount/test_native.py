@@ -13,6 +13,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,9 +22,11 @@ import pytest
 from bench.harness.mounts import forget_pages_below
 from fuse.native import layer
 from lakefs import connect
+from lakefs.host.page_cache import is_cached
 from lakefs.limits import GRANULE_BYTES, KIB, MIB
 from tests.mount.mounts import LakeMounts, lake
-from tests.mount.tools import spoil
+from tests.mount.test_two_mounts import eventually
+from tests.mount.tools import place_of, spoil
 
 pytestmark = pytest.mark.fuse
 SIZE = 9 * MIB + 12_345
@@ -183,10 +186,20 @@ def test_what_has_left_memory_is_read_all_the_same(short: Path) -> None:
     content = random.Random(7).randbytes(2 * MIB)
     with lake(short, any_way=False) as mounts, connect(mounts.served.server) as client:
         client.put("bucket/file", content)
+        place, offset = place_of(mounts.served.data, content[MIB : MIB + 512])
         descriptor = os.open(mounts.folders[0] / "file", os.O_RDONLY | os.O_DIRECT)
+
+        def was_in_memory(segment: int, size: int) -> bool:
+            """Read; return True if all of it was in memory before, and is: the kernel may reclaim it at any time."""
+            length = max(size, GRANULE_BYTES)
+            before = is_cached(segment, offset, length)
+            assert read_past_cache(descriptor, MIB, size) == content[MIB : MIB + size]
+            return before is not False and is_cached(segment, offset, length) is not False
+
         for size in (PAGE, GRANULE_BYTES, MIB) * 3:
-            for _ in range(2):
-                assert read_past_cache(descriptor, MIB, size) == content[MIB : MIB + size]
+            with place.open("rb", buffering=0) as segment:
+                was_in_memory(segment.fileno(), size)
+                eventually(partial(was_in_memory, segment.fileno(), size), "what was read does not stay in memory")
             forget_pages_below(mounts.served.data)
         os.close(descriptor)
         assert native_reads(mounts) >= 9
