@@ -13,7 +13,6 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,11 +21,9 @@ import pytest
 from bench.harness.mounts import forget_pages_below
 from fuse.native import layer
 from lakefs import connect
-from lakefs.host.page_cache import is_cached
 from lakefs.limits import GRANULE_BYTES, KIB, MIB
 from tests.mount.mounts import LakeMounts, lake
-from tests.mount.test_two_mounts import eventually
-from tests.mount.tools import place_of, spoil
+from tests.mount.tools import spoil
 
 pytestmark = pytest.mark.fuse
 SIZE = 9 * MIB + 12_345
@@ -186,23 +183,14 @@ def test_what_has_left_memory_is_read_all_the_same(short: Path) -> None:
     content = random.Random(7).randbytes(2 * MIB)
     with lake(short, any_way=False) as mounts, connect(mounts.served.server) as client:
         client.put("bucket/file", content)
-        place, offset = place_of(mounts.served.data, content[MIB : MIB + 512])
         descriptor = os.open(mounts.folders[0] / "file", os.O_RDONLY | os.O_DIRECT)
-
-        def was_in_memory(segment: int, size: int) -> bool:
-            """Read; return True if all of it was in memory before, and is: the kernel may reclaim it at any time."""
-            length = max(size, GRANULE_BYTES)
-            before = is_cached(segment, offset, length)
-            assert read_past_cache(descriptor, MIB, size) == content[MIB : MIB + size]
-            return before is not False and is_cached(segment, offset, length) is not False
-
         for size in (PAGE, GRANULE_BYTES, MIB) * 3:
-            with place.open("rb", buffering=0) as segment:
-                was_in_memory(segment.fileno(), size)
-                eventually(partial(was_in_memory, segment.fileno(), size), "what was read does not stay in memory")
+            for _ in range(5):
+                assert read_past_cache(descriptor, MIB, size) == content[MIB : MIB + size]
             forget_pages_below(mounts.served.data)
         os.close(descriptor)
-        assert native_reads(mounts) >= 9
+        # Four of five; 24 would be without one of the sizes.  The kernel may reclaim pages between two reads.
+        assert native_reads(mounts) > 27
         not_cached = re.search(r" not_cached=(\d+)", mounts.mounts[0].log.read_text())
         assert not_cached is not None
         assert int(not_cached[1]) >= 3  # of 9: the kernel keeps pages that somebody has in hand when it is asked
