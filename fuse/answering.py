@@ -72,12 +72,13 @@ def repeatable(method: _Method[T, P, R]) -> _Method[T, P, R]:
     @functools.wraps(method)
     async def answered(self: T, /, *arguments: P.args, **options: P.kwargs) -> R:
         repeats, thread = self._repeats, _thread(arguments)
-        is_repeat = repeats.begin(thread, arguments) is not None
+        operation = (method.__name__, arguments[0])
+        is_repeat = repeats.begin(thread, arguments, operation) is not None
         try:
             answer = await answering_method(self, *arguments, **options)
         except FUSEError as error:
             if error.errno == errno.ESTALE and not is_repeat:
-                repeats.refuse(thread, trio.current_time())
+                repeats.refuse(thread, trio.current_time(), operation=operation)
                 raise
             repeats.end(thread)
             if error.errno == errno.ESTALE:

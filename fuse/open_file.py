@@ -35,9 +35,9 @@ from fuse.staging.folder import Base, Kind, StagedFile
 from fuse.staging.storing_behind import StoringBehind
 from fuse.state.decided_upon import place_of
 from fuse.state.following import give_back, open_longer
-from fuse.state.inodes import Inode, check_size
+from fuse.state.inodes import Inode
 from fuse.state.kept import note_change
-from fuse.state.mount import Mount, now_ns, replaced
+from fuse.state.mount import Mount, check_size, now_ns, replaced
 from fuse.state.writers import Writers
 from fuse.storing import FileContent, base_of, new_reader, reader_of, store
 from lakefs.errors import DeadlineExceeded, DiskFailed, KeyNotFound, LakeError
@@ -227,7 +227,7 @@ class OpenFile:
         if opened.stat.node != self.inode.node or opened.stat.blob != self.inode.attributes.blob:
             self._take_newer(opened)
         elif not (self.is_dirty or self.inode.is_newer_than(asked_at)):
-            self.inode.take(self._mount.owner.shown(opened.stat))
+            self._mount.take(self.inode, opened.stat)
         self._content.stat = opened.stat
         self.inode.xattrs, self.inode.seen_boot = opened.stat.xattrs, self._mount.engine_boot()
         assert self._content.reader is None  # else its native reads would have to end
@@ -243,11 +243,11 @@ class OpenFile:
         mount, inode, stat = self._mount, self.inode, opened.stat
         known = mount.table.by_node(stat.node)
         is_first = inode.cached_blob is None and self.hot is None and self.handles <= 1 and self._content.staged is None
-        if not is_first or inode.parent is None or known not in (None, inode):
+        if not is_first or not mount.has_name(inode, opened.name) or known not in (None, inode):
             mount.give_back(opened.lease)
             raise replaced(mount.table.name_of(inode))
         inode.take(mount.owner.shown(stat))
-        mount.table.stored(inode, stat.node)
+        mount.table.stored(inode, stat.node, is_found=True)
         mount.forget_attributes(inode)
 
     async def _check_name(self) -> None:

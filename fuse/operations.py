@@ -273,6 +273,7 @@ class LakeOperations(pyfuse3.Operations):
                 if error.errno not in (errno.ENOENT, errno.ESTALE):
                     raise
                 self._table.detach(present)  # it was removed or replaced just now
+                self._repeats.begin_look_up(ctx.pid, parent_inode, name)  # by the next open here
         raise FUSEError(errno.EAGAIN)
 
     def _opened_new(self, inode: Inode, flags: int, ctx: RequestContext) -> tuple[FileInfo, EntryAttributes]:

@@ -2,7 +2,7 @@
 
 What stands is not asked again, nor, where nothing will be changed upon it, what is fresh (`fuse.state.kept`).  An
 answer that the store gave before this mount, or another, changed the same names does not overwrite newer knowledge: see
-`InodeTable.adopt` and `Inode.names_changed_at`.
+`InodeTable.adopt`, `Inode.is_ahead_of` and `Inode.names_changed_at`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Lookups:
         for _ in range(_LOOKUPS_MAX):
             asked_at = trio.current_time()
             found = await self._asked_store(parent, name, asked_at)
-            if parent.names_changed_at < asked_at:
+            if parent.names_changed_at <= asked_at:
                 return found, True
             if found is not None:
                 self._table.forget(found.number, 0)
@@ -96,7 +96,7 @@ class Lookups:
             if not isinstance(answer.found, _ABSENT):
                 raise answer.found
         present = parent.children.get(name)
-        if present is not None and (present.is_pending or present.is_newer_than(asked_at)):
+        if present is not None and (present.is_pending or present.is_ahead_of(asked_at)):
             return present
         if present is not None:
             table.detach(present)
@@ -201,16 +201,16 @@ class Lookups:
             return
         if inode.is_pending or inode.is_dirty or (mount.stands(inode.kept) if confirm else mount.is_fresh(inode)):
             return
-        asked_at = trio.current_time()
-        ((found, kept),) = await mount.look_up([self._table.name_of(inode)])
-        if inode.is_newer_than(asked_at) or (inode.parent is None and not is_root):
+        asked_at, name = trio.current_time(), self._table.name_of(inode)
+        ((found, kept),) = await mount.look_up([name])
+        if inode.is_ahead_of(asked_at) or not mount.has_name(inode, name):
             return
         if isinstance(found, (KeyNotFound, BucketNotFound)) and not is_root:
             self._table.detach(inode)
         elif isinstance(found, LakeError):
             raise found
         elif inode.parent is None:
-            inode.take(mount.owner.shown(found))
+            mount.take(inode, found)
             inode.confirmed_at, inode.kept = asked_at, kept
         else:
             await self._mount.follow(found)
@@ -258,7 +258,8 @@ class Lookups:
         if isinstance(found, ObjectStat) and inode.node == found.node:
             inode.seen_boot = self._mount.engine_boot()
             inode.target = found.symlink_target
-            inode.xattrs = found.xattrs
+            if not inode.is_ahead_of(asked_at):
+                inode.xattrs = found.xattrs
             if inode.confirmed_at == asked_at and not inode.is_dirty:
                 inode.kept = kept
         return inode

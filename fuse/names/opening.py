@@ -59,7 +59,7 @@ class Opening:
             raise
 
     async def _present(self, inode: Inode, refused_at: float | None) -> OpenFile:
-        """Add a handle, as `open` does; `refused_at` is None unless an open is repeated that was begun then."""
+        """Add a handle, as `open` does; `refused_at` is None unless an open is repeated, whose look-up began then."""
         if (file := await self._opened(inode, refused_at)) is not None:
             return file
         async with self._one_at_a_time(inode):
@@ -79,7 +79,7 @@ class Opening:
         try:
             await file.open()
         except (KeyNotFound, BucketNotFound, PreconditionFailed):
-            if refused_at is not None and inode.found_at > refused_at and await file.share():
+            if refused_at is not None and inode.found_at >= refused_at and await file.share():
                 return file
             await file.discard()
             return None

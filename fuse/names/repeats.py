@@ -7,6 +7,9 @@ The kernel does not say that it repeats.  A repeat begins with look-ups by the s
 nothing come, at most, the same look-up (the first was of an entry in the kernel's cache) and an operation that makes
 this name; all else is another call.  Attributes and symlinks are read in between.  Look-ups of a repeat ask the store,
 also for what is fresh: an open may rest on what they find (`fuse.names.opening`).
+
+What is done by a descriptor is not repeated: the program has its ESTALE.  So an operation behind no look-up is a repeat
+only if it is the refused one, as of the folder that a program works in; else the thread has gone on.
 """
 
 from __future__ import annotations
@@ -30,6 +33,10 @@ _REPEATED_WITHIN_S: Final = 1.0
 class _Refusal:
     begun_at: float
     """When the refused operation began, or later."""
+    operation: tuple[object, ...] = ()
+    """The refused operation, and its inode."""
+    looked_at: float | None = None
+    """When the thread's last look-up behind it began."""
     reads: bool = False
     """True for a look-up, or a look at attributes: a call that only reads may have ended well since."""
     looked_up: object = None
@@ -44,16 +51,27 @@ class Repeats:
     def __init__(self) -> None:
         self._refused: OrderedDict[int, _Refusal] = OrderedDict()
 
-    def refuse(self, thread: int, begun_at: float, *, reads: bool = False, looked_up: object = None) -> None:
+    def refuse(
+        self,
+        thread: int,
+        begun_at: float,
+        *,
+        operation: tuple[object, ...] = (),
+        reads: bool = False,
+        looked_up: object = None,
+    ) -> None:
         """Note that an operation was refused; it began at this time, or before.  What is noted stays."""
         if not thread:
             return
-        self._refused.setdefault(thread, _Refusal(begun_at, reads, looked_up))
+        self._refused.setdefault(thread, _Refusal(begun_at, operation, reads=reads, looked_up=looked_up))
         while len(self._refused) > _REFUSED_MAX:
             self._refused.popitem(last=False)
 
-    def begin(self, thread: int, arguments: tuple[object, ...] = ()) -> float | None:
-        """Begin an operation: return when the refused one began that it repeats, or None.
+    def begin(
+        self, thread: int, arguments: tuple[object, ...] = (), operation: tuple[object, ...] = ()
+    ) -> float | None:
+        """Begin an operation: return None unless it repeats a refused one, else when the last look-up before it began,
+        or without any the refused one.
 
         `arguments` are the operation's: first folder and name, for a rename then the new folder and name.
         """
@@ -61,12 +79,13 @@ class Repeats:
         if refusal is None:
             return None
         is_other = bool(refusal.absent) and refusal.absent not in (arguments[:2], arguments[2:4])
+        is_other |= bool(operation) and refusal.looked_at is None and operation != refusal.operation
         if refusal.reads:
             is_other |= not _is_of_name(arguments) or trio.current_time() > refusal.begun_at + _REPEATED_WITHIN_S
         if is_other:
             self.end(thread)
             return None
-        return refusal.begun_at
+        return refusal.begun_at if refusal.looked_at is None else refusal.looked_at
 
     def end(self, thread: int) -> None:
         """Note that a thread's operation was not refused."""
@@ -96,6 +115,7 @@ class Repeats:
         if refusal.absent and refusal.absent != (folder, name):
             self.end(thread)
             return False
+        refusal.looked_at = trio.current_time()
         return True
 
     def end_look_up(self, thread: int, name: object) -> None:

@@ -65,6 +65,7 @@ class Watcher:
         self._send, self._receive = trio.open_memory_channel[str](_WAITING_MAX)
         mount.want_watch = self._request_watch
         mount.table.on_lost = _invalidate_entry
+        mount.table.on_changed = _invalidate_attributes
         mount.forget_attributes = _invalidate_attributes
         mount.forget_pages = _invalidate_pages
 
@@ -138,6 +139,7 @@ class Watcher:
             self._doubt(child, taken_by)
         else:
             _renew_names(parent)
+        if child is None or not child.lookups:  # the kernel may have the name as absent
             _invalidate_entry(parent, name)
 
     def _detach(self, parent: Inode, child: Inode, *, is_removed: bool = False) -> None:
@@ -188,15 +190,16 @@ class Watcher:
         if not inodes:
             return
         asked_at = trio.current_time()
-        answers = await self._mount.look_up([self._table.name_of(inode) for inode in inodes])
-        for (inode, doubt), answer in zip(inodes.items(), answers, strict=True):
+        names = [self._table.name_of(inode) for inode in inodes]
+        answers = await self._mount.look_up(names)
+        for (inode, doubt), name, answer in zip(inodes.items(), names, answers, strict=True):
             found = answer.found
             if isinstance(found, ObjectStat):
                 await self._mount.follow(found)
             parent = inode.parent
             if (parent is None and inode is not self._table.root) or inode.is_dirty:
                 continue
-            if inode.is_newer_than(asked_at):
+            if inode.is_ahead_of(asked_at) or not self._mount.has_name(inode, name):
                 self._doubt(inode, doubt.kind)
             elif isinstance(found, ObjectStat):
                 self._apply_difference(parent, inode, doubt, found, asked_at)
@@ -215,11 +218,9 @@ class Watcher:
             self._detach(parent, inode, is_removed=doubt.kind == "delete" and found.node != inode.node)
             return
         inode.confirmed_at = asked_at
-        before = inode.attributes
-        inode.take(shown)
-        inode.xattrs = found.xattrs
-        if inode.attributes != before:
+        if inode.take(shown):
             _invalidate_attributes(inode)
+        inode.xattrs = found.xattrs
 
     async def _expire(self, bucket: str) -> None:
         """Mark everything known of the bucket, or of all, as out of date: it is asked anew when it is next used."""
@@ -230,6 +231,8 @@ class Watcher:
                 _renew_names(inode)
                 if inode.parent is not None and inode.node and not inode.is_dirty:
                     _invalidate_entry(inode.parent, inode.name)
+                if inode.file is not None or inode is self._table.root:  # `fstat` needs no entry
+                    _invalidate_attributes(inode)
             if number % 1000 == 999:
                 await trio.lowlevel.checkpoint()
 

@@ -16,7 +16,6 @@ Pure state: no I/O, no trio, no pyfuse3.  An inode's number is that of its node,
 
 from __future__ import annotations
 
-import errno
 import stat as modes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,7 +24,6 @@ from typing import Final
 from fuse.state.open_content import OpenContent
 from fuse.state.shown_numbers import ShownNumber, ShownNumbers
 from lakefs.errors import KeyNotFound
-from lakefs.limits import FILE_BYTES_MAX
 from lakefs.names import Name
 
 ROOT: Final = 1
@@ -117,14 +115,18 @@ class Inode:
     kept: tuple[bytes, int] | None = None
     """Stamps of the last answer about it, and their connection (`fuse.state.kept`); None: it has to be confirmed."""
 
-    def take(self, found: Attributes) -> None:
-        """Show the store's attributes; a folder keeps the times of later changes in it by this mount."""
+    def take(self, found: Attributes) -> bool:
+        """Show the store's attributes; a folder keeps the times of later changes in it by this mount.
+
+        Returns True if others were shown: the kernel may still have those.
+        """
         self.stored_ns = found.ctime_ns
         if self.names_ns != found.ctime_ns:
             self.names_ns = 0
         if self.changed_below_ns > found.ctime_ns:
             found.mtime_ns = found.ctime_ns = self.changed_below_ns
-        self.attributes = found
+        before, self.attributes = self.attributes, found
+        return before != found
 
     def doubt_names(self) -> None:
         """Note that a name in this folder may be missing in `children`."""
@@ -149,6 +151,10 @@ class Inode:
         """True if the answer to a request of `asked_at` may be older than a change by this mount."""
         return self.busy > 0 or self.changed_at >= asked_at
 
+    def is_ahead_of(self, asked_at: float) -> bool:
+        """True if it was changed by this mount, or confirmed by the answer to a later request, since `asked_at`."""
+        return self.is_newer_than(asked_at) or self.confirmed_at > asked_at
+
     @property
     def is_dirty(self) -> bool:
         """True for a file that is open here and has something that the store does not have."""
@@ -172,6 +178,8 @@ class InodeTable:
         self.on_lost: Callable[[Inode, str, int], None] = lambda parent, name, removed: None
         """Called with folder and name that an inode has lost and the kernel may still know, and the number of the inode
         if it was removed, 0 if it was replaced or moved."""
+        self.on_changed: Callable[[Inode], None] = lambda inode: None
+        """Called with an inode that shows other attributes, found elsewhere, than the kernel may know."""
 
     def __len__(self) -> int:
         return len(self._by_number)
@@ -237,18 +245,17 @@ class InodeTable:
         A file of this mount that is not stored yet keeps its name, and one that is being written its attributes.
         """
         present = parent.children.get(name)
-        if present is not None and (present.is_pending or present.is_newer_than(asked_at)):
+        if present is not None and (present.is_pending or present.is_ahead_of(asked_at)):
             return present
         if present is not None and present.is_dirty and found.kind == OBJECT:
             return present  # the commit decides what becomes of the name
         inode = self._by_node.get(node)
-        if inode is not None and inode.is_newer_than(asked_at):
+        if inode is not None and inode.is_ahead_of(asked_at):
             return inode
         # A folder found in itself, or below, was moved elsewhere: the path to `parent` is out of date.
         if inode is not None and (not _is_shown_by(inode, found) or self.is_below(parent, inode)):
             self.detach(inode)
-            present = None if present is inode else present
-            inode = None
+            present, inode = None if present is inode else present, None
         if inode is None:
             number = self._shown.own() if node in self._by_number else node
             inode = Inode(number, node, None, name, found, stored_ns=found.ctime_ns)
@@ -257,18 +264,19 @@ class InodeTable:
             self._by_node[node] = inode
         if present is not None and present is not inode:
             self.detach(present)
+        if not inode.is_dirty:
+            if inode.take(found) and inode.lookups > 0:
+                self.on_changed(inode)
+            inode.xattrs = inode.kept = None
         if inode.parent is not parent or inode.name != name:
             if inode.parent is not None:
                 inode.parent.doubt_names()
+                inode.parent.names_changed_at = max(inode.parent.names_changed_at, asked_at)
                 self.on_lost(inode.parent, inode.name, 0)
-                for folder in _folders_from(inode):
-                    folder.doubt_names()  # earlier events of names below this one found no inode to doubt
+                _doubt_names_from(inode)  # earlier events of names below this one found no inode to doubt
             self._place(inode, parent, name)
-        if not inode.is_dirty:
-            inode.take(found)
-            inode.xattrs = inode.kept = None
         # If names changed elsewhere after the request, the name is asked again when it is next used.
-        inode.confirmed_at = asked_at if parent.names_changed_at < asked_at else EXPIRED
+        inode.confirmed_at = asked_at if parent.names_changed_at <= asked_at else EXPIRED
         inode.found_at = asked_at
         return inode
 
@@ -282,13 +290,18 @@ class InodeTable:
         self._place(inode, parent, name)
         return inode
 
-    def stored(self, inode: Inode, node: int) -> None:
-        """Note that the inode's content is now in the store, as this node's; 0: that it is not there any more."""
+    def stored(self, inode: Inode, node: int, *, is_found: bool = False) -> None:
+        """Note that the inode's content is now in the store, as this node's; 0: that it is not there any more.
+
+        It takes its number along, unless the node was found: that is another file, with a number of its own.
+        """
         if inode.node and self._by_node.get(inode.node) is inode:
             del self._by_node[inode.node]
-        if inode.node != node:
-            self._shown.end(inode.node, inode.shown)  # it takes the number along
-            self._give(inode, node, ShownNumber(inode.st_ino))
+        if inode.node != node and is_found:
+            self._shown.give(inode, node, self._known_as(inode, node) or ShownNumber(self._shown.own()))
+        elif inode.node != node:
+            self._shown.end(inode.node, inode.shown)
+            self._shown.give(inode, node, ShownNumber(inode.st_ino))
         if node and inode.parent is not None:
             self._by_node[node] = inode
 
@@ -302,8 +315,7 @@ class InodeTable:
         if inode is not parent and self.is_below(parent, inode):  # only if out of date: the store refuses such a move
             self.detach(self._child_on_path(parent, inode))
         self._place(inode, parent, name)
-        for folder in _folders_from(inode):
-            folder.doubt_names()  # it may have been listed by a name that it no longer had
+        _doubt_names_from(inode)  # it may have been listed by a name that it no longer had
         if inode.node:
             self._by_node[inode.node] = inode
         return replaced
@@ -334,7 +346,7 @@ class InodeTable:
         self._unlink(inode)
         if self._by_node.get(inode.node) is inode:
             del self._by_node[inode.node]
-        self._give(inode, node, ShownNumber(other.number) if other.shown is None else other.shown)
+        self._shown.give(inode, node, ShownNumber(other.number) if other.shown is None else other.shown)
         inode.is_removed = False
         inode.attributes, inode.target, inode.xattrs = other.attributes, other.target, other.xattrs
         inode.kept, inode.confirmed_at, inode.found_at = other.kept, other.confirmed_at, other.found_at
@@ -370,8 +382,7 @@ class InodeTable:
     def release(self, inode: Inode, count: int = 1) -> None:
         """Like `forget`, for look-ups that were counted on this side."""
         inode.lookups -= count
-        if inode.lookups <= 0:
-            self._drop_if_unknown(inode)
+        self._drop_if_unknown(inode)
 
     def closed(self, inode: Inode) -> None:
         """Note that no handle of the inode is open."""
@@ -413,27 +424,22 @@ class InodeTable:
 
     def _show(self, inode: Inode) -> None:
         """Let a new inode show the number by which its node is known, with this or other content."""
-        node, shown = inode.node, self._shown.of(inode.node)
-        if shown is None and inode.number != node:
-            shown = ShownNumber(node if self._by_number[node].node == node != ROOT else inode.number)
-        if shown is not None:
-            inode.shown = shown
-            self._shown.show(node, shown, inode)
+        if inode.number != inode.node or self._shown.of(inode.node) is not None:
+            self._shown.give(inode, inode.node, self._known_as(inode, inode.node) or ShownNumber(inode.number))
 
-    def _give(self, inode: Inode, node: int, shown: ShownNumber) -> None:
-        """Give an inode another node, or 0, with the number that this is shown by."""
-        self._shown.leave(inode.node, inode.shown, inode)
-        inode.node, inode.shown = node, shown
-        if node:
-            self._shown.show(node, shown, inode)
+    def _known_as(self, inode: Inode, node: int) -> ShownNumber | None:
+        """Return the number of a node that this inode shows; None if another file has the node's own."""
+        holder = self._by_number.get(node, inode)
+        is_own = node != ROOT and (holder is inode or holder.node == node)
+        return self._shown.of(node) or (ShownNumber(node) if is_own else None)
 
 
-def _folders_from(inode: Inode) -> Iterator[Inode]:
-    """Yield the known folders at an inode and below it."""
+def _doubt_names_from(inode: Inode) -> None:
+    """Note that a name may be missing in the known folders at an inode and below it."""
     below = [inode] if inode.is_folder else []
     while below:
         folder = below.pop()
-        yield folder
+        folder.doubt_names()
         below += [child for child in folder.children.values() if child.is_folder]
 
 
@@ -442,9 +448,3 @@ def _is_shown_by(inode: Inode, found: Attributes) -> bool:
     if inode.attributes.kind != found.kind:
         return False
     return found.kind != OBJECT or inode.attributes.blob == found.blob or inode.is_dirty
-
-
-def check_size(inode: Inode, size: int) -> None:
-    """Raise OSError EFBIG if a file may not have this length."""
-    if size > FILE_BYTES_MAX:
-        raise OSError(errno.EFBIG, f"{inode.name}: a file of {size} bytes; the limit of a mount is {FILE_BYTES_MAX}")

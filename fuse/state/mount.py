@@ -10,6 +10,7 @@ visible changes are learned too.
 
 from __future__ import annotations
 
+import errno
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -36,7 +37,7 @@ from lakefs.client.trio.reconnecting import ReconnectingEngine
 from lakefs.errors import DiskFailed, EngineUnreachable, KeyNotFound, LakeError, PreconditionFailed
 from lakefs.get.objects import close_leases, open_object
 from lakefs.get.opened import Opened
-from lakefs.limits import SMALL_PAYLOAD_BYTES, WRITE_BEHIND_FILES
+from lakefs.limits import FILE_BYTES_MAX, SMALL_PAYLOAD_BYTES, WRITE_BEHIND_FILES
 from lakefs.names import Name
 from lakefs.ports import Offload
 from lakefs.wire.messages import (
@@ -376,6 +377,15 @@ class Mount:
             return False
         return self.stands(folder.kept) or (folder.kept is None and self.is_watched(self.bucket_of(folder)))
 
+    def take(self, inode: Inode, found: ObjectStat) -> None:
+        """Show the store's record of an inode; the kernel forgets what differs."""
+        if inode.take(self.owner.shown(found)):
+            self.forget_attributes(inode)
+
+    def has_name(self, inode: Inode, name: Name) -> bool:
+        """Return True if the inode still has the name that was asked for: what was answered concerns it."""
+        return self.table.is_below(inode, self.table.root) and self.table.name_of(inode) == name
+
     def touch(self, inode: Inode) -> None:
         """Note that this mount has changed the inode: answers to earlier requests are out of date."""
         inode.changed_at = inode.confirmed_at = trio.current_time()
@@ -395,6 +405,12 @@ def stat_or_error(result: NameResult) -> ObjectStat | LakeError:
 def replaced(name: Name) -> PreconditionFailed:
     """Return the error for a name that has other content than the kernel knows: it is looked up anew."""
     return PreconditionFailed(f"{name} was replaced since it was looked up", subject=str(name))
+
+
+def check_size(inode: Inode, size: int) -> None:
+    """Raise OSError EFBIG if a file may not have this length."""
+    if size > FILE_BYTES_MAX:
+        raise OSError(errno.EFBIG, f"{inode.name}: a file of {size} bytes; the limit of a mount is {FILE_BYTES_MAX}")
 
 
 def now_ns() -> int:

@@ -8,7 +8,7 @@ all.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Final
+from typing import Final, Protocol
 
 _OWN_NUMBERS: Final = 1 << 62
 """Above all node numbers.  For files not stored yet, and for nodes whose number is in use."""
@@ -22,6 +22,13 @@ class ShownNumber:
     def __init__(self, number: int) -> None:
         self.number = number
         self.shown_by: set[Hashable] = set()
+
+
+class Numbered(Hashable, Protocol):
+    """An inode, for the code here."""
+
+    node: int
+    shown: ShownNumber | None
 
 
 class ShownNumbers:
@@ -43,10 +50,13 @@ class ShownNumbers:
         """Return the number by which a node is shown; None if no inode that is known shows another than the node's."""
         return self._by_node.get(node)
 
-    def show(self, node: int, shown: ShownNumber, inode: Hashable) -> None:
-        """Show a node by a number from now on; `inode` does."""
-        shown.shown_by.add(inode)
-        self._by_node[node] = shown
+    def give(self, inode: Numbered, node: int, shown: ShownNumber) -> None:
+        """Give an inode a node, another or none (0), and the number by which that is shown from now on."""
+        self.leave(inode.node, inode.shown, inode)
+        inode.node, inode.shown = node, shown
+        if node:
+            shown.shown_by.add(inode)
+            self._by_node[node] = shown
 
     def leave(self, node: int, shown: ShownNumber | None, inode: Hashable) -> None:
         """Note that `inode`, which shows a node by a number, is forgotten, or has another node now."""

@@ -73,14 +73,20 @@ class LakeMounts:
 
 @contextmanager
 def lake(
-    folder: Path, *options: str, mounts: int = 1, program: Sequence[str] = LAKE, any_way: bool = True
+    folder: Path,
+    *options: str,
+    mounts: int = 1,
+    program: Sequence[str] = LAKE,
+    any_way: bool = True,
+    engine: Sequence[str] = (),
 ) -> Iterator[LakeMounts]:
     """Start an engine on a new store with a bucket, and mounts of it; `program`: a `lake` with a bug planted in it.
 
+    `engine`: options of the engine.
     `any_way` False: the test is about one way of answering reads, and has the options for it among its own.
     """
     options = (*WAYS[WAY], *options) if any_way else options
-    with serving(folder) as served, ExitStack() as stack:
+    with serving(folder, *engine) as served, ExitStack() as stack:
         processes = [
             stack.enter_context(
                 mounting(

@@ -146,6 +146,23 @@ def test_another_node_of_the_name_has_another_number(here: Path, there: Path) ->
         assert opened.read() == b"first"
 
 
+@pytest.mark.parametrize("size", [5, 100_000])
+def test_another_node_of_a_name_that_was_only_looked_at_has_another_number(here: Path, there: Path, size: int) -> None:
+    for number in range(5):
+        file, log = here / f"log {number}", there / f"log {number}"
+        file.write_bytes(content(size))
+        (here / "other").write_bytes(content(size, 2))
+        eventually(log.exists, "the new name is not seen")  # and never opened
+        before = log.stat().st_ino
+        file.rename(here / f"log {number}.1")
+        (here / "other").rename(file)
+        with log.open("rb") as opened:
+            assert opened.read() == content(size, 2)
+            assert os.fstat(opened.fileno()).st_ino == log.stat().st_ino != before
+        eventually((there / f"log {number}.1").exists, "the new name is not seen")
+        assert (there / f"log {number}.1").stat().st_ino != log.stat().st_ino
+
+
 def test_a_file_made_here_and_grown_elsewhere_keeps_its_number(here: Path, there: Path) -> None:
     file = here / "file"
     with file.open("w+b", buffering=0) as opened:

@@ -185,11 +185,12 @@ def test_what_has_left_memory_is_read_all_the_same(short: Path) -> None:
         client.put("bucket/file", content)
         descriptor = os.open(mounts.folders[0] / "file", os.O_RDONLY | os.O_DIRECT)
         for size in (PAGE, GRANULE_BYTES, MIB) * 3:
-            for _ in range(2):
+            for _ in range(5):
                 assert read_past_cache(descriptor, MIB, size) == content[MIB : MIB + size]
             forget_pages_below(mounts.served.data)
         os.close(descriptor)
-        assert native_reads(mounts) >= 9
+        # Four of five; 24 would be without one of the sizes.  The kernel may reclaim pages between two reads.
+        assert native_reads(mounts) > 27
         not_cached = re.search(r" not_cached=(\d+)", mounts.mounts[0].log.read_text())
         assert not_cached is not None
         assert int(not_cached[1]) >= 3  # of 9: the kernel keeps pages that somebody has in hand when it is asked

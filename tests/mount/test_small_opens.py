@@ -20,6 +20,7 @@ from lakefs import connect
 from lakefs.known.known_names import IS_BUILT
 from lakefs.limits import SMALL_PAYLOAD_BYTES
 from tests.mount.mounts import LakeMounts, lake
+from tests.mount.test_two_mounts import eventually
 from tests.mount.tools import spoil
 
 pytestmark = pytest.mark.fuse
@@ -94,7 +95,7 @@ def test_what_was_changed_elsewhere_is_what_the_next_open_finds(short: Path) -> 
         with pytest.raises(FileNotFoundError):
             read(here / "d/x")
         client.put("bucket/d/x", b"again")
-        time.sleep(1.2)  # the kernel may remember for a second that there is none
+        eventually((here / "d/x").exists, "the name is not seen again")  # the kernel may remember that there is none
         assert read(here / "d/x") == b"again"
 
 

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -42,6 +43,32 @@ def test_an_open_finds_what_was_closed_elsewhere_before_it(here: Path, there: Pa
         got = os.pread(descriptor, 10_000, 0)
         os.close(descriptor)
         assert got == text.encode()
+
+
+@pytest.mark.parametrize("is_looked_up_anew", [False, True])
+def test_an_open_behind_a_change_by_a_descriptor_that_was_refused_finds_what_was_closed_elsewhere(
+    here: Path, there: Path, *, is_looked_up_anew: bool
+) -> None:
+    """The kernel repeats what is refused by a path, not by a descriptor: the next open is no repeat."""
+    for number in range(5):
+        gone, file = f"gone {number}", f"file {number}"
+        (here / gone).write_bytes(b"gone")
+        (here / file).write_bytes(b"old")
+        eventually((there / gone).exists, "the new name is not seen")
+        if not is_looked_up_anew:
+            eventually((there / file).exists, "the new name is not seen")
+        descriptor = os.open(there / gone, os.O_RDONLY)
+        kept: list[int] = []
+        other = threading.Thread(target=lambda: kept.append(os.open(there / file, os.O_RDONLY)))  # noqa: B023
+        (here / gone).unlink()
+        with suppress(OSError):  # none if the mount has learned of it by then
+            os.fchmod(descriptor, 0o600)
+        other.start()
+        other.join()
+        (here / file).write_bytes(b"new")
+        assert (there / file).read_bytes() == b"new"
+        for opened in (descriptor, *kept):
+            os.close(opened)
 
 
 @pytest.mark.parametrize("size", [100, 70_000, (4 << 20) + 5])
@@ -181,6 +208,40 @@ def test_a_folders_times_follow_the_names_in_it(here: Path, there: Path) -> None
         eventually(lambda: times(there) == times(here), "the folder's times are not seen")
     os.utime(here / "d", ns=(10**18, 10**18 + 1))
     eventually(lambda: times(there) == times(here), "the times that were set are not seen")
+
+
+@pytest.mark.parametrize("look", ["for what is there", "for what is not there", "at all names"])
+def test_a_folders_times_follow_though_a_look_into_it_found_them_first(here: Path, there: Path, look: str) -> None:
+    """A look at a name in a folder also finds the folder's own times, some 20 ms before the notice of a change does."""
+    for number in range(3):
+        folder, seen = here / f"d{number}", there / f"d{number}"
+        folder.mkdir()
+        catch_up(here, there)
+        before = seen.stat()
+        (folder / "new").write_bytes(b"x")
+        if look == "at all names":
+            os.listdir(seen)
+        else:
+            os.path.exists(seen / ("new" if look == "for what is there" else "none"))
+        assert folder.stat().st_mtime_ns > before.st_mtime_ns
+        eventually(
+            lambda: seen.stat().st_mtime_ns == folder.stat().st_mtime_ns,  # noqa: B023
+            "the folder's times are not seen",
+        )
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_a_mode_follows_though_an_open_found_it_first(here: Path, there: Path, size: int) -> None:
+    for number in range(3):
+        file, seen = here / f"f{number}", there / f"f{number}"
+        file.write_bytes(content(size))
+        catch_up(here, there)
+        assert seen.read_bytes() == content(size)
+        before = seen.stat().st_mode
+        os.chmod(file, 0o600)
+        assert seen.read_bytes() == content(size)
+        assert file.stat().st_mode != before
+        eventually(lambda: seen.stat().st_mode == file.stat().st_mode, "the mode is not seen")  # noqa: B023
 
 
 def test_a_watch_with_inotify_is_told_that_what_it_watches_was_removed_elsewhere(here: Path, there: Path) -> None:

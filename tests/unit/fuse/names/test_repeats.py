@@ -60,6 +60,10 @@ class Operations:
     async def rename(self, folder: int, name: bytes, to: int, new: bytes, ctx: RequestContext) -> None:
         self._answer()
 
+    @repeatable
+    async def setattr(self, inode: int, ctx: RequestContext) -> None:
+        self._answer()
+
     def say(self, operation: str, *arguments: object, answer: int = 0, thread: int = THREAD) -> int:
         """Return the errno of an operation of a thread."""
 
@@ -75,6 +79,33 @@ class Operations:
 
     def mkdir_is_stale(self, folder: int = 1, name: bytes = b"name", thread: int = THREAD) -> int:
         return self.say("mkdir", folder, name, answer=errno.ESTALE, thread=thread)
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_what_was_refused_by_a_descriptor_is_over_when_the_thread_goes_on(*, looks: bool) -> None:
+    operations = Operations()
+    assert operations.say("setattr", 5, answer=errno.ESTALE) == errno.ESTALE
+    assert operations.say("setattr", 5, answer=errno.ESTALE) == errno.ENOENT, "as of the folder that it works in"
+    assert operations.say("setattr", 5, answer=errno.ESTALE) == errno.ESTALE
+    if looks:
+        assert operations.say("lookup", 1, b"folder") == 0
+    assert operations.mkdir_is_stale() == (errno.ENOENT if looks else errno.ESTALE)
+
+
+def test_a_repeat_rests_on_the_last_look_up_before_it() -> None:
+    async def main() -> list[float | None]:
+        repeats, found = Repeats(), []
+        repeats.refuse(THREAD, 1.0, operation=("open", 5))
+        found.append(repeats.begin(THREAD, (5,), ("open", 5)))
+        for _ in range(2):
+            await trio.sleep(1)
+            assert repeats.begin_look_up(THREAD, 1, b"name")
+        found += [repeats.begin(THREAD, (6,), ("open", 6)), trio.current_time()]
+        return found
+
+    first, last, now = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert first == 1.0
+    assert last == now, "others may have looked since the refusal, and it has changed since"
 
 
 async def failing(code: int) -> None:

@@ -348,3 +348,48 @@ def test_what_takes_over_another_shows_its_number(table: InodeTable) -> None:
         table.detach(inode) if inode.parent is bucket else None
         table.forget(inode.number, inode.lookups)
     assert not len(table._shown), "no number is kept of what nobody knows"
+
+
+def test_a_file_found_under_the_name_of_another_has_its_own_number(table: InodeTable) -> None:
+    bucket = folder(table, table.root, "bkt", 10)
+    opened = file(table, bucket, "a", 15)
+    table.stored(opened, 16, is_found=True)
+    assert opened.st_ino == 16
+    moved = file(table, bucket, "b", 15)
+    assert moved.st_ino != 16, "two files"
+    again = file(table, bucket, "a", 16, b"2")
+    assert again.st_ino == 16
+    table.stored(again, 15, is_found=True)
+    assert again.st_ino == moved.st_ino
+    table.stored(again, ROOT, is_found=True)
+    assert again.st_ino not in (ROOT, 16, moved.st_ino)
+
+
+def test_attributes_found_elsewhere_are_told_by_whoever_finds_them(table: InodeTable) -> None:
+    told: list[Inode] = []
+    table.on_changed = told.append
+    bucket = folder(table, table.root, "bkt", 10)
+    known = file(table, bucket, "a", 11)
+    table.adopt(bucket, "a", 11, content(b"1"), asked_at=2.0)
+    assert told == [], "they are the same"
+    table.adopt(bucket, "a", 11, Attributes(OBJECT, 1, 0o600, blob=b"1"), asked_at=3.0)
+    assert told == [known]
+    table.adopt(table.root, "bkt", 10, Attributes(FOLDER, mtime_ns=5), asked_at=3.0)
+    assert told == [known, bucket]
+    unknown = table.adopt(bucket, "b", 12, content(b"1"), asked_at=3.0)
+    table.adopt(bucket, "b", 12, Attributes(OBJECT, 1, 0o600, blob=b"1"), asked_at=4.0)
+    assert unknown.attributes.mode == 0o600
+    assert told == [known, bucket], "the kernel does not know it"
+
+
+def test_an_answer_that_was_overtaken_by_a_later_one_changes_nothing(table: InodeTable) -> None:
+    bucket = folder(table, table.root, "bkt", 10)
+    known = file(table, bucket, "a", 11)
+    table.adopt(bucket, "a", 11, Attributes(OBJECT, 1, 0o600, blob=b"1"), asked_at=3.0)
+    for node, blob in ((11, b"1"), (11, b"0"), (12, b"0")):
+        assert table.adopt(bucket, "a", node, content(blob), asked_at=2.0) is known
+    assert (known.attributes.mode, known.confirmed_at, known.found_at) == (0o600, 3.0, 3.0)
+    table.adopt(bucket, "moved", 11, Attributes(OBJECT, 1, 0o600, blob=b"1"), asked_at=5.0)
+    assert table.adopt(bucket, "a", 11, content(b"1"), asked_at=4.0) is known
+    assert (known.name, known.attributes.mode) == ("moved", 0o600)
+    assert bucket.names_changed_at == 5.0, "the older answer about the old name is asked again"

@@ -1,0 +1,96 @@
+"""Notices of changes elsewhere, in rare orders: what the kernel has to forget."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import trio
+import trio.testing
+
+from fuse.names import watches
+from fuse.names.watches import Watcher
+from fuse.open_file import OpenFile
+from fuse.state.inodes import Inode
+from lakefs.wire.messages import WatchEvent
+from tests.unit.fuse.names.slow_mount import SlowMount, held
+
+
+class OpenedFile(OpenFile):
+    """An open file, of which only that it is open counts."""
+
+    def __init__(self) -> None:
+        self.is_dirty = False
+
+
+class Told:
+    """A watcher over a slow mount, and what it has told the kernel."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.entries: list[str] = []
+        self.attributes: list[Inode] = []
+        monkeypatch.setattr(watches, "_invalidate_entry", self._entry)
+        monkeypatch.setattr(watches, "_invalidate_attributes", self.attributes.append)
+        self.mount = SlowMount()
+        self.watcher = Watcher(self.mount, cast(Any, SimpleNamespace(epoch=1)))
+
+    def _entry(self, parent: Inode, name: str, removed: int = 0) -> None:
+        self.entries.append(name)
+
+    def found(self, name: str, node: int, *, lookups: int = 1) -> Inode:
+        self.mount.put(name, node)
+        shown = self.mount.owner.shown(self.mount.records[name])
+        inode = self.mount.table.adopt(self.mount.table.root, name, node, shown, trio.current_time())
+        inode.lookups += lookups
+        return inode
+
+
+def told(monkeypatch: pytest.MonkeyPatch, test: Callable[[Told], Awaitable[None]]) -> None:
+    async def run() -> None:
+        await test(Told(monkeypatch))
+
+    trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0.001))
+
+
+def test_a_name_that_only_this_process_has_found_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(told: Told) -> None:
+        told.found("known", 11)
+        told.found("unknown", 12, lookups=0)
+        for key in ("known", "unknown", "none"):
+            await told.watcher._apply(WatchEvent("put", 1, "bkt", key))
+        assert told.entries == ["unknown", "none"], "the kernel may have these as absent"
+
+    told(monkeypatch, test)
+
+
+def test_after_a_lost_connection_attributes_of_open_files_are_asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(told: Told) -> None:
+        told.found("a", 11)
+        opened = told.found("b", 12)
+        opened.file = OpenedFile()
+        await told.watcher._expire("")
+        assert told.entries == ["a", "b"]
+        assert told.attributes == [told.mount.table.root, opened]
+
+    told(monkeypatch, test)
+
+
+def test_a_file_that_was_found_by_a_new_name_is_not_lost_with_the_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(told: Told) -> None:
+        inode = told.found("a", 11)
+        del told.mount.records["a"]
+        told.watcher._doubt(inode, "rename")
+
+        async def moved() -> None:
+            assert told.found("b", 11) is inode
+
+        async def compare() -> None:
+            await told.watcher._compare(dict(told.watcher._doubtful))
+
+        await held(told.mount, compare, moved)
+        assert told.mount.table.root.children == {"b": inode}
+        assert inode in told.watcher._doubtful, "it is compared by its new name"
+
+    told(monkeypatch, test)
