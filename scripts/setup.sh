@@ -21,7 +21,7 @@ find_python() {
 setup_venv() {
     local python stamp=.venv/setup-stamp wanted
     python=$(find_python)
-    wanted=$( (echo "$PWD" "$python"; "$python" --version; cat pyproject.toml requirements/dev.txt "$0"; find engine gateway lakefs -name "*.pyx" -o -name "*.h" | sort | xargs -r cat) | sha256sum)
+    wanted=$( (echo "$PWD" "$python"; "$python" --version; cat pyproject.toml requirements/dev.txt "$0"; find engine fuse gateway lakefs -name "*.pyx" -o -name "*.pxd" -o -name "*.h" | sort | xargs -r cat) | sha256sum)
     if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
         return
     fi

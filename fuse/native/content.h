@@ -12,8 +12,8 @@
    - `lake_content_fill` is called between `lake_contents_enter` and `lake_contents_leave` only.  When
      `lake_content_end` has returned, no read of the content runs, nor begins.
    - Offsets and lengths of requests are not trusted: each is compared with the layout, and none allocates. */
-#ifndef LAKE_CONTENT_H
-#define LAKE_CONTENT_H
+#ifndef LAKE_MOUNT_CONTENT_H
+#define LAKE_MOUNT_CONTENT_H
 
 #include "../../lakefs/host/crc32c.h"
 #include <errno.h>
