@@ -142,7 +142,7 @@ static int lake_extent_vector(const lake_extent *from, uint64_t length, uint32_t
 static int lake_extent_chunk(const lake_extent *from, uint64_t length, uint32_t crc, uint8_t *into)
 {
     if (length <= LAKE_GRANULE)
-        return lake_extent_granules(from, 0, length, &crc, into) == LAKE_RIGHT;
+        return lake_extent_copy(from, 0, length, into) && lake_crc32c(into, length) == crc;
     uint32_t crcs[LAKE_GRANULES_MAX];
     lake_extent asked = *from;
     if (lake_granule_count(length) > LAKE_GRANULES_MAX)
