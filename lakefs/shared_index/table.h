@@ -111,7 +111,7 @@ static inline int lake_look(const lake_table *table, const uint8_t *chunk, uint6
     return 0;
 }
 
-/* Returns 1 found, 0 not present at a moment of the call, -1: it cannot be told. */
+/* Returns 1 found, 0 not present at a moment of the call, -1: it cannot be known. */
 static int lake_seek(const lake_table *table, const uint8_t *chunk, lake_entry *found)
 {
     uint64_t home = lake_home(table, chunk + 1);
