@@ -1,4 +1,4 @@
-# make setup | demo | check | test | test-plugins | bench | mount-ways | torture | docs
+# make setup | demo | check | test | test-all | test-plugins | bench | mount-ways | torture | docs
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -9,7 +9,7 @@ SCENARIO ?=
 STATIC := check-ruff check-format check-types check-imports
 export PYTHON
 
-.PHONY: help setup clients plugins lab lock demo check test test-plugins bench mount-ways torture docs clean
+.PHONY: help setup clients plugins lab lock demo check test test-all test-rest test-plugins bench mount-ways torture docs clean
 .PHONY: check-ruff check-format check-types check-imports check-tests
 
 help: ## what there is to make
@@ -31,7 +31,8 @@ lab: setup ## tests on hardware that this machine lacks, in a guest: docs/lab.md
 lock: ## write requirements/*.txt anew from pyproject.toml
 	@scripts/lock.sh
 
-demo: setup ## a store, an engine, objects in and out, in a minute
+demo: ## a store, an engine, objects in and out: 90 seconds, and a few the next time
+	@scripts/setup.sh demo
 	@$(BIN)/python -m bench.demo
 
 check: setup ## lint, types, layering, style and the quick tests
@@ -54,10 +55,17 @@ check-tests:
 
 # In the order of folders: the long files come before the short ones, so all cores are busy to the end.  A third process
 # works while others wait for disks, signals and clients.
-test: setup clients ## lint, types and layering, then every test
+TESTS := $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 1 -p tests.minutes
+
+test: setup ## lint, types and layering, then every promise once
 	@$(MAKE) --no-print-directory -j 3 --keep-going --output-sync=target $(STATIC)
+	@$(TESTS) -m "not thorough and not plugins" tests
+
+test-all: test test-rest ## every test but those of make test-plugins
+
+test-rest: setup clients
 	@lab/setup
-	@$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 1 -m "not plugins" tests
+	@$(TESTS) -m "thorough and not plugins" tests
 
 test-plugins: setup plugins ## the plug-ins with the libraries that use them: torch, pandas, datasets
 	@$(BIN)/python -m pytest -q -m plugins tests/plugins

@@ -505,7 +505,7 @@ class OpenFile:
         await self._content.behind.wait_idle()
         async with self._mount.settling() if durable else nullcontext():
             stat, content, folder, epoch = await store(
-                self._mount, self.inode, self._content, is_hot=self.hot is not None, durable=durable
+                self._mount, self.inode, self._content, hot=self.hot, durable=durable
             )
         boot = b"" if durable else self._mount.engine_boot()
         if not durable:

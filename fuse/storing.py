@@ -13,13 +13,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from fuse.hot.hot_file import HotFile
 from fuse.reading.blob_reader import BlobReader
+from fuse.reading.following import COMPARED_MAX, appended
 from fuse.staging.behind import copy_behind, is_there
 from fuse.staging.commit import Stored, store_staged
 from fuse.staging.folder import Base, StagedFile
 from fuse.staging.storing_behind import StoringBehind
 from fuse.state.attributes import to_store
 from fuse.state.decided_upon import look_again, lost_its_name, place_of, upon
+from fuse.state.following import give_back
 from fuse.state.inodes import Inode
 from fuse.state.mount import Mount
 from lakefs.errors import EngineUnreachable, KeyNotFound, PreconditionFailed
@@ -51,7 +54,7 @@ class FileContent:
     """True if all that is not stored was written through O_APPEND handles, if anything was."""
 
 
-async def store(mount: Mount, inode: Inode, content: FileContent, *, is_hot: bool, durable: bool) -> Stored:
+async def store(mount: Mount, inode: Inode, content: FileContent, *, hot: HotFile | None, durable: bool) -> Stored:
     """Bind the name to the staged content, upon what it has; look at it again when that has changed.
 
     PreconditionFailed: the name was removed or renamed elsewhere; what was written stays staged.
@@ -63,7 +66,7 @@ async def store(mount: Mount, inode: Inode, content: FileContent, *, is_hot: boo
         found = await look_again(mount, inode)
         is_other = found is not None and (found.node, found.blob) != (inode.node, inode.attributes.blob)
         if found is not None and is_other and content.is_appended:
-            done = await _go_behind(mount, inode, content, found, is_hot=is_hot, is_lost=False)
+            done = await _go_behind(mount, inode, content, found, hot=hot, is_lost=False)
             if done is not None:
                 return Stored(done)
     for attempt in range(_ATTEMPTS_MAX):
@@ -96,14 +99,14 @@ async def store(mount: Mount, inode: Inode, content: FileContent, *, is_hot: boo
             if found is not None and before == found:
                 raise lost_its_name(mount, inode) from None  # what was opened has another name
             if found is not None and content.is_appended:
-                done = await _go_behind(mount, inode, content, found, is_hot=is_hot, is_lost=is_lost)
+                done = await _go_behind(mount, inode, content, found, hot=hot, is_lost=is_lost)
                 if done is not None:
                     return Stored(done)
     raise AssertionError("the loop returns or raises")
 
 
 async def _go_behind(
-    mount: Mount, inode: Inode, content: FileContent, found: ObjectStat, *, is_hot: bool, is_lost: bool
+    mount: Mount, inode: Inode, content: FileContent, found: ObjectStat, *, hot: HotFile | None, is_lost: bool
 ) -> ObjectStat | None:
     """Stage what was appended behind the content that the name has now; return that if nothing is to be added.
 
@@ -112,33 +115,44 @@ async def _go_behind(
     opened = await mount.leased(mount.table.child_name(*place_of(inode)))
     staged, reader = content.staged, new_reader(mount, opened)
     assert staged is not None, "something was appended"
-    if is_hot or (opened.stat.node, opened.stat.blob) != (found.node, found.blob):
-        reader.close()
-        mount.give_back(opened.lease)
-        if not is_hot:
-            return None  # changed once more: the next attempt is refused, and looks again
-        raise PreconditionFailed(
-            f"{inode.name} was changed elsewhere while this mount had it in memory for its readers; what was"
-            " appended stays staged, see: lake staged ls",
-            subject=inode.name,
-        )
+    if (opened.stat.node, opened.stat.blob) != (found.node, found.blob):
+        give_back(mount, reader)
+        return None  # changed once more: the next attempt is refused, and looks again
     target = mount.staging.new(staged.name, base_of(opened.stat))
     try:
         is_done = is_lost and await _has_appended(staged, reader)
         if not is_done:
             await copy_behind(staged, target)
+        if hot is not None and not await _go_behind_in_memory(hot, content.reader, reader, target):
+            raise PreconditionFailed(
+                f"{inode.name} was changed elsewhere, and not only appended to, while this mount had it in memory for"
+                " its readers; what was appended stays staged, see: lake staged ls",
+                subject=inode.name,
+            )
     except BaseException:
         target.discard()
-        reader.close()
-        mount.give_back(opened.lease)
+        give_back(mount, reader)
         raise
     before, content.reader, content.staged = content.reader, reader, target
     staged.discard()
     if before is not None:
-        before.close()
-        mount.give_back(before.opened.lease)
+        give_back(mount, before)
     _take_base(mount, inode, content, opened.stat, target.size)
     return opened.stat if target.size == opened.stat.size_bytes else None
+
+
+async def _go_behind_in_memory(hot: HotFile, own: BlobReader | None, base: BlobReader, target: StagedFile) -> bool:
+    """Put what `target` has behind the content that readers have in memory, if its base begins with that.
+
+    Returns False, changing nothing, if it does not, or if memory is full.
+    """
+    if own is None or target.size - target.base_bytes > COMPARED_MAX:
+        return False
+    added = await appended(own, base, keep=True)
+    if added is None or not hot.is_followed:
+        return False
+    mine = target.read(target.base_bytes, target.size - target.base_bytes)
+    return hot.replace_end(own.opened.stat.size_bytes, [added, mine])
 
 
 def _take_base(mount: Mount, inode: Inode, content: FileContent, stat: ObjectStat, size_bytes: int) -> None:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes requirements/runtime.txt and requirements/dev.txt: what the ranges of pyproject.toml resolve to today,
+# Writes requirements/runtime.txt, demo.txt and dev.txt: what the ranges of pyproject.toml resolve to today,
 # each from a clean virtual environment, as bare NAME==VERSION lines.  `scripts/lock.sh clients` writes
 # requirements/clients.txt instead.
 set -euo pipefail
@@ -29,7 +29,7 @@ lock() {
         # setuptools is part of the lock where it was asked for: it builds the project itself.
         "$scratch/$target/bin/python" -m pip freeze --all --disable-pip-version-check |
             grep -E '^[A-Za-z0-9._-]+==' | grep -vE '^(pip|wheel)==' |
-            { if [ "$target" = dev ]; then cat; else grep -v '^setuptools=='; fi; }
+            { if [ "$target" = runtime ]; then grep -v '^setuptools=='; else cat; fi; }
     } > "requirements/$target.txt"
 }
 
@@ -50,5 +50,6 @@ if [ "${1:-}" = clients ]; then
     lock_clients
 else
     lock runtime
+    lock demo demo
     lock dev dev
 fi

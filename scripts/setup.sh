@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
-# Debian packages, then .venv in the checkout with the locked versions and this project, editable.
-# Quick when nothing changed: a stamp in .venv holds a hash of everything that goes in.
+# setup.sh [demo]: Debian packages, then .venv in the checkout with the locked versions and this project, editable.
+# With `demo` only what it takes to run it, and to show that; else also what tests, checks and benchmarks need.
+# Quick when nothing changed: stamps in .venv hold hashes of everything that goes in.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+level=${1:-dev}
+[ "$level" = demo ] || [ "$level" = dev ] || { echo "setup: no such set: $level; there are demo and dev" >&2; exit 64; }
 
 source scripts/debian.sh
 
@@ -18,23 +21,61 @@ find_python() {
     return 1
 }
 
+say() {
+    echo "setup: $* ($SECONDS s)"
+}
+
+hash_of() {
+    (echo "$PWD" "$python"; "$python" --version; cat "$@") | sha256sum
+}
+
+is_done() { # is_done STAMP HASH
+    [ -f ".venv/$1" ] && [ "$(cat ".venv/$1")" = "$2" ]
+}
+
+install() {
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"
+}
+
+# Native modules beside their sources; two are compiled at a time.  What was compiled before is left as it is.
+compile() {
+    .venv/bin/python -c 'import setuptools; setuptools.setup()' -q build_ext --inplace --parallel 2 > .venv/compile.log 2>&1 ||
+        { cat .venv/compile.log >&2; echo "setup: the native modules could not be compiled, see above" >&2; return 1; }
+}
+
 setup_venv() {
-    local python stamp=.venv/setup-stamp wanted
+    local python wanted_packages wanted_natives natives compiling=
     python=$(find_python)
-    wanted=$( (echo "$PWD" "$python"; "$python" --version; cat pyproject.toml requirements/dev.txt "$0"; find engine fuse gateway lakefs -name "*.pyx" -o -name "*.pxd" -o -name "*.h" | sort | xargs -r cat) | sha256sum)
-    if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then
+    mapfile -t natives < <(find engine fuse gateway lakefs -name "*.pyx" -o -name "*.pxd" -o -name "*.h" | sort)
+    wanted_packages=$(hash_of "$0" "requirements/$level.txt")
+    wanted_natives=$(hash_of "$0" pyproject.toml requirements/runtime.txt "${natives[@]}")
+    # The set `dev` has all of `demo`.
+    if is_done stamp-natives "$wanted_natives" && { is_done "stamp-$level" "$wanted_packages" ||
+        is_done stamp-dev "$(hash_of "$0" requirements/dev.txt)"; }; then
         return
     fi
-    echo "setup: making .venv with $("$python" --version)"
     # A moved checkout or another interpreter leaves a .venv whose scripts point elsewhere.
     if [ -d .venv ] && ! grep -qsxF "executable = $(readlink -f "$python")" .venv/pyvenv.cfg; then
         rm -rf .venv
     fi
+    say "making .venv with $("$python" --version)"
     "$python" -m venv .venv
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
-    echo "$wanted" > "$stamp"
+    rm -f ".venv/stamp-$level"
+    install "$(grep -ix 'cython==.*' requirements/demo.txt)" "$(grep -x 'setuptools==.*' requirements/demo.txt)"
+    if ! is_done stamp-natives "$wanted_natives"; then
+        say "compiling ${#natives[@]} native sources, and fetching $(grep -c == "requirements/$level.txt") packages"
+        compile &
+        compiling=$!
+    fi
+    install -r "requirements/$level.txt"
+    [ -z "$compiling" ] || wait "$compiling"
+    say "installing the project"
+    install --no-deps --no-build-isolation -e .
+    echo "$wanted_natives" > .venv/stamp-natives
+    echo "$wanted_packages" > ".venv/stamp-$level"
+    say "done"
 }
 
 setup_debian setup debian-packages.txt
+[ "$level" = demo ] || setup_debian setup debian-packages-dev.txt
 setup_venv

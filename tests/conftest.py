@@ -23,6 +23,10 @@ settings.register_profile("lake", deadline=None, suppress_health_check=[HealthCh
 settings.register_profile("ci", parent=settings.get_profile("lake"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "lake")
 
+_TESTS = Path(__file__).parent
+_THOROUGH = ("clients", "lab")
+"""Folders of tests with clients of other people, and in a guest: all of them are left out of `make test`."""
+
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Remove the mounts of a run that was killed: pytest cannot remove their folders, and would fail for it."""
@@ -35,8 +39,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             unmount(place, lazy=True)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip mount tests where the kernel offers no FUSE device."""
+    """Mark tests that need more than `make setup`; skip mount tests where the kernel offers no FUSE device."""
+    for item in items:
+        if _TESTS in item.path.parents and item.path.relative_to(_TESTS).parts[0] in _THOROUGH:
+            item.add_marker(pytest.mark.thorough)
     if Path("/dev/fuse").exists():
         return
     no_device = pytest.mark.skip(reason="/dev/fuse is missing: load the fuse module or pass the device in")

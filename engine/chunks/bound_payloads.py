@@ -9,10 +9,10 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence as Seq
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from engine.chunks.chunk_store import Chunks, find_chunk
+from engine.chunks.chunk_store import Chunks, find_chunk, first_of_each
 from engine.chunks.ingest import Choose
 from engine.chunks.payload import Hashed, Payload, Written
 from engine.metadata.metadata_store import Metadata
@@ -37,17 +37,18 @@ class BoundPayloads:
 
     async def store(
         self,
-        payloads: Seq[Payload],
-        bind: Callable[[Transaction, Seq[Hashed]], T],
+        payloads: Sequence[Payload],
+        bind: Callable[[Transaction, Sequence[Hashed]], T],
         *,
         durable: bool = True,
-        bound: Callable[[T], T] = lambda result: result,
+        bound: Callable[[T, Sequence[bool]], T] = lambda result, fresh: result,
     ) -> T:
         """Store payloads and run `bind` with their ids, in order, in the transaction that records their chunks.
 
-        `bound` gets its result in the same step, after the change; returns that.  Durable on return, with `durable`
-        false visible.  `bind` may run more than once; its last run counts.  StoreFull, StoreReadOnly, DiskFailed, and
-        the errors of `bind` and of fills: nothing is recorded then, nor when cancelled before the decision.
+        `bound` gets its result, and for each payload if it is new in the store, in the same step, after the change;
+        returns what that returns.  Durable on return, with `durable` false visible.  `bind` may run more than once; its
+        last run counts.  StoreFull, StoreReadOnly, DiskFailed, and the errors of `bind` and of fills: nothing is
+        recorded then, nor when cancelled before the decision.
         """
         absent_at = self._metadata.next_birth  # what is written is looked up from now on
         hashed, written = await self._chunks.ingest.take_in(payloads, self._choose_absent())
@@ -71,7 +72,8 @@ class BoundPayloads:
                 except _Vanished:
                     missing = self._not_present(list(wanted.values()), written)
                     written += await self._chunks.ingest.write(missing)
-            result = bound(result)  # no checkpoint since the decision
+            fresh = first_of_each(hashed, {item.hashed.chunk for item in written})
+            result = bound(result, fresh)  # no checkpoint since the decision
             if durable:
                 await self._metadata.wait_durable(sequence)
         finally:
@@ -82,7 +84,7 @@ class BoundPayloads:
         """Return a filter that picks, from chunks as they are hashed, those not in the store, each once."""
         chosen: set[ChunkId] = {EMPTY_CHUNK}
 
-        def choose(items: Seq[Hashed]) -> list[Hashed]:
+        def choose(items: Sequence[Hashed]) -> list[Hashed]:
             absent: list[Hashed] = []
             with self._metadata.view() as view:
                 for item in self._chunks.absent(view, items):

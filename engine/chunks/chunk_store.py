@@ -117,7 +117,7 @@ class Chunks:
                 if await self._await_other(session, item):
                     fresh.add(item.chunk)
         await self._metadata.wait_durable(claims.seen)
-        return _first_of_each(hashed, fresh)
+        return [(item.chunk, is_new) for item, is_new in zip(hashed, first_of_each(hashed, fresh), strict=True)]
 
     def _is_claimed(self, session: Session, chunk: ChunkId, claims: _Claims) -> bool:
         """Return True if the caller must write the chunk; else it is held, or will be waited for."""
@@ -284,11 +284,11 @@ class _Claims:
     """Sequence that must be durable before chunks are reported as present."""
 
 
-def _first_of_each(hashed: Seq[Hashed], fresh: set[ChunkId]) -> list[tuple[ChunkId, bool]]:
-    """Return each id, and True if it is new: where an id occurs twice, only its first occurrence is."""
+def first_of_each(hashed: Seq[Hashed], fresh: set[ChunkId]) -> list[bool]:
+    """Return of each payload True if it is new: where an id occurs twice, only its first occurrence is."""
     left = set(fresh)
-    results: list[tuple[ChunkId, bool]] = []
+    results: list[bool] = []
     for item in hashed:
-        results.append((item.chunk, item.chunk in left))
+        results.append(item.chunk in left)
         left.discard(item.chunk)
     return results

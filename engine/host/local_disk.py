@@ -397,8 +397,8 @@ def _names_in(path: str) -> list[str]:
         found = os.scandir(path)
     except FileNotFoundError:
         return []
-    with found:
-        return sorted(entry.name for entry in found)
+    with found as entries:
+        return sorted(entry.name for entry in entries)
 
 
 def _sync_folder(path: str, opening: Callable[[str, int], int] = os.open) -> None:

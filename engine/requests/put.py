@@ -22,6 +22,8 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import msgspec
+
 from engine.chunks.bound_payloads import BoundPayloads
 from engine.chunks.manifests import HeldBlob, HeldBlobs, checked_chunks
 from engine.chunks.payload import Fill, Hashed, Payload, ReceivedBody, check_lengths
@@ -259,9 +261,12 @@ class Puts:
                 told.decided(txn)
             return results
 
-        def bound(results: list[m.NameResult]) -> list[m.NameResult]:
+        def bound(results: list[m.NameResult], fresh: Sequence[bool]) -> list[m.NameResult]:
             # In the step of the decision: stamps and times are its own.
             results = self._with_stamps(results) if stamps else results
+            if not all(fresh):
+                told_fresh = zip(results, fresh, strict=True)
+                results = [msgspec.structs.replace(result, fresh=is_new) for result, is_new in told_fresh]
             return results if told is None else told.told(self._metadata, results)
 
         return Reply(m.NameResults(await self._bound.store(payloads, bind, durable=durable, bound=bound)))

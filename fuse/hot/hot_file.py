@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from fuse.hot.memory_files import is_used, is_writable_elsewhere, reopened, reserve, used_bytes
@@ -151,6 +151,18 @@ class HotFile:
         try:
             if data:
                 self.write(self.size, data, lambda offset, part: None)
+        except OSError:
+            return False
+        return True
+
+    def replace_end(self, begin: int, parts: Sequence[Buffer]) -> bool:
+        """Write these parts from `begin` on, over an end that is not longer; False, changing nothing, if memory is full
+        or damaged."""
+        try:
+            reserve(self._descriptor_to_write(), begin, max(1, sum(map(len, parts))))
+            for part in parts:
+                self.write(begin, part, lambda offset, taken: None)
+                begin += len(part)
         except OSError:
             return False
         return True

@@ -21,7 +21,7 @@ from typing import BinaryIO
 
 from lakefs.content.chunking import CutPlan, iter_extents, may_be_safetensors, plan_file
 from lakefs.content.manifest import CutKind
-from lakefs.errors import BucketNotFound, EngineUnreachable, SessionLost
+from lakefs.errors import BucketNotFound, EngineUnreachable, SessionLost, SourceChanged
 from lakefs.limits import CHUNK_BYTES, STORE_REQUEST_CHUNKS, STORE_WINDOW
 from lakefs.names import broken_rule, check_new_bucket_name
 from lakefs.put.lent import SlotSource, lend, send_slots, store_by_slots
@@ -37,8 +37,9 @@ from lakefs.put.upload import (
     forget,
     note_stored,
     offer_payloads,
-    only_result,
+    only_item,
     open_upload,
+    result_of,
     store_manifests,
     store_payloads,
 )
@@ -117,9 +118,10 @@ def _put_one_chunk(transfer: Transfer, change: NameChange, source: Source) -> St
         reply = yield from put_remotely(transfer.fabric, [payload], lambda: [change])
     if reply is None:
         reply = yield from send(PutObjects([len(payload)], [change]), body=[payload])
-    stat = only_result(reply)
-    transfer.progress(source.size_bytes, 0)
-    return PutResult(stat, source.size_bytes, source.size_bytes)
+    result = only_item(reply)
+    new_bytes = source.size_bytes if result.fresh else 0
+    transfer.progress(source.size_bytes, source.size_bytes - new_bytes)
+    return PutResult(result_of(result), source.size_bytes, new_bytes)
 
 
 def _check_bucket(change: NameChange) -> Steps[None]:
@@ -206,6 +208,10 @@ def store_by_descriptor(upload: Upload, source: Source, plan: CutPlan) -> Steps[
         yield from pipeline.drain()
     except EngineUnreachable:
         raise  # the source ends with the connection
+    except SourceChanged:
+        yield from forget(SourceClose(number))
+        source.verify_unchanged()  # the engine noticed first, and does not know the name
+        raise
     except BaseException:
         yield from forget(SourceClose(number))
         raise

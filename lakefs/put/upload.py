@@ -111,9 +111,14 @@ def result_of(item: NameResult) -> ObjectStat:
 
 def only_result(reply: Reply) -> ObjectStat:
     """Return the stat of a batch of one item, or raise its error."""
+    return result_of(only_item(reply))
+
+
+def only_item(reply: Reply) -> NameResult:
+    """Return the result of a batch of one item."""
     assert isinstance(reply.message, NameResults)
     (item,) = reply.message.results
-    return result_of(item)
+    return item
 
 
 def open_upload(transfer: Transfer, cut_kind: CutKind) -> Steps[Upload]:

@@ -273,8 +273,9 @@ class _TreePut:
             self._fail(read.entry, error)
             return
         size = len(read.payload)
-        self._observer.progress(size, 0)
-        self._end(self._outcome(read.entry, Fate.STORED, size, size))
+        new_bytes = size if item.fresh else 0
+        self._observer.progress(size, size - new_bytes)
+        self._end(self._outcome(read.entry, Fate.STORED, size, new_bytes))
 
     # --- large files and folders -------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -405,8 +406,15 @@ def test_what_is_asked_of_a_folder_or_of_the_file_system_fails_as_the_disk_does(
     def failing(*_: object, **__: object) -> None:
         raise OSError(code, os.strerror(code))
 
+    @contextmanager
+    def opened(*_: object) -> Iterator[Iterator[object]]:
+        yield iter(failing, 0)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", opened)
+        with pytest.raises(DiskFailed):  # not "there is no such folder": that would be an empty journal
+            disk.list_folder("d")
     calls: dict[str, Callable[[], object]] = {
-        "listdir": lambda: disk.list_folder("d"),  # not "there is no such folder": that would be an empty journal
         "fsync": lambda: disk.sync_folder("d"),
         "statvfs": disk.free_bytes,
         "mkdir": lambda: disk.make_folder("e"),

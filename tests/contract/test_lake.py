@@ -208,6 +208,15 @@ def test_a_second_put_sends_nothing_that_is_there(kind: Kind) -> None:
     run(kind, body)
 
 
+def test_a_payload_that_is_there_already_is_not_new(kind: Kind) -> None:
+    async def body(lake: Driven) -> None:
+        first = await lake.run(lake.steps.put("bkt/1", b"payload"))
+        second = await lake.run(lake.steps.put("bkt/2", b"payload"))
+        assert [(result.size_bytes, result.new_bytes) for result in (first, second)] == [(7, 7), (7, 0)]
+
+    run(kind, body)
+
+
 def safetensors(shapes: dict[str, int], rng: random.Random) -> bytes:
     """Return a file of 8-bit tensors of these lengths."""
     header: dict[str, object] = {}

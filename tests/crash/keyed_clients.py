@@ -39,6 +39,8 @@ SHARED_KEYS: Final = 1000
 BATCH: Final = 12
 POOL_BYTES: Final = 48 * MIB
 _MEMORY_BYTES: Final = 16 * MIB
+_NOTICING: Final = (Check.BLAKE3, Check.CRC32C)
+"""Checks that notice a value that was evicted while its place was read; `Check.NONE` does so only in a pool."""
 
 
 def keys_in(space: str) -> int:
@@ -91,7 +93,7 @@ class Writer:
         self.journal.done([outcome.name for outcome in outcomes])
         os.write(self.told, b".")
 
-    def act(self, spaces: dict[str, Space], memory: SharedMemory, pool: Pool) -> None:
+    def act(self, spaces: dict[str, Space], memory: SharedMemory, pool: Pool, check: Check) -> None:
         """Do one thing."""
         space = self.name if self.chance.random() < 0.5 else SHARED
         if space == self.name and self.chance.random() < 0.25:
@@ -109,7 +111,8 @@ class Writer:
         result = spaces[space].put_many(keys, items, depths=[self.chance.randrange(50) for _ in keys])
         check_failures(space, result)
         self.answered(result.outcomes)
-        read_some(spaces[space], space, numbers, pool if self.chance.random() < 0.5 else None)
+        into_pool = self.chance.random() < 0.5 or check not in _NOTICING
+        read_some(spaces[space], space, numbers, pool if into_pool else None)
 
 
 def check_failures(space: str, result: KeyedResult) -> None:
@@ -146,14 +149,15 @@ def _until_it_is_gone(address: str, check: Check, body: Callable[[Lake], None]) 
 def write(address: str, name: str, seed: str, folder: Path, told: int) -> None:
     """Put, remove and read until the engine is gone."""
     writer = Writer(name, seed, folder, told)
+    check = writer.chance.choice(list(Check))
 
     def body(lake: Lake) -> None:
         spaces = spaces_of(lake, [name, SHARED])
         with lake.shared_memory(size_bytes=_MEMORY_BYTES) as memory, lake.pool(size_bytes=POOL_BYTES) as pool:
             while True:
-                writer.act(spaces, memory, pool)
+                writer.act(spaces, memory, pool, check)
 
-    _until_it_is_gone(address, writer.chance.choice(list(Check)), body)
+    _until_it_is_gone(address, check, body)
 
 
 def write_in_trio(address: str, name: str, seed: str, folder: Path, told: int) -> None:
@@ -174,7 +178,7 @@ def write_in_trio(address: str, name: str, seed: str, folder: Path, told: int) -
                 label_of(key, bytes(buffer[:length]))
 
     async def main() -> None:
-        async with connect_trio(address, check=writer.chance.choice(list(Check))) as lake:
+        async with connect_trio(address, check=writer.chance.choice(_NOTICING)) as lake:
             spaces = {
                 space: await lake.space(space, quota=QUOTA_BYTES if space == SHARED else 64 * QUOTA_BYTES)
                 for space in (name, SHARED)

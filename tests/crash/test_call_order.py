@@ -17,7 +17,11 @@ from tests.crash.call_trace import Order, read_calls, read_ended, traced
 from tests.crash.planted_lake import BUGS
 from tests.crash.small_engine import PLANTED_LAKE, SMALL_LAKE, SmallEngine
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not shutil.which("strace"), reason="strace is not installed"),
+    pytest.mark.thorough,
+]
 
 
 class TracedEngine(SmallEngine):

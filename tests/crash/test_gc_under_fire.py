@@ -14,7 +14,7 @@ import pytest
 from tests.crash.fire import Fire
 from tests.e2e.served import LAKE
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 CYCLES = 2000 if os.environ.get("LAKE_TORTURE") else 25
 CYCLES_TO_NOTICE = 400  # far more than needed: only a test that is about to fail runs so many
 

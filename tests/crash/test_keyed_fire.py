@@ -12,7 +12,7 @@ import pytest
 
 from tests.crash.keyed_fire import KeyedFire
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 MINUTES = 30 if os.environ.get("LAKE_TORTURE") else 1 / 3
 MINUTES_TO_NOTICE = 5  # far more than needed: only a test that is about to fail runs so long
 

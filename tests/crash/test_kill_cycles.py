@@ -15,6 +15,8 @@ import pytest
 
 from tests.crash.cycles import Cycles
 
+pytestmark = pytest.mark.thorough
+
 CYCLES = 50
 SEED = os.environ.get("LAKE_CRASH_SEED", "") or str(random.SystemRandom().randrange(10**9))
 

@@ -17,6 +17,8 @@ from lakefs.errors import EngineUnreachable, LakeError, SessionLost
 from tests.crash.quiet_store import inspect
 from tests.e2e.served import Served
 
+pytestmark = pytest.mark.thorough
+
 MIB = 1 << 20
 LARGE_BYTES = 256 * MIB
 

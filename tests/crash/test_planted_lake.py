@@ -16,6 +16,8 @@ from lakefs.ids import SegmentId
 from tests.crash.cycles import Cycles
 from tests.crash.small_engine import PLANTED_LAKE
 
+pytestmark = pytest.mark.thorough
+
 CYCLES = 25
 
 

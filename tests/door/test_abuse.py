@@ -19,7 +19,7 @@ from tests.door.warm import HOT, LARGE, content, get, warm
 from tests.door.world import World, figure, world
 from tests.e2e.test_gateway import until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 PLANTED = (sys.executable, "-m", "tests.door.planted_lake")
 PARKED = 1200
 TINY_BYTES = 4 << 10

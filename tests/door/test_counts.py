@@ -22,7 +22,7 @@ from tests.door.world import SETTINGS, World, door, figure, repeated, world
 from tests.e2e.gateways import Gateway, gateway
 from tests.e2e.test_gateway import until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 TIMES = 200
 COUNTED: Final = re.compile(
     r"(lake_s3_(?:requests|refusals|sent_bytes|received_bytes|cut_short)_total|lake_s3_request_seconds_count)\S* \S+"

@@ -25,7 +25,7 @@ from tests.door.world import SETTINGS, World, door, figure, repeated, world
 from tests.e2e.gateways import Gateway
 from tests.e2e.test_gateway import until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 COUNT = HTTP_CONNECTIONS_MAX - 6
 """A few are left for other clients."""
 BYTES_MAX = 512

@@ -25,7 +25,7 @@ from tests.door.world import SETTINGS, World, door, figure, world
 from tests.e2e.gateways import Gateway
 from tests.e2e.test_gateway import until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 BRIEF = (sys.executable, "-m", "tests.door.brief_lake")
 PLANTED = (sys.executable, "-m", "tests.door.planted_lake", "brief")
 IN_TIME_S = 9.0

@@ -25,7 +25,7 @@ from tests.e2e.gateways import Gateway, gateway
 from tests.e2e.served import LAKE, serving
 from tests.e2e.test_gateway import until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 EXAMPLES = 400
 EXAMPLES_TO_NOTICE = 3000
 SHARE_MIN = 0.2

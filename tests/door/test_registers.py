@@ -20,7 +20,7 @@ from tests.door.registers import Registers
 from tests.door.stored import KIB, OPEN, THINGS
 from tests.door.world import World, new_key, world
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 ROUNDS = 7
 """One for each fault."""
 ROUNDS_TO_NOTICE = 40

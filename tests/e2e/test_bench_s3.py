@@ -12,6 +12,8 @@ import pytest
 
 from tests.e2e.served import ROOT, environment
 
+pytestmark = pytest.mark.thorough
+
 TRIED = ("s3-put-1m-signed", "s3-rate-get-4k", "s3-crowd", "s3-memory")
 """One of each kind; python -m bench.run --quick runs all."""
 

@@ -15,6 +15,8 @@ import pytest
 
 from tests.e2e.served import LAKE, Served, environment
 
+pytestmark = pytest.mark.thorough
+
 COMMAND: Final = " ".join(LAKE)
 CLOSINGS: Final = ("<&-", ">&-", "2>&-", "<&- >&- 2>&-")
 ODD: Final = "ä-Ω-名"

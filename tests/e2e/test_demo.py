@@ -14,6 +14,8 @@ from bench.scenarios import SCENARIOS
 from tests.e2e import test_bench_peers, test_bench_s3
 from tests.e2e.served import ROOT, environment
 
+pytestmark = pytest.mark.thorough
+
 TRIED = (
     "put-small-one",
     "grant-crc32c",

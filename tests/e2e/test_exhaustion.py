@@ -24,7 +24,7 @@ from lakefs.errors import EngineBusy, EngineUnreachable, LakeError, StoreFull
 from tests.crash.small_engine import SmallEngine
 from tests.e2e.small_disk import fill, tmpfs
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 MIB = 1 << 20
 TORTURE = bool(os.environ.get("LAKE_TORTURE"))
 Contents = dict[str, bytes]

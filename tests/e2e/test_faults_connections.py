@@ -21,6 +21,8 @@ from lakefs.wire.frames import PROTOCOL_VERSION, Kind, pack_frame
 from lakefs.wire.messages import Hello, Ping, StatNames, StoreChunks
 from tests.e2e.served import WAIT_S, Served, serving
 
+pytestmark = pytest.mark.thorough
+
 CONNECTIONS = 10_000
 AT_ONCE = 100
 CONTENT = os.urandom(100_000)

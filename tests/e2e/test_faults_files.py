@@ -15,6 +15,8 @@ from lakefs.limits import CHUNK_BYTES
 from tests.e2e.served import Served
 from tests.e2e.small_disk import remount, tmpfs
 
+pytestmark = pytest.mark.thorough
+
 MIB = 1 << 20
 
 

@@ -14,6 +14,8 @@ from lakefs.errors import InvalidName, KeyNotFound, LakeError, ProtocolError
 from lakefs.wire import messages as m
 from tests.e2e.served import LAKE, ROOT, Finished, Served, environment
 
+pytestmark = pytest.mark.thorough
+
 
 def raw(served: Served, *args: bytes, stdin: bytes = b"") -> Finished:
     """Run a command with arguments that need not be text."""

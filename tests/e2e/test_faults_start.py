@@ -24,6 +24,8 @@ from lakefs.wire.messages import Hello, HelloReply
 from tests.e2e.served import LAKE, ROOT, Finished, Served, environment, lake, serving
 from tests.e2e.small_disk import ext4, remount
 
+pytestmark = pytest.mark.thorough
+
 NOBODY = 65534
 NO_PORTS = ("--admin", "off", "--s3", "off")
 

@@ -12,6 +12,8 @@ from tests.e2e.fresh_machine import FreshMachine, fresh_machine, python
 from tests.e2e.mount_rig import NOBODY
 from tests.e2e.served import LAKE
 
+pytestmark = pytest.mark.thorough
+
 NO_PORTS = ("--s3", "off", "--admin", "off")
 SYSTEM = "/run/lake/lake.sock"
 ASKS = """

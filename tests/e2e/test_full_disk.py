@@ -25,6 +25,8 @@ from tests.e2e.mount_rig import mount_rig
 from tests.e2e.served import Finished, Served, lake
 from tests.e2e.small_disk import ext4, fill, tmpfs
 
+pytestmark = pytest.mark.thorough
+
 MIB = 1 << 20
 Contents = dict[str, bytes]
 MakeDisk = Callable[[Path, int], AbstractContextManager[Path]]

@@ -22,6 +22,8 @@ from lakefs.errors import LakeError
 from tests.crash.quiet_store import inspect
 from tests.e2e.served import WAIT_S, Served
 
+pytestmark = pytest.mark.thorough
+
 MIB = 1 << 20
 LARGE_BYTES = 192 * MIB
 LINES_TRIED = 300 if os.environ.get("LAKE_TORTURE") else 25

@@ -30,6 +30,8 @@ from tests.e2e.test_clock_jumps import DAY_S, YEAR_S, ShiftedEngine
 from tests.e2e.test_damage import flip, place_of
 from tests.e2e.test_shared_memory import SCRIBBLER
 
+pytestmark = pytest.mark.thorough
+
 ENDED_S = ENGINE_WAIT_S + 2.5
 """A call that waits for a lost engine has ended by then, on a busy machine too."""
 

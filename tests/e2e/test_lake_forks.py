@@ -31,6 +31,8 @@ from lakefs.put.shared_memory import SharedMemory
 from tests.descriptors import open_descriptors
 from tests.e2e.served import WAIT_S, Served, environment, serving
 
+pytestmark = pytest.mark.thorough
+
 ONE_CHUNK, LARGE = 100 * KIB, 12 * MIB
 PARENT = """
 from lakefs.client.facade import driver_of

@@ -20,6 +20,8 @@ from lakefs.limits import KIB, MIB
 from lakefs.put.shared_memory import Slot
 from tests.e2e.served import WAIT_S, Served, serving
 
+pytestmark = pytest.mark.thorough
+
 COUNT = 4
 
 

@@ -265,7 +265,7 @@ def test_a_source_that_shrinks_or_changes_is_not_stored(tmp_path: Path, served: 
             client.put(f"lies/{way}-{how}", path, progress=spoil, create_bucket=True)
         assert str(path) in caught.value.message
         assert not client.exists(f"lies/{way}-{how}")
-        client.put(f"lies/{way}-{how}", path)
+        client.put(f"lies/{way}-{how}", path, create_bucket=True)
         assert client.get(f"lies/{way}-{how}") == path.read_bytes()
 
 

@@ -15,7 +15,7 @@ from fuse.kernel.mount_point import mount_at
 from tests.e2e.mount_rig import NOBODY, TINY_LAKE, MountRig, as_nobody, mount_rig, private_mounts
 from tests.e2e.served import ROOT, WAIT_S
 
-pytestmark = pytest.mark.fuse
+pytestmark = [pytest.mark.fuse, pytest.mark.thorough]
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from fuse.kernel.mount_point import mount_at, mounts_seen_by
 from tests.e2e.mount_rig import MountRig, as_nobody, mount_rig, private_mounts
 from tests.e2e.served import LAKE, WAIT_S, Finished, Served
 
-pytestmark = pytest.mark.fuse
+pytestmark = [pytest.mark.fuse, pytest.mark.thorough]
 AT_ONCE_S = 10.0
 """Far less than the wait for a process that stores, 90 s; a command on a busy machine takes a second or two."""
 

@@ -15,7 +15,7 @@ import pytest
 from lakefs.version import VERSION
 from tests.style.source_tree import PRODUCT_PACKAGES, ROOT, tracked_files
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 
 
 def _run(*command: str | Path, cwd: Path) -> str:

@@ -20,7 +20,7 @@ from tests.crash.small_engine import SmallEngine
 from tests.e2e.served import Served, serving
 from tests.e2e.small_disk import MIB, ext4, tmpfs
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 TORTURE = bool(os.environ.get("LAKE_TORTURE"))
 KIB = 1024
 Contents = dict[str, bytes]

@@ -77,8 +77,10 @@ def test_a_slow_client_gets_all_of_an_object_that_is_deleted_and_collected_meanw
             assert whole(target, request, wait_s=0) == content
         before = repeated(found)
         answers: list[bytes] = []
-        slow = threading.Thread(target=lambda: answers.append(whole(target, request, wait_s=2)))
+        begun = threading.Event()
+        slow = threading.Thread(target=lambda: answers.append(whole(target, request, wait_s=2, begun=begun)))
         slow.start()
+        assert begun.wait(60)
         time.sleep(0.5)  # its socket is full by then, and the engine has pinned the rest
         client.delete_object(Bucket="bkt", Key="big")
         for _ in range(2):
@@ -89,13 +91,19 @@ def test_a_slow_client_gets_all_of_an_object_that_is_deleted_and_collected_meanw
         assert figure(found.admin("/metrics")[1], "lake_s3_cut_short_total") == 0
 
 
-def whole(target: Any, request: bytes, wait_s: float) -> bytes:
-    """Send a request on a connection with a small buffer, wait, and return the body of the answer."""
+def whole(target: Any, request: bytes, wait_s: float, begun: threading.Event | None = None) -> bytes:
+    """Send a request on a connection with a small buffer, wait, and return the body of the answer.
+
+    `begun` is set when the answer has begun to come.
+    """
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
         sock.settimeout(30)
         sock.connect((target.hostname, target.port))
         sock.sendall(request)
+        sock.recv(1, socket.MSG_PEEK)
+        if begun is not None:
+            begun.set()
         time.sleep(wait_s)
         with sock.makefile("rb") as file:
             length = 0

@@ -12,6 +12,8 @@ import pytest
 
 from tests.style.source_tree import ROOT
 
+LISTS = ("debian-packages.txt", "debian-packages-dev.txt")
+
 
 @dataclass
 class Machine:
@@ -30,10 +32,10 @@ class Machine:
         log = self.tools / "apt.log"
         return log.read_text().splitlines() if log.exists() else []
 
-    def setup(self) -> subprocess.CompletedProcess[str]:
+    def setup(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run the script; it ends after the packages, since this checkout has no project to install."""
         return subprocess.run(
-            [str(self.checkout / "scripts" / "setup.sh")],
+            [str(self.checkout / "scripts" / "setup.sh"), *arguments],
             env={"PATH": f"{self.tools}:{os.environ['PATH']}", "HOME": "/"},
             capture_output=True,
             text=True,
@@ -49,7 +51,8 @@ def machine(tmp_path: Path) -> Machine:
     tools.mkdir()
     for name in ("debian.sh", "setup.sh"):
         shutil.copy(ROOT / "scripts" / name, checkout / "scripts")
-    shutil.copy(ROOT / "debian-packages.txt", checkout)
+    for list_of_packages in LISTS:
+        shutil.copy(ROOT / list_of_packages, checkout)
     made = Machine(checkout, tools)
     made.install_tool("dpkg-query", '[ "${@: -1}" = gcc ] && echo installed')
     made.install_tool("apt-get", f'echo "$*" >> {tools}/apt.log; exit 100')
@@ -57,8 +60,8 @@ def machine(tmp_path: Path) -> Machine:
     return made
 
 
-def _wanted() -> list[str]:
-    lines = (ROOT / "debian-packages.txt").read_text().splitlines()
+def _wanted(list_of_packages: str = LISTS[0]) -> list[str]:
+    lines = (ROOT / list_of_packages).read_text().splitlines()
     return [line for line in lines if line and not line.startswith("#")]
 
 
@@ -90,6 +93,20 @@ def test_a_machine_that_has_all_packages_needs_no_access_to_install_any(machine:
     machine.install_tool("dpkg-query", "echo installed")
     assert "could not be installed" not in machine.setup().stderr
     assert machine.apt_calls == []
+
+
+def test_the_demonstration_needs_no_packages_of_the_tests(machine: Machine) -> None:
+    installed = " ".join(_wanted())
+    machine.install_tool("dpkg-query", f'[[ " {installed} " == *" ${{@: -1}} "* ]] && echo installed')
+    assert "could not be installed" not in machine.setup("demo").stderr
+    assert machine.apt_calls == []
+    assert f"could not be installed: {' '.join(_wanted(LISTS[1]))}" in machine.setup().stderr
+
+
+def test_a_set_that_there_is_not_is_refused(machine: Machine) -> None:
+    done = machine.setup("all")
+    assert done.returncode == 64
+    assert "no such set: all; there are demo and dev" in done.stderr
 
 
 def test_a_system_without_debian_s_tools_is_told_what_it_must_have(machine: Machine) -> None:

@@ -27,6 +27,8 @@ from lakefs.wire.messages import HelloReply, Ping, Request, Status, StatusReply,
 from tests.engines import InThread, store
 from tests.fake_service import FakeService
 
+pytestmark = pytest.mark.thorough
+
 TIMEOUT_S = 0.8
 WAIT_S = 20.0
 

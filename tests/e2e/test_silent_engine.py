@@ -34,6 +34,8 @@ from tests.e2e.gateways import gateway, new_key, s3_client
 from tests.e2e.mount_rig import mount_rig
 from tests.e2e.served import LAKE, WAIT_S, Served, environment, serving
 
+pytestmark = pytest.mark.thorough
+
 TIMEOUT_S = 1.0
 IN_TIME_S = 15.0
 """Silence, connecting anew in vain, and a slow machine."""

@@ -19,7 +19,7 @@ import pytest
 from tests.e2e.mount_rig import MountProcess, MountRig, mount_rig
 from tests.e2e.served import LAKE, Served
 
-pytestmark = pytest.mark.fuse
+pytestmark = [pytest.mark.fuse, pytest.mark.thorough]
 MIB = 1 << 20
 BASE = random.Random(1).randbytes(9 * MIB + 5)
 

@@ -31,6 +31,8 @@ from lakefs.plugins.kv.block_moves import BlockMoves, Ended
 from lakefs.plugins.kv.movers import Connection, Movers, SpaceSettings
 from tests.e2e.served import WAIT_S, Served, serving
 
+pytestmark = pytest.mark.thorough
+
 TIMEOUT_S = 0.4
 ROUNDS = 10
 BLOCK = 256 * KIB

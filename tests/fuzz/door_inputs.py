@@ -42,15 +42,17 @@ def _request(method: str = "GET", more: str = "", body: bytes = b"") -> bytes:
     ).encode() + body
 
 
-_SEEDS: Final = (
-    _request(),
-    _request("HEAD"),
-    _request(more='Range: bytes=0-0\r\nUser-Agent: a"b\\c\r\n'),
-    _request(more="x-amz-checksum-mode: ENABLED\r\nAccept: */*\r\nConnection: keep-alive\r\n"),
-    b"GET /bucket/key HTTP/1.1\r\nHost: lake:9000\r\nRange: bytes=5-\r\n\r\n",
-    _request("PUT", "Content-Length: 4\r\nUser-Agent: a\r\n", b"body"),
-    _request("PUT", f"Content-Length: 4000\r\nContent-Type: x\r\nContent-MD5: {_MD5}\r\n", bytes(4000)),
-)
+def _seeds() -> list[bytes]:
+    """Return requests to change, signed now: a signature is good for a quarter of an hour."""
+    return [
+        _request(),
+        _request("HEAD"),
+        _request(more='Range: bytes=0-0\r\nUser-Agent: a"b\\c\r\n'),
+        _request(more="x-amz-checksum-mode: ENABLED\r\nAccept: */*\r\nConnection: keep-alive\r\n"),
+        b"GET /bucket/key HTTP/1.1\r\nHost: lake:9000\r\nRange: bytes=5-\r\n\r\n",
+        _request("PUT", "Content-Length: 4\r\nUser-Agent: a\r\n", b"body"),
+        _request("PUT", f"Content-Length: 4000\r\nContent-Type: x\r\nContent-MD5: {_MD5}\r\n", bytes(4000)),
+    ]
 
 
 def build(folder: Path) -> Path:
@@ -67,9 +69,10 @@ def build(folder: Path) -> Path:
 
 def feed(program: Path, folder: Path, inputs: int, seed: int) -> str:
     """Return what is wrong, "" for nothing."""
-    paths = [folder / f"seed-{number}" for number in range(len(_SEEDS))]
-    for path, content in zip(paths, _SEEDS, strict=True):
-        path.write_bytes(content)
+    paths = []
+    for number, content in enumerate(_seeds()):
+        paths.append(folder / f"seed-{number}")
+        paths[-1].write_bytes(content)
     done = subprocess.run([program, str(inputs), str(seed), *paths], capture_output=True, text=True)
     if done.returncode:
         return f"it ended with {done.returncode}\n{done.stderr[-4000:]}"

@@ -21,6 +21,8 @@ from tests.known.clients import everything, into, learned, outcome, read_whole, 
 from tests.known.history import ASKED, BUCKET, ROOM, History
 from tests.known.planted import look_at_no_stamps
 
+pytestmark = pytest.mark.thorough
+
 CHANGES = 60
 SEEDS = (1, 2, 3)
 ONE = f"{BUCKET}/one"

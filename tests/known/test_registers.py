@@ -15,7 +15,7 @@ import pytest
 from tests.known.planted import look_at_no_stamps
 from tests.known.registers import FAULTS, Registers
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 ROUNDS = 2 * len(FAULTS)
 
 

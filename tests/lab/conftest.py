@@ -25,7 +25,7 @@ from lab.machine import MADE, QEMU, Outcome, run
 IS_GUEST: Final = "LAKE_LAB_GUEST" in os.environ
 IS_CI: Final = bool(os.environ.get("CI"))
 _REPORTS: Final = "/run/lab/reports"
-_SECONDS: Final = 570.0
+_SECONDS: Final = 1150.0
 _SHOWN: Final = 6_000
 _IS_WORKER: Final = "PYTEST_XDIST_WORKER" in os.environ
 """True in a process of xdist, which has all tests and runs those of some files."""

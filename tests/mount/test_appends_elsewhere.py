@@ -236,3 +236,40 @@ def test_a_hot_file_follows_too_unless_a_mapping_may_have_written_to_it(hot: Lak
             wait_for_content(there / "file", expected + b"more")
             assert os.pread(opened.fileno(), 10 * MIB, 0) == expected
             mapped.close()
+
+
+@pytest.mark.parametrize("size", [100, 70_000, 5 * MIB])
+def test_what_is_appended_to_a_hot_file_goes_behind_what_was_appended_elsewhere(hot: LakeMounts, size: int) -> None:
+    here, there = (folder / f"both {size}" for folder in hot.folders)
+    here.mkdir()
+    file, expected = here / "file", content(size)
+    file.write_bytes(expected)
+    catch_up(here, there)
+    with (there / "file").open("rb"), (there / "file").open("rb", buffering=0) as opened:
+        for number in range(5):
+            with (there / "file").open("ab", buffering=0) as writer:
+                writer.write(b"mine %d" % number)
+                theirs = content(30_000, number)
+                append(file, theirs)
+            expected += theirs + b"mine %d" % number
+            assert (there / "file").read_bytes() == expected
+            assert os.pread(opened.fileno(), 10 * MIB, 0) == expected
+            assert os.fstat(opened.fileno()).st_size == len(expected)
+            wait_for_content(file, expected)
+
+
+def test_what_is_appended_to_a_hot_file_that_is_overwritten_elsewhere_stays_staged(hot: LakeMounts) -> None:
+    here, there = (folder / "overwritten" for folder in hot.folders)
+    here.mkdir()
+    file, before = here / "file", content(100_000)
+    file.write_bytes(before)
+    catch_up(here, there)
+    with (there / "file").open("rb"), (there / "file").open("rb", buffering=0) as opened:
+        writer = os.open(there / "file", os.O_WRONLY | os.O_APPEND)
+        os.write(writer, b"mine")
+        file.write_bytes(b"other")
+        with pytest.raises(OSError, match="Stale"):
+            os.close(writer)
+        assert os.pread(opened.fileno(), MIB, 0) == before + b"mine"
+    wait_for_content(there / "file", b"other")
+    wait_for_content(file, b"other")

@@ -33,7 +33,7 @@ from tests.mount.test_close_to_open import CHECKS, MAKES, Check, append, beside,
 from tests.mount.test_two_mounts import eventually
 from tests.mount.tools import catch_up, content
 
-pytestmark = [pytest.mark.slow, pytest.mark.fuse]
+pytestmark = [pytest.mark.slow, pytest.mark.fuse, pytest.mark.thorough]
 CHANGES: Final = (Commit, DeleteNames, MakeFolder, MakeSymlink, PutObjects, RemoveFolder, Rename, SetAttributes)
 BUCKETS: Final = 20
 """More than a connection may have watches."""

@@ -21,6 +21,8 @@ from tests.e2e.small_disk import ext4, tmpfs
 from tests.mount.mounts import lake
 from tests.mount.tools import spoil
 
+pytestmark = pytest.mark.thorough
+
 KIB = 1 << 10
 MIB = 1 << 20
 CHUNK = 4 * MIB

@@ -15,7 +15,7 @@ from lakefs import connect
 from tests.mount.mounts import lake
 from tests.mount.test_restarts import kept
 
-pytestmark = pytest.mark.fuse
+pytestmark = [pytest.mark.fuse, pytest.mark.thorough]
 READERS = 8000
 WRITERS = 2000
 LARGE_EVERY = 100

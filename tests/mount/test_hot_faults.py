@@ -26,7 +26,7 @@ from tests.mount.mounts import LakeMounts, lake
 from tests.mount.test_hot import eventually
 from tests.mount.tools import place_of, spoil, spoil_at
 
-pytestmark = [pytest.mark.slow, pytest.mark.fuse]
+pytestmark = [pytest.mark.slow, pytest.mark.fuse, pytest.mark.thorough]
 
 # --- damage ------------------------------------------------------------------------------------------------
 

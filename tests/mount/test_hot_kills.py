@@ -23,7 +23,7 @@ from tests.mount.hot_mounts import forced_mounts, passes_through
 from tests.mount.mounts import LakeMounts
 from tests.mount.test_two_mounts import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.fuse]
+pytestmark = [pytest.mark.slow, pytest.mark.fuse, pytest.mark.thorough]
 SIZE: Final = 2 * MIB + 4321
 
 

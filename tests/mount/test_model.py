@@ -22,7 +22,7 @@ from tests.mount.mounts import LakeMounts, passthrough
 from tests.mount.planted import BUGS
 from tests.mount.steps import Step, sequence
 
-pytestmark = [pytest.mark.slow, pytest.mark.fuse]
+pytestmark = [pytest.mark.slow, pytest.mark.fuse, pytest.mark.thorough]
 
 SEQUENCES: Final = int(os.environ.get("MOUNT_SEQUENCES", "120"))
 PLANTED_SEQUENCES: Final = 400

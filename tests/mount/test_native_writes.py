@@ -30,7 +30,7 @@ from tests.mount.hunt import hunt
 from tests.mount.model import Ground
 from tests.mount.mounts import WAY, LakeMounts, lake
 
-pytestmark = [pytest.mark.slow, pytest.mark.fuse]
+pytestmark = [pytest.mark.slow, pytest.mark.fuse, pytest.mark.thorough]
 
 SEQUENCES = int(os.environ.get("MOUNT_SEQUENCES", "60"))
 FORCED = ("-o", "append_forced")

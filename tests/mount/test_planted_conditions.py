@@ -19,7 +19,7 @@ from tests.mount.shared.meddler import Meddler
 from tests.mount.shared.worker import Worker
 from tests.mount.test_close_to_open_faults import appended_once
 
-pytestmark = [pytest.mark.slow, pytest.mark.fuse]
+pytestmark = [pytest.mark.slow, pytest.mark.fuse, pytest.mark.thorough]
 Check = Callable[[Path, Path], None]
 SEQUENCES: Final = 60
 

@@ -28,6 +28,7 @@ from tests.mount.test_planted_mounts import what_was_written_shows_to_every_read
 from tests.mount.tools import spoil
 
 pytestmark = [
+    pytest.mark.thorough,
     pytest.mark.slow,
     pytest.mark.fuse,
     pytest.mark.skipif(not layer.IS_BUILT, reason="the native module is not built"),

@@ -26,7 +26,7 @@ from tests.mount.test_native import read_past_cache
 from tests.mount.test_small_opens import hanging, read
 from tests.mount.tools import spoil
 
-pytestmark = [pytest.mark.slow, pytest.mark.fuse]
+pytestmark = [pytest.mark.slow, pytest.mark.fuse, pytest.mark.thorough]
 SIZE: Final = 2 * MIB + 4321
 needs_native = pytest.mark.skipif(not layer.IS_BUILT, reason="the native module is not built")
 

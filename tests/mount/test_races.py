@@ -11,7 +11,7 @@ import pytest
 
 from tests.mount.tools import catch_up, content
 
-pytestmark = [pytest.mark.slow, pytest.mark.fuse]
+pytestmark = [pytest.mark.slow, pytest.mark.fuse, pytest.mark.thorough]
 
 
 def _save(lock: Path, target: Path, text: bytes) -> None:

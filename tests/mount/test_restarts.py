@@ -21,6 +21,8 @@ from lakefs import connect
 from tests.e2e.served import LAKE, ROOT, WAIT_S, Served, environment
 from tests.mount.mounts import lake
 
+pytestmark = pytest.mark.thorough
+
 ROUNDS = 40
 RESTARTS = 2
 MIB = 1 << 20

@@ -20,7 +20,7 @@ from tests.mount.shared.hunt import WAYS, SharedFinding, Way, hunt
 from tests.mount.shared.steps import RankStep, sequence
 from tests.mount.steps import Step
 
-pytestmark = [pytest.mark.slow, pytest.mark.fuse]
+pytestmark = [pytest.mark.slow, pytest.mark.fuse, pytest.mark.thorough]
 SEQUENCES: Final = int(os.environ.get("SHARED_SEQUENCES", "12"))
 
 

@@ -19,6 +19,8 @@ from tests.sim.world.disk import SimCrashed, SimDisk
 from tests.unit.engine.metadata.test_recovery import State, fill, filled_store, group_offset, lose_index
 from tests.unit.support.metadata_rig import contents, opened, put, run, wait_applied
 
+pytestmark = pytest.mark.thorough
+
 _OPERATIONS_MAX = 200
 
 

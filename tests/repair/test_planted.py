@@ -17,7 +17,7 @@ from tests.repair import test_crashes as crashes, test_table as table
 from tests.repair.test_crashes import HARMS
 from tests.sim.world.disk import SimDisk
 
-pytestmark = pytest.mark.usefixtures("quiet")
+pytestmark = [pytest.mark.usefixtures("quiet"), pytest.mark.thorough]
 samples = table.samples
 
 

@@ -22,6 +22,8 @@ from lakefs.names import Name
 from tests.sim.world.clock import SimClock
 from tests.sim.world.disk import SimCrashed, SimDisk
 
+pytestmark = pytest.mark.thorough
+
 SIZES = StoreSizes(metadata=MetadataSizes(journal_file=16 * KIB, journal_fill=4 * KIB))
 
 

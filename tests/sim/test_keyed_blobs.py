@@ -31,6 +31,8 @@ from lakefs.shared_index.key_format import id_of_record
 from tests.sim.judges.history import SimFailure
 from tests.sim.keyed_world import MET, KeyedWorld
 
+pytestmark = pytest.mark.thorough
+
 SEEDS: Final = 60
 BUG_SEEDS: Final = 40
 

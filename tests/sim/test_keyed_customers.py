@@ -19,6 +19,8 @@ from tests.sim.test_keyed_blobs import (
 from tests.sim.workloads.keyed import KEYED_EVERY
 from tests.sim.world.world import World
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ import pytest
 
 from tests.sim.planted import BUGS, Bug, rows, seeds_to_notice
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.what.replace(" ", "-"))

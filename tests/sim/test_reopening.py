@@ -13,6 +13,8 @@ from lakefs.limits import KIB, MIB
 from tests.sim.world.clock import SimClock
 from tests.sim.world.disk import SimDisk
 
+pytestmark = pytest.mark.thorough
+
 SIZES = StoreSizes(metadata=MetadataSizes(journal_fill=16 * KIB))
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from tests.sim.seeds import groups, result_of, run_group
 
+pytestmark = [pytest.mark.slow, pytest.mark.thorough]
+
 SEEDS = range(215)
 MUST_HAPPEN = {
     "crash while opening": 5,
@@ -84,13 +86,11 @@ MUST_HAPPEN = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seeds", groups(SEEDS.start, SEEDS.stop), ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
 def test_a_store_keeps_its_promises_through_stops_kills_and_power_losses(seeds: range) -> None:
     run_group(seeds)
 
 
-@pytest.mark.slow
 def test_the_seeds_come_across_everything_that_they_are_meant_to() -> None:
     met: Counter[str] = Counter()
     for seed in SEEDS:

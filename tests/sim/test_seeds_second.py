@@ -6,6 +6,8 @@ import pytest
 
 from tests.sim.seeds import groups, run_group
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", groups(215, 430), ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")

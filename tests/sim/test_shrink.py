@@ -12,6 +12,8 @@ from tests.sim.planted import BUGS
 from tests.sim.shrink import Shrunk, kind_of, shrink
 from tests.sim.world.world import World, causes_of
 
+pytestmark = pytest.mark.thorough
+
 ROUNDS = 3
 SECONDS = 20.0
 [BUG] = [bug for bug in BUGS if bug.what == "an upload stays when it has ended"]

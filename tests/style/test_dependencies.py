@@ -57,13 +57,14 @@ def test_every_declared_dependency_is_locked() -> None:
     assert {*declared["runtime"], *declared["dev"]} - set(_locked("dev.txt")) == set()
 
 
-def test_both_locks_agree() -> None:
-    runtime, dev = _locked("runtime.txt"), _locked("dev.txt")
-    assert {name: dev.get(name) for name in runtime} == runtime
+def test_the_locks_agree() -> None:
+    runtime, demo, dev = _locked("runtime.txt"), _locked("demo.txt"), _locked("dev.txt")
+    assert {name: demo.get(name) for name in runtime} == runtime
+    assert {name: dev.get(name) for name in demo} == demo
 
 
 def test_locks_hold_nothing_but_pinned_names() -> None:
-    for lock in ("runtime.txt", "dev.txt"):
+    for lock in ("runtime.txt", "demo.txt", "dev.txt"):
         lines = (ROOT / "requirements" / lock).read_text().splitlines()
         odd = [line for line in lines if not re.fullmatch(r"#.*|[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line)]
         assert odd == []
@@ -79,7 +80,7 @@ def test_every_debian_package_has_its_reason_in_the_documents() -> None:
     page = (ROOT / "docs" / "dependencies.md").read_text()
     wanted = [
         line.split()[0]
-        for name in ("debian-packages.txt", "debian-packages-lab.txt")
+        for name in ("debian-packages.txt", "debian-packages-dev.txt", "debian-packages-lab.txt")
         for line in (ROOT / name).read_text().splitlines()
         if line[:1] not in "#"
     ]

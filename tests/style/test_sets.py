@@ -1,0 +1,69 @@
+"""Every test runs in exactly one of `make test`, the rest of `make test-all`, and `make test-plugins`."""
+
+from __future__ import annotations
+
+import ast
+import re
+from itertools import product
+from pathlib import Path
+from typing import Final
+
+from tests.style.source_tree import ROOT, parsed, python_files
+
+SETS: Final = ("test", "test-rest", "test-plugins")
+MARKS: Final = ("thorough", "plugins")
+
+
+def _command(target: str) -> str:
+    """Return the call of pytest in a target of the Makefile."""
+    makefile = (ROOT / "Makefile").read_text()
+    recipe = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", makefile, flags=re.MULTILINE)
+    assert recipe is not None, target
+    (call,) = [line for line in recipe[1].splitlines() if " -m " in line]
+    return call
+
+
+def _chosen(target: str) -> str:
+    """Return the expression of marks by which a target chooses tests."""
+    found = re.search(r'-m (?:"([^"]+)"|(\w+))', _command(target).replace("-m pytest", ""))
+    assert found is not None, target
+    return found[1] or found[2]
+
+
+def test_every_choice_of_marks_is_in_exactly_one_set() -> None:
+    for values in product([True, False], repeat=len(MARKS)):
+        marks = dict(zip(MARKS, values, strict=True))
+        runs = [target for target in SETS if eval(_chosen(target), {}, marks)]
+        assert len(runs) == 1, (marks, runs)
+
+
+def test_no_set_leaves_out_anything_by_another_way() -> None:
+    for target, folder in zip(SETS, ("tests", "tests", "tests/plugins"), strict=True):
+        call = _command(target)
+        assert call.endswith(f" {folder}"), call
+        assert not re.search(r" -k |--ignore|--deselect", call), call
+        assert "--ignore" not in (ROOT / "pyproject.toml").read_text()
+
+
+def test_tests_for_plugins_are_where_their_target_looks() -> None:
+    marked = {path for path in _test_modules() if "mark.plugins" in (ROOT / path).read_text()}
+    assert {path for path in marked if path.parts[1] != "plugins"} - {Path("tests/style/test_sets.py")} == set()
+
+
+def test_tests_are_in_files_that_are_collected() -> None:
+    shared = {  # suites that several files run
+        name
+        for path in _test_modules()
+        for name in re.findall(r"from (tests\.[\w.]+) import \*", (ROOT / path).read_text())
+    }
+    elsewhere = {path for path in _test_modules() if not path.name.startswith("test_") and _has_tests(path)}
+    assert {".".join(path.with_suffix("").parts) for path in elsewhere} - shared == set()
+
+
+def _test_modules() -> list[Path]:
+    return [path for path in python_files() if path.parts[0] == "tests"]
+
+
+def _has_tests(path: Path) -> bool:
+    functions = (node for node in ast.walk(parsed(path)) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    return any(function.name.startswith("test_") for function in functions)
