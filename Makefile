@@ -8,9 +8,11 @@ BIN := .venv/bin
 SCENARIO ?=
 STATIC := check-ruff check-format check-types check-imports
 export PYTHON
+# A test that starts a process would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup clients plugins lab lock demo check test test-all test-rest test-plugins bench mount-ways torture docs clean
-.PHONY: check-ruff check-format check-types check-imports check-tests
+.PHONY: check-ruff check-format check-types check-imports check-tests test-promises
 
 help: ## what there is to make
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -57,8 +59,10 @@ check-tests:
 # works while others wait for disks, signals and clients.
 TESTS := $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 1 -p tests.minutes
 
-test: setup ## lint, types and layering, then every promise once
-	@$(MAKE) --no-print-directory -j 3 --keep-going --output-sync=target $(STATIC)
+test: setup ## lint, types and layering, and every promise once
+	@$(MAKE) --no-print-directory -j 4 --keep-going $(STATIC) test-promises
+
+test-promises:
 	@$(TESTS) -m "not thorough and not plugins" tests
 
 test-all: test test-rest ## every test but those of make test-plugins

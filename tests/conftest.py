@@ -5,6 +5,7 @@ Nothing here is timed: a slow machine must not fail a test.
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -37,6 +38,18 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         place = entry.mount_point
         if place.is_relative_to(earlier) and "pytest-of-" in str(place) and answers(place) is False:
             unmount(place, lazy=True)
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Collect no garbage while tests are collected: nothing that it makes is garbage."""
+    gc.disable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Leave the tests themselves out of what is looked at: each collection of garbage would take a second for them."""
+    gc.freeze()
+    gc.set_threshold(50_000)  # syntax trees and models are large, and alive
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

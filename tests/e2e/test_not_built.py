@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.served import Served, environment
+from tests.e2e.mount_rig import mount_rig
+from tests.e2e.served import Served, environment, lake
 
 WITHOUT = """
 import sys
@@ -106,6 +107,38 @@ def test_an_engine_does_not_start_without_its_native_modules_and_says_what_to_do
     assert done.stderr.startswith(f"lake: the native module {name} is not built")
     assert "install a C compiler" in done.stderr
     assert not (tmp_path / "data").exists()
+
+
+def test_without_its_native_module_no_dax_device_is_used() -> None:
+    opened = """
+from pathlib import Path
+from engine.memory.dax_device import DaxDevice
+from lakefs.errors import ConfigError
+try:
+    DaxDevice(Path("/dev/dax0.0"), 0, 1)
+except ConfigError as error:
+    print(error)
+"""
+    command = [sys.executable, "-c", WITHOUT + opened, "engine.memory._cache_lines"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False)
+    assert done.stdout == "hot_index: /dev/dax0.0: cache lines cannot be written back here\n", done.stderr
+
+
+@pytest.mark.fuse
+def test_a_mount_without_its_native_module_reads_writes_and_appends(served: Served) -> None:
+    without = [sys.executable, "-c", f"{WITHOUT}\nfrom cli.main import main\nmain()", "fuse.native._layer"]
+    assert lake("put", "-", "bkt/first", server=served.server).code == 0
+    with mount_rig(without, served.server) as rig:
+        rig.mount()
+        file = rig.place / "bkt" / "file"
+        content = bytes(range(256)) * 20_000
+        file.write_bytes(content)
+        assert file.read_bytes() == content
+        with file.open("ab") as appended:
+            appended.write(b"more")
+        assert file.read_bytes() == content + b"more"
+        assert rig.lake("unmount", rig.place).code == 0
+    assert lake("get", "bkt/file", "-", server=served.server).out == content + b"more"
 
 
 @pytest.mark.parametrize("name", ["engine.format._granules", "engine.tables._frequency", "lakefs.shared_index._table"])

@@ -59,14 +59,16 @@ def _is_built(path: Path) -> bool:
     return hidden or path.parts[0] in ("build", "dist") or "__pycache__" in path.parts
 
 
-def python_files() -> list[Path]:
+@cache
+def python_files() -> tuple[Path, ...]:
     """Return every Python file of the project, relative to the root."""
-    return [path for path in tracked_files() if path.suffix == ".py"]
+    return tuple(path for path in tracked_files() if path.suffix == ".py")
 
 
-def product_files() -> list[Path]:
+@cache
+def product_files() -> tuple[Path, ...]:
     """Return the Python files that are installed."""
-    return [path for path in python_files() if path.parts[0] in PRODUCT_PACKAGES]
+    return tuple(path for path in python_files() if path.parts[0] in PRODUCT_PACKAGES)
 
 
 def native_files() -> list[Path]:
@@ -80,9 +82,19 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse((ROOT / path).read_bytes(), filename=str(path))
 
 
-def definitions(path: Path) -> Iterator[Definition]:
-    """Yield every function and class of a module, nested ones too, in order of appearance."""
-    yield from _definitions(parsed(path), prefix="", public=not _is_private(path.stem))
+@cache
+def definitions(path: Path) -> tuple[Definition, ...]:
+    """Return every function and class of a module, nested ones too, in order of appearance."""
+    return tuple(_definitions(parsed(path), prefix="", public=not _is_private(path.stem)))
+
+
+def statements(tree: ast.AST) -> Iterator[ast.stmt]:
+    """Yield every statement, nested ones too.  What is in an expression is not looked at: no statement is."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.stmt):
+            yield node
+        if not isinstance(node, ast.expr):
+            yield from statements(node)
 
 
 def _is_private(name: str) -> bool:
@@ -91,7 +103,9 @@ def _is_private(name: str) -> bool:
 
 def _definitions(parent: ast.AST, prefix: str, public: bool) -> Iterator[Definition]:
     for node in ast.iter_child_nodes(parent):
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        if isinstance(node, ast.expr):
+            continue
+        if not isinstance(node, Function | ast.ClassDef):
             yield from _definitions(node, prefix, public)
             continue
         name = f"{prefix}{node.name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -39,35 +40,47 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 ONLY_TYPES = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import "
 
 
-@pytest.mark.parametrize(
-    ("module", "line", "contract"),
-    [
-        ("lakefs/errors.py", "import engine.format.layouts", "cli > gateway | fuse | engine > lakefs"),
-        ("gateway/__init__.py", "import lmdb", "lmdb is imported only in engine"),
-        ("engine/format/layouts.py", "import engine.store.store", "floors of engine"),
-        ("engine/fsck/check.py", "import engine.upkeep.gc", "floors of engine"),
-        ("engine/server/listener.py", "import engine.store.store", "floors of engine"),
-        ("engine/tables/views.py", ONLY_TYPES + "engine.metadata.recovery", "floors of engine"),
-        ("lakefs/wire/frames.py", "import lakefs.transport.streams", "floors of lakefs"),
-        ("lakefs/ids.py", ONLY_TYPES + "lakefs.ports", "floors of lakefs"),
-        ("gateway/__init__.py", "import fsspec", "plug-ins, and what they plug into, are imported by nothing else"),
-        ("lakefs/get/ranges.py", "import lakefs.plugins.fsspec.entries", "floors of lakefs"),
-        ("cli/terminal/target.py", "import cli.serve.serve", "floors of cli"),
-        ("fuse/kernel/attach.py", "import fuse.staging.folder", "floors of fuse"),
-        ("gateway/http/head.py", "import gateway.admin.metrics", "floors of gateway"),
-        ("gateway/s3/protocol/xml.py", "import gateway.s3.dispatch", "floors of gateway.s3"),
-    ],
-)
-def test_a_planted_violation_is_caught(copied: Path, module: str, line: str, contract: str) -> None:
-    planted = copied / module
-    before = planted.read_text()
-    planted.write_text(f"{before}\n{line}\n")
+PLANTED = [
+    ("lakefs/errors.py", "import engine.format.layouts", "cli > gateway | fuse | engine > lakefs"),
+    ("gateway/__init__.py", "import lmdb", "lmdb is imported only in engine"),
+    ("engine/format/layouts.py", "import engine.store.store", "floors of engine"),
+    ("engine/fsck/check.py", "import engine.upkeep.gc", "floors of engine"),
+    ("engine/server/listener.py", "import engine.store.store", "floors of engine"),
+    ("engine/tables/views.py", ONLY_TYPES + "engine.metadata.recovery", "floors of engine"),
+    ("lakefs/wire/frames.py", "import lakefs.transport.streams", "floors of lakefs"),
+    ("lakefs/ids.py", ONLY_TYPES + "lakefs.ports", "floors of lakefs"),
+    ("gateway/__init__.py", "import fsspec", "plug-ins, and what they plug into, are imported by nothing else"),
+    ("lakefs/get/ranges.py", "import lakefs.plugins.fsspec.entries", "floors of lakefs"),
+    ("cli/terminal/target.py", "import cli.serve.serve", "floors of cli"),
+    ("fuse/kernel/attach.py", "import fuse.staging.folder", "floors of fuse"),
+    ("gateway/http/head.py", "import gateway.admin.metrics", "floors of gateway"),
+    ("gateway/s3/protocol/xml.py", "import gateway.s3.dispatch", "floors of gateway.s3"),
+]
+
+
+@pytest.fixture(scope="module")
+def broken(copied: Path) -> dict[str, str]:
+    """The report of each contract when all violations are planted at once."""
+    before = {module: (copied / module).read_text() for module, _, _ in PLANTED}
+    for module, line, _ in PLANTED:
+        with (copied / module).open("a") as planted:
+            planted.write(f"\n{line}\n")
     try:
         caught = _lint_imports(copied)
     finally:
-        planted.write_text(before)
+        for module, text in before.items():
+            (copied / module).write_text(text)
     assert caught.returncode != 0
-    assert f"{contract} BROKEN" in caught.stdout
+    reported = re.split(r"^(.*)\n-+\n", caught.stdout, flags=re.MULTILINE)
+    assert all(f"{contract} BROKEN" in caught.stdout for _, _, contract in PLANTED)
+    return dict(zip(reported[1::2], reported[2::2], strict=True))
+
+
+@pytest.mark.parametrize(("module", "line", "contract"), PLANTED)
+def test_a_planted_violation_is_caught(broken: dict[str, str], module: str, line: str, contract: str) -> None:
+    importer = ".".join(Path(module).with_suffix("").parts).removesuffix(".__init__")
+    imported = line.rpartition("import ")[2]
+    assert re.search(rf"{re.escape(importer)} -> {re.escape(imported)}\b", broken[contract])
 
 
 def test_a_new_room_without_a_floor_is_caught(copied: Path) -> None:

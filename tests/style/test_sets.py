@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from itertools import product
 from pathlib import Path
 from typing import Final
 
-from tests.style.source_tree import ROOT, parsed, python_files
+from tests.style.source_tree import ROOT, Function, parsed, python_files, statements
 
 SETS: Final = ("test", "test-rest", "test-plugins")
 MARKS: Final = ("thorough", "plugins")
@@ -65,5 +64,4 @@ def _test_modules() -> list[Path]:
 
 
 def _has_tests(path: Path) -> bool:
-    functions = (node for node in ast.walk(parsed(path)) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
-    return any(function.name.startswith("test_") for function in functions)
+    return any(isinstance(node, Function) and node.name.startswith("test_") for node in statements(parsed(path)))

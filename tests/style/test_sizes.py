@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import json
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,7 @@ FUNCTION_HARD: Final = 80
 RATCHET: Final = Path(__file__).with_name("ratchet.json")
 
 
+@cache
 def _lengths() -> tuple[dict[str, int], dict[str, int]]:
     modules: dict[str, int] = {}
     functions: dict[str, int] = {}

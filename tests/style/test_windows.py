@@ -30,12 +30,19 @@ def _windows(module: ast.Module) -> Iterator[tuple[str, set[str]]]:
         for alias in node.names
     }
     for node in ast.walk(module):
-        if not isinstance(node, ast.Call) or ast.unparse(node.func).rpartition(".")[2] not in WINDOWED:
+        if not isinstance(node, ast.Call) or _name(node.func) not in WINDOWED:
             continue
         factors = [part for count in node.args for part in _factors(count)]
         names = {part.id for part in factors if isinstance(part, ast.Name)}
         is_named = names <= known and all(isinstance(part, ast.Name | ast.Attribute) for part in factors)
         yield f"{node.lineno}: {ast.unparse(node)}", names if is_named else set()
+
+
+def _name(function: ast.expr) -> str:
+    """Return the last part of a function's name."""
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
 
 
 def _factors(count: ast.expr) -> list[ast.expr]:

@@ -82,12 +82,16 @@ class SimulatedStream:
         self._check(pipe)
         if pipe.finished:
             raise EngineUnreachable(f"the connection to {self._peer} was closed")
-        payload = b"".join(parts)
-        room = min(len(payload), pipe.capacity_bytes - len(pipe.held))
+        pieces = [memoryview(part).cast("B") for part in parts if len(part)]
+        room = min(sum(map(len, pieces)), pipe.capacity_bytes - len(pipe.held))
         if room <= 0:
             return 0
-        count = self._network.piece(room)
-        pipe.held += payload[:count]
+        left = count = self._network.piece(room)
+        for piece in pieces:
+            pipe.held += piece[:left]
+            left -= min(left, len(piece))
+            if not left:
+                break
         pipe.notify()
         return count
 
