@@ -1,5 +1,5 @@
-/* Extents: where the bytes of a chunk lie for this process, and reads of them.  The only native code that reads and checks
-   shared content: known names, the door, plans of batches and the mount all read with it.
+/* Extents: where the bytes of a chunk lie for this process, and reads of them.  Known names, the door, plans of batches and
+   the mount all read and check shared content with it; `__init__.py` names the two checks that stand elsewhere.
 
    An extent is made of a place of the shared index (`content.h`, `lake_extent_of_cell`), or Python has taught it (the
    mount): readers do not care.  A chunk has its payload there, and if that is longer than a granule, behind it the vector:
