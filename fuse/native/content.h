@@ -167,8 +167,9 @@ static int lake_content_teach(lake_content *content, uint32_t index, const uint8
         free(sums);
         return ENOMEM;
     }
+    uint64_t ask_from = nowait ? LAKE_LOOK_FROM : LAKE_NEVER_ASK;
     lake_extent where = memory ? lake_extent_of_memory(memory, content->pieces[index].length)
-                               : lake_extent_of_file(descriptor, nowait, place, nowait ? LAKE_LOOK_FROM : LAKE_NEVER_ASK);
+                               : lake_extent_of_file(descriptor, nowait, place, ask_from, LAKE_READ_WINDOW);
     *known = (lake_known){content->taught, where, 0, granules, sums};
     memcpy(known->crcs, crcs, crcs_bytes);
     LAKE_COUNT(lake_all.taught_count, 1);

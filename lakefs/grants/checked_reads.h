@@ -65,7 +65,8 @@ static void lake_read_checked(const lake_checked_job *job, lake_run *run)
     if (descriptor < 0)
         return;
     if (place->stored_bytes > LAKE_GRANULE) {
-        lake_extent from = lake_extent_of_file(descriptor, flags, place->offset, flags ? job->ask_from : LAKE_NEVER_ASK);
+        uint64_t ask_from = flags ? job->ask_from : LAKE_NEVER_ASK;
+        lake_extent from = lake_extent_of_file(descriptor, flags, place->offset, ask_from, LAKE_READ_AT_ONCE);
         job->right[run->first] =
             (uint8_t)lake_extent_chunk(&from, place->stored_bytes, place->crc, job->targets[run->first].at);
         return;

@@ -83,7 +83,7 @@ static int content_extent(content *in, const lake_place *place, lake_extent *int
     case LAKE_TIER_SEGMENT:
         if ((of = content_find(in, place->segment)) == NULL)
             return 0;
-        *into = lake_extent_of_file(of->descriptor, of->flags, place->offset, CONTENT_ASK_FROM);
+        *into = lake_extent_of_file(of->descriptor, of->flags, place->offset, CONTENT_ASK_FROM, LAKE_READ_WINDOW);
         return 1;
     case LAKE_TIER_DRAM:
         return slab < CONTENT_SLABS &&

@@ -17,9 +17,11 @@
 
 #define LAKE_NEVER_ASK UINT64_MAX
 #define LAKE_CELL_UNIT_BYTES (16 << 10) /* of a slab: each has a generation */
-/* Read from a file and summed at once, while the processor's nearest caches have them: summed after the whole, each byte
-   would be fetched a second time. */
+/* Bytes read from a file by one call, and summed then.  Memory of a caller is filled piece by piece, while the
+   processor's nearest caches have each: summed after the whole, each byte would be fetched a second time.  A window that
+   is used for one read after the other stays in the caches: all of it is read at once, which saves calls. */
 #define LAKE_READ_AT_ONCE (2 * LAKE_GRANULE)
+#define LAKE_READ_WINDOW (32 * LAKE_GRANULE)
 
 typedef enum { LAKE_WRONG = -1, LAKE_NOT_AT_HAND = 0, LAKE_RIGHT = 1 } lake_reading;
 
@@ -34,6 +36,7 @@ typedef struct {
             uint64_t offset;
             uint64_t ask_from; /* bytes of a read for which it is asked first if they are cached */
             int descriptor, flags; /* of preadv2 */
+            uint32_t at_once;      /* LAKE_READ_AT_ONCE or LAKE_READ_WINDOW */
         };
     };
 } lake_extent;
@@ -44,9 +47,11 @@ typedef struct {
     uint64_t count, slab_bytes;
 } lake_cells;
 
-static inline lake_extent lake_extent_of_file(int descriptor, int flags, uint64_t offset, uint64_t ask_from)
+static inline lake_extent lake_extent_of_file(int descriptor, int flags, uint64_t offset, uint64_t ask_from,
+                                              uint32_t at_once)
 {
-    return (lake_extent){.descriptor = descriptor, .flags = flags, .offset = offset, .ask_from = ask_from};
+    return (lake_extent){.descriptor = descriptor, .flags = flags, .offset = offset, .ask_from = ask_from,
+                         .at_once = at_once};
 }
 
 static inline lake_extent lake_extent_of_memory(const uint8_t *memory, uint64_t room)
@@ -112,8 +117,8 @@ static int lake_extent_copy(const lake_extent *from, uint64_t begin, size_t leng
 static lake_reading lake_extent_granules(const lake_extent *from, uint64_t begin, uint64_t stop, const uint32_t *crcs,
                                          uint8_t *into)
 {
-    uint32_t found[LAKE_SUMMED_AT_ONCE / LAKE_GRANULE];
-    uint64_t step = from->memory == NULL ? LAKE_READ_AT_ONCE : LAKE_SUMMED_AT_ONCE;
+    uint32_t found[LAKE_READ_WINDOW / LAKE_GRANULE];
+    uint64_t step = from->memory == NULL ? from->at_once : LAKE_SUMMED_AT_ONCE;
     if (!lake_extent_is_ready(from, begin, stop - begin))
         return LAKE_NOT_AT_HAND;
     for (uint64_t at = begin; at < stop; at += step, into += step) {
