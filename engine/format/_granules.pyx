@@ -7,49 +7,28 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t
 
 import os
 
+from lakefs.granules.granules cimport (
+    LAKE_GRANULE,
+    LAKE_SUMMED_AT_ONCE,
+    lake_granule_count,
+    lake_granule_crcs,
+    lake_granule_crcs_copied,
+)
+from lakefs.host.crc32c cimport lake_crc32c_begin
+
 cdef extern from *:
     """
-    #include "../../lakefs/host/crc32c.h"
-    #include <sys/types.h>
-    #include <unistd.h>
-
-    #define GRANULE 65536
-    #define STEP_BYTES (4 * GRANULE)
-    #define BRIEF_BYTES (2 * GRANULE)  /* some microseconds, as giving the lock up and taking it costs */
-
-    static void lake_granule_crcs(const uint8_t *from, size_t length, uint32_t *crcs)
-    {
-        for (; length >= STEP_BYTES; from += STEP_BYTES, length -= STEP_BYTES, crcs += 4)
-            lake_crc32c_of_four(from, GRANULE, crcs);
-        for (; length > GRANULE; from += GRANULE, length -= GRANULE)
-            *crcs++ = lake_crc32c(from, GRANULE);
-        if (length)
-            *crcs = lake_crc32c(from, length);
-    }
-
-    static void lake_granule_crcs_copied(const uint8_t *from, size_t length, uint8_t *into, uint32_t *crcs)
-    {
-        for (; length >= STEP_BYTES; from += STEP_BYTES, into += STEP_BYTES, length -= STEP_BYTES, crcs += 4)
-            lake_crc32c_copy_four(from, into, GRANULE, crcs);
-        memcpy(into, from, length);
-        lake_granule_crcs(into, length, crcs);
-    }
+    #define BRIEF_BYTES (2 * LAKE_GRANULE)  /* some microseconds, as giving the lock up and taking it costs */
 
     static void lake_granule_crcs_by_tables(const uint8_t *from, size_t length, uint32_t *crcs)
     {
-        for (size_t at = 0; at < length; at += GRANULE)
-            *crcs++ = lake_crc32c_by_tables(from + at, length - at < GRANULE ? length - at : GRANULE);
+        for (size_t at = 0; at < length; at += LAKE_GRANULE)
+            *crcs++ = lake_crc32c_by_tables(from + at, length - at < LAKE_GRANULE ? length - at : LAKE_GRANULE);
     }
     """
     enum:
-        GRANULE
-        STEP_BYTES
         BRIEF_BYTES
-    void lake_granule_crcs(const uint8_t *source, size_t length, uint32_t *crcs) noexcept nogil
-    void lake_granule_crcs_copied(
-        const uint8_t *source, size_t length, uint8_t *target, uint32_t *crcs) noexcept nogil
     void lake_granule_crcs_by_tables(const uint8_t *source, size_t length, uint32_t *crcs) noexcept nogil
-    void lake_crc32c_begin()
 
 cdef extern from "unistd.h" nogil:
     ssize_t pread(int descriptor, void *target, size_t length, int64_t offset)
@@ -113,11 +92,11 @@ def read_granules(int descriptor, int64_t offset, uint8_t[::1] target not None):
     cdef int error = 0
     with nogil:
         while done < length and not error:
-            step = min(length - done, <size_t>STEP_BYTES)
+            step = min(length - done, <size_t>LAKE_SUMMED_AT_ONCE)
             error = _fill(descriptor, offset + <int64_t>done, memory + done, step)
             if not error:
                 # While the bytes are in the processor's cache.
-                lake_granule_crcs(memory + done, step, found + done // GRANULE)
+                lake_granule_crcs(memory + done, step, found + done // LAKE_GRANULE)
                 done += step
     if error < 0:
         raise EOFError("the file ends before")
@@ -127,7 +106,7 @@ def read_granules(int descriptor, int64_t offset, uint8_t[::1] target not None):
 
 
 cdef bytes _room_for(size_t length):
-    return PyBytes_FromStringAndSize(NULL, 4 * ((length + GRANULE - 1) // GRANULE))
+    return PyBytes_FromStringAndSize(NULL, <Py_ssize_t>(4 * lake_granule_count(length)))
 
 
 cdef int _fill(int descriptor, int64_t offset, uint8_t *target, size_t length) noexcept nogil:

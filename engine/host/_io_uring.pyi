@@ -1,4 +1,4 @@
-"""Types of the native module `_ring`; its rules are in `_ring.pyx`."""
+"""Types of the native module `_io_uring`; its rules are in `_io_uring.pyx`."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -9,9 +9,7 @@ from lakefs.ids import Buffer
 from lakefs.ports import FilePlace
 
 NOP: Final = 0
-SYNC_DATA: Final = 3
 READ: Final = 22
-WRITE: Final = 23
 
 class Batch:
     """Operations that are submitted together.  Filled, then submitted to one ring, then read for its results."""
@@ -29,7 +27,7 @@ class Batch:
 
     def __init__(self, room: int) -> None: ...
     def add(self, opcode: int, descriptor: int, buffer: Buffer | None, offset: int) -> None:
-        """One operation, with memory of its own, which is held until the batch has ended.
+        """One read, or NOP; a read has memory of its own, which is held until the batch has ended.
 
         BufferError, TypeError, OverflowError, or ValueError for what is no operation, or has no room: it is not added.
         """
@@ -44,7 +42,7 @@ class Batch:
         """Of each operation the count of bytes or the negated errno; of what was given up, -ECANCELED."""
 
     def are_whole(self) -> list[bool]:
-        """Of each operation whether it moved as much as it should."""
+        """Of each operation whether it read as much as it should."""
 
 class Ring:
     """One io_uring instance.  Used by one thread; RuntimeError when two meet in it, ValueError once it is closed."""

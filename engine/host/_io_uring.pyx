@@ -1,7 +1,7 @@
 # cython: language_level=3
-"""An io_uring instance over the raw system calls: rings mapped here, no library.  Types are in `_ring.pyi`.
+"""An io_uring instance over the raw system calls: rings mapped here, no library.  Types are in `_io_uring.pyi`.
 
-Operations come in batches: arrays in memory of C, from which the entries of the ring are made and into which their
+It reads, and nothing else: writes are O_DIRECT, from threads.  Operations come in batches: arrays in memory of C, from which the entries of the ring are made and into which their
 results go, so that a read costs no Python object.  A batch is told of when all of it has ended.
 
 Rules kept here:
@@ -17,7 +17,7 @@ Rules kept here:
 What the kernel or a filter of system calls refuses is OSError from the constructor; `engine.host.io_queue` decides what then.
 """
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.ref cimport Py_INCREF, Py_DECREF, PyObject
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
@@ -101,7 +101,7 @@ cdef extern from *:
         uint8_t opcode
         int32_t fd
         uint64_t off, addr
-        uint32_t len, op_flags
+        uint32_t len
         uint64_t user_data
     ctypedef struct ring_cqe:
         uint64_t user_data
@@ -131,16 +131,11 @@ cdef extern from *:
     void store_release(uint32_t *place, uint32_t value) nogil
 
 NOP = 0
-SYNC_DATA = 3
 READ = 22
-WRITE = 23
 
 cdef enum:
     _NOP = 0
-    _FSYNC = 3
     _READ = 22
-    _WRITE = 23
-    _FSYNC_DATASYNC = 1
 
 cdef enum:
     _LENGTH_MAX = 0x7FFFF000  # MAX_RW_COUNT of Linux
@@ -186,8 +181,8 @@ cdef class Batch:
 
     def add(self, int opcode, int descriptor, buffer, uint64_t offset):
         cdef Operation *operation = self._next()
-        if opcode == _READ or opcode == _WRITE:
-            PyObject_GetBuffer(buffer, &operation.view, PyBUF_WRITABLE if opcode == _READ else PyBUF_SIMPLE)
+        if opcode == _READ:
+            PyObject_GetBuffer(buffer, &operation.view, PyBUF_WRITABLE)
             operation.has_view = True
             if operation.view.len > _LENGTH_MAX:
                 operation.has_view = False
@@ -195,7 +190,7 @@ cdef class Batch:
                 raise ValueError("more than one system call moves")
             operation.address = operation.view.buf
             operation.length = <uint32_t> operation.view.len
-        elif opcode != _FSYNC and opcode != _NOP:
+        elif opcode != _NOP:
             raise ValueError(f"no operation {opcode}")
         operation.opcode = <uint8_t> opcode
         operation.descriptor = descriptor
@@ -240,9 +235,7 @@ cdef class Batch:
         memset(entry, 0, sizeof(ring_sqe))
         entry.opcode = operation.opcode
         entry.fd = operation.descriptor
-        if operation.opcode == _FSYNC:
-            entry.op_flags = _FSYNC_DATASYNC
-        elif operation.opcode != _NOP:
+        if operation.opcode != _NOP:
             entry.addr = <uint64_t> <size_t> operation.address
             entry.len = operation.length
             entry.off = operation.offset

@@ -12,20 +12,13 @@
    - `lake_content_fill` is called between `lake_contents_enter` and `lake_contents_leave` only.  When
      `lake_content_end` has returned, no read of the content runs, nor begins.
    - Offsets and lengths of requests are not trusted: each is compared with the layout, and none allocates. */
-#ifndef LAKE_CONTENT_H
-#define LAKE_CONTENT_H
+#ifndef LAKE_MOUNT_CONTENT_H
+#define LAKE_MOUNT_CONTENT_H
 
-#include "../../lakefs/host/crc32c.h"
-#include <errno.h>
+#include "../../lakefs/granules/extent.h"
 #include <pthread.h>
 #include <stdlib.h>
-#include <sys/syscall.h>
-#include <sys/uio.h>
-#include <unistd.h>
 
-#define LAKE_GRANULE 65536u
-#define LAKE_PAGE 4096u
-#define LAKE_PAGES (LAKE_GRANULE / LAKE_PAGE)
 #define LAKE_READ_MOST (1u << 20)                             /* of one request */
 #define LAKE_SCRATCH (LAKE_READ_MOST + 2 * LAKE_GRANULE)      /* it may begin and end inside granules */
 #define LAKE_PIECES_MOST 16384u                               /* 64 GiB of large chunks; 40 bytes each */
@@ -35,7 +28,6 @@
 #define LAKE_SUMS_MOST 65536u                                 /* granules with page sums, 64 bytes each: 4 MiB */
 #define LAKE_TAUGHT_MOST 262144u                              /* pieces taught, 300 bytes each of 4 MiB: 80 MiB, 1 TiB */
 #define LAKE_LOOK_FROM (256u << 10)                           /* longer reads first ask if the bytes are cached */
-#define LAKE_CACHESTAT 451                                    /* the same on every architecture */
 
 typedef struct {
     uint32_t of_page[LAKE_PAGES];
@@ -43,10 +35,7 @@ typedef struct {
 
 typedef struct lake_known {
     struct lake_known *before; /* what was taught of the same content earlier; all is freed with it */
-    const uint8_t *memory;     /* where the piece is; NULL: it is in a segment's file. Its owner may change it */
-    uint64_t place;            /* there */
-    int descriptor;
-    int nowait;
+    lake_extent where;         /* a segment's file, or memory, which its owner may change */
     int failed;       /* atomic */
     uint32_t granules;
     lake_sums **sums; /* of each granule, atomic; NULL: not known yet */
@@ -178,7 +167,10 @@ static int lake_content_teach(lake_content *content, uint32_t index, const uint8
         free(sums);
         return ENOMEM;
     }
-    *known = (lake_known){content->taught, memory, place, descriptor, nowait, 0, granules, sums};
+    uint64_t ask_from = nowait ? LAKE_LOOK_FROM : LAKE_NEVER_ASK;
+    lake_extent where = memory ? lake_extent_of_memory(memory, content->pieces[index].length)
+                               : lake_extent_of_file(descriptor, nowait, place, ask_from, LAKE_READ_WINDOW);
+    *known = (lake_known){content->taught, where, 0, granules, sums};
     memcpy(known->crcs, crcs, crcs_bytes);
     LAKE_COUNT(lake_all.taught_count, 1);
     content->taught = known;
@@ -320,37 +312,16 @@ static void lake_contents_leave(lake_content *content)
         lake_content_free(free_it);
 }
 
-/* Returns 1 if the range is cached, or that cannot be known. */
-static int lake_may_be_cached(int descriptor, uint64_t offset, uint64_t length)
+/* Counts what a read has found; returns 1 if it is right.  What is wrong is not read natively again. */
+static int lake_counted(lake_known *known, lake_reading found)
 {
-    uint64_t range[2] = {offset, length}, found[5] = {0};
-    if (syscall(LAKE_CACHESTAT, descriptor, range, found, 0u))
-        return 1;
-    return found[0] >= (offset + length - 1) / LAKE_PAGE - offset / LAKE_PAGE + 1;
-}
-
-/* Reads bytes of a piece that are cached; returns 0 if some are not. */
-static int lake_read_cached(const lake_known *known, uint64_t begin, uint8_t *into, size_t length)
-{
-    if (known->memory) { /* what is checked is the copy */
-        memcpy(into, known->memory + begin, length);
-        return 1;
+    if (found == LAKE_NOT_AT_HAND)
+        LAKE_COUNT(lake_all.not_cached, 1);
+    if (found == LAKE_WRONG) {
+        __atomic_store_n(&known->failed, 1, __ATOMIC_RELEASE);
+        LAKE_COUNT(lake_all.failed, 1);
     }
-    if (known->nowait && length >= LAKE_LOOK_FROM && !lake_may_be_cached(known->descriptor, known->place + begin, length))
-        return 0;
-    struct iovec to = {into, length};
-    ssize_t count;
-    do
-        count = preadv2(known->descriptor, &to, 1, (off_t)(known->place + begin), known->nowait);
-    while (count < 0 && errno == EINTR);
-    return count == (ssize_t)length;
-}
-
-static int lake_wrong(lake_known *known)
-{
-    __atomic_store_n(&known->failed, 1, __ATOMIC_RELEASE);
-    LAKE_COUNT(lake_all.failed, 1);
-    return 0;
+    return found == LAKE_RIGHT;
 }
 
 /* Computes the CRC of each page of a granule that is right, and keeps them. */
@@ -361,8 +332,8 @@ static void lake_keep_sums(lake_known *known, uint32_t number, const uint8_t *gr
         return;
     }
     lake_sums *none = NULL, *sums = calloc(1, sizeof *sums);
-    for (size_t at = 0; sums && at < length; at += LAKE_PAGE)
-        sums->of_page[at / LAKE_PAGE] = lake_crc32c(granule + at, length - at < LAKE_PAGE ? length - at : LAKE_PAGE);
+    if (sums)
+        lake_page_crcs(granule, length, sums->of_page);
     if (!sums || !__atomic_compare_exchange_n(&known->sums[number], &none, sums, 0, __ATOMIC_RELEASE, __ATOMIC_RELAXED)) {
         free(sums);
         LAKE_COUNT(lake_all.sums_count, -1);
@@ -379,54 +350,25 @@ static uint8_t *lake_fill_pages(lake_known *known, uint64_t length, uint64_t fir
     uint64_t stop = length - granule < LAKE_GRANULE ? length : granule + LAKE_GRANULE;
     const lake_sums *sums = LAKE_LOAD(known->sums[number]);
     if (!sums) {
-        if (!lake_read_cached(known, granule, into, stop - granule)) {
-            LAKE_COUNT(lake_all.not_cached, 1);
+        if (!lake_counted(known, lake_extent_granules(&known->where, granule, stop, known->crcs, into)))
             return NULL;
-        }
-        if (lake_crc32c(into, stop - granule) != known->crcs[number]) {
-            lake_wrong(known);
-            return NULL;
-        }
         lake_keep_sums(known, number, into, stop - granule);
         return into + (first - granule);
     }
     uint64_t begin = first - (first - granule) % LAKE_PAGE, end = last + (LAKE_PAGE - (last - granule) % LAKE_PAGE) % LAKE_PAGE;
     if (end > stop)
         end = stop;
-    if (!lake_read_cached(known, begin, into, end - begin)) {
-        LAKE_COUNT(lake_all.not_cached, 1);
+    uint32_t found[LAKE_PAGES];
+    if (!lake_extent_copy(&known->where, begin, end - begin, into)) {
+        lake_counted(known, LAKE_NOT_AT_HAND);
         return NULL;
     }
-    for (uint64_t at = begin; at < end; at += LAKE_PAGE) {
-        size_t count = end - at < LAKE_PAGE ? end - at : LAKE_PAGE;
-        if (lake_crc32c(into + (at - begin), count) != sums->of_page[(at - granule) / LAKE_PAGE]) {
-            lake_wrong(known);
-            return NULL;
-        }
+    lake_page_crcs(into, end - begin, found);
+    if (memcmp(found, sums->of_page + (begin - granule) / LAKE_PAGE, (end - begin + LAKE_PAGE - 1) / LAKE_PAGE * sizeof *found)) {
+        lake_counted(known, LAKE_WRONG);
+        return NULL;
     }
     return into + (first - begin);
-}
-
-/* Reads the whole granules [begin, stop) of a piece, and checks each. */
-static int lake_fill_granules(lake_known *known, uint64_t begin, uint64_t stop, uint8_t *into)
-{
-    if (!lake_read_cached(known, begin, into, stop - begin)) {
-        LAKE_COUNT(lake_all.not_cached, 1);
-        return 0;
-    }
-    uint64_t at = begin;
-    for (; at + 4 * LAKE_GRANULE <= stop; at += 4 * LAKE_GRANULE) {
-        uint32_t crcs[4];
-        lake_crc32c_of_four(into + (at - begin), LAKE_GRANULE, crcs);
-        if (memcmp(crcs, known->crcs + at / LAKE_GRANULE, sizeof crcs))
-            return lake_wrong(known);
-    }
-    for (; at < stop; at += LAKE_GRANULE) {
-        uint64_t count = stop - at < LAKE_GRANULE ? stop - at : LAKE_GRANULE;
-        if (lake_crc32c(into + (at - begin), count) != known->crcs[at / LAKE_GRANULE])
-            return lake_wrong(known);
-    }
-    return 1;
 }
 
 /* Reads [offset, offset + length) of a content, cut at its end, into `scratch` of LAKE_SCRATCH bytes.
@@ -470,7 +412,8 @@ static int lake_content_fill(lake_content *content, uint64_t offset, uint64_t le
         uint64_t stop = last + (LAKE_GRANULE - last % LAKE_GRANULE) % LAKE_GRANULE;
         if (stop > piece->length)
             stop = piece->length;
-        if (stop - begin > LAKE_SCRATCH - filled || !lake_fill_granules(known, begin, stop, scratch + filled))
+        if (stop - begin > LAKE_SCRATCH - filled
+            || !lake_counted(known, lake_extent_granules(&known->where, begin, stop, known->crcs, scratch + filled)))
             return 0;
         if (!filled)
             skipped = first - begin;

@@ -11,6 +11,9 @@ from libc.string cimport memcpy, memset
 import os
 import select
 
+from gateway.http.repeater cimport REPEATER_CAPSULE, door_ticket, repeater
+from lakefs.host.span cimport bytes_of, span, span_of
+
 cdef extern from *:
     """
     #ifndef _GNU_SOURCE
@@ -23,24 +26,15 @@ cdef extern from "door.h" nogil:
         DOOR_BYTES
         DOOR_ENDED
         DOOR_PEER_BYTES
-    const char *REPEATER_CAPSULE
-    ctypedef struct span:
-        const uint8_t *at
-        size_t length
-    ctypedef struct repeater:
-        pass
     enum:
         DOOR_TO_RECEIVE
         DOOR_TO_SEND
-    ctypedef struct door_ticket:
-        int descriptor
-        uint64_t number
     ctypedef struct door_connection:
         int64_t heard_ns, began_ns
         void *rest
         uint64_t held
         uint8_t is_parked, is_last, is_dormant, waits, peer_length
-        uint8_t peer[92]
+        uint8_t peer[DOOR_PEER_BYTES]
     ctypedef struct door:
         int epoll, loop
         uint8_t is_called
@@ -67,17 +61,6 @@ cdef extern from "door.h" nogil:
     int door_end(door *, int descriptor)
     int door_answer(door *, door_ticket, span answer, door_handed *)
     int door_give_back(door *, door_ticket, span request, door_handed *)
-
-
-cdef inline bytes bytes_of(span text):
-    return PyBytes_FromStringAndSize(<const char *>text.at, <Py_ssize_t>text.length)
-
-
-cdef inline span span_of(bytes text) noexcept:
-    cdef span made
-    made.at = <const uint8_t *>PyBytes_AS_STRING(text)
-    made.length = <size_t>PyBytes_GET_SIZE(text)
-    return made
 
 
 @cython.no_gc_clear  # what repeats answers is in use until this is freed

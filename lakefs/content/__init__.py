@@ -1,1 +1,1 @@
-"""Turns bytes into chunks and manifests, and back.  Only `verify` compares bytes with ids and checksums."""
+"""Turns bytes into chunks and manifests, and back.  `verify` has the checks that clients make in Python."""

@@ -1,5 +1,7 @@
-"""Decides if bytes are a chunk's: by its id, by the CRC32C of its granules, or unchecked.  No other module decides
-this.
+"""The checks of clients in Python: are bytes a chunk's, by its id, by the CRC32C of its granules, or unchecked?
+
+Readers of whole chunks call `matches`.  Readers of ranges, and those that have the CRCs at hand, compare `granule_crcs`
+of what they read with `crcs_of` or a checked vector themselves.  In C, `lakefs/granules` has these checks.
 
 Each granule (64 KiB) of a payload has a CRC32C.  Record, grant and shared index hold one `crc` of a chunk: that of
 its only granule; or, for a longer payload, that of its *vector*, the CRCs of all granules, 4 bytes each,

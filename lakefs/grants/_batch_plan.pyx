@@ -15,35 +15,24 @@ from cpython.mem cimport PyMem_Calloc, PyMem_Free
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
+from lakefs.granules.extent cimport lake_cells, lake_extent, lake_extent_copy, lake_extent_of_cell, lake_slab_of
+from lakefs.granules.granules cimport LAKE_GRANULE
+from lakefs.granules.place cimport LAKE_TIER_DRAM, LAKE_TIER_SEGMENT, lake_place
+from lakefs.host.crc32c cimport lake_crc32c_begin
+
 cdef extern from *:
     """
     #include "../../lakefs/grants/checked_reads.h"
     #include "../../lakefs/grants/helper_thread.h"
 
-    #define LAKE_UNIT 16384
     #define LAKE_DATA 1
     #define LAKE_RUN_BYTES (512 << 10)
     #define LAKE_SEGMENTS 512
     #define LAKE_ASK_FROM (256 << 10)
     #define LAKE_HELPED_FROM (512 << 10)
-
-    /* Copies from a slot; returns 1 if its generation was the given one before and after. */
-    static int lake_copy(void *target, const void *source, size_t length, const uint64_t *mark, uint64_t generation)
-    {
-        if (__atomic_load_n(mark, __ATOMIC_ACQUIRE) != generation)
-            return 0;
-        memcpy(target, source, length);
-        __atomic_thread_fence(__ATOMIC_ACQUIRE);
-        return __atomic_load_n(mark, __ATOMIC_RELAXED) == generation;
-    }
     """
     enum:
-        LAKE_TIER_SEGMENT
-        LAKE_TIER_DRAM
-        LAKE_GENERATION_BITS
-        LAKE_UNIT
         LAKE_DATA
-        LAKE_GRANULE
         LAKE_RUN_BYTES
         LAKE_RUN_CHUNKS
         LAKE_SEGMENTS
@@ -51,13 +40,6 @@ cdef extern from *:
         LAKE_HELPED_FROM
         LAKE_CHECKED_RUN_BYTES
         LAKE_CHECKED_BYTES_MAX
-
-    ctypedef struct lake_place:
-        uint64_t segment
-        uint32_t offset
-        uint32_t stored_bytes
-        uint32_t crc
-        uint32_t tier
 
     ctypedef struct lake_run:
         uint64_t offset
@@ -85,10 +67,6 @@ cdef extern from *:
     ctypedef struct helper_thread:
         pass
 
-    void lake_crc32c_begin()
-    int lake_copy(
-        void *target, const void *source, size_t length, const uint64_t *mark, uint64_t generation
-    ) nogil
     void lake_read(
         lake_run *run, const lake_target *targets, const lake_place *places, int descriptor, int flags,
         uint64_t ask_from,
@@ -287,34 +265,27 @@ cdef class ReadPlan:
         """Copy those of the chunks [first, stop) that are in slots; return the ones whose slot did not change."""
         cdef Py_buffer marks, memory
         cdef Py_ssize_t number
-        cdef uint64_t slab, generation, at
         cdef lake_place *place
-        cdef int is_same
+        cdef lake_cells cells
+        cdef lake_extent source
+        cdef bint is_same
         cdef list arrived = []
         PyObject_GetBuffer(generations, &marks, 0)
         try:
+            cells.generations, cells.count, cells.slab_bytes = <uint64_t *>marks.buf, marks.len // 8, slab_bytes
             for number in range(max(first, 0), min(stop, self.count)):
                 if not self.in_slot[number]:
                     continue
                 place = &self.places[number]
-                slab = place.segment >> LAKE_GENERATION_BITS
-                generation = place.segment & ((<uint64_t>1 << LAKE_GENERATION_BITS) - 1)
-                at = (slab * slab_bytes + place.offset) // LAKE_UNIT
-                found = slabs.get(slab)
-                if found is None or generation & 1 or at >= <uint64_t>marks.len // 8:
-                    continue
-                if self.targets[number].length < place.stored_bytes:
+                found = slabs.get(lake_slab_of(place))
+                if found is None or self.targets[number].length < place.stored_bytes:
                     continue
                 PyObject_GetBuffer(found, &memory, 0)
-                is_same = 0
-                if <uint64_t>place.offset + place.stored_bytes <= <uint64_t>memory.len:
+                is_same = False
+                if lake_extent_of_cell(&cells, <uint8_t *>memory.buf, memory.len, place, &source):
                     with nogil:
-                        is_same = lake_copy(
-                            self.targets[number].at,
-                            <char *>memory.buf + place.offset,
-                            place.stored_bytes,
-                            <uint64_t *>marks.buf + at,
-                            generation,
+                        is_same = lake_extent_copy(
+                            &source, 0, place.stored_bytes, <uint8_t *>self.targets[number].at
                         )
                 PyBuffer_Release(&memory)
                 if is_same:

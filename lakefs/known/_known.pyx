@@ -16,6 +16,27 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
+from lakefs.granules.content cimport (
+    CONTENT_NOWHERE,
+    CONTENT_SLABS,
+    CONTENT_WANTED,
+    content_drop_segments,
+    content_drop_slabs,
+    content_find,
+    content_locate,
+    content_room,
+    content_segment,
+    content_table,
+)
+from lakefs.granules.extent cimport lake_slab_of
+from lakefs.granules.granules cimport LAKE_GRANULE
+from lakefs.granules.place cimport LAKE_PLACES_CAPSULE, LAKE_TIER_SEGMENT, lake_place, lake_places
+from lakefs.host.crc32c cimport lake_crc32c_begin
+from lakefs.host.python_hash cimport hash_by_python
+from lakefs.host.span cimport span, span_of
+from lakefs.stamps.kept_answers cimport kept_answer, kept_answers, kept_begin, kept_end, kept_forget
+from lakefs.stamps.stamps cimport LAKE_STAMPS_CAPSULE, lake_stamps
+
 from lakefs.limits import KNOWN_CONTENT_BYTES_MAX
 
 cdef extern from *:
@@ -27,87 +48,29 @@ cdef extern from *:
 
 cdef extern from "known.h" nogil:
     enum:
-        CONTENT_SEGMENTS
-        CONTENT_SLABS
-        GRANULE_BYTES
         KNOWN_BYTES_EXPECTED
         KNOWN_CHUNK_BYTES
         KNOWN_CONTENT_MAX
-        LAKE_TIER_SEGMENT
-        CONTENT_GENERATION_BITS
-    const char *LAKE_PLACES_CAPSULE
-    const char *LAKE_STAMPS_CAPSULE
-    ctypedef struct span:
-        const uint8_t *at
-        size_t length
-    ctypedef struct lake_place:
-        uint64_t segment
-        uint32_t tier
-    ctypedef struct lake_places:
-        pass
-    ctypedef struct lake_stamps:
-        pass
-    bint lake_stamps_stand(const lake_stamps *, const uint8_t *set, uint64_t set_bytes)
-    ctypedef struct content_segment:
-        uint64_t segment
-        int descriptor, flags
-    ctypedef struct content_table "content":
-        lake_places places
-        content_segment segments[512]
-        span slabs[4096]
-        const uint64_t *generations
-        uint64_t generation_count, slab_bytes
-    ctypedef struct kept_answer:
-        span key, stamps
-    ctypedef uint64_t (*span_hash)(span) noexcept nogil
-    ctypedef struct kept_answers:
-        lake_stamps stamps
-        uint64_t held_bytes, count
-    int kept_begin(kept_answers *, span_hash, uint64_t limit_bytes, uint64_t expected_bytes)
-    void kept_forget(kept_answers *)
-    void kept_end(kept_answers *)
     ctypedef struct known_answer:
         kept_answer kept
         uint64_t serial, size_bytes
         span stat
         bint has_content
-        uint8_t chunk[33]
+        uint8_t chunk[KNOWN_CHUNK_BYTES]
     ctypedef struct known:
         kept_answers answers
         content_table content
         uint64_t answered
-    void lake_crc32c_begin()
     const known_answer *known_standing(const known *, span name)
     int known_keep(known *, const known_answer *parts)
     int known_content(known *, const known_answer *, uint8_t *into)
-    ctypedef enum known_where:
-        KNOWN_AT_HAND
-        KNOWN_WANTED
-        KNOWN_NOWHERE
-    known_where known_locate(known *, const uint8_t *chunk, lake_place *place)
-    const content_segment *content_find(content_table *, uint64_t segment)
-    content_segment *content_room(content_table *, uint64_t segment)
 
 cdef extern from *:
-    """
-    static uint64_t hash_by_python(span text)
-    {
-        return (uint64_t)PyHash_GetFuncDef()->hash(text.at, (Py_ssize_t)text.length);
-    }
-    """
-    uint64_t hash_by_python(span text) noexcept nogil
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *length)
     void PyErr_Clear()
 
 lake_crc32c_begin()
 assert KNOWN_CONTENT_MAX == KNOWN_CONTENT_BYTES_MAX
-
-
-cdef inline span span_of(bytes text) noexcept:
-    cdef span made
-    made.at = <const uint8_t *>PyBytes_AS_STRING(text)
-    made.length = <size_t>PyBytes_GET_SIZE(text)
-    return made
 
 
 cdef inline bint is_name(object name, span *into):
@@ -130,13 +93,11 @@ cdef class KnownTable:
     cdef dict held
 
     def __cinit__(self, uint64_t memory_bytes):
-        cdef int slot
         self.held = {}
         self.at = <known *>calloc(1, sizeof(known))
         if self.at == NULL:
             raise MemoryError("no memory for names")
-        for slot in range(CONTENT_SEGMENTS):
-            self.at.content.segments[slot].descriptor = -1
+        content_drop_segments(&self.at.content)
         if not kept_begin(&self.at.answers, hash_by_python, memory_bytes, KNOWN_BYTES_EXPECTED):
             raise MemoryError("no memory for names")
 
@@ -168,13 +129,11 @@ cdef class KnownTable:
         return before
 
     def drop_segments(self):
-        cdef int slot
-        for slot in range(CONTENT_SEGMENTS):
-            self.at.content.segments[slot].descriptor = -1
+        content_drop_segments(&self.at.content)
 
     def use_slabs(self, const uint8_t[::1] generations not None, uint64_t slab_bytes, dict slabs not None):
         cdef const uint8_t[::1] memory
-        self.drop_slabs()
+        content_drop_slabs(&self.at.content)
         if generations.shape[0] < 8:
             return
         held = [generations]
@@ -185,18 +144,13 @@ cdef class KnownTable:
                 self.at.content.slabs[<int>number].at = &memory[0]
                 self.at.content.slabs[<int>number].length = memory.shape[0]
         self.held["slabs"] = held
-        self.at.content.generations = <const uint64_t *>&generations[0]
-        self.at.content.generation_count = generations.shape[0] // 8
-        self.at.content.slab_bytes = slab_bytes
-
-    cdef void drop_slabs(self) noexcept:
-        self.at.content.generations = NULL
-        self.at.content.generation_count = 0
-        memset(self.at.content.slabs, 0, sizeof(self.at.content.slabs))
+        self.at.content.cells.generations = <const uint64_t *>&generations[0]
+        self.at.content.cells.count = generations.shape[0] // 8
+        self.at.content.cells.slab_bytes = slab_bytes
 
     def forget(self):
         kept_forget(&self.at.answers)
-        self.drop_slabs()
+        content_drop_slabs(&self.at.content)
         self.drop_segments()
         memset(&self.at.answers.stamps, 0, sizeof(lake_stamps))
         memset(&self.at.content.places, 0, sizeof(lake_places))
@@ -225,12 +179,12 @@ cdef class KnownTable:
                 memcpy(parts.chunk, PyBytes_AS_STRING(chunk), KNOWN_CHUNK_BYTES)
             if not known_keep(self.at, &parts) or not parts.size_bytes:
                 continue
-            where = known_locate(self.at, parts.chunk, &place)
-            if where == KNOWN_NOWHERE:
+            where = content_locate(&self.at.content, parts.chunk, &place)
+            if where == CONTENT_NOWHERE:
                 is_found = False
-            elif where == KNOWN_WANTED:
+            elif where == CONTENT_WANTED:
                 is_segment = place.tier == LAKE_TIER_SEGMENT
-                number = place.segment if is_segment else place.segment >> CONTENT_GENERATION_BITS
+                number = place.segment if is_segment else lake_slab_of(&place)
                 wanted.add((place.tier, number))
         return wanted, is_found
 
@@ -248,7 +202,7 @@ cdef class KnownTable:
 
     def read(self, name, bint with_stat=False):
         cdef const known_answer *answer = self.standing(name)
-        if answer == NULL or not answer.has_content or with_stat and answer.size_bytes > GRANULE_BYTES:
+        if answer == NULL or not answer.has_content or with_stat and answer.size_bytes > LAKE_GRANULE:
             return None
         content = PyBytes_FromStringAndSize(NULL, answer.size_bytes)
         if not known_content(self.at, answer, <uint8_t *>PyBytes_AS_STRING(content)):

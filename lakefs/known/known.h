@@ -5,7 +5,7 @@
 #ifndef LAKE_KNOWN_H
 #define LAKE_KNOWN_H
 
-#include "../../lakefs/shared_index/content.h"
+#include "../../lakefs/granules/content.h"
 #include "../../lakefs/stamps/kept_answers.h"
 
 #define KNOWN_BYTES_EXPECTED 512 /* of one answer, to choose the count of sets */
@@ -63,30 +63,7 @@ static int known_keep(known *in, const known_answer *parts)
 /* Fills `into`, as long as the content, with checked bytes; returns 0 if they are not at hand. */
 static int known_content(known *in, const known_answer *of, uint8_t *into)
 {
-    content_vector vector = {0};
-    uint64_t count = (of->size_bytes + GRANULE_BYTES - 1) / GRANULE_BYTES;
-    if (count > 1)
-        return content_granules(&in->content, of->chunk, of->size_bytes, 0, count, &vector, into);
-    return !count || content_whole(&in->content, of->chunk, of->size_bytes, into);
-}
-
-typedef enum {
-    KNOWN_AT_HAND, /* or it lies where it can never be read here */
-    KNOWN_WANTED,  /* its segment or slab is not in use here */
-    KNOWN_NOWHERE, /* the index does not have it, or there is none */
-} known_where;
-
-/* Finds the place of a chunk. */
-static known_where known_locate(known *in, const uint8_t *chunk, lake_place *place)
-{
-    if (in->content.places.find == NULL || !in->content.places.find(in->content.places.table, chunk, place))
-        return KNOWN_NOWHERE;
-    if (place->tier == LAKE_TIER_SEGMENT)
-        return content_find(&in->content, place->segment) == NULL ? KNOWN_WANTED : KNOWN_AT_HAND;
-    uint64_t slab = place->segment >> CONTENT_GENERATION_BITS;
-    if (place->tier == LAKE_TIER_DRAM && slab < CONTENT_SLABS && in->content.slabs[slab].at == NULL)
-        return KNOWN_WANTED;
-    return KNOWN_AT_HAND;
+    return !of->size_bytes || content_whole(&in->content, of->chunk, of->size_bytes, into);
 }
 
 #endif

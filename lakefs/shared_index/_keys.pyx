@@ -12,13 +12,13 @@ from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
+from lakefs.granules.place cimport LAKE_ID_BYTES, LAKE_SEEKER_CAPSULE, LAKE_TIER_SEGMENT, lake_place, lake_seeker
+
 cdef extern from *:
     """
     #define OPENSSL_SUPPRESS_DEPRECATED /* the functions of EVP allocate for each digest */
     #include <openssl/sha.h>
     #include <string.h>
-
-    #include "place.h"
 
     /* As in `lakefs.shared_index.key_format`. */
     #define LAKE_KEY_BYTES_MAX 64
@@ -49,7 +49,6 @@ cdef extern from *:
     }
     """
     enum:
-        LAKE_ID_BYTES
         LAKE_KEYS_BATCH
         LAKE_KEY_ABSENT
         LAKE_KEY_BYTES_MAX
@@ -58,21 +57,6 @@ cdef extern from *:
         LAKE_OF_VALUE
         LAKE_SPACE_PARTIAL
         LAKE_SPACE_WHOLE
-        LAKE_TIER_SEGMENT
-
-    const char *LAKE_SEEKER_CAPSULE
-
-    ctypedef struct lake_place:
-        uint64_t segment
-        uint32_t offset
-        uint32_t stored_bytes
-        uint32_t crc
-        uint32_t tier
-
-    ctypedef struct lake_seeker:
-        const void *table
-        void (*prefetch)(const void *, const uint8_t *) noexcept nogil
-        int (*seek)(const void *, const uint8_t *, lake_place *) noexcept nogil
 
     void lake_key_id(uint8_t what, uint32_t space, const uint8_t *key, size_t length, uint8_t *id) nogil
 

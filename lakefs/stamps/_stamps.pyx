@@ -18,20 +18,17 @@ from libc.string cimport memcpy
 from posix.types cimport pid_t
 from posix.unistd cimport getpid
 
+from lakefs.stamps.stamps cimport (
+    LAKE_STAMPS_CAPSULE,
+    LAKE_STAMPS_COUNTERS,
+    LAKE_STAMP_BYTES,
+    lake_stamps,
+    lake_stamps_live,
+    lake_stamps_read,
+    lake_stamps_stand,
+)
+
 from lakefs.limits import STAMPS_PER_ANSWER_MAX
-
-cdef extern from "stamps.h" nogil:
-    ctypedef struct lake_stamps:
-        const uint8_t *memory
-        uint64_t count
-
-    const char *LAKE_STAMPS_CAPSULE
-    enum:
-        LAKE_STAMPS_COUNTERS
-        LAKE_STAMP_BYTES
-    int lake_stamps_live(const lake_stamps *)
-    uint64_t lake_stamps_read(const lake_stamps *, uint64_t slot)
-    bint lake_stamps_stand(const lake_stamps *, const uint8_t *set, uint64_t set_bytes)
 
 cdef extern from *:
     """

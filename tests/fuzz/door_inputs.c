@@ -210,9 +210,7 @@ int main(int count, char **texts)
     in.answers.table.stamps = (lake_stamps){stamps_memory, 8};
     in.content.places = (lake_places){&place, find_any};
     in.content.slabs[0] = (span){slab, sizeof slab};
-    in.content.generations = generations;
-    in.content.generation_count = 16;
-    in.content.slab_bytes = sizeof slab;
+    in.content.cells = (lake_cells){generations, 16, sizeof slab};
     for (size_t at = 0; at < CONTENT_SEGMENTS; at++)
         in.content.segments[at].descriptor = -1;
     for (size_t at = 0; at < 16; at++)
@@ -232,11 +230,11 @@ int main(int count, char **texts)
             const answer *kept = (const answer *)*kept_find(&in.answers.table, answers_key(&in.answers, host, target));
             place.stored_bytes = (uint32_t)kept->size_bytes;
             memset(slab, 0, sizeof slab);
-            if (kept->size_bytes <= GRANULE_BYTES) {
+            if (kept->size_bytes <= LAKE_GRANULE) {
                 place.crc = lake_crc32c(slab + place.offset, kept->size_bytes);
             } else {
-                uint32_t vector[2] = {lake_crc32c(slab, GRANULE_BYTES),
-                                      lake_crc32c(slab, kept->size_bytes - GRANULE_BYTES)};
+                uint32_t vector[2] = {lake_crc32c(slab, LAKE_GRANULE),
+                                      lake_crc32c(slab, kept->size_bytes - LAKE_GRANULE)};
                 memcpy(slab + place.offset + kept->size_bytes, vector, sizeof vector);
                 place.crc = lake_crc32c((const uint8_t *)vector, sizeof vector);
             }

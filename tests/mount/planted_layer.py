@@ -25,7 +25,8 @@ NOT_BUILT: Final = "not-built"
 _ROOT: Final = Path(__file__).parents[2]
 _LAYER: Final = Path("fuse/native")
 _SOURCES: Final = (*(_LAYER / name for name in ("_layer.pyx", "appends.h", "content.h", "layer.h")),
-                   Path("lakefs/host/crc32c.h"))  # fmt: skip
+                   *(Path("lakefs/granules") / name for name in ("extent.h", "granules.h", "place.h")),
+                   *(Path("lakefs/host") / name for name in ("crc32c.h", "page_cache.h")))  # fmt: skip
 _ASKING: Final = r"""
 #ifndef PLANTED_H
 #define PLANTED_H
@@ -54,25 +55,27 @@ def _left_out(source: str, statement: str) -> Change:
     return Change(source, statement, f"if (!PLANTED) {statement}")
 
 
+def _unchecked(where: str) -> Change:
+    compared = "memcmp(found, crcs + at / LAKE_GRANULE,"
+    return Change("extent.h", compared, f"!(PLANTED && {where}) && {compared}")
+
+
 BUGS: Final[dict[str, tuple[Change, ...]]] = {
-    # Four granules in a row are not compared with their checksums.
-    "four-granules-unchecked": (
-        _left_out("content.h", "if (memcmp(crcs, known->crcs + at / LAKE_GRANULE, sizeof crcs))"),
-    ),
+    # More than a granule read at once is not compared with its checksums.
+    "four-granules-unchecked": (_unchecked("step > LAKE_GRANULE"),),
     # Nor is a granule that is read whole.
-    "granule-unchecked": (
-        _left_out("content.h", "if (lake_crc32c(into + (at - begin), count) != known->crcs[at / LAKE_GRANULE])"),
-    ),
+    "granule-unchecked": (_unchecked("step == LAKE_GRANULE"),),
     # Nor one that is read for the sums of its pages.
     "summed-granule-unchecked": (
-        _left_out("content.h", "if (lake_crc32c(into, stop - granule) != known->crcs[number])"),
-    ),
-    # Pages are not compared with their sums.
-    "pages-unchecked": (
-        _left_out(
-            "content.h", "if (lake_crc32c(into + (at - begin), count) != sums->of_page[(at - granule) / LAKE_PAGE])"
+        Change(
+            "content.h",
+            "lake_extent_granules(&known->where, granule, stop, known->crcs, into)",
+            "PLANTED ? (lake_reading)lake_extent_copy(&known->where, granule, stop - granule, into)"
+            " : lake_extent_granules(&known->where, granule, stop, known->crcs, into)",
         ),
     ),
+    # Pages are not compared with their sums.
+    "pages-unchecked": (_left_out("content.h", "if (memcmp(found, sums->of_page"),),
     # Reads go on from a content that has ended.
     "content-not-ended": (_left_out("content.h", "content->ended = 1;"),),
     # Native threads write what is neither the next bytes nor within the limit.

@@ -17,6 +17,8 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PRODUCT_PACKAGES: Final = ("lakefs", "engine", "gateway", "fuse", "cli")
 
+NATIVE: Final = (".h", ".pxd", ".pyx")
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -67,6 +69,11 @@ def python_files() -> tuple[Path, ...]:
 def product_files() -> tuple[Path, ...]:
     """Return the Python files that are installed."""
     return tuple(path for path in python_files() if path.parts[0] in PRODUCT_PACKAGES)
+
+
+def native_files() -> list[Path]:
+    """Return every source of the product's native modules: Cython, its declarations, and headers in C."""
+    return [path for path in tracked_files() if path.suffix in NATIVE and path.parts[0] in PRODUCT_PACKAGES]
 
 
 @cache

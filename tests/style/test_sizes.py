@@ -1,4 +1,4 @@
-"""Length of modules and functions, as a ratchet.
+"""Length of modules and functions, as a ratchet; of native sources the length of modules.
 
 Nothing is longer than the hard limit.  What is longer than the soft limit is in `ratchet.json` with its length, and may
 only shrink; `python -m tests.style.test_sizes` writes that file again from the tree, for a commit whose message gives
@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from tests.style.source_tree import ROOT, definitions, python_files
+from tests.style.source_tree import ROOT, definitions, native_files, python_files
 
 MODULE_SOFT: Final = 450
 MODULE_HARD: Final = 800
@@ -26,6 +26,8 @@ RATCHET: Final = Path(__file__).with_name("ratchet.json")
 def _lengths() -> tuple[dict[str, int], dict[str, int]]:
     modules: dict[str, int] = {}
     functions: dict[str, int] = {}
+    for path in native_files():
+        modules[str(path)] = len((ROOT / path).read_text().splitlines())
     for path in python_files():
         modules[str(path)] = len((ROOT / path).read_text().splitlines())
         for found in definitions(path):
@@ -49,6 +51,7 @@ def _ratchet() -> dict[str, int]:
 def test_no_module_and_no_function_is_longer_than_the_hard_limit() -> None:
     modules, functions = _lengths()
     assert len(modules) > 20, "the walk of the tree found next to nothing"
+    assert {Path(name).suffix for name in modules} >= {".py", ".pyx", ".h"}
     assert {name: count for name, count in modules.items() if count > MODULE_HARD} == {}
     assert {name: count for name, count in functions.items() if count > FUNCTION_HARD} == {}
 

@@ -15,6 +15,24 @@ from libc.string cimport memcpy, memset
 import os
 import time
 
+from gateway.http.repeater cimport REPEATER_CAPSULE, door_ticket, repeated, repeater
+from lakefs.granules.content cimport (
+    CONTENT_SEGMENTS,
+    CONTENT_SLABS,
+    content_drop_segments,
+    content_drop_slabs,
+    content_find,
+    content_room,
+    content_segment,
+    content_table,
+)
+from lakefs.granules.place cimport LAKE_PLACES_CAPSULE, lake_places
+from lakefs.host.crc32c cimport lake_crc32c_begin
+from lakefs.host.python_hash cimport hash_by_python
+from lakefs.host.span cimport bytes_of, span, span_hash, span_of
+from lakefs.stamps.kept_answers cimport kept_answer, kept_answers, kept_begin, kept_end, kept_forget
+from lakefs.stamps.stamps cimport LAKE_STAMPS_CAPSULE, lake_stamps
+
 cdef extern from *:
     """
     #ifndef _GNU_SOURCE
@@ -29,49 +47,14 @@ cdef extern from "repeat.h" nogil:
         ANSWER_KEY_MAX
         ANSWER_BYTES_EXPECTED
         ANSWER_LINES_MAX
-        CONTENT_SEGMENTS
-        CONTENT_SLABS
         FIELD_COUNT
+        NOTES_MAX
         TIMES_MAX
         PASSED_COUNT
         FIELD_NONE
         FIELD_HOST
         MD5_DIGEST_LENGTH
         OF_COUNT
-    const char *REPEATER_CAPSULE
-    const char *LAKE_PLACES_CAPSULE
-    const char *LAKE_STAMPS_CAPSULE
-    ctypedef struct span:
-        const uint8_t *at
-        size_t length
-    ctypedef struct repeated:
-        pass
-    ctypedef struct door_ticket:
-        int descriptor
-        uint64_t number
-    ctypedef struct repeater:
-        void *context
-        void (*begin)(void *)
-        size_t (*repeat)(void *, span, int64_t, door_ticket, repeated *)
-        void (*sent)(void *, span, uint64_t)
-        span (*piece)(void *, void *)
-        int (*taken)(void *, void *, size_t)
-        void (*ended)(void *, void *, span, uint64_t, int)
-    ctypedef struct lake_places:
-        const void *table
-        void *find
-    ctypedef struct lake_stamps:
-        pass
-    ctypedef struct kept_answer:
-        span key, stamps
-    ctypedef uint64_t (*span_hash)(span) noexcept nogil
-    ctypedef struct kept_answers:
-        span_hash hash
-        lake_stamps stamps
-        uint64_t held_bytes, count
-    int kept_begin(kept_answers *, span_hash, uint64_t limit_bytes, uint64_t expected_bytes)
-    void kept_forget(kept_answers *)
-    void kept_end(kept_answers *)
     ctypedef struct claim:
         uint8_t ids[32]
         size_t id_count
@@ -87,15 +70,6 @@ cdef extern from "repeat.h" nogil:
         uint8_t is_of_get
     ctypedef struct answers_table "answers":
         kept_answers table
-    ctypedef struct content_segment:
-        uint64_t segment
-        int descriptor, flags
-    ctypedef struct content_table "content":
-        lake_places places
-        content_segment segments[512]
-        span slabs[4096]
-        const uint64_t *generations
-        uint64_t generation_count, slab_bytes
     ctypedef struct log_entry:
         span name
     ctypedef struct access_log:
@@ -103,15 +77,15 @@ cdef extern from "repeat.h" nogil:
         size_t length, room
         uint64_t one_of, lost
     ctypedef struct fields:
-        span value[24]
+        span value[FIELD_COUNT]
         uint32_t present
     uint32_t FIELDS_GIVEN
-    const span field_names[24]
+    const span field_names[FIELD_COUNT]
     ctypedef struct gathered:
         door_ticket ticket
         span request, target, body, signer
         fields of
-        uint8_t md5[16]
+        uint8_t md5[MD5_DIGEST_LENGTH]
     ctypedef struct gathered_puts:
         size_t count, bytes
     ctypedef struct s3_repeater:
@@ -122,18 +96,17 @@ cdef extern from "repeat.h" nogil:
         content_table content
         uint64_t next_id, random
         int64_t date_s
-        uint64_t counts[3][2]
-        uint64_t times[3][32]
-        uint64_t took_ns[3]
-        uint64_t bounds_ns[32]
+        uint64_t counts[OF_COUNT][2]
+        uint64_t times[OF_COUNT][TIMES_MAX]
+        uint64_t took_ns[OF_COUNT]
+        uint64_t bounds_ns[TIMES_MAX]
         size_t bound_count
         uint64_t received_bytes, sent_bytes, cut_short
-        uint64_t passed[16]
-        uint8_t notes[256][33]
+        uint64_t passed[PASSED_COUNT]
+        uint8_t notes[NOTES_MAX][CHUNK_ID_BYTES]
         size_t note_count
         uint32_t note_every
     void head_begin()
-    void lake_crc32c_begin()
     void repeat_begin(void *)
     size_t repeat_one(void *, span, int64_t, door_ticket, repeated *)
     void puts_begin(gathered_puts *)
@@ -157,21 +130,6 @@ cdef extern from "repeat.h" nogil:
     span answers_key(answers_table *, span host, span target)
     int answers_keep(answers_table *, const answer *parts)
     int is_layout(span layout, uint64_t size_bytes)
-    const content_segment *content_find(content_table *, uint64_t segment)
-    content_segment *content_room(content_table *, uint64_t segment)
-
-cdef extern from *:
-    """
-    static uint64_t hash_by_python(span text)
-    {
-        return (uint64_t)PyHash_GetFuncDef()->hash(text.at, (Py_ssize_t)text.length);
-    }
-    """
-    uint64_t hash_by_python(span text) noexcept nogil
-
-cdef inline bytes bytes_of(span text):
-    return PyBytes_FromStringAndSize(<const char *>text.at, <Py_ssize_t>text.length)
-
 
 OPERATIONS: tuple = ("GetObject", "HeadObject", "PutObject")
 """The operations of the door's answers, in the order of their counts."""
@@ -181,13 +139,6 @@ PASSED: tuple = ("head", "field", "keys", "new", "changed", "signature", "conten
 head_begin()
 lake_crc32c_begin()
 _GIVEN: list = [bytes_of(field_names[field]) for field in range(FIELD_COUNT)]
-
-
-cdef inline span span_of(bytes text) noexcept:
-    cdef span made
-    made.at = <const uint8_t *>PyBytes_AS_STRING(text)
-    made.length = <size_t>PyBytes_GET_SIZE(text)
-    return made
 
 
 @cython.no_gc_clear  # its parts are in use until it is freed
@@ -208,8 +159,7 @@ cdef class Repeater:
         self.at = <s3_repeater *>calloc(1, sizeof(s3_repeater))
         if self.at == NULL:
             raise MemoryError("no memory for the door")
-        for slot in range(CONTENT_SEGMENTS):
-            self.at.content.segments[slot].descriptor = -1
+        content_drop_segments(&self.at.content)
         if not kept_begin(&self.at.answers.table, hash_by_python, memory_bytes, ANSWER_BYTES_EXPECTED):
             raise MemoryError("no memory for the door's answers")
         puts_begin(&self.at.puts)
@@ -290,12 +240,12 @@ cdef class Repeater:
 
     def use_generations(self, const uint8_t[::1] memory not None, uint64_t slab_bytes):
         """Check cells by these generations; slabs that were used with others are dropped."""
-        self.drop_slabs()
+        content_drop_slabs(&self.at.content)
         if memory.shape[0] >= 8:
             self.in_use["generations"] = memory
-            self.at.content.generations = <const uint64_t *>&memory[0]
-            self.at.content.generation_count = memory.shape[0] // 8
-            self.at.content.slab_bytes = slab_bytes
+            self.at.content.cells.generations = <const uint64_t *>&memory[0]
+            self.at.content.cells.count = memory.shape[0] // 8
+            self.at.content.cells.slab_bytes = slab_bytes
 
     def forget(self):
         """Drop all claims and answers, and all that the engine shared: its connection was lost, or it has ended."""
@@ -308,16 +258,11 @@ cdef class Repeater:
         cdef int slot
         claims_forget(&self.at.claims)
         kept_forget(&self.at.answers.table)
-        self.drop_slabs()
+        content_drop_slabs(&self.at.content)
         for slot in range(CONTENT_SEGMENTS):
             if self.at.content.segments[slot].descriptor >= 0:
                 os.close(self.at.content.segments[slot].descriptor)
-                self.at.content.segments[slot].descriptor = -1
-
-    cdef void drop_slabs(self):
-        self.at.content.generations = NULL
-        self.at.content.generation_count = 0
-        memset(self.at.content.slabs, 0, sizeof(self.at.content.slabs))
+        content_drop_segments(&self.at.content)
 
     # --- claims --------------------------------------------------------------------------------------------------
 

@@ -10,13 +10,13 @@
 
 #include "../../http/repeater.h"
 #include "answers.h"
-#include "../../../lakefs/shared_index/content.h"
+#include "../../../lakefs/granules/content.h"
 #include "gather.h"
 #include "log.h"
 
 #define OUT_HEAD_BYTES (8 << 10)
 #define WINDOW_BYTES (1 << 20) /* of a body, read, checked and sent at once; pieces of 64 KiB cost twice as much CPU */
-#define WINDOW_BYTES_MIN (2 * GRANULE_BYTES)
+#define WINDOW_BYTES_MIN (2 * LAKE_GRANULE)
 #define TIMES_MAX 32
 #define NOTES_MAX 256
 #define DATE_LINES_BYTES 128
@@ -54,7 +54,7 @@ typedef struct {
     uint8_t notes[NOTES_MAX][CHUNK_ID_BYTES];
     size_t note_count;
     uint32_t note_every, note_skip;
-    uint8_t out[OUT_HEAD_BYTES + GRANULE_BYTES];
+    uint8_t out[OUT_HEAD_BYTES + LAKE_GRANULE];
     uint8_t window[WINDOW_BYTES];
     const void *window_of; /* the rest whose next bytes are in the window; NULL: none */
     span ready;            /* these bytes */
@@ -197,18 +197,18 @@ static span rest_read(s3_repeater *in, body_rest *rest)
     piece from = layout_piece(rest->layout, number);
     uint64_t length = from.end - from.begin, at = rest->at - from.begin;
     uint64_t stop = rest->stop < from.end ? rest->stop - from.begin : length;
-    if (length <= GRANULE_BYTES)
+    if (length <= LAKE_GRANULE)
         return content_whole(&in->content, from.chunk, length, in->window) ? (span){in->window + at, stop - at} : none;
     if (number != rest->vector_of)
         rest->vector.is_known = 0;
     rest->vector_of = number;
-    size_t first = (size_t)(at / GRANULE_BYTES), last = (size_t)((stop - 1) / GRANULE_BYTES);
-    if (last - first >= rest->window_bytes / GRANULE_BYTES)
-        last = first + rest->window_bytes / GRANULE_BYTES - 1;
+    size_t first = (size_t)(at / LAKE_GRANULE), last = (size_t)((stop - 1) / LAKE_GRANULE);
+    if (last - first >= rest->window_bytes / LAKE_GRANULE)
+        last = first + rest->window_bytes / LAKE_GRANULE - 1;
     if (!content_granules(&in->content, from.chunk, length, first, last + 1, &rest->vector, in->window))
         return none;
     note_read(in, from.chunk);
-    uint64_t begin = (uint64_t)first * GRANULE_BYTES, end = (uint64_t)(last + 1) * GRANULE_BYTES;
+    uint64_t begin = (uint64_t)first * LAKE_GRANULE, end = (uint64_t)(last + 1) * LAKE_GRANULE;
     if (end > stop)
         end = stop;
     return (span){in->window + (at - begin), (size_t)(end - at)};
@@ -230,7 +230,7 @@ static int rest_taken(void *context, void *opaque, size_t count)
     body_rest *rest = opaque;
     in->window_of = NULL;
     rest->at += count;
-    size_t window = (count / GRANULE_BYTES + 1) * GRANULE_BYTES;
+    size_t window = (count / LAKE_GRANULE + 1) * LAKE_GRANULE;
     if (window < WINDOW_BYTES_MIN)
         window = WINDOW_BYTES_MIN;
     rest->window_bytes = window < WINDOW_BYTES ? window : WINDOW_BYTES;
@@ -356,7 +356,7 @@ static size_t repeat_read(s3_repeater *in, span received, const head *request, c
     };
     if (is_head || !kept->size_bytes)
         into->bytes = write_head(in, kept, of, &range, in->out + OUT_HEAD_BYTES);
-    else if (kept->size_bytes <= GRANULE_BYTES)
+    else if (kept->size_bytes <= LAKE_GRANULE)
         answer_at_once(in, kept, of, &range, into);
     else if (request->length == received.length)
         answer_in_pieces(in, kept, of, &range, &logged, into);

@@ -25,6 +25,9 @@ from lakefs.ports import FileRead
 
 _ring = pytest.importorskip("engine.host._io_uring", reason="engine.host._io_uring is not built here")
 
+WRITING = (2, 3, 5, 17, 23)
+"""WRITEV, FSYNC, WRITE_FIXED, FALLOCATE and WRITE of the kernel, which only reads are asked of."""
+
 
 @pytest.fixture(params=[False, True], ids=["newest", "as on Linux 5.6"])
 def ring(request: pytest.FixtureRequest) -> Iterator[Any]:
@@ -71,12 +74,12 @@ def ended(ring: Any, batch: Any) -> list[int]:
     return results
 
 
-def test_reads_writes_and_syncs_answer_with_their_counts(ring: Any, file: int) -> None:
+def test_reads_answer_with_their_counts(ring: Any, file: int) -> None:
     found = bytearray(4)
-    assert ended(ring, batch_of((_ring.WRITE, file, b"abcd", 2))) == [4]
-    synced = batch_of((_ring.SYNC_DATA, file, None, 0), (_ring.READ, file, found, 1))
-    assert ended(ring, synced) == [0, 4]
-    assert synced.are_whole() == [True, True]
+    os.pwrite(file, b"abcd", 2)
+    read = batch_of((_ring.NOP, -1, None, 0), (_ring.READ, file, found, 1))
+    assert ended(ring, read) == [0, 4]
+    assert read.are_whole() == [True, True]
     assert found == b"1abc"
     assert ring.reap() == []
 
@@ -209,6 +212,7 @@ def test_what_is_no_operation_is_not_added(ring: Any, file: int) -> None:
     for bad in [
         (_ring.READ, file, b"read-only", 0),
         (99, file, bytearray(1), 0),
+        *((opcode, file, bytearray(1), 0) for opcode in WRITING),
         (_ring.READ, file),
         (_ring.READ, file, None, 0),
         (_ring.READ, file, bytearray(1), -1),
