@@ -38,8 +38,8 @@ _RETRY_S: Final = 0.2
 _ANOTHER_ENGINE_S: Final = 2.0
 _GATHER_S: Final = 0.02
 _STAT_BATCH: Final = 256
-_ROUNDS_MAX: Final = 5
-"""Rounds for which a name that is gone waits for the event that says why."""
+_ROUNDS_MAX: Final = 40
+"""Rounds for which a name that is gone waits for the event that says why, 0.8 s: it is sent when that is durable."""
 
 
 @dataclass

@@ -30,6 +30,7 @@ class Told:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.entries: list[str] = []
+        self.removed: list[int] = []
         self.attributes: list[Inode] = []
         monkeypatch.setattr(watches, "_invalidate_entry", self._entry)
         monkeypatch.setattr(watches, "_invalidate_attributes", self.attributes.append)
@@ -38,6 +39,7 @@ class Told:
 
     def _entry(self, parent: Inode, name: str, removed: int = 0) -> None:
         self.entries.append(name)
+        self.removed.append(removed)
 
     def found(self, name: str, node: int, *, lookups: int = 1) -> Inode:
         self.mount.put(name, node)
@@ -92,5 +94,21 @@ def test_a_file_that_was_found_by_a_new_name_is_not_lost_with_the_old_one(monkey
         await held(told.mount, compare, moved)
         assert told.mount.table.root.children == {"b": inode}
         assert inode in told.watcher._doubtful, "it is compared by its new name"
+
+    told(monkeypatch, test)
+
+
+def test_a_removal_is_told_as_one_though_its_notice_comes_when_it_is_durable(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(told: Told) -> None:
+        inode = told.found("a", 11)
+        del told.mount.records["a"]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(told.watcher._ask_about_doubtful)
+            told.watcher._doubt(inode)  # by the notice of an earlier change
+            await trio.sleep(0.7)
+            await told.watcher._apply(WatchEvent("delete", 1, "bkt", "a"))
+            await trio.sleep(0.2)
+            nursery.cancel_scope.cancel()
+        assert (told.entries, told.removed) == (["a"], [inode.number])
 
     told(monkeypatch, test)
