@@ -250,10 +250,7 @@ class LakeOperations(pyfuse3.Operations):
     async def create(
         self, parent_inode: InodeT, name: FileNameT, mode: ModeT, flags: FlagT, ctx: RequestContext
     ) -> tuple[FileInfo, EntryAttributes]:
-        """Make a file and open it, or open the one that is there by now.
-
-        With O_EXCL its name is made at once; else by the first commit.
-        """
+        """Make a file, at once with O_EXCL, else by its first commit, and open it; or open the one there by now."""
         parent, component = self._lookups.inode(parent_inode), component_of(name)
         self._mount.raise_failure(parent, component)
         if flags & os.O_EXCL:
