@@ -12,6 +12,7 @@ may be missing only if the engine noted its eviction.
 from __future__ import annotations
 
 import argparse
+import math
 import multiprocessing
 import os
 import random
@@ -42,7 +43,7 @@ from tests.crash.keyed_clients import (
     write_in_trio,
 )
 from tests.crash.keyed_contents import Journal, KeyState, States, key_of, read_journal
-from tests.crash.keyed_lake import VARIABLE
+from tests.crash.keyed_lake import BEGUN, DURABLE, STARTED, VARIABLE
 from tests.crash.quiet_store import inspect
 from tests.crash.small_engine import SmallEngine
 from tests.e2e.served import WAIT_S
@@ -258,13 +259,18 @@ class KeyedFire:
             journal.found(name, found)
             journal.close()
 
-    def _evictions(self, number: int) -> dict[bytes, int]:
-        """Return the time of the last eviction of each key of a space."""
-        last: dict[bytes, int] = {}
+    def _evictions(self, number: int) -> dict[bytes, float]:
+        """Return the time of the last eviction of each key of a space: when it was durable, or its engine's life ended.
+
+        The time of one that may be under way is still to come.
+        """
+        last: dict[bytes, float] = {}
         for line in self._evicted.read_bytes().splitlines():
-            at, of, key = line.split()
-            if int(of) == number:
-                last[bytes.fromhex(key.decode())] = int(at)
+            what, at, of, key = line.split()
+            if what == STARTED:
+                last = {gone: min(until, int(at)) for gone, until in last.items()}
+            elif int(of) == number:
+                last[bytes.fromhex(key.decode())] = int(at) if what == DURABLE else math.inf
         return last
 
     def _look(self) -> None:
@@ -273,7 +279,7 @@ class KeyedFire:
             assert lake.fsck(full=True)["damage"] == 0
             for _ in range(2):
                 lake.gc(compact=True)
-            self.figures["evictions noted"] = len(self._evicted.read_bytes().splitlines())
+            self.figures["evictions noted"] = self._evicted.read_bytes().count(BEGUN)
         self.engine.kill()
         for _ in range(2):
             found = inspect(self.engine.data)

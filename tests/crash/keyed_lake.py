@@ -2,8 +2,9 @@
 
     python -m tests.crash.keyed_lake BUG serve ...
 
-Before a value is evicted, a line with the time, the space's number and the key is appended to the file that the
-variable KEYED_EVICTED names.  So a key that is missing was evicted, or was lost.
+The file that the variable KEYED_EVICTED names gets a line for each start, for each value before it is evicted, and for
+each when that is durable: time, space's number, key.  Clients that look keys up in shared memory see a value for so
+long.  So a key that is missing was evicted, or was lost.
 """
 
 from __future__ import annotations
@@ -13,28 +14,51 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
+
+import trio
 
 from tests.crash import small_lake
 
 VARIABLE: Final = "KEYED_EVICTED"
+STARTED: Final = b"started"
+BEGUN: Final = b"begun"
+DURABLE: Final = b"durable"
 
 
 def note_evictions(path: str) -> None:
-    """Note each victim of an eviction in a file."""
+    """Note each victim of an eviction in a file, and when its removal is durable."""
     from engine.format.keyed import space_and_key
+    from engine.format.layouts import Table
     from engine.keyed.upkeep import KeyedUpkeep
 
     victim = KeyedUpkeep._victim
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    under_way: set[bytes] = set()
+
+    def note(what: bytes, number: int = 0, key: bytes = b"-") -> None:
+        os.write(descriptor, b"%s %d %d %s\n" % (what, time.monotonic_ns(), number, key.hex().encode()))
 
     def noted(upkeep: Any, view: Any, number: int) -> bytes | None:
+        if not observed:
+            upkeep._metadata.on_durable_records(frozenset({Table.KEYED}), durable)
+            observed.append(True)
         place = victim(upkeep, view, number)
         if place is not None:
-            key = space_and_key(place)[1]
-            os.write(descriptor, b"%d %d %s\n" % (time.monotonic_ns(), number, key.hex().encode()))
+            note(BEGUN, number, space_and_key(place)[1])
+            under_way.add(place)
         return place
 
+    def durable(mutations: Any) -> None:
+        for _, _, place, _ in mutations:
+            if place in under_way:
+                under_way.remove(place)
+                gone = partial(note, DURABLE, *space_and_key(place))
+                trio.lowlevel.current_trio_token().run_sync_soon(gone)  # behind all who are called for this group
+
+    observed: list[bool] = []
+    note(STARTED)
     KeyedUpkeep._victim = noted  # type: ignore[method-assign,assignment]
 
 

@@ -53,13 +53,13 @@ def made() -> Iterator[World]:
         yield made
 
 
-def cut_anywhere(made: World, name: str) -> None:
-    """Cut a request in two at each byte."""
+def cut_anywhere(made: World, name: str, *, step: int = 1) -> None:
+    """Cut a request in two at each byte, or at each `step`-th."""
     raw = made.raw(CUT[name])
     expected = made.send(raw).masked()
     with ExitStack() as stack:
         line = stack.enter_context(Line(made.door_address))
-        for at in range(1, len(raw)):
+        for at in range(1, len(raw), step):
             line.send_and_wait_until_read(raw[:at])
             line.send(raw[at:])
             reply = line.reply(is_head=raw.startswith(b"HEAD"))
@@ -68,6 +68,12 @@ def cut_anywhere(made: World, name: str) -> None:
                 line = stack.enter_context(Line(made.door_address))
 
 
+@pytest.mark.parametrize("name", CUT)
+def test_a_request_that_is_cut_has_the_answer_of_the_whole(made: World, name: str) -> None:
+    cut_anywhere(made, name, step=5)
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CUT)
 def test_a_request_that_is_cut_anywhere_has_the_answer_of_the_whole(made: World, name: str) -> None:
     cut_anywhere(made, name)
