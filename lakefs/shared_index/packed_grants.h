@@ -4,9 +4,24 @@
 
 #include "table.h"
 
-
 #define LAKE_GRANT_BYTES 35  /* at most: array 1, tier 1, slab 3 and generation 9, four numbers of 5, a zero */
 #define LAKE_ARRAY_BYTES 5
+
+static inline uint8_t *lake_pack_16(uint8_t *at, uint8_t tag, uint32_t number)
+{
+    uint16_t big = __builtin_bswap16((uint16_t)number);
+    *at++ = tag;
+    memcpy(at, &big, 2);
+    return at + 2;
+}
+
+static inline uint8_t *lake_pack_32(uint8_t *at, uint8_t tag, uint32_t number)
+{
+    uint32_t big = __builtin_bswap32(number);
+    *at++ = tag;
+    memcpy(at, &big, 4);
+    return at + 4;
+}
 
 static inline uint8_t *lake_pack_number(uint8_t *at, uint64_t number)
 {
@@ -16,15 +31,9 @@ static inline uint8_t *lake_pack_number(uint8_t *at, uint64_t number)
         *at++ = 0xcc;
         *at++ = (uint8_t)number;
     } else if (number <= 0xffff) {
-        uint16_t big = __builtin_bswap16((uint16_t)number);
-        *at++ = 0xcd;
-        memcpy(at, &big, 2);
-        at += 2;
+        return lake_pack_16(at, 0xcd, (uint32_t)number);
     } else if (number <= 0xffffffffu) {
-        uint32_t big = __builtin_bswap32((uint32_t)number);
-        *at++ = 0xce;
-        memcpy(at, &big, 4);
-        at += 4;
+        return lake_pack_32(at, 0xce, (uint32_t)number);
     } else {
         uint64_t big = __builtin_bswap64(number);
         *at++ = 0xcf;
@@ -36,19 +45,11 @@ static inline uint8_t *lake_pack_number(uint8_t *at, uint64_t number)
 
 static uint8_t *lake_pack_array(uint8_t *at, uint32_t length)
 {
-    if (length < 16) {
-        *at++ = (uint8_t)(0x90 | length);
-    } else if (length <= 0xffff) {
-        uint16_t big = __builtin_bswap16((uint16_t)length);
-        *at++ = 0xdc;
-        memcpy(at, &big, 2);
-        at += 2;
-    } else {
-        uint32_t big = __builtin_bswap32(length);
-        *at++ = 0xdd;
-        memcpy(at, &big, 4);
-        at += 4;
-    }
+    if (length > 0xffff)
+        return lake_pack_32(at, 0xdd, length);
+    if (length >= 16)
+        return lake_pack_16(at, 0xdc, length);
+    *at++ = (uint8_t)(0x90 | length);
     return at;
 }
 

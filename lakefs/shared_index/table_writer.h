@@ -5,7 +5,6 @@
 
 #include "table.h"
 
-
 static void lake_write(lake_entry *at, const lake_entry *wanted, uint64_t distance)
 {
     lake_entry entry = *wanted;
