@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from lakefs.host.buffers import PooledPayload
 from lakefs.ids import Buffer
 from lakefs.wire.messages import Message, Request, Watch, WatchEvent
 
@@ -98,6 +99,9 @@ class EngineClient(ConnectedClient, Protocol):
     ) -> Reply:
         """Send a request and return the engine's reply.  Raises the error of `lakefs.errors` that the engine sent.
 
+        The memory of `body` must not change until the call ends; afterwards it is the caller's, also if cancelled.  A
+        `PooledPayload` may be stored from where it lies.
+
         `into` is writable memory for the reply's body: if the body fits, the reply's parts are slices of `into`, from
         its front; else they are other memory.  The reply's parts say where the bytes are.
 
@@ -147,8 +151,13 @@ class EngineService(Protocol):
         """End a connection: its leases are dropped; its sessions end or linger."""
         ...
 
-    async def receive(self, client: ServedClient, request: Request, body_bytes: int) -> Body:
+    async def receive(
+        self, client: ServedClient, request: Request, body_bytes: int, pooled: PooledPayload | None = None
+    ) -> Body:
         """Return memory for a request's body, exactly `body_bytes` in all, to be filled before `serve`.
+
+        `pooled`: the body, which is in memory of this process already.  If the service stores it from there, the parts
+        that it returns are `pooled`, and it uses the buffer until `serve` ends.
 
         Called for every request that has a body, and for StoreChunks and PutObjects always.
         Raises UserError when the request's lengths do not fit its body; waits when the pool is empty.
