@@ -73,7 +73,7 @@ class Quarantine:
     def __init__(self, metadata: Metadata, clock: Clock) -> None:
         self._metadata = metadata
         self._clock = clock
-        metadata.on_joined(self._joined)
+        metadata.on_joined(self._joined, [ChunkQuarantined, _Dropped])
         with metadata.view() as view:
             self._chunks = {chunk_id_of_key(key) for key, _ in view.scan(Table.QUARANTINE, b"", _KEYS_END)}
 

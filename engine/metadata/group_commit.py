@@ -26,8 +26,9 @@ Rules kept here:
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
 
@@ -135,7 +136,9 @@ class Committer:
         """Called on the loop when a group has become durable."""
         self.turn_stamps: Callable[[list[Mutation | Insertions]], None] = lambda mutations: None
         """Called with the mutations of a decision in the step in which they become visible, just before that."""
-        self._joined_observers: list[Observer] = []
+        self.noted_at = -math.inf
+        """Time of the last decision with notes: a client has changed something.  On trio's clock."""
+        self._joined_observers: list[tuple[Observer, frozenset[type] | None]] = []
         self._durable_observers: list[Observer] = []
         self._watched_tables: frozenset[Table] = frozenset()
         self._record_observers: list[tuple[frozenset[Table], RecordObserver]] = []
@@ -204,13 +207,24 @@ class Committer:
         """Sequence of the newest group that has a mutation, durable or not."""
         return self._open.sequence if self._open.record_count else Sequence(self._open.sequence - 1)
 
-    def on_joined(self, observer: Observer) -> None:
-        """Call `observer` with a decision's notes in the step in which its mutations join a group."""
-        self._joined_observers.append(observer)
+    def on_joined(self, observer: Observer, kinds: Collection[type] | None = None) -> None:
+        """Call `observer` with a decision's notes in the step in which its mutations join a group.
+
+        `kinds`: only if one of the notes is of one of these classes.
+        """
+        self._joined_observers.append((observer, None if kinds is None else frozenset(kinds)))
+
+    def off_joined(self, observer: Observer) -> None:
+        """Call `observer` no more."""
+        self._joined_observers = [kept for kept in self._joined_observers if kept[0] != observer]
 
     def on_durable(self, observer: Observer) -> None:
         """Call `observer` with a group's notes once it is durable, before its waiters run."""
         self._durable_observers.append(observer)
+
+    def off_durable(self, observer: Observer) -> None:
+        """Call `observer` no more."""
+        self._durable_observers = [kept for kept in self._durable_observers if kept != observer]
 
     def on_durable_records(self, tables: frozenset[Table], observer: RecordObserver) -> None:
         """Call `observer` with a group's mutations of these tables once it is durable, before its waiters run.
@@ -336,8 +350,11 @@ class Committer:
         transaction.settle_counters(group.sequence)
         if transaction.notes:
             group.notes += transaction.notes
-            for observer in self._joined_observers:
-                observer(group.sequence, transaction.notes)
+            self.noted_at = trio.current_time()
+            noted = set(map(type, transaction.notes))
+            for observer, kinds in self._joined_observers:
+                if kinds is None or not kinds.isdisjoint(noted):
+                    observer(group.sequence, transaction.notes)
         self._work.set()
         return group.sequence
 
