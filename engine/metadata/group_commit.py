@@ -435,8 +435,7 @@ class Committer:
         )
 
     def _overlay_is_full(self) -> bool:
-        overlay = self._tables.overlay
-        return overlay.entry_count >= self._sizes.overlay_entries_max or overlay.nbytes >= OVERLAY_BYTES_MAX
+        return self._tables.overlay.has_reached(self._sizes.overlay_entries_max, OVERLAY_BYTES_MAX)
 
     def _refusal(self, because: str = "") -> StoreReadOnly:
         cause = self.failed

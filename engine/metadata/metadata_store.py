@@ -321,8 +321,7 @@ class Metadata:
                 self._journal_bytes_before = late - self._journal.bytes_written
 
     def _after_group(self) -> None:
-        overlay = self._tables.overlay
-        if overlay.entry_count >= self._sizes.overlay_entries_apply or overlay.nbytes >= OVERLAY_BYTES_APPLY:
+        if self._tables.overlay.has_reached(self._sizes.overlay_entries_apply, OVERLAY_BYTES_APPLY):
             self._applier.hurry()
         is_due = self._journal_bytes() > self._checkpoint_due_bytes()
         if is_due and not self._checkpoint_wanted.is_set() and not self._long_reader.locked():

@@ -21,7 +21,7 @@ from engine.namespace.binding import Binder, Binding
 from engine.namespace.buckets import BucketRef, PlannedBuckets, find_bucket
 from engine.namespace.new_names import RUN_MIN, Run, bind_run
 from engine.namespace.object_stat import check_record_size, new_object, to_object_stat
-from engine.namespace.versions import version_id
+from engine.namespace.versions import shown_version
 from engine.requests.answers import failed
 from engine.tables.views import Transaction
 from lakefs.errors import ChunkNotFound, LakeError, UserError
@@ -79,8 +79,9 @@ class _Changes:
         outcome = self._binder.try_bind(step)
         if isinstance(outcome, UserError):
             return [outcome]
-        version = version_id(step.bucket, outcome.node)
-        return [to_object_stat(step.bucket.name, step.key, outcome.node_id, outcome.node, version)]
+        bucket, node = step.bucket, outcome.node
+        version = shown_version(node) if bucket.versioning else ""
+        return [to_object_stat(bucket.name, step.key, outcome.node_id, node, version)]
 
     # --- steps -------------------------------------------------------------------------------------
 

@@ -127,7 +127,8 @@ class Service:
             raise with_what_happens(self._store, error) from error
         finally:
             body.release()
-            close_later(descriptors)
+            if descriptors:
+                close_later(descriptors)
 
     def watch(self, client: ServedClient, request: m.Watch) -> Watch:
         """Subscribe to the events of a bucket, or of all ("").  BucketNotFound, EngineBusy."""

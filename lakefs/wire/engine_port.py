@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
 from lakefs.host.buffers import PooledPayload
 from lakefs.ids import Buffer
@@ -22,7 +22,7 @@ def _nothing() -> None:
     """Do nothing: the release of a body that owns no pooled memory."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Body:
     """Payload of one request or reply: parts that follow each other, and a function that gives the memory back.
 
@@ -42,6 +42,10 @@ class Body:
         return b"".join(self.parts)
 
 
+NO_BODY: Final = Body()
+"""The body of the many messages without one; there is nothing to release."""
+
+
 @dataclass
 class Reply:
     """An answer: the message, its payload, and descriptors.
@@ -54,7 +58,7 @@ class Reply:
     """
 
     message: Message
-    body: Body = field(default_factory=Body)
+    body: Body = NO_BODY
     descriptors: Sequence[int] = ()
     then: Callable[[], None] | None = None
     epoch: int = 0

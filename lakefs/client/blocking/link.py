@@ -214,8 +214,9 @@ class Link:
 
     def _send(self, parts: Sequence[Buffer], descriptors: Sequence[int]) -> None:
         is_new = True
+        left_bytes = sum(map(len, parts))
         try:
-            while parts and self.error is None:
+            while left_bytes and self.error is None:
                 alone = len(self._tickets) <= 1
                 try:
                     count = send_some(self._sock, parts, descriptors, 0 if alone else _DONT_WAIT)
@@ -226,7 +227,9 @@ class Link:
                     else:
                         self._make_way()
                     continue
-                parts = after(parts, count)
+                left_bytes -= count
+                if left_bytes:
+                    parts = after(parts, count)
                 descriptors = ()
                 if not is_new:  # what the socket took at first says nothing of the engine
                     self._waits.signs += 1
