@@ -136,8 +136,7 @@ class Committer:
         """Called on the loop when a group has become durable."""
         self.turn_stamps: Callable[[list[Mutation | Insertions]], None] = lambda mutations: None
         """Called with the mutations of a decision in the step in which they become visible, just before that."""
-        self.noted_at = -math.inf
-        """Time of the last decision with notes: a client has changed something.  On trio's clock."""
+        self._noted_at = -math.inf
         self._joined_observers: list[tuple[Observer, frozenset[type] | None]] = []
         self._durable_observers: list[Observer] = []
         self._watched_tables: frozenset[Table] = frozenset()
@@ -207,24 +206,26 @@ class Committer:
         """Sequence of the newest group that has a mutation, durable or not."""
         return self._open.sequence if self._open.record_count else Sequence(self._open.sequence - 1)
 
-    def on_joined(self, observer: Observer, kinds: Collection[type] | None = None) -> None:
+    def noted_at(self) -> float:
+        """Return when a client last changed something, on trio's clock; -inf before.  Upkeep itself notes nothing."""
+        return self._noted_at
+
+    def on_joined(self, observer: Observer, kinds: Collection[type] | None = None) -> Callable[[], None]:
         """Call `observer` with a decision's notes in the step in which its mutations join a group.
 
-        `kinds`: only if one of the notes is of one of these classes.
+        `kinds`: only if one of the notes is of one of these classes.  Returns a call that ends it, to be called once.
         """
-        self._joined_observers.append((observer, None if kinds is None else frozenset(kinds)))
+        entry = observer, None if kinds is None else frozenset(kinds)
+        self._joined_observers.append(entry)
+        return lambda: self._joined_observers.remove(entry)
 
-    def off_joined(self, observer: Observer) -> None:
-        """Call `observer` no more."""
-        self._joined_observers = [kept for kept in self._joined_observers if kept[0] != observer]
+    def on_durable(self, observer: Observer) -> Callable[[], None]:
+        """Call `observer` with a group's notes once it is durable, before its waiters run.
 
-    def on_durable(self, observer: Observer) -> None:
-        """Call `observer` with a group's notes once it is durable, before its waiters run."""
+        Returns a call that ends it, to be called once.
+        """
         self._durable_observers.append(observer)
-
-    def off_durable(self, observer: Observer) -> None:
-        """Call `observer` no more."""
-        self._durable_observers = [kept for kept in self._durable_observers if kept != observer]
+        return lambda: self._durable_observers.remove(observer)
 
     def on_durable_records(self, tables: frozenset[Table], observer: RecordObserver) -> None:
         """Call `observer` with a group's mutations of these tables once it is durable, before its waiters run.
@@ -350,7 +351,7 @@ class Committer:
         transaction.settle_counters(group.sequence)
         if transaction.notes:
             group.notes += transaction.notes
-            self.noted_at = trio.current_time()
+            self._noted_at = trio.current_time()
             noted = set(map(type, transaction.notes))
             for observer, kinds in self._joined_observers:
                 if kinds is None or not kinds.isdisjoint(noted):

@@ -84,10 +84,9 @@ class Metadata:
         self.stamps: Stamps | None = None
         """The stamps of the records of names; None if this engine has none."""
         self.write_first: Final = self._committer.write_first
+        self.noted_at: Final = self._committer.noted_at
         self.on_joined: Final = self._committer.on_joined
-        self.off_joined: Final = self._committer.off_joined
         self.on_durable: Final = self._committer.on_durable
-        self.off_durable: Final = self._committer.off_durable
         self.on_durable_records: Final = self._committer.on_durable_records
         self.off_durable_records: Final = self._committer.off_durable_records
         self.applied_sequence = recovered.index.applied
@@ -167,11 +166,6 @@ class Metadata:
     def durable_sequence(self) -> Sequence:
         """The last durable group."""
         return self._committer.durable_sequence
-
-    @property
-    def noted_at(self) -> float:
-        """Time at which a client last changed something, on trio's clock; upkeep itself notes nothing."""
-        return self._committer.noted_at
 
     @property
     def failed(self) -> LakeError | None:

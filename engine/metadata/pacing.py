@@ -34,7 +34,7 @@ class Pacing:
     @property
     def somebody_writes(self) -> bool:
         """True if names were changed within the last `QUIET_S`."""
-        return trio.current_time() - self._metadata.noted_at < QUIET_S
+        return trio.current_time() - self._metadata.noted_at() < QUIET_S
 
     def step(self, most: int) -> int:
         """Return how many records to walk before the next rest: `most`, or fewer while names are being changed."""

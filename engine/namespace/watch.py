@@ -28,10 +28,6 @@ ALL: Final = ""
 Publish = Callable[[Sequence, list[object]], None]
 
 
-def _ignore(publish: Publish) -> None:
-    """Do nothing: nothing is to be watched."""
-
-
 class Watch:
     """The events of one bucket, or of all, for one task.  Iterate it; close it, or leave its `with`, when done."""
 
@@ -88,14 +84,13 @@ class Watchers:
 
     def __init__(
         self,
-        begin: Callable[[Publish], None] = _ignore,
-        end: Callable[[Publish], None] = _ignore,
+        begin: Callable[[Publish], Callable[[], None]] = lambda publish: lambda: None,
         queue_max: int = WATCH_QUEUE_MAX,
         watchers_max: int = WATCHERS_MAX,
     ) -> None:
-        """`begin` and `end` are called with `publish` when the first watch begins, and when the last has ended."""
+        """`begin` is called with `publish` when the first watch begins, and what it returns when the last has ended."""
         self._begin = begin
-        self._end = end
+        self._end: Callable[[], None] = lambda: None
         self._by_bucket: dict[str, dict[Watch, None]] = {}
         self._shares = Shares(watchers_max, "watches", own_quarters=3)
         self._queue_max = queue_max
@@ -112,7 +107,7 @@ class Watchers:
         self._shares.take(user)
         watch = Watch(self, bucket, self._queue_max, left_out, user)
         if not self._by_bucket:
-            self._begin(self.publish)
+            self._end = self._begin(self.publish)
         self._by_bucket.setdefault(bucket, {})[watch] = None
         return watch
 
@@ -127,7 +122,7 @@ class Watchers:
         if not watches:
             del self._by_bucket[watch.bucket]
         if not self._by_bucket:
-            self._end(self.publish)
+            self._end()
 
     def publish(self, sequence: Sequence, notes: Iterable[object]) -> None:
         """Queue the names' notes of a group that is durable now, in order, to their watchers; skips other notes.

@@ -212,7 +212,7 @@ class _Opening:
 
     def _store(self, reserve: Reserve, metadata: Metadata, segments: Segments) -> Store:
         """Build the store on metadata and segments: first the parts for content, then gc, scrub and compaction."""
-        watchers = Watchers(metadata.on_durable, metadata.off_durable)
+        watchers = Watchers(metadata.on_durable)
         references, quarantine = References(self.clock), Quarantine(metadata, self.clock)
         chunks = Chunks(metadata, segments, self.offload, references, quarantine, self.sizes.write_ahead_bytes)
         manifests = Manifests(metadata, chunks)

@@ -160,7 +160,7 @@ class Collector:
             cycle = _Cycle(self._metadata.next_birth, NumberSet(), report, settled, Pacing(self._metadata))
             assert self._references.barrier is None, "one cycle at a time"
             self._references.barrier = cycle.marked
-            self._metadata.on_joined(self._note_rebound, [NameEvent])
+            end_noting = self._metadata.on_joined(self._note_rebound, [NameEvent])
             try:
                 await self._mark_held(cycle)
                 await self._mark(cycle)
@@ -170,7 +170,7 @@ class Collector:
                 reached("gc.swept")
             finally:
                 self._references.barrier = None
-                self._metadata.off_joined(self._note_rebound)
+                end_noting()
                 self._passed = NodeId(0)
             # Frees by others that this walk has seen: an earlier cycle may have ended before they were durable.
             await self._metadata.wait_durable(cycle.rests_on)

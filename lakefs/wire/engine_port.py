@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from lakefs.host.buffers import PooledPayload
 from lakefs.ids import Buffer
 from lakefs.wire.messages import Message, Request, Watch, WatchEvent
+
+if TYPE_CHECKING:
+    from lakefs.host.buffers import PooledPayload  # it loads trio, which the blocking client does without
 
 
 def _nothing() -> None:

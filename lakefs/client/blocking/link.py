@@ -214,9 +214,8 @@ class Link:
 
     def _send(self, parts: Sequence[Buffer], descriptors: Sequence[int]) -> None:
         is_new = True
-        left_bytes = sum(map(len, parts))
         try:
-            while left_bytes and self.error is None:
+            while parts and self.error is None:
                 alone = len(self._tickets) <= 1
                 try:
                     count = send_some(self._sock, parts, descriptors, 0 if alone else _DONT_WAIT)
@@ -227,9 +226,7 @@ class Link:
                     else:
                         self._make_way()
                     continue
-                left_bytes -= count
-                if left_bytes:
-                    parts = after(parts, count)
+                parts = after(parts, count) if count < sum(map(len, parts)) else ()
                 descriptors = ()
                 if not is_new:  # what the socket took at first says nothing of the engine
                     self._waits.signs += 1

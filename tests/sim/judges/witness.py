@@ -28,7 +28,6 @@ from engine.tables.views import Transaction, View
 from engine.uploads.lifecycle import whole_etag
 from lakefs.content.manifest import derived_etag
 from lakefs.errors import InvalidArgument, LakeError, UploadNotFound, UserError, VersionIsMarker
-from lakefs.host.buffers import PooledPayload
 from lakefs.ids import BlobId, Sequence as GroupSequence, data_chunk_id
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Body, EngineService, Reply, ServedClient
@@ -322,10 +321,8 @@ class WitnessedService:
     async def disconnected(self, client: ServedClient) -> None:
         await self._inner.disconnected(client)
 
-    async def receive(
-        self, client: ServedClient, request: m.Request, body_bytes: int, pooled: PooledPayload | None = None
-    ) -> Body:
-        return await self._inner.receive(client, request, body_bytes, pooled)
+    async def receive(self, client: ServedClient, request: m.Request, *body: Any) -> Body:
+        return await self._inner.receive(client, request, *body)
 
     async def serve(self, client: ServedClient, request: m.Request, body: Body, descriptors: Sequence[int]) -> Reply:
         serving = self._witness.serving(request, body)
