@@ -279,13 +279,7 @@ class LocalDisk:
     def list_folder(self, path: str) -> list[str]:
         """Return the names in a folder, in order of their text; empty when there is no such folder."""
         with _Translating("list", path):
-            folder = self.local_path(path)
-            try:
-                return _names_in(folder)
-            except OSError as error:
-                if error.errno not in NO_DESCRIPTOR:
-                    raise
-            return self._spares.use(_names_in, folder)
+            return self._spares.use(_names_in, self.local_path(path))
 
     def make_folder(self, path: str) -> None:
         """Create a folder; the root with all the folders above it, their names durable on return."""

@@ -67,8 +67,9 @@ class _Changes:
             self._results[at : at + len(outcomes)] = [
                 NameResult(outcome) if isinstance(outcome, ObjectStat) else failed(outcome) for outcome in outcomes
             ]
-            if any(isinstance(outcome, ObjectStat) for outcome in outcomes):
-                self._buckets.planned.make(self._changes[at].bucket)
+            change = self._changes[at]  # all of a run may create their bucket, or none
+            if change.create_bucket and any(isinstance(outcome, ObjectStat) for outcome in outcomes):
+                self._buckets.planned.make(change.bucket)
         results = [result for result in self._results if result is not None]
         assert len(results) == len(self._changes), "each change has a result"
         return results

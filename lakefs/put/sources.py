@@ -58,7 +58,7 @@ class BufferSource:
     in_memory = True
 
     def __init__(self, buffer: Buffer) -> None:
-        self._view = bytes_to_put(buffer)
+        self._view = memoryview(buffer) if isinstance(buffer, bytes) else bytes_to_put(buffer)
         self.size_bytes = len(self._view)
 
     def read_at(self, offset: int, length: int) -> memoryview:
