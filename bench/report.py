@@ -46,6 +46,7 @@ SECTIONS: Final[Sequence[tuple[str, str, tuple[str, ...]]]] = (
     ("s3", "S3", ("s3-",)),
     ("mount", "The mount", ("mount-",)),
     ("peers", "The mount against other mounts", ("peers-",)),
+    ("gains", "With a mechanism and without", ("gain-",)),
     ("upkeep", "Upkeep, memory, growth", ("gc-", "scrub", "memory-", "mixed", "rename-", "list-", "open-", "startup")),
 )
 """Area (its page's name), title, and how the names of its scenarios begin."""
