@@ -1,4 +1,4 @@
-"""What native appends bring: programs that write at the end of a file, on a mount with them and on one without.
+"""Native appends, a gain measured: programs write at the end of a file, on a mount with them and on one without.
 
 With them the mount's native threads write the next bytes of a file that is longer than 256 KiB, without the
 interpreter.  The second mount is one of `bench.peers.lake_without_appends`, whose every write is Python's.  Both mount

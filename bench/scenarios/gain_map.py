@@ -1,4 +1,4 @@
-"""What mappings bring: an object as memory of the engine's segments, against a copy of it in memory of the reader.
+"""Mappings, a gain measured: an object as memory of the engine's segments, against a copy in the reader's memory.
 
 Each side gets all of the object, checked, and gives it back.  The plainer way is `get_into`: into memory that is new
 each time, as a mapping is, or into memory that the reader keeps and has written to before.  A mapping pins its chunks;
