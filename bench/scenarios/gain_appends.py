@@ -115,9 +115,9 @@ def _appends(name: str, title: str, write: _Write, full: int, quick: int, bytes_
 
 
 SCENARIOS: Final[tuple[Scenario, ...]] = (
-    _appends("lines", "lines of 102 bytes to a log, as a logger writes them", _lines, 20_000, 200, len(LINE), WORTH_IT),
-    _appends("synced", "lines of 102 bytes to a log, fsync after each", _synced_lines, 60, 10, len(LINE), NO_DEARER),
-    _appends("opened", "lines of 102 bytes, the log opened for each", _lines_opened_each, 60, 10, len(LINE), NO_DEARER),
-    _appends("4k", "dd oflag=append of 64 MiB, bs=4k", _blocks("4k"), 16384, 100, 4096, WORTH_IT),
-    _appends("1m", "dd oflag=append of 512 MiB, bs=1M", _blocks("1M"), 512, 4, 1 << 20, NO_DEARER),
+    _appends("lines", "log of 102-byte lines", _lines, 20_000, 200, len(LINE), WORTH_IT),
+    _appends("synced", "log of 102-byte lines, fsync each", _synced_lines, 60, 10, len(LINE), NO_DEARER),
+    _appends("opened", "log of 102-byte lines, opened for each", _lines_opened_each, 60, 10, len(LINE), NO_DEARER),
+    _appends("4k", "dd oflag=append, 64 MiB by 4 KiB", _blocks("4k"), 16384, 100, 4096, WORTH_IT),
+    _appends("1m", "dd oflag=append, 512 MiB by 1 MiB", _blocks("1M"), 512, 4, 1 << 20, NO_DEARER),
 )
