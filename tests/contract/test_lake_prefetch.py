@@ -54,6 +54,24 @@ def test_a_reader_without_descriptors_brings_in_nothing(told: list[Place]) -> No
     run(KINDS["tcp"], body)
 
 
+@pytest.mark.parametrize("json_bytes", [10, MIB, 1 << 40])
+@pytest.mark.parametrize("kind", [KINDS[name] for name in LOCAL], ids=LOCAL)
+def test_what_begins_like_a_safetensors_file_is_read_here_and_there_as_anything_is(
+    kind: Kind, json_bytes: int, told: list[Place]
+) -> None:
+    content = json_bytes.to_bytes(8, "little") + b"{" + content_of(5 * MIB)
+
+    async def body(lake: Driven) -> None:
+        await lake.run(lake.steps.put("bkt/k", content))
+        opened = await lake.run(lake.steps.open("bkt/k"))
+        for offset in (0, 3 * MIB, MIB, 4 * MIB, 2 * MIB):
+            assert await lake.run(lake.steps.read(opened, offset, 1000)) == content[offset : offset + 1000]
+        assert not told
+        await lake.run(lake.steps.close(opened))
+
+    run(kind, body)
+
+
 @pytest.mark.parametrize("kind", [KINDS[name] for name in LOCAL], ids=LOCAL)
 def test_a_reader_here_and_there_that_turns_to_reading_on_is_preceded_into_the_next_chunks(
     kind: Kind, told: list[Place]
