@@ -224,38 +224,6 @@ def test_notes_are_handed_on_when_they_join_and_again_in_order_when_durable() ->
     run(scenario)
 
 
-def test_an_observer_gets_the_decisions_with_notes_that_it_asked_for_until_it_ends() -> None:
-    async def scenario() -> None:
-        async with opened(SimDisk(6)) as metadata:
-
-            async def commit(key: bytes, *notes: object) -> None:
-                def decide(txn: Transaction) -> None:
-                    txn.insert(NAMES, key, b"")
-                    txn.note(*notes)
-
-                _, sequence = await metadata.commit(decide)
-                await metadata.wait_durable(sequence)
-
-            texts, all_notes, durable = list[object](), list[object](), list[object]()
-            end_texts = metadata.on_joined(lambda _, notes: texts.extend(notes), [str])
-            metadata.on_joined(lambda _, notes: all_notes.extend(notes))
-            end_durable = metadata.on_durable(lambda _, notes: durable.extend(notes))
-            assert metadata.noted_at() < trio.current_time()
-            await commit(b"1", 1)
-            await commit(b"2", "two", 2)
-            await commit(b"3")
-            assert texts == ["two", 2]
-            assert metadata.noted_at() <= trio.current_time()
-            end_texts()
-            end_durable()
-            await commit(b"4", "four")
-            assert texts == ["two", 2]
-            assert durable == [1, "two", 2]
-            assert all_notes == [1, "two", 2, "four"]
-
-    run(scenario)
-
-
 @pytest.mark.parametrize("operation", ["sync_data", "pwrite"])
 def test_a_failed_append_is_final_for_writers_waiters_and_readers_of_what_is_not_durable(operation: str) -> None:
     async def scenario() -> None:
