@@ -1,4 +1,4 @@
-"""How often a test repeats what it proves: as often as `make test-all` has time for, and in `make torture` all of it.
+"""Numbers of repetitions in tests: as many as `make test-all` has time for, and all of them in `make torture`.
 
     python -m tests.lengths     the files whose tests have a longer form, in that form
 
