@@ -87,8 +87,9 @@ class _File:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests that need more than `make setup`; skip mount tests where the kernel offers no FUSE device."""
+    thorough = tuple(f"{_TESTS / folder}/" for folder in _THOROUGH)
     for item in items:
-        if _TESTS in item.path.parents and item.path.relative_to(_TESTS).parts[0] in _THOROUGH:
+        if str(item.path).startswith(thorough):
             item.add_marker(pytest.mark.thorough)
     if Path("/dev/fuse").exists():
         return
