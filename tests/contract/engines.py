@@ -103,8 +103,8 @@ class Kind:
     simulated: bool = False
     """Time is simulated, and jumps."""
     can_watch: bool = True
-    repeats: bool = False
-    """Its code is that of other kinds, put together another way: `make test` leaves it out, `make test-all` has it."""
+    code_of: tuple[str, ...] = ()
+    """Kinds that have all of its code, put together another way: `make test` leaves it out, `make test-all` has it."""
 
     def run(self, body: Body) -> None:
         """Run `body` with an engine; afterwards nothing is held, in flight, or open."""
@@ -231,7 +231,7 @@ KINDS: dict[str, Kind] = {
             "simulated-network",
             _served(_simulated_store, _simulated_network, "tcp://sim:1"),
             simulated=True,
-            repeats=True,  # the store of `simulated`, served and asked as by `tcp`
+            code_of=("simulated", "tcp"),  # the store of one, served and asked as that of the other
         ),
         Kind("embedded", _embedded(_local_store, descriptors=True)),
         Kind("unix", _served(_local_store, TrioNetwork, UNIX)),
@@ -241,17 +241,18 @@ KINDS: dict[str, Kind] = {
             "blocking-tcp",
             _served(_local_store, TrioNetwork, TCP, blocking=True),
             can_watch=False,
-            repeats=True,  # the client of `blocking-unix`, and what an engine offers to `tcp`
+            code_of=("blocking-unix", "tcp"),  # the client of one, and what an engine offers to the other
         ),
         Kind("blocking-embedded", _embedded_blocking, can_watch=False),
     )
 }
 """The rule: `make test` has each promise once for each kind with code of its own: a disk, a driver, or a transport
 with what it offers (in one process, a Unix socket with descriptors, TCP without).  A kind that puts code of others
-together `repeats`, and runs in the rest of `make test-all`.
+together says so by `code_of`, and runs in the rest of `make test-all`.
 """
+assert not any(KINDS[other].code_of for kind in KINDS.values() for other in kind.code_of), "all code is in `make test`"
 
 
 def every(kinds: Iterable[str] = KINDS) -> list[Any]:
     """Return the named kinds as parameters of a test or fixture: in `make test` those with code of their own."""
-    return [pytest.param(name, marks=[pytest.mark.thorough] * KINDS[name].repeats) for name in kinds]
+    return [pytest.param(name, marks=[pytest.mark.thorough] * bool(KINDS[name].code_of)) for name in kinds]
