@@ -20,11 +20,12 @@ from tests.e2e.served import Served
 from tests.known.clients import everything, into, learned, outcome, read_whole, reader, requests
 from tests.known.history import ASKED, BUCKET, ROOM, History
 from tests.known.planted import look_at_no_stamps
+from tests.lengths import repeated
 
 pytestmark = pytest.mark.thorough
 
 CHANGES = 60
-SEEDS = (1, 2, 3)
+SEEDS = repeated((1,), (1, 2, 3))
 ONE = f"{BUCKET}/one"
 LONGEST = 256 << 10
 
