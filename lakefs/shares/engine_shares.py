@@ -59,6 +59,7 @@ class EngineShares:
         self.descriptors = SegmentDescriptors()
         """Segments and slabs."""
         self.fabric = fabric
+        self._is_closed = False
         self._contents: list[SharedContent] = []
         self._asked: set[tuple[int, SegmentId]] = set()
         """(Epoch, segment) of descriptors that were requested: once for each connection is enough."""
@@ -132,6 +133,9 @@ class EngineShares:
 
     def close(self) -> None:
         """Close all; a second call does nothing.  Blocks if there is a fabric."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         with ExitStack() as stack:  # what is pushed last is closed first; each is, even if another fails
             stack.callback(self.descriptors.close)
             if self.fabric is not None:
