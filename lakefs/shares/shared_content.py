@@ -31,7 +31,7 @@ from lakefs.shares.share import NEVER, Connected
 from lakefs.shares.stamps_in_use import StampsInUse
 from lakefs.stamps.stamps import StampReader
 from lakefs.steps.steps import Steps
-from lakefs.wire.grants import MEDIUM_SEGMENT
+from lakefs.wire.media import IN_FILES, MEDIUM_SEGMENT
 
 if TYPE_CHECKING:
     from lakefs.shared_index._table import SharedTable
@@ -174,8 +174,8 @@ class SharedContent:
     def _brought(self) -> Steps[list[tuple[int, int]]]:
         """Ask for what is wanted and not at hand; return what was wanted, for `_use`."""
         wanted, self._wanted = sorted(self._wanted), set()
-        segments = {SegmentId(number) for medium, number in wanted if medium == MEDIUM_SEGMENT}
-        slabs = {number for medium, number in wanted if medium != MEDIUM_SEGMENT}
+        segments = {SegmentId(number) for medium, number in wanted if medium in IN_FILES}
+        slabs = {number for medium, number in wanted if medium not in IN_FILES}
         held = self._client.steps.descriptors
         try:
             yield from need_segments(held, held.missing(segments))
@@ -190,9 +190,9 @@ class SharedContent:
             self._asked.clear()
         self._asked.update(wanted)
         for medium, number in wanted:
-            if medium == MEDIUM_SEGMENT:
+            if medium in IN_FILES:
                 self._use_segment(number)
-        if any(medium != MEDIUM_SEGMENT for medium, _ in wanted):
+        if any(medium not in IN_FILES for medium, _ in wanted):
             arena = self._client.steps.descriptors.slabs.arena
             if arena is not None:
                 self._table.use_slabs(arena.generations.cast("B"), arena.slab_bytes, arena.slabs)

@@ -26,7 +26,7 @@ from lakefs.errors import ChunkDamaged
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import KIB, MIB
 from lakefs.wire import messages as m
-from lakefs.wire.grants import MEDIA_DRAM, MEDIUM_DRAM, MEDIUM_SEGMENT
+from lakefs.wire.media import MEDIA_DRAM, MEDIUM_DRAM, MEDIUM_SEGMENT
 from tests.contract.test_dram import World, punch_everything, run as run_with_tier
 from tests.shared_index_check import check_shared_index, entries_of
 from tests.store_rig import SMALL_SIZES

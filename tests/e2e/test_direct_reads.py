@@ -18,7 +18,7 @@ from lakefs.errors import ChunkNotFound, InvalidArgument, SourceChanged
 from lakefs.get.pools import Pool
 from lakefs.grants.descriptors import SegmentDescriptors
 from lakefs.ids import ChunkId, data_chunk_id
-from lakefs.wire.grants import MEDIUM_DRAM
+from lakefs.wire.media import MEDIUM_DRAM
 from tests.e2e.served import WAIT_S, Served, serving
 
 

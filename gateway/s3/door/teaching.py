@@ -47,7 +47,8 @@ from lakefs.ids import ChunkId
 from lakefs.limits import READ_NOTES_EVERY, S3_ACCESS_LOG_BYTES_MAX, S3_CLOCK_SKEW_S, S3_DOOR_PIECES_MAX
 from lakefs.names import Name
 from lakefs.wire.engine_port import EngineClient
-from lakefs.wire.grants import MEDIUM_NONE, Grant, PinChunks, Pinned, UnpinChunks
+from lakefs.wire.grants import Grant, PinChunks, Pinned, UnpinChunks
+from lakefs.wire.media import MEDIUM_NONE
 from lakefs.wire.messages import NoteReads, ObjectStat
 
 if TYPE_CHECKING:

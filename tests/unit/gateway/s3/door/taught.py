@@ -19,7 +19,7 @@ from lakefs.limits import GRANULE_BYTES, KIB
 from lakefs.shared_index.table import SharedTable
 from lakefs.shared_index.table_format import pack_place, table_bytes
 from lakefs.stamps.stamps import StampMemory, memory_bytes
-from lakefs.wire.grants import MEDIUM_DRAM
+from lakefs.wire.media import MEDIUM_DRAM
 
 HOST: Final = b"lake.test:9000"
 TARGET: Final = b"/bucket/a%20key"
