@@ -1,4 +1,4 @@
-"""What the engine shares with a client, on every driver: one owner, one order, and requests where it cannot be had."""
+"""Shares of the engine, on every driver: one owner, one order, and requests where one cannot be had."""
 
 from __future__ import annotations
 
