@@ -46,9 +46,12 @@ SECTIONS: Final[Sequence[tuple[str, str, tuple[str, ...]]]] = (
     ("s3", "S3", ("s3-",)),
     ("mount", "The mount", ("mount-",)),
     ("peers", "The mount against other mounts", ("peers-",)),
+    ("gains", "With a mechanism and without", ("gain-",)),
     ("upkeep", "Upkeep, memory, growth", ("gc-", "scrub", "memory-", "mixed", "rename-", "list-", "open-", "startup")),
 )
 """Area (its page's name), title, and how the names of its scenarios begin."""
+GAINS: Final = "gains"
+"""Area of scenarios that compare a mechanism with its absence: the first page has all of them, met or missed."""
 _OTHERS: Final = ("more", "More")
 TIPS: Final = 8
 """Functions that a profile lists."""
@@ -104,7 +107,8 @@ class Report:
         """Return the first page as Markdown: each face's goals, and every miss."""
         faces = [(area, title, _rows(members)) for area, title, members in self._sections()]
         parts = [_head(self._found), _summary(faces)]
-        parts += [_misses(area, title, rows) for area, title, rows in faces]
+        parts += [_misses(area, title, rows) for area, title, rows in faces if area != GAINS]
+        parts += [_gains(title, members) for area, title, members in self._sections() if area == GAINS]
         return "\n".join(part for part in parts if part)
 
     def areas(self) -> dict[str, str]:
@@ -196,7 +200,7 @@ def _rows(found: Sequence[Found]) -> list[Mapping[str, Any]]:
 
 def _one_folder_down(text: str) -> str:
     """Return a page of docs/ with its links to other pages and plots as a page of docs/performance/ needs them."""
-    return re.sub(rf"\]\((?=[\w-]+\.md|{PLOTS}/)", "](../", text)
+    return re.sub(rf"\]\((?=[\w/-]+\.md|{PLOTS}/)", "](../", text)
 
 
 def _head(found: Sequence[Found]) -> str:
@@ -255,6 +259,25 @@ def _misses(area: str, title: str, rows: Sequence[Mapping[str, Any]]) -> str:
         for row in missed
     ]
     return f"## {title}\n\n{_table(lines)}" if missed else ""
+
+
+def _gains(title: str, found: Sequence[Found]) -> str:
+    """Return the figure of each goal with the mechanism and without it."""
+    lines = [["what", "with", "without", "ratio", ""]]
+    for one in found:
+        what, medians = f"[{_cell(one.result['title'])}]({AREAS}/{GAINS}.md#{one.name})", _medians(one)
+        for row, target in zip(one.result["rows"], one.result["targets"], strict=False):  # other sides' rows follow
+            if row["goal"] == "-" or row["could_not_run"]:
+                continue
+            both = [three_digits(medians[side][target["figure"]]) for side in (one.result["ours"], target["against"])]
+            lines.append([what, *both, _value(row), "" if row["met"] else f"**missed**: {row['goal']}"])
+    kind = found[0].run["machine"]["kind"]
+    measured = f"CPU of all processes together, us an operation: `make bench SCENARIO={GAINS[:-1]}`, {kind}."
+    return f"## {title}\n\n{measured}\n\n{_table(lines)}"
+
+
+def _medians(found: Found) -> dict[str, Mapping[str, float]]:
+    return {name: side["median"] for name, side in found.result["sides"].items()}
 
 
 def _table_row(row: Mapping[str, Any]) -> list[str]:

@@ -138,13 +138,6 @@ READ_AHEAD_WINDOW_BYTES_MIN: Final = 4 * MIB
 """First window of a reader that continues where it stopped: a chunk, 1.4 ms of a disk that reads 3 GB/s."""
 READ_AHEAD_WINDOW_BYTES_MAX: Final = 32 * MIB
 """Window of such a reader after three doublings: 10 ms of a disk's reading, longer than a thread's pause."""
-TABLE_HEADER_BYTES_MAX: Final = 512 * KIB
-"""Longest header that is parsed for the order of its tensors: about 4,500 tensors, 10 us each, once per opened
-object."""
-TABLE_OBJECT_BYTES_MIN: Final = 16 * MIB
-"""Smallest object whose header is parsed: a shorter one has four chunks, and is read before its order is known."""
-TABLE_RANGES_AHEAD_MAX: Final = 256
-"""Ranges read ahead at once, however short: 64 of them in 4 MiB are 64 KiB each."""
 
 # --- segments ----------------------------------------------------------------------------------------
 LARGE_SEGMENT_BYTES: Final = 1 * GIB

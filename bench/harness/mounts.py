@@ -131,11 +131,16 @@ def mounting(
 
 
 @contextmanager
-def lake_mounted(engine: EngineProcess, folder: Path, *options: str) -> Iterator[MountProcess]:
-    """Context manager: the store of a running engine, mounted at `folder`/lake with these options."""
+def lake_mounted(
+    engine: EngineProcess, folder: Path, *options: str, lake: Sequence[str] = ()
+) -> Iterator[MountProcess]:
+    """Context manager: the store of a running engine, mounted at `folder`/lake with these options.
+
+    `lake`: the command to use in place of the installed `lake`.
+    """
     point = folder / "lake"
     command = [
-        *lake_command(), "--server", engine.address, "mount", "--foreground",
+        *(lake or lake_command()), "--server", engine.address, "mount", "--foreground",
         "--staging", str(folder / "staging"), *options, str(point),
     ]  # fmt: skip
     environment = clean_environment() | {"STATE_DIRECTORY": str(folder / "state")}

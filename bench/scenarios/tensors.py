@@ -1,9 +1,7 @@
 """A cold model loaded tensor by tensor, by name, from a file that has them in another order.
 
 Loaders take tensors by name; a file has them in its writer's order.  The next tensor is then anywhere in the file,
-and a reader that knows only the file's order cannot read ahead.  The difference of our two sides is the gain from
-knowing the names: one reader begins with the header, as loaders do; the other does not read the header, so nothing
-reveals the order.
+and is not read ahead: a reader of a plain file is no better off.
 
 A loader does something between tensors that needs no processor: a copy to a device.  Here it is a pause, the same on
 all sides, and part of the figure.
@@ -35,7 +33,6 @@ QUICK: Final = 24 << 20
 ROWS: Final = (1024, 4096, 1024, 2048, 1)
 """Rows of 1,024 values of 2 bytes of each tensor, in turn: 3.2 MiB on average."""
 DEVICE_BYTES_PER_S: Final = 3e9
-UNKNOWN: Final = "ours, order not known"
 WITHOUT_TIER: Final = ("--dram-tier-bytes", "0")
 
 
@@ -79,11 +76,10 @@ def write_shuffled_model(path: Path, size: int) -> list[Tensor]:
     )
 
 
-def load(file: Readable, tensors: Sequence[Tensor], memory: memoryview, *, header: bool = True) -> Run:
+def load(file: Readable, tensors: Sequence[Tensor], memory: memoryview) -> Run:
     """Read the header, then each tensor into the same memory, and pause as for a copy to a device."""
-    if header:
-        file.readinto(memory[:8])
-        file.readinto(memory[: int.from_bytes(memory[:8], "little")])
+    file.readinto(memory[:8])
+    file.readinto(memory[: int.from_bytes(memory[:8], "little")])
     for tensor in tensors:
         file.seek(tensor.begin)
         done = 0
@@ -95,7 +91,7 @@ def load(file: Readable, tensors: Sequence[Tensor], memory: memoryview, *, heade
 
 @contextmanager
 def sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
-    """Context manager: reads through `lake.open`, with and without the header; and the same reads of a plain file."""
+    """Context manager: reads through `lake.open`, and the same reads of a plain file."""
     source = bench.folder / "model.safetensors"
     tensors = write_shuffled_model(source, bench.scale.pick(FULL, QUICK))
     memory = memoryview(bytearray(max(tensor.length for tensor in tensors)))
@@ -104,7 +100,6 @@ def sides(bench: Bench) -> Iterator[Sequence[Entrant]]:
         os.sync()
         yield [
             Entrant(OURS, partial(_ours, engine, lambda file: load(file, tensors, memory))),
-            Entrant(UNKNOWN, partial(_ours, engine, lambda file: load(file, tensors, memory, header=False))),
             Entrant("file", partial(_of_file, source, lambda file: load(file, tensors, memory))),
         ]
 

@@ -4,8 +4,7 @@ A file is 8 bytes of header length (little-endian), a JSON object of that length
     {"__metadata__": {text: text}, NAME: {"dtype": T, "shape": [n, ...], "data_offsets": [begin, end]}, ...}
 Offsets count from the end of the header; tensors must cover the rest of the file without hole or overlap.
 
-Cutting (`lakefs.content.chunking`) needs the layout, which keeps only each tensor's length.  Reading ahead
-(`lakefs.get.tensor_table`) needs the table: names and places.
+Cutting (`lakefs.content.chunking`) needs the layout, which keeps only each tensor's length.
 
 Rules kept here:
 - The header is untrusted.  A header that does not check out to the last byte gives None, never an exception.  A wrong
@@ -62,16 +61,6 @@ class SafetensorsHeader:
     tensor_lengths: array[int]
 
 
-@dataclass(frozen=True)
-class SafetensorsTable:
-    """Names and places of the tensors of a sound header, in the header's order; places are offsets in the file."""
-
-    names: list[bytes]
-    """In UTF-8."""
-    begins: array[int]
-    ends: array[int]
-
-
 def header_bytes(prefix: Buffer, file_bytes: int) -> int | None:
     """Return the number of first bytes of the file that `parse_header` needs; None if it cannot be a safetensors
     file.
@@ -94,28 +83,6 @@ def parse_header(prefix: Buffer, file_bytes: int) -> SafetensorsHeader | None:
 
     `prefix` holds at least as many first bytes as `header_bytes` returns.
     """
-    found = _read_sound(prefix, file_bytes)
-    return None if found is None else SafetensorsHeader(found[0], found[2])
-
-
-def parse_table(prefix: Buffer, file_bytes: int) -> SafetensorsTable | None:
-    """Return the names and places of a file's tensors; None if it is not a sound safetensors file.
-
-    `prefix` as for `parse_header`.
-    """
-    found = _read_sound(prefix, file_bytes)
-    if found is None:
-        return None
-    needed, (members, begins, ends), _ = found
-    names = [name for name in members if name != METADATA]
-    return SafetensorsTable(
-        names, array("Q", [needed + begin for begin in begins]), array("Q", [needed + end for end in ends])
-    )
-
-
-def _read_sound(prefix: Buffer, file_bytes: int) -> tuple[int, _Extents, array[int]] | None:
-    """Return the header's length, its tensors, and their lengths in file order; None if something does not check
-    out."""
     needed = header_bytes(prefix, file_bytes)
     if needed is None:
         return None
@@ -130,7 +97,7 @@ def _read_sound(prefix: Buffer, file_bytes: int) -> tuple[int, _Extents, array[i
     lengths = _tile(zip(extents.begins, extents.ends, strict=True), data_bytes)
     if lengths is None:
         lengths = _tile(sorted(zip(extents.begins, extents.ends, strict=True)), data_bytes)
-    return None if lengths is None else (needed, extents, lengths)
+    return None if lengths is None else SafetensorsHeader(needed, lengths)
 
 
 def file_bytes(prefix: Buffer) -> int | None:
@@ -149,13 +116,12 @@ def file_bytes(prefix: Buffer) -> int | None:
 
 
 class _NotSafetensors(Exception):
-    """The header breaks a rule of the format; turned to None by `_read_sound`."""
+    """The header breaks a rule of the format; turned to None by `parse_header` and `file_bytes`."""
 
 
 class _Extents(NamedTuple):
-    """Members of a header in its order, metadata included, and begins and ends of its tensors, after the header."""
+    """Begins and ends of a header's tensors, in its order, after the header."""
 
-    members: dict[bytes, None]
     begins: array[int]
     ends: array[int]
 
@@ -213,7 +179,7 @@ def _read_extents(text: memoryview) -> _Extents:
     padding = _PADDING.match(text, at)
     if padding is None or padding.end() != len(text):
         raise _NotSafetensors
-    return _Extents(names, begins, ends)
+    return _Extents(begins, ends)
 
 
 def _enter_object(text: memoryview, at: int) -> tuple[int, bool]:

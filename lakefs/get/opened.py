@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import msgspec
 
 from lakefs.content.verify import Check
-from lakefs.get.lookahead import Lookahead
 from lakefs.grants.descriptors import SegmentDescriptors
+from lakefs.grants.read_ahead import ReadAheadWindow
 from lakefs.ids import ChunkId
 from lakefs.names import Name
 from lakefs.wire.media import BY_FABRIC, MEDIA_FABRIC, PLACES
@@ -99,14 +99,14 @@ class Opened:
     """Stamps of the records that the name was read from, of that connection's engine; see `lakefs.stamps.stamps`."""
     crcs: dict[ChunkId, bytes] = field(default_factory=dict, init=False, repr=False, compare=False)
     """CRCs of the granules of chunks that `lakefs.get.cached` has read from; not of all."""
-    _lookahead: Lookahead | None = field(default=None, init=False, repr=False, compare=False)
+    _window: ReadAheadWindow | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
-    def lookahead(self) -> Lookahead:
-        """The prediction of its reader's next ranges; made on first use, by reads of ranges."""
-        if self._lookahead is None:
-            self._lookahead = Lookahead(self.stat.size_bytes)
-        return self._lookahead
+    def window(self) -> ReadAheadWindow:
+        """The prediction of its reader's next bytes; made on first use, by reads of ranges."""
+        if self._window is None:
+            self._window = ReadAheadWindow()
+        return self._window
 
     def overlapping(self, offset: int, length: int) -> list[Piece]:
         """Return the pieces that hold bytes of [offset, offset + length)."""

@@ -103,15 +103,12 @@ class ReadAheadWindow:
         Each step is at least half a window, so that small pieces are not requested often.
         """
         end = min(offset + length, size_bytes)
-        if self._end >= 0 and 0 <= offset - self._end <= SKIPPED_BYTES_MAX:
-            return self.on_to(end, size_bytes)
-        self._end = self._predicted_to = end
-        self._window_bytes = 0
-        return end, 0
-
-    def on_to(self, end: int, size_bytes: int) -> tuple[int, int]:
-        """Like `after`, for a reader that is known to read sequentially and has reached `end`."""
+        reads_on = self._end >= 0 and 0 <= offset - self._end <= SKIPPED_BYTES_MAX
         self._end = end
+        if not reads_on:
+            self._predicted_to = end
+            self._window_bytes = 0
+            return end, 0
         begin = max(end, self._predicted_to)
         target = min(end + max(self._window_bytes, READ_AHEAD_WINDOW_BYTES_MIN), size_bytes)
         wanted = target - begin

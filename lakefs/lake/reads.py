@@ -24,7 +24,6 @@ from lakefs.get.opened import Access, Opened
 from lakefs.get.pool_lending import return_pool
 from lakefs.get.pools import Pool
 from lakefs.get.prefetch import bring_in, look_ahead
-from lakefs.get.range_orders import Extent
 from lakefs.get.ranges import Range, get_ranges
 from lakefs.host.writable_memory import WritableBuffer, chunk_memories, writable_memory
 from lakefs.ids import ChunkId
@@ -122,9 +121,9 @@ class ReadSteps(ABC):
         yield from look_ahead(access, opened, offset, len(view))
         yield from read_range_into(access, opened, offset, view)
 
-    def bring_in(self, opened: Opened, extents: Sequence[Extent]) -> Steps[None]:
-        """Start to bring in ranges predicted for the reader of an opened object; see `lakefs.get.prefetch`."""
-        return bring_in(self.access(None), opened, extents)
+    def bring_in(self, opened: Opened, offset: int, length: int) -> Steps[None]:
+        """Start to bring in bytes predicted for the reader of an opened object; see `lakefs.get.prefetch`."""
+        return bring_in(self.access(None), opened, offset, length)
 
     def get_ranges(self, ranges: Sequence[Range], at_once_bytes: int = 0) -> Steps[list[bytes | LakeError]]:
         """Return ranges of objects in order, checked, in few requests; see `lakefs.get.ranges`.

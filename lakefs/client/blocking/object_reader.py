@@ -130,14 +130,14 @@ class ObjectReader(io.RawIOBase):
         return target.take() if self._filled(target.view) else None
 
     def _filled(self, view: memoryview) -> bool:
-        """Fill memory with the next bytes if they are in memory, and predict the reader's next ranges."""
+        """Fill memory with the next bytes if they are in memory, and predict the reader's next bytes."""
         driver, opened, position = self._driver, self._opened, self._position
         steps = driver.steps
         if len(view) > FILLED_BYTES_MAX or not steps.carries_descriptors or driver.is_closed or not driver.is_own:
             return False  # the driver raises the error, if it is one
         if not fill_cached(steps.descriptors, steps.check, opened, position, view):
             return False
-        extents = opened.lookahead.after(position, len(view))
-        if extents or opened.lookahead.wants_table:
-            driver.run(steps.bring_in(opened, extents))
+        begin, wanted = opened.window.after(position, len(view), opened.stat.size_bytes)
+        if wanted:
+            driver.run(steps.bring_in(opened, begin, wanted))
         return True

@@ -56,6 +56,21 @@ def test_what_is_missed_is_told_with_its_words_and_what_has_none_is_named(tmp_pa
     assert "| [put-x](performance/writing.md#put-x) | put / dd | 0.5 x | >= 0.8x |" in first
 
 
+def test_what_a_mechanism_brings_is_on_the_first_page_met_or_missed(tmp_path: Path) -> None:
+    goal = {"text": "<= 0.9x", "limit": 0.9, "at_least": False}
+    targets = [{"figure": "cpu", "goal": goal, "against": "without", "side": ""}]
+    for number, ratio in enumerate((0.5, 1.0)):
+        row = ROW | {"scenario": "gain-x", "what": "x / without", "value": ratio, "goal": "<= 0.9x", "met": ratio < 0.9}
+        sides = {name: SIDE | {"median": {"cpu": cpu}} for name, cpu in (("ours", 12.5), ("without", 25.0))}
+        result = {"rows": [row], "title": "logs", "ours": "ours", "targets": targets, "sides": sides}
+        folder = tmp_path / str(number)
+        write(found_in(run({"gain-x": result})), {}, folder, folder / "p")
+        verdict = "" if ratio < 0.9 else "**missed**: <= 0.9x"
+        line = f"| [logs](performance/gains.md#gain-x) | 12.5 | 25 | {three_digits(ratio)} x | {verdict} |"
+        assert line in (folder / "performance.md").read_text().splitlines()
+        assert (folder / "performance" / "gains.md").exists()
+
+
 @pytest.mark.parametrize(
     ("measured", "told"),
     [

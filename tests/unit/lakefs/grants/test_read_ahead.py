@@ -165,3 +165,9 @@ def test_a_reader_that_leaves_out_padding_reads_on_and_one_that_goes_back_does_n
     padded = [window.after(number * (MIB + 4096), MIB, SIZE) for number in range(8)]
     assert sum(length for _, length in padded) >= 8 * MIB
     assert [window.after((8 - number) * MIB, MIB, SIZE)[1] for number in range(8)] == [0] * 8
+
+
+def test_what_is_read_behind_the_end_or_before_the_begin_is_no_reason_for_anything() -> None:
+    window = ReadAheadWindow()
+    for offset, length in ((SIZE + 5, 10), (-1, 4), (SIZE - 1, 100), (SIZE, 0)):
+        assert window.after(offset, length, SIZE)[1] == 0
