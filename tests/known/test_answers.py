@@ -213,7 +213,7 @@ def test_a_blake3_client_believes_no_checksum_of_the_engine(engine: Served, writ
         with connect(engine.server, check=check) as lake:
             learned(lake, *names)
             known = driver_of(lake)._known
-            reads = driver_of(lake).direct_chunks.direct_reads()
+            reads = driver_of(lake).shares.index.at_hand()
             assert known is not None
             assert reads is not None
             place = reads.index.find(chunks[1])
