@@ -5,6 +5,7 @@ Nothing here is timed: a slow machine must not fail a test.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import tempfile
@@ -19,12 +20,15 @@ from hypothesis import HealthCheck, settings
 from cli.terminal import logs
 from fuse.kernel.mount_point import all_mounts, answers, unmount
 from lakefs.config.settings import CLIENT_VARIABLES, SETTING_NAMES
+from tests.style.source_tree import forget_trees
 
 settings.register_profile("lake", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", parent=settings.get_profile("lake"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "lake")
 
 _TESTS = Path(__file__).parent
+_TREES = _TESTS / "style"
+"""Tests that all look at the syntax trees of all files."""
 _THOROUGH = ("clients", "lab")
 """Folders of tests with clients of other people, and in a guest: all of them are left out of `make test`."""
 
@@ -52,19 +56,40 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.enable()
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Leave out, too, what the tests of a file leave behind at its end: the syntax trees of all files, for one."""
-    if nextitem is not None and nextitem.path != item.path:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave out, too, what the tests of a file leave behind at its end: caches of what they have read, for one.
+
+    At the beginning of the next file: nothing refers to what the last test used, such as stores and shared memory,
+    which would be kept for ever if it was left out.  Free memory, which simulated disks leave in pieces, is given back.
+    """
+    if _File.last not in (None, item.path):
+        if _TREES not in item.path.parents:
+            forget_trees()
         gc.collect()
         gc.freeze()
+        _give_back()
+    _File.last = item.path
+
+
+def _give_back() -> None:
+    """Give free memory of the C library's heap back to the kernel, where the library has a call for that."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+class _File:
+    last: Path | None = None
+    """The file of the test that ran last."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests that need more than `make setup`; skip mount tests where the kernel offers no FUSE device."""
+    thorough = tuple(f"{_TESTS / folder}/" for folder in _THOROUGH)
     for item in items:
-        if _TESTS in item.path.parents and item.path.relative_to(_TESTS).parts[0] in _THOROUGH:
+        if str(item.path).startswith(thorough):
             item.add_marker(pytest.mark.thorough)
     if Path("/dev/fuse").exists():
         return

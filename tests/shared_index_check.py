@@ -7,7 +7,7 @@ from engine.store.store import Store
 from engine.tiers.owned_table import OwnedTable
 from lakefs.ids import ChunkId
 from lakefs.shared_index.table_format import DEAD, ENTRIES_OFFSET, ENTRY_BYTES, PROBE_SLOTS, VACANT, Found, pack_place
-from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT
+from lakefs.wire.media import MEDIUM_DRAM, MEDIUM_SEGMENT
 from tests.oracles.shared_table import unpack_entry
 
 

@@ -59,6 +59,7 @@ PARTS = {
     "shared-mounts": Part("tests.mount.shared", {"--sequences": 4_000}, has_jobs=False),
     "inputs": Part("tests.fuzz", {"--inputs": 1_000_000}),
     "door-inputs": Part("tests.fuzz.door_inputs", {"--inputs": 1_000_000}, has_jobs=False),
+    "lengths": Part("tests.lengths", {}, has_jobs=False),
     "shared-memory": Part("tests.fuzz.sanitized_modules", {"--inputs": 20_000}, has_jobs=False),
 }
 

@@ -74,6 +74,10 @@ class ForkedProcess:
         if self.poll() is None:
             os.kill(self.pid, number)
 
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
     def kill(self) -> None:
         """Send SIGKILL."""
         self.send_signal(signal.SIGKILL)
@@ -91,14 +95,23 @@ class WarmLake:
                 cwd=Path(__file__).parents[1],
             )
 
-    def start(self, arguments: Sequence[str], environment: dict[str, str]) -> ForkedProcess:
-        """Run `lake ARGUMENTS` in a new child of the caller's, which reads its stdout; its stderr is the caller's."""
+    def start(self, arguments: Sequence[str], environment: dict[str, str], errors: int = 2) -> ForkedProcess:
+        """Run `lake ARGUMENTS` in a new child of the caller's, which reads its stdout.
+
+        `errors`: the descriptor that is its stderr, the caller's own by default.
+        """
         reading, writing = os.pipe()
         try:
-            pid = self._fork(arguments, environment, "", {1: writing, 2: 2})
+            pid = self._fork(arguments, environment, "", {1: writing, 2: errors})
         finally:
             os.close(writing)
         return ForkedProcess(pid, os.fdopen(reading))
+
+    def start_with_log(self, arguments: Sequence[str], environment: dict[str, str], log: IO[bytes]) -> ForkedProcess:
+        """Run `lake ARGUMENTS` in a new child of the caller's; its input is empty, and both its outputs are a file."""
+        with open(os.devnull, "rb") as nothing:
+            streams = {0: nothing.fileno(), 1: log.fileno(), 2: log.fileno()}
+            return ForkedProcess(self._fork(arguments, environment, "", streams), None)
 
     def run(
         self,

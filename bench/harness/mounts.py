@@ -10,10 +10,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import IO, Final, Protocol
 
 from bench.harness.process import ROOT, EngineProcess, clean_environment, lake_command
 from fuse.kernel.attach import MountOptions
@@ -21,6 +21,27 @@ from fuse.kernel.attach import MountOptions
 READY_S: Final = 60.0
 END_S: Final = 30.0
 POLL_S: Final = 0.01
+
+
+class Running(Protocol):
+    """The part of `subprocess.Popen` that a mount's process needs."""
+
+    @property
+    def pid(self) -> int: ...
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, sig: int) -> None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+
+
+Start = Callable[[Sequence[str], Mapping[str, str], IO[bytes]], Running]
+"""Starts a command with an environment; both its outputs are appended to a file."""
+
+
+def started(command: Sequence[str], environment: Mapping[str, str], log: IO[bytes]) -> Running:
+    """Start a command as every program is started."""
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
 def mounted_at(folder: Path) -> bool:
@@ -33,6 +54,7 @@ class MountProcess:
     """A process that serves a mount; `folder` is its mount point, `log` gets all its output.
 
     `says_ready`: it logs a line when it is ready; other programs are ready when their mount exists.
+    `start`: starts the process.
     """
 
     def __init__(
@@ -43,21 +65,21 @@ class MountProcess:
         environment: Mapping[str, str] | None = None,
         *,
         says_ready: bool = True,
+        start: Start = started,
     ) -> None:
         self.folder = folder
         self.log = log
         self._command = list(command)
         self._environment = dict(environment or clean_environment())
         self._waits_for_word = says_ready
+        self._start = start
         folder.mkdir(exist_ok=True)
         self.process = self._started()
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _started(self) -> Running:
         with self.log.open("ab") as log:
             begin = log.tell()
-            process = subprocess.Popen(
-                self._command, cwd=ROOT, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+            process = self._start(self._command, self._environment, log)
         until = time.monotonic() + READY_S
         while not (mounted_at(self.folder) and self._says_ready(begin)):
             code = process.poll()
@@ -121,9 +143,10 @@ def mounting(
     environment: Mapping[str, str] | None = None,
     *,
     says_ready: bool = True,
+    start: Start = started,
 ) -> Iterator[MountProcess]:
     """Context manager: a mount for the block; see `MountProcess`."""
-    process = MountProcess(command, folder, log, environment, says_ready=says_ready)
+    process = MountProcess(command, folder, log, environment, says_ready=says_ready, start=start)
     try:
         yield process
     finally:

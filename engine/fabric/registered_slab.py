@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from lakefs.transport.fabric import Region
-from lakefs.wire.fabric_messages import MEDIUM_FABRIC
 from lakefs.wire.grants import Grant
+from lakefs.wire.media import MEDIUM_FABRIC
 
 
 class SlabMemory(Protocol):

@@ -24,7 +24,7 @@ from lakefs.errors import InvalidArgument, LakeError, UserError
 from lakefs.ids import ChunkId
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
-from lakefs.wire.grants import MEDIUM_INLINE, MEDIUM_SEGMENT
+from lakefs.wire.media import MEDIUM_INLINE, MEDIUM_SEGMENT
 
 T = TypeVar("T")
 NamesRequest = (

@@ -49,7 +49,7 @@ from lakefs.limits import GRANULE_BYTES, KIB, MIB, PAGE_BYTES, SMALL_PAYLOAD_BYT
 from lakefs.shared_index.table_format import Found
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
-from lakefs.wire.grants import MEDIUM_SEGMENT
+from lakefs.wire.media import IN_FILES
 
 AT_ONCE_BYTES: Final = 512 * KIB
 """Most bytes copied on the loop between two checkpoints: about 0.1 ms."""
@@ -237,7 +237,7 @@ class Loads:
         if shared is None or not loading.chunks:
             return False
         found = shared.find_many(list(loading.chunks))
-        places = [place for place in found if place is not None and place[0] == MEDIUM_SEGMENT]
+        places = [place for place in found if place is not None and place[0] in IN_FILES]
         lengths = [place[3] for place in places]
         if len(places) < len(loading.chunks) or not loading.is_plain(lengths):
             return False

@@ -62,8 +62,7 @@ from lakefs.limits import (
 )
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Body, Reply
-from lakefs.wire.fabric_messages import MEDIA_FABRIC
-from lakefs.wire.grants import MEDIA_DRAM, MEDIUM_SEGMENT
+from lakefs.wire.media import IN_FILES, MEDIA_DRAM, MEDIA_FABRIC
 
 LAYOUT_MAX = 4096
 """Most chunks of one object's layout in a reply."""
@@ -389,7 +388,7 @@ def _places(opening: Seq[_Opening | LakeError]) -> list[Place]:
         for item in opening
         if isinstance(item, _Opening)
         for grant in item.grants
-        if grant.medium == MEDIUM_SEGMENT
+        if grant.medium in IN_FILES
     ]
 
 

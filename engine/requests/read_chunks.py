@@ -33,7 +33,7 @@ from lakefs.limits import BODY_BYTES_MAX, DRAM_PAYLOAD_BYTES_MIN, GRANULE_BYTES
 from lakefs.shared_index.table_format import Found
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Body, Reply
-from lakefs.wire.grants import MEDIUM_SEGMENT
+from lakefs.wire.media import IN_FILES
 
 _LENT_FROM_BYTES: Final = 128 << 10
 """Content of less has memory of its own: at most 8 MiB for all requests of a connection."""
@@ -224,7 +224,7 @@ def _plain(places: Seq[Found | None], request: m.ReadChunks) -> list[Found]:
     plain: list[Found] = []
     left = READ_AT_ONCE_BYTES
     for place, offset, length in zip(places, request.offsets, request.lengths, strict=True):
-        if place is None or place[0] != MEDIUM_SEGMENT or place[3] > GRANULE_BYTES:
+        if place is None or place[0] not in IN_FILES or place[3] > GRANULE_BYTES:
             return []
         if (offset or length) and not 0 <= offset < (offset + length if length else place[3]) <= place[3]:
             return []

@@ -15,7 +15,7 @@ from engine.tiers.dram_tier import DramTier
 from engine.tiers.shared_index import SharedIndex
 from lakefs.ids import ChunkId
 from lakefs.shared_index.table_format import Found, pack_place
-from lakefs.wire.grants import MEDIUM_DRAM
+from lakefs.wire.media import MEDIUM_DRAM
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from engine.tiers.arena import Arena, Cell, CellClass, Slab
 from lakefs.content.verify import vector_bytes
 from lakefs.ids import ChunkId
 from lakefs.limits import DRAM_PAYLOAD_BYTES_MIN, KIB
-from lakefs.wire.grants import MEDIUM_DRAM
+from lakefs.wire.media import MEDIUM_DRAM
 from lakefs.wire.messages import Grant
 
 _PLACE_BYTES: Final = 256 * KIB

@@ -28,7 +28,7 @@ from lakefs.limits import HOT_INDEX_MEMORY_SHARE, HOT_INDEX_SLOTS_MIN, MIB
 from lakefs.ports import Offload
 from lakefs.shared_index.table import SharedTable
 from lakefs.shared_index.table_format import MAGIC, NOT_CLEAN, SUPERSEDED, Found, TableHeader, entries_max, table_bytes
-from lakefs.wire.grants import MEDIUM_SEGMENT
+from lakefs.wire.media import MEDIUM_SEGMENT
 
 GATHERED_FROM_BYTES: Final = 32 * MIB
 """Smaller tables stay on small pages: the processor's TLBs reach about that far with them."""

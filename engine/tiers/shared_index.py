@@ -38,7 +38,8 @@ from lakefs.limits import GC_BATCH
 from lakefs.ports import Offload
 from lakefs.shared_index.table import SharedTable
 from lakefs.shared_index.table_format import HEADER_PAGE_BYTES, Found, entries_max, table_bytes, unpack_header
-from lakefs.wire.grants import MEDIUM_NONE, MEDIUM_SEGMENT, Grant
+from lakefs.wire.grants import Grant
+from lakefs.wire.media import IN_FILES, MEDIUM_NONE, MEDIUM_SEGMENT
 
 NO_GRANT: Final = Grant(MEDIUM_NONE)
 WATCHED: Final = frozenset((Table.CHUNKS, Table.QUARANTINE))
@@ -95,7 +96,7 @@ class SharedIndex(OwnedTable):
         """Return grants of the chunks' places in segments, NO_GRANT for unknown ones, and the indexes of those."""
         grants = [
             NO_GRANT
-            if place is None or place[0] != MEDIUM_SEGMENT
+            if place is None or place[0] not in IN_FILES
             else Grant(MEDIUM_SEGMENT, place[1], place[2], place[3], place[3], 0, place[4])
             for place in self.places_of(chunks)
         ]
@@ -107,8 +108,7 @@ class SharedIndex(OwnedTable):
     def records(self, chunks: list[ChunkId]) -> list[ChunkRecord | None]:
         """Return each chunk's place in a segment as a record (see `record_at`), None for one without an entry."""
         return [
-            None if place is None or place[0] != MEDIUM_SEGMENT else record_at(place)
-            for place in self.places_of(chunks)
+            None if place is None or place[0] not in IN_FILES else record_at(place) for place in self.places_of(chunks)
         ]
 
     def packed_grants(self, chunks: list[bytes], least_bytes: int, *, understood: bool) -> bytes | None:
@@ -156,7 +156,7 @@ class SharedIndex(OwnedTable):
     def tell_slab(self, chunk: bytes) -> None:
         """Let the entry of a chunk that entered the DRAM tier, if it has one, name its cell."""
         place = self.in_slabs.get(chunk) or self.table.find(chunk)
-        if place is not None and place[0] == MEDIUM_SEGMENT:
+        if place is not None and place[0] in IN_FILES:
             self._tell(chunk, place)
 
     def tell_segment(self, chunk: bytes) -> None:
@@ -170,7 +170,7 @@ class SharedIndex(OwnedTable):
 
         Returns False if the table does not take it.
         """
-        assert place[0] == MEDIUM_SEGMENT, "`in_slabs` keeps places in segments"
+        assert place[0] in IN_FILES, "`in_slabs` keeps places in segments"
         slab_place = self.slab_place_of(chunk)
         if slab_place is None or slab_place[3:] != place[3:]:
             self.in_slabs.pop(chunk, None)

@@ -22,7 +22,8 @@ from lakefs.get.opened import Opened
 from lakefs.grants.descriptors import Held, SegmentDescriptors
 from lakefs.ids import ChunkId, SegmentId
 from lakefs.limits import GRANULE_BYTES
-from lakefs.wire.grants import MEDIUM_DRAM, Grant
+from lakefs.wire.grants import Grant
+from lakefs.wire.media import IN_SLABS
 
 SEGMENTS_MAX: Final = 64
 _TEACHINGS_PER_PIECE: Final = 4
@@ -70,7 +71,7 @@ class NativeReads:
             crcs = crcs_of(piece.chunk, grant)
             if crcs is None or len(crcs) != 4 * -(-piece.length // GRANULE_BYTES):
                 return
-            if grant.medium == MEDIUM_DRAM:
+            if grant.medium in IN_SLABS:
                 cell = self._descriptors.slabs.view(grant, 0, piece.length)
                 self._taught += self._content.teach_memory(index, cell, crcs)
             elif (held := self._hold(SegmentId(grant.segment))) is not None:

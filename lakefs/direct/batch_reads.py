@@ -25,7 +25,7 @@ from lakefs.host.writable_memory import WritableBuffer, chunk_memories
 from lakefs.ids import ChunkId, SegmentId
 from lakefs.limits import GRANULE_BYTES, KIB
 from lakefs.shared_index.table_format import PLACE, Found
-from lakefs.wire.grants import MEDIUM_SEGMENT
+from lakefs.wire.media import IN_FILES
 
 PART_BYTES: Final = 512 * KIB
 """Most bytes of one task: one thread reads them, then checks them while the processor's cache still has them."""
@@ -160,7 +160,7 @@ class DirectBatch:
             return
         pairs = zip(PLACE.iter_unpack(again), PLACE.iter_unpack(self._places), strict=True)
         for number, (now, before) in enumerate(pairs):
-            if before[4] == MEDIUM_SEGMENT and not (is_kept and now == before):
+            if before[4] in IN_FILES and not (is_kept and now == before):
                 self.lengths[number] = NOT_READ
 
 

@@ -30,7 +30,7 @@ from lakefs.host.new_bytes import NewBytes
 from lakefs.ids import ChunkId, ChunkKind, SegmentId
 from lakefs.shared_index.table import SharedIndexReader
 from lakefs.shared_index.table_format import Found
-from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT
+from lakefs.wire.media import IN_FILES, IN_SLABS
 
 NOT_READ: Final = -1
 _DATA: Final = int(ChunkKind.DATA)
@@ -93,8 +93,8 @@ class DirectReads:
             return NOT_READ
         descriptors, check = self.descriptors, self.check
         vector = room_for_vector(length, check)
-        if medium != MEDIUM_SEGMENT:
-            if medium != MEDIUM_DRAM or len(target) != length:
+        if medium not in IN_FILES:
+            if medium not in IN_SLABS or len(target) != length:
                 return NOT_READ
             is_read = descriptors.slabs.copy_place(segment, offset, target, vector)
             return length if is_read and matches(chunk, target, check, crc, vector) else NOT_READ

@@ -11,7 +11,7 @@ Rules kept here:
   bytes or none behind, of which no entry tells.  A client that checks by BLAKE3 does not read so, because an entry has
   no chunk id: it asks which chunks the values are.
 - A value of several parts, one that is not cached and one that fails its check are asked for.
-- Whatever was found here is noted for the engine, of whose keys it evicts those that are used least.
+- Whatever was found here is noted for the engine (`lakefs.shares.keys_in_use`), which evicts keys that are used least.
 """
 
 from __future__ import annotations
@@ -21,25 +21,16 @@ from typing import Final, NamedTuple
 
 from lakefs.content.verify import Check
 from lakefs.direct.chunk_reads import NOT_READ, DirectReads
-from lakefs.direct.index_in_use import Connected, opened_index
-from lakefs.direct.read_notes import KeyNotes
-from lakefs.grants import batch_plan
 from lakefs.grants.descriptors import SegmentDescriptors
 from lakefs.ids import ChunkId, ChunkKind
-from lakefs.shared_index import keyed_index
 from lakefs.shared_index.key_format import SOME_EXPIRE, id_of_space
 from lakefs.shared_index.keyed_index import KeyedIndexReader
 from lakefs.shared_index.table_format import Found, unpacked
-from lakefs.steps.steps import Steps
-from lakefs.wire.messages import NoteReads, OpenKeyedIndex
 
 NAMELESS: Final = ChunkId(bytes([ChunkKind.DATA]) + bytes(32))
 """Stands for the id of a chunk that is known by its place alone."""
 _KEYS_AT_ONCE: Final = 1024
 """Keys looked up by one native call: a quarter of a millisecond."""
-_SPACES_NOTED: Final = 64
-"""Most spaces of whose keys notes are kept."""
-_NEVER: Final = -1
 
 
 class Plan(NamedTuple):
@@ -118,60 +109,3 @@ class KeyedReads:
     def confirm(self) -> bool:
         """Return True if the engine maintains the index: what was found before was true when it was found."""
         return self.reads.is_kept()
-
-
-class KeyedIndexUser:
-    """The keyed index of one connection, and the reads by it."""
-
-    def __init__(self, client: Connected) -> None:
-        self._client = client
-        self.forget()
-
-    def forget(self) -> None:
-        """Drop the index and the notes, as in a child that was forked: they are the parent's."""
-        self._reads: KeyedReads | None = None
-        self._index_epoch = _NEVER
-        self._notes: dict[int, KeyNotes] = {}
-
-    def reads(self) -> KeyedReads | None:
-        """Return reads that need no round trip; None when the engine of this connection shares no index."""
-        return self._reads if self._index_epoch == self._client.epoch else None
-
-    def renewal(self) -> Steps[None]:
-        """Request the engine's index and use it; to be run by itself, when `is_due`."""
-        epoch = self._client.epoch
-        index = None
-        if keyed_index.IS_BUILT and batch_plan.IS_BUILT:
-            index = yield from opened_index(OpenKeyedIndex(), KeyedIndexReader)
-        if self._client.epoch != epoch:  # it may be a lost engine's: the next read asks
-            return
-        steps = self._client.steps
-        self._reads = (
-            None
-            if index is None
-            else KeyedReads(index, steps.descriptors, steps.check, lambda: self._client.is_held(epoch))
-        )
-        self._index_epoch = epoch
-
-    @property
-    def is_due(self) -> bool:
-        """True if the index is to be requested: once on each connection, and after the engine has replaced it."""
-        if not self._client.steps.carries_descriptors:
-            return False
-        return self._index_epoch != self._client.epoch or (self._reads is not None and not self._reads.index.is_current)
-
-    def note(self, space: int, keys: Sequence[bytes]) -> None:
-        """Note keys of a space that were used without a request; tell the engine of them now and then."""
-        notes = self._notes.get(space)
-        if notes is None:
-            if len(self._notes) >= _SPACES_NOTED:
-                self._notes.clear()
-            notes = self._notes[space] = KeyNotes()
-        if notes.note(keys):
-            self.tell(space)
-
-    def tell(self, space: int) -> None:
-        """Tell the engine of the keys noted by now.  Before a put: what that evicts depends on them."""
-        notes = self._notes.get(space)
-        if notes is not None and (keys := notes.take()):
-            self._client.tell(NoteReads([], space, keys))

@@ -18,10 +18,9 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 
-from lakefs.grants.descriptors import SegmentDescriptors
 from lakefs.ids import SegmentId
 from lakefs.shared_index.table_format import Found
-from lakefs.wire.grants import MEDIUM_SEGMENT
+from lakefs.wire.media import IN_FILES
 
 
 def slots_fit(found: Sequence[Found], offsets: Sequence[int], rooms: Sequence[int], pool_bytes: int) -> bool:
@@ -39,9 +38,9 @@ def slots_fit(found: Sequence[Found], offsets: Sequence[int], rooms: Sequence[in
 
 def in_segments(found: Sequence[Found]) -> list[int]:
     """Return the indexes of the places that lie in segments."""
-    return [at for at, place in enumerate(found) if place[0] == MEDIUM_SEGMENT]
+    return [at for at, place in enumerate(found) if place[0] in IN_FILES]
 
 
-def missing_segments(descriptors: SegmentDescriptors, found: Sequence[Found]) -> list[SegmentId]:
-    """Return the segments of these places for which no descriptor is held."""
-    return descriptors.missing({SegmentId(place[1]) for place in found if place[0] == MEDIUM_SEGMENT})
+def segments_of(found: Sequence[Found]) -> set[SegmentId]:
+    """Return the segments in which these places lie."""
+    return {SegmentId(place[1]) for place in found if place[0] in IN_FILES}

@@ -32,7 +32,8 @@ from lakefs.fabric.landing import Landing, Landings
 from lakefs.limits import BOUNCE_BYTES, CHUNK_BYTES, CLIENT_BOUNCES, STORE_REQUEST_BYTES
 from lakefs.steps.steps import Steps, send, work
 from lakefs.transport.fabric import ADDRESS_MAX, KEY_MAX, Fabric, Link, Piece, Region, Remote
-from lakefs.wire.fabric_messages import MEDIUM_FABRIC, FabricMemory
+from lakefs.wire.fabric_messages import FabricMemory
+from lakefs.wire.media import BY_FABRIC
 from lakefs.wire.messages import FEATURE_FABRIC, FabricOpen, FabricOpened, Grant, HelloReply
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class ClientLink:
     def may_read(self, grant: Grant) -> bool:
         """Return True if a grant belongs to this connection, and all its figures are such as can be."""
         return (
-            grant.medium == MEDIUM_FABRIC
+            grant.medium in BY_FABRIC
             and grant.epoch == self.epoch
             and 0 < grant.stored_bytes == grant.logical_bytes <= CHUNK_BYTES
             and 0 <= grant.segment <= KEY_MAX

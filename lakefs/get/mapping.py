@@ -35,7 +35,7 @@ from lakefs.ids import ChunkId, SegmentId
 from lakefs.limits import BATCH_MAX, CHECK_WINDOW, PAGE_BYTES, SMALL_PAYLOAD_BYTES
 from lakefs.names import Name
 from lakefs.steps.steps import Pipeline, Steps, Work, send
-from lakefs.wire.grants import MEDIUM_SEGMENT
+from lakefs.wire.media import IN_FILES
 from lakefs.wire.messages import Grant, ObjectStat, PinChunks, Pinned, UnpinChunks
 
 MAP_ATTEMPTS: Final = 3
@@ -196,10 +196,10 @@ def _pin(opened: Opened, chunks: Sequence[ChunkId]) -> Steps[tuple[dict[ChunkId,
                     f"the connection was lost while {opened.name} was mapped", subject=str(opened.name)
                 )
         for grant in grants.values():
-            if grant.medium != MEDIUM_SEGMENT:
+            if grant.medium not in IN_FILES:
                 raise ChunkNotFound(f"{opened.name}: a chunk of it is gone", subject=str(opened.name))
     except BaseException:
-        held = [chunk for chunk, grant in grants.items() if grant.medium == MEDIUM_SEGMENT]
+        held = [chunk for chunk, grant in grants.items() if grant.medium in IN_FILES]
         yield from unpin(MappedObject(opened.name, opened.stat, held))
         raise
     return grants, epoch

@@ -30,7 +30,7 @@ from lakefs.ids import ChunkId, ChunkKind, kind_of
 from lakefs.limits import BATCH_MAX, UNLEASED_BELOW_BYTES
 from lakefs.names import Name
 from lakefs.steps.steps import Steps, Tell, send
-from lakefs.wire.grants import MEDIUM_INLINE
+from lakefs.wire.media import IN_FRAMES
 from lakefs.wire.messages import CloseLeases, OpenedObject, OpenObjects, OpenResult, OpenResults
 
 T = TypeVar("T")
@@ -313,7 +313,7 @@ def _only_inline(access: Access, opened: Opened) -> bytes | None:
 def _opened(access: Access, name: Name, answer: OpenedObject, body: memoryview, epoch: int) -> Steps[Opened]:
     opened = opened_at(name, answer, epoch)
     for chunk, length, grant in zip(answer.chunks, answer.lengths, answer.grants, strict=True):
-        if grant.medium == MEDIUM_INLINE:
+        if grant.medium in IN_FRAMES:
             payload = body[grant.offset : grant.offset + length]
             if access.check is not Check.NONE and not matches_id(chunk, payload):
                 raise damaged(ChunkId(chunk), str(name))

@@ -18,8 +18,7 @@ from lakefs.grants.descriptors import SegmentDescriptors
 from lakefs.grants.read_ahead import ReadAheadWindow
 from lakefs.ids import ChunkId
 from lakefs.names import Name
-from lakefs.wire.fabric_messages import MEDIA_FABRIC, MEDIUM_FABRIC
-from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT
+from lakefs.wire.media import BY_FABRIC, MEDIA_FABRIC, PLACES
 from lakefs.wire.messages import Grant, ObjectStat, OpenedObject
 
 if TYPE_CHECKING:
@@ -124,14 +123,14 @@ def opened_at(name: Name, answer: OpenedObject, epoch: int = 0) -> Opened:
     """
     opened = Opened(name, answer.stat, answer.lease, pieces_of(answer.chunks, answer.lengths), {}, {}, epoch)
     for chunk, grant in zip(answer.chunks, answer.grants, strict=True):
-        if grant.medium in (MEDIUM_SEGMENT, MEDIUM_DRAM, MEDIUM_FABRIC):
+        if grant.medium in PLACES:
             opened.grants[ChunkId(chunk)] = noted_grant(grant, epoch)
     return opened
 
 
 def noted_grant(grant: Grant, epoch: int) -> Grant:
     """Return a grant as it is kept: one of MEDIUM_FABRIC has the connection's number, as its key ends with that."""
-    return msgspec.structs.replace(grant, epoch=epoch) if grant.medium == MEDIUM_FABRIC else grant
+    return msgspec.structs.replace(grant, epoch=epoch) if grant.medium in BY_FABRIC else grant
 
 
 def chunk_of_stat(stat: ObjectStat) -> ChunkId:

@@ -34,7 +34,8 @@ from lakefs.host.descriptors import after
 from lakefs.host.memory_advice import populate
 from lakefs.ids import Buffer, ChunkId, SegmentId, id_text
 from lakefs.limits import KIB
-from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_NONE, MEDIUM_SEGMENT, Grant
+from lakefs.wire.grants import Grant
+from lakefs.wire.media import IN_FILES, IN_SLABS, MEDIUM_NONE
 
 BRING_IN_FROM = 256 * KIB
 """Shortest read that brings in pages first.  Shorter reads may be random, and reading more would be a waste."""
@@ -45,7 +46,7 @@ def missing_for(descriptors: SegmentDescriptors, grants: Iterable[Grant]) -> tup
     segments: set[SegmentId] = set()
     slabs: set[int] = set()
     for grant in grants:
-        if grant.medium == MEDIUM_DRAM:
+        if grant.medium in IN_SLABS:
             slabs.add(grant.segment)
         else:
             segments.add(SegmentId(grant.segment))
@@ -59,7 +60,7 @@ def fetch_into(descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant, ta
     """
     assert len(target) == grant.logical_bytes
     vector = room_for_vector(grant.stored_bytes, check)
-    if grant.medium == MEDIUM_DRAM:
+    if grant.medium in IN_SLABS:
         descriptors.slabs.copy(grant, 0, target, vector)
     else:
         with descriptors.use(SegmentId(grant.segment)) as descriptor:
@@ -157,14 +158,12 @@ def cached_part(
 
 def may_be_cached(descriptors: SegmentDescriptors, grant: Grant, begin: int, length: int) -> bool:
     """Return True if a place of the extent is in memory, or unknown; see `SegmentDescriptors.may_be_cached`."""
-    return grant.medium == MEDIUM_DRAM or descriptors.may_be_cached(
-        SegmentId(grant.segment), grant.offset + begin, length
-    )
+    return grant.medium in IN_SLABS or descriptors.may_be_cached(SegmentId(grant.segment), grant.offset + begin, length)
 
 
 def read_cached(descriptors: SegmentDescriptors, grant: Grant, begin: int, target: memoryview) -> bool:
     """Fill `target` with bytes of the extent from `begin` on, unchecked; False if that would wait.  StaleGrant."""
-    if grant.medium == MEDIUM_DRAM:
+    if grant.medium in IN_SLABS:
         descriptors.slabs.copy(grant, begin, target)
         return True
     return descriptors.read_cached(SegmentId(grant.segment), target, grant.offset + begin)
@@ -174,7 +173,7 @@ def read_pieces_cached(
     descriptors: SegmentDescriptors, grant: Grant, begin: int, targets: Sequence[memoryview]
 ) -> bool:
     """Like `read_cached`, for pieces of memory one after the other."""
-    if grant.medium == MEDIUM_DRAM:
+    if grant.medium in IN_SLABS:
         for target in targets:
             descriptors.slabs.copy(grant, begin, target)
             begin += len(target)
@@ -186,7 +185,7 @@ def _read_granted(
     descriptors: SegmentDescriptors, chunk: ChunkId, grant: Grant, begin: int, target: memoryview
 ) -> None:
     """Fill `target` with bytes of the extent from `begin` on, unchecked.  StaleGrant."""
-    if grant.medium == MEDIUM_DRAM:
+    if grant.medium in IN_SLABS:
         descriptors.slabs.copy(grant, begin, target)
         return
     with descriptors.use(SegmentId(grant.segment)) as descriptor:
@@ -201,7 +200,7 @@ def _check_granules(chunk: ChunkId, crcs: bytes, begin: int, target: memoryview)
 
 def bring_in_granules(descriptors: SegmentDescriptors, grant: Grant, begin: int, end: int) -> None:
     """Do `bring_in` for granules [begin, end) of a granted chunk and its vector of CRCs.  Blocks.  StaleGrant."""
-    if end - begin < BRING_IN_FROM or grant.medium == MEDIUM_DRAM:
+    if end - begin < BRING_IN_FROM or grant.medium in IN_SLABS:
         return
     with descriptors.use(SegmentId(grant.segment)) as descriptor:
         bring_in(descriptor, grant.offset + begin, end - begin)
@@ -228,7 +227,7 @@ def drop_pages(descriptors: SegmentDescriptors, grants: Iterable[Grant]) -> None
     Only pages that are wholly in an extent, and clean.  Blocks.  Does nothing for extents whose segment is not held.
     """
     for grant in grants:
-        if grant.medium == MEDIUM_SEGMENT and (held := descriptors.enter(SegmentId(grant.segment))) is not None:
+        if grant.medium in IN_FILES and (held := descriptors.enter(SegmentId(grant.segment))) is not None:
             try:
                 os.posix_fadvise(held.descriptor, grant.offset, grant.stored_bytes, os.POSIX_FADV_DONTNEED)
             finally:
@@ -240,7 +239,7 @@ def read_ahead(descriptors: SegmentDescriptors, grant: Grant, begin: int, end: i
 
     Like `bring_in_granules`, but does not block; does nothing if the segment's descriptor is not held.
     """
-    if grant.medium == MEDIUM_SEGMENT and end - begin >= BRING_IN_FROM:
+    if grant.medium in IN_FILES and end - begin >= BRING_IN_FROM:
         stop = grant.stored_bytes + vector_bytes(grant.stored_bytes) if end >= grant.logical_bytes else end
         descriptors.ahead.want(SegmentId(grant.segment), grant.offset + begin, stop - begin)
 

@@ -17,20 +17,15 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
 from lakefs.granules.content cimport (
-    CONTENT_NOWHERE,
-    CONTENT_SLABS,
-    CONTENT_WANTED,
     content_drop_segments,
-    content_drop_slabs,
-    content_find,
-    content_locate,
-    content_room,
-    content_segment,
+    content_forget,
+    content_note_missing,
     content_table,
+    content_use_places,
+    content_use_segment,
+    content_use_slabs,
 )
-from lakefs.granules.extent cimport lake_slab_of
 from lakefs.granules.granules cimport LAKE_GRANULE
-from lakefs.granules.place cimport LAKE_PLACES_CAPSULE, LAKE_TIER_SEGMENT, lake_place, lake_places
 from lakefs.host.crc32c cimport lake_crc32c_begin
 from lakefs.host.python_hash cimport hash_by_python
 from lakefs.host.span cimport span, span_of
@@ -116,45 +111,21 @@ cdef class KnownTable:
         self.held["stamps"] = reader
 
     def use_places(self, table not None):
-        memcpy(&self.at.content.places, PyCapsule_GetPointer(table.native, LAKE_PLACES_CAPSULE), sizeof(lake_places))
-        self.held["places"] = table
+        content_use_places(&self.at.content, table, self.held)
 
     def use_segment(self, uint64_t segment, int descriptor, int flags):
-        cdef content_segment *slot
-        if content_find(&self.at.content, segment) != NULL:
-            return segment
-        slot = content_room(&self.at.content, segment)
-        before = slot.segment if slot.descriptor >= 0 else None
-        slot.segment, slot.descriptor, slot.flags = segment, descriptor, flags
-        return before
+        return content_use_segment(&self.at.content, segment, descriptor, flags)
 
     def drop_segments(self):
         content_drop_segments(&self.at.content)
 
     def use_slabs(self, const uint8_t[::1] generations not None, uint64_t slab_bytes, dict slabs not None):
-        cdef const uint8_t[::1] memory
-        content_drop_slabs(&self.at.content)
-        if generations.shape[0] < 8:
-            return
-        held = [generations]
-        for number, found in slabs.items():
-            memory = found
-            if 0 <= number < CONTENT_SLABS and memory.shape[0]:
-                held.append(memory)
-                self.at.content.slabs[<int>number].at = &memory[0]
-                self.at.content.slabs[<int>number].length = memory.shape[0]
-        self.held["slabs"] = held
-        self.at.content.cells.generations = <const uint64_t *>&generations[0]
-        self.at.content.cells.count = generations.shape[0] // 8
-        self.at.content.cells.slab_bytes = slab_bytes
+        content_use_slabs(&self.at.content, generations, slab_bytes, slabs, self.held)
 
     def forget(self):
         kept_forget(&self.at.answers)
-        content_drop_slabs(&self.at.content)
-        self.drop_segments()
         memset(&self.at.answers.stamps, 0, sizeof(lake_stamps))
-        memset(&self.at.content.places, 0, sizeof(lake_places))
-        self.held.clear()
+        content_forget(&self.at.content, self.held)
 
     # --- learning ------------------------------------------------------------------------------------------------
 
@@ -162,7 +133,6 @@ cdef class KnownTable:
         cdef bytes stamps, stat, chunk
         cdef uint64_t size_bytes
         cdef known_answer parts
-        cdef lake_place place
         cdef bint is_found = True
         wanted = set()
         for name, stamps, stat, chunk, size_bytes in answers:
@@ -179,13 +149,7 @@ cdef class KnownTable:
                 memcpy(parts.chunk, PyBytes_AS_STRING(chunk), KNOWN_CHUNK_BYTES)
             if not known_keep(self.at, &parts) or not parts.size_bytes:
                 continue
-            where = content_locate(&self.at.content, parts.chunk, &place)
-            if where == CONTENT_NOWHERE:
-                is_found = False
-            elif where == CONTENT_WANTED:
-                is_segment = place.tier == LAKE_TIER_SEGMENT
-                number = place.segment if is_segment else lake_slab_of(&place)
-                wanted.add((place.tier, number))
+            is_found &= content_note_missing(&self.at.content, parts.chunk, wanted)
         return wanted, is_found
 
     # --- answering -----------------------------------------------------------------------------------------------

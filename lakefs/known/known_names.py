@@ -18,39 +18,33 @@ Rules kept here:
   chunk of at most 256 KiB is known.
 - An object of at most 64 KiB that is opened is copied whole, so it needs no lease; longer ones are opened as ever.
 - An error is never learned.
-- Any thread may call.  Each native call is one step under the interpreter's lock; `_lock` guards what is shared by the
-  engine, and what is learned, against a connection that ends.
+- Any thread may call.  Each native call is one step under the interpreter's lock; `content.lock` guards what is shared
+  by the engine, and what is learned, against a connection that ends.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import msgspec
 
 from lakefs.content.verify import Check
-from lakefs.direct.index_in_use import SharedIndexUser
-from lakefs.errors import LakeError
 from lakefs.get.opened import Learned, Opened, Piece
-from lakefs.host.descriptors import close_all
 from lakefs.host.writable_memory import WritableBuffer, writable_memory
 from lakefs.ids import ChunkId, ChunkKind, data_chunk_id
 from lakefs.known.counts import KnownCounts
-from lakefs.known.shared_content import SharedContent
-from lakefs.lake.lake_steps import LakeSteps
 from lakefs.lake.uploads import Progress
 from lakefs.limits import KNOWN_NAMES_BYTES
 from lakefs.names import parse_object_name
-from lakefs.shared_index.table import SharedIndexReader
+from lakefs.shares.share import NEVER, Connected
 from lakefs.stamps import stamps as shared_stamps
-from lakefs.stamps.stamps import StampReader
-from lakefs.steps.steps import Steps, send
-from lakefs.wire.messages import ObjectStat, OpenStamps, Request
+from lakefs.steps.steps import Steps
+from lakefs.wire.messages import ObjectStat
 
 if TYPE_CHECKING:
     from lakefs.known._known import KnownTable as KnownTable
+    from lakefs.shares.engine_shares import EngineShares
 
     IS_BUILT: bool
 else:
@@ -61,7 +55,6 @@ else:
     IS_BUILT = KnownTable is not None and shared_stamps.IS_BUILT
 
 T = TypeVar("T")
-_NEVER: Final = -1
 _DATA: Final = bytes([ChunkKind.DATA])
 _pack: Final = msgspec.msgpack.Encoder().encode
 _unpack_stat: Final = msgspec.msgpack.Decoder(ObjectStat).decode
@@ -71,44 +64,23 @@ _ROOM_BYTES: Final = 1 << 20
 """Bytes that are read by one native call, for which other threads wait: 0.3 ms."""
 
 
-class Connected(Protocol):
+class Client(Connected, Protocol):
     """The part of a client that `KnownNames` uses."""
 
-    steps: LakeSteps
-
-    @property
-    def epoch(self) -> int:
-        """Count of connections so far."""
-
-    @property
-    def direct_chunks(self) -> SharedIndexUser:
-        """The shared index of the connection."""
-
-    def tell(self, request: Request) -> bool:
-        """Send a request whose answer does not matter, if that needs no wait; return True if it was sent."""
-
-    def is_held(self, epoch: int) -> bool:
-        """Return True if the connection of that epoch is still open."""
+    shares: EngineShares
 
 
 class KnownNames:
     """The names that one client knows, and the steps of all others."""
 
-    def __init__(self, client: Connected, *, is_patient: bool) -> None:
+    def __init__(self, client: Client, *, is_patient: bool) -> None:
         """`is_patient`: no event loop waits for a call, so it may read any number of bytes."""
         self._client = client
         self._is_patient = is_patient
         self._table: Final = KnownTable(KNOWN_NAMES_BYTES)
-        self._lock = threading.Lock()
-        self._content: Final = SharedContent(self._table, client.steps.descriptors)
-        self._epoch = _NEVER
-        """The connection whose engine's stamps are used."""
-        self._asked_epoch = _NEVER
-        """The connection whose engine was last asked for them."""
-        self._stamps: StampReader | None = None
-        """The stamps of `_epoch`."""
-        self._index: SharedIndexReader | None = None
-        self._is_index_due = False
+        self.content: Final = client.shares.content_for(self._table)
+        """All that the engine shares by which names are answered.  The driver runs `renewal` when that is due."""
+        self._index: Final = client.shares.index
         self._is_hashed: Final = client.steps.check is Check.BLAKE3
 
     @property
@@ -118,20 +90,10 @@ class KnownNames:
 
     # --- answering ---------------------------------------------------------------------------------------------------
 
-    def _standing(self) -> int:
-        """Return the epoch whose answers may be repeated now, or _NEVER; forget answers of one that has ended."""
-        epoch = self._epoch
-        if epoch == _NEVER or self._client.is_held(epoch):
-            return epoch
-        with self._lock:
-            if self._epoch == epoch:
-                self._forget()
-        return _NEVER
-
     def stand(self, stamps: bytes, epoch: int) -> bool:
         """Return True if an answer of the connection `epoch` still stands: none of its stamps has turned."""
-        reader = self._stamps
-        return epoch == self._standing() != _NEVER and reader is not None and reader.stand(stamps)
+        reader = self.content.stamps
+        return epoch == self.content.standing() != NEVER and reader is not None and reader.stand(stamps)
 
     def stat(self, name: str) -> ObjectStat | Steps[ObjectStat]:
         """See `LakeSteps.stat`."""
@@ -140,7 +102,7 @@ class KnownNames:
 
     def stat_at_hand(self, name: str) -> ObjectStat | None:
         """Return the stat of a name as it is now; None if it has to be asked for."""
-        packed = self._table.stat(name) if self._standing() != _NEVER else None
+        packed = self._table.stat(name) if self.content.standing() != NEVER else None
         if packed is None:
             return None
         self._table.count(1)
@@ -148,14 +110,14 @@ class KnownNames:
 
     def exists(self, name: str) -> bool | Steps[bool]:
         """See `LakeSteps.exists`."""
-        if self._standing() == _NEVER or self._table.stat(name) is None:
+        if self.content.standing() == NEVER or self._table.stat(name) is None:
             return self._client.steps.exists(name)
         self._table.count(1)
         return True
 
     def get(self, name: str, *, progress: Progress | None = None) -> bytes | Steps[bytes]:
         """See `LakeSteps.get`."""
-        found = self._table.read(name) if self._standing() != _NEVER else None
+        found = self._table.read(name) if self.content.standing() != NEVER else None
         if found is None or not self._is_right(*found):
             return self._client.steps.get(name, progress=progress)
         content, chunk = found
@@ -170,8 +132,8 @@ class KnownNames:
 
     def open_at_hand(self, name: str) -> Opened | None:
         """Return an object of at most 64 KiB as it is now, with its content; None if it has to be asked for."""
-        epoch = self._standing()
-        found = self._table.read(name, True) if epoch != _NEVER else None
+        epoch = self.content.standing()
+        found = self._table.read(name, True) if epoch != NEVER else None
         if found is None or not self._is_right(*found[:2]):
             return None
         content, chunk, stat = found
@@ -182,8 +144,8 @@ class KnownNames:
 
     def get_many(self, names: Sequence[str]) -> list[bytes] | Steps[list[bytes]]:
         """See `LakeSteps.get_many`."""
-        epoch, asked = self._standing(), list(names)
-        if epoch == _NEVER or not asked:
+        epoch, asked = self.content.standing(), list(names)
+        if epoch == NEVER or not asked:
             return self._client.steps.get_many(names)
         found: _Found[bytes] = []
         is_one = self._read_many(asked, found, None)
@@ -208,8 +170,8 @@ class KnownNames:
 
     def get_many_into(self, names: Sequence[str], buffers: Sequence[WritableBuffer]) -> list[int] | Steps[list[int]]:
         """See `LakeSteps.get_many_into`."""
-        epoch, asked = self._standing(), list(names)
-        if epoch == _NEVER or not asked or len(asked) != len(buffers):
+        epoch, asked = self.content.standing(), list(names)
+        if epoch == NEVER or not asked or len(asked) != len(buffers):
             return self._client.steps.get_many_into(names, buffers)
         targets = [writable_memory(buffer, name) for name, buffer in zip(asked, buffers, strict=True)]
         found: _Found[int] = []
@@ -254,7 +216,7 @@ class KnownNames:
 
     def _still_stand(self, epoch: int, names: list[str], found: _Found[Any]) -> bool:
         """Return True if what was found on a connection is true now, and so has been since then."""
-        return self._epoch == epoch == self._client.epoch and self._table.stand(names, found)
+        return self.content.epoch == epoch == self._client.epoch and self._table.stand(names, found)
 
     def _is_right(self, content: bytes | memoryview, chunk: bytes) -> bool:
         """Return True unless the client checks by BLAKE3, and these are other bytes."""
@@ -263,118 +225,29 @@ class KnownNames:
     def _answered(self, chunks: Sequence[bytes]) -> None:
         """Count names that were answered, and note their chunks for the engine's DRAM tier."""
         self._table.count(len(chunks))
-        direct = self._client.direct_chunks
-        if direct.notes.note_many(chunks):
-            direct.tell_notes()
+        if self._index.notes.note_many(chunks):
+            self._index.tell_notes()
 
     # --- learning ----------------------------------------------------------------------------------------------------
 
     @property
     def wants_stamps(self) -> bool:
         """True if answers can be learned: the engine of this connection has stamps."""
-        return self._epoch != _NEVER and self._epoch == self._client.epoch
+        return self.content.epoch != NEVER and self.content.epoch == self._client.epoch
 
     def learn(self, answers: Sequence[Learned], epoch: int, *, is_opened: bool) -> None:
         """See `Learner.learn`."""
-        if epoch != self._epoch:
+        content = self.content
+        if epoch != content.epoch:
             return
         parts = [
             (f"{bucket}/{key}", stamps, _pack(stat), _chunk_of(stat) if is_opened else None, stat.size_bytes)
             for (bucket, key), stat, stamps in answers
             if stamps
         ]
-        with self._lock:
-            if epoch == self._epoch:
-                wanted, is_found = self._table.learn(parts)
-                self._content.want(wanted)
-                self._is_index_due = not is_found and self._has_old_index()
-
-    # --- what the engine shares --------------------------------------------------------------------------------------
-
-    @property
-    def is_due(self) -> bool:
-        """True if `renewal` should run: on each connection, and when content lies where it was not found before."""
-        return self._asked_epoch != self._client.epoch or self._is_index_due or self._content.is_wanted
-
-    def renewal(self) -> Steps[None]:
-        """Ask for what is due: stamps, the shared index, segments and slabs.  Raises no LakeError."""
-        if self._asked_epoch != self._client.epoch:
-            yield from self._open()
-        if self.wants_stamps:
-            epoch = self._epoch
-            wanted = yield from self._content.bring()
-            with self._lock:
-                if self._epoch == epoch == self._client.epoch:
-                    self._content.use(wanted)
-            if self._is_index_due:
-                yield from self._use_index(epoch)
-
-    def _open(self) -> Steps[None]:
-        """Use the stamps and the shared index of the present connection, if its engine has them."""
-        self._asked_epoch = self._client.epoch
-        try:
-            reply = yield from send(OpenStamps())
-        except LakeError:  # none, or the connection is lost: then the next one is asked
-            return
-        except BaseException:  # cancelled: the next call asks
-            self._asked_epoch = _NEVER
-            raise
-        try:
-            stamps = StampReader(reply.descriptors[0])
-        except LakeError:
-            return
-        finally:
-            close_all(reply.descriptors)
-        with self._lock:
-            self._asked_epoch = reply.epoch
-            self._forget()
-            self._table.use_stamps(stamps)
-            self._stamps = stamps
-            self._epoch = reply.epoch
-        yield from self._use_index(reply.epoch)
-
-    def _use_index(self, epoch: int) -> Steps[None]:
-        direct = self._client.direct_chunks
-        if direct.is_due:
-            yield from direct.renewal()
-        with self._lock:
-            reads = direct.direct_reads()
-            if reads is not None and self._epoch == epoch == self._client.epoch:
-                self._index = reads.index
-                self._table.use_places(reads.index.table)
-            self._is_index_due = False
-
-    def _has_old_index(self) -> bool:
-        """Return True if the engine has replaced the index that is in use here, or the client has a newer one."""
-        direct = self._client.direct_chunks
-        reads = direct.direct_reads()
-        return direct.is_due or (reads is not None and reads.index is not self._index)
-
-    def _forget(self) -> None:
-        """Forget everything: the connection has ended, or another begins.  The lock is held."""
-        self._epoch = _NEVER
-        self._stamps = None
-        self._index = None
-        self._table.forget()
-        self._content.forget(self._client.steps.descriptors, is_forked=False)
-
-    def look(self) -> None:
-        """Forget everything if the connection has ended."""
-        self._standing()
-
-    def close(self) -> None:
-        """Forget everything: the client was closed."""
-        with self._lock:
-            self._forget()
-
-    def begin_anew(self) -> None:
-        """Forget everything in a child just forked: it is of the parent's connection.  Waits for no lock."""
-        self._lock = threading.Lock()
-        self._epoch = self._asked_epoch = _NEVER
-        self._stamps = None
-        self._index = None
-        self._table.forget()
-        self._content.forget(self._client.steps.descriptors, is_forked=True)
+        with content.lock:
+            if epoch == content.epoch:
+                content.want(*self._table.learn(parts))
 
 
 def _chunk_of(stat: ObjectStat) -> bytes | None:

@@ -36,7 +36,7 @@ from lakefs.put.shared_memory import LentMemories, SharedMemory, Slot
 from lakefs.put.sources import FileSource, memory_source
 from lakefs.put.upload import PutResult, Transfer, only_result, result_of
 from lakefs.steps.steps import Page, Pages, Steps, send, work
-from lakefs.wire.grants import MEDIA_DRAM
+from lakefs.wire.media import MEDIA_OF_MACHINE
 from lakefs.wire.messages import (
     AccessKeyCreate,
     AccessKeyList,
@@ -354,7 +354,7 @@ class LakeSteps(UploadSteps, ReadSteps, SpacesSteps):
 
     def access(self, progress: Progress | None) -> Access:
         """Return the settings of this client's reads."""
-        media = MEDIA_DRAM if self.carries_descriptors else 0
+        media = MEDIA_OF_MACHINE if self.carries_descriptors else 0
         access = Access(
             self.descriptors,
             self.carries_descriptors,

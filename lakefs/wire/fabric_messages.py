@@ -6,15 +6,8 @@ belong to the connection, and end with it.  See `lakefs.wire.messages`.
 
 from __future__ import annotations
 
-from typing import Final
-
 from lakefs.wire.base import Message, Request
 from lakefs.wire.fabric_end import FabricEnd as FabricEnd
-
-MEDIUM_FABRIC: Final = 4
-"""READ over the connection's queue pair: `segment` is the remote key, `offset` the address in the engine's memory."""
-MEDIA_FABRIC: Final = 2
-"""Bit of a request's `media`: the client reads grants of `MEDIUM_FABRIC` over its queue pair."""
 
 
 class FabricOpened(Message, frozen=True):

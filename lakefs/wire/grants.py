@@ -7,27 +7,13 @@ the socket.
 
 from __future__ import annotations
 
-from typing import Final
-
 from lakefs.wire.base import Done, Failure, Message, NameChange, NameResults, Request
 from lakefs.wire.fabric_messages import FabricMemory
 from lakefs.wire.session_messages import Stored
 
-# Media: how a client reads a granted chunk's bytes.  Entries of the shared index use the same numbers as their tier.
-MEDIUM_NONE: Final = 0
-"""No bytes: the store does not have the chunk."""
-MEDIUM_SEGMENT: Final = 1
-"""Bytes are read from the segment's file, whose descriptor the engine sends (`lakefs.grants.descriptors`)."""
-MEDIUM_INLINE: Final = 2
-"""Bytes are in this frame's body, at `offset`."""
-MEDIUM_DRAM: Final = 3
-"""Copied from the DRAM tier: `segment` is the slab, `epoch` the cell's generation (`lakefs.grants.dram_slabs`)."""
-MEDIA_DRAM: Final = 1
-"""Bit of a request's `media`: the client understands grants of `MEDIUM_DRAM`."""
-
 
 class Grant(Message, frozen=True, gc=False):
-    """The place of a chunk's bytes; `medium` is one of the media above.
+    """The place of a chunk's bytes; `medium` is one of `lakefs.wire.media`.
 
     `crc` is the CRC of the payload (if it is one granule), or of the vector of granule CRCs that follows the payload.
     `epoch` lets a reader notice a moved chunk; correctness rests on the check of the bytes (`lakefs.content.verify`).

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import pytest
 import trio
 from trio.testing import MockClock
 
@@ -102,6 +103,8 @@ class Kind:
     simulated: bool = False
     """Time is simulated, and jumps."""
     can_watch: bool = True
+    code_of: tuple[str, ...] = ()
+    """Kinds that have all of its code, put together another way: `make test` leaves it out, `make test-all` has it."""
 
     def run(self, body: Body) -> None:
         """Run `body` with an engine; afterwards nothing is held, in flight, or open."""
@@ -224,12 +227,32 @@ KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
         Kind("simulated", _embedded(_simulated_store, descriptors=False), simulated=True),
-        Kind("simulated-network", _served(_simulated_store, _simulated_network, "tcp://sim:1"), simulated=True),
+        Kind(
+            "simulated-network",
+            _served(_simulated_store, _simulated_network, "tcp://sim:1"),
+            simulated=True,
+            code_of=("simulated", "tcp"),  # the store of one, served and asked as that of the other
+        ),
         Kind("embedded", _embedded(_local_store, descriptors=True)),
         Kind("unix", _served(_local_store, TrioNetwork, UNIX)),
         Kind("tcp", _served(_local_store, TrioNetwork, TCP)),
         Kind("blocking-unix", _served(_local_store, TrioNetwork, UNIX, blocking=True), can_watch=False),
-        Kind("blocking-tcp", _served(_local_store, TrioNetwork, TCP, blocking=True), can_watch=False),
+        Kind(
+            "blocking-tcp",
+            _served(_local_store, TrioNetwork, TCP, blocking=True),
+            can_watch=False,
+            code_of=("blocking-unix", "tcp"),  # the client of one, and what an engine offers to the other
+        ),
         Kind("blocking-embedded", _embedded_blocking, can_watch=False),
     )
 }
+"""The rule: `make test` has each promise once for each kind with code of its own: a disk, a driver, or a transport
+with what it offers (in one process, a Unix socket with descriptors, TCP without).  A kind that puts code of others
+together says so by `code_of`, and runs in the rest of `make test-all`.
+"""
+assert not any(KINDS[other].code_of for kind in KINDS.values() for other in kind.code_of), "all code is in `make test`"
+
+
+def every(kinds: Iterable[str] = KINDS) -> list[Any]:
+    """Return the named kinds as parameters of a test or fixture: in `make test` those with code of their own."""
+    return [pytest.param(name, marks=[pytest.mark.thorough] * bool(KINDS[name].code_of)) for name in kinds]

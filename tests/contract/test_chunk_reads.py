@@ -53,7 +53,8 @@ async def index_of(lake: Driven, chunks: Sequence[bytes] = CHUNKS) -> SharedTabl
     table = SharedTable(bytearray(table_bytes(capacity)), capacity)
     for chunk, grant in zip(chunks, reply.message.grants, strict=True):
         assert table.put(chunk, grant.medium, grant.segment, grant.offset, grant.stored_bytes, grant.crc)
-    lake.driver.direct_chunks.use_shared_index(cast("Any", Index(table)), lake.driver.epoch)
+    shared = lake.driver.shares.index
+    shared.use(shared.reads_by(cast("Any", Index(table)), lake.driver.epoch), lake.driver.epoch)
     return table
 
 
@@ -158,7 +159,7 @@ def test_what_was_moved_meanwhile_is_asked_for_where_nothing_is_checked(kind: Ki
         await stored(lake)
         assert await read_all(lake) == CONTENTS
         table = await index_of(lake)
-        shared = lake.driver.direct_chunks.direct_reads()
+        shared = lake.driver.shares.index.at_hand()
         assert shared is not None
         chunk = ChunkId(CHUNKS[2])
         found = table.find(chunk)

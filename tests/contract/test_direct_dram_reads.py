@@ -26,7 +26,7 @@ from lakefs.errors import ChunkDamaged
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import KIB, MIB
 from lakefs.wire import messages as m
-from lakefs.wire.grants import MEDIA_DRAM, MEDIUM_DRAM, MEDIUM_SEGMENT
+from lakefs.wire.media import MEDIA_DRAM, MEDIUM_DRAM, MEDIUM_SEGMENT
 from tests.contract.test_dram import World, punch_everything, run as run_with_tier
 from tests.shared_index_check import check_shared_index, entries_of
 from tests.store_rig import SMALL_SIZES
@@ -96,7 +96,7 @@ def test_a_batch_that_is_told_the_places_reads_nowhere_else(length: int, check: 
         async with world.lake(check=check) as lake:
             chunk = await _hot(world, lake, content)
             assert _tier_of(index, chunk) == MEDIUM_DRAM
-            shared = driver_of(lake).direct_chunks.direct_reads()
+            shared = driver_of(lake).shares.index.at_hand()
             assert shared is not None
             punch_everything(world)
             for places in (None, [index.in_slabs[chunk]]):
@@ -117,7 +117,7 @@ def test_bits_that_flip_in_memory_are_noticed_and_the_disk_is_read(length: int, 
         content = os.urandom(length)
         async with world.lake(check=check) as lake:
             chunk = await _hot(world, lake, content)
-            shared = driver_of(lake).direct_chunks.direct_reads()
+            shared = driver_of(lake).shares.index.at_hand()
             place = world.tier.find(chunk)
             assert shared is not None
             assert place is not None

@@ -34,7 +34,7 @@ from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import KIB, MIB
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
-from lakefs.wire.grants import MEDIA_DRAM, MEDIUM_DRAM, MEDIUM_NONE, MEDIUM_SEGMENT
+from lakefs.wire.media import MEDIA_DRAM, MEDIUM_DRAM, MEDIUM_NONE, MEDIUM_SEGMENT
 from tests.store_rig import SMALL_SIZES, read, session_of, store_chunks
 
 SLAB = 9 * MIB

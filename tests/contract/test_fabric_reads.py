@@ -18,7 +18,7 @@ from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import BOUNCE_BUFFERS, BOUNCE_BYTES, KIB, MIB
 from lakefs.transport.fabric import Remote
 from lakefs.wire import messages as m
-from lakefs.wire.fabric_messages import MEDIA_FABRIC, MEDIUM_FABRIC
+from lakefs.wire.media import MEDIA_FABRIC, MEDIUM_FABRIC
 from tests.fabric_rig import KINDS, SLAB, TOKEN, FabricWorld, posted, run
 from tests.simulated_fabric import SimulatedLink, Weather
 

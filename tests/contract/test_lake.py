@@ -40,7 +40,7 @@ from lakefs.limits import CHUNK_BYTES
 from lakefs.ports import Offload
 from lakefs.steps.steps import Send, Start, Step, Steps, send
 from lakefs.wire import messages as m
-from tests.contract.engines import KINDS, Engine, InThreads, Kind
+from tests.contract.engines import KINDS, Engine, InThreads, Kind, every
 from tests.descriptors import open_descriptors
 from tests.seen_steps import seen
 from tests.store_rig import in_flight
@@ -109,7 +109,7 @@ Body = Callable[[Driven], Awaitable[None]]
 TRIO_KINDS = [name for name, kind in KINDS.items() if kind.can_watch]
 
 
-@pytest.fixture(params=TRIO_KINDS)
+@pytest.fixture(params=every(TRIO_KINDS))
 def trio_kind(request: pytest.FixtureRequest) -> Kind:
     """Kinds that a trio lake drives."""
     return KINDS[request.param]

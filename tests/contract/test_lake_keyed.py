@@ -24,14 +24,14 @@ from lakefs.put.keyed import KeyedResult, Outcome
 from lakefs.put.shared_memory import SharedMemory, Slot
 from lakefs.steps.steps import send
 from lakefs.wire import messages as m
-from tests.contract.engines import KINDS, Kind
+from tests.contract.engines import KINDS, Kind, every
 from tests.contract.test_lake import Driven, run
 from tests.contract.test_lake_pools import pool_of
 
 SIZES = (1, 4000, 64 * KIB - 1, 64 * KIB, 300_000, CHUNK_BYTES, CHUNK_BYTES + 1)
 
 
-@pytest.fixture(params=list(KINDS))
+@pytest.fixture(params=every())
 def kind(request: pytest.FixtureRequest) -> Kind:
     return KINDS[request.param]
 

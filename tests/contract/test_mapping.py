@@ -24,7 +24,7 @@ from lakefs.get.opened import Opened
 from lakefs.ids import ChunkId
 from lakefs.limits import BATCH_MAX, CHUNK_BYTES
 from lakefs.wire.engine_port import Reply
-from lakefs.wire.grants import MEDIUM_SEGMENT
+from lakefs.wire.media import MEDIUM_SEGMENT
 from lakefs.wire.messages import Done, Grant, PinChunks, Pinned, UnpinChunks
 from tests.contract.engines import Kind
 from tests.contract.test_lake import MANY, Driven, content_of, run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lakefs.errors import PermissionDenied
 from lakefs.ids import data_chunk_id
 from lakefs.wire import messages as m
-from lakefs.wire.grants import MEDIUM_NONE, MEDIUM_SEGMENT
+from lakefs.wire.media import MEDIUM_NONE, MEDIUM_SEGMENT
 from tests.contract.engines import Engine, Kind
 from tests.contract.test_requests_chunks import LARGE, refused
 from tests.store_rig import ask, put

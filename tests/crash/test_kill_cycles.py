@@ -1,6 +1,7 @@
-"""Fifty cycles of load and SIGKILL on one store: nothing acknowledged is lost, nothing is torn, damaged or leaked.
+"""Cycles of load and SIGKILL on one store: nothing acknowledged is lost, nothing is torn, damaged or leaked.
 
-`LAKE_CRASH_SEED` seeds them; a failure prints how to repeat it.  `make torture` runs a thousand.
+`LAKE_CRASH_SEED` seeds them; a failure prints how to repeat it.  `make torture` runs a thousand
+(`tests.crash.cycles`) beside fifty of these.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.crash.cycles import Cycles
+from tests.lengths import repeated
 
 pytestmark = pytest.mark.thorough
 
-CYCLES = 50
+CYCLES = repeated(30, 50)
 SEED = os.environ.get("LAKE_CRASH_SEED", "") or str(random.SystemRandom().randrange(10**9))
 
 

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ from urllib.parse import urlsplit
 import boto3
 from botocore.config import Config
 
-from tests.e2e.served import LAKE, WAIT_S, Served, environment
+from tests.e2e.served import LAKE, WAIT_S, Served, environment, started_warm
 
 
 class Gateway:
@@ -38,13 +37,8 @@ class Gateway:
         if "--s3" not in options:
             command += ["--s3", "127.0.0.1:0"]
         with open(stderr or os.devnull, "wb") as log:
-            self.process = subprocess.Popen(
-                [*command, *options],
-                stdout=subprocess.PIPE,
-                stderr=log if stderr else None,
-                text=True,
-                env=environment() | ({"LAKE_TOKEN": token} if token else {}),
-            )
+            variables = environment() | ({"LAKE_TOKEN": token} if token else {})
+            self.process = started_warm([*command, *options], variables, errors=log.fileno() if stderr else 2)
         assert self.process.stdout is not None
         self.printed: list[str] = []
         for line in self.process.stdout:

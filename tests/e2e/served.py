@@ -7,14 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import IO, Protocol
 
-from tests.warm_lake import WarmLake
+from bench.harness.mounts import Running, started
+from tests.warm_lake import ForkedProcess, WarmLake
 
 ROOT = Path(__file__).resolve().parents[2]
 LAKE = [sys.executable, "-m", "cli.main"]
@@ -53,6 +54,27 @@ def _warm_lake() -> WarmLake:
     warm = WarmLake()
     atexit.register(warm.close)
     return warm
+
+
+def started_warm(
+    command: Sequence[str], environment: Mapping[str, str], *, errors: int = 2
+) -> subprocess.Popen[str] | ForkedProcess:
+    """Start a command whose stdout is read as text; one of `lake` itself is forked from a process that has it."""
+    if is_lake(command):
+        return _warm_lake().start(command[len(LAKE) :], dict(environment), errors)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
+
+
+def logged_warm(command: Sequence[str], environment: Mapping[str, str], log: IO[bytes]) -> Running:
+    """Start a command of a mount; one of `lake` itself is forked from a process that has it imported."""
+    if is_lake(command):
+        return _warm_lake().start_with_log(command[len(LAKE) :], dict(environment), log)
+    return started(command, environment, log)
+
+
+def is_lake(command: Sequence[str]) -> bool:
+    """Return True if a command is `lake` itself, without a bug planted in it."""
+    return list(command[: len(LAKE)]) == LAKE
 
 
 def lake(*args: str | Path, server: str | None = None, stdin: bytes = b"", cwd: Path | None = None) -> Finished:

@@ -266,7 +266,7 @@ def test_a_terminal_gets_a_bar_and_the_same_last_line(served: Served, tmp_path: 
 
 
 def test_an_interrupt_removes_the_part_and_exits_with_130(served: Served, tmp_path: Path) -> None:
-    getting = _long_get(served, tmp_path, 8 * LONG)
+    getting = _long_get(served, tmp_path, 3 * LONG)
     getting.send_signal(signal.SIGINT)
     assert getting.wait(60) == 130
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]

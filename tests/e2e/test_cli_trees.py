@@ -93,8 +93,9 @@ def test_what_is_there_already_is_left_alone_both_ways(served: Served, tmp_path:
     got = served.good("get", "-r", "--json", "again/k", tmp_path / "out")
     fetched = {name for name, file in by_name(got.out).items() if file["status"] == "fetched"}
     assert fetched == {f"again/k/{name}" for name in ("big", "sub/f200", "m.safetensors", "edge")}
+    out = listing(tmp_path / "out")
     for name, (_, _, content) in listing(tmp_path / "in").items():
-        assert listing(tmp_path / "out")[name][2] == content
+        assert out[name][2] == content
 
 
 def test_several_folders_go_each_below_its_last_name(served: Served, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from lakefs.errors import ChunkNotFound, InvalidArgument, SourceChanged
 from lakefs.get.pools import Pool
 from lakefs.grants.descriptors import SegmentDescriptors
 from lakefs.ids import ChunkId, data_chunk_id
-from lakefs.wire.grants import MEDIUM_DRAM
+from lakefs.wire.media import MEDIUM_DRAM
 from tests.e2e.served import WAIT_S, Served, serving
 
 
@@ -27,7 +27,7 @@ def until_hot(lake: lakefs.Lake, chunk: bytes) -> None:
     until = time.monotonic() + WAIT_S
     while True:
         lake.chunks.get(chunk)
-        hot = driver_of(lake).direct_chunks.direct_reads()
+        hot = driver_of(lake).shares.index.at_hand()
         if hot is not None and hot.index.find(chunk) is not None:
             return
         assert time.monotonic() < until, lake.status()["hot_index"]
@@ -73,7 +73,7 @@ def test_what_is_read_without_the_engine_is_told_to_it_and_then_read_from_its_me
             lake.put(f"bkt/{number}", content, create_bucket=True)
         for chunk in chunks:
             until_hot(lake, chunk)
-        hot = driver_of(lake).direct_chunks.direct_reads()
+        hot = driver_of(lake).shares.index.at_hand()
         assert hot is not None
         until = time.monotonic() + WAIT_S
         while not all((found := hot.index.find(chunk)) and found[0] == MEDIUM_DRAM for chunk in chunks):
@@ -108,7 +108,7 @@ def test_chunks_are_read_after_the_engine_was_replaced(folder: Path) -> None:
             assert lake.chunks.get(chunk) == content  # their checksum proves the bytes
         served.start()
         lake.put("hot/another", b"x")
-        assert driver_of(lake).direct_chunks.direct_reads() is None
+        assert driver_of(lake).shares.index.at_hand() is None
         until_hot(lake, chunk)
         with no_requests():
             assert lake.chunks.get(chunk) == content
@@ -239,7 +239,7 @@ def test_unverified_reads_ask_the_engine_again_once_it_was_killed(served: Served
             assert lake.chunks.get_into(chunk, buffer) == 65_536
         served.kill()
         until_lost(lake)
-        hot = driver_of(lake).direct_chunks.direct_reads()
+        hot = driver_of(lake).shares.index.at_hand()
         assert hot is not None
         assert hot.index.is_current  # the killed engine could not mark it as stale
         assert hot.read(ChunkId(chunk)) is None

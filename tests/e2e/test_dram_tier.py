@@ -12,7 +12,7 @@ from lakefs.client.blocking.engine import connect_blocking
 from lakefs.client.connect import connect
 from lakefs.content.verify import Check
 from lakefs.ids import data_chunk_id
-from lakefs.wire.grants import MEDIA_DRAM, MEDIUM_DRAM
+from lakefs.wire.media import MEDIA_DRAM, MEDIUM_DRAM
 from lakefs.wire.messages import Locate, Located
 from tests.e2e.served import WAIT_S, Served, lake, serving
 

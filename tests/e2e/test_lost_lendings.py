@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import signal
+import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +14,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from lakefs.client.blocking.engine import BlockingEngine
 from lakefs.client.blocking.lake import Lake
 from lakefs.client.connect import connect
 from lakefs.client.facade import driver_of
@@ -34,6 +38,9 @@ def engine() -> Iterator[Served]:
 def lose_connection_during(engine: Served, lake: Lake, call: Callable[[], object]) -> None:
     """Cut the connection while a request waits in the engine's socket; the call has raised when this returns."""
     errors: list[BaseException] = []
+    connection = driver_of(lake)._engine
+    assert isinstance(connection, BlockingEngine)
+    before = _unread_bytes(connection)
 
     def run() -> None:
         try:
@@ -43,11 +50,20 @@ def lose_connection_during(engine: Served, lake: Lake, call: Callable[[], object
 
     thread = threading.Thread(target=run)
     thread.start()
-    time.sleep(0.2)  # the request is sent
+    while thread.is_alive() and _unread_bytes(connection) == before:
+        time.sleep(0.001)
     assert thread.is_alive(), "the call needed no engine"
-    driver_of(lake)._engine.close()
+    connection.close()
     thread.join(WAIT_S)
     assert len(errors) == 1
+
+
+def _unread_bytes(connection: BlockingEngine) -> int:
+    """Return how much of what was sent the stopped engine has not read; the kernel counts its own memory for it."""
+    link = connection._link
+    assert link is not None
+    counted: bytes = fcntl.ioctl(link._sock, termios.TIOCOUTQ, bytes(4))
+    return int.from_bytes(counted, sys.byteorder)
 
 
 def wait_until_left(other: Lake) -> None:

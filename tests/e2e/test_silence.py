@@ -26,10 +26,13 @@ from lakefs.wire.keyed_messages import KeyedMatch, SpaceOpen, SpaceStat
 from lakefs.wire.messages import HelloReply, Ping, Request, Status, StatusReply, Stored
 from tests.engines import InThread, store
 from tests.fake_service import FakeService
+from tests.slow_machine import excused_when_slow
 
 pytestmark = pytest.mark.thorough
 
 TIMEOUT_S = 0.8
+TOO_SLOW_S = TIMEOUT_S / 4
+"""The engines are threads of this process: while it waits for a core they are silent, too."""
 WAIT_S = 20.0
 
 
@@ -79,6 +82,7 @@ def test_a_socket_that_takes_no_ping_for_half_of_the_time_is_lost_and_one_that_t
 # --- signs of life ---------------------------------------------------------------------------------------
 
 
+@excused_when_slow(TOO_SLOW_S)
 def test_a_request_that_takes_long_is_not_cut(engine_thread: InThread) -> None:
     with connect_blocking(engine_thread.address, timeout_s=TIMEOUT_S) as client:
         ticket = client.start(Status())
@@ -88,6 +92,7 @@ def test_a_request_that_takes_long_is_not_cut(engine_thread: InThread) -> None:
     assert "Ping" in engine_thread.service.served
 
 
+@excused_when_slow(TOO_SLOW_S)
 def test_an_engine_that_answers_no_ping_is_lost(unix: str) -> None:
     engine = InThread(unix)
     engine.start(FakeService(waits=(Status, Ping)))
@@ -101,6 +106,7 @@ def test_an_engine_that_answers_no_ping_is_lost(unix: str) -> None:
         engine.stop()
 
 
+@excused_when_slow(TOO_SLOW_S)
 def test_threads_that_wait_beside_each_other_all_get_the_error(unix: str) -> None:
     engine = InThread(unix)
     engine.start(FakeService(waits=(Status, Ping)))
@@ -170,6 +176,7 @@ def wait(event: threading.Event) -> None:
     raise ConnectionError
 
 
+@excused_when_slow(TOO_SLOW_S)
 def test_bytes_that_are_taken_of_a_long_body_are_a_sign_of_life() -> None:
     def take(sock: socket.socket, left: int) -> None:
         step = left // 12 + 1
@@ -191,6 +198,7 @@ def test_bytes_that_are_taken_of_a_long_body_are_a_sign_of_life() -> None:
     server.join()
 
 
+@excused_when_slow(TOO_SLOW_S)
 def test_a_body_of_which_no_byte_is_taken_is_given_up() -> None:
     is_over = threading.Event()
     server = Slow(lambda *_: wait(is_over))
@@ -216,6 +224,7 @@ print(client.epoch, flush=True)
 """
 
 
+@excused_when_slow(TOO_SLOW_S)
 def test_a_client_that_was_stopped_itself_reads_first_what_has_come(engine_thread: InThread) -> None:
     process = subprocess.Popen([sys.executable, "-c", CLIENT, engine_thread.address], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -250,6 +259,7 @@ class HungService(FakeService):
         return await super()._serve(client, request, body, descriptors)
 
 
+@excused_when_slow(TOO_SLOW_S)
 def test_a_job_of_a_plug_in_ends_behind_a_hung_disk_and_with_it_its_connection(
     unix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,6 +276,9 @@ def test_a_job_of_a_plug_in_ends_behind_a_hung_disk_and_with_it_its_connection(
             mover.wait_idle()
             assert time.monotonic() - began < 3 * TIMEOUT_S, "none waits for another's time"
             assert [type(end) for end in ended] == [EngineUnreachable] * 3
+            give_up_at = time.monotonic() + WAIT_S
+            while not engine.service.cancelled and time.monotonic() < give_up_at:
+                time.sleep(0.01)
             assert engine.service.cancelled.count("KeyedMatch") == 1
             engine.open_gate()
         finally:

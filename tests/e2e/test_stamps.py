@@ -14,6 +14,7 @@ from lakefs.host.descriptors import close_all
 from lakefs.stamps.stamps import StampReader
 from lakefs.wire.messages import FEATURE_STAMPS, NameResults, OpenStamps, StatNames
 from tests.e2e.served import Served, serving
+from tests.lengths import repeated
 
 pytestmark = pytest.mark.slow
 
@@ -68,7 +69,7 @@ def test_no_reader_sees_an_old_answer_stand_after_a_put_was_answered(folder: Pat
         looking = threading.Thread(target=look)
         looking.start()
         try:
-            for number in range(300):
+            for number in range(repeated(120, 300)):
                 writer.put("bkt/a", b"%d" % number)
                 assert not any(map(reader.stand, kept))
                 kept.append(_stamps(engine.server, "a"))

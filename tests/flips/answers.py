@@ -17,7 +17,7 @@ from lakefs.client.trio.lake import TrioLake
 from lakefs.errors import LakeError, UserError
 from lakefs.lake.multipart import UploadName
 from lakefs.wire import messages as m
-from lakefs.wire.grants import MEDIUM_INLINE
+from lakefs.wire.media import MEDIUM_INLINE
 from tests.flips.samples import BUCKETS, KEPT
 
 _FOLDER = 1

@@ -7,9 +7,11 @@ from typing import Final
 from tests.fuzz.inputs import Inputs
 from tests.fuzz.target import Target
 
-FEW_INPUTS: Final = 4_000
-INPUTS: Final = 20_000
+FEW_INPUTS: Final = 1_500
+INPUTS: Final = 12_000
 """For each reader; `make torture` takes a million."""
+INPUTS_TO_NOTICE: Final = 20_000
+"""Far more than a planted bug needs."""
 
 
 def reads_what_is_good(target: Target) -> None:

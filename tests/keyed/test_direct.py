@@ -16,10 +16,11 @@ from lakefs.client.blocking.lake import Lake
 from lakefs.client.connect import connect
 from lakefs.client.trio.driver import TrioDriver
 from lakefs.content.verify import Check
-from lakefs.direct.keyed_reads import KeyedIndexUser, KeyedReads
+from lakefs.direct.keyed_reads import KeyedReads
 from lakefs.errors import EngineUnreachable, InvalidArgument, SpaceNotFound
 from lakefs.limits import KEY_NOTES_MAX, KIB
 from lakefs.put.keyed import Outcome
+from lakefs.shares.keys_in_use import KeysInUse
 from lakefs.wire import messages as m
 from tests.e2e.served import Served
 from tests.keyed.clients import AskingSpace, Reader, contents, index_of, loaded, space_of
@@ -122,8 +123,8 @@ def test_an_answer_stands_if_the_engine_goes_before_the_index_is_renewed(
     engine: Served, writer: Lake, kind: str
 ) -> None:
     space = writer.space("space")
-    gone = mock.patch.object(KeyedIndexUser, "renewal", side_effect=EngineUnreachable("planted"))
-    due = mock.patch.object(KeyedIndexUser, "is_due", new=True)
+    gone = mock.patch.object(KeysInUse, "renewal", side_effect=EngineUnreachable("planted"))
+    due = mock.patch.object(KeysInUse, "is_due", new=True)
     with space_of(kind, engine.server, "space") as reader, gone, due:
         assert space.put_many([b"k"], [b"v"]).outcomes == [Outcome.STORED]
         assert reader.match([b"k", b"none"]) == (1, [True, False])
@@ -134,7 +135,7 @@ def test_without_an_index_everything_is_asked_for(engine: Served, writer: Lake) 
     with connect(engine.server, check=Check.CRC32C) as lake:
         space = lake.space("space")
         space.put_many(keys, keys)
-        with mock.patch.object(type(space._index), "reads", return_value=None):
+        with mock.patch.object(type(space._index), "at_hand", return_value=None):
             assert space.match([*keys, b"absent"]) == (3, [True] * 3 + [False])
             assert contents(space, keys, 100) == keys
 
@@ -345,7 +346,7 @@ def same_answers(engine: Served, writer: Lake, kind: str, seed: int) -> None:
                 assert space.match(keys) == asking.match(keys), history.tried[-5:]
                 assert contents(space, keys, ROOM) == right, history.tried[-5:]
                 assert loaded(space, keys, ROOM) == right, history.tried[-5:]
-        assert index_of(space).reads() is not None
+        assert index_of(space).at_hand() is not None
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

@@ -19,10 +19,11 @@ from lakefs.client.connect_trio import connect_trio
 from lakefs.client.facade import driver_of
 from lakefs.errors import EngineUnreachable
 from lakefs.known import known_names
-from lakefs.known.known_names import KnownNames
 from lakefs.limits import HOT_INDEX_SLOTS_MIN
 from lakefs.shared_index.table import SharedTable
 from lakefs.shared_index.table_format import table_bytes
+from lakefs.shares import stamps_in_use
+from lakefs.shares.shared_content import SharedContent
 from lakefs.stamps.stamps import StampReader
 from tests.e2e.served import Served
 from tests.known.clients import learned, reader, requests
@@ -45,7 +46,7 @@ def _frozen_stamps() -> Any:
             finally:
                 os.close(copy)
 
-    return mock.patch.object(known_names, "StampReader", Frozen)
+    return mock.patch.object(stamps_in_use, "StampReader", Frozen)
 
 
 def forgets_with_its_connection(folder: Path, kind: str) -> None:
@@ -71,8 +72,8 @@ def test_answers_are_forgotten_with_their_connection_even_if_the_mutex_says_noth
 
 def test_a_client_that_keeps_answers_over_a_new_connection_is_noticed(tmp_path: Path, kind: str) -> None:
     with (
-        mock.patch.object(KnownNames, "_standing", lambda known: known._epoch),
-        mock.patch.object(KnownNames, "_forget"),
+        mock.patch.object(SharedContent, "standing", lambda content: content.epoch),
+        mock.patch.object(SharedContent, "_forget"),
         pytest.raises((AssertionError, ValueError), match=r"an engine that has ended|other stamps"),
     ):
         forgets_with_its_connection(tmp_path, kind)
@@ -89,7 +90,7 @@ def test_a_killed_and_a_stopped_engine_are_noticed_by_their_stamps(tmp_path: Pat
                 before = client.known.answered
                 end()
                 served.start()
-                with mock.patch.object(KnownNames, "_standing", lambda known: known._epoch):
+                with mock.patch.object(SharedContent, "standing", lambda content: content.epoch):
                     assert client.get(ONE) == b"%d" % number
                 assert client.known.answered == before
     finally:
@@ -162,8 +163,8 @@ def test_threads_of_one_lake_read_while_others_learn_and_the_engine_changes_ever
             if number % 10 == 0:
                 known = driver_of(lake)._known
                 assert known is not None
-                known.close()
-                known._asked_epoch = -1
+                known.content.close()
+                known.content.ask_again()
         stop.set()
         for thread in threads:
             thread.join()
@@ -207,7 +208,7 @@ def test_a_replaced_index_is_replaced_here_whoever_asked_for_the_new_one(engine:
         driver = driver_of(lake)
         assert driver._known is not None
         driver._known._table.use_places(SharedTable(bytearray(table_bytes(HOT_INDEX_SLOTS_MIN)), HOT_INDEX_SLOTS_MIN))
-        driver.run(driver.direct_chunks.renewal())
+        driver.run(driver.shares.index.renewal())
         learned(lake, ONE)
 
 
@@ -232,7 +233,7 @@ def test_a_long_operation_of_another_thread_keeps_no_known_name_waiting(engine: 
         learned(lake, ONE)
         driver = driver_of(lake)
         assert driver._known is not None
-        driver._known._is_index_due = True
+        driver._known.content._is_index_due = True
         with driver._lock:
             thread = threading.Thread(target=lambda: [lake.get(ONE) for _ in range(10)])
             thread.start()

@@ -25,7 +25,8 @@ from lakefs.transport.fabric import Piece, Remote
 from lakefs.transport.fabric_mover import Mover
 from lakefs.transport.rdma import open_fabric
 from lakefs.wire import messages as m
-from lakefs.wire.fabric_messages import MEDIA_FABRIC, MEDIUM_FABRIC, FabricMemory
+from lakefs.wire.fabric_messages import FabricMemory
+from lakefs.wire.media import MEDIA_FABRIC, MEDIUM_FABRIC
 from tests.lab.hardware import shell, wait_for
 from tests.lab.rdma_rig import Raw, Rig, Served, command, ended, forked
 

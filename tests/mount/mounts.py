@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.harness.mounts import MountProcess, mounting
-from tests.e2e.served import LAKE, Served, environment, serving
+from tests.e2e.served import LAKE, Served, environment, logged_warm, serving
 
 READY_S: Final = 60.0
 POLL_S: Final = 0.01
@@ -94,6 +94,7 @@ def lake(
                     point,
                     folder / f"{point.name}.log",
                     _environment(folder),
+                    start=logged_warm,
                 )
             )
             for number, point in ((number, folder / f"m{number}") for number in range(mounts))

@@ -23,6 +23,7 @@ from lakefs.wire.messages import (
     SetAttributes,
     Watch,
 )
+from tests.lengths import repeated
 from tests.mount.place import pattern
 from tests.mount.shared import load
 from tests.mount.shared.ground import OVER, SharedMounts, shared_mounts
@@ -37,7 +38,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.fuse, pytest.mark.thorough]
 CHANGES: Final = (Commit, DeleteNames, MakeFolder, MakeSymlink, PutObjects, RemoveFolder, Rename, SetAttributes)
 BUCKETS: Final = 20
 """More than a connection may have watches."""
-MANY_BUCKETS: Final = int(os.environ.get("MOUNT_BUCKETS", "1000"))
+MANY_BUCKETS: Final = int(os.environ.get("MOUNT_BUCKETS", "0")) or repeated(200, 1000)
+ONE_WAY: Final = repeated(OVER[:1], OVER)
+"""Over TCP, lost answers are tried everywhere; many buckets and late notices, which repeat that, in `make torture`."""
 LONG: Final = 200_000
 """Bytes that are stored before the commit, not with it."""
 
@@ -194,7 +197,7 @@ def _failure(call: Callable[[], object]) -> int:
 # --- late notices ----------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=OVER)
+@pytest.fixture(scope="module", params=ONE_WAY)
 def late_mounts(request: pytest.FixtureRequest) -> Iterator[SharedMounts]:
     """Two mounts that get each notice at a random time up to two seconds late."""
     with shared_mounts(request.param, meddled=True, late_s=LATE_S) as mounted:
@@ -269,7 +272,7 @@ def test_an_open_of_a_name_that_always_exists_outlasts_engines(tmp_path: Path) -
 # --- buckets ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=OVER)
+@pytest.fixture(scope="module", params=ONE_WAY)
 def many(request: pytest.FixtureRequest) -> Iterator[SharedMounts]:
     """Two mounts that have looked into twenty buckets."""
     with shared_mounts(request.param) as mounted:

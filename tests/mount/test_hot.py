@@ -23,6 +23,7 @@ import pytest
 
 from lakefs.host.page_cache import is_cached
 from lakefs.limits import GRANULE_BYTES, MIB, PAGE_BYTES
+from tests.lengths import repeated
 from tests.mount.hot_mounts import FILLED, SIZE, asked, forced_mounts, passes_through
 from tests.mount.hunt import hunt
 from tests.mount.model import Ground
@@ -31,7 +32,7 @@ from tests.mount.tools import catch_up, place_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.fuse]
 
-SEQUENCES: Final = int(os.environ.get("MOUNT_SEQUENCES", "60"))
+SEQUENCES: Final = int(os.environ.get("MOUNT_SEQUENCES", "0")) or repeated(20, 60)
 WAIT_S: Final = 20.0
 _numbers = itertools.count()
 

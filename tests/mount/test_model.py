@@ -16,6 +16,7 @@ from typing import Final
 import pytest
 
 from tests.e2e.served import ROOT, environment
+from tests.lengths import repeated
 from tests.mount.hunt import Finding, hunt
 from tests.mount.model import Ground
 from tests.mount.mounts import LakeMounts, passthrough
@@ -24,7 +25,7 @@ from tests.mount.steps import Step, sequence
 
 pytestmark = [pytest.mark.slow, pytest.mark.fuse, pytest.mark.thorough]
 
-SEQUENCES: Final = int(os.environ.get("MOUNT_SEQUENCES", "120"))
+SEQUENCES: Final = int(os.environ.get("MOUNT_SEQUENCES", "0")) or repeated(70, 120)
 PLANTED_SEQUENCES: Final = 400
 
 

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from tests.mount import test_close_to_open as checks, test_two_mounts
+from tests.mount import test_at_once, test_close_to_open as checks, test_two_mounts
 from tests.mount.planted_conditions import ENGINE_BUGS, MOUNT_BUGS, lake_with
 from tests.mount.shared.ground import SharedMounts, another_mount, shared_mounts, wait_for_folder
 from tests.mount.shared.hunt import Way, hunt
@@ -57,7 +57,7 @@ def _lost_request(rig: Rig) -> None:
 
 def _folder_is_not_back(rig: Rig) -> None:
     with TemporaryDirectory() as folder:
-        checks.folder_is_not_back(rig.workers, checks.both(rig.here, rig.there), Path(folder) / "stop")
+        test_at_once.folder_is_not_back(rig.workers, checks.both(rig.here, rig.there), Path(folder) / "stop")
 
 
 SEEN_BY: Final[dict[str, Seen]] = {

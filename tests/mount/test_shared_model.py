@@ -13,6 +13,7 @@ from typing import Final
 
 import pytest
 
+from tests.lengths import repeated
 from tests.mount.model import Difference
 from tests.mount.shared.at_once import at_once
 from tests.mount.shared.ground import SharedMounts, plain_ground, shared_mounts
@@ -21,7 +22,7 @@ from tests.mount.shared.steps import RankStep, sequence
 from tests.mount.steps import Step
 
 pytestmark = [pytest.mark.slow, pytest.mark.fuse, pytest.mark.thorough]
-SEQUENCES: Final = int(os.environ.get("SHARED_SEQUENCES", "12"))
+SEQUENCES: Final = int(os.environ.get("SHARED_SEQUENCES", "0")) or repeated(8, 12)
 
 
 def test_processes_on_a_local_folder_never_differ(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from lakefs.host.page_cache import is_cached
 from lakefs.ids import ChunkKind
 from lakefs.limits import GRANULE_BYTES
 from lakefs.shared_index.table_format import PLACE, unpack_place
-from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT
+from lakefs.wire.media import MEDIUM_DRAM, MEDIUM_SEGMENT
 
 _DATA: Final = bytes([ChunkKind.DATA])
 

@@ -31,7 +31,7 @@ from lakefs.shared_index.table_format import (
     table_bytes,
     unpack_place,
 )
-from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT
+from lakefs.wire.media import MEDIUM_DRAM, MEDIUM_SEGMENT
 
 Memory = mmap | memoryview | bytearray
 

@@ -28,17 +28,19 @@ from engine.tiers.keyed_index import KeyedIndex
 from engine.upkeep.gc import Collector
 from lakefs.errors import LakeError
 from lakefs.shared_index.key_format import id_of_record
+from tests.lengths import repeated
 from tests.sim.judges.history import SimFailure
 from tests.sim.keyed_world import MET, KeyedWorld
 
 pytestmark = pytest.mark.thorough
 
-SEEDS: Final = 60
+SEEDS: Final = 30
+MORE: Final = repeated(1, 2)
 BUG_SEEDS: Final = 40
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeds", [range(SEEDS // 2), range(SEEDS // 2, SEEDS)])
+@pytest.mark.parametrize("seeds", [range(part * SEEDS, (part + 1) * SEEDS) for part in range(MORE)])
 def test_promises_about_keyed_blobs_hold_over_crashes(seeds: range) -> None:
     met: Counter[str] = Counter()
     for seed in seeds:

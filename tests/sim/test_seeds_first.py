@@ -1,4 +1,4 @@
-"""Seeds of the simulator, the first half: whatever happens, the engine keeps its promises."""
+"""Seeds of the simulator: whatever happens, the engine keeps its promises."""
 
 from __future__ import annotations
 

@@ -13,11 +13,12 @@ import trio
 from engine.format.sizes import SegmentSizes
 from lakefs.errors import DiskFailed, LakeError, StoreFull
 from lakefs.limits import KIB, MIB
+from tests.lengths import repeated
 from tests.sim.world.determinism import run_seeded
 from tests.sim.world.disk import SimCrashed, SimDisk
 from tests.sim.world.segment_world import World
 
-SEEDS = 60
+SEEDS = repeated(24, 60)
 BOOTS = 4
 WRITERS = 4
 STEPS = 8

@@ -88,6 +88,12 @@ def definitions(path: Path) -> tuple[Definition, ...]:
     return tuple(_definitions(parsed(path), prefix="", public=not _is_private(path.stem)))
 
 
+def forget_trees() -> None:
+    """Give the memory of syntax trees back: 300 MB when all files are parsed."""
+    definitions.cache_clear()
+    parsed.cache_clear()
+
+
 def statements(tree: ast.AST) -> Iterator[ast.stmt]:
     """Yield every statement, nested ones too.  What is in an expression is not looked at: no statement is."""
     for node in ast.iter_child_nodes(tree):

@@ -12,7 +12,7 @@ import pytest
 from lakefs.host import page_cache
 from lakefs.limits import GRANULE_BYTES, KNOWN_CONTENT_BYTES_MAX, PAGE_BYTES
 from lakefs.shared_index import key_format, table_format
-from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT
+from lakefs.wire.media import MEDIUM_DRAM, MEDIUM_SEGMENT
 from tests.style.source_tree import ROOT, native_files
 
 _DEFINED: Final = re.compile(r"^ *#define +([A-Z][A-Z_0-9]*) +([^/\n]+?) *(?:/\*.*)?$", re.MULTILINE)

@@ -7,7 +7,9 @@ from itertools import product
 from pathlib import Path
 from typing import Final
 
+from tests.lengths import longer
 from tests.style.source_tree import ROOT, Function, parsed, python_files, statements
+from tests.torture import PARTS
 
 SETS: Final = ("test-promises", "test-rest", "test-plugins")
 MARKS: Final = ("thorough", "plugins")
@@ -50,6 +52,13 @@ def test_no_set_leaves_out_anything_by_another_way() -> None:
         assert call.endswith(f" {folder}"), call
         assert not re.search(r" -k |--ignore|--deselect", call), call
         assert "--ignore" not in (ROOT / "pyproject.toml").read_text()
+
+
+def test_every_longer_form_of_a_test_runs_in_make_torture() -> None:
+    line = "from tests.lengths import repeated\n"
+    asking = {ROOT / path for path in _test_modules() if line in (ROOT / path).read_text()}
+    assert asking == set(longer())
+    assert "tests.lengths" in {part.module for part in PARTS.values()}
 
 
 def test_tests_for_plugins_are_where_their_target_looks() -> None:

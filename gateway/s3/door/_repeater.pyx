@@ -17,16 +17,14 @@ import time
 
 from gateway.http.repeater cimport REPEATER_CAPSULE, door_ticket, repeated, repeater
 from lakefs.granules.content cimport (
-    CONTENT_SEGMENTS,
-    CONTENT_SLABS,
     content_drop_segments,
-    content_drop_slabs,
-    content_find,
-    content_room,
-    content_segment,
+    content_forget,
+    content_note_missing,
     content_table,
+    content_use_places,
+    content_use_segment,
+    content_use_slabs,
 )
-from lakefs.granules.place cimport LAKE_PLACES_CAPSULE, lake_places
 from lakefs.host.crc32c cimport lake_crc32c_begin
 from lakefs.host.python_hash cimport hash_by_python
 from lakefs.host.span cimport bytes_of, span, span_hash, span_of
@@ -187,7 +185,8 @@ cdef class Repeater:
         while put != NULL:
             free(put)
             put = puts_take(&self.at.puts)
-        self.drop()
+        claims_forget(&self.at.claims)
+        kept_forget(&self.at.answers.table)
         kept_end(&self.at.answers.table)
         free(self.at.log.lines)
         free(self.at)
@@ -206,63 +205,39 @@ cdef class Repeater:
 
     def use_places(self, table not None):
         """Look chunks up in this table (`lakefs.shared_index.table.SharedTable`)."""
-        memcpy(&self.at.content.places, PyCapsule_GetPointer(table.native, LAKE_PLACES_CAPSULE), sizeof(lake_places))
-        self.in_use["places"] = table
-
-    def has_segment(self, uint64_t segment):
-        """Return True if a segment's descriptor is held."""
-        return content_find(&self.at.content, segment) != NULL
+        content_use_places(&self.at.content, table, self.in_use)
 
     def use_segment(self, uint64_t segment, int descriptor, int flags):
-        """Read a segment by this descriptor, which is closed here; it may take the place of another's.
+        """Read a segment by this descriptor, which stays the caller's; return the segment whose place it took, if any.
 
         `flags` are preadv2's: with RWF_NOWAIT a read never waits for a disk.
         """
-        cdef content_segment *slot
-        if content_find(&self.at.content, segment) != NULL:
-            os.close(descriptor)
-            return
-        slot = content_room(&self.at.content, segment)
-        if slot.descriptor >= 0:
-            os.close(slot.descriptor)
-        slot.segment, slot.descriptor, slot.flags = segment, descriptor, flags
+        return content_use_segment(&self.at.content, segment, descriptor, flags)
 
-    def has_slab(self, int number):
-        """Return True if a slab is mapped, or can never be."""
-        return not 0 <= number < CONTENT_SLABS or self.at.content.slabs[number].at != NULL
+    def drop_segments(self):
+        """Read no segment: their descriptors may be closed."""
+        content_drop_segments(&self.at.content)
 
-    def use_slab(self, int number, const uint8_t[::1] memory not None):
-        """Copy cells of a slab from this memory, which the engine has sealed against shrinking."""
-        if 0 <= number < CONTENT_SLABS and memory.shape[0]:
-            self.in_use[number] = memory
-            self.at.content.slabs[number].at = &memory[0]
-            self.at.content.slabs[number].length = memory.shape[0]
+    def use_slabs(self, const uint8_t[::1] generations not None, uint64_t slab_bytes, dict slabs not None):
+        """Copy cells of these slabs, which the engine has sealed against shrinking, checked by these generations."""
+        content_use_slabs(&self.at.content, generations, slab_bytes, slabs, self.in_use)
 
-    def use_generations(self, const uint8_t[::1] memory not None, uint64_t slab_bytes):
-        """Check cells by these generations; slabs that were used with others are dropped."""
-        content_drop_slabs(&self.at.content)
-        if memory.shape[0] >= 8:
-            self.in_use["generations"] = memory
-            self.at.content.cells.generations = <const uint64_t *>&memory[0]
-            self.at.content.cells.count = memory.shape[0] // 8
-            self.at.content.cells.slab_bytes = slab_bytes
+    def missing(self, list chunks not None):
+        """Return the segments and slabs to bring for these chunks, as (tier, number); and True if the index has all."""
+        cdef bytes chunk
+        cdef bint is_found = True
+        wanted = set()
+        for chunk in chunks:
+            if len(chunk) == CHUNK_ID_BYTES:
+                is_found &= content_note_missing(&self.at.content, <const uint8_t *>PyBytes_AS_STRING(chunk), wanted)
+        return wanted, is_found
 
     def forget(self):
         """Drop all claims and answers, and all that the engine shared: its connection was lost, or it has ended."""
-        self.drop()
-        memset(&self.at.answers.table.stamps, 0, sizeof(lake_stamps))
-        memset(&self.at.content.places, 0, sizeof(lake_places))
-        self.in_use.clear()
-
-    cdef void drop(self):
-        cdef int slot
         claims_forget(&self.at.claims)
         kept_forget(&self.at.answers.table)
-        content_drop_slabs(&self.at.content)
-        for slot in range(CONTENT_SEGMENTS):
-            if self.at.content.segments[slot].descriptor >= 0:
-                os.close(self.at.content.segments[slot].descriptor)
-        content_drop_segments(&self.at.content)
+        memset(&self.at.answers.table.stamps, 0, sizeof(lake_stamps))
+        content_forget(&self.at.content, self.in_use)
 
     # --- claims --------------------------------------------------------------------------------------------------
 

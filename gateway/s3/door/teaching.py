@@ -35,24 +35,21 @@ from gateway.http.messages import ResponseSender
 from gateway.http.ranges import ByteRange
 from gateway.s3.door.counts import counts_of
 from gateway.s3.door.gathering import Gathering
-from gateway.s3.door.shared_content import SharedContent
 from gateway.s3.protocol.attributes import checksum_headers, object_headers
 from gateway.s3.protocol.signing import AccessKey, Signature
 from gateway.s3.protocol.targets import Target
 from gateway.s3.telemetry.access_log import WRITE_BYTES, AccessLog
 from gateway.s3.telemetry.traffic import Snapshot
 from lakefs.client.trio.driver import TrioDriver
-from lakefs.direct.index_in_use import open_shared_index
 from lakefs.errors import LakeError, PermissionDenied, UnsupportedVersion
 from lakefs.get.opened import Opened, Piece
-from lakefs.host.descriptors import close_all
 from lakefs.ids import ChunkId
 from lakefs.limits import READ_NOTES_EVERY, S3_ACCESS_LOG_BYTES_MAX, S3_CLOCK_SKEW_S, S3_DOOR_PIECES_MAX
 from lakefs.names import Name
-from lakefs.stamps.stamps import StampReader
 from lakefs.wire.engine_port import EngineClient
-from lakefs.wire.grants import MEDIUM_NONE, Grant, PinChunks, Pinned, UnpinChunks
-from lakefs.wire.messages import NoteReads, ObjectStat, OpenStamps
+from lakefs.wire.grants import Grant, PinChunks, Pinned, UnpinChunks
+from lakefs.wire.media import MEDIUM_NONE
+from lakefs.wire.messages import NoteReads, ObjectStat
 
 if TYPE_CHECKING:
     from gateway.http._door import Rest as AnyRest
@@ -77,7 +74,6 @@ _LOOK_S: Final = 0.005
 """Seconds between two looks at the connection to the engine; another engine takes longer to open the store."""
 _REOPEN_S: Final = 1.0
 """Seconds after which an engine that was busy is asked for its stamps again."""
-_NEVER: Final = -1
 _SIGNATURE_BYTES: Final = 64
 _PIECE: Final = struct.Struct("<Q33s")
 _CLOSE: Final = b"Connection: close\r\n"
@@ -127,11 +123,7 @@ class S3Door:
         self._log: AccessLog | None = None
         self._engine = engine
         self._driver = driver
-        self._content = SharedContent(engine, self.repeater)
-        self._epoch = _NEVER
-        """The connection whose engine's stamps are used."""
-        self._asked_epoch = _NEVER
-        """The connection whose engine was last asked for them."""
+        self._content: Final = driver.shares.content_for(self.repeater)
         self._ageing_at = self._noted_at = self._open_at = self._looked_at = 0.0
         self._wanted = trio.Event()
         self._is_refreshing = False
@@ -150,52 +142,37 @@ class S3Door:
     @property
     def is_open(self) -> bool:
         """True if the engine of this connection has stamps, so that its answers can be learned."""
-        return self._epoch == self._engine.epoch
+        return self._content.is_open
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve parked connections, and get what the engine shares, until cancelled."""
         try:
             async with trio.open_nursery() as self._nursery:
                 self._nursery.start_soon(self.door.run)
-                self._nursery.start_soon(self._content.run)
                 self._nursery.start_soon(self.gathering.run)
                 task_status.started()
                 while True:
-                    await self._open()
+                    await self._renew()
                     await self._wanted.wait()
                     self._wanted = trio.Event()
         finally:
             self._nursery = None
-            self.repeater.forget()
+            self._content.close()
 
-    async def _open(self) -> None:
-        """Use the stamps and the shared index of the present connection, if its engine has them."""
-        self._shut()
-        epoch = self._asked_epoch = self._engine.epoch
-        try:
-            stamps = await self._stamps()
-            index = await self._driver.run(open_shared_index())
-        except (PermissionDenied, UnsupportedVersion) as error:
-            _log.debug("s3_door_shut", reason=error.message)
+    async def _renew(self) -> None:
+        """Get what is due of what the engine shares: at first, and behind answers that need it."""
+        await self._driver.run(self._content.renewal())
+        if self.is_open:
             return
-        except LakeError:  # the engine is busy, or away
-            self._asked_epoch, self._open_at = _NEVER, time.monotonic() + _REOPEN_S
-            return
-        if epoch != self._engine.epoch:
+        if self._content.is_due:  # connected anew meanwhile
             self._wanted.set()
             return
-        self.repeater.use_stamps(stamps)
-        if index is not None:
-            self.repeater.use_places(index.table)
-        self._content.use(index)
-        self._epoch = epoch
-
-    async def _stamps(self) -> StampReader:
-        reply = await self._engine.call(OpenStamps())
-        try:
-            return StampReader(reply.descriptors[0])
-        finally:
-            close_all(reply.descriptors)
+        refusal = self._content.refusal
+        if isinstance(refusal, PermissionDenied | UnsupportedVersion):
+            _log.debug("s3_door_shut", reason=refusal.message)
+        else:  # the engine is busy, or away
+            self._content.ask_again()
+            self._open_at = time.monotonic() + _REOPEN_S
 
     # --- learning ------------------------------------------------------------------------------------------------
 
@@ -205,7 +182,7 @@ class S3Door:
         The keys may have been read again since the proof.
         """
         is_present = self.find_key(signature.key.access_key) == signature.key
-        if not (is_present and head.method in _METHODS and self._is_current() and self.is_open):
+        if not (is_present and head.method in _METHODS and self._may_learn()):
             return
         buckets = b"".join(bucket.encode() + b"\0" for bucket in signature.key.buckets)
         authorization = head.headers.get(b"authorization")
@@ -241,7 +218,7 @@ class S3Door:
 
         `lines`: the headers of a 200 but for length and checksums.  `pieces`: of the content; none: they are not known.
         """
-        if not (self._is_current() and self.is_open) or not seen.stamps or seen.epoch != self._epoch:
+        if not self._may_learn() or not seen.stamps or seen.epoch != self._content.epoch:
             return
         if len(pieces) > S3_DOOR_PIECES_MAX:
             pieces = []
@@ -258,14 +235,19 @@ class S3Door:
             stamps=seen.stamps,
             logged=logged_name(target.bucket, target.key),
         )
-        self._content.want([piece.chunk for piece in pieces])
+        self._want([piece.chunk for piece in pieces])
 
-    def _is_current(self) -> bool:
-        """Return True if the present engine was asked for what it shares; if not, ask it soon."""
-        is_current = self._asked_epoch == self._engine.epoch and self._content.is_current
-        if not is_current and time.monotonic() >= self._open_at:
+    def _may_learn(self) -> bool:
+        """Return True if the engine of this connection has stamps; ask soon for what is due."""
+        if self._content.is_due and time.monotonic() >= self._open_at:
             self._wanted.set()
-        return is_current
+        return self.is_open
+
+    def _want(self, chunks: list[ChunkId]) -> None:
+        """Have the segments and slabs brought in which chunks lie, if they are not at hand."""
+        self._content.want(*self.repeater.missing(chunks))
+        if self._content.is_due:
+            self._wanted.set()
 
     def keys_were_read(self, began: float, fresh_s: float, *, have_changed: bool) -> None:
         """Let claims hold for `fresh_s` from `began`, when the access keys were read; forget them if keys changed."""
@@ -357,7 +339,7 @@ class S3Door:
 
     def learn_puts(self, written: Sequence[tuple[Put, ObjectStat, bytes]], epoch: int) -> None:
         """Learn the answers to GET of objects of one chunk that were just written; with the stamps of each."""
-        if not self.is_open or epoch != self._epoch:
+        if not self.is_open or epoch != self._content.epoch:
             return
         for put, stat, stamps in written:
             self.repeater.learn_answer(
@@ -373,7 +355,7 @@ class S3Door:
                 stamps=stamps,
                 logged=logged_name(stat.bucket, stat.key),
             )
-        self._content.want([ChunkId(stat.blob) for _, stat, _ in written])
+        self._want([ChunkId(stat.blob) for _, stat, _ in written])
 
     def give_back(self, put: Put, failure: LakeError | None = None) -> None:
         """Leave a PUT to its connection's task; with a `failure` it was tried, and is answered with that."""
@@ -385,8 +367,7 @@ class S3Door:
         now = time.monotonic()
         if now >= self._looked_at + _LOOK_S:
             self._looked_at = now
-            if self._epoch != _NEVER and not self._driver.is_held(self._epoch):
-                self._shut()
+            self._content.standing()
         if self._log is not None and self.repeater.logged_bytes >= WRITE_BYTES:
             self._log.write_soon()
         if now >= self._ageing_at and not self._is_refreshing and self._nursery is not None:
@@ -397,11 +378,6 @@ class S3Door:
             noted = self.repeater.take_notes()
             if noted:
                 self._driver.tell(NoteReads(noted))
-
-    def _shut(self) -> None:
-        """Forget all: the connection to the engine has ended, and with it what the engine has shared on it."""
-        self._epoch = _NEVER
-        self.repeater.forget()
 
     async def _refresh(self) -> None:
         try:

@@ -44,7 +44,7 @@ from lakefs.limits import (
 )
 from lakefs.names import Name
 from lakefs.wire.engine_port import EngineClient, Reply
-from lakefs.wire.grants import MEDIUM_INLINE
+from lakefs.wire.media import IN_FRAMES
 from lakefs.wire.messages import CloseLeases, Grant, OpenedObject, OpenObjects, OpenResults
 
 _log: Final = structlog.get_logger(__name__)
@@ -225,7 +225,7 @@ def _with_payload(name: Name, answer: OpenedObject, reply: Reply) -> Opened | No
     """Return an object whose payload was in the answer, checked; None if it was not.  ChunkDamaged."""
     if not answer.stat.size_bytes:
         return Opened(name, answer.stat, answer.lease, [], {}, {})
-    if len(answer.grants) != 1 or answer.grants[0].medium != MEDIUM_INLINE:
+    if len(answer.grants) != 1 or answer.grants[0].medium not in IN_FRAMES:
         return None
     chunk, grant = ChunkId(answer.chunks[0]), answer.grants[0]
     payload = reply.body.joined()

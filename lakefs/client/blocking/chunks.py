@@ -32,11 +32,11 @@ class Chunks:
 
     def __init__(self, driver: BlockingDriver) -> None:
         self._driver = driver
-        self._hot = driver.direct_chunks
+        self._hot = driver.shares.index
 
     def get(self, chunk: bytes) -> bytes:
         """Return a chunk, checked.  ChunkNotFound, ChunkDamaged, InvalidArgument."""
-        shared = self._hot.direct_reads()
+        shared = self._hot.at_hand()
         if shared is not None:
             content = shared.read(ChunkId(chunk))
             if content is not None:
@@ -57,7 +57,7 @@ class Chunks:
         ChunkNotFound, ChunkDamaged, InvalidArgument; after an error the buffer may hold anything.
         """
         target = writable_memory(buffer, "a chunk")
-        shared = self._hot.direct_reads()
+        shared = self._hot.at_hand()
         if shared is not None:
             length = shared.read_into(ChunkId(chunk), target)
             if length != NOT_READ:
@@ -72,7 +72,7 @@ class Chunks:
         ChunkNotFound, ChunkDamaged, InvalidArgument; after an error the buffers may hold anything.
         """
         targets = memories_of(chunks, buffers)
-        shared = self._hot.direct_reads()
+        shared = self._hot.at_hand()
         lengths = [NOT_READ] * len(chunks) if shared is None else read_directly(self._driver, shared, chunks, targets)
         if NOT_READ in lengths:
             left = [index for index, length in enumerate(lengths) if length == NOT_READ]
@@ -91,8 +91,9 @@ class Chunks:
 
 def renew(driver: BlockingDriver) -> None:
     """Request the engine's index if that is due."""
-    if driver.direct_chunks.is_due:
-        driver.run(driver.direct_chunks.renewal())
+    index = driver.shares.index
+    if index.is_due:
+        driver.run(index.renewal())
 
 
 def read_directly(

@@ -23,19 +23,17 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from lakefs.content.verify import Check
 from lakefs.errors import EngineUnreachable, InvalidArgument
-from lakefs.grants.descriptors import SegmentDescriptors
 from lakefs.host.forks import NO_FORK, follow_forks
 from lakefs.known.counts import NOTHING_KNOWN, KnownCounts
 from lakefs.lake.lake_steps import LakeSteps
 from lakefs.limits import CLIENT_THREADS, MIB
 from lakefs.put.shared_memory import LentMemories
+from lakefs.shares.engine_shares import EngineShares
 from lakefs.steps.steps import Send, Start, Step, Steps, Ticket, Wait
 from lakefs.wire.engine_port import BlockingEngineClient
 from lakefs.wire.messages import Request
 
 if TYPE_CHECKING:
-    from lakefs.direct.index_in_use import SharedIndexUser
-    from lakefs.direct.keyed_reads import KeyedIndexUser
     from lakefs.fabric.client_fabric import ClientFabric
     from lakefs.grants.batch_plan import HelperThread
     from lakefs.known.known_names import KnownNames
@@ -59,10 +57,8 @@ class _Flight:
 
 
 class BlockingDriver:
-    """One engine's connection, descriptors and threads, and `run`."""
+    """One engine's connection, what it shares on it, threads, and `run`."""
 
-    _direct_chunks: SharedIndexUser | None = None
-    _direct_keys: KeyedIndexUser | None = None
     _known: KnownNames | None = None
     _helper: HelperThread | None = None
     _helper_is_due = True
@@ -77,17 +73,17 @@ class BlockingDriver:
     ) -> None:
         """`repeats`: answer for known names without a request.  `fabric`: RDMA to the engine, closed with this."""
         self._engine = engine
-        self._descriptors = SegmentDescriptors()
+        self.shares = EngineShares(self, engine.epoch, fabric)
+        """All that the engine shares with this client."""
         self._threads: ThreadPoolExecutor | None = None
         self._lock = threading.RLock()
-        self._epoch = engine.epoch
         self.is_closed = False
         self._reads_by_name = 0 if repeats else _NEVER
         """Reads by name before `_known` was made."""
         self._process = os.getpid()
         """The process that uses the connection.  Another one would take its answers, and does not have its threads."""
         self.steps = LakeSteps(
-            self._descriptors,
+            self.shares.descriptors,
             engine.carries_descriptors,
             network=engine.address.startswith("tcp"),
             check=check,
@@ -106,16 +102,14 @@ class BlockingDriver:
             if self._threads is not None:
                 self._threads.shutdown(wait=True, cancel_futures=True)
                 self._threads = None
-            if self.steps.fabric is not None:
-                self.steps.fabric.close()
-            self._engine.close()
-            if self._known is not None:
-                self._known.close()
             with NO_FORK:
                 helper, self._helper = self._helper, None
             if helper is not None:
                 helper.close()
-            self._descriptors.close()
+            try:
+                self.shares.close()
+            finally:
+                self._engine.close()
 
     def run(self, steps: Steps[T]) -> T:
         """Run an operation of `LakeSteps`, or any other steps, to its end; return its result."""
@@ -128,7 +122,8 @@ class BlockingDriver:
                 raise EngineUnreachable("this lake was closed")
             flight = _Flight(self._engine)
             try:
-                self._forget_old_descriptors()
+                if self._engine.epoch != self.shares.epoch:
+                    self.shares.look()
                 return self._drive(steps, flight)
             except BaseException as error:
                 unwind(steps, error)
@@ -192,14 +187,6 @@ class BlockingDriver:
         del flight.sends[id(ticket)]
         return self._engine.finish(ticket)
 
-    def _forget_old_descriptors(self) -> None:
-        """After a new connection, close the descriptors: it may be another store, with the same segment numbers."""
-        if self._engine.epoch != self._epoch:
-            if self._known is not None:
-                self._known.look()
-            self._descriptors.close()
-            self._epoch = self._engine.epoch
-
     @property
     def address(self) -> str:
         """The engine's address: `unix:PATH` or `tcp://HOST:PORT`."""
@@ -235,41 +222,14 @@ class BlockingDriver:
 
     def begin_anew(self) -> None:
         """See `lakefs.host.forks`.  Until this ends the lake is not this process's, also for objects freed in it."""
-        if self._direct_chunks is not None:  # it maps memory of the parent's engine
-            self._direct_chunks.forget()
-        if self._direct_keys is not None:
-            self._direct_keys.forget()
         self._lock = threading.RLock()
         self._threads = None
         self._helper, self._helper_is_due = None, True
         self._engine = self._engine.forked()
-        self._descriptors.leave_all()
-        self._descriptors = SegmentDescriptors()
-        fabric = self.steps.fabric
-        if fabric is not None:
-            fabric = fabric.forked(self._engine)
-        self.steps = replace(self.steps, descriptors=self._descriptors, lent=LentMemories(), fabric=fabric)
-        if self._known is not None:
-            self._known.begin_anew()
+        self.shares.begin_anew(self._engine)
+        shares = self.shares
+        self.steps = replace(self.steps, descriptors=shares.descriptors, lent=LentMemories(), fabric=shares.fabric)
         self._process = os.getpid()
-
-    @property
-    def direct_chunks(self) -> SharedIndexUser:
-        """Reads of chunks through the engine's shared index; made at first use."""
-        with NO_FORK:
-            if self._direct_chunks is None:  # the import is a tenth of the start-up
-                module = import_module("lakefs.direct.index_in_use")
-                self._direct_chunks = cast("SharedIndexUser", module.SharedIndexUser(self))
-            return self._direct_chunks
-
-    @property
-    def direct_keys(self) -> KeyedIndexUser:
-        """Keyed blobs found and read through the engine's keyed index; made at first use."""
-        with NO_FORK:
-            if self._direct_keys is None:
-                module = import_module("lakefs.direct.keyed_reads")
-                self._direct_keys = cast("KeyedIndexUser", module.KeyedIndexUser(self))
-            return self._direct_keys
 
     def known_names(self) -> KnownNames | None:
         """Return the names that are known; None if every name is to be asked for.
@@ -281,11 +241,11 @@ class BlockingDriver:
         if known is None:
             known = self._make_known()
         if (
-            known is not None and known.is_due and self._lock.acquire(blocking=False)
+            known is not None and known.content.is_due and self._lock.acquire(blocking=False)
         ):  # else other names are known still
             try:
                 if not self.is_closed and self.is_connected():
-                    self.run(known.renewal())
+                    self.run(known.content.renewal())
             finally:
                 self._lock.release()
         return known

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 from lakefs.client.blocking.chunks import read_directly, renew
 from lakefs.direct.chunk_reads import NOT_READ, DirectReads
 from lakefs.direct.keyed_reads import NAMELESS
-from lakefs.direct.pool_loads import in_segments, missing_segments, slots_fit
+from lakefs.direct.pool_loads import in_segments, segments_of, slots_fit
 from lakefs.errors import LakeError
 from lakefs.get.fetch import need_segments
 from lakefs.get.pools import Pool
-from lakefs.grants.descriptors import DESCRIPTORS_MAX
-from lakefs.ids import SegmentId
 from lakefs.shared_index.table_format import Found
 
 if TYPE_CHECKING:
@@ -26,15 +24,14 @@ class PoolLoads:
 
     def __init__(self, driver: BlockingDriver) -> None:
         self._driver = driver
-        self._asked_for: set[tuple[int, SegmentId]] = set()
-        """(Epoch, segment) of descriptors that were requested: once for each connection is enough."""
+        self._index = driver.shares.index
 
     def load_many(
         self, wanted: Sequence[bytes | str], pool: Pool, offsets: Sequence[int], rooms: Sequence[int]
     ) -> list[int]:
         """See `Lake.load_many`."""
         pool.check_own()
-        shared = self._driver.direct_chunks.direct_reads()
+        shared = self._index.at_hand()
         chunks = [item for item in wanted if isinstance(item, bytes)]
         is_even = len(chunks) == len(wanted) == len(offsets) and len(rooms) in (0, len(wanted))
         found = [] if shared is None or not is_even else [place for place in shared.places_of(chunks) if place]
@@ -82,16 +79,8 @@ class PoolLoads:
     def prepare(self, found: Sequence[Found]) -> None:
         """Get what the next load of these chunks needs: a current index, and their segments' descriptors."""
         renew(self._driver)
-        epoch = self._driver.epoch
-        missing = [
-            segment
-            for segment in missing_segments(self._driver.steps.descriptors, found)
-            if (epoch, segment) not in self._asked_for
-        ]
+        missing = self._driver.shares.not_asked(segments_of(found))
         if not missing:
             return
-        if len(self._asked_for) + len(missing) > DESCRIPTORS_MAX:
-            self._asked_for.clear()
-        self._asked_for.update((epoch, segment) for segment in missing)
         with suppress(LakeError):  # without them the engine loads these chunks
-            self._driver.run(need_segments(self._driver.steps.descriptors, missing))
+            self._driver.run(need_segments(self._driver.shares.descriptors, missing))

@@ -63,7 +63,7 @@ class Space:
         self._driver = driver
         self._chunks = chunks
         self._loads = loads
-        self._index = driver.direct_keys
+        self._index = driver.shares.keys
         self.name = stat.name
         self.number = stat.number
         """The engine's number for it, which is never used for another space."""
@@ -75,7 +75,7 @@ class Space:
     def match(self, keys: Sequence[bytes], sizes: Sequence[int] = ()) -> Matched:
         """Return which keys have a value.  See `SpaceSteps.match`."""
         checked, wanted = sized_keys(keys, sizes)
-        reads = self._index.reads()
+        reads = self._index.at_hand()
         known = [None] * len(checked) if reads is None else reads.match(self.number, checked, wanted)
         if None not in known:
             present = cast("list[bool]", known)
@@ -102,7 +102,7 @@ class Space:
         """
         items = keyed_items(keys, values, depths)
         checked = [item.key for item in items]
-        reads = self._index.reads()
+        reads = self._index.at_hand()
         sizes = [item.length for item in items] if resize else None
         present = [False] * len(items) if reads is None else reads.lasting(self.number, checked, sizes)
         if any(present):
@@ -159,7 +159,7 @@ class Space:
         `sizes` and InvalidArgument as `match`.
         """
         checked, wanted = sized_keys(keys, sizes)
-        reads = self._index.reads()
+        reads = self._index.at_hand()
         known = [None] if reads is None else reads.match(self.number, checked, wanted)
         if None in known:
             return None
@@ -174,7 +174,7 @@ class Space:
         InvalidArgument as `get_many_into`.
         """
         checked, targets = value_memories(keys, buffers)
-        index = self._index.reads()
+        index = self._index.at_hand()
         if index is None or not index.has_ids:
             return None
         plan = index.plan(self.number, checked, [len(target) for target in targets])
@@ -207,7 +207,7 @@ class Space:
 
         Prepares what the next call needs: a current index, and descriptors of the segments in which values lie.
         """
-        index = self._index.reads()
+        index = self._index.at_hand()
         if index is None or not index.has_ids:
             self._renew()
             return [NOT_READ] * len(keys), list(range(len(keys)))

@@ -26,7 +26,7 @@ class TrioChunks:
 
     def __init__(self, driver: TrioDriver) -> None:
         self._driver = driver
-        self._direct_chunks = driver.direct_chunks
+        self._index = driver.shares.index
 
     async def get(self, chunk: bytes) -> bytes:
         """Return a chunk, checked.  ChunkNotFound, ChunkDamaged, InvalidArgument."""
@@ -54,8 +54,8 @@ class TrioChunks:
         lengths = self._read_directly(chunks, targets)
         left = [index for index, length in enumerate(lengths) if length == NOT_READ]
         if not left:
-            if self._direct_chunks.notes.note_many(chunks):
-                self._direct_chunks.tell_notes()
+            if self._index.notes.note_many(chunks):
+                self._index.tell_notes()
             await trio.lowlevel.checkpoint()
             return lengths
         wanted = [chunks[index] for index in left], [targets[index] for index in left]
@@ -66,13 +66,13 @@ class TrioChunks:
         return lengths
 
     async def _renew(self) -> None:
-        if self._direct_chunks.is_due:
-            await self._driver.run(self._direct_chunks.renewal())
+        if self._index.is_due:
+            await self._driver.run(self._index.renewal())
 
     def _read_directly(self, chunks: Sequence[bytes], targets: list[memoryview]) -> list[int]:
         """Read what needs no request; return the lengths, NOT_READ for the rest."""
         lengths = [NOT_READ] * len(chunks)
-        shared = self._direct_chunks.direct_reads()
+        shared = self._index.at_hand()
         if shared is None:
             return lengths
         if sum(map(len, targets)) <= AT_ONCE_BYTES:

@@ -15,17 +15,15 @@ from typing import Any, TypeVar, cast
 import trio
 
 from lakefs.content.verify import Check
-from lakefs.direct.index_in_use import SharedIndexUser
-from lakefs.direct.keyed_reads import KeyedIndexUser
 from lakefs.errors import EngineUnreachable
 from lakefs.fabric.client_fabric import ClientFabric
 from lakefs.get.opened import Access
-from lakefs.grants.descriptors import SegmentDescriptors
 from lakefs.known import known_names
 from lakefs.known.counts import NOTHING_KNOWN, KnownCounts
 from lakefs.known.known_names import KnownNames
 from lakefs.lake.lake_steps import LakeSteps
 from lakefs.ports import Offload
+from lakefs.shares.engine_shares import EngineShares
 from lakefs.steps.steps import Send, Start, Step, Steps, Tell, Work, takes
 from lakefs.wire.engine_port import EngineClient
 from lakefs.wire.messages import Request, WatchEvent
@@ -55,7 +53,7 @@ class _Ended:
 
 
 class TrioDriver:
-    """One engine client, the descriptors that it gave, and `run`."""
+    """One engine client, what its engine shares, and `run`."""
 
     def __init__(
         self,
@@ -69,42 +67,35 @@ class TrioDriver:
     ) -> None:
         """`repeats`: answer for known names without a request.  `fabric`: RDMA to the engine, closed with this."""
         self._engine = engine
-        self._epoch = engine.epoch
         self.offload = offload
-        self._descriptors = SegmentDescriptors()
+        self.shares = EngineShares(self, engine.epoch, fabric)
+        """All that the engine shares with this client."""
         self.steps = LakeSteps(
-            self._descriptors,
+            self.shares.descriptors,
             engine.carries_descriptors,
             network=network,
             check=check,
             is_held=self.is_held,
             fabric=fabric,
         )
-        self.direct_chunks = SharedIndexUser(self)
-        self.direct_keys = KeyedIndexUser(self)
         self._known: KnownNames | None = None
         self._repeats = repeats and engine.carries_descriptors and known_names.IS_BUILT
         # Callers that fetch by themselves keep grants for long, and can use only those of segments.
         self._access = replace(self.steps.access(None), media=0, fabric=None)
 
     async def aclose(self) -> None:
-        """Close the descriptors; the engine client is its owner's to close."""
-        if self._known is not None:
-            self._known.close()
-        self._descriptors.close()
-        if self.steps.fabric is not None:
+        """Close what the engine shares; the engine client is its owner's to close."""
+        if self.shares.fabric is None:
+            self.shares.close()
+        else:
             with trio.CancelScope(shield=True):
-                await self.offload.run(self.steps.fabric.close)
+                await self.offload.run(self.shares.close)
         await trio.lowlevel.checkpoint()
 
     def access(self) -> Access:
         """Return the settings of this client's reads, for callers that fetch themselves; valid to the next `await`."""
-        if self._engine.epoch != self._epoch:
-            # Another connection may be another store, with segments of the same numbers.
-            if self._known is not None:
-                self._known.look()
-            self._descriptors.close()
-            self._epoch = self._engine.epoch
+        if self._engine.epoch != self.shares.epoch:
+            self.shares.look()
         return self._access
 
     @property
@@ -135,8 +126,8 @@ class TrioDriver:
                 return None
             self._known = KnownNames(self, is_patient=False)
             self.steps = replace(self.steps, learner=self._known)
-        if self._known.is_due and self.is_connected():
-            await self.run(self._known.renewal())
+        if self._known.content.is_due and self.is_connected():
+            await self.run(self._known.content.renewal())
         return self._known
 
     def stand(self, stamps: bytes, epoch: int) -> bool:

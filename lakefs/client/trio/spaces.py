@@ -22,7 +22,6 @@ from lakefs.get.fetch import need_segments
 from lakefs.get.keyed import Matched, find_values, match_of, slot_rooms
 from lakefs.get.opened import AT_ONCE_BYTES
 from lakefs.get.pools import Pool
-from lakefs.grants.descriptors import DESCRIPTORS_MAX
 from lakefs.host.writable_memory import WritableBuffer
 from lakefs.ids import Buffer, SegmentId
 from lakefs.lake.spaces import SpaceSteps, value_memories
@@ -56,9 +55,7 @@ class TrioSpace:
 
     def __init__(self, driver: TrioDriver, stat: SpaceStat) -> None:
         self._driver = driver
-        self._index = driver.direct_keys
-        self._asked_for: set[tuple[int, SegmentId]] = set()
-        """(Epoch, segment) of descriptors that were requested: once for each connection is enough."""
+        self._index = driver.shares.keys
         self.name = stat.name
         self.number = stat.number
         """The engine's number for it, which is never used for another space."""
@@ -77,7 +74,7 @@ class TrioSpace:
     async def match(self, keys: Sequence[bytes]) -> Matched:
         """Return which keys have a value.  See `SpaceSteps.match`."""
         checked = check_value_keys(keys)
-        reads = self._index.reads()
+        reads = self._index.at_hand()
         known = [None] * len(checked) if reads is None else reads.match(self.number, checked)
         if None not in known:
             present = cast("list[bool]", known)
@@ -126,7 +123,7 @@ class TrioSpace:
 
         Prepares what the next call needs: a current index, and descriptors of the segments in which values lie.
         """
-        index = self._index.reads()
+        index = self._index.at_hand()
         if index is None or not index.has_ids:
             await self._renew()
             return [NOT_READ] * len(keys)
@@ -150,15 +147,11 @@ class TrioSpace:
 
     async def _open_segments(self, wanted: set[SegmentId]) -> None:
         """Get descriptors of segments that were not at hand, once for each connection."""
-        descriptors, epoch = self._driver.steps.descriptors, self._driver.epoch
-        new = {(epoch, segment) for segment in descriptors.missing(wanted)} - self._asked_for
-        if not new:
-            return
-        if len(self._asked_for) + len(new) > DESCRIPTORS_MAX:
-            self._asked_for.clear()
-        self._asked_for |= new
-        with suppress(LakeError):  # without them the engine reads these values
-            await self._driver.run(need_segments(descriptors, [segment for _, segment in new]))
+        shares = self._driver.shares
+        new = shares.not_asked(wanted)
+        if new:
+            with suppress(LakeError):  # without them the engine reads these values
+                await self._driver.run(need_segments(shares.descriptors, new))
 
     async def _fill(self, lengths: list[int], left: Sequence[int], steps: Steps[list[int]]) -> None:
         """Ask the engine for what is left."""

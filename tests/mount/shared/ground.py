@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from bench.harness.mounts import MountProcess, mounting
-from tests.e2e.served import ROOT, Served, environment, serving
+from tests.e2e.served import ROOT, Served, environment, logged_warm, serving
 from tests.mount.model import POLL_S
 from tests.mount.mounts import BUCKET, READY_S, WAY, WAYS, LakeMounts, lake_mount_command
 from tests.mount.shared.meddler import Meddler, meddling
@@ -153,7 +153,11 @@ def shared_mounts(
                 *WAYS[WAY],
                 *options,
             )
-            processes.append(stack.enter_context(mounting(command, point, folder / f"{point.name}.log", variables)))
+            processes.append(
+                stack.enter_context(
+                    mounting(command, point, folder / f"{point.name}.log", variables, start=logged_warm)
+                )
+            )
         served.good("bucket", "create", BUCKET)
         for process in processes:
             wait_for_folder(process.folder / BUCKET)

@@ -12,7 +12,7 @@ from lakefs.client.trio.lake import TrioLake
 from lakefs.errors import LakeError
 from lakefs.ids import BlobId, SegmentId
 from lakefs.steps.steps import send
-from lakefs.wire.grants import MEDIUM_NONE
+from lakefs.wire.media import MEDIUM_NONE
 from lakefs.wire.messages import Grant, PinChunks, Pinned, UnpinChunks
 from tests.sim.world.contents import Contents
 

@@ -11,8 +11,8 @@ from engine.fabric.registered_slab import RegisteredSlab, remote_grant
 from engine.memory.sealed_memory import SealedMemory
 from lakefs.limits import MIB
 from lakefs.transport.fabric import Remote
-from lakefs.wire.fabric_messages import MEDIUM_FABRIC
-from lakefs.wire.grants import MEDIUM_DRAM, Grant
+from lakefs.wire.grants import Grant
+from lakefs.wire.media import MEDIUM_DRAM, MEDIUM_FABRIC
 from tests.simulated_fabric import SimulatedFabric, SimulatedWire
 
 

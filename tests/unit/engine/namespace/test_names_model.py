@@ -27,6 +27,7 @@ from lakefs.errors import (
 )
 from lakefs.ids import EMPTY_BLOB, BlobId
 from lakefs.wire.messages import NO_CONDITION, Condition
+from tests.lengths import repeated
 from tests.unit.support.nasty_keys import keys
 from tests.unit.support.shelf import NOW_NS, PLAIN, Shelf, an_object, blob
 from tests.unit.support.tree_check import check_tree
@@ -280,4 +281,4 @@ def modelled_listing(model: dict[str, BlobId], prefix: str, delimiter: str, fold
 
 
 TestNamesAgainstADictionary = NamesAgainstADictionary.TestCase
-TestNamesAgainstADictionary.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestNamesAgainstADictionary.settings = settings(max_examples=repeated(30, 60), stateful_step_count=30, deadline=None)

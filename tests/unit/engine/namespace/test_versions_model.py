@@ -17,11 +17,12 @@ from engine.namespace.tree import Resolved
 from engine.namespace.versions import version_id
 from lakefs.errors import FolderNotEmpty, KeyDeleted, KeyNotFound, PreconditionFailed, VersionIsMarker, VersionNotFound
 from lakefs.wire.messages import NO_CONDITION, Condition, ListVersions, VersionEntry
+from tests.lengths import repeated
 from tests.unit.support.shelf import NOW_NS, Shelf, an_object, blob
 from tests.unit.support.tree_check import check_tree
 from tests.unit.support.version_model import NULL, UNKNOWN, Version, VersionModel
 
-SEEDS = 200
+SEEDS = repeated(80, 200)
 STEPS = 60
 _LONG = "x" * 469
 POOLS = (

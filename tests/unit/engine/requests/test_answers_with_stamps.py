@@ -28,6 +28,7 @@ from lakefs.limits import STAMPS_PER_ANSWER_MAX
 from lakefs.stamps.stamps import StampReader
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Body, EngineClient
+from tests.lengths import repeated
 from tests.sim.world.disk import SimDisk
 from tests.store_rig import ask, change, client_of, put, records, run, session_of, simulated_store, store_chunks
 
@@ -282,7 +283,7 @@ def _check(world: World, before: dict[Looked, Answer], after: dict[Looked, Answe
             assert answer.failed or version, "only a range of versions, or one of them, is read without stamps"
 
 
-@settings(max_examples=150)
+@settings(max_examples=repeated(50, 150))
 @given(st.lists(steps, min_size=3, max_size=16), st.sampled_from((None, None, "enabled")))
 def test_an_answer_that_became_another_one_does_not_stand(history: list[Any], versioning: str | None) -> None:
     async def main() -> None:

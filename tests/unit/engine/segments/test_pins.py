@@ -22,7 +22,7 @@ from lakefs.errors import EngineBusy
 from lakefs.ids import ChunkId, SegmentId, data_chunk_id
 from lakefs.limits import COMPACT_SHARE_MOST, PAGE_BYTES
 from lakefs.wire import messages as m
-from lakefs.wire.grants import MEDIUM_NONE, MEDIUM_SEGMENT
+from lakefs.wire.media import MEDIUM_NONE, MEDIUM_SEGMENT
 from tests.sim.world.disk import SimDisk
 from tests.sim.world.segment_world import lies_at
 from tests.store_rig import SMALL_SIZES, ask, change, client_of, delete, fsck, gc, put, read, run, simulated_store

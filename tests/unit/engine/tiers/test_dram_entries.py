@@ -30,7 +30,7 @@ from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import HOT_INDEX_SLOTS_MIN, KIB, MIB
 from lakefs.shared_index.table import SharedTable
 from lakefs.shared_index.table_format import PLACE_GENERATION_BITS, Found, pack_place, table_bytes
-from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT
+from lakefs.wire.media import MEDIUM_DRAM, MEDIUM_SEGMENT
 
 SLAB = 1 * MIB
 LENGTHS = (16 * KIB, 40 * KIB, 64 * KIB, 200 * KIB)

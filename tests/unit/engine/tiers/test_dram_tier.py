@@ -20,7 +20,8 @@ from engine.tiers.dram_tier import DramTier, Placement
 from lakefs.content.verify import vector_bytes
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import KIB, MIB
-from lakefs.wire.grants import MEDIUM_SEGMENT, Grant
+from lakefs.wire.grants import Grant
+from lakefs.wire.media import MEDIUM_SEGMENT
 
 SLAB = 1 * MIB
 LENGTHS = (4 * KIB, 16 * KIB, 40 * KIB, 64 * KIB, 100 * KIB, 256 * KIB)

@@ -19,7 +19,7 @@ from lakefs.host.offload import InlineOffload
 from lakefs.ids import data_chunk_id
 from lakefs.limits import KIB, MIB
 from lakefs.wire import messages as m
-from lakefs.wire.grants import MEDIA_DRAM, MEDIUM_DRAM
+from lakefs.wire.media import MEDIA_DRAM, MEDIUM_DRAM
 from tests.sim.world.disk import SimDisk
 from tests.store_rig import ask, change, client_of, good, put, run, session_of, simulated_store, store_chunks
 

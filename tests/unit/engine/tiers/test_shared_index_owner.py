@@ -25,7 +25,7 @@ from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.shared_index.table import SharedIndexReader
 from lakefs.shared_index.table_format import HEADER_PAGE_BYTES, table_bytes, unpack_header
 from lakefs.wire import messages as m
-from lakefs.wire.grants import MEDIUM_NONE, MEDIUM_SEGMENT
+from lakefs.wire.media import MEDIUM_NONE, MEDIUM_SEGMENT
 from tests.descriptors import descriptor_count
 from tests.shared_index_check import check_shared_index, entries_of
 from tests.sim.world.disk import SimDisk

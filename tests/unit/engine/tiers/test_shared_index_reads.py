@@ -20,7 +20,7 @@ from lakefs.errors import ChunkNotFound, InvalidArgument, LakeError
 from lakefs.ids import data_chunk_id
 from lakefs.limits import GRANULE_BYTES, KIB, MIB
 from lakefs.wire import messages as m
-from lakefs.wire.grants import MEDIUM_SEGMENT
+from lakefs.wire.media import MEDIUM_SEGMENT
 from tests.sim.test_dram_tier import PlainMemory
 from tests.store_rig import client_of, delete, gc, put, records, run, simulated_store
 

@@ -15,7 +15,8 @@ from lakefs.grants.descriptors import Held, SegmentDescriptors
 from lakefs.ids import ChunkId, SegmentId
 from lakefs.limits import GRANULE_BYTES
 from lakefs.names import Name
-from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT, Grant
+from lakefs.wire.grants import Grant
+from lakefs.wire.media import MEDIUM_DRAM, MEDIUM_SEGMENT
 from lakefs.wire.messages import ObjectStat
 
 LENGTH = GRANULE_BYTES + 1

@@ -23,7 +23,7 @@ from lakefs.host.page_cache import is_cached
 from lakefs.ids import ChunkId, ChunkKind, SegmentId, chunk_id_of
 from lakefs.limits import GRANULE_BYTES, KIB, MIB
 from lakefs.names import Name
-from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT
+from lakefs.wire.media import MEDIUM_DRAM, MEDIUM_SEGMENT
 from lakefs.wire.messages import Grant, ObjectStat
 
 SEGMENT = SegmentId(1)

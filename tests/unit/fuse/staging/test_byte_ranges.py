@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings, strategies as st
 
 from fuse.staging.byte_ranges import RangeSet
+from tests.lengths import repeated
 
 PLACES = st.integers(0, 40)
 CHANGES = st.lists(
@@ -24,7 +25,7 @@ def runs(places: set[int]) -> list[tuple[int, int]]:
     return list(zip(begins, ends, strict=True))
 
 
-@settings(max_examples=1000)
+@settings(max_examples=repeated(300, 1000))
 @given(CHANGES, PLACES, PLACES)
 def test_ranges_are_what_a_set_of_bytes_is(changes: list[tuple[str, int, int]], begin: int, end: int) -> None:
     ranges, model = RangeSet(), set[int]()

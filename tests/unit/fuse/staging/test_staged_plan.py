@@ -14,6 +14,7 @@ from lakefs.get.opened import Piece
 from lakefs.ids import ChunkId
 from lakefs.limits import CHUNK_BYTES
 from tests.edited_file import small_chunks
+from tests.lengths import repeated
 
 SMALL_CHUNK = 100
 
@@ -30,7 +31,7 @@ def lengths_of(cuts: list[Cut]) -> list[int]:
     return [cut.length for cut in cuts]
 
 
-@settings(max_examples=2000)
+@settings(max_examples=repeated(400, 2000))
 @given(
     st.lists(st.integers(1, SMALL_CHUNK), max_size=8),
     st.lists(st.tuples(st.integers(0, 900), st.integers(1, 150)), max_size=5),

@@ -21,6 +21,7 @@ from fuse.staging.leftovers import Leftover, forget, restore
 from fuse.staging.room import Emptying
 from fuse.staging.sidecar import SidecarState, replay
 from lakefs.errors import StoreFull
+from tests.lengths import repeated
 
 MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 LIMIT = 1 << 20
@@ -346,7 +347,7 @@ def plain_disk(disk: Disk) -> Iterator[Disk]:
         yield disk
 
 
-@settings(max_examples=1500)
+@settings(max_examples=repeated(300, 1500))
 @given(
     st.one_of(st.none(), st.integers(0, 60).map(lambda length: bytes(range(10, 10 + length)))),
     OPERATIONS,

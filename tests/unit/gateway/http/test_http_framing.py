@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 from gateway.http.framing import ChunkedDecoder, LineReader, body_framing
 from gateway.http.head import HttpRefusal, RequestHead
 from lakefs.limits import HTTP_CHUNK_LINE_BYTES_MAX, HTTP_TRAILER_BYTES_MAX, HTTP_TRAILERS_MAX
+from tests.lengths import repeated
 
 
 def head_with(headers: dict[bytes, bytes], version: tuple[int, int] = (1, 1)) -> RequestHead:
@@ -165,7 +166,7 @@ def test_a_line_may_be_as_long_as_its_limit_wherever_it_is_cut() -> None:
 
 @pytest.mark.slow
 @given(st.lists(st.sampled_from([b"0", b"1", b"a", b"\r\n", b"\r", b"\n", b";", b":", b"x"]), max_size=30))
-@settings(max_examples=1000)
+@settings(max_examples=repeated(300, 1000))
 def test_any_bytes_are_chunks_or_refused_alike_whole_and_in_pieces(tokens: list[bytes]) -> None:
     def outcome(*pieces: bytes) -> tuple[bytes, bool] | None:
         decoder = ChunkedDecoder()

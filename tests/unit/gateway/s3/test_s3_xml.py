@@ -14,6 +14,7 @@ from gateway.s3.protocol.bodies import CompletedPart, DeleteItem
 from gateway.s3.protocol.checksums import Algorithm
 from gateway.s3.protocol.errors import S3Error
 from gateway.s3.protocol.xml import NAMESPACE, document, element, escaped, url_encoded
+from tests.lengths import repeated
 
 READERS: list[tuple[Callable[[bytes], object], str]] = [
     (bodies.read_create_bucket, "CreateBucketConfiguration"),
@@ -313,7 +314,7 @@ tokens = st.sampled_from(
 
 @pytest.mark.slow
 @given(st.lists(tokens, max_size=20).map("".join) | st.binary(max_size=60).map(lambda raw: raw.decode("latin-1")))
-@settings(max_examples=600)
+@settings(max_examples=repeated(200, 600))
 def test_any_bytes_are_read_or_refused_in_s3s_words(text: str) -> None:
     for read, root in READERS:
         for body in (text, f"<{root}>{text}</{root}>"):

@@ -15,7 +15,7 @@ from lakefs.grants.batch_plan import ASK_FROM_BYTES, RUN_BYTES_MAX, RUN_CHUNKS_M
 from lakefs.grants.dram_slabs import UNIT_BYTES, generation_number
 from lakefs.limits import GRANULE_BYTES, KIB
 from lakefs.shared_index.table_format import PLACE, pack_place
-from lakefs.wire.grants import MEDIUM_DRAM
+from lakefs.wire.media import MEDIUM_DRAM
 from tests.oracles.plain_reads import TwinPlan, twin_are_bytes
 
 ReadPlan = plain_reads.ReadPlan

@@ -18,7 +18,7 @@ from lakefs.grants.batch_plan import CHECKED_BYTES_MAX, CHECKED_RUN_BYTES_MAX, H
 from lakefs.host.crc import crc32c
 from lakefs.limits import GRANULE_BYTES
 from lakefs.shared_index.table_format import PLACE
-from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT
+from lakefs.wire.media import MEDIUM_DRAM, MEDIUM_SEGMENT
 from tests.oracles.plain_reads import TwinPlan
 
 DATA: Final = b"\x01" + bytes(32)

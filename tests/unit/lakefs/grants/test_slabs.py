@@ -15,7 +15,7 @@ from lakefs.errors import StaleGrant
 from lakefs.grants.dram_slabs import Slabs
 from lakefs.ids import data_chunk_id
 from lakefs.limits import KIB, MIB
-from lakefs.wire.grants import MEDIUM_DRAM
+from lakefs.wire.media import MEDIUM_DRAM
 from lakefs.wire.messages import Grant
 
 SLAB = 1 * MIB
@@ -151,7 +151,8 @@ import os, struct, sys
 from lakefs.errors import StaleGrant
 from lakefs.ids import data_chunk_id
 from lakefs.grants.dram_slabs import Slabs, generation_number
-from lakefs.wire.grants import MEDIUM_DRAM, Grant
+from lakefs.wire.grants import Grant
+from lakefs.wire.media import MEDIUM_DRAM
 slab, generations, slab_bytes, cell_bytes = map(int, sys.argv[1:])
 slabs = Slabs()
 numbers = os.dup(generations)

@@ -22,7 +22,7 @@ from lakefs.limits import GRANULE_BYTES, HOT_INDEX_SLOTS_MIN
 from lakefs.shared_index.table import SharedTable
 from lakefs.shared_index.table_format import pack_place, table_bytes
 from lakefs.stamps.stamps import STAMP, StampMemory, StampReader, memory_bytes
-from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT
+from lakefs.wire.media import MEDIUM_DRAM, MEDIUM_SEGMENT
 
 COUNT: Final = 1 << 16
 LONGEST: Final = 256 << 10

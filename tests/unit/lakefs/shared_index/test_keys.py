@@ -26,7 +26,7 @@ from lakefs.shared_index.key_format import (
 from lakefs.shared_index.keyed_index import KeyFinder
 from lakefs.shared_index.table import SharedTable
 from lakefs.shared_index.table_format import PLACE, Found, table_bytes, unpacked
-from lakefs.wire.grants import MEDIUM_SEGMENT
+from lakefs.wire.media import MEDIUM_SEGMENT
 
 CAPACITY = 1024
 NOTHING: Found = (0, 0, 0, 0, 0)

@@ -19,10 +19,10 @@ import pytest
 
 from lakefs.client.blocking.chunks import Chunks
 from lakefs.content.verify import Check
-from lakefs.direct.index_in_use import SharedIndexUser, open_shared_index
 from lakefs.errors import EngineBusy, EngineUnreachable, PermissionDenied, StoreDamaged
 from lakefs.shared_index.table import SharedIndexReader, SharedTable
 from lakefs.shared_index.table_format import TableHeader, table_bytes
+from lakefs.shares.index_in_use import IndexInUse
 from lakefs.steps.steps import Send, Start, Wait
 from lakefs.wire.engine_port import Reply
 from lakefs.wire.messages import OpenSharedIndex, SharedIndexOpened
@@ -179,8 +179,13 @@ def test_what_is_no_whole_table_is_refused(content: bytes) -> None:
     os.close(descriptor)
 
 
-def _opened(steps: Generator[Any, Any, Any], *answers: Reply | Exception) -> tuple[SharedIndexReader | None, int]:
-    """Take the steps with these answers; return the reader, and the number of requests made."""
+def _opened(*answers: Reply | Exception) -> tuple[SharedIndexReader | None, int]:
+    """Request the index, with these answers; return the reader, and the number of requests made."""
+    client = SimpleNamespace(
+        steps=SimpleNamespace(carries_descriptors=True, descriptors=None, check=Check.BLAKE3), epoch=1
+    )
+    index = IndexInUse(cast("Any", client))
+    steps = index.renewal()
     asked = 0
     step = next(steps)
     left = list(answers)
@@ -193,13 +198,14 @@ def _opened(steps: Generator[Any, Any, Any], *answers: Reply | Exception) -> tup
                 step = steps.throw(answer)
             else:
                 step = steps.send(answer)
-    except StopIteration as end:
-        return end.value, asked
+    except StopIteration:
+        reads = index.at_hand()
+        return None if reads is None else reads.index, asked
 
 
 @pytest.mark.parametrize("error", [EngineBusy("out of descriptors"), EngineUnreachable("gone")])
 def test_an_index_that_cannot_be_had_now_is_done_without(error: Exception) -> None:
-    assert _opened(open_shared_index(), error) == (None, 1)
+    assert _opened(error) == (None, 1)
 
 
 def test_a_table_that_was_replaced_on_its_way_is_asked_for_once_more(shared: tuple[int, SharedTable]) -> None:
@@ -207,11 +213,11 @@ def test_a_table_that_was_replaced_on_its_way_is_asked_for_once_more(shared: tup
     os.ftruncate(old, table_bytes(CAPACITY))
     fcntl.fcntl(old, _F_ADD_SEALS, _SEALS)
     answers = [Reply(SharedIndexOpened(1), descriptors=[descriptor]) for descriptor in (os.dup(old), os.dup(shared[0]))]
-    reader, asked = _opened(open_shared_index(), *answers)
+    reader, asked = _opened(*answers)
     assert reader is not None
     assert (reader.find(CHUNK), asked) == (PLACE, 2)
     zeros = [Reply(SharedIndexOpened(1), descriptors=[os.dup(old)]) for _ in range(2)]
-    assert _opened(open_shared_index(), *zeros) == (None, 2)
+    assert _opened(*zeros) == (None, 2)
     os.close(old)
 
 
@@ -223,12 +229,12 @@ class _Reconnecting:
     def __init__(self, reader: SharedIndexReader) -> None:
         self.epoch = 1
         self._reader = reader
-        self.direct_chunks = SharedIndexUser(cast("Any", self))
+        self.shares = SimpleNamespace(index=IndexInUse(cast("Any", self)))
 
     def run(self, steps: Generator[Any, Any, Any] | None) -> object:
         if steps is None:
             return [b"content"]
-        with mock.patch("lakefs.direct.index_in_use.SharedIndexReader", return_value=self._reader):
+        with mock.patch("lakefs.shares.index_in_use.SharedIndexReader", return_value=self._reader):
             started = [next(steps), steps.send("ticket")]
             assert started == [Start(Send(OpenSharedIndex())), Wait("ticket")]
             self.epoch = 2
@@ -241,6 +247,6 @@ def test_the_index_of_a_connection_that_was_lost_meanwhile_is_not_used(shared: t
     driver = _Reconnecting(SharedIndexReader(shared[0]))
     chunks = Chunks(cast("Any", driver))
     chunks.get_many([CHUNK])
-    assert driver.direct_chunks.direct_reads() is None
+    assert driver.shares.index.at_hand() is None
     chunks.get_many([CHUNK])
-    assert driver.direct_chunks.direct_reads() is not None
+    assert driver.shares.index.at_hand() is not None

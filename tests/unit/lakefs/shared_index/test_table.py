@@ -33,7 +33,8 @@ from lakefs.shared_index.table_format import (
     table_bytes,
     unpack_header,
 )
-from lakefs.wire.grants import MEDIUM_DRAM, MEDIUM_SEGMENT, Grant
+from lakefs.wire.grants import Grant
+from lakefs.wire.media import MEDIUM_DRAM, MEDIUM_SEGMENT
 from tests.oracles.shared_table import TwinTable, home_of, unpack_entry
 from tests.shared_index_churn import CAPACITY, STEADY, key_at, place_of
 from tests.style.source_tree import ROOT

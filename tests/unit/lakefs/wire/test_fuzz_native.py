@@ -15,7 +15,7 @@ from engine.format import records
 from lakefs.content import manifest
 from lakefs.host.crc import crc32c
 from lakefs.wire import connection, frames
-from tests.fuzz.held import FEW_INPUTS, INPUTS, reads_what_is_good, survives_changed_inputs
+from tests.fuzz.held import FEW_INPUTS, INPUTS, INPUTS_TO_NOTICE, reads_what_is_good, survives_changed_inputs
 from tests.fuzz.inputs import Inputs
 from tests.fuzz.setting_targets import SETTING_TARGETS
 from tests.fuzz.store_targets import STORE_TARGETS
@@ -84,5 +84,5 @@ def test_a_planted_bug_is_found(
     plant(monkeypatch)
     inputs = Inputs(target.bases, target.tokens, seed=1)
     with pytest.raises((AssertionError, msgspec.MsgspecError)):
-        for _ in range(INPUTS):
+        for _ in range(INPUTS_TO_NOTICE):
             target.survives(inputs.next())

@@ -19,7 +19,7 @@ from lakefs.limits import GRANULE_BYTES, KIB
 from lakefs.shared_index.table import SharedTable
 from lakefs.shared_index.table_format import pack_place, table_bytes
 from lakefs.stamps.stamps import StampMemory, memory_bytes
-from lakefs.wire.grants import MEDIUM_DRAM
+from lakefs.wire.media import MEDIUM_DRAM
 
 HOST: Final = b"lake.test:9000"
 TARGET: Final = b"/bucket/a%20key"
@@ -59,8 +59,7 @@ class Taught:
         self.generations = bytearray(8 * (SLAB_BYTES // (16 * KIB)))
         self.repeater.use_stamps(self.stamps)
         self.repeater.use_places(self.table)
-        self.repeater.use_generations(memoryview(self.generations), SLAB_BYTES)
-        self.repeater.use_slab(0, memoryview(self.slab))
+        self.repeater.use_slabs(memoryview(self.generations), SLAB_BYTES, {0: memoryview(self.slab)})
         self.place(content)
         self.repeater.hold_until(time.monotonic() + 1000)
         self.day = time.strftime("%Y%m%d", time.gmtime())

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from lakefs.ids import ChunkId
 from lakefs.limits import GRANULE_BYTES
 from tests.unit.gateway.s3.door.taught import EMPTY, HOST, LINES, RECORDS, SUMS, TARGET, Taught
 
@@ -275,13 +276,19 @@ def test_a_segment_is_read_by_its_descriptor(taught: Taught, tmp_path: os.PathLi
     made.table.remove(made.chunk)
     assert made.table.put(made.chunk, 1, 77, 4096, 12, crc32c(b"in a segment"))
     assert made.ask(made.request()) is None, "no descriptor yet"
-    assert not made.repeater.has_segment(77)
-    made.repeater.use_segment(77, os.open(path, os.O_RDONLY), 0)
-    assert made.repeater.has_segment(77)
+    chunk = ChunkId(made.chunk)
+    assert made.repeater.missing([chunk]) == ({(1, 77)}, True)
+    descriptor = os.open(path, os.O_RDONLY)
+    assert made.repeater.use_segment(77, descriptor, 0) is None
+    assert made.repeater.missing([chunk]) == (set(), True)
+    assert made.repeater.missing([ChunkId(b"\x01" + bytes(32))]) == (set(), False)
     assert parts(made.ask(made.request()))[2] == b"in a segment"
     os.truncate(path, 4100)
     assert made.ask(made.request()) is None
+    made.repeater.drop_segments()
+    assert made.repeater.missing([chunk]) == ({(1, 77)}, True)
     made.close()
+    os.close(descriptor)
 
 
 def test_forgetting_drops_everything_but_the_counts(taught: Taught) -> None:

@@ -16,6 +16,7 @@ from gateway.s3.protocol.aws_chunked import AwsChunkedDecoder, is_framed
 from gateway.s3.protocol.errors import S3Error
 from gateway.s3.protocol.signing import AccessKey, Payload, Signature, SigningKey
 from lakefs.limits import HTTP_CHUNK_LINE_BYTES_MAX, HTTP_TRAILER_BYTES_MAX
+from tests.lengths import repeated
 
 EXAMPLE_KEY: Final = AccessKey("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
 SCOPE: Final = "20130524/us-east-1/s3/aws4_request"
@@ -270,7 +271,7 @@ def test_payload_is_not_copied() -> None:
     kinds,
     st.lists(st.sampled_from([b"5", b"0", b"\r\n", b"\n", b";chunk-signature=", b"0" * 64, b"a:", b"x"]), max_size=20),
 )
-@settings(max_examples=600)
+@settings(max_examples=repeated(200, 600))
 def test_any_bytes_are_refused_in_s3s_words_alike_whole_and_in_pieces(kind: Payload, tokens: list[bytes]) -> None:
     def outcome(*pieces: bytes) -> object:
         try:

@@ -11,6 +11,7 @@ from gateway.http.head import RequestHead
 from gateway.s3.protocol.errors import S3Error
 from gateway.s3.protocol.targets import NOT_OFFERED, Operation, Target, parse_copy_source, parse_target
 from lakefs.names import is_bucket_name
+from tests.lengths import repeated
 
 DOMAINS = ("s3.lake", "localhost")
 
@@ -324,7 +325,7 @@ def test_every_key_is_reached_by_both_styles(key: str) -> None:
     st.text("/%2eEfF0.?&=+abAx-\\:@;é", max_size=30),
     st.text("ab.:[]1s3lake@/", max_size=12),
 )
-@settings(max_examples=1000)
+@settings(max_examples=repeated(300, 1000))
 def test_any_target_is_understood_or_refused_in_s3s_words(method: str, target: str, host: str) -> None:
     try:
         found = parse(method, "/" + target, host=host)
