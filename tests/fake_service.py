@@ -14,6 +14,7 @@ import trio
 
 from engine.host.tasks import run_all
 from lakefs.errors import BucketNotFound, ChunkNotFound, InvalidArgument, KeyNotFound
+from lakefs.host.buffers import PooledPayload
 from lakefs.host.descriptors import close_all
 from lakefs.ids import Buffer, ChunkKind, chunk_id_of
 from lakefs.wire.engine_port import Body, Reply, ServedClient, never
@@ -110,7 +111,9 @@ class FakeService:
         await trio.lowlevel.checkpoint()
         self.clients.remove(client)
 
-    async def receive(self, client: ServedClient, request: Request, body_bytes: int) -> Body:
+    async def receive(
+        self, client: ServedClient, request: Request, body_bytes: int, pooled: PooledPayload | None = None
+    ) -> Body:
         if not isinstance(request, StoreChunks) and not body_bytes:
             return Body()
         if not isinstance(request, StoreChunks) or sum(request.lengths) != body_bytes:
@@ -118,7 +121,7 @@ class FakeService:
         while self.bodies_out >= self.bodies_max:
             self.body_back = trio.Event()
             await self.body_back.wait()
-        return self.body([memoryview(bytearray(length)) for length in request.lengths])
+        return self.body(pooled or [memoryview(bytearray(length)) for length in request.lengths])
 
     def body(self, parts: Sequence[Buffer]) -> Body:
         """Return a body that is counted until it is released."""

@@ -69,6 +69,7 @@ class Chunks:
     ) -> None:
         self._metadata = metadata
         self._quarantine = quarantine
+        self._damaged = quarantine.chunks
         self._segments = segments
         self.offload = offload
         self._references = references
@@ -77,7 +78,7 @@ class Chunks:
 
     def find_good(self, view: View, chunk: ChunkId) -> ChunkRecord | None:
         """Return the chunk's record; None if it has none, or its bytes are known to be damaged."""
-        return None if chunk in self._quarantine else find_chunk(view, chunk)
+        return None if chunk in self._damaged else find_chunk(view, chunk)
 
     def absent(self, view: View, items: Seq[Hashed]) -> list[Hashed]:
         """Return those whose chunk has no record, or one whose bytes are known to be damaged."""
@@ -86,11 +87,11 @@ class Chunks:
         present = view.present(Table.CHUNKS, [chunk_key(item.chunk) for item in items])
         if not present:
             return list(items)
-        return [item for item in items if chunk_key(item.chunk) not in present or item.chunk in self._quarantine]
+        return [item for item in items if chunk_key(item.chunk) not in present or item.chunk in self._damaged]
 
     def is_quarantined(self, chunk: ChunkId) -> bool:
         """Return True if the chunk's bytes are known to be damaged."""
-        return chunk in self._quarantine
+        return chunk in self._damaged
 
     # --- storing -----------------------------------------------------------------------------------
 
@@ -158,7 +159,7 @@ class Chunks:
         for item in items:
             key = chunk_key(item.hashed.chunk)
             present = txn.get(Table.CHUNKS, key)
-            if present is not None and item.hashed.chunk not in self._quarantine:
+            if present is not None and item.hashed.chunk not in self._damaged:
                 self._references.keep(unpack_chunk_record(present).birth)
                 unused.append(item)
                 continue
@@ -176,7 +177,7 @@ class Chunks:
         keys = [chunk_key(item.hashed.chunk) for item in items]
         if len(set(keys)) < len(keys):
             return False
-        if len(self._quarantine) and any(item.hashed.chunk in self._quarantine for item in items):
+        if self._damaged and any(item.hashed.chunk in self._damaged for item in items):
             return False
         is_known = absent_at == self._metadata.next_birth  # no chunk was recorded since
         if not is_known and txn.present(Table.CHUNKS, keys):

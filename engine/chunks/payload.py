@@ -2,7 +2,8 @@
 
 Payloads of 65,536 bytes and more are received into pooled, page-aligned buffers, and are hashed and written from there
 without another copy; smaller ones share one bytearray, and those that
-follow each other are received as one part.  Several payloads share a buffer, each with room for the vector
+follow each other are received as one part.  A large payload that a face in this process has in a buffer of its own
+pool is stored from there.  Several payloads share a buffer, each with room for the vector
 and padding behind it, so one request of at most 16 MiB takes at most `BUFFERS_PER_REQUEST_MAX`.
 
 Rules kept here:
@@ -23,7 +24,7 @@ import trio
 
 from engine.format.extents import Place, large_extent_bytes
 from lakefs.errors import InvalidArgument, RequestTooLarge
-from lakefs.host.buffers import BufferPool, PooledBuffer
+from lakefs.host.buffers import BufferPool, PooledBuffer, PooledPayload
 from lakefs.ids import ChunkId, ChunkKind
 from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, CHUNK_BYTES, SMALL_MEMORY_BYTES, SMALL_PAYLOAD_BYTES
 from lakefs.wire.engine_port import Body
@@ -117,16 +118,22 @@ class PayloadMemory:
         self._turn = trio.Lock()
         self._small = _Room(small_memory_bytes)
 
-    async def take(self, kinds: Sequence[int], lengths: Sequence[int]) -> ReceivedBody:
+    async def take(
+        self, kinds: Sequence[int], lengths: Sequence[int], pooled: PooledPayload | None = None
+    ) -> ReceivedBody:
         """Return memory for payloads of these kinds and lengths.  InvalidArgument, RequestTooLarge; waits for the pool.
 
-        When cancelled, keeps nothing.
+        `pooled`: the payload, in a buffer of another pool of this process; if it is a large one, it is stored from
+        there.  When cancelled, keeps nothing.
         """
         check_lengths(lengths)
         if len(kinds) != len(lengths):
             raise InvalidArgument(f"{len(kinds)} kinds for {len(lengths)} payloads")
         checked = [_kind(kind) for kind in kinds]
         large = [length for length in lengths if not is_small(length)]
+        if pooled is not None and large == list(lengths):
+            (length,) = large
+            return ReceivedBody(pooled, payloads=[Payload(checked[0], length, area=pooled.area)])
         small_bytes = sum(lengths) - sum(large)
         buffers: list[PooledBuffer] = []
 

@@ -73,19 +73,21 @@ class Quarantine:
     def __init__(self, metadata: Metadata, clock: Clock) -> None:
         self._metadata = metadata
         self._clock = clock
-        metadata.on_joined(self._joined)
+        metadata.on_joined(self._joined, [ChunkQuarantined, _Dropped])
+        self.chunks: Final = set[ChunkId]()
+        """The damaged chunks, by every change of the table; for look-ups."""
         with metadata.view() as view:
-            self._chunks = {chunk_id_of_key(key) for key, _ in view.scan(Table.QUARANTINE, b"", _KEYS_END)}
+            self.chunks.update(chunk_id_of_key(key) for key, _ in view.scan(Table.QUARANTINE, b"", _KEYS_END))
 
     def __contains__(self, chunk: ChunkId) -> bool:
-        return chunk in self._chunks
+        return chunk in self.chunks
 
     def __len__(self) -> int:
-        return len(self._chunks)
+        return len(self.chunks)
 
     async def note(self, chunk: ChunkId, record: ChunkRecord, error: LakeError) -> None:
         """Note that reading the chunk at this place failed; durable on return, if the store takes writes."""
-        if chunk in self._chunks or not isinstance(error, (CorruptionError, DiskFailed)):
+        if chunk in self.chunks or not isinstance(error, (CorruptionError, DiskFailed)):
             return
         value = _encoder.encode(_Note(error.message, self._clock.wall_ns(), error.finding.code))
 
@@ -98,7 +100,7 @@ class Quarantine:
 
     async def release(self, chunk: ChunkId, record: ChunkRecord) -> bool:
         """Drop the note, as the bytes at this place proved good.  Durable on return; True if a note was dropped."""
-        if chunk not in self._chunks:
+        if chunk not in self.chunks:
             return False
         released = await self._change(chunk, record, lambda txn: self.drop_in(txn, chunk), "quarantine_not_ended")
         if released:
@@ -133,7 +135,7 @@ class Quarantine:
 
     def drop_in(self, txn: Transaction, chunk: ChunkId) -> None:
         """Drop the note of a chunk that this transaction stores anew or frees."""
-        if chunk in self._chunks:
+        if chunk in self.chunks:
             txn.delete(Table.QUARANTINE, chunk_key(chunk))
             txn.note(_Dropped(chunk))
 
@@ -141,9 +143,9 @@ class Quarantine:
         """Change the set in the same step as the table, so that a failed decision changes neither."""
         for note in notes:
             if isinstance(note, ChunkQuarantined):
-                self._chunks.add(note.chunk)
+                self.chunks.add(note.chunk)
             elif isinstance(note, _Dropped):
-                self._chunks.discard(note.chunk)
+                self.chunks.discard(note.chunk)
 
 
 def _quarantined(key: bytes, value: bytes) -> Quarantined:

@@ -12,6 +12,7 @@ Rules kept here:
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -421,9 +422,8 @@ def with_change_time(record: bytes, changed_ns: int, mtime_ns: int | None = None
     return record[:_CHANGE_TIMES_OFFSET] + _CHANGE_TIMES.pack(mtime_ns, changed_ns) + record[end:]
 
 
-def node_key(node: NodeId) -> bytes:
-    """Key of a node, and prefix of its children's names: 8 bytes, big-endian."""
-    return node.to_bytes(8, "big")
+node_key: Final[Callable[[NodeId], bytes]] = struct.Struct(">Q").pack
+"""Key of a node, and prefix of its children's names: 8 bytes, big-endian."""
 
 
 def pack_name(kind: NodeKind, node: NodeId) -> bytes:

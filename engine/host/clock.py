@@ -8,10 +8,7 @@ import time
 class SystemClock:
     """Time of this machine (`lakefs.ports.Clock`)."""
 
-    def monotonic(self) -> float:
-        """Return the seconds since a fixed point of this boot."""
-        return time.monotonic()
-
-    def wall_ns(self) -> int:
-        """Return the nanoseconds since 1970 UTC by the machine's clock; only stored and shown."""
-        return time.time_ns()
+    monotonic = staticmethod(time.monotonic)
+    """Seconds since a fixed point of this boot."""
+    wall_ns = staticmethod(time.time_ns)
+    """Nanoseconds since 1970 UTC by the machine's clock; only stored and shown."""

@@ -182,13 +182,16 @@ class LocalFile:
     def pwritev(self, payloads: Sequence[Buffer], offset: int) -> None:
         """Write the payloads one behind the other, up to 1,024 in one system call."""
         with _Translating("write", self._name):
-            missing = after(payloads, 0)
-            while missing:
+            missing = payloads if len(payloads) <= _VECTORS_MAX else after(payloads, 0)
+            left_bytes = sum(map(len, payloads))
+            while left_bytes:
                 count = os.pwritev(self._descriptor, missing[:_VECTORS_MAX], offset)
                 if count == 0:
                     raise OSError(errno.EIO, "the device takes no more bytes")
                 offset += count
-                missing = after(missing, count)
+                left_bytes -= count
+                if left_bytes:
+                    missing = after(missing, count)
 
     def sync_data(self) -> None:
         """Call fdatasync.  After a failure the kernel may have dropped the pages: the caller must not retry."""

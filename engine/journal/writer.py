@@ -40,7 +40,7 @@ from engine.format.layouts import (
 from engine.format.sizes import DEFAULT_SIZES, MetadataSizes
 from engine.host.failpoints import reached
 from engine.host.zeros import zeros
-from engine.journal.reader import JOURNAL_FOLDER, Group, JournalFile, journal_path, journal_paths
+from engine.journal.reader import JOURNAL_FOLDER, JOURNAL_SUFFIX, Group, JournalFile, journal_path
 from lakefs.errors import EngineBusy, LakeError, StoreFull, StoreReadOnly
 from lakefs.ids import Sequence
 from lakefs.ports import Clock, Disk, DiskFile
@@ -69,6 +69,7 @@ class Journal:
         """Use `start_journal`.  `release_reserve` frees a part of the reserve; it returns False when none is left."""
         self._disk = disk
         self._identity = identity
+        self._boot_tag = identity.boot_tag
         self._clock = clock
         self._release_reserve = release_reserve
         self._sizes = sizes
@@ -177,7 +178,8 @@ class Journal:
     def _refuse_another_writer(self) -> None:
         """Raise StoreReadOnly when another process has begun a file of this journal; 6 us with few files."""
         path = self._path
-        last = journal_paths(self._disk)[-1:]
+        names = self._disk.list_folder(JOURNAL_FOLDER)
+        last = [f"{JOURNAL_FOLDER}/{name}" for name in names if name.endswith(JOURNAL_SUFFIX)][-1:]
         with suppress(FileNotFoundError):
             if last == [path] and self._disk.stat(path).inode == self._inode:
                 return
@@ -258,7 +260,7 @@ class Journal:
     def _pack(self, sequence: Sequence, time_ns: int, body: bytes, record_count: int) -> list[bytes]:
         """Return header, body and padding of a group."""
         head = GROUP_HEADER.pack(
-            GROUP_MAGIC, len(body), sequence, time_ns, self._identity.boot_tag, record_count, crc32c(body), bytes(4), 0
+            GROUP_MAGIC, len(body), sequence, time_ns, self._boot_tag, record_count, crc32c(body), bytes(4), 0
         )[:_GROUP_CHECKED_BYTES]
         padding = -(GROUP_HEADER.size + len(body)) % PAGE
         return [head + crc32c(head).to_bytes(4, "little"), body, bytes(padding)]

@@ -46,7 +46,7 @@ from engine.keyed.keyed_blobs import EVICT_TO, KeyedBlobs
 from engine.keyed.spaces import Usage, charge_of_value, iter_spaces
 from engine.keyed.values import remove_value
 from engine.metadata.metadata_store import Metadata
-from engine.metadata.pacing import Pacing, Writers
+from engine.metadata.pacing import Pacing
 from engine.tables.views import Transaction, View
 from lakefs.errors import LakeError
 from lakefs.ports import Clock
@@ -84,7 +84,6 @@ class KeyedUpkeep:
         self._metadata = metadata
         self._keyed = keyed
         self._clock = clock
-        self._writers = Writers(metadata)
         self._batch = batch
         self._hands: dict[int, bytes] = {}
         """The last value looked at, by number of the space: a key of the table."""
@@ -131,7 +130,7 @@ class KeyedUpkeep:
 
         What is left of a long eviction is for the next round, which begins at once.
         """
-        pacing, turns = Pacing(self._writers), Counter[int]()
+        pacing, turns = Pacing(self._metadata), Counter[int]()
         queue = dict.fromkeys(numbers)
         while True:
             waited_for = [number for number in self._keyed.waited_for() if turns[number] < EVICT_TURNS]
@@ -155,7 +154,7 @@ class KeyedUpkeep:
 
         `gives_way`: run it once only when a put waits for room; the next round, which begins at once, goes on.
         """
-        pacing, more = Pacing(self._writers), True
+        pacing, more = Pacing(self._metadata), True
         while more:
             more, _ = await self._metadata.commit(remove, durable=False)
             await pacing.rest()

@@ -26,8 +26,9 @@ Rules kept here:
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
 
@@ -135,7 +136,8 @@ class Committer:
         """Called on the loop when a group has become durable."""
         self.turn_stamps: Callable[[list[Mutation | Insertions]], None] = lambda mutations: None
         """Called with the mutations of a decision in the step in which they become visible, just before that."""
-        self._joined_observers: list[Observer] = []
+        self._noted_at = -math.inf
+        self._joined_observers: list[tuple[Observer, frozenset[type] | None]] = []
         self._durable_observers: list[Observer] = []
         self._watched_tables: frozenset[Table] = frozenset()
         self._record_observers: list[tuple[frozenset[Table], RecordObserver]] = []
@@ -204,13 +206,26 @@ class Committer:
         """Sequence of the newest group that has a mutation, durable or not."""
         return self._open.sequence if self._open.record_count else Sequence(self._open.sequence - 1)
 
-    def on_joined(self, observer: Observer) -> None:
-        """Call `observer` with a decision's notes in the step in which its mutations join a group."""
-        self._joined_observers.append(observer)
+    def noted_at(self) -> float:
+        """Return when a client last changed something, on trio's clock; -inf before.  Upkeep itself notes nothing."""
+        return self._noted_at
 
-    def on_durable(self, observer: Observer) -> None:
-        """Call `observer` with a group's notes once it is durable, before its waiters run."""
+    def on_joined(self, observer: Observer, kinds: Collection[type] | None = None) -> Callable[[], None]:
+        """Call `observer` with a decision's notes in the step in which its mutations join a group.
+
+        `kinds`: only if one of the notes is of one of these classes.  Returns a call that ends it, to be called once.
+        """
+        entry = observer, None if kinds is None else frozenset(kinds)
+        self._joined_observers.append(entry)
+        return lambda: self._joined_observers.remove(entry)
+
+    def on_durable(self, observer: Observer) -> Callable[[], None]:
+        """Call `observer` with a group's notes once it is durable, before its waiters run.
+
+        Returns a call that ends it, to be called once.
+        """
         self._durable_observers.append(observer)
+        return lambda: self._durable_observers.remove(observer)
 
     def on_durable_records(self, tables: frozenset[Table], observer: RecordObserver) -> None:
         """Call `observer` with a group's mutations of these tables once it is durable, before its waiters run.
@@ -336,8 +351,11 @@ class Committer:
         transaction.settle_counters(group.sequence)
         if transaction.notes:
             group.notes += transaction.notes
-            for observer in self._joined_observers:
-                observer(group.sequence, transaction.notes)
+            self._noted_at = trio.current_time()
+            noted = set(map(type, transaction.notes))
+            for observer, kinds in self._joined_observers:
+                if kinds is None or not kinds.isdisjoint(noted):
+                    observer(group.sequence, transaction.notes)
         self._work.set()
         return group.sequence
 
@@ -418,8 +436,7 @@ class Committer:
         )
 
     def _overlay_is_full(self) -> bool:
-        overlay = self._tables.overlay
-        return overlay.entry_count >= self._sizes.overlay_entries_max or overlay.nbytes >= OVERLAY_BYTES_MAX
+        return self._tables.overlay.has_reached(self._sizes.overlay_entries_max, OVERLAY_BYTES_MAX)
 
     def _refusal(self, because: str = "") -> StoreReadOnly:
         cause = self.failed

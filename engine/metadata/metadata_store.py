@@ -84,6 +84,7 @@ class Metadata:
         self.stamps: Stamps | None = None
         """The stamps of the records of names; None if this engine has none."""
         self.write_first: Final = self._committer.write_first
+        self.noted_at: Final = self._committer.noted_at
         self.on_joined: Final = self._committer.on_joined
         self.on_durable: Final = self._committer.on_durable
         self.on_durable_records: Final = self._committer.on_durable_records
@@ -314,8 +315,7 @@ class Metadata:
                 self._journal_bytes_before = late - self._journal.bytes_written
 
     def _after_group(self) -> None:
-        overlay = self._tables.overlay
-        if overlay.entry_count >= self._sizes.overlay_entries_apply or overlay.nbytes >= OVERLAY_BYTES_APPLY:
+        if self._tables.overlay.has_reached(self._sizes.overlay_entries_apply, OVERLAY_BYTES_APPLY):
             self._applier.hurry()
         is_due = self._journal_bytes() > self._checkpoint_due_bytes()
         if is_due and not self._checkpoint_wanted.is_set() and not self._long_reader.locked():

@@ -13,7 +13,6 @@ from typing import Final
 import trio
 
 from engine.metadata.metadata_store import Metadata
-from lakefs.ids import Sequence
 from lakefs.limits import GC_BATCH_BESIDE_WRITERS
 
 REST_AFTER_LOOKING: Final = 3.0
@@ -25,29 +24,17 @@ QUIET_S: Final = 0.25
 """Without a change of names for this long, no client is writing."""
 
 
-class Writers:
-    """The time at which a client last changed names."""
-
-    def __init__(self, metadata: Metadata) -> None:
-        self.changed_at = -QUIET_S
-        metadata.on_joined(self._joined)
-
-    def _joined(self, sequence: Sequence, notes: list[object]) -> None:
-        """Upkeep itself notes nothing."""
-        self.changed_at = trio.current_time()
-
-
 class Pacing:
     """The pace of one piece of upkeep, from its beginning on."""
 
-    def __init__(self, writers: Writers) -> None:
-        self._writers = writers
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
         self._worked_since = trio.current_time()
 
     @property
     def somebody_writes(self) -> bool:
         """True if names were changed within the last `QUIET_S`."""
-        return trio.current_time() - self._writers.changed_at < QUIET_S
+        return trio.current_time() - self._metadata.noted_at() < QUIET_S
 
     def step(self, most: int) -> int:
         """Return how many records to walk before the next rest: `most`, or fewer while names are being changed."""

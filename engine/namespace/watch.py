@@ -10,7 +10,7 @@ Only a watcher waits here, for its next event; `publish` never blocks the commit
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import trio
@@ -23,6 +23,9 @@ from lakefs.wire.messages import WatchEvent
 
 ALL: Final = ""
 """In place of a bucket: all buckets, those made later too."""
+
+
+Publish = Callable[[Sequence, list[object]], None]
 
 
 class Watch:
@@ -79,7 +82,15 @@ class Watch:
 class Watchers:
     """All open watches of an engine."""
 
-    def __init__(self, queue_max: int = WATCH_QUEUE_MAX, watchers_max: int = WATCHERS_MAX) -> None:
+    def __init__(
+        self,
+        begin: Callable[[Publish], Callable[[], None]] = lambda publish: lambda: None,
+        queue_max: int = WATCH_QUEUE_MAX,
+        watchers_max: int = WATCHERS_MAX,
+    ) -> None:
+        """`begin` is called with `publish` when the first watch begins, and what it returns when the last has ended."""
+        self._begin = begin
+        self._end: Callable[[], None] = lambda: None
         self._by_bucket: dict[str, dict[Watch, None]] = {}
         self._shares = Shares(watchers_max, "watches", own_quarters=3)
         self._queue_max = queue_max
@@ -95,6 +106,8 @@ class Watchers:
         """
         self._shares.take(user)
         watch = Watch(self, bucket, self._queue_max, left_out, user)
+        if not self._by_bucket:
+            self._end = self._begin(self.publish)
         self._by_bucket.setdefault(bucket, {})[watch] = None
         return watch
 
@@ -108,14 +121,14 @@ class Watchers:
         self._shares.give_back(watch.user)
         if not watches:
             del self._by_bucket[watch.bucket]
+        if not self._by_bucket:
+            self._end()
 
     def publish(self, sequence: Sequence, notes: Iterable[object]) -> None:
         """Queue the names' notes of a group that is durable now, in order, to their watchers; skips other notes.
 
         Called once for each group, in the order of sequences.  A move between buckets is sent to the watchers of both.
         """
-        if not self._by_bucket:
-            return
         client: object | None = None
         for note in notes:
             if isinstance(note, NameEvent):

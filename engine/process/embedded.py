@@ -26,6 +26,7 @@ from engine.server.watches import close_events
 from engine.store.local_store import open_local_store
 from lakefs.client.blocking.lake import Lake
 from lakefs.errors import EngineUnreachable, InvalidArgument
+from lakefs.host.buffers import PooledPayload
 from lakefs.host.descriptors import duplicates
 from lakefs.ids import Buffer
 from lakefs.limits import ENGINE_SILENCE_S
@@ -62,11 +63,13 @@ class EmbeddedEngine:
         if descriptors and not self.carries_descriptors:
             raise InvalidArgument("descriptors cannot be sent to this engine")
         if body or isinstance(request, (StoreChunks, PutObjects)):
-            memory = await self._service.receive(self._client, request, sum(len(part) for part in body))
+            pooled = body if isinstance(body, PooledPayload) else None
+            memory = await self._service.receive(self._client, request, sum(len(part) for part in body), pooled)
         else:
             memory = Body()
         try:
-            _copy(body, memory.parts)
+            if memory.parts is not body:
+                _copy(body, memory.parts)
             sent = duplicates(descriptors) if descriptors else ()
         except BaseException:
             memory.release()

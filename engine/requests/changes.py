@@ -21,7 +21,7 @@ from engine.namespace.binding import Binder, Binding
 from engine.namespace.buckets import BucketRef, PlannedBuckets, find_bucket
 from engine.namespace.new_names import RUN_MIN, Run, bind_run
 from engine.namespace.object_stat import check_record_size, new_object, to_object_stat
-from engine.namespace.versions import version_id
+from engine.namespace.versions import shown_version
 from engine.requests.answers import failed
 from engine.tables.views import Transaction
 from lakefs.errors import ChunkNotFound, LakeError, UserError
@@ -67,8 +67,9 @@ class _Changes:
             self._results[at : at + len(outcomes)] = [
                 NameResult(outcome) if isinstance(outcome, ObjectStat) else failed(outcome) for outcome in outcomes
             ]
-            if any(isinstance(outcome, ObjectStat) for outcome in outcomes):
-                self._buckets.planned.make(self._changes[at].bucket)
+            change = self._changes[at]  # all of a run may create their bucket, or none
+            if change.create_bucket and any(isinstance(outcome, ObjectStat) for outcome in outcomes):
+                self._buckets.planned.make(change.bucket)
         results = [result for result in self._results if result is not None]
         assert len(results) == len(self._changes), "each change has a result"
         return results
@@ -79,8 +80,9 @@ class _Changes:
         outcome = self._binder.try_bind(step)
         if isinstance(outcome, UserError):
             return [outcome]
-        version = version_id(step.bucket, outcome.node)
-        return [to_object_stat(step.bucket.name, step.key, outcome.node_id, outcome.node, version)]
+        bucket, node = step.bucket, outcome.node
+        version = shown_version(node) if bucket.versioning else ""
+        return [to_object_stat(bucket.name, step.key, outcome.node_id, node, version)]
 
     # --- steps -------------------------------------------------------------------------------------
 

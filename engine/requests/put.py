@@ -41,6 +41,7 @@ from engine.store.store import Store
 from engine.tables.recorded_view import RecordedView
 from engine.tables.views import Transaction
 from lakefs.errors import ChunkNotFound, EngineBusy, InvalidArgument, LakeError, RequestTooLarge, SessionLost, UserError
+from lakefs.host.buffers import PooledPayload
 from lakefs.host.descriptors import close_later, duplicates
 from lakefs.ids import BlobId, ChunkKind, SessionId
 from lakefs.limits import BATCH_MAX, BLOB_BYTES_MAX, SOURCES_PER_CONNECTION_MAX
@@ -60,12 +61,12 @@ class Puts:
         self._decisions = Decisions(store.metadata)
         self._bound = BoundPayloads(store.metadata, store.chunks, store.references)
 
-    async def receive(self, request: m.StoreChunks | m.PutObjects) -> ReceivedBody:
-        """Allocate memory for the payloads of a request."""
+    async def receive(self, request: m.StoreChunks | m.PutObjects, pooled: PooledPayload | None = None) -> ReceivedBody:
+        """Allocate memory for the payloads of a request; see `PayloadMemory.take`."""
         kinds = request.kinds if isinstance(request, m.StoreChunks) else [ChunkKind.DATA] * len(request.lengths)
         if isinstance(request, m.StoreChunks) and 0 in request.lengths:
             raise InvalidArgument("a chunk has at least 1 byte")
-        return await self._store.payload_memory.take(kinds, request.lengths)
+        return await self._store.payload_memory.take(kinds, request.lengths, pooled)
 
     # --- sessions ----------------------------------------------------------------------------------
 

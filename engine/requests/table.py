@@ -35,6 +35,7 @@ from engine.sessions.references import Client
 from engine.store.store import Store
 from engine.upkeep.index_upkeep import with_what_happens
 from lakefs.errors import IndexDamaged, InvalidArgument, UnsupportedVersion
+from lakefs.host.buffers import PooledPayload
 from lakefs.host.descriptors import close_all, close_later
 from lakefs.limits import (
     COMPACT_SHARE,
@@ -98,14 +99,16 @@ class Service:
         self._store.segments.pins.end_all(client.pins)
         self._store.references.disconnect(client)
 
-    async def receive(self, client: ServedClient, request: m.Request, body_bytes: int) -> Body:
+    async def receive(
+        self, client: ServedClient, request: m.Request, body_bytes: int, pooled: PooledPayload | None = None
+    ) -> Body:
         """Allocate memory for the body of a request."""
         if isinstance(request, (m.StoreChunks, m.PutObjects)) or (isinstance(request, m.KeyedPut) and body_bytes):
             if sum(request.lengths) != body_bytes:
                 raise InvalidArgument(f"lengths add up to {sum(request.lengths)}, the body has {body_bytes} bytes")
             if isinstance(request, m.KeyedPut):
                 return await self._keyed_puts.receive(request)
-            return await self._puts.receive(request)
+            return await self._puts.receive(request, pooled)
         if body_bytes:
             raise InvalidArgument(f"{type(request).__name__} has no body, {body_bytes} bytes came with it")
         return ReceivedBody()
@@ -124,7 +127,8 @@ class Service:
             raise with_what_happens(self._store, error) from error
         finally:
             body.release()
-            close_later(descriptors)
+            if descriptors:
+                close_later(descriptors)
 
     def watch(self, client: ServedClient, request: m.Watch) -> Watch:
         """Subscribe to the events of a bucket, or of all ("").  BucketNotFound, EngineBusy."""

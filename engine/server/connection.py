@@ -41,7 +41,7 @@ from lakefs.wire.connection import (
     farewell,
     goodbye,
 )
-from lakefs.wire.engine_port import Body, EngineService, Reply, ServedClient
+from lakefs.wire.engine_port import NO_BODY, Body, EngineService, Reply, ServedClient
 from lakefs.wire.frames import PROTOCOL_VERSION
 from lakefs.wire.messages import Hello, HelloReply, PutObjects, Request, StoreChunks, Watch
 
@@ -278,7 +278,7 @@ class ServedConnection:
     async def _accept(self, event: RequestReceived) -> _Job | None:
         """Return the request with its body; None when it has its reply already."""
         expires_at = trio.current_time() + event.deadline_ms / 1000 if event.deadline_ms else math.inf
-        descriptors = self._receiver.claim(event.descriptor_count)
+        descriptors = self._receiver.claim(event.descriptor_count) if event.descriptor_count else []
         accepted = False
         self._inflight += 1
         try:
@@ -379,7 +379,8 @@ class ServedConnection:
             self._sender.send(frame, body.parts, (), body.release)
         else:
             self._sender.cork(b"".join((frame, *body.parts)) if body_bytes else frame)
-            body.release()
+            if body is not NO_BODY:
+                body.release()
 
     def _do_after(self, work: Callable[[], None]) -> None:
         """Do work that the reply did not need; the reply is sent first, unless more requests are at hand."""

@@ -34,7 +34,6 @@ from engine.format.sizes import DEFAULT_STORE_SIZES, StoreSizes
 from engine.host.tasks import plain_errors
 from engine.keyed.part_counts import count_missing_parts
 from engine.metadata.metadata_store import Metadata, open_metadata
-from engine.metadata.pacing import Writers
 from engine.metadata.stamps import Stamps, open_stamps
 from engine.namespace.buckets import initialise
 from engine.namespace.watch import Watchers
@@ -213,13 +212,12 @@ class _Opening:
 
     def _store(self, reserve: Reserve, metadata: Metadata, segments: Segments) -> Store:
         """Build the store on metadata and segments: first the parts for content, then gc, scrub and compaction."""
-        watchers = Watchers()
-        metadata.on_durable(watchers.publish)
+        watchers = Watchers(metadata.on_durable)
         references, quarantine = References(self.clock), Quarantine(metadata, self.clock)
         chunks = Chunks(metadata, segments, self.offload, references, quarantine, self.sizes.write_ahead_bytes)
         manifests = Manifests(metadata, chunks)
         buffers = BufferPool(self.sizes.buffer_bytes, self.sizes.huge_buffers)
-        memory, writers = PayloadMemory(buffers), Writers(metadata)
+        memory = PayloadMemory(buffers)
         batch = self.sizes.gc_batch
         collector = Collector(
             metadata,
@@ -229,7 +227,6 @@ class _Opening:
             quarantine,
             self.clock,
             UploadExpiry(metadata, self.clock, self.upload_expiry_s, batch=batch),
-            writers,
             # It waits for clients of the last boot; a new store has none to wait for.
             grace_s=0.0 if self.opened.created else self.grace_s,
             batch=batch,
@@ -240,7 +237,6 @@ class _Opening:
             chunks,
             memory,
             reserve,
-            writers,
             collector.reclaiming,
             won_bytes_min=self.sizes.compact_won_bytes,
             batch=batch,

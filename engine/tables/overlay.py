@@ -125,6 +125,13 @@ class Overlay:
         """Estimated memory of both layers."""
         return self.current.nbytes + (self.applying.nbytes if self.applying is not None else 0)
 
+    def has_reached(self, entries: int, nbytes: int) -> bool:
+        """Return True if both layers together have so many entries, or take so much memory."""
+        layer, below = self.current, self.applying
+        if below is None:
+            return layer.entry_count >= entries or layer.nbytes >= nbytes
+        return layer.entry_count + below.entry_count >= entries or layer.nbytes + below.nbytes >= nbytes
+
     def freeze(self) -> Layer:
         """Make the current layer the applying one and begin a new one.  Only between groups."""
         assert self.applying is None, "one layer is applied at a time"

@@ -97,7 +97,7 @@ class Dram:
         self._wanted: trio.MemorySendChannel[ChunkId]
         self._wanted, self._wants = trio.open_memory_channel[ChunkId](DRAM_FILLS_QUEUED_MAX)
         if tier is not None:
-            metadata.on_joined(self._joined)
+            metadata.on_joined(self._joined, [ChunkFreed, ChunkQuarantined])
 
     # --- reads -------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ import trio
 from engine.format.layouts import CHECKSUM_CRC32C_GRANULE, CHUNK_RECORD, StoreIdentity
 from engine.memory.backing import Backing, open_backing
 from engine.metadata.metadata_store import Metadata
-from engine.metadata.pacing import Pacing, Writers
+from engine.metadata.pacing import Pacing
 from lakefs.errors import EngineBusy, LakeError
 from lakefs.host.memory_limits import memory_bytes
 from lakefs.ids import BootId, Sequence
@@ -101,7 +101,7 @@ class OwnedTable:
 
         A record that changes during the walk is put, or removed, by its group.
         """
-        pacing = Pacing(Writers(self.metadata))
+        pacing = Pacing(self.metadata)
         start = self.walk_begins
         try:
             self.begin_fill()

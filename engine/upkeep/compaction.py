@@ -43,7 +43,7 @@ from engine.format.extents import large_extent_bytes
 from engine.format.layouts import ChunkRecord, Table, chunk_id_of_key, unpack_chunk_record
 from engine.host.failpoints import reached
 from engine.metadata.metadata_store import Metadata
-from engine.metadata.pacing import REST_AFTER_WRITING, Pacing, Writers
+from engine.metadata.pacing import REST_AFTER_WRITING, Pacing
 from engine.segments.segment_store import Segments
 from engine.superblock.reserve import Reserve
 from engine.tables.views import Transaction
@@ -116,7 +116,6 @@ class Compactor:
         chunks: Chunks,
         memory: PayloadMemory,
         reserve: Reserve,
-        writers: Writers,
         reclaiming: trio.Lock,
         *,
         won_bytes_min: int,
@@ -127,12 +126,11 @@ class Compactor:
         self._chunks = chunks
         self._memory = memory
         self._reserve = reserve
-        self._writers = writers
         self._reclaiming = reclaiming
         self._won_bytes_min = won_bytes_min
         self._batch = batch
         self._lock = trio.Lock()
-        self._pacing = Pacing(writers)
+        self._pacing = Pacing(metadata)
         self._rests_on = Sequence(0)
 
     @property
@@ -148,7 +146,7 @@ class Compactor:
         """
         async with self._lock:
             report = CompactionReport()
-            self._pacing = Pacing(self._writers)
+            self._pacing = Pacing(self._metadata)
             try:
                 chosen = await self._choose(share)
                 while chosen:

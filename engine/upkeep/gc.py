@@ -42,7 +42,7 @@ from engine.format.keyed import VALUES_BEGIN, VALUES_END, chunks_of
 from engine.format.layouts import ChunkRecord, Table, chunk_id_of_key, unpack_chunk_record
 from engine.host.failpoints import reached
 from engine.metadata.metadata_store import Metadata
-from engine.metadata.pacing import Pacing, Writers
+from engine.metadata.pacing import Pacing
 from engine.namespace.names import iter_nodes
 from engine.namespace.tree import NameEvent
 from engine.namespace.walk import pages
@@ -120,7 +120,6 @@ class Collector:
         quarantine: Quarantine,
         clock: Clock,
         expiry: UploadExpiry,
-        writers: Writers,
         *,
         grace_s: float = GC_GRACE_S,
         batch: int = GC_BATCH,
@@ -132,14 +131,12 @@ class Collector:
         self._quarantine = quarantine
         self._clock = clock
         self._expiry = expiry
-        self._writers = writers
         self._batch = batch
         self._not_before = clock.monotonic() + grace_s
         self.reclaiming = self._lock = trio.Lock()
         """Held during a cycle, and by every other remover of segments."""
         self._passed = NodeId(0)
         self._rebound: list[BlobId] = []
-        metadata.on_joined(self._note_rebound)
 
     def _note_rebound(self, sequence: Sequence, notes: list[object]) -> None:
         """A node that the walk has passed got a blob: remember the blob, to mark it before the sweep."""
@@ -160,9 +157,10 @@ class Collector:
             report.expired_uploads = await self._expiry.run()
             self._references.expire()
             settled = {s for s in self._segments.room.sealed() if not self._segments.in_flight.count(s)}
-            cycle = _Cycle(self._metadata.next_birth, NumberSet(), report, settled, Pacing(self._writers))
+            cycle = _Cycle(self._metadata.next_birth, NumberSet(), report, settled, Pacing(self._metadata))
             assert self._references.barrier is None, "one cycle at a time"
             self._references.barrier = cycle.marked
+            end_noting = self._metadata.on_joined(self._note_rebound, [NameEvent])
             try:
                 await self._mark_held(cycle)
                 await self._mark(cycle)
@@ -172,6 +170,7 @@ class Collector:
                 reached("gc.swept")
             finally:
                 self._references.barrier = None
+                end_noting()
                 self._passed = NodeId(0)
             # Frees by others that this walk has seen: an earlier cycle may have ended before they were durable.
             await self._metadata.wait_durable(cycle.rests_on)

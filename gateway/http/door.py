@@ -32,7 +32,7 @@ import msgspec
 import outcome
 import trio
 
-from gateway.http.loop_gap import HasTasks, gap
+from gateway.http.loop_gap import Gap, HasTasks, gap
 from gateway.http.messages import ResponseSender
 from lakefs.errors import LakeError
 
@@ -123,14 +123,17 @@ class Door:
         """Tasks by descriptor, in the order in which they were parked."""
         self._before_turn = before_turn
         self._after_turn = after_turn
+        self._gap: Gap | None = None
         self._failed = trio.Event()
         self._failure: BaseException | None = None
 
     async def run(self) -> None:
         """Serve parked connections until cancelled; those left are handed over as ended, dormant ones are closed."""
-        with gap(self._native.watch_loop, self._serve_in_gap, self._has_failed) as has_gap:
+        with gap(self._native.watch_loop, self._serve_in_gap, self._has_failed) as self._gap:
             try:
-                while not has_gap:
+                if self._gap is not None:
+                    self._gap.enter()  # connections may be parked already
+                while self._gap is None:
                     with trio.move_on_after(_LONG_S if self._native.timed else math.inf):
                         await trio.lowlevel.wait_readable(self._native.fileno())
                     self._turn()
@@ -138,6 +141,7 @@ class Door:
                 assert self._failure is not None
                 raise self._failure
             finally:
+                self._gap = None
                 for descriptor in list(self._waiting):
                     self.leave(descriptor)
                 for descriptor in self._native.dormant():
@@ -157,6 +161,8 @@ class Door:
         """Serve in the place of trio's wait, which would last so long; see `gateway.http.loop_gap`."""
         native = self._native
         if not self._waiting and not native.dormant_count:
+            if self._gap is not None:
+                self._gap.leave()
             return False
         end_ns = monotonic_ns() + int(most_s * _NS)
         while True:
@@ -185,7 +191,7 @@ class Door:
         With the `rest` of an answer, that is sent first, and the connection handed over then.  With `let_go` it may
         become dormant: that is called, from then on its descriptor is the door's, and its task gets it as ended.
         """
-        self._native.park(descriptor, peer, rest)
+        self._park(descriptor, peer, rest)
         if len(self._waiting) >= _TASKS_MAX:
             self._let_oldest_go()
         self._waiting[descriptor] = _Waiting(trio.lowlevel.current_task(), let_go)
@@ -199,6 +205,11 @@ class Door:
         assert isinstance(found, HandedOver)
         return found
 
+    def _park(self, descriptor: int, peer: bytes, rest: Rest | None = None) -> None:
+        self._native.park(descriptor, peer, rest)
+        if self._gap is not None:
+            self._gap.enter()
+
     def leave(self, descriptor: int) -> None:
         """Hand a connection over as ended, if it is parked; called before its descriptor is closed."""
         self._native.leave(descriptor)
@@ -209,7 +220,7 @@ class Door:
 
         Return False if its peer is too long to be kept.  OSError if it cannot be watched.
         """
-        self._native.park(descriptor, peer)
+        self._park(descriptor, peer)
         if self._native.let_go(descriptor):
             return True
         self._native.leave(descriptor)

@@ -10,6 +10,7 @@ Rules kept here:
   its time is up.
 - One server has the gap of a loop; for a second one there is none.
 - An error of the server ends its task.  trio would only log it, and call the instrument no more.
+- A server with nothing to wait for leaves the gap (`Gap.leave`): each turn of the loop then costs nothing.
 """
 
 from __future__ import annotations
@@ -27,14 +28,27 @@ Serve = Callable[[float, HasTasks], bool]
 _taken: Final = trio.lowlevel.RunVar("lake_loop_gap", default=False)
 
 
-class _Gap(trio.abc.Instrument):
-    """Calls a server in the gap of the present loop."""
+class Gap(trio.abc.Instrument):
+    """Calls a server in the gap of the present loop, between `enter` and `leave`."""
 
     def __init__(self, tasks: Collection[Any], serve: Serve, failed: Callable[[BaseException], None]) -> None:
         self._tasks = tasks
         self._serve = serve
         self._failed = failed
         self._token = trio.lowlevel.current_trio_token()
+        self._is_entered = False
+
+    def enter(self) -> None:
+        """Have the server called from the loop's next wait on; does nothing if it is."""
+        if not self._is_entered:
+            self._is_entered = True
+            trio.lowlevel.add_instrument(self)
+
+    def leave(self) -> None:
+        """Have the server called no more; does nothing if it is not."""
+        if self._is_entered:
+            self._is_entered = False
+            trio.lowlevel.remove_instrument(self)
 
     def _has_tasks(self) -> bool:
         return bool(self._tasks)
@@ -55,25 +69,24 @@ def _go_on() -> None:
 
 
 @contextmanager
-def gap(watch: Callable[[int], None], serve: Serve, failed: Callable[[BaseException], None]) -> Iterator[bool]:
-    """Have a server called in the gap of the present loop; yields False if there is none to be had.
+def gap(watch: Callable[[int], None], serve: Serve, failed: Callable[[BaseException], None]) -> Iterator[Gap | None]:
+    """Take the gap of the present loop for a server, which enters and leaves it; yields None if there is none.
 
     `watch` is called with the descriptor that is readable when trio's loop has work.  `failed` gets the server's error.
     """
     found = None if _taken.get() else _inside()
     if found is None:
-        yield False
+        yield None
         return
     descriptor, tasks = found
     watch(descriptor)
-    instrument = _Gap(tasks, serve, failed)
-    trio.lowlevel.add_instrument(instrument)
+    taken = Gap(tasks, serve, failed)
     _taken.set(True)
     try:
-        yield True
+        yield taken
     finally:
         _taken.set(False)
-        trio.lowlevel.remove_instrument(instrument)
+        taken.leave()
 
 
 def _inside() -> tuple[int, Collection[Any]] | None:

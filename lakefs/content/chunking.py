@@ -93,14 +93,6 @@ def plan_file(read_at: Callable[[int, int], bytes], size_bytes: int) -> CutPlan:
     return plan(prefix + _read_exactly(read_at, len(prefix), needed - len(prefix)), size_bytes)
 
 
-def may_be_safetensors(read_at: Callable[[int, int], bytes], size_bytes: int) -> bool:
-    """Return True if a content begins like a safetensors file; if not, `plan_file` cuts it every 4 MiB.  Reads 9
-    bytes."""
-    if size_bytes < SMALLEST_FILE_BYTES:
-        return False
-    return header_bytes(_read_exactly(read_at, 0, LENGTH_BYTES + 1), size_bytes) is not None
-
-
 def plan_growing(read_at: Callable[[int, int], bytes], size_bytes: int) -> CutPlan | None:
     """Return the cuts of a file that is still being written, and has `size_bytes` so far, judged by its beginning.
 

@@ -9,6 +9,9 @@ Rules kept here:
   the processor's time.  They are allocated together, at the first use, so that memory grows once, and used before
   others.
 
+- The payload in a buffer may be sent to an engine as a `PooledPayload`: an engine in the same process then stores it
+  from there, and the buffer is released only when the request has ended.
+
 Contents are not cleared between users.
 """
 
@@ -23,6 +26,7 @@ import outcome
 import trio
 
 from lakefs.host.memory_advice import HUGE_BYTES, POPULATE_WRITE, advise
+from lakefs.ids import Buffer
 from lakefs.limits import CHUNK_BYTES, PAGE_BYTES
 
 BUFFER_BYTES: Final = CHUNK_BYTES + PAGE_BYTES
@@ -50,6 +54,18 @@ class PooledBuffer:
         memory, self._memory = self._memory, None
         assert memory is not None, "the buffer was released twice"
         self._pool._take_back(memory)
+
+
+class PooledPayload(list[Buffer]):
+    """The body of a request that stores one payload, which lies at the front of a pooled buffer.
+
+    From the call until it has returned or raised, cancelled or not, the whole buffer is the engine's: one in this
+    process hashes and writes the payload where it lies, and puts its checksums behind it.
+    """
+
+    def __init__(self, buffer: PooledBuffer, length: int) -> None:
+        self.area = buffer.view
+        super().__init__([self.area[:length]])
 
 
 class BufferPool:

@@ -29,11 +29,11 @@ from lakefs.lake.reads import ReadSteps
 from lakefs.lake.spaces import SpacesSteps
 from lakefs.lake.uploads import Progress as Progress, PutData as PutData, UploadSteps
 from lakefs.names import Name, check_text, parse_name, parse_new_name, parse_object_name
-from lakefs.put.lent import memory_source, return_memory
+from lakefs.put.lent import return_memory
 from lakefs.put.many import put_many
 from lakefs.put.objects import put, put_stream
 from lakefs.put.shared_memory import LentMemories, SharedMemory, Slot
-from lakefs.put.sources import FileSource
+from lakefs.put.sources import FileSource, memory_source
 from lakefs.put.upload import PutResult, Transfer, only_result, result_of
 from lakefs.steps.steps import Page, Pages, Steps, send, work
 from lakefs.wire.media import MEDIA_OF_MACHINE

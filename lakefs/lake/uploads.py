@@ -24,9 +24,8 @@ from lakefs.lake.multipart import (
     put_part_stream,
 )
 from lakefs.names import parse_name, parse_new_name, parse_object_name
-from lakefs.put.lent import memory_source
 from lakefs.put.shared_memory import Slot
-from lakefs.put.sources import FileSource
+from lakefs.put.sources import FileSource, memory_source
 from lakefs.put.upload import Transfer
 from lakefs.steps.steps import Page, Pages, Steps, work
 from lakefs.wire.messages import (

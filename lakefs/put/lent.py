@@ -18,27 +18,12 @@ from collections.abc import Callable
 
 from lakefs.content.chunking import CutPlan, iter_extents
 from lakefs.errors import EngineBusy, LakeError, PermissionDenied, SessionLost, UnsupportedVersion
-from lakefs.ids import Buffer
 from lakefs.limits import STORE_REQUEST_CHUNKS, STORE_WINDOW
 from lakefs.put.shared_memory import LentMemories, SharedMemory, Slot
-from lakefs.put.sources import BufferSource
 from lakefs.put.upload import ATTEMPTS, Transfer, Upload, note_stored, store_manifests
 from lakefs.steps.steps import Pipeline, Send, Steps, Tell, send
 from lakefs.wire.engine_port import Reply
 from lakefs.wire.messages import LendMemory, MemoryLent, Request, ReturnMemory, StoreSlots
-
-
-class SlotSource(BufferSource):
-    """A slot as a source; where its memory cannot be lent, its bytes are read like a buffer's."""
-
-    def __init__(self, slot: Slot) -> None:
-        super().__init__(slot.buffer)
-        self.slot = slot
-
-
-def memory_source(data: Buffer | Slot) -> BufferSource:
-    """Return a source of bytes in memory, shared or not."""
-    return SlotSource(data) if isinstance(data, Slot) else BufferSource(data)
 
 
 def lend(transfer: Transfer, memory: SharedMemory) -> Steps[int | None]:

@@ -15,18 +15,19 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import BinaryIO
 
-from lakefs.content.chunking import CutPlan, iter_extents, may_be_safetensors, plan_file
+from lakefs.content.chunking import CutPlan, iter_extents, plan_file
 from lakefs.content.manifest import CutKind
+from lakefs.content.safetensors import LENGTH_BYTES, header_bytes
 from lakefs.errors import BucketNotFound, EngineUnreachable, SessionLost, SourceChanged
 from lakefs.limits import CHUNK_BYTES, STORE_REQUEST_CHUNKS, STORE_WINDOW
 from lakefs.names import broken_rule, check_new_bucket_name
-from lakefs.put.lent import SlotSource, lend, send_slots, store_by_slots
+from lakefs.put.lent import lend, send_slots, store_by_slots
 from lakefs.put.remote import put_remotely
-from lakefs.put.sources import BufferSource, Source, read_stream
+from lakefs.put.sources import BufferSource, SlotSource, Source, read_stream
 from lakefs.put.upload import (
     ATTEMPTS,
     PutResult,
@@ -62,9 +63,13 @@ def put(transfer: Transfer, change: NameChange, source: Source) -> Steps[PutResu
 
     SourceChanged, PreconditionFailed, StoreFull, SessionLost (after ATTEMPTS), and errors about names.
     """
-    plan = yield from _plan(source)
-    head = list(islice(plan.lengths(), 2))
-    if len(head) <= 1:
+    size_bytes = source.size_bytes
+    # Nine bytes of memory show that it is no safetensors file; all else is read and planned in a thread.
+    is_plain = source.in_memory and header_bytes(source.read_at(0, LENGTH_BYTES + 1), size_bytes) is None
+    if is_plain and size_bytes <= CHUNK_BYTES:
+        return (yield from _put_one_chunk(transfer, change, source))
+    plan = CutPlan(size_bytes) if is_plain else (yield from work(plan_file, _reader(source), size_bytes))
+    if len(list(islice(plan.lengths(), 2))) <= 1:
         return (yield from _put_one_chunk(transfer, change, source))
     yield from _check_bucket(change)
     for attempt in range(ATTEMPTS):
@@ -114,13 +119,16 @@ def _put_one_chunk(transfer: Transfer, change: NameChange, source: Source) -> St
         )
     if reply is None:
         payload = yield from _read(source, 0, source.size_bytes)
-        source.verify_unchanged()
-        reply = yield from put_remotely(transfer.fabric, [payload], lambda: [change])
+        if not source.in_memory:
+            source.verify_unchanged()
+        if transfer.fabric is not None:
+            reply = yield from put_remotely(transfer.fabric, [payload], lambda: [change])
     if reply is None:
         reply = yield from send(PutObjects([len(payload)], [change]), body=[payload])
     result = only_item(reply)
     new_bytes = source.size_bytes if result.fresh else 0
-    transfer.progress(source.size_bytes, source.size_bytes - new_bytes)
+    if transfer.progress is not None:
+        transfer.progress(source.size_bytes, source.size_bytes - new_bytes)
     return PutResult(result_of(result), source.size_bytes, new_bytes)
 
 
@@ -174,15 +182,9 @@ def _read(source: Source, offset: int, length: int) -> Steps[memoryview]:
     return (yield from work(source.read_at, offset, length))
 
 
-def _plan(source: Source) -> Steps[CutPlan]:
-    """Plan the cuts of a source; in this thread if that needs only 9 bytes of memory."""
-
-    def read_at(offset: int, length: int) -> bytes:
-        return bytes(source.read_at(offset, length))
-
-    if source.in_memory and not may_be_safetensors(read_at, source.size_bytes):
-        return CutPlan(source.size_bytes)
-    return (yield from work(plan_file, read_at, source.size_bytes))
+def _reader(source: Source) -> Callable[[int, int], bytes]:
+    """Return a call that reads bytes of a source, for `plan_file`."""
+    return lambda offset, length: bytes(source.read_at(offset, length))
 
 
 def _batches(plan: CutPlan) -> Iterator[list[tuple[int, int]]]:

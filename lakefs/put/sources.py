@@ -16,6 +16,7 @@ from lakefs.errors import InvalidArgument, LocalFileError, SourceChanged
 from lakefs.host.file_systems import LOCAL_FILE_SYSTEMS, file_system_of
 from lakefs.host.plain_bytes import bytes_to_put
 from lakefs.ids import Buffer
+from lakefs.put.shared_memory import Slot
 
 
 class Source(Protocol):
@@ -57,11 +58,8 @@ class BufferSource:
     in_memory = True
 
     def __init__(self, buffer: Buffer) -> None:
-        self._view = bytes_to_put(buffer)
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self._view)
+        self._view = memoryview(buffer) if isinstance(buffer, bytes) else bytes_to_put(buffer)
+        self.size_bytes = len(self._view)
 
     def read_at(self, offset: int, length: int) -> memoryview:
         return self._view[offset : offset + length]
@@ -71,6 +69,19 @@ class BufferSource:
 
     def close(self) -> None:
         return None
+
+
+class SlotSource(BufferSource):
+    """A slot as a source; where its memory cannot be lent, its bytes are read like a buffer's."""
+
+    def __init__(self, slot: Slot) -> None:
+        super().__init__(slot.buffer)
+        self.slot = slot
+
+
+def memory_source(data: Buffer | Slot) -> BufferSource:
+    """Return a source of bytes in memory, shared or not."""
+    return SlotSource(data) if isinstance(data, Slot) else BufferSource(data)
 
 
 class FileSource:

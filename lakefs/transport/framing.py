@@ -55,6 +55,8 @@ class FrameSender:
         self._stream = stream
         self._on_room = on_room
         self._queue: deque[_Queued] = deque()
+        self.queued = 0
+        """Count of frames that wait because the peer does not receive them."""
         self._corked: list[bytes] = []
         self._corked_bytes = 0
         self.error: LakeError | None = None
@@ -63,11 +65,6 @@ class FrameSender:
         """Times that the peer has taken bytes for which there was no room before."""
         self._work = trio.Event()
         self._room: trio.Event | None = None
-
-    @property
-    def queued(self) -> int:
-        """Count of frames that wait because the peer does not receive them."""
-        return len(self._queue)
 
     def cork(self, frame: bytes) -> None:
         """Hold a small frame back until `flush`, so that many are sent with one system call."""
@@ -129,18 +126,18 @@ class FrameSender:
         """Drop all queued frames, and frames sent later; nothing more is sent, and the bodies' memory is free."""
         self.error = self.error or EngineUnreachable("the connection was closed")
         while self._queue:
-            self._done(self._queue.popleft())
+            self._done(self._take_next())
 
     def _send(self, parts: Sequence[Buffer], total: int, descriptors: Sequence[int], sent: Sent | None) -> None:
         if not self._queue and self.error is None:
             count = self._send_nowait(parts, descriptors)
             if count < total and self.error is None:
                 left = after(parts, count) if count else parts
-                self._queue.append(_Queued(left, () if count else descriptors, sent))
+                self._hold(_Queued(left, () if count else descriptors, sent))
                 self._work.set()
                 return
         elif self.error is None:
-            self._queue.append(_Queued(parts, descriptors, sent))
+            self._hold(_Queued(parts, descriptors, sent))
             return
         if sent is not None:
             sent()
@@ -163,7 +160,7 @@ class FrameSender:
         if scope.cancelled_caught:
             self.error = DeadlineExceeded(f"{self._stream.peer} did not take a frame within {FRAME_TIMEOUT_S:.0f} s")
         if self._queue and self._queue[0] is entry:
-            self._done(self._queue.popleft())
+            self._done(self._take_next())
 
     async def _send_rest(self, entry: _Queued) -> None:
         left = [part for part in entry.parts if len(part)]
@@ -180,6 +177,14 @@ class FrameSender:
         if self._room is None:
             self._room = trio.Event()
         await self._room.wait()
+
+    def _hold(self, entry: _Queued) -> None:
+        self._queue.append(entry)
+        self.queued += 1
+
+    def _take_next(self) -> _Queued:
+        self.queued -= 1
+        return self._queue.popleft()
 
     def _done(self, entry: _Queued) -> None:
         if self._room is not None:

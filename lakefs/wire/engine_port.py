@@ -10,18 +10,21 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lakefs.ids import Buffer
 from lakefs.wire.messages import Message, Request, Watch, WatchEvent
+
+if TYPE_CHECKING:
+    from lakefs.host.buffers import PooledPayload  # it loads trio, which the blocking client does without
 
 
 def _nothing() -> None:
     """Do nothing: the release of a body that owns no pooled memory."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Body:
     """Payload of one request or reply: parts that follow each other, and a function that gives the memory back.
 
@@ -41,6 +44,10 @@ class Body:
         return b"".join(self.parts)
 
 
+NO_BODY: Final = Body()
+"""The body of the many messages without one; there is nothing to release."""
+
+
 @dataclass
 class Reply:
     """An answer: the message, its payload, and descriptors.
@@ -53,7 +60,7 @@ class Reply:
     """
 
     message: Message
-    body: Body = field(default_factory=Body)
+    body: Body = NO_BODY
     descriptors: Sequence[int] = ()
     then: Callable[[], None] | None = None
     epoch: int = 0
@@ -97,6 +104,9 @@ class EngineClient(ConnectedClient, Protocol):
         into: Sequence[memoryview] = (),
     ) -> Reply:
         """Send a request and return the engine's reply.  Raises the error of `lakefs.errors` that the engine sent.
+
+        The memory of `body` must not change until the call ends; afterwards it is the caller's, also if cancelled.  A
+        `PooledPayload` may be stored from where it lies.
 
         `into` is writable memory for the reply's body: if the body fits, the reply's parts are slices of `into`, from
         its front; else they are other memory.  The reply's parts say where the bytes are.
@@ -147,8 +157,13 @@ class EngineService(Protocol):
         """End a connection: its leases are dropped; its sessions end or linger."""
         ...
 
-    async def receive(self, client: ServedClient, request: Request, body_bytes: int) -> Body:
+    async def receive(
+        self, client: ServedClient, request: Request, body_bytes: int, pooled: PooledPayload | None = None
+    ) -> Body:
         """Return memory for a request's body, exactly `body_bytes` in all, to be filled before `serve`.
+
+        `pooled`: the body, which is in memory of this process already.  If the service stores it from there, the parts
+        that it returns are `pooled`, and it uses the buffer until `serve` ends.
 
         Called for every request that has a body, and for StoreChunks and PutObjects always.
         Raises UserError when the request's lengths do not fit its body; waits when the pool is empty.

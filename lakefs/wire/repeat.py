@@ -56,6 +56,8 @@ REPEATABLE: Final[frozenset[type[m.Request]]] = frozenset(
     )
 )
 assert all(request.REPLY is not m.NameResults for request in REPEATABLE - {m.StatNames}), "names change once"
+SESSION_REQUESTS: Final = (m.SessionOpen, m.SessionEnd)
+"""The requests whose answers a `SessionKeeper` notes."""
 ATTEMPTS_MAX: Final = 3
 """Most times that one request is sent: a request that crashes the engine each time is given up."""
 
@@ -84,7 +86,10 @@ class SessionKeeper:
         self._sessions: dict[bytes, None] = {}  # oldest first
 
     def note(self, request: m.Request, message: m.Message) -> None:
-        """Note an answered request: remember the session that it opened, forget the one that it ended."""
+        """Note an answered one of SESSION_REQUESTS: remember the session that it opened, forget the one that it ended.
+
+        Other requests may be passed, and do nothing.
+        """
         if isinstance(message, m.SessionOpened):
             self._sessions[message.session] = None
             if len(self._sessions) > SESSIONS_PER_CONNECTION_MAX:

@@ -19,6 +19,7 @@ from lakefs.client.blocking.engine import connect_blocking
 from lakefs.client.trio.engine import connect_engine
 from lakefs.client.trio.reconnecting import connect_reconnecting
 from lakefs.errors import BucketNotFound, ChunkNotFound, InternalError, InvalidArgument
+from lakefs.host.buffers import BUFFER_BYTES, BufferPool, PooledPayload
 from lakefs.host.descriptors import close_all
 from lakefs.ids import Buffer, data_chunk_id
 from lakefs.limits import INFLIGHT_PER_CONNECTION
@@ -163,6 +164,54 @@ def test_a_request_body_may_come_in_any_parts(opened: Opened) -> None:
         parts: list[Buffer] = [payload[:1], bytearray(payload[1:60_000]), memoryview(payload)[60_000:]]
         await engine.call(store(payload), parts)
         assert service.chunks[data_chunk_id(payload)] == payload
+
+    run(opened, body)
+
+
+def test_a_pooled_payload_is_stored_as_it_was_sent_though_its_buffer_is_filled_anew_at_once(opened: Opened) -> None:
+    payloads = [random.Random(size).randbytes(size) for size in (1, 70_000, 4 << 20)]
+
+    async def body(engine: EngineClient, service: FakeService) -> None:
+        buffer = BufferPool(BUFFER_BYTES).try_acquire()
+        assert buffer is not None
+        for payload in payloads:
+            buffer.view[: len(payload)] = payload
+            await engine.call(store(payload), PooledPayload(buffer, len(payload)))
+            buffer.view[:] = bytes(BUFFER_BYTES)
+        buffer.release()
+        assert service.chunks == {data_chunk_id(payload): payload for payload in payloads}
+
+    run(opened, body)
+
+
+@pytest.mark.parametrize("bodies_max", [0, 1])
+def test_a_pooled_buffer_is_the_callers_once_its_call_was_cancelled(opened: Opened, bodies_max: int) -> None:
+    """Cancelled before the engine has taken the body (no room), or while it is at work on it."""
+    payload = random.Random(4).randbytes(4 << 20)
+
+    async def body(engine: EngineClient, service: FakeService) -> None:
+        if isinstance(engine, InThreads):
+            pytest.skip("threads cannot be cancelled")
+        service.waits, service.bodies_max = (StoreChunks,), bodies_max
+        buffer = BufferPool(BUFFER_BYTES).try_acquire()
+        assert buffer is not None
+        buffer.view[: len(payload)] = payload
+
+        async def call() -> None:
+            try:
+                await engine.call(store(payload), PooledPayload(buffer, len(payload)))
+            finally:
+                buffer.view[:] = bytes(BUFFER_BYTES)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            nursery.cancel_scope.cancel()
+            service.bodies_max = 1
+            service.body_back.set()
+        service.gate.set()
+        await engine.call(Ping())
+        assert set(service.chunks) <= {data_chunk_id(payload)}
 
     run(opened, body)
 

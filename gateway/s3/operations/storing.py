@@ -8,7 +8,7 @@ The header of a safetensors file, at most 32 MiB, is received whole first: it ha
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import trio
@@ -60,7 +60,8 @@ async def _put_one_chunk(call: Call, incoming: Incoming, condition: Condition) -
         payload = received.memory
         await incoming.fill(payload)
         change = await _proven_change(call, incoming, condition)
-        message = (await call.lakes.engine.call(PutObjects([len(payload)], [change]), [payload])).message
+        request = PutObjects([len(payload)], [change])
+        message = (await call.lakes.engine.call(request, received.body(payload))).message
     finally:
         received.release()
     assert isinstance(message, NameResults)
@@ -172,12 +173,12 @@ class _Storing:
         self, received: Received, chunk: memoryview, before: trio.Event, noted: trio.Event, scope: trio.CancelScope
     ) -> None:
         try:
-            stored = await self._send(ChunkKind.DATA, chunk)
+            stored = await self._send(ChunkKind.DATA, len(chunk), received.body(chunk))
             await before.wait()
             self._upload.stored(stored.chunks, [len(chunk)], stored.fresh)
             while self._upload.manifests:
                 _, payload = self._upload.manifests.pop(0)
-                await self._send(ChunkKind.MANIFEST, payload)
+                await self._send(ChunkKind.MANIFEST, len(payload), [payload])
         except Exception as error:  # noqa: BLE001 - the caller raises it
             self._fail(error, scope)
         finally:
@@ -185,9 +186,9 @@ class _Storing:
         noted.set()
         self._window.release()
 
-    async def _send(self, kind: ChunkKind, payload: Buffer) -> Stored:
-        request = StoreChunks(self._upload.session, [int(kind)], [len(payload)])
-        message = (await self._engine.call(request, [payload])).message
+    async def _send(self, kind: ChunkKind, length: int, body: Sequence[Buffer]) -> Stored:
+        request = StoreChunks(self._upload.session, [int(kind)], [length])
+        message = (await self._engine.call(request, body)).message
         assert isinstance(message, Stored)
         return message
 

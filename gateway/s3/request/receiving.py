@@ -11,14 +11,15 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import structlog
 import trio
 
 from gateway.http.messages import RequestBody
-from lakefs.host.buffers import BUFFER_BYTES, BufferPool, PooledBuffer
+from lakefs.host.buffers import BUFFER_BYTES, BufferPool, PooledBuffer, PooledPayload
+from lakefs.ids import Buffer
 
 STALLED_S: Final = 5.0
 _LOOK_AGAIN_S: Final = 1.0
@@ -29,12 +30,25 @@ _log: Final = structlog.get_logger(__name__)
 class Received:
     """Memory with payload in it, released when its last user has let go."""
 
-    __slots__ = ("_release", "_users", "memory")
+    __slots__ = ("_buffer", "_release", "_users", "memory")
 
-    def __init__(self, memory: memoryview, release: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, memory: memoryview, buffer: PooledBuffer | None = None, release: Callable[[], None] | None = None
+    ) -> None:
+        """`buffer`: what the memory is the front of, if it is pooled."""
         self.memory = memory
+        self._buffer = buffer
         self._release = release
         self._users = 1
+
+    def body(self, chunk: memoryview) -> Sequence[Buffer]:
+        """Return a part of the memory as the body of a request that stores it; see `PooledPayload`.
+
+        Only a chunk that has the buffer to itself may be stored from there: behind another lies the next one.
+        """
+        if self._buffer is None or len(chunk) < len(self.memory):
+            return [chunk]
+        return PooledPayload(self._buffer, len(chunk))
 
     def retain(self) -> None:
         """Add a user."""
@@ -77,7 +91,7 @@ class ReceiveMemory:
             del self._holders[taken]
             taken.release()
 
-        return Received(buffer.view[:length], release)
+        return Received(buffer.view[:length], buffer, release)
 
     async def _end_stalled(self) -> None:
         """End the connection whose buffer has waited longest for its bytes."""

@@ -30,7 +30,7 @@ from lakefs.ids import Buffer
 from lakefs.limits import ENGINE_SILENCE_S, ENGINE_WAIT_S
 from lakefs.wire.engine_port import Reply
 from lakefs.wire.messages import HelloReply, Request, Watch
-from lakefs.wire.repeat import ATTEMPTS_MAX, REPEATABLE, SessionKeeper, loss_error
+from lakefs.wire.repeat import ATTEMPTS_MAX, REPEATABLE, SESSION_REQUESTS, SessionKeeper, loss_error
 
 _RETRY_S: Final = 0.05
 
@@ -156,7 +156,8 @@ class BlockingEngine:
             if ticket.link is not self._link and not ticket.link.open_count:
                 ticket.link.lose(EngineUnreachable(f"{self.address} was shut down"))  # drained, and this was the last
             if reply is not None:
-                self._sessions.note(ticket.request, reply.message)
+                if isinstance(ticket.request, SESSION_REQUESTS):
+                    self._sessions.note(ticket.request, reply.message)
                 reply.epoch = ticket.link.epoch
                 return reply
             assert ticket.error is not None, "a ticket ends with a reply or an error"

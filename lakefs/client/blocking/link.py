@@ -226,7 +226,7 @@ class Link:
                     else:
                         self._make_way()
                     continue
-                parts = after(parts, count)
+                parts = after(parts, count) if count < sum(map(len, parts)) else ()
                 descriptors = ()
                 if not is_new:  # what the socket took at first says nothing of the engine
                     self._waits.signs += 1

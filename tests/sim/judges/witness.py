@@ -321,8 +321,8 @@ class WitnessedService:
     async def disconnected(self, client: ServedClient) -> None:
         await self._inner.disconnected(client)
 
-    async def receive(self, client: ServedClient, request: m.Request, body_bytes: int) -> Body:
-        return await self._inner.receive(client, request, body_bytes)
+    async def receive(self, client: ServedClient, request: m.Request, *body: Any) -> Body:
+        return await self._inner.receive(client, request, *body)
 
     async def serve(self, client: ServedClient, request: m.Request, body: Body, descriptors: Sequence[int]) -> Reply:
         serving = self._witness.serving(request, body)

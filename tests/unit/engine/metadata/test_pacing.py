@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from engine.metadata.pacing import QUIET_S, REST_AFTER_LOOKING, REST_S_MAX, Pacing, Writers
+from engine.metadata.pacing import QUIET_S, REST_AFTER_LOOKING, REST_S_MAX, Pacing
 from tests.store_rig import client_of, put, run, simulated_store
 
 
@@ -15,10 +15,9 @@ def rested_s(worked_s: float, since_change_s: float) -> float:
 
     async def main() -> float:
         async with simulated_store() as store:
-            writers = Writers(store.metadata)
             clock = trio.lowlevel.current_clock()
             assert isinstance(clock, MockClock)
-            pacing = Pacing(writers)
+            pacing = Pacing(store.metadata)
             if worked_s > since_change_s:
                 clock.jump(worked_s - since_change_s)
             await put(client_of(store), "k", b"content")

@@ -122,6 +122,31 @@ def test_a_waiting_watcher_wakes_for_an_event_and_for_the_end() -> None:
     in_trio(body)
 
 
+def test_changes_are_asked_for_only_while_somebody_watches() -> None:
+    calls: list[str] = []
+
+    def begin(publish: object) -> Callable[[], None]:
+        calls.append("begin")
+        return lambda: calls.append("end")
+
+    async def body() -> None:
+        watchers = Watchers(begin)
+        assert calls == []
+        first = watchers.subscribe("b")
+        second = watchers.subscribe("")
+        assert calls == ["begin"]
+        first.close()
+        first.close()
+        assert calls == ["begin"]
+        second.close()
+        assert calls == ["begin", "end"]
+        with watchers.subscribe("b"):
+            assert calls == ["begin", "end", "begin"]
+        assert calls == ["begin", "end", "begin", "end"]
+
+    in_trio(body)
+
+
 def test_a_cancelled_wait_loses_no_event() -> None:
     async def body() -> None:
         watchers = Watchers()

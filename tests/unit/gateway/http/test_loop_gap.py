@@ -72,6 +72,37 @@ def test_the_gap_is_found_in_the_trio_that_is_used_here() -> None:
     trio.run(look)
 
 
+def test_the_gap_is_left_while_no_connection_waits_and_entered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[int] = []
+    serve = Door._serve_in_gap
+
+    def counted(door: Door, most_s: float, has_tasks: loop_gap.HasTasks) -> bool:
+        served.append(1)
+        return serve(door, most_s, has_tasks)
+
+    monkeypatch.setattr(Door, "_serve_in_gap", counted)
+
+    async def turns_cost(calls: int) -> None:
+        for _ in range(20):
+            await trio.lowlevel.checkpoint()
+            await trio.testing.wait_all_tasks_blocked()
+        assert len(served) == calls
+
+    async def body(door: Door, client: socket.socket, server: socket.socket) -> None:
+        for number in range(3):
+            await turns_cost(len(served))
+            found: list[HandedOver] = []
+            async with trio.open_nursery() as nursery:
+                park(nursery, door, server, found)
+                await trio.testing.wait_all_tasks_blocked()
+                client.send(b"!%d\n" % number)
+            assert found == [HandedOver(b"!%d\n" % number, b"")]
+            await trio.testing.wait_all_tasks_blocked()
+
+    with_door(body)
+    assert served
+
+
 def test_answers_are_given_while_no_task_runs(has_gap: bool) -> None:
     async def body(door: Door, client: socket.socket, server: socket.socket) -> None:
         async with trio.open_nursery() as nursery:

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from gateway.s3.request.receiving import STALLED_S, Received, ReceiveMemory
-from lakefs.host.buffers import BUFFER_BYTES
+from lakefs.host.buffers import BUFFER_BYTES, PooledPayload
 from lakefs.limits import CHUNK_BYTES
 
 
@@ -46,6 +46,22 @@ def test_memory_is_as_long_as_what_is_asked_for(length: int) -> None:
         received = await ReceiveMemory(BUFFER_BYTES).take(FakeBody(), length)
         assert len(received.memory) == length
         received.release()
+
+    run(body)
+
+
+def test_only_a_chunk_that_has_its_buffer_to_itself_is_stored_from_there() -> None:
+    async def body() -> None:
+        memory = ReceiveMemory(BUFFER_BYTES)
+        received = await memory.take(FakeBody(), CHUNK_BYTES)
+        whole, first = received.memory, received.memory[: CHUNK_BYTES // 2]
+        assert isinstance(received.body(whole), PooledPayload)
+        assert list(received.body(whole)) == [whole]
+        assert not isinstance(received.body(first), PooledPayload)
+        assert list(received.body(first)) == [first]
+        received.release()
+        small = await memory.take(FakeBody(), 1)
+        assert not isinstance(small.body(small.memory), PooledPayload)
 
     run(body)
 
