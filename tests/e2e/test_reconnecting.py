@@ -67,6 +67,28 @@ def test_a_call_behind_the_end_of_its_client_fails_and_connects_no_more() -> Non
     in_simulated_time(main)
 
 
+def test_a_call_that_waits_for_a_lost_engine_ends_with_its_client() -> None:
+    """As one does that a driver keeps from being cancelled, since its answer has descriptors."""
+
+    async def main(network: SimulatedNetwork) -> None:
+        async with restarting(network, SIMULATED, FakeService()) as served, trio.open_nursery() as nursery:
+            async with connect_reconnecting(SIMULATED, token="secret", network=network) as engine:
+                await served.stop()
+                began = trio.current_time()
+                nursery.start_soon(fails, engine)
+                await trio.sleep(1)
+            await trio.sleep(1)
+            assert failed_at[0] - began == pytest.approx(1, abs=0.1)
+
+    async def fails(engine: ReconnectingEngine) -> None:
+        with pytest.raises(EngineUnreachable, match="closed"):
+            await engine.call(Ping())
+        failed_at.append(trio.current_time())
+
+    failed_at: list[float] = []
+    in_simulated_time(main)
+
+
 def test_a_restarted_engine_is_asked_again_only_what_may_be_asked_again() -> None:
     first, second = FakeService(boot_id=b"1" * 16), FakeService(boot_id=b"2" * 16)
     first.waits = (Status, BucketCreate, StoreFromSource)

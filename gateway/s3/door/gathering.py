@@ -60,7 +60,10 @@ class Gathering:
         """Have puts stored until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
-            await trio.sleep_forever()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._nursery = None  # a turn may come before the door ends
 
     async def _store_all(self) -> None:
         try:

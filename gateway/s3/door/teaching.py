@@ -147,17 +147,24 @@ class S3Door:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve parked connections, and get what the engine shares, until cancelled."""
         try:
-            async with trio.open_nursery() as self._nursery:
-                self._nursery.start_soon(self.door.run)
-                self._nursery.start_soon(self.gathering.run)
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(self.door.run)
+                nursery.start_soon(self.gathering.run)
                 task_status.started()
-                while True:
-                    await self._renew()
-                    await self._wanted.wait()
-                    self._wanted = trio.Event()
+                try:
+                    await self._keep_whole()
+                finally:
+                    self._nursery = None  # a turn may come before the door ends
         finally:
-            self._nursery = None
             self._content.close()
+
+    async def _keep_whole(self) -> None:
+        """Get what the engine shares, whenever something of it is wanted, until cancelled."""
+        while True:
+            await self._renew()
+            await self._wanted.wait()
+            self._wanted = trio.Event()
 
     async def _renew(self) -> None:
         """Get what is due of what the engine shares: at first, and behind answers that need it."""

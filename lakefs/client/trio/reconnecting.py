@@ -169,8 +169,6 @@ class ReconnectingEngine:
             if self._engine is engine:
                 if self._failures != failures and self._failure is not None:
                     raise type(self._failure)(self._failure.message, subject=self._failure.subject)
-                if self._is_over:
-                    raise EngineUnreachable("the connection was closed", subject=self.address)
                 try:
                     await self._connect(patience_s=0.0 if engine is None else self._patience_s)
                 except LakeError as error:
@@ -183,6 +181,8 @@ class ReconnectingEngine:
     async def _connect(self, patience_s: float) -> None:
         give_up_at = trio.current_time() + patience_s
         while True:
+            if self._is_over:  # also while this waited for the engine
+                raise EngineUnreachable("the connection was closed", subject=self.address)
             try:
                 connection = connect_engine(self.address, token=self._token, network=self._network)
                 engine: RemoteEngine = await self._nursery.start(_hold, connection, self._silence_s)
