@@ -68,7 +68,7 @@ def test_a_call_behind_the_end_of_its_client_fails_and_connects_no_more() -> Non
 
 
 def test_a_call_that_waits_for_a_lost_engine_ends_with_its_client() -> None:
-    """As one does that a driver keeps from being cancelled, since its answer has descriptors."""
+    """A driver keeps a call from being cancelled if its answer has descriptors."""
 
     async def main(network: SimulatedNetwork) -> None:
         async with restarting(network, SIMULATED, FakeService()) as served, trio.open_nursery() as nursery:
