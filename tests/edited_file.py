@@ -30,6 +30,7 @@ def small_chunks(chunk_bytes: int, small_payload_bytes: int) -> Iterator[None]:
     with (
         mock.patch("fuse.staging.commit.CHUNK_BYTES", chunk_bytes),
         mock.patch("lakefs.content.chunking.CHUNK_BYTES", chunk_bytes),
+        mock.patch("lakefs.put.objects.CHUNK_BYTES", chunk_bytes),
         mock.patch("fuse.staging.write_behind.CHUNK_BYTES", chunk_bytes),
         mock.patch("fuse.staging.write_behind.BEGIN_BYTES", 2 * chunk_bytes),
         mock.patch("fuse.staging.commit.SMALL_PAYLOAD_BYTES", small_payload_bytes),
