@@ -32,11 +32,14 @@ RESERVED = {Table.SEGMENTS}
 KEYED = f"v{FORMAT_VERSION}keyed"
 """A store of the present format version with keyed blobs, a feature that the first such store has not."""
 
+_CAREFULLY: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+"""Python 3.11 has this from 3.11.4 on."""
+
 
 def unpacked(name: str, folder: Path) -> Path:
     store = folder / name
     with tarfile.open(FOLDER / f"{name}.tar.xz") as packed:
-        packed.extractall(store, filter="data")
+        packed.extractall(store, **_CAREFULLY)
     return store
 
 
