@@ -14,9 +14,10 @@ sequence; `DamagedAt.damage` has them for `fsck`.  A file of another store or fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import Final
 
 from crc32c import crc32c
@@ -42,6 +43,8 @@ from lakefs.ports import Disk, DiskFile
 
 JOURNAL_FOLDER: Final = "journal"
 JOURNAL_SUFFIX: Final = ".journal"
+is_journal_name: Final[Callable[[str], bool]] = methodcaller("endswith", JOURNAL_SUFFIX)
+"""Return whether a name in the folder is that of a journal's file, not of a temporary or foreign one."""
 _GROUP_CHECKED_BYTES: Final = GROUP_HEADER.size - 4
 _FILE_CHECKED_BYTES: Final = JOURNAL_HEADER.size - 4
 _OPS: Final = {int(op): op for op in Op}
@@ -145,7 +148,7 @@ def list_journal(disk: Disk, store_id: bytes) -> tuple[JournalFile, ...]:
 
 def journal_paths(disk: Disk) -> list[str]:
     """Return the paths of the journal's files in order of their names, without temporary and foreign files."""
-    return [f"{JOURNAL_FOLDER}/{name}" for name in disk.list_folder(JOURNAL_FOLDER) if name.endswith(JOURNAL_SUFFIX)]
+    return [f"{JOURNAL_FOLDER}/{name}" for name in filter(is_journal_name, disk.list_folder(JOURNAL_FOLDER))]
 
 
 def journal_file(disk: Disk, path: str, store_id: bytes) -> JournalFile:

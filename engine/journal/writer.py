@@ -40,7 +40,7 @@ from engine.format.layouts import (
 from engine.format.sizes import DEFAULT_SIZES, MetadataSizes
 from engine.host.failpoints import reached
 from engine.host.zeros import zeros
-from engine.journal.reader import JOURNAL_FOLDER, JOURNAL_SUFFIX, Group, JournalFile, journal_path
+from engine.journal.reader import JOURNAL_FOLDER, Group, JournalFile, is_journal_name, journal_path
 from lakefs.errors import EngineBusy, LakeError, StoreFull, StoreReadOnly
 from lakefs.ids import Sequence
 from lakefs.ports import Clock, Disk, DiskFile
@@ -179,7 +179,7 @@ class Journal:
         """Raise StoreReadOnly when another process has begun a file of this journal; 6 us with few files."""
         path = self._path
         names = self._disk.list_folder(JOURNAL_FOLDER)
-        last = [f"{JOURNAL_FOLDER}/{name}" for name in names if name.endswith(JOURNAL_SUFFIX)][-1:]
+        last = [f"{JOURNAL_FOLDER}/{name}" for name in list(filter(is_journal_name, names))[-1:]]
         with suppress(FileNotFoundError):
             if last == [path] and self._disk.stat(path).inode == self._inode:
                 return
