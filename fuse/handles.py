@@ -9,8 +9,10 @@ import structlog
 import trio
 from pyfuse3 import RequestContext
 
+from fuse.hot.hot_file import HotFile
 from fuse.hot.hot_set import HotSet
 from fuse.open_file import OpenFile
+from fuse.state.inodes import Inode
 from fuse.state.mount import Mount
 from fuse.state.open_content import OpenContent
 from lakefs.errors import LakeError
@@ -21,16 +23,20 @@ _log: Final = structlog.get_logger(__name__)
 class Handle(NamedTuple):
     """One handle that the kernel has open."""
 
+    inode: Inode
+    """The kernel's; the file may be another inode's (`fuse.names.opening`)."""
     file: OpenFile
     flags: int
     opener: RequestContext
+    hot: HotFile | None
+    """The file in memory that the kernel passes it through to."""
 
 
 async def release_all(handles: Sequence[Handle], mount: Mount, hot: HotSet | None, within_s: float) -> None:
     """Close all open files when the mount has ended; files not stored within `within_s` stay staged."""
     for handle in handles:
-        if hot is not None and handle.file.hot is not None:
-            hot.closed(handle.file.hot, handle.flags)
+        if hot is not None and handle.hot is not None:
+            hot.closed(handle.hot, handle.flags)
     files: list[OpenContent] = [handle.file for handle in handles]
     files += mount.mapped
     mount.mapped.clear()

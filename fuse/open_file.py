@@ -195,7 +195,7 @@ class OpenFile:
             staged.discard()
         reader, self._content.reader = self._content.reader, None
         self.is_dirty = False
-        self._mount.table.closed(self.inode)
+        self._mount.table.closed(self.inode, self)
         if reader is not None:
             reader.close()
             self._mount.give_back(reader.opened.lease)

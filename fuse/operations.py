@@ -40,6 +40,7 @@ from pyfuse3 import (
 
 from fuse.answering import answering, repeatable, step_of_repeat
 from fuse.handles import Handle, release_all
+from fuse.hot.hot_file import HotFile
 from fuse.hot.hot_set import HotSet
 from fuse.names.attribute_changes import AttributeChanges
 from fuse.names.changes import ATTEMPTS_MAX, Changes
@@ -79,7 +80,7 @@ class LakeOperations(pyfuse3.Operations):
         self._changes = Changes(mount, self._lookups)
         self._attribute_changes = AttributeChanges(mount, self._lookups)
         self._repeats = Repeats()
-        self._opening = Opening(mount, self._lookups, self._file_of, self._repeats)
+        self._opening = Opening(mount, self._lookups, self._file_of, self._is_held, self._repeats)
         self._xattrs = ExtendedAttributes(self._lookups, self._attribute_changes)
         self._files: dict[int, Handle] = {}
         self._folders: dict[int, FolderHandle] = {}
@@ -241,10 +242,10 @@ class LakeOperations(pyfuse3.Operations):
                 await file.truncate(0)
             elif self.hot is not None and file.is_stored and not flags & _WRITING:
                 await self.hot.seen(known)
+            return self._opened(known, file, flags, ctx, changed=bool(flags & os.O_TRUNC))
         except BaseException:
-            await file.release()
+            await self._opening.close(known, file)
             raise
-        return self._opened(known, file, flags, ctx, changed=bool(flags & os.O_TRUNC))
 
     @repeatable
     async def create(
@@ -290,7 +291,7 @@ class LakeOperations(pyfuse3.Operations):
     @answering
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
         """Write bytes; other handles of this mount see them at once, other clients after close."""
-        file, flags, opener = self._files[fh]
+        _, file, flags, opener, _ = self._files[fh]
         is_mapped = layer.write_is_mapped()
         await self._drop_set_id(file.inode, opener)
         forgets = file.readers and not may_read(flags) and file.hot is None
@@ -325,15 +326,15 @@ class LakeOperations(pyfuse3.Operations):
     @answering
     async def release(self, fh: FileHandleT) -> None:
         """Close a handle, and store what was written through it and is not stored; an error is the next open's."""
-        file, flags, _ = self._files.pop(fh)
+        inode, file, flags, _, hot = self._files.pop(fh)
         stores = file.is_changed_by(fh)
         file.writers.closed(fh)
         file.answered -= 1
         layer.remove(fh)
         file.readers -= may_read(flags)
-        if self.hot is not None and file.hot is not None:
-            self.hot.closed(file.hot, flags)
-        await file.release(stores=stores)
+        if self.hot is not None and hot is not None:
+            self.hot.closed(hot, flags)
+        await self._opening.close(inode, file, stores=stores)
 
     async def release_all(self, within_s: float) -> None:
         """Close all open files when the mount has ended; files not stored within `within_s` stay staged."""
@@ -401,7 +402,7 @@ class LakeOperations(pyfuse3.Operations):
             if not file.writers.is_changed:  # else it is stored with what is being written
                 await file.commit(durable=False)
         finally:
-            await file.release()
+            await self._opening.close(inode, file)
 
     @answering
     async def getxattr(self, inode: InodeT, name: XAttrNameT, ctx: RequestContext) -> bytes:
@@ -448,19 +449,23 @@ class LakeOperations(pyfuse3.Operations):
             inode.file = OpenFile(self._mount, inode, None if self.hot is None else self.hot.held(inode))
         return inode.file
 
+    def _is_held(self, inode: Inode) -> bool:
+        return self.hot is not None and self.hot.held(inode) is not None
+
     def _opened(
         self, inode: Inode, file: OpenFile, flags: int, ctx: RequestContext, *, changed: bool = False
     ) -> FileInfo:
         handle = self._handle()
+        hot = None if inode.guests else self._passed_through(handle, file, flags)
         stores = changed or flags & _STORING
         if stores:
             file.writers.opened(handle, flags, ctx.pid)
         if changed:
             file.writers.changed(handle)
-        self._files[handle] = Handle(file, flags, ctx)
+        self._files[handle] = Handle(inode, file, flags, ctx, hot)
         file.readers += may_read(flags)
         file.answered += 1
-        if file.inode is inode and self.hot is not None and self._passes_through(self.hot, handle, file, flags):
+        if hot is not None:
             inode.cached_blob = None
             return FileInfo(fh=FileHandleT(handle))
         if not stores:
@@ -471,13 +476,15 @@ class LakeOperations(pyfuse3.Operations):
         keeps = before is not None and before == inode.cached_blob
         return FileInfo(fh=FileHandleT(handle), keep_cache=keeps, direct_io=not may_read(flags))
 
-    def _passes_through(self, hot: HotSet, handle: int, file: OpenFile, flags: int) -> bool:
-        """Have the handle pass through to the file's content in memory, if all handles of the inode do; else False."""
-        if file.hot is None and file.answered == 1 and file.is_stored and not flags & _WRITING:
-            file.hot = hot.given(file.inode)
+    def _passed_through(self, handle: int, file: OpenFile, flags: int) -> HotFile | None:
+        """Have the handle pass through to the file's content in memory, if all handles of the inode do; else None."""
+        if self.hot is None:
+            return None
+        if file.hot is None and not file.answered and file.is_stored and not flags & _WRITING:
+            file.hot = self.hot.given(file.inode)
         if file.hot is not None:
-            hot.opened(file.hot, handle, flags)
-        return file.hot is not None
+            self.hot.opened(file.hot, handle, flags)
+        return file.hot
 
     def _handle(self) -> int:
         self._next_handle += 1

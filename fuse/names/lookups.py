@@ -74,7 +74,7 @@ class Lookups:
         present = parent.children.get(name)
         if present is not None:
             if mount.stands(present.kept):
-                present.confirmed_at = present.found_at = trio.current_time()
+                present.confirm(trio.current_time())
                 return True, present
             return present.is_pending or (not confirm and mount.is_fresh(present)), present
         is_absent = mount.names_stand(parent) or mount.absences.stand(parent, name)

@@ -8,7 +8,9 @@ none.  An open finds the present content, and never fails for a name that always
   up anew, and opens what it finds.  It does so once (`fuse.names.repeats`).
 - So a thread that was refused gets, at its second open, also content that others have open, if a look-up behind the
   refusal has found that: it was the present content while the open was under way.  If its inode has lost the name once
-  more, it gets the file that others have open under the name, past the kernel's page cache.
+  more, it gets the file that others have open under the name, past the kernel's page cache: a guest of its inode.
+- While the kernel reads an inode's content from memory, as for a mapping that is left of it (`fuse.hot.hot_set`), the
+  inode takes over nothing and has no guests; and while it has guests, its handles do not pass through.
 """
 
 from __future__ import annotations
@@ -35,11 +37,20 @@ _ATTEMPTS_MAX: Final = 16
 class Opening:
     """Opens the files of one mount."""
 
-    def __init__(self, mount: Mount, lookups: Lookups, file_of: Callable[[Inode], OpenFile], repeats: Repeats) -> None:
-        """`file_of` returns the open file of an inode, made if it has none."""
+    def __init__(
+        self,
+        mount: Mount,
+        lookups: Lookups,
+        file_of: Callable[[Inode], OpenFile],
+        is_held: Callable[[Inode], bool],
+        repeats: Repeats,
+    ) -> None:
+        """`file_of` returns the open file of an inode, made if it has none; `is_held` is True while the kernel reads
+        the content of an inode that nobody has open from memory."""
         self._mount = mount
         self._lookups = lookups
         self._file_of = file_of
+        self._is_held = is_held
         self._repeats = repeats
         self._taking: dict[int, trio.Lock] = {}
         """Inodes, by number, of which tasks take what their names have."""
@@ -47,7 +58,8 @@ class Opening:
     async def open(self, inode: Inode, thread: int) -> OpenFile:
         """Add a handle to what the name of an inode has now; `thread` opens it.  ENOENT, ESTALE, EAGAIN.
 
-        The file may be another inode's: then the handle has to bypass the kernel's page cache.
+        The file may be another inode's: then the handle has to bypass the kernel's page cache, and counts as a guest of
+        this one until `close`.
         """
         begun_at = trio.current_time()
         refused_at = self._repeats.begin(thread)
@@ -57,6 +69,11 @@ class Opening:
             if error.errno == errno.ESTALE and refused_at is None:
                 self._repeats.refuse(thread, begun_at)
             raise
+
+    async def close(self, inode: Inode, file: OpenFile, *, stores: bool = False) -> None:
+        """Remove a handle of an inode, for which `open` returned this file (`OpenFile.release`)."""
+        inode.guests -= file.inode is not inode
+        await file.release(stores=stores)
 
     async def _present(self, inode: Inode, refused_at: float | None) -> OpenFile:
         """Add a handle, as `open` does; `refused_at` is None unless an open is repeated, whose look-up began then."""
@@ -102,11 +119,12 @@ class Opening:
     async def _shared(self, inode: Inode, found: Inode) -> OpenFile | None:
         """Add a handle to the file that others have open under the name, for an inode that nobody has open."""
         file = found.file
-        if not isinstance(file, OpenFile) or file.hot is not None or not await file.share():
+        if not isinstance(file, OpenFile) or not await file.share():
             return None
-        if inode.file is not None:
+        if inode.file is not None or self._is_held(inode):
             await file.release()
             return None
+        inode.guests += 1
         inode.attributes = replace(found.attributes)
         self._mount.forget_attributes(inode)
         return file
@@ -134,7 +152,7 @@ class Opening:
             inode.cached_blob = None
             await self._mount.forget_pages(inode)
         is_free = inode.file is None and inode.cached_blob is None and found.file is None
-        if not is_free or found.parent is not parent or found.is_pending:
+        if not is_free or self._is_held(inode) or found.parent is not parent or found.is_pending:
             return found
         self._mount.table.take_over(inode, found)
         self._mount.forget_attributes(inode)

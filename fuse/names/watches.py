@@ -217,7 +217,7 @@ class Watcher:
         if is_other and parent is not None:
             self._detach(parent, inode, is_removed=doubt.kind == "delete" and found.node != inode.node)
             return
-        inode.confirmed_at = asked_at
+        inode.confirm(asked_at)
         if inode.take(shown):
             _invalidate_attributes(inode)
         inode.xattrs = found.xattrs

@@ -82,7 +82,7 @@ class Inode:
     seen_boot: bytes = b""
     """The engine's run that last answered that the store has its node under its name."""
     found_at: float = EXPIRED
-    """Time of the last look-up that found it under its name, whatever was noticed since."""
+    """Time of the last request whose answer found it under its name, whatever was noticed since."""
     changed_at: float = -1.0
     """Time of this mount's last change of it: answers to earlier requests do not count."""
     busy: int = 0
@@ -94,6 +94,8 @@ class Inode:
     cached_blob: bytes | None = None
     """The content that the kernel's page cache may hold."""
     file: OpenContent | None = None
+    guests: int = 0
+    """Number of handles of it that show another inode's file (`fuse.names.opening`)."""
     children: dict[str, Inode] = field(default_factory=dict)
     target: bytes = b""
     is_set: bool = False
@@ -154,6 +156,10 @@ class Inode:
     def is_ahead_of(self, asked_at: float) -> bool:
         """True if it was changed by this mount, or confirmed by the answer to a later request, since `asked_at`."""
         return self.is_newer_than(asked_at) or self.confirmed_at > asked_at
+
+    def confirm(self, asked_at: float) -> None:
+        """Note that the store, asked at this time, has found it under its name."""
+        self.confirmed_at = self.found_at = asked_at
 
     @property
     def is_dirty(self) -> bool:
@@ -275,9 +281,9 @@ class InodeTable:
                 self.on_lost(inode.parent, inode.name, 0)
                 _doubt_names_from(inode)  # earlier events of names below this one found no inode to doubt
             self._place(inode, parent, name)
-        # If names changed elsewhere after the request, the name is asked again when it is next used.
-        inode.confirmed_at = asked_at if parent.names_changed_at <= asked_at else EXPIRED
-        inode.found_at = asked_at
+        inode.confirm(asked_at)
+        if parent.names_changed_at > asked_at:  # names changed elsewhere since: it is asked again when it is next used
+            inode.confirmed_at = EXPIRED
         return inode
 
     def create(self, parent: Inode, name: str, attributes: Attributes) -> Inode:
@@ -384,9 +390,10 @@ class InodeTable:
         inode.lookups -= count
         self._drop_if_unknown(inode)
 
-    def closed(self, inode: Inode) -> None:
-        """Note that no handle of the inode is open."""
-        inode.file = None
+    def closed(self, inode: Inode, file: OpenContent) -> None:
+        """Note that no handle of this file of the inode is open.  Another may have been opened since: that stays."""
+        if inode.file is file:
+            inode.file = None
         self._drop_if_unknown(inode)
 
     def _drop_if_unknown(self, inode: Inode) -> None:

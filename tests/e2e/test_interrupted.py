@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import linecache
 import os
 import random
@@ -232,7 +233,15 @@ def interrupted(operation: Callable[[], object], at: int) -> Interrupter:
     return tracer
 
 
+@pytest.fixture
+def collected() -> Iterator[None]:
+    """Collect the test's garbage while its filters of warnings stand."""
+    yield
+    gc.collect()
+
+
 # An interrupt between opening a socket and keeping it leaves the closing to Python's garbage collector.
+@pytest.mark.usefixtures("collected")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("what", ["put a buffer", "put a file", "put a stream", "get", "get a file"])

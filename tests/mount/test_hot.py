@@ -21,6 +21,7 @@ from typing import Final
 
 import pytest
 
+from lakefs.client.connect import connect
 from lakefs.host.page_cache import is_cached
 from lakefs.limits import GRANULE_BYTES, MIB, PAGE_BYTES
 from tests.lengths import repeated
@@ -28,6 +29,8 @@ from tests.mount.hot_mounts import FILLED, SIZE, asked, forced_mounts, passes_th
 from tests.mount.hunt import hunt
 from tests.mount.model import Ground
 from tests.mount.mounts import LakeMounts, lake
+from tests.mount.place import pattern
+from tests.mount.shared import load
 from tests.mount.tools import catch_up, place_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.fuse]
@@ -109,6 +112,21 @@ def test_eight_first_opens_at_once_all_pass_through(forced: LakeMounts, here: Pa
             assert all(threads.map(read, range(8)))
     with (here / "x").open("rb") as file:
         assert passes_through(forced, file.fileno())
+
+
+def test_an_open_of_a_hot_file_that_others_overwrite_finds_it_whole(
+    forced: LakeMounts, here: Path, tmp_path: Path
+) -> None:
+    (here / "file").write_bytes(pattern(1, load.SAVED_BYTES))
+    with ThreadPoolExecutor(1) as threads, connect(forced.served.server) as client:
+        reading = threads.submit(load.read_beside, 0, [str(here)], str(tmp_path / "stop"))
+        for number in range(repeated(100, 300)):
+            client.put(f"bucket/{here.name}/file", pattern(number % 50 + 1, load.SAVED_BYTES))
+            time.sleep(0.01)
+        (tmp_path / "stop").touch()
+        opened, wrong = reading.result()
+    assert wrong == [], f"{len(wrong)} of {opened}"
+    assert opened > 100
 
 
 def test_handles_that_are_opened_at_once_all_pass_through(forced: LakeMounts, here: Path) -> None:
@@ -305,6 +323,18 @@ def test_a_mapping_that_writes_when_no_handle_is_left_is_stored_when_it_ends(
         memory()[:5] = expected[:5] = b"later"
     assert eventually(lambda: (there / "x").read_bytes() == expected)
     assert (here / "x").read_bytes() == expected
+
+
+def test_what_was_overwritten_elsewhere_is_new_beside_a_mapping_of_what_was_there(
+    forced: LakeMounts, here: Path, there: Path
+) -> None:
+    (here / "x").write_bytes(b"old" + bytes(SIZE))
+    with _mapped_alone(forced, here / "x", os.O_RDONLY) as memory:
+        for content in (b"new" + bytes(SIZE), b"shorter", b"newest" + bytes(SIZE)):
+            (there / "x").write_bytes(content)  # and not noticed yet: the kernel opens the inode that it knows
+            assert (here / "x").read_bytes() == content
+            assert bytes(memory()[:3]) == b"old"
+    assert (here / "x").read_bytes() == content
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import trio
 import trio.testing
 
 from fuse.names import watches
+from fuse.names.lookups import Lookups
 from fuse.names.watches import Watcher
 from fuse.open_file import OpenFile
 from fuse.state.inodes import Inode
@@ -110,5 +111,24 @@ def test_a_removal_is_told_as_one_though_its_notice_comes_when_it_is_durable(mon
             await trio.sleep(0.2)
             nursery.cancel_scope.cancel()
         assert (told.entries, told.removed) == (["a"], [inode.number])
+
+    told(monkeypatch, test)
+
+
+def test_what_the_watcher_has_compared_since_a_look_up_counts_for_the_open_behind_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A repeated open takes what others have open, if a look-up behind its refusal has found that."""
+
+    async def test(told: Told) -> None:
+        inode = told.found("a", 11)
+        begun_at = trio.current_time()
+        lookups = Lookups(told.mount)
+
+        async def compared() -> None:
+            await told.watcher._compare({inode: watches._Doubt()})
+
+        await held(told.mount, lambda: lookups.look(told.mount.table.root, "a", confirm=True), compared)
+        assert inode.found_at >= begun_at + 1, "the answer to the look-up came behind that to the watcher"
 
     told(monkeypatch, test)

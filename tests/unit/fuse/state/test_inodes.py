@@ -254,9 +254,20 @@ def test_what_is_open_is_known_until_it_is_closed(table: InodeTable) -> None:
     table.forget(b.number, 1)
     table.detach(b)
     assert table.of(b.number) is b
-    table.closed(b)
+    table.closed(b, b.file)
     with pytest.raises(KeyError):
         table.of(b.number)
+
+
+def test_the_end_of_an_earlier_open_file_does_not_close_the_present_one(table: InodeTable) -> None:
+    """Tasks that opened a file in vain, at once, all close it, and by then it may be open anew."""
+    b = file(table, folder(table, table.root, "bkt", 10), "b", 12)
+    earlier = WrittenFile(is_dirty=False)
+    b.file = present = WrittenFile(is_dirty=True)
+    table.closed(b, earlier)
+    assert b.file is present
+    table.closed(b, present)
+    assert b.file is None
 
 
 def test_numbers_are_the_nodes_where_they_are_free(table: InodeTable) -> None:
