@@ -1,12 +1,12 @@
-"""Registers the handler of each request with a decorator.
+"""Marks the handler of each request with a decorator, and puts a process's handlers into one table.
 
     class Puts:
         @handles(m.SessionEnd)
         async def session_end(self, client: Client, request: m.SessionEnd) -> Reply: ...
 
 A handler is an async method whose parameters are some of `client`, `request`, `body` and `descriptors`, in that order.
-Defining a second handler of a request raises BugError.  Importing `engine.requests.table` raises BugError if a request
-has no handler.
+Which requests are served, and by whom, is a table's: several in one process may answer the same request differently.
+BugError, when the table is made, if a request has two handlers there, or none.
 """
 
 from __future__ import annotations
@@ -37,38 +37,45 @@ _ADAPTERS: Final[dict[tuple[str, ...], Adapter]] = {
         lambda client, request, body, descriptors: method(client, request, descriptors)
     ),
 }
-_named: Final[dict[type[m.Request], tuple[str, tuple[str, ...]]]] = {}
-"""Qualified name and parameters of each request's handler."""
+_marked: Final[dict[Callable[..., Any], tuple[type[m.Request], tuple[str, ...]]]] = {}
+"""The request of each handler, and the handler's parameters."""
 
 
 def handles(request: type[m.Request]) -> Callable[[Method], Method]:
-    """Mark a method as the handler of a request.  BugError if one exists already, or for other parameters."""
+    """Mark a method as the handler of a request.  BugError for other parameters."""
 
     def mark(method: Method) -> Method:
         parameters = tuple(inspect.signature(method).parameters)[1:]
         if parameters not in _ADAPTERS:
             raise BugError(f"{method.__qualname__}: no handler takes {', '.join(parameters)}")
-        if request in _named:
-            raise BugError(f"{request.__name__} has two handlers: {_named[request][0]}, {method.__qualname__}")
-        _named[request] = method.__qualname__, parameters
+        _marked[method] = request, parameters
         return method
 
     return mark
 
 
-def takes_descriptors(request: type[m.Request]) -> bool:
-    """Return True if the request's handler takes descriptors."""
-    return "descriptors" in _named[request][1]
+class Handlers:
+    """The handlers of one service, by request."""
 
+    def __init__(self, parts: Iterable[object], requests: Iterable[type[m.Request]]) -> None:
+        """`parts`: the objects whose methods they are.  BugError unless each of `requests` has one handler."""
+        self.by_request: Final[dict[type[m.Request], Handler]] = {}
+        """Read for each request, so it is no method."""
+        self.takes_descriptors: Final[set[type[m.Request]]] = set()
+        """Requests whose handlers take descriptors."""
+        for part in parts:
+            for method in filter(inspect.isfunction, vars(type(part)).values()):
+                if method in _marked:
+                    self._add(part, method, *_marked[method])
+        missing = [request.__name__ for request in requests if request not in self.by_request]
+        if missing:
+            raise BugError(f"requests without a handler: {', '.join(missing)}")
 
-def require_handlers(requests: Iterable[type[m.Request]]) -> None:
-    """Raise BugError naming the requests without a handler, if any."""
-    missing = [request.__name__ for request in requests if request not in _named]
-    if missing:
-        raise BugError(f"requests without a handler: {', '.join(missing)}")
-
-
-def table_of(parts: Iterable[object]) -> dict[type[m.Request], Handler]:
-    """Return one store's handlers by request; `parts` are the objects whose methods they are."""
-    methods = {f"{type(part).__qualname__}.{name}": getattr(part, name) for part in parts for name in vars(type(part))}
-    return {request: _ADAPTERS[parameters](methods[name]) for request, (name, parameters) in _named.items()}
+    def _add(
+        self, part: object, method: Callable[..., Any], request: type[m.Request], parameters: tuple[str, ...]
+    ) -> None:
+        if request in self.by_request:
+            raise BugError(f"{request.__name__} has two handlers, one of them {method.__qualname__}")
+        self.by_request[request] = _ADAPTERS[parameters](method.__get__(part))
+        if "descriptors" in parameters:
+            self.takes_descriptors.add(request)

@@ -1,6 +1,6 @@
 """Dispatches requests: one handler for each request of `lakefs.wire.messages`.
 
-The other modules of this package hold the handlers by subject (`put`, `names`, `open`, ...) and register them
+The other modules of this package hold the handlers by subject (`put`, `names`, `open`, ...) and mark them
 (`engine.requests.handlers`).  This one begins and ends connections, and answers requests about the engine itself.
 
 Rules kept here:
@@ -20,7 +20,7 @@ from typing import Final
 from engine.chunks.payload import ReceivedBody
 from engine.namespace.buckets import find_bucket
 from engine.namespace.watch import Watch
-from engine.requests.handlers import handles, require_handlers, table_of, takes_descriptors
+from engine.requests.handlers import Handlers, handles
 from engine.requests.keyed import KeyedRequests
 from engine.requests.keyed_load import KeyedLoads
 from engine.requests.keyed_put import KeyedPuts
@@ -48,6 +48,9 @@ from lakefs.limits import (
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Body, Reply, ServedClient, never
 
+_SERVED: Final = [request for request in m.REQUESTS.values() if request is not m.Watch]
+"""`Service.watch` serves Watch, which has more than one reply."""
+
 
 class Service:
     """Implements `lakefs.wire.engine_port.EngineService` on a store."""
@@ -57,7 +60,7 @@ class Service:
         self._puts = Puts(store)
         self._keyed_puts = KeyedPuts(store)
         loads = Loads(store)
-        self._handlers: Final = table_of(
+        self._handlers: Final = Handlers(
             (
                 self,
                 self._puts,
@@ -70,7 +73,8 @@ class Service:
                 KeyedRequests(store),
                 self._keyed_puts,
                 KeyedLoads(store, loads),
-            )
+            ),
+            _SERVED,
         )
 
     # --- EngineService -----------------------------------------------------------------------------
@@ -116,11 +120,11 @@ class Service:
     async def serve(self, client: ServedClient, request: m.Request, body: Body, descriptors: Sequence[int]) -> Reply:
         """Run the request's handler; releases the body and closes the descriptors."""
         assert isinstance(client, Client)
-        handler = self._handlers.get(type(request))
+        handler = self._handlers.by_request.get(type(request))
         try:
             if handler is None:
                 raise UnsupportedVersion(f"this engine does not offer {type(request).__name__}")
-            if descriptors and not takes_descriptors(type(request)):
+            if descriptors and type(request) not in self._handlers.takes_descriptors:
                 raise InvalidArgument(f"{type(request).__name__} takes no descriptors")
             return await handler(client, request, body, descriptors)
         except IndexDamaged as error:
@@ -205,7 +209,3 @@ def _check_note(note: m.NoteGateway) -> None:
         )
     if min(note.process, note.answers, note.repeated, *note.passed_on.values()) < 0:
         raise InvalidArgument("a gateway's counts are not negative")
-
-
-# `Service.watch` serves Watch, which has more than one reply.
-require_handlers(request for request in m.REQUESTS.values() if request is not m.Watch)
