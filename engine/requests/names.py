@@ -44,7 +44,7 @@ from engine.namespace.versions import shown_version, version_id
 from engine.requests.answers import Decisions, NamesRequest, failed, versions_of
 from engine.requests.handlers import handles
 from engine.sessions.references import Client
-from engine.store.store import Store
+from engine.store.names_store import NamesStore
 from engine.tables.recorded_view import RecordedView
 from engine.tables.views import Transaction, View
 from lakefs.errors import InvalidArgument, RequestTooLarge, UserError
@@ -56,7 +56,7 @@ from lakefs.wire.engine_port import Reply
 class NameRequests:
     """Handlers of the requests about names and access keys."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: NamesStore) -> None:
         self._store = store
         self._decisions = Decisions(store.metadata)
 

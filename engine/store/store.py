@@ -26,13 +26,10 @@ from engine.fsck.check import check_store
 from engine.fsck.damage_report import damage_report
 from engine.keyed.keyed_blobs import KeyedBlobs
 from engine.keyed.upkeep import KeyedUpkeep
-from engine.metadata.metadata_store import Metadata
 from engine.metadata.recovery import INDEX_FOLDER
-from engine.namespace.watch import Watchers
 from engine.segments.segment_store import Segments
 from engine.sessions.lendings import Lendings
-from engine.sessions.references import References
-from engine.store.features import Features
+from engine.store.names_store import NamesStore
 from engine.superblock.reserve import Reserve
 from engine.superblock.superblock import Superblock
 from engine.tiers.dram_filler import Dram
@@ -47,31 +44,25 @@ from lakefs.errors import IndexDamaged, LakeError, StoreReadOnly
 from lakefs.host.buffers import BufferPool
 from lakefs.ids import Sequence
 from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, COMPACT_SHARE, INFLIGHT_PER_CONNECTION
-from lakefs.ports import Clock, Disk, Offload
+from lakefs.ports import Disk
 from lakefs.version import VERSION
 from lakefs.wire.frames import PROTOCOL_VERSION
 from lakefs.wire.messages import FEATURE_FABRIC, FEATURE_PLACES, FEATURE_STAMPS, FEATURE_WATCH_ALL, HelloReply
 
 
 @dataclass
-class Store:
-    """The parts of an open store."""
+class Store(NamesStore):
+    """The parts of an open store: those of its names, and those of its content."""
 
-    features: Features
     disk: Disk
-    clock: Clock
-    offload: Offload
     reserve: Reserve
-    metadata: Metadata
     segments: Segments
-    references: References
     quarantine: Quarantine
     chunks: Chunks
     manifests: Manifests
     collector: Collector
     scrubber: Scrubber
     compactor: Compactor
-    watchers: Watchers
     payload_memory: PayloadMemory
     buffers: BufferPool
     sizes: StoreSizes

@@ -1,0 +1,23 @@
+"""What the names of an open store stand on: the metadata, and who is connected.  They need no segments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.metadata.metadata_store import Metadata
+from engine.namespace.watch import Watchers
+from engine.sessions.references import References
+from engine.store.features import Features
+from lakefs.ports import Clock, Offload
+
+
+@dataclass
+class NamesStore:
+    """The parts of an open store that requests about names use."""
+
+    features: Features
+    clock: Clock
+    offload: Offload
+    metadata: Metadata
+    references: References
+    watchers: Watchers
