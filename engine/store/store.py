@@ -33,6 +33,7 @@ from engine.store.names_store import NamesStore
 from engine.superblock.reserve import Reserve
 from engine.superblock.superblock import Superblock
 from engine.tiers.dram_filler import Dram
+from engine.tiers.dram_source import SegmentSource
 from engine.tiers.dram_tier import DramTier
 from engine.tiers.keyed_index import KeyedIndex
 from engine.tiers.shared_index import SharedIndex
@@ -105,7 +106,7 @@ class Store(NamesStore):
 
     def use_tier(self, tier: DramTier | None) -> None:
         """Put the DRAM tier in front of the segments; None: use no tier."""
-        self.dram = Dram(tier, self.metadata, self.segments, self.quarantine, self.offload)
+        self.dram = Dram(tier, SegmentSource(self.metadata, self.segments, self.quarantine), self.offload)
 
     def hello(self, *, descriptors: bool) -> HelloReply:
         """Return the reply to a client's Hello."""

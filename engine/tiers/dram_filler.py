@@ -1,9 +1,11 @@
-"""The DRAM tier in an engine: fills it after reads, serves reads from it before the disk, and drops freed chunks.
+"""The DRAM tier in an engine: fills it after reads, serves reads from it before its source, and drops freed chunks.
+
+The source (`engine.tiers.dram_source`) is an engine's segments.
 
 Rules kept here:
-- A chunk is read from its segment, checked by CRC32C, into a cell that no reader can see yet; it is published in the
+- A chunk is read from its source, checked by CRC32C, into a cell that no reader can see yet; it is published in the
   same step in which its record is looked up once more and found.  If a client's read has just brought and checked its
-  bytes, those are copied instead, and the segment is not read again.
+  bytes, those are copied instead, and the source is not read again.
 - A chunk is forgotten in the step in which its record is removed or it is quarantined: before its place is punched.
 - Bytes served from the tier are checked by CRC32C on the way, as are those from the disk.  On a mismatch the chunk is
   forgotten and read from the disk.
@@ -21,17 +23,14 @@ from typing import Any, Final, NamedTuple
 import structlog
 import trio
 
-from engine.chunks.chunk_store import ChunkFreed, find_chunk
-from engine.chunks.quarantine import ChunkQuarantined, Quarantine
 from engine.format.checksums import check_payload, check_vector, vector_of
 from engine.format.layouts import ChunkRecord
-from engine.metadata.metadata_store import Metadata
 from engine.segments.reader import READ_STEP_BYTES
-from engine.segments.segment_store import Segments
+from engine.tiers.dram_source import DramSource
 from engine.tiers.dram_tier import DramTier, Placement
 from lakefs.content.verify import crcs_between, granules_around
 from lakefs.errors import EngineBusy, LakeError
-from lakefs.ids import Buffer, ChunkId, Sequence, id_text
+from lakefs.ids import Buffer, ChunkId, id_text
 from lakefs.limits import (
     DRAM_FILLERS,
     DRAM_FILLS_QUEUED_MAX,
@@ -76,13 +75,9 @@ class PinnedRange(NamedTuple):
 class Dram:
     """The tier of one engine, if it has one.  Used on the loop."""
 
-    def __init__(
-        self, tier: DramTier | None, metadata: Metadata, segments: Segments, quarantine: Quarantine, offload: Offload
-    ) -> None:
+    def __init__(self, tier: DramTier | None, source: DramSource, offload: Offload) -> None:
         self.tier: Final = tier
-        self._metadata = metadata
-        self._segments = segments
-        self._quarantine = quarantine
+        self._source = source
         self._offload = offload
         self._queued: set[ChunkId] = set()
         self._held: dict[ChunkId, _Payload] = {}
@@ -97,7 +92,7 @@ class Dram:
         self._wanted: trio.MemorySendChannel[ChunkId]
         self._wanted, self._wants = trio.open_memory_channel[ChunkId](DRAM_FILLS_QUEUED_MAX)
         if tier is not None:
-            metadata.on_joined(self._joined, [ChunkFreed, ChunkQuarantined])
+            source.on_gone(tier.forget)
 
     # --- reads -------------------------------------------------------------------------------------
 
@@ -138,7 +133,7 @@ class Dram:
 
     def want(self, chunk: ChunkId) -> None:
         """Queue a chunk to be brought in from its segment; does nothing when the queue is full."""
-        if chunk in self._queued or chunk in self._quarantine:
+        if chunk in self._queued:
             return
         try:
             self._wanted.send_nowait(chunk)
@@ -160,7 +155,7 @@ class Dram:
                 self._held[chunk] = read
                 self._held_bytes += len(payload)
             return
-        cell = None if self._record(chunk) is None else tier.reserve(chunk, record.extent_bytes)
+        cell = None if self._source.find(chunk) is None else tier.reserve(chunk, record.extent_bytes)
         if cell is not None:
             read.copy_to(tier.arena.memory(cell))
             self.offered += tier.publish(cell, record.stored_bytes, record.crc)
@@ -230,7 +225,7 @@ class Dram:
                 del read
 
     async def _bring_in(self, chunk: ChunkId, read: _Payload | None) -> None:
-        tier, record = self.tier, self._record(chunk)
+        tier, record = self.tier, self._source.find(chunk)
         assert tier is not None, "only a tier queues fills"
         if record is None:
             return
@@ -241,10 +236,10 @@ class Dram:
         is_in = False
         try:
             if read is None:
-                await self._segments.reader.read_chunk(record, tier.arena.memory(cell))
+                await self._source.read(record, tier.arena.memory(cell))
             else:
                 await self._offload.run(read.copy_to, tier.arena.memory(cell))
-            if self._record(chunk) is not None:
+            if self._source.find(chunk) is not None:
                 is_in = True
                 self.offered += tier.publish(cell, record.stored_bytes, record.crc) and read is not None
         finally:
@@ -262,18 +257,6 @@ class Dram:
             tier.arena.grows = False
             return
         tier.add_slab(memory, size)
-
-    def _record(self, chunk: ChunkId) -> ChunkRecord | None:
-        if chunk in self._quarantine:
-            return None
-        with self._metadata.view() as view:
-            return find_chunk(view, chunk)
-
-    def _joined(self, _: Sequence, notes: list[object]) -> None:
-        assert self.tier is not None, "only a tier observes"
-        for note in notes:
-            if isinstance(note, ChunkFreed | ChunkQuarantined):
-                self.tier.forget(note.chunk)
 
     def statistics(self) -> dict[str, Any]:
         """Figures for status; `limit_bytes` is 0 without a tier."""
