@@ -8,8 +8,8 @@ One cycle, beside readers and writers:
    the walk's place, so the walk meets it.  A node behind that place which gets another blob (a folder's own key) is
    looked at again (`metadata.on_joined`).  A chunk that a writer refers to, or finds present, during the cycle is
    marked by the barrier (`References.keep`), no matter how that writer's name came about, or which session holds it.
-2. *Sweep.*  Chunks born before the cycle and not marked are proposed, in batches.  The commit that frees them looks
-   again, in one synchronous step: a chunk that has been marked since, or has another record, stays.
+2. *Sweep.*  Whole chunks born before the cycle and not marked are proposed, in batches.  The commit that frees them
+   looks again, in one synchronous step: a chunk that has been marked since, or has another record, stays.
 3. *Reclaim.*  After the sweep, in segments that were sealed with nothing in flight before the cycle, every gap
    between live extents is punched: freed chunks, and leftovers of crashes and interrupted puts.  A segment without
    live extents is removed.  Chunks freed elsewhere are punched after the sweep too, stretch by stretch, so that
@@ -39,7 +39,7 @@ from engine.chunks.manifests import Manifests
 from engine.chunks.quarantine import Quarantine
 from engine.format.extents import Extent
 from engine.format.keyed import VALUES_BEGIN, VALUES_END, chunks_of
-from engine.format.layouts import ChunkRecord, Table, chunk_id_of_key, unpack_chunk_record
+from engine.format.layouts import ChunkRecord, Table, chunk_id_of_key, is_whole, unpack_chunk_record
 from engine.host.failpoints import reached
 from engine.metadata.metadata_store import Metadata
 from engine.metadata.pacing import Pacing
@@ -267,7 +267,9 @@ class Collector:
             after = page[-1][0]
             proposed: list[tuple[bytes, ChunkRecord]] = []
             for key, record in page:
-                if record.birth >= cycle.born_before:
+                if not is_whole(key):  # no name of this store says who refers to it
+                    cycle.note_live(record)
+                elif record.birth >= cycle.born_before:
                     cycle.report.kept_young += 1
                     cycle.note_live(record)
                 elif record.birth in cycle.marked:
