@@ -40,7 +40,6 @@ from pyfuse3 import (
 
 from fuse.answering import answering, repeatable, step_of_repeat
 from fuse.handles import Handle, release_all
-from fuse.hot.hot_file import HotFile
 from fuse.hot.hot_set import HotSet
 from fuse.names.attribute_changes import AttributeChanges
 from fuse.names.changes import ATTEMPTS_MAX, Changes
@@ -52,8 +51,9 @@ from fuse.names.xattrs import ExtendedAttributes
 from fuse.native import layer
 from fuse.open_file import OpenFile, may_read
 from fuse.state.attributes import no_entry, to_entry, to_statvfs, without_set_id
-from fuse.state.inodes import SYMLINK, Inode
+from fuse.state.inodes import Inode
 from fuse.state.mount import Mount
+from fuse.state.stat_fields import SYMLINK
 from lakefs.wire.messages import SetAttributes, Status, StatusReply
 
 _log: Final = structlog.get_logger(__name__)
@@ -456,7 +456,10 @@ class LakeOperations(pyfuse3.Operations):
         self, inode: Inode, file: OpenFile, flags: int, ctx: RequestContext, *, changed: bool = False
     ) -> FileInfo:
         handle = self._handle()
-        hot = None if inode.guests else self._passed_through(handle, file, flags)
+        hot = None
+        if self.hot is not None and not inode.guests:
+            begins = not (file.answered or flags & _WRITING) and file.is_stored
+            file.hot = hot = self.hot.pass_through(inode, file.hot, handle, flags, begins=begins)
         stores = changed or flags & _STORING
         if stores:
             file.writers.opened(handle, flags, ctx.pid)
@@ -475,16 +478,6 @@ class LakeOperations(pyfuse3.Operations):
         before, inode.cached_blob = inode.cached_blob, inode.attributes.blob
         keeps = before is not None and before == inode.cached_blob
         return FileInfo(fh=FileHandleT(handle), keep_cache=keeps, direct_io=not may_read(flags))
-
-    def _passed_through(self, handle: int, file: OpenFile, flags: int) -> HotFile | None:
-        """Have the handle pass through to the file's content in memory, if all handles of the inode do; else None."""
-        if self.hot is None:
-            return None
-        if file.hot is None and not file.answered and file.is_stored and not flags & _WRITING:
-            file.hot = self.hot.given(file.inode)
-        if file.hot is not None:
-            self.hot.opened(file.hot, handle, flags)
-        return file.hot
 
     def _handle(self) -> int:
         self._next_handle += 1

@@ -144,6 +144,19 @@ class HotSet:
         self._owned[inode] = hot
         return hot
 
+    def pass_through(
+        self, inode: Inode, hot: HotFile | None, handle: int, flags: int, *, begins: bool
+    ) -> HotFile | None:
+        """Have a handle, whose open is being answered, pass through, and return to what; None if it does not.
+
+        `hot`: what the inode's other handles pass through to.  `begins`: there are none, and it may be the first.
+        OSError: it cannot, and none does.
+        """
+        found = self.given(inode) if hot is None and begins else hot
+        if found is not None:
+            self.opened(found, handle, flags)
+        return found
+
     def opened(self, hot: HotFile, handle: int, flags: int) -> None:
         """Count a handle, whose open is being answered, and have it pass through.  OSError: it cannot, and none is."""
         self._backings.pass_through(handle, hot.backing, direct=bool(flags & _WRITING))

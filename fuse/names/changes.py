@@ -24,9 +24,10 @@ from pyfuse3 import RENAME_NOREPLACE, FUSEError, RequestContext
 
 from fuse.names.attribute_changes import busy
 from fuse.names.lookups import Lookups
-from fuse.state.inodes import FOLDER, OBJECT, SYMLINK, Attributes, Inode
+from fuse.state.inodes import Inode
 from fuse.state.kept import Changed, Kept, note_change
 from fuse.state.mount import Change, Mount, now_ns
+from fuse.state.stat_fields import FOLDER, OBJECT, SYMLINK, Attributes
 from lakefs.errors import AlreadyExists, KeyNotFound, LakeError, PreconditionFailed
 from lakefs.names import Name
 from lakefs.wire.messages import (

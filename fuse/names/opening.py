@@ -27,8 +27,9 @@ from pyfuse3 import FUSEError
 from fuse.names.lookups import Lookups
 from fuse.names.repeats import Repeats
 from fuse.open_file import OpenFile
-from fuse.state.inodes import OBJECT, Inode
+from fuse.state.inodes import Inode
 from fuse.state.mount import Mount
+from fuse.state.stat_fields import OBJECT
 from lakefs.errors import BucketNotFound, KeyNotFound, PreconditionFailed
 
 _ATTEMPTS_MAX: Final = 16

@@ -20,9 +20,10 @@ from pyfuse3 import FileNameT, FUSEError, ReaddirToken
 
 from fuse.names.lookups import Lookups
 from fuse.state.attributes import to_entry
-from fuse.state.inodes import FOLDER, Inode
+from fuse.state.inodes import Inode
 from fuse.state.kept import Kept
 from fuse.state.mount import Mount
+from fuse.state.stat_fields import FOLDER
 from lakefs.limits import LIST_PAGE_MAX
 from lakefs.names import Name
 from lakefs.wire.messages import BucketList, Buckets, Listed, ListEntry, ListNames, ObjectStat

@@ -13,7 +13,8 @@ from typing import Final
 
 import pyfuse3
 
-from fuse.state.inodes import FOLDER, OBJECT, ROOT, SYMLINK, Attributes, Inode
+from fuse.state.inodes import ROOT, Inode
+from fuse.state.stat_fields import FOLDER, OBJECT, SYMLINK, Attributes
 from lakefs.wire.messages import ListEntry, ObjectAttributes, ObjectStat
 
 BLOCK_BYTES: Final = 1 << 20

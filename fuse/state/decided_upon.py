@@ -11,8 +11,9 @@ An inode that has lost its name to other content elsewhere is committed under th
 
 from __future__ import annotations
 
-from fuse.state.inodes import OBJECT, Inode
+from fuse.state.inodes import Inode
 from fuse.state.mount import Mount
+from fuse.state.stat_fields import OBJECT
 from lakefs.errors import BucketNotFound, KeyNotFound, LakeError, PreconditionFailed
 from lakefs.wire.messages import Condition, ObjectStat
 

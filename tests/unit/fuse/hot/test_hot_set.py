@@ -16,8 +16,9 @@ from fuse.hot.budget import Budget
 from fuse.hot.hot_file import HotFile
 from fuse.hot.hot_set import HotRules, HotSet
 from fuse.hot.memory_files import MemoryFiles
-from fuse.state.inodes import OBJECT, Attributes, Inode, InodeTable
+from fuse.state.inodes import Inode, InodeTable
 from fuse.state.mount import Mount
+from fuse.state.stat_fields import OBJECT, Attributes
 from lakefs.errors import ChunkDamaged
 from lakefs.host.memory_limits import Available
 from lakefs.host.offload import InlineOffload

@@ -10,9 +10,10 @@ import trio
 import trio.testing
 
 from fuse.state.attributes import Owner
-from fuse.state.inodes import FOLDER, OBJECT, Attributes, Inode, InodeTable
+from fuse.state.inodes import Inode, InodeTable
 from fuse.state.kept import Absences, Answer
 from fuse.state.mount import Mount
+from fuse.state.stat_fields import FOLDER, OBJECT, Attributes
 from lakefs.errors import KeyNotFound
 from lakefs.names import Name
 from lakefs.wire.messages import ListEntry, ObjectStat

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from fuse.open_file import OpenFile
-from fuse.state.inodes import EXPIRED, FOLDER, OBJECT, ROOT, Attributes, Inode, InodeTable
+from fuse.state.inodes import EXPIRED, ROOT, Inode, InodeTable
+from fuse.state.stat_fields import FOLDER, OBJECT, Attributes
 from lakefs.errors import KeyNotFound
 from lakefs.names import Name
 
