@@ -250,17 +250,9 @@ def open_value(table: Table, key: bytes, sealed: bytes) -> bytes:
 _TABLE_CRC: Final = {table: crc32c(bytes([table])) for table in Table}
 
 
-_WHOLE: Final = b"\xff"
-
-
 def chunk_key(chunk: ChunkId, domain: DomainIndex = DomainIndex(0)) -> bytes:
     """Key of a chunk in the table `chunks`: kind, domain, digest, shard (255 = not sharded)."""
-    return chunk[:1] + domain.to_bytes(2, "big") + chunk[1:] + _WHOLE
-
-
-def is_whole(key: bytes) -> bool:
-    """Return True if a key of the table `chunks` is a whole chunk's, not a shard's."""
-    return key.endswith(_WHOLE)
+    return chunk[:1] + domain.to_bytes(2, "big") + chunk[1:] + b"\xff"
 
 
 def chunk_id_of_key(key: bytes) -> ChunkId:

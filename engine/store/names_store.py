@@ -1,4 +1,4 @@
-"""What the names of an open store stand on: the metadata, and who is connected.  They need no segments."""
+"""The part of an open store that names stand on: the metadata, and who is connected.  It has no segments."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from lakefs.ids import ChunkId, Sequence
 
 
 class DramSource(Protocol):
-    """What stands behind a DRAM tier.  Used on the loop."""
+    """The chunks behind a DRAM tier.  Used on the loop."""
 
     def find(self, chunk: ChunkId) -> ChunkRecord | None:
         """Return the record of a chunk that is there and not known to be damaged; else None.  Does not wait."""

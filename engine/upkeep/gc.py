@@ -39,7 +39,7 @@ from engine.chunks.manifests import Manifests
 from engine.chunks.quarantine import Quarantine
 from engine.format.extents import Extent
 from engine.format.keyed import VALUES_BEGIN, VALUES_END, chunks_of
-from engine.format.layouts import ChunkRecord, Table, chunk_id_of_key, is_whole, unpack_chunk_record
+from engine.format.layouts import ChunkRecord, Table, chunk_id_of_key, unpack_chunk_record
 from engine.host.failpoints import reached
 from engine.metadata.metadata_store import Metadata
 from engine.metadata.pacing import Pacing
@@ -62,6 +62,8 @@ EXTENTS_PER_CYCLE = 4_000_000
 """64 MiB of places."""
 _ROOM_SHARE: Final = 16
 """Freed room is given back during the sweep if free room is below 1/16 of the segments' room."""
+_WHOLE: Final = 255
+"""Shard of a whole chunk's key (`engine.format.layouts.chunk_key`)."""
 _UNPUNCHED_MAX: Final = 262_144
 """4 MiB of places."""
 _STRETCH_BYTES: Final = 16 * MIB
@@ -267,7 +269,7 @@ class Collector:
             after = page[-1][0]
             proposed: list[tuple[bytes, ChunkRecord]] = []
             for key, record in page:
-                if not is_whole(key):  # no name of this store says who refers to it
+                if key[-1] != _WHOLE:  # names of this store do not say who refers to it
                     cycle.note_live(record)
                 elif record.birth >= cycle.born_before:
                     cycle.report.kept_young += 1

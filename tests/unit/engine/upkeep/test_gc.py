@@ -10,11 +10,10 @@ import pytest
 import trio
 import trio.testing
 
-from engine.format.layouts import SegmentKind, Table, chunk_key, unpack_chunk_record
+from engine.format.layouts import SegmentKind
 from engine.process.embedded import EmbeddedEngine
 from engine.segments.files import segment_path
 from engine.store.store import Store
-from engine.tables.views import Transaction
 from engine.upkeep import gc as gc_module
 from lakefs.content.manifest import CutKind, build
 from lakefs.errors import ChunkDamaged, ChunkNotFound, DiskFailed, SessionLost
@@ -41,7 +40,6 @@ from tests.store_rig import (
     session_of,
     simulated_store,
     store_chunks,
-    tamper,
 )
 
 STEPWISE: Final = replace(SMALL_SIZES, gc_batch=1)
@@ -126,33 +124,6 @@ def test_only_what_nothing_refers_to_is_freed() -> None:
                 await read(client, data_chunk_id(LARGE[1:]))
             report = await fsck(client)
             assert (report["damage"], report["notes"]) == (0, 0)
-
-    run(main)
-
-
-def test_what_is_no_whole_chunk_stays_with_its_room() -> None:
-    async def main() -> None:
-        async with simulated_store() as store:
-            client = client_of(store)
-            await put(client, "gone", LARGE)
-            await delete(client, "gone")
-            key = chunk_key(data_chunk_id(LARGE))
-            shard = key[:-1] + b"\x02"
-
-            def become_a_shard(txn: Transaction) -> None:
-                value = txn.get(Table.CHUNKS, key)
-                assert value is not None
-                txn.delete(Table.CHUNKS, key)
-                txn.insert(Table.CHUNKS, shard, value)
-
-            await tamper(store, become_a_shard)
-            for _ in range(2):
-                report = await gc(client)
-                assert (report["freed_chunks"], report["live_chunks"]) == (0, 1)
-            with store.metadata.view() as view:
-                value = view.get(Table.CHUNKS, shard)
-            assert value is not None
-            assert await store.segments.reader.read_chunk(unpack_chunk_record(value)) == LARGE
 
     run(main)
 
