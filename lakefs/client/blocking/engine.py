@@ -56,6 +56,8 @@ class BlockingEngine:
         self._token = token
         self._link: Link | None = None
         self._sessions = SessionKeeper()
+        self._closings = 0
+        """Calls of `close`; one during a connect ends what that makes."""
         self._sending = threading.RLock()
         self._process: Final = os.getpid()
         """The process that made this.  A forked child has the same connection, and only one process may write to it."""
@@ -103,6 +105,7 @@ class BlockingEngine:
 
     def close(self) -> None:
         """Close the connection; open tickets raise EngineUnreachable.  Safe in a signal handler."""
+        self._closings += 1
         link, self._link = self._link, None
         if link is not None:
             link.lose(given_up(f"the connection to {self.address} was closed", self.address))
@@ -204,10 +207,16 @@ class BlockingEngine:
         if link is not None and link.error is None and not link.draining:
             return link
         with self._sending:
-            if self._link is link:
-                self._link = self._connected(patience_s=ENGINE_WAIT_S if link is not None else 0.0)
-            assert self._link is not None, "connecting gives a link or raises"
-            return self._link
+            present = self._link
+            if present is not None and present is not link and present.error is None:  # another thread has connected
+                return present
+            closings = self._closings
+            connected = self._connected(patience_s=ENGINE_WAIT_S if link is not None else 0.0)
+            self._link = connected
+            if self._closings != closings:  # `close` found no link to close
+                self.close()
+                raise EngineUnreachable(f"the connection to {self.address} was closed", subject=self.address)
+            return connected
 
     def _connected(self, patience_s: float) -> Link:
         give_up_at = time.monotonic() + min(patience_s, self.limits.left_s())
