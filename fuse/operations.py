@@ -457,7 +457,7 @@ class LakeOperations(pyfuse3.Operations):
     ) -> FileInfo:
         handle = self._handle()
         hot = None
-        if self.hot is not None and not inode.guests:
+        if self.hot is not None and not inode.borrowers:
             begins = not (file.answered or flags & _WRITING) and file.is_stored
             file.hot = hot = self.hot.pass_through(inode, file.hot, handle, flags, begins=begins)
         stores = changed or flags & _STORING

@@ -8,9 +8,9 @@ none.  An open finds the present content, and never fails for a name that always
   up anew, and opens what it finds.  It does so once (`fuse.names.repeats`).
 - So a thread that was refused gets, at its second open, also content that others have open, if a look-up behind the
   refusal has found that: it was the present content while the open was under way.  If its inode has lost the name once
-  more, it gets the file that others have open under the name, past the kernel's page cache: a guest of its inode.
+  more, it gets the file that others have open under the name, past the kernel's page cache: its inode borrows that.
 - While the kernel reads an inode's content from memory, as for a mapping that is left of it (`fuse.hot.hot_set`), the
-  inode takes over nothing and has no guests; and while it has guests, its handles do not pass through.
+  inode takes over nothing and borrows nothing; and while it has borrowers, no handle of it passes through.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Opening:
     async def open(self, inode: Inode, thread: int) -> OpenFile:
         """Add a handle to what the name of an inode has now; `thread` opens it.  ENOENT, ESTALE, EAGAIN.
 
-        The file may be another inode's: then the handle has to bypass the kernel's page cache, and counts as a guest of
-        this one until `close`.
+        The file may be another inode's: then the handle has to bypass the kernel's page cache, and is one of this inode's
+        borrowers until `close`.
         """
         begun_at = trio.current_time()
         refused_at = self._repeats.begin(thread)
@@ -73,7 +73,7 @@ class Opening:
 
     async def close(self, inode: Inode, file: OpenFile, *, stores: bool = False) -> None:
         """Remove a handle of an inode, for which `open` returned this file (`OpenFile.release`)."""
-        inode.guests -= file.inode is not inode
+        inode.borrowers -= file.inode is not inode
         await file.release(stores=stores)
 
     async def _present(self, inode: Inode, refused_at: float | None) -> OpenFile:
@@ -125,7 +125,7 @@ class Opening:
         if inode.file is not None or self._is_held(inode):
             await file.release()
             return None
-        inode.guests += 1
+        inode.borrowers += 1
         inode.attributes = replace(found.attributes)
         self._mount.forget_attributes(inode)
         return file

@@ -63,7 +63,7 @@ class Inode:
     cached_blob: bytes | None = None
     """The content that the kernel's page cache may hold."""
     file: OpenContent | None = None
-    guests: int = 0
+    borrowers: int = 0
     """Number of handles of it that show another inode's file (`fuse.names.opening`)."""
     children: dict[str, Inode] = field(default_factory=dict)
     target: bytes = b""
