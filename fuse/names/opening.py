@@ -59,8 +59,8 @@ class Opening:
     async def open(self, inode: Inode, thread: int) -> OpenFile:
         """Add a handle to what the name of an inode has now; `thread` opens it.  ENOENT, ESTALE, EAGAIN.
 
-        The file may be another inode's: then the handle has to bypass the kernel's page cache, and is one of this inode's
-        borrowers until `close`.
+        The file may be another inode's: then the handle must bypass the kernel's page cache, and is a borrower of this
+        inode until `close`.
         """
         begun_at = trio.current_time()
         refused_at = self._repeats.begin(thread)
