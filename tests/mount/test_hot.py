@@ -126,7 +126,7 @@ def test_an_open_of_a_hot_file_that_others_overwrite_finds_it_whole(
         (tmp_path / "stop").touch()
         opened, wrong = reading.result()
     assert wrong == [], f"{len(wrong)} of {opened}"
-    assert opened > 100
+    assert opened > 20, "there was something to fail"
 
 
 def test_handles_that_are_opened_at_once_all_pass_through(forced: LakeMounts, here: Path) -> None:
