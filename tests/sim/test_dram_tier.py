@@ -17,7 +17,7 @@ from engine.process.embedded import EmbeddedEngine
 from engine.process.shared_index_life import run_shared_index
 from engine.store.store import Store
 from engine.tiers.arena import Arena
-from engine.tiers.dram_filler import Dram
+from engine.tiers.dram_source import SegmentSource
 from engine.tiers.dram_tier import DramTier, Placement
 from lakefs.errors import ChunkNotFound, StaleGrant
 from lakefs.ids import ChunkId, data_chunk_id
@@ -149,7 +149,7 @@ def test_the_same_seed_is_the_same_run() -> None:
 
 def test_a_tier_that_does_not_hear_of_frees_is_noticed() -> None:
     errors = AssertionError, BaseExceptionGroup
-    with mock.patch.object(Dram, "_joined", return_value=None), pytest.raises(errors) as raised:
+    with mock.patch.object(SegmentSource, "on_gone", return_value=None), pytest.raises(errors) as raised:
         for seed in SEEDS:
             _run(seed)
     assert "what was freed is in the tier" in repr(raised.value)
