@@ -112,7 +112,7 @@ class LakeOperations(pyfuse3.Operations):
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> EntryAttributes:
         """Return the attributes; they are asked anew if they are not fresh."""
         known = self._lookups.inode(inode)
-        await self._repeats.reading(ctx.pid, self._lookups.refresh(known))
+        await self._repeats.reading(ctx.pid, self._lookups.refresh_for_kernel(known))
         return self._attributes(known)
 
     @answering
@@ -436,7 +436,7 @@ class LakeOperations(pyfuse3.Operations):
         """Return the entry for an answer that has attributes only."""
         entry = self._entry(inode)
         entry.st_ino = InodeT(inode.st_ino)
-        entry.attr_timeout = self._mount.timeouts(self._mount.bucket_of(inode))[1]
+        entry.attr_timeout = 0 if inode.is_doubted else self._mount.timeouts(self._mount.bucket_of(inode))[1]
         return entry
 
     def _known(self, inode: Inode) -> EntryAttributes:

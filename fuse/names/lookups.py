@@ -221,6 +221,22 @@ class Lookups:
         if isinstance(found, LakeError) and not (is_root or inode.file is not None or inode.readings):
             raise FUSEError(errno.ESTALE)
 
+    async def refresh_for_kernel(self, inode: Inode) -> None:
+        """Do `refresh` for the kernel, which drops the answer if it is made to forget the attributes meanwhile.
+
+        So it is not, and asks again instead: the answer is not to be kept (`Inode.is_doubted`).
+        """
+        inode.is_doubted = inode.is_doubted and inode.asked > 0
+        inode.asked += 1
+        is_answered = False
+        try:
+            await self.refresh(inode)
+            is_answered = True
+        finally:
+            inode.asked -= 1
+            if not is_answered and inode.is_doubted:
+                self._mount.forget_attributes(inode)
+
     async def stat_of(self, inode: Inode) -> ObjectStat:
         """Return the store's record of the inode's name, which a new file gets now.  ESTALE if the name is gone."""
         if inode.is_pending:

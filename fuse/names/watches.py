@@ -284,6 +284,13 @@ def _invalidate_content(number: int) -> None:
 
 
 def _invalidate_attributes(inode: Inode) -> None:
+    """Make the kernel ask for attributes anew.
+
+    Not while it asks: it would drop the answer, and a read that began with that would end at the old length.
+    """
+    if inode.asked:
+        inode.is_doubted = True
+        return
     try:
         pyfuse3.invalidate_inode(InodeT(inode.number), attr_only=True)
     except OSError:

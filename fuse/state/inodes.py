@@ -63,6 +63,10 @@ class Inode:
     cached_blob: bytes | None = None
     """The content that the kernel's page cache may hold."""
     file: OpenContent | None = None
+    asked: int = 0
+    """Number of the kernel's requests for its attributes that are under way."""
+    is_doubted: bool = False
+    """True if what is answered to the last of those may be out of date: the kernel has to ask again."""
     borrowers: int = 0
     """Number of handles of it that show another inode's file (`fuse.names.opening`)."""
     children: dict[str, Inode] = field(default_factory=dict)

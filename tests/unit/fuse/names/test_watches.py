@@ -9,12 +9,14 @@ from typing import Any, cast
 import pytest
 import trio
 import trio.testing
+from pyfuse3 import InodeT
 
 from fuse.names import watches
 from fuse.names.lookups import Lookups
 from fuse.names.watches import Watcher
 from fuse.open_file import OpenFile
-from fuse.state.inodes import Inode
+from fuse.operations import LakeOperations
+from fuse.state.inodes import EXPIRED, Inode
 from lakefs.wire.messages import WatchEvent
 from tests.unit.fuse.names.slow_mount import SlowMount, held
 
@@ -33,6 +35,7 @@ class Told:
         self.entries: list[str] = []
         self.removed: list[int] = []
         self.attributes: list[Inode] = []
+        self.forget_attributes = watches._invalidate_attributes
         monkeypatch.setattr(watches, "_invalidate_entry", self._entry)
         monkeypatch.setattr(watches, "_invalidate_attributes", self.attributes.append)
         self.mount = SlowMount()
@@ -130,5 +133,35 @@ def test_what_the_watcher_has_compared_since_a_look_up_counts_for_the_open_behin
 
         await held(told.mount, lambda: lookups.look(told.mount.table.root, "a", confirm=True), compared)
         assert inode.found_at >= begun_at + 1, "the answer to the look-up came behind that to the watcher"
+
+    told(monkeypatch, test)
+
+
+def test_attributes_that_change_while_the_kernel_asks_for_them_are_asked_again_and_the_answer_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The kernel drops an answer to a request during which it was told to forget the attributes."""
+    forgotten: list[int] = []
+    monkeypatch.setattr("pyfuse3.invalidate_inode", lambda number, attr_only: forgotten.append(number))
+
+    async def test(told: Told) -> None:
+        inode = told.found("a", 11)
+        inode.confirmed_at = EXPIRED
+        told.mount.staging = cast(Any, SimpleNamespace(take_over=lambda: None))
+        operations = LakeOperations(told.mount)
+        timeouts: list[float] = []
+
+        async def ask() -> None:
+            entry = await operations.getattr(InodeT(inode.number), cast(Any, SimpleNamespace(pid=1)))
+            timeouts.append(entry.attr_timeout)
+
+        async def changed() -> None:
+            told.forget_attributes(inode)
+
+        await held(told.mount, ask, changed)
+        assert (timeouts, forgotten) == ([0], [])
+        await ask()
+        told.forget_attributes(inode)
+        assert (timeouts, forgotten) == ([0, 60], [inode.number])
 
     told(monkeypatch, test)
