@@ -66,7 +66,7 @@ class Inode:
     asked: int = 0
     """Number of the kernel's requests for its attributes that are under way."""
     is_doubted: bool = False
-    """True if what is answered to the last of those may be out of date: the kernel has to ask again."""
+    """True if the answer to the last of those may be out of date: the kernel has to ask again."""
     borrowers: int = 0
     """Number of handles of it that show another inode's file (`fuse.names.opening`)."""
     children: dict[str, Inode] = field(default_factory=dict)

@@ -140,7 +140,7 @@ def test_what_the_watcher_has_compared_since_a_look_up_counts_for_the_open_behin
 def test_attributes_that_change_while_the_kernel_asks_for_them_are_asked_again_and_the_answer_is_not_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The kernel drops an answer to a request during which it was told to forget the attributes."""
+    """The kernel drops an answer if it has to forget the attributes before that has come."""
     forgotten: list[int] = []
     monkeypatch.setattr("pyfuse3.invalidate_inode", lambda number, attr_only: forgotten.append(number))
 
