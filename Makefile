@@ -33,7 +33,7 @@ lab: setup ## tests on hardware that this machine lacks, in a guest: docs/lab.md
 lock: ## write requirements/*.txt anew from pyproject.toml
 	@scripts/lock.sh
 
-demo: ## a store, an engine, objects in and out: 90 seconds, and a few the next time
+demo: ## a store, an engine, objects in and out: two minutes on a new machine, then seconds
 	@scripts/setup.sh demo
 	@$(BIN)/python -m bench.demo
 

@@ -450,7 +450,7 @@ class LakeOperations(pyfuse3.Operations):
         return inode.file
 
     def _is_held(self, inode: Inode) -> bool:
-        return self.hot is not None and self.hot.held(inode) is not None
+        return self.hot is not None and self.hot.is_held(inode)
 
     def _opened(
         self, inode: Inode, file: OpenFile, flags: int, ctx: RequestContext, *, changed: bool = False

@@ -1,11 +1,11 @@
-"""Marks the handler of each request with a decorator, and puts a process's handlers into one table.
+"""Marks the handler of each request with a decorator, and puts the handlers of a service into one table.
 
     class Puts:
         @handles(m.SessionEnd)
         async def session_end(self, client: Client, request: m.SessionEnd) -> Reply: ...
 
 A handler is an async method whose parameters are some of `client`, `request`, `body` and `descriptors`, in that order.
-Which requests are served, and by whom, is a table's: several in one process may answer the same request differently.
+A table decides which requests are served, and by whom: two in one process may answer the same request differently.
 BugError, when the table is made, if a request has two handlers there, or none.
 """
 

@@ -8,7 +8,7 @@ from engine.metadata.metadata_store import Metadata
 from engine.namespace.watch import Watchers
 from engine.sessions.references import References
 from engine.store.features import Features
-from lakefs.ports import Clock, Offload
+from lakefs.ports import Clock
 
 
 @dataclass
@@ -17,7 +17,6 @@ class NamesStore:
 
     features: Features
     clock: Clock
-    offload: Offload
     metadata: Metadata
     references: References
     watchers: Watchers

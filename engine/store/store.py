@@ -45,7 +45,7 @@ from lakefs.errors import IndexDamaged, LakeError, StoreReadOnly
 from lakefs.host.buffers import BufferPool
 from lakefs.ids import Sequence
 from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, COMPACT_SHARE, INFLIGHT_PER_CONNECTION
-from lakefs.ports import Disk
+from lakefs.ports import Disk, Offload
 from lakefs.version import VERSION
 from lakefs.wire.frames import PROTOCOL_VERSION
 from lakefs.wire.messages import FEATURE_FABRIC, FEATURE_PLACES, FEATURE_STAMPS, FEATURE_WATCH_ALL, HelloReply
@@ -56,6 +56,7 @@ class Store(NamesStore):
     """The parts of an open store: those of its names, and those of its content."""
 
     disk: Disk
+    offload: Offload
     reserve: Reserve
     segments: Segments
     quarantine: Quarantine

@@ -127,6 +127,11 @@ class HotSet:
             raise OSError(errno.EIO, "its content in memory is damaged, and still mapped")
         return hot
 
+    def is_held(self, inode: Inode) -> bool:
+        """Return True if the kernel uses a hot file for this inode, be it damaged: a handle or a mapping is left."""
+        hot = self._owned.get(inode)
+        return hot is not None and hot.is_in_use()
+
     def given(self, inode: Inode) -> HotFile | None:
         """Return a hot file with the inode's stored content, which now belongs to it; None if there is none free.
 

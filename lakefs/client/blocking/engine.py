@@ -211,8 +211,7 @@ class BlockingEngine:
             if present is not None and present is not link and present.error is None:  # another thread has connected
                 return present
             closings = self._closings
-            connected = self._connected(patience_s=ENGINE_WAIT_S if link is not None else 0.0)
-            self._link = connected
+            connected = self._link = self._connected(patience_s=ENGINE_WAIT_S if link is not None else 0.0)
             if self._closings != closings:  # `close` found no link to close
                 self.close()
                 raise EngineUnreachable(f"the connection to {self.address} was closed", subject=self.address)

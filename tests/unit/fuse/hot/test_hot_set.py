@@ -309,7 +309,9 @@ def test_damage_is_found_within_the_hour_and_given_to_nobody(
         if in_use:
             with pytest.raises(OSError, match="damaged"):
                 ground.hot.held(inode)
+            assert ground.hot.is_held(inode), "whatever it holds"
             ground.hot.closed(hot, os.O_RDONLY)
+        assert not ground.hot.is_held(inode)
         assert ground.hot.held(inode) is None
         ground.hot.look_after()
         assert ground.hot.file_count == 1
