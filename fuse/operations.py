@@ -117,13 +117,12 @@ class LakeOperations(pyfuse3.Operations):
 
     @answering
     async def readlink(self, inode: InodeT, ctx: RequestContext) -> bytes:
-        """Return the target of a symlink."""
+        """Return the target of the symlink that the name has now.  ESTALE: the kernel looks the path up anew, once."""
         link = self._lookups.inode(inode)
         if link.attributes.kind != SYMLINK:
             raise FUSEError(errno.EINVAL)
-        if not link.target:
-            link.target = (await self._lookups.stat_of(link)).symlink_target
-        return link.target
+        confirm = not self._repeats.is_repeating(ctx.pid)  # else its look-up asked just now
+        return await self._repeats.reading(ctx.pid, self._lookups.target_of(link, confirm=confirm))
 
     @answering
     async def statfs(self, ctx: RequestContext) -> StatvfsData:

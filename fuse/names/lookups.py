@@ -17,6 +17,7 @@ from pyfuse3 import FUSEError
 from fuse.state.inodes import Inode
 from fuse.state.kept import Answer
 from fuse.state.mount import Mount
+from fuse.state.stat_fields import SYMLINK
 from lakefs.errors import BucketNotFound, InvalidName, KeyNotFound, LakeError
 from lakefs.limits import KEY_BYTES_MAX
 from lakefs.names import Name
@@ -257,6 +258,23 @@ class Lookups:
         if inode.xattrs is None or not (inode.is_dirty or self._mount.is_fresh(inode)):
             inode.xattrs = (await self.stat_of(inode)).xattrs
         return inode.xattrs
+
+    async def target_of(self, link: Inode, *, confirm: bool) -> bytes:
+        """Return the target of the symlink that the inode's name has now: a path through it is an open of its name.
+
+        With `confirm` false, of the one that was looked up.  ESTALE: it has none.  A removed one keeps its target.
+        """
+        place = link.place
+        if confirm and place is not None:
+            if not self._table.is_below(place[0], self._table.root):
+                raise FUSEError(errno.ESTALE)
+            found, _ = await self.look(*place, confirm=True)
+            if found is None or found.attributes.kind != SYMLINK:
+                raise FUSEError(errno.ESTALE)
+            link = found
+        if not link.target:
+            link.target = (await self.stat_of(link)).symlink_target
+        return link.target
 
     # --- the table -----------------------------------------------------------------------------------
 

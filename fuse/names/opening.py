@@ -6,6 +6,7 @@ none.  An open finds the present content, and never fails for a name that always
 - An inode that nobody has open takes over what its name has.
 - One that others have open must keep its content for them.  The open is refused with ESTALE; the kernel looks the path
   up anew, and opens what it finds.  It does so once (`fuse.names.repeats`).
+- An open whose name is gone is refused with ESTALE too: only the kernel knows if the call makes the file (O_CREAT).
 - So a thread that was refused gets, at its second open, also content that others have open, if a look-up behind the
   refusal has found that: it was the present content while the open was under way.  If its inode has lost the name once
   more, it gets the file that others have open under the name, past the kernel's page cache: its inode borrows that.
@@ -57,7 +58,7 @@ class Opening:
         """Inodes, by number, of which tasks take what their names have."""
 
     async def open(self, inode: Inode, thread: int) -> OpenFile:
-        """Add a handle to what the name of an inode has now; `thread` opens it.  ENOENT, ESTALE, EAGAIN.
+        """Add a handle to what the name of an inode has now; `thread` opens it.  ESTALE, EAGAIN.
 
         The file may be another inode's: then the handle must bypass the kernel's page cache, and is a borrower of this
         inode until `close`.
@@ -67,9 +68,11 @@ class Opening:
         try:
             return await self._present(inode, refused_at)
         except FUSEError as error:
-            if error.errno == errno.ESTALE and refused_at is None:
+            if error.errno not in (errno.ENOENT, errno.ESTALE):
+                raise
+            if refused_at is None:
                 self._repeats.refuse(thread, begun_at)
-            raise
+            raise FUSEError(errno.ESTALE) from error
 
     async def close(self, inode: Inode, file: OpenFile, *, stores: bool = False) -> None:
         """Remove a handle of an inode, for which `open` returned this file (`OpenFile.release`)."""
@@ -137,14 +140,14 @@ class Opening:
         """
         place = inode.place
         if place is None:
-            raise FUSEError(errno.ENOENT if inode.is_removed else errno.ESTALE)
+            raise FUSEError(errno.ESTALE)
         parent, name = place
         inode.kept = None
         if not self._mount.table.is_below(parent, self._mount.table.root):
             raise FUSEError(errno.ESTALE)
         found, _ = await self._lookups.look(parent, name, confirm=True)
         if found is None:
-            raise FUSEError(errno.ENOENT)
+            raise FUSEError(errno.ESTALE)
         if found is inode:
             return inode
         if found.attributes.kind != OBJECT:

@@ -18,10 +18,12 @@ import errno
 from collections import OrderedDict
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import trio
 from pyfuse3 import FUSEError
+
+T = TypeVar("T")
 
 _REFUSED_MAX: Final = 1024
 """Most threads remembered as refused."""
@@ -95,10 +97,10 @@ class Repeats:
         """Return True if a look-up may be a step of a repeat: then it asks the store."""
         return thread in self._refused
 
-    async def reading(self, thread: int, look: Awaitable[None]) -> None:
-        """Await a look at attributes, which may be a step of a repeat."""
+    async def reading(self, thread: int, look: Awaitable[T]) -> T:
+        """Await a look at attributes or a symlink, which may be a step of a repeat."""
         try:
-            await look
+            return await look
         except FUSEError as error:
             if error.errno != errno.ESTALE:
                 raise

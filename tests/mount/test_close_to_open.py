@@ -118,6 +118,60 @@ def what_was_made_elsewhere_exists(here: Path, there: Path) -> None:
                 assert (here / folder / "name").lstat().st_mode == (there / folder / "name").lstat().st_mode
 
 
+GONE: Final[dict[str, Callable[[Path], object]]] = {
+    "removed": os.unlink,
+    "renamed": lambda path: os.rename(path, path.with_name("renamed")),
+    "moved": lambda path: os.rename(path, path.parent.parent / "moved"),
+    "its folder anew": lambda path: (os.rename(path.parent, f"{path.parent} old"), os.mkdir(path.parent)),
+}
+
+
+def what_is_gone_elsewhere_is_made_anew(here: Path, there: Path) -> None:
+    for way, gone in GONE.items():
+        for number, flags in enumerate((0, os.O_TRUNC, os.O_APPEND, os.O_TRUNC | os.O_APPEND)):
+            name = Path(f"{way} {number}", "name")
+            (here / name).parent.mkdir()
+            (here / name).write_bytes(b"old")
+            seen(there / name)
+            assert (here / name).read_bytes() == b"old"
+            gone(there / name)
+            write(here / name, b"new", os.O_CREAT | flags)
+            assert (there / name).read_bytes() == b"new"
+    for number in range(8):
+        (here / f"to {number}").write_bytes(b"old")
+        os.symlink(f"to {number}", here / f"link {number}")
+        seen(there / f"link {number}")
+        assert (here / f"link {number}").read_bytes() == b"old"
+        os.unlink(there / (f"to {number}" if number % 2 else f"link {number}"))
+        write(here / f"link {number}", b"new")
+        assert (there / f"link {number}").read_bytes() == b"new"
+        assert (there / f"to {number}").read_bytes() == (b"new" if number % 2 else b"old")
+
+
+def a_symlink_leads_where_it_was_put_elsewhere(here: Path, there: Path) -> None:
+    for number in range(2):
+        (here / f"step {number}").mkdir()
+        (here / f"step {number}" / "model").write_bytes(b"%d" % number)
+    os.symlink("step 0", here / "latest")
+    os.symlink("latest/model", here / "model")
+    for number in range(1, ROUNDS):
+        seen(there / "model")
+        os.symlink(f"step {number % 2}", there / "latest~")
+        os.rename(there / "latest~", there / "latest")
+        if number % 3:
+            assert (here / "model").read_bytes() == b"%d" % (number % 2)
+        else:
+            assert (here / "latest" / "model").read_bytes() == b"%d" % (number % 2)
+        assert os.readlink(here / "latest") == f"step {number % 2}"
+    os.unlink(there / "latest")
+    (there / "latest").mkdir()
+    (there / "latest" / "model").write_bytes(b"of a folder")
+    assert (here / "model").read_bytes() == b"of a folder"
+    os.unlink(there / "model")
+    with pytest.raises(FileNotFoundError):
+        os.readlink(here / "model")
+
+
 INTO: Final[dict[str, Callable[[Path, Path], object]]] = {
     **{name: lambda path, _, make=make: make(path) for name, make in MAKES.items()},  # type: ignore[misc]
     "rename": lambda path, source: os.rename(source, path),
@@ -302,6 +356,8 @@ CHECKS: Final[tuple[Check, ...]] = (
     an_open_finds_what_was_closed_elsewhere,
     a_listing_finds_what_was_closed_elsewhere,
     what_was_made_elsewhere_exists,
+    what_is_gone_elsewhere_is_made_anew,
+    a_symlink_leads_where_it_was_put_elsewhere,
     nothing_is_made_in_a_folder_that_is_gone,
     a_folder_held_open_that_another_has_replaced_is_gone,
     what_was_removed_elsewhere_stays_removed,
