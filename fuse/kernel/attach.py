@@ -23,6 +23,7 @@ owner of the operations treats every handle that is still open as released.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sys
@@ -158,7 +159,7 @@ class _Loop:
         """Run until the session is over; an exception that escaped a handler is raised."""
         try:
             with self.scope:
-                await pyfuse3.main(max_tasks=MAX_TASKS)
+                await answer_kernel()
         finally:
             self.ended.set()
             self.block.cancel()
@@ -188,6 +189,20 @@ class _Loop:
         with trio.move_on_after(within_s):
             await self.ended.wait()
         return self.ended.is_set()
+
+
+async def answer_kernel() -> None:
+    """Answer the kernel's requests until the session is over; an exception that escaped a handler is raised.
+
+    A session that is aborted just when a request was taken from it ends with ECONNABORTED instead of ENODEV (Linux'
+    `fuse_dev_do_read`), for which libfuse makes an error of the end.
+    """
+    try:
+        await pyfuse3.main(max_tasks=MAX_TASKS)
+    except* OSError as errors:
+        _, others = errors.split(lambda error: isinstance(error, OSError) and error.errno == errno.ECONNABORTED)
+        if others is not None:
+            raise others from None
 
 
 async def _leave(loop: _Loop, entry: MountEntry, options: MountOptions) -> None:

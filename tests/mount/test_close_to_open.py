@@ -118,11 +118,17 @@ def what_was_made_elsewhere_exists(here: Path, there: Path) -> None:
                 assert (here / folder / "name").lstat().st_mode == (there / folder / "name").lstat().st_mode
 
 
+def make_folder_anew(path: Path) -> None:
+    """Rename the folder of a path, and make another of its name."""
+    os.rename(path.parent, f"{path.parent} old")
+    os.mkdir(path.parent)
+
+
 GONE: Final[dict[str, Callable[[Path], object]]] = {
     "removed": os.unlink,
     "renamed": lambda path: os.rename(path, path.with_name("renamed")),
     "moved": lambda path: os.rename(path, path.parent.parent / "moved"),
-    "its folder anew": lambda path: (os.rename(path.parent, f"{path.parent} old"), os.mkdir(path.parent)),
+    "its folder anew": make_folder_anew,
 }
 
 
