@@ -192,6 +192,22 @@ class Lookups:
 
     # --- by inode ------------------------------------------------------------------------------------
 
+    async def present(self, inode: Inode, kind: int) -> Inode:
+        """Return the inode, of a kind, that an inode's name has now: perhaps another one.
+
+        ESTALE: the name has none; the kernel looks the path up anew, and makes what the call makes.  ENOENT: its
+        folder is gone.
+        """
+        if inode.place is None:
+            raise FUSEError(errno.ESTALE)
+        parent, name = inode.place
+        if not self._table.is_below(parent, self._table.root):
+            raise FUSEError(errno.ESTALE)
+        found, _ = await self.look(parent, name, confirm=True)
+        if found is None or (found is not inode and found.attributes.kind != kind):
+            raise FUSEError(errno.ESTALE)
+        return found
+
     async def refresh(self, inode: Inode, *, confirm: bool = False) -> None:
         """Ask for attributes that are not fresh, or with `confirm` not known to stand.
 
@@ -264,14 +280,8 @@ class Lookups:
 
         With `confirm` false, of the one that was looked up.  ESTALE: it has none.  A removed one keeps its target.
         """
-        place = link.place
-        if confirm and place is not None:
-            if not self._table.is_below(place[0], self._table.root):
-                raise FUSEError(errno.ESTALE)
-            found, _ = await self.look(*place, confirm=True)
-            if found is None or found.attributes.kind != SYMLINK:
-                raise FUSEError(errno.ESTALE)
-            link = found
+        if confirm and link.place is not None:
+            link = await self.present(link, SYMLINK)
         if not link.target:
             link.target = (await self.stat_of(link)).symlink_target
         return link.target

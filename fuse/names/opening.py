@@ -6,10 +6,10 @@ none.  An open finds the present content, and never fails for a name that always
 - An inode that nobody has open takes over what its name has.
 - One that others have open must keep its content for them.  The open is refused with ESTALE; the kernel looks the path
   up anew, and opens what it finds.  It does so once (`fuse.names.repeats`).
-- An open whose name is gone is refused with ESTALE too: only the kernel knows if the call makes the file (O_CREAT).
 - So a thread that was refused gets, at its second open, also content that others have open, if a look-up behind the
   refusal has found that: it was the present content while the open was under way.  If its inode has lost the name once
   more, it gets the file that others have open under the name, past the kernel's page cache: its inode borrows that.
+- An open whose name is gone is refused with ESTALE too: only the kernel knows if the call makes the file (O_CREAT).
 - While the kernel reads an inode's content from memory, as for a mapping that is left of it (`fuse.hot.hot_set`), the
   inode takes over nothing and borrows nothing; and while it has borrowers, no handle of it passes through.
 """
@@ -138,25 +138,16 @@ class Opening:
 
         ENOENT, ESTALE.
         """
-        place = inode.place
-        if place is None:
-            raise FUSEError(errno.ESTALE)
-        parent, name = place
-        inode.kept = None
-        if not self._mount.table.is_below(parent, self._mount.table.root):
-            raise FUSEError(errno.ESTALE)
-        found, _ = await self._lookups.look(parent, name, confirm=True)
-        if found is None:
-            raise FUSEError(errno.ESTALE)
+        place, inode.kept = inode.place, None
+        found = await self._lookups.present(inode, OBJECT)
         if found is inode:
             return inode
-        if found.attributes.kind != OBJECT:
-            raise FUSEError(errno.ESTALE)
         if inode.file is None and inode.cached_blob is not None:
             inode.cached_blob = None
             await self._mount.forget_pages(inode)
         is_free = inode.file is None and inode.cached_blob is None and found.file is None
-        if not is_free or self._is_held(inode) or found.parent is not parent or found.is_pending:
+        is_there = place is not None and found.parent is place[0]
+        if not is_free or self._is_held(inode) or not is_there or found.is_pending:
             return found
         self._mount.table.take_over(inode, found)
         self._mount.forget_attributes(inode)
