@@ -165,13 +165,15 @@ class FrameSender:
     async def _send_rest(self, entry: _Queued) -> None:
         left = [part for part in entry.parts if len(part)]
         descriptors = entry.descriptors
+        had_no_room = False
         while left:
             count = self._stream.send_nowait(left, descriptors)
             if count:
                 left, descriptors = after(left, count), ()
-                self.taken += 1
+                self.taken += had_no_room  # a stream may take a frame in pieces while it has room
             else:
                 await self._stream.wait_writable()
+                had_no_room = True
 
     async def _wait_done(self) -> None:
         if self._room is None:

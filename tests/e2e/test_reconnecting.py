@@ -200,7 +200,13 @@ def test_a_trio_lake_outlives_its_engine_and_takes_nothing_over_from_it(folder: 
     assert served.stop() == 0
 
 
-def test_an_engine_that_is_silent_is_lost_and_one_that_is_only_slow_is_not() -> None:
+@pytest.mark.parametrize("part_max", [1, 7, 1 << 20])
+def test_an_engine_that_is_silent_is_lost_and_one_that_is_only_slow_is_not(
+    monkeypatch: pytest.MonkeyPatch, part_max: int
+) -> None:
+    # A Ping that the network takes in parts is no sign of the engine's life.
+    monkeypatch.setattr(SimulatedNetwork, "piece", lambda _, count: min(count, part_max))
+
     async def main(network: SimulatedNetwork) -> None:
         service = FakeService()  # Status waits for its gate
         async with (
