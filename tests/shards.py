@@ -36,12 +36,16 @@ def chunk_at(slot: int, kind: int = 1, more: bytes = b"\x55") -> ChunkId:
     return ChunkId(bytes((kind,)) + (slot << 4).to_bytes(2, "big") + more.ljust(30, b"\x55"))
 
 
+def names_of(shards: Sequence[Shard]) -> tuple[list[bytes], list[int]]:
+    """Return the shards' names as two lists."""
+    return [shard.chunk for shard in shards], [shard.number for shard in shards]
+
+
 def store_request(shards: Sequence[Shard], *, epoch: int = 0, generation: int = 1) -> m.StoreShards:
     return m.StoreShards(
         epoch,
         generation,
-        [shard.chunk for shard in shards],
-        [shard.number for shard in shards],
+        *names_of(shards),
         [len(shard.payload) for shard in shards],
         [granule_crcs(shard.payload) for shard in shards],
     )
@@ -55,14 +59,13 @@ async def store(client: EngineClient, *shards: Shard, epoch: int = 0, generation
 
 async def offer(client: EngineClient, *shards: Shard, epoch: int = 0, generation: int = 1) -> list[int]:
     """Offer shards; return their lengths."""
-    names = [shard.chunk for shard in shards], [shard.number for shard in shards]
-    return (await ask(client, m.OfferShards(epoch, generation, *names), m.ShardsOffered)).lengths
+    return (await ask(client, m.OfferShards(epoch, generation, *names_of(shards)), m.ShardsOffered)).lengths
 
 
 async def drop(client: EngineClient, *shards: Shard, touched: int, epoch: int = 0) -> list[int]:
     """Drop shards; return 0, or the generation that keeps it, of each."""
-    names = [shard.chunk for shard in shards], [shard.number for shard in shards]
-    return (await ask(client, m.DropShards(epoch, *names, [touched] * len(shards)), m.ShardsDropped)).touched
+    request = m.DropShards(epoch, *names_of(shards), [touched] * len(shards))
+    return (await ask(client, request, m.ShardsDropped)).touched
 
 
 async def listed(client: EngineClient, begin: bytes = b"", end: bytes = b"", limit: int = 3) -> dict[Shard, int]:

@@ -199,7 +199,7 @@ def test_an_older_epoch_is_refused_and_a_newer_one_is_not_learnt(member: Kind) -
         assert (await set_epoch(client)).epoch == 7
         for refused in (store, offer):
             with pytest.raises(StaleEpoch, match="7") as raised:
-                await refused(client, LONG, epoch=6)  # type: ignore[operator]
+                await refused(client, LONG, epoch=6)
             assert raised.value.subject == "7"
         with pytest.raises(StaleEpoch):
             await drop(client, SMALL, touched=9, epoch=6)
