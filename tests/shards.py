@@ -12,7 +12,7 @@ from lakefs.wire.engine_port import EngineClient
 from tests.store_rig import ask
 
 WALK = b"w" * 16
-ALL_SLOTS = b"\xff" * 512
+ALL_PARTITIONS = b"\xff" * 512
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Shard:
         return replace(self, payload=payload)
 
 
-def chunk_at(slot: int, kind: int = 1, more: bytes = b"\x55") -> ChunkId:
-    """Return the id of a chunk in one of the 4,096 slots."""
-    return ChunkId(bytes((kind,)) + (slot << 4).to_bytes(2, "big") + more.ljust(30, b"\x55"))
+def chunk_at(partition: int, kind: int = 1, more: bytes = b"\x55") -> ChunkId:
+    """Return the id of a chunk in one of the 4,096 ring partitions."""
+    return ChunkId(bytes((kind,)) + (partition << 4).to_bytes(2, "big") + more.ljust(30, b"\x55"))
 
 
 def names_of(shards: Sequence[Shard]) -> tuple[list[bytes], list[int]]:
@@ -116,7 +116,7 @@ async def collect(
     marked: Sequence[ChunkId] = (),
     *,
     walk: bytes = WALK,
-    homes: bytes = ALL_SLOTS,
+    homes: bytes = ALL_PARTITIONS,
 ) -> m.ShardsSwept:
     """Run a whole cycle of gc, with these chunks marked."""
     await ask(client, m.GcBegin(generation, walk), m.Done)

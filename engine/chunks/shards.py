@@ -69,7 +69,7 @@ class Listed(msgspec.Struct, frozen=True):
 
 @dataclass
 class RingEpoch:
-    """What a member knows of its ring: its epoch, durable, and the epoch's table, empty if it was not given one."""
+    """A member's ring epoch, durable, and the epoch's table; empty if the member was not given it since it started."""
 
     epoch: int = 0
     table: bytes = field(default=b"", repr=False)

@@ -4,7 +4,7 @@
     record of a shard     a chunk record; lengths and checksum are the shard's own
     counter `ring epoch`  msgpack array: version 1, epoch
 
-So the shards of a chunk are neighbours, and those of a slot are one range of keys for each kind of chunk.
+So the shards of a chunk are neighbours, and those of a ring partition are one range of keys for each kind of chunk.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def is_whole(key: bytes) -> bool:
     return key[-1] == WHOLE_CHUNK
 
 
-def slot_of_key(key: bytes, slot_bits: int) -> int:
-    """Return the slot of the chunk whose key this is: the first bits of its digest, 16 at most."""
-    return int.from_bytes(key[_DIGEST_AT : _DIGEST_AT + 2], "big") >> (16 - slot_bits)
+def partition_of_key(key: bytes, partition_bits: int) -> int:
+    """Return the ring partition of the chunk whose key this is: the first bits of its digest, 16 at most."""
+    return int.from_bytes(key[_DIGEST_AT : _DIGEST_AT + 2], "big") >> (16 - partition_bits)
 
 
 def shards_of(chunk: ChunkId) -> tuple[bytes, bytes]:

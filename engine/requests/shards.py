@@ -195,7 +195,7 @@ class ShardRequests:
         collector = member_of(self._store).collector
         size = len(request.homes)
         if not 1 <= size <= m.HOMES_BYTES_MAX or size & (size - 1):
-            raise InvalidArgument(f"{size} bytes of slots; there are 8 to {8 * m.HOMES_BYTES_MAX}, a power of two")
+            raise InvalidArgument(f"{size} bytes of partitions; there are 8 to {8 * m.HOMES_BYTES_MAX}, a power of two")
         if not 0 <= request.batches <= m.GC_BATCHES_MAX:
             raise InvalidArgument(f"a walk sends at most {m.GC_BATCHES_MAX} batches of marks")
         swept = await collector.sweep(request.walk, request.batches, request.homes)

@@ -5,8 +5,8 @@ chunks that it meets (`mark`), and ends it (`sweep`).
 
 Rules kept here:
 - Freed are shards that were born before the cycle began, are not marked, were not touched in the cycle's generation or
-  the one before, and lie in a slot for which the driver says that the member is a home in every epoch in use.  The
-  commit that frees them looks again, in one step.
+  the one before, and lie in a ring partition for which the driver says that the member is a home in every epoch in
+  use.  The commit that frees them looks again, in one step.
 - Marks belong to one walk.  They are in memory: a member that restarts has none, and says so.  A walk's marks are
   counted: unless all batches were received, nothing is freed.
 - Nothing is freed until the coordinator's generation at the start of this process is known (`Touched`).
@@ -23,7 +23,7 @@ from itertools import islice
 
 from engine.chunks.shards import Shards
 from engine.format.layouts import ChunkRecord, Table, unpack_chunk_record
-from engine.format.shards import is_whole, shards_of, slot_of_key
+from engine.format.shards import is_whole, partition_of_key, shards_of
 from engine.host.failpoints import reached
 from engine.metadata.metadata_store import Metadata
 from engine.metadata.pacing import Pacing
@@ -96,7 +96,7 @@ class ShardCollector:
     async def sweep(self, walk: bytes, batches: int, homes: bytes) -> Swept:
         """Free what the cycle may free, and end it; each free is durable on return.  PreconditionFailed, EngineBusy.
 
-        `homes`: a bit for each slot.  When cancelled, or after an error, a part is freed, and the cycle is over.
+        `homes`: a bit for each ring partition.  When cancelled, or after an error, a part is freed; the cycle is over.
         """
         cycle = self._cycle_of(walk)
         if cycle.is_swept:
@@ -140,8 +140,8 @@ class ShardCollector:
             return False
         if self._shards.touched.of(record.birth) >= cycle.generation - 1:
             return False
-        slot = slot_of_key(key, (8 * len(homes)).bit_length() - 1)
-        return bool(homes[slot >> 3] >> (slot & 7) & 1)
+        partition = partition_of_key(key, (8 * len(homes)).bit_length() - 1)
+        return bool(homes[partition >> 3] >> (partition & 7) & 1)
 
     async def _free(self, cycle: _Cycle, proposed: list[tuple[bytes, ChunkRecord]], homes: bytes, swept: Swept) -> None:
         def decide(txn: Transaction) -> list[ChunkRecord]:

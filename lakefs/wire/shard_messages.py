@@ -23,7 +23,7 @@ EPOCH_TABLE_BYTES_MAX: Final = 1 << 20
 GC_BATCHES_MAX: Final = 1 << 24
 """GcMark requests of one walk, of 4,096 chunks each: 64 billion chunks; the set of their numbers takes 2 MiB."""
 HOMES_BYTES_MAX: Final = 8192
-"""Slots in GcSweep, a bit each: 65,536, by the first 16 bits of a digest."""
+"""Ring partitions in GcSweep, a bit each: 65,536, by the first 16 bits of a digest."""
 
 
 class EpochKnown(Message, frozen=True):
@@ -186,8 +186,8 @@ class GcSweep(Request, frozen=True):
     """End a walk's cycle: free shards born before its beginning, not marked, and not touched in the last generations.
 
     `batches`: how many GcMark the walk has sent here; unless all were received, nothing is freed.  `homes`: a bit for
-    each slot, of which the member is a home in every epoch that is not retired; in others nothing is freed.  Slot n,
-    the first bits of a digest, is bit n % 8 of byte n / 8; there are 8 to 65,536 slots, a power of two.
+    each ring partition, of which the member is a home in every epoch that is not retired; in others nothing is freed.
+    Partition n, the first bits of a digest, is bit n % 8 of byte n / 8; there are 8 to 65,536, a power of two.
     PreconditionFailed as in GcMark; EngineBusy while it is swept already.
     """
 

@@ -25,7 +25,7 @@ from lakefs.limits import KIB, MIB
 from lakefs.wire import messages as m
 from tests.contract.engines import KINDS, MEMBERS, Engine, Kind
 from tests.shards import (
-    ALL_SLOTS,
+    ALL_PARTITIONS,
     WALK,
     Shard,
     chunk_at,
@@ -145,9 +145,9 @@ def test_lists_are_in_order_and_of_a_range_of_digests(member: Kind) -> None:
     async def main(engine: Engine) -> None:
         client = engine.client
         shards = [
-            Shard(chunk_at(slot, kind), number, b"%d" % slot)
+            Shard(chunk_at(partition, kind), number, b"%d" % partition)
             for kind in (1, 2)
-            for slot in (0, 1, 15, 16, 4095)
+            for partition in (0, 1, 15, 16, 4095)
             for number in (0, 3)
         ]
         mixed = shards[::]
@@ -235,10 +235,10 @@ def test_a_cycle_without_all_its_marks_frees_nothing(member: Kind) -> None:
         await ask(client, m.GcBegin(5, WALK), m.Done)
         for _ in range(2):  # one that is repeated is counted once
             await ask(client, m.GcMark(WALK, 0, []), m.Done)
-        swept = await ask(client, m.GcSweep(WALK, 2, ALL_SLOTS), m.ShardsSwept)
+        swept = await ask(client, m.GcSweep(WALK, 2, ALL_PARTITIONS), m.ShardsSwept)
         assert (swept.freed_shards, swept.kept_because) == (0, "1 of 2 batches of marks were received")
         with pytest.raises(PreconditionFailed):
-            await ask(client, m.GcSweep(WALK, 1, ALL_SLOTS), m.ShardsSwept)
+            await ask(client, m.GcSweep(WALK, 1, ALL_PARTITIONS), m.ShardsSwept)
         await ask(client, m.GcBegin(6, WALK), m.Done)
         await ask(client, m.GcBegin(6, b"another walk    "), m.Done)
         with pytest.raises(PreconditionFailed):
@@ -250,7 +250,7 @@ def test_a_cycle_without_all_its_marks_frees_nothing(member: Kind) -> None:
     member.run(main)
 
 
-def test_gc_frees_nothing_outside_the_slots_of_which_the_member_is_a_home(member: Kind) -> None:
+def test_gc_frees_nothing_outside_the_partitions_of_which_the_member_is_a_home(member: Kind) -> None:
     async def main(engine: Engine) -> None:
         client = engine.client
         here, there = Shard(chunk_at(17), 0, b"here"), Shard(chunk_at(18), 0, b"there")
@@ -288,7 +288,7 @@ ODD: list[tuple[m.Request, type[LakeError]]] = [
     (m.GcBegin(0, WALK), InvalidArgument),
     (m.GcMark(WALK, -1, []), InvalidArgument),
     (m.GcMark(WALK, 0, []), PreconditionFailed),
-    (m.GcSweep(WALK, 0, ALL_SLOTS), PreconditionFailed),
+    (m.GcSweep(WALK, 0, ALL_PARTITIONS), PreconditionFailed),
     (m.GcSweep(WALK, 0, bytes(3)), InvalidArgument),
     (m.GcSweep(WALK, 0, b""), InvalidArgument),
     (m.ReadChunks([SMALL.chunk], [0], [0], [256]), InvalidArgument),
@@ -335,6 +335,6 @@ def test_a_sweep_that_is_under_way_is_not_begun_twice() -> None:
         assert cycle is not None
         cycle.is_swept = True
         with pytest.raises(EngineBusy):
-            await collector.sweep(WALK, 0, ALL_SLOTS)
+            await collector.sweep(WALK, 0, ALL_PARTITIONS)
 
     MEMBERS["simulated"].run(main)

@@ -14,7 +14,7 @@ from engine.chunks.chunk_store import find_shard
 from engine.chunks.shards import Shards
 from engine.format.features import KNOWN_INCOMPAT, Feature
 from engine.format.layouts import ChunkRecord, Table, chunk_key
-from engine.format.shards import is_whole, ranges_between, shard_key, shard_of_key, shards_of, slot_of_key
+from engine.format.shards import is_whole, partition_of_key, ranges_between, shard_key, shard_of_key, shards_of
 from engine.store.store import Store
 from engine.superblock import superblock as superblocks
 from engine.superblock.superblock import NO_CLUSTER, read_superblock
@@ -69,14 +69,14 @@ def test_keys_of_shards_are_neighbours_before_their_chunk() -> None:
     assert shard_text(chunk, ShardNumber(3)) == f"c:{chunk[1:].hex()}/3"
 
 
-@pytest.mark.parametrize("slot", [0, 1, 300, 4095])
-def test_a_slot_is_the_first_bits_of_a_digest_and_one_range_of_keys_a_kind(slot: int) -> None:
+@pytest.mark.parametrize("partition", [0, 1, 300, 4095])
+def test_a_slot_is_the_first_bits_of_a_digest_and_one_range_of_keys_a_kind(partition: int) -> None:
     for kind in (1, 2):
-        chunk = chunk_at(slot, kind, b"\xff" * 30)
-        assert slot_of_key(chunk_key(chunk), 12) == slot
-        assert slot_of_key(chunk_key(chunk), 14) >> 2 == slot
-        begin, end = (slot << 4).to_bytes(2, "big"), ((slot + 1) << 4).to_bytes(3, "big")[-2:]
-        low, high = ranges_between(begin, b"" if slot == 4095 else end)[kind - 1]
+        chunk = chunk_at(partition, kind, b"\xff" * 30)
+        assert partition_of_key(chunk_key(chunk), 12) == partition
+        assert partition_of_key(chunk_key(chunk), 14) >> 2 == partition
+        begin, end = (partition << 4).to_bytes(2, "big"), ((partition + 1) << 4).to_bytes(3, "big")[-2:]
+        low, high = ranges_between(begin, b"" if partition == 4095 else end)[kind - 1]
         assert low <= chunk_key(chunk) < high
 
 

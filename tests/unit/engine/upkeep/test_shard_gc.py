@@ -10,7 +10,7 @@ import pytest
 
 from engine.chunks.shards import Shards
 from engine.chunks.touched import KEPT, Touched
-from engine.format.shards import slot_of_key
+from engine.format.shards import partition_of_key
 from engine.tables.number_set import NumberSet
 from engine.upkeep import shard_gc
 from engine.upkeep.shard_gc import ShardCollector
@@ -24,8 +24,8 @@ from tests.store_rig import ask, client_of, run, simulated_store
 
 STEPS = 60
 LIVES = 4
-SLOTS = (0, 1, 100, 4095)
-NAMES = [(slot, number) for slot in SLOTS for number in (0, 1, 5)]
+PARTITIONS = (0, 1, 100, 4095)
+NAMES = [(partition, number) for partition in PARTITIONS for number in (0, 1, 5)]
 
 
 @dataclass
@@ -97,7 +97,7 @@ class History:
 
     def some(self, count: int) -> list[Shard]:
         names = self.rng.sample(NAMES, count)
-        return [Shard(chunk_at(slot), number, b"%d of %d" % (number, slot)) for slot, number in names]
+        return [Shard(chunk_at(partition), number, b"%d of %d" % (number, partition)) for partition, number in names]
 
     def session(self) -> int:
         """The generation of a session, which its head may have learnt a while ago."""
@@ -164,8 +164,8 @@ class History:
         if cycle is None:
             return
         homes = bytearray(512)
-        for slot in self.rng.sample(SLOTS, 3):
-            homes[slot >> 3] |= 1 << (slot & 7)
+        for partition in self.rng.sample(PARTITIONS, 3):
+            homes[partition >> 3] |= 1 << (partition & 7)
         before = set(self.model.touched)
         try:
             swept = await ask(self.client, m.GcSweep(cycle.walk, cycle.batches, bytes(homes)), m.ShardsSwept)
@@ -180,13 +180,13 @@ class History:
         await self.check()
 
     def is_garbage(self, cycle: Cycle, shard: Shard, homes: bytes) -> bool:
-        slot = int.from_bytes(shard.chunk[1:3], "big") >> 4
+        partition = int.from_bytes(shard.chunk[1:3], "big") >> 4
         return (
             cycle.is_whole
             and shard in cycle.present
             and shard.chunk not in cycle.marked
             and self.model.bound(shard) < cycle.generation - 1
-            and bool(homes[slot >> 3] >> (slot & 7) & 1)
+            and bool(homes[partition >> 3] >> (partition & 7) & 1)
         )
 
     async def tell(self) -> None:
@@ -218,8 +218,8 @@ def _plant_sweep_of_young(plant: pytest.MonkeyPatch) -> None:
     plant.setattr(shard_gc.ShardCollector, "_is_garbage", _garbage_without("birth"))
 
 
-def _plant_sweep_outside_its_slots(plant: pytest.MonkeyPatch) -> None:
-    plant.setattr(shard_gc.ShardCollector, "_is_garbage", _garbage_without("slot"))
+def _plant_sweep_outside_its_partitions(plant: pytest.MonkeyPatch) -> None:
+    plant.setattr(shard_gc.ShardCollector, "_is_garbage", _garbage_without("partition"))
 
 
 def _plant_sweep_of_marked(plant: pytest.MonkeyPatch) -> None:
@@ -229,12 +229,12 @@ def _plant_sweep_of_marked(plant: pytest.MonkeyPatch) -> None:
 def _garbage_without(left_out: str) -> Callable[..., bool]:
     def is_garbage(self: ShardCollector, cycle: shard_gc._Cycle, key: bytes, record: object, homes: bytes) -> bool:
         birth = record.birth  # type: ignore[attr-defined]
-        slot = slot_of_key(key, 12)
+        partition = partition_of_key(key, 12)
         reasons_to_keep = {
             "birth": birth >= cycle.born_before,
             "mark": birth in cycle.marked,
             "touched": self._shards.touched.of(birth) >= cycle.generation - 1,
-            "slot": not homes[slot >> 3] >> (slot & 7) & 1,
+            "partition": not homes[partition >> 3] >> (partition & 7) & 1,
         }
         return not any(keeps for reason, keeps in reasons_to_keep.items() if reason != left_out)
 
