@@ -67,6 +67,14 @@ class Listed(msgspec.Struct, frozen=True):
     touched: int
 
 
+@dataclass(frozen=True)
+class ShardsRecorded:
+    """Note on the transaction that records shards: somebody writes, so upkeep takes short steps."""
+
+
+_STORED: Final = ShardsRecorded()
+
+
 @dataclass
 class RingEpoch:
     """A member's ring epoch, durable, and the epoch's table; empty if the member was not given it since it started."""
@@ -185,6 +193,7 @@ class Shards:
             fresh = [item for item in written if not self._is_kept(txn, _sealed_of(item), generation)]
             for item in fresh:
                 self._record_in(txn, item, generation)
+            txn.note(_STORED)
             return {_sealed_of(item).key for item in fresh}
 
         try:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Final
 
 from engine.chunks.shards import Shards
 from engine.format.layouts import ChunkRecord, Table, unpack_chunk_record
@@ -32,6 +33,9 @@ from engine.tables.views import Transaction, View
 from lakefs.errors import EngineBusy, InvalidArgument, PreconditionFailed
 from lakefs.ids import Birth, ChunkId
 from lakefs.limits import GC_BATCH
+
+_RECORDS_A_MARK: Final = 4
+"""Records that are walked in the time that it takes to find the shards of one chunk."""
 
 
 @dataclass
@@ -84,7 +88,7 @@ class ShardCollector:
         cycle = self._cycle_of(walk)
         begin = 0
         while begin < len(chunks) and self._cycle is cycle:
-            end = begin + cycle.pacing.step(self._batch)
+            end = begin + max(1, cycle.pacing.step(self._batch) // _RECORDS_A_MARK)
             with self._metadata.view() as view:
                 for chunk in chunks[begin:end]:
                     _mark_in(view, chunk, cycle.marked)

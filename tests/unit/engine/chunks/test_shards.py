@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 from unittest import mock
 
 import pytest
+import trio
 
 from engine.chunks.chunk_store import find_shard
+from engine.chunks.payload import Hashed, Written
 from engine.chunks.shards import Shards
 from engine.format.features import KNOWN_INCOMPAT, Feature
 from engine.format.layouts import ChunkRecord, Table, chunk_key
@@ -18,14 +21,16 @@ from engine.format.shards import is_whole, partition_of_key, ranges_between, sha
 from engine.store.store import Store
 from engine.superblock import superblock as superblocks
 from engine.superblock.superblock import NO_CLUSTER, read_superblock
+from engine.tiers.shared_index import WATCHED, SharedIndex
 from engine.upkeep.compaction import Compactor
-from lakefs.errors import ChunkDamaged, StoreFull, StoreUnusable
+from lakefs.errors import ChunkDamaged, LakeError, PreconditionFailed, StaleEpoch, StoreFull, StoreUnusable
 from lakefs.ids import WHOLE_CHUNK, ChunkId, ShardNumber, data_chunk_id, shard_text
 from lakefs.limits import COMPACT_SHARE_MOST, KIB
+from lakefs.wire import messages as m
 from tests.contract.engines import LAKE
 from tests.shards import Shard, chunk_at, collect, listed, offer, read, set_epoch, store
 from tests.sim.world.disk import SimCrashed, SimDisk
-from tests.store_rig import SMALL_SIZES, client_of, fsck, gc, put, run, simulated_store
+from tests.store_rig import SMALL_SIZES, ask, client_of, fsck, gc, in_flight, put, run, simulated_store
 
 SIZES: Final = (1, 1000, 64 * KIB - 1, 64 * KIB, 300 * KIB)
 EAGER: Final = replace(SMALL_SIZES, compact_won_bytes=1)
@@ -328,8 +333,6 @@ def test_the_shared_index_has_no_shards_and_loses_no_chunk_by_them() -> None:
             removed: list[bytes] = []
             index = mock.Mock()
             index.remove = removed.append
-            from engine.tiers.shared_index import WATCHED, SharedIndex
-
             opened.metadata.on_durable_records(WATCHED, lambda found: SharedIndex.records_durable(index, found))
             await store(client, *parts)
             await collect(client, 5)
@@ -339,5 +342,104 @@ def test_the_shared_index_has_no_shards_and_loses_no_chunk_by_them() -> None:
             assert all(not is_whole(key) for key in puts)
             with opened.metadata.view() as view:
                 assert view.get(Table.CHUNKS, chunk_key(ChunkId(stat.blob))) is not None
+
+    run(main)
+
+
+# --- races ---------------------------------------------------------------------------------------------------
+
+
+def test_a_store_that_is_overtaken_by_a_newer_epoch_is_refused_and_leaves_nothing() -> None:
+    async def main() -> None:
+        async with simulated_store(cluster_id=LAKE) as opened:
+            client, written, go_on = client_of(opened), trio.Event(), trio.Event()
+            write = opened.chunks.ingest.write
+
+            async def slow(items: Sequence[Hashed]) -> list[Written]:
+                done = await write(items)
+                written.set()
+                await go_on.wait()
+                return done
+
+            refused: list[LakeError] = []
+
+            async def old_head() -> None:
+                try:
+                    await store(client, *some(5), epoch=5)
+                except LakeError as error:
+                    refused.append(error)
+
+            with mock.patch.object(opened.chunks.ingest, "write", slow):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(old_head)
+                    await written.wait()
+                    await set_epoch(client, 6)
+                    go_on.set()
+            assert [type(error) for error in refused] == [StaleEpoch]
+            assert await listed(client) == {}
+            assert in_flight(opened) == 0
+
+    run(main)
+
+
+@pytest.mark.parametrize("what", ["offered", "stored"])
+def test_what_is_touched_while_a_sweep_is_under_way_stays(what: str) -> None:
+    async def main() -> None:
+        async with simulated_store(cluster_id=LAKE) as opened:
+            assert opened.member is not None
+            client, shards = client_of(opened), some(6)
+            await store(client, *shards, generation=1)
+            collector = opened.member.collector
+            free = collector._free
+
+            async def touched_first(*arguments: Any) -> None:
+                await (offer if what == "offered" else store)(client, *shards[:3], generation=4)
+                await free(*arguments)
+
+            with mock.patch.object(collector, "_free", touched_first):
+                assert (await collect(client, 5)).freed_shards == 3
+            assert await read(client, *shards[:3]) == [shard.payload for shard in shards[:3]]
+
+    run(main)
+
+
+def test_two_heads_that_store_one_shard_at_once_are_both_answered() -> None:
+    async def main() -> None:
+        async with simulated_store(cluster_id=LAKE) as opened:
+            fresh: list[bool] = []
+
+            async def head() -> None:
+                for shard in some(6):
+                    fresh.extend(await store(client_of(opened), shard))
+
+            async with trio.open_nursery() as nursery:
+                for _ in range(3):
+                    nursery.start_soon(head)
+            assert sum(fresh) == 6
+            client = client_of(opened)
+            assert await read(client, *some(6)) == [shard.payload for shard in some(6)]
+            assert (await fsck(client))["findings"] == []
+            assert in_flight(opened) == 0
+
+    run(main)
+
+
+def test_a_sweep_that_another_walk_replaces_frees_nothing_more() -> None:
+    async def main() -> None:
+        async with simulated_store(cluster_id=LAKE) as opened:
+            assert opened.member is not None
+            client, shards = client_of(opened), some(6)
+            await store(client, *shards, generation=1)
+            collector = opened.member.collector
+            free = collector._free
+
+            async def replaced_first(*arguments: Any) -> None:
+                await ask(client, m.GcBegin(5, b"another walk    "), m.Done)
+                await free(*arguments)
+
+            with mock.patch.object(collector, "_free", replaced_first), pytest.raises(PreconditionFailed):
+                await collect(client, 5)
+            assert await offer(client, *shards) == [len(shard.payload) for shard in shards]
+            await ask(client, m.GcMark(b"another walk    ", 0, []), m.Done)
 
     run(main)
