@@ -195,6 +195,12 @@ class SessionLost(OperationalError):
     retryable = True
 
 
+class StaleEpoch(OperationalError):
+    """The request was made by an older ring epoch than the member has; look homes up in the newer table."""
+
+    retryable = True
+
+
 class StaleGrant(OperationalError):
     """The chunk moved or was freed after it was located; locate again."""
 
@@ -330,6 +336,7 @@ ERROR_TABLE: Final[tuple[ErrorRow, ...]] = (
     ErrorRow(Unchecked, 44, 2, 503, EIO),
     ErrorRow(DiskFailed, 45, 74, 503, EIO),
     ErrorRow(FabricFailed, 46, 69, 503, EIO),
+    ErrorRow(StaleEpoch, 47, 75, 503, EBUSY),
     ErrorRow(ChunkDamaged, 64, 1, 500, EIO),
     ErrorRow(IndexDamaged, 65, 1, 500, EIO),
     ErrorRow(JournalDamaged, 66, 1, 500, EIO),

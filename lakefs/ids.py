@@ -30,11 +30,14 @@ ChunkId = NewType("ChunkId", bytes)
 """33 bytes: kind byte, then the digest."""
 BlobId = NewType("BlobId", bytes)
 """33 bytes: the id of the blob's only chunk, or of its manifest.  It identifies a layout of the bytes."""
+ShardNumber = NewType("ShardNumber", int)
+"""Number of a shard of a chunk, from 0; WHOLE_CHUNK: no shard, but the chunk itself."""
 StoreId = NewType("StoreId", bytes)
 EngineId = NewType("EngineId", bytes)
 BootId = NewType("BootId", bytes)
 SessionId = NewType("SessionId", bytes)
 
+WHOLE_CHUNK: Final = ShardNumber(255)
 ROOT_NODE: Final = NodeId(1)
 DEFAULT_DOMAIN: Final = DomainIndex(0)
 DIGEST_BYTES: Final = 32
@@ -108,3 +111,8 @@ def id_text(identifier: bytes) -> str:
     if len(identifier) == ID_BYTES:
         return ("c:" if identifier[0] == ChunkKind.DATA else "m:") + identifier[1:].hex()
     return identifier.hex()
+
+
+def shard_text(chunk: ChunkId, shard: ShardNumber) -> str:
+    """Return a shard as users see it: the chunk's id, `/` and its number; the bare id for the whole chunk."""
+    return id_text(chunk) if shard == WHOLE_CHUNK else f"{id_text(chunk)}/{shard}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.format.layouts import Table, chunk_id_of_key, unpack_chunk_record
+from engine.format.shards import is_whole
 from engine.store.store import Store
 from engine.tiers.owned_table import OwnedTable
 from lakefs.ids import ChunkId
@@ -32,7 +33,9 @@ def check_shared_index(store: Store) -> bool:
     entries = entries_of(store.shared_index)
     with store.metadata.view() as view:
         records = {
-            chunk_id_of_key(key): unpack_chunk_record(value) for key, value in view.scan(Table.CHUNKS, b"", b"\xff")
+            chunk_id_of_key(key): unpack_chunk_record(value)
+            for key, value in view.scan(Table.CHUNKS, b"", b"\xff")
+            if is_whole(key)
         }
         if view.sequence > store.metadata.durable_sequence:
             return False

@@ -11,11 +11,13 @@ import trio
 from trio.testing import MockClock
 
 from engine.format.layouts import ChunkRecord, Table, chunk_id_of_key, unpack_chunk_record
+from engine.format.shards import is_whole
 from engine.format.sizes import MetadataSizes, SegmentSizes, StoreSizes
 from engine.process.embedded import EmbeddedEngine
 from engine.requests.table import Service
 from engine.store.opening import open_store
 from engine.store.store import Store
+from engine.superblock.superblock import NO_CLUSTER
 from engine.tables.views import Transaction
 from engine.tiers.dram_tier import DramTier
 from lakefs.host.offload import InlineOffload
@@ -53,6 +55,7 @@ async def simulated_store(
     verify_index: bool = False,
     upload_expiry_s: float = 0.0,
     tier: DramTier | None = None,
+    cluster_id: bytes = NO_CLUSTER,
 ) -> AsyncIterator[Store]:
     """A store, created when the disk has none, and stopped cleanly at the end."""
     async with open_store(
@@ -64,6 +67,7 @@ async def simulated_store(
         upload_expiry_s=upload_expiry_s,
         sizes=sizes,
         tier=tier,
+        cluster_id=cluster_id,
     ) as store:
         yield store
 
@@ -156,10 +160,12 @@ async def fsck(client: EngineClient, *, full: bool = True) -> dict[str, Any]:
 
 
 def records(store: Store) -> dict[ChunkId, ChunkRecord]:
-    """Return the records of all chunks."""
+    """Return the records of all whole chunks."""
     with store.metadata.view() as view:
         return {
-            chunk_id_of_key(key): unpack_chunk_record(value) for key, value in view.scan(Table.CHUNKS, b"", b"\xff")
+            chunk_id_of_key(key): unpack_chunk_record(value)
+            for key, value in view.scan(Table.CHUNKS, b"", b"\xff")
+            if is_whole(key)
         }
 
 

@@ -22,6 +22,7 @@ from engine.chunks.payload import Hashed, Payload, Written
 from engine.chunks.quarantine import Quarantine
 from engine.format.columns import ChunkColumns, pack_chunks
 from engine.format.layouts import ChunkRecord, Table, chunk_key, unpack_chunk_record
+from engine.format.shards import shard_key
 from engine.metadata.metadata_store import Metadata
 from engine.segments.segment_store import Segments
 from engine.sessions.references import References, Session
@@ -29,7 +30,7 @@ from engine.tables.views import Transaction, View
 from lakefs.content.verify import matches_id
 from lakefs.errors import ChunkDamaged, LakeError, StaleGrant, StoreDamaged
 from lakefs.findings import Finding
-from lakefs.ids import EMPTY_CHUNK, Birth, ChunkId, Sequence, id_text
+from lakefs.ids import EMPTY_CHUNK, WHOLE_CHUNK, Birth, ChunkId, Sequence, ShardNumber, id_text, shard_text
 from lakefs.ports import Offload
 
 _MANY: Final = 8
@@ -46,6 +47,12 @@ class ChunkFreed:
 def find_chunk(view: View, chunk: ChunkId) -> ChunkRecord | None:
     """Return the chunk's record, or None."""
     value = view.get(Table.CHUNKS, chunk_key(chunk))
+    return None if value is None else unpack_chunk_record(value)
+
+
+def find_shard(view: View, chunk: ChunkId, shard: ShardNumber) -> ChunkRecord | None:
+    """Return the shard's record, or None; the chunk's own for WHOLE_CHUNK."""
+    value = view.get(Table.CHUNKS, shard_key(chunk, shard))
     return None if value is None else unpack_chunk_record(value)
 
 
@@ -92,6 +99,10 @@ class Chunks:
     def is_quarantined(self, chunk: ChunkId) -> bool:
         """Return True if the chunk's bytes are known to be damaged."""
         return chunk in self._damaged
+
+    def is_damaged(self, chunk: ChunkId, shard: ShardNumber) -> bool:
+        """Return True if the bytes of the shard, or of the chunk for WHOLE_CHUNK, are known to be damaged."""
+        return self._quarantine.has(chunk, shard)
 
     # --- storing -----------------------------------------------------------------------------------
 
@@ -242,32 +253,38 @@ class Chunks:
 
     # --- reading -----------------------------------------------------------------------------------
 
-    async def read(self, chunk: ChunkId, record: ChunkRecord) -> bytes:
+    async def read(self, chunk: ChunkId, record: ChunkRecord, shard: ShardNumber = WHOLE_CHUNK) -> bytes:
         """Return the whole payload, checked by CRC32C.  ChunkDamaged, StoreDamaged; damage is noted."""
         try:
             return bytes(await self._segments.reader.read_chunk(record))
         except LakeError as error:
-            raise await self.judged(chunk, record, error) from error
+            raise await self.judged(chunk, record, error, shard) from error
 
-    async def judged(self, chunk: ChunkId, record: ChunkRecord, error: LakeError) -> LakeError:
-        """Return the error to report after a failed read of the chunk at its record's place; damage is noted.
+    async def judged(
+        self, chunk: ChunkId, record: ChunkRecord, error: LakeError, shard: ShardNumber = WHOLE_CHUNK
+    ) -> LakeError:
+        """Return the error to report after a failed read of the chunk or shard at its record's place; damage is noted.
 
-        StaleGrant when the chunk was freed, moved or stored anew since: the place holds zeros or other bytes.
+        StaleGrant when it was freed, moved or stored anew since: the place holds zeros or other bytes.
         """
         with self._metadata.view() as view:
-            if find_chunk(view, chunk) != record:
-                return StaleGrant(f"chunk {id_text(chunk)} was freed while it was read", subject=id_text(chunk))
+            if find_shard(view, chunk, shard) != record:
+                text = shard_text(chunk, shard)
+                return StaleGrant(f"chunk {text} was freed while it was read", subject=text)
         if isinstance(error, StaleGrant):
             path = f"segment {record.segment:016x}"
             message = f"{path} is missing; put its file back"
             error = StoreDamaged(message, subject=path, finding=Finding.SEGMENT_MISSING)
-        await self._quarantine.note(chunk, record, error)
+        await self._quarantine.note(chunk, record, error, shard)
         return error
 
-    async def verify(self, chunk: ChunkId, record: ChunkRecord) -> None:
-        """Read the payload and compare it with its CRC32C and its id; damage is noted.  ChunkDamaged, ..."""
-        payload = await self.read(chunk, record)
-        if not await self.offload.run(matches_id, chunk, payload):
+    async def verify(self, chunk: ChunkId, record: ChunkRecord, shard: ShardNumber = WHOLE_CHUNK) -> None:
+        """Read the payload and compare it with its CRC32C, and a whole chunk's with its id; damage is noted.
+
+        ChunkDamaged, ...
+        """
+        payload = await self.read(chunk, record, shard)
+        if shard == WHOLE_CHUNK and not await self.offload.run(matches_id, chunk, payload):
             error = hash_wrong(chunk)
             await self._quarantine.note(chunk, record, error)
             raise error

@@ -21,7 +21,10 @@ _TEXT_BYTES_MAX: Final = 2048 - FEATURE_TEXT_HEADER.size
 
 
 class Feature(IntEnum):
-    """Reserved incompatible feature bits: none is written by format 1, each is refused by name."""
+    """Incompatible features, and bits reserved for some: a release that does not know one refuses the store by name.
+
+    CLUSTER: the store is a member of a lake.  ERASURE_SHARDS: it has shards, which only a member is sent.
+    """
 
     ENCRYPTION = 1 << 0
     COMPRESSION = 1 << 1
@@ -55,7 +58,7 @@ FEATURE_NOTES: Final = {
     ReadOnlyFeature.KEYED: FeatureNote("spaces of keyed blobs (lake kv)", "0.1.0"),
 }
 KNOWN_READ_ONLY: Final = int(ReadOnlyFeature.UPLOADS | ReadOnlyFeature.VERSIONS | ReadOnlyFeature.KEYED)
-KNOWN_INCOMPAT: Final = 0
+KNOWN_INCOMPAT: Final = int(Feature.ERASURE_SHARDS | Feature.CLUSTER)
 
 
 def bits(mask: int) -> Iterator[int]:

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import trio
 
-from engine.chunks.chunk_store import Chunks, find_chunk
+from engine.chunks.chunk_store import Chunks, find_shard
 from engine.chunks.manifests import Manifests
 from engine.format.features import ReadOnlyFeature
 from engine.format.keyed import EXPIRIES_END as KEYED_END
@@ -34,6 +34,7 @@ from engine.format.layouts import (
     unpack_name,
     unpack_node,
 )
+from engine.format.shards import shard_of_key
 from engine.fsck.keyed_check import KeyedCheck
 from engine.fsck.report import Problem, Report
 from engine.fsck.upload_check import UploadCheck
@@ -45,7 +46,21 @@ from engine.tables.number_set import NumberSet
 from lakefs.content.manifest import Entry, Manifest, check_child
 from lakefs.errors import ChunkDamaged, CorruptionError, IndexDamaged, LakeError, StaleGrant
 from lakefs.findings import Finding
-from lakefs.ids import EMPTY_CHUNK, ROOT_NODE, Birth, BlobId, ChunkId, ChunkKind, NodeId, SegmentId, id_text, kind_of
+from lakefs.ids import (
+    EMPTY_CHUNK,
+    ROOT_NODE,
+    WHOLE_CHUNK,
+    Birth,
+    BlobId,
+    ChunkId,
+    ChunkKind,
+    NodeId,
+    SegmentId,
+    ShardNumber,
+    id_text,
+    kind_of,
+    shard_text,
+)
 
 _LOOKS_FOR_NAMES: Final = 3
 _LOOKS_AT_PAYLOAD: Final = 8
@@ -320,13 +335,15 @@ class _Check:
             for key, value in page:
                 record = unpack_chunk_record(value)
                 extents.setdefault(record.segment, array("Q")).extend((record.offset, record.extent_bytes))
-                chunk = chunk_id_of_key(key)
+                chunk, shard = chunk_id_of_key(key), shard_of_key(key)
                 if _misplaced(record, sizes):
-                    await self._place(chunk, record, sizes)
-                elif self._chunks.is_quarantined(chunk):
+                    await self._place(chunk, shard, record, sizes)
+                elif self._chunks.is_damaged(chunk, shard):
                     problem = "its bytes were found damaged when they were read"
-                    self._bad_chunk(chunk, record, Problem(Finding.CHUNK_QUARANTINED, problem))
-                if record.birth not in self._referred:
+                    self._bad_chunk(chunk, shard, record, Problem(Finding.CHUNK_QUARANTINED, problem))
+                if shard != WHOLE_CHUNK:
+                    self.report.count("shards", 1)  # which of them are garbage, names elsewhere say
+                elif record.birth not in self._referred:
                     garbage_count += 1
                     garbage_bytes += record.extent_bytes
             self.report.count("chunks", len(page))
@@ -338,21 +355,23 @@ class _Check:
             message = f"{garbage_count} chunks ({garbage_bytes} bytes) are referred to by {told}"
             self.report.found("store", Finding.GARBAGE, message)
 
-    async def _place(self, chunk: ChunkId, record: ChunkRecord, sizes: dict[SegmentId, int]) -> None:
+    async def _place(
+        self, chunk: ChunkId, shard: ShardNumber, record: ChunkRecord, sizes: dict[SegmentId, int]
+    ) -> None:
         """Look again: segments are made, grow and are removed during the walk."""
         await self._note_size(record.segment, sizes)
         problem = _misplaced(record, sizes)
-        if problem and self._record(chunk) == record:
+        if problem and self._record(chunk, shard) == record:
             # Quarantined, so that a put of the same bytes stores them anew instead of finding them present.
-            error = ChunkDamaged(problem.message, subject=id_text(chunk), finding=problem.finding)
-            await self._chunks.judged(chunk, record, error)
-            self._bad_chunk(chunk, record, problem)
+            error = ChunkDamaged(problem.message, subject=shard_text(chunk, shard), finding=problem.finding)
+            await self._chunks.judged(chunk, record, error, shard)
+            self._bad_chunk(chunk, shard, record, problem)
 
-    def _bad_chunk(self, chunk: ChunkId, record: ChunkRecord, problem: Problem) -> None:
+    def _bad_chunk(self, chunk: ChunkId, shard: ShardNumber, record: ChunkRecord, problem: Problem) -> None:
         is_data = kind_of(chunk) is ChunkKind.DATA
         finding = Finding.CONTENT_CHUNK_DAMAGED if is_data else Finding.CONTENT_MANIFEST_DAMAGED
         self._bad[record.birth] = Problem(finding, problem.message)
-        self.report.found(id_text(chunk), *problem)
+        self.report.found(shard_text(chunk, shard), *problem)
 
     async def _note_size(self, segment: SegmentId, sizes: dict[SegmentId, int]) -> None:
         sizes.pop(segment, None)
@@ -371,40 +390,41 @@ class _Check:
                 end = max(end, offset + length)
 
     async def payloads(self) -> None:
-        """Check every payload against its CRC32C and its id."""
+        """Check every payload against its CRC32C, and a whole chunk's against its id."""
         for page in pages(self._metadata, Table.CHUNKS, b"", b"\xff", lambda: 64):
             for key, value in page:
-                await self._payload(chunk_id_of_key(key), unpack_chunk_record(value))
+                await self._payload(chunk_id_of_key(key), shard_of_key(key), unpack_chunk_record(value))
 
-    async def _payload(self, chunk: ChunkId, record: ChunkRecord) -> None:
+    async def _payload(self, chunk: ChunkId, shard: ShardNumber, record: ChunkRecord) -> None:
         """Check one payload, at the place it had when it was read: compaction may move it during the read."""
         for _ in range(_LOOKS_AT_PAYLOAD):
-            problem = await self._payload_problem(chunk, record)
-            now = self._record(chunk)
+            problem = await self._payload_problem(chunk, shard, record)
+            now = self._record(chunk, shard)
             if now is None:
                 return  # freed
             if now == record:
                 break
             record = now
         else:
-            self.report.found(id_text(chunk), Finding.CHUNK_UNCHECKED, "was moved again and again, and is not checked")
+            problem = Problem(Finding.CHUNK_UNCHECKED, "was moved again and again, and is not checked")
+            self.report.found(shard_text(chunk, shard), *problem)
             return
         if problem and record.birth not in self._bad:
-            self._bad_chunk(chunk, record, problem)
+            self._bad_chunk(chunk, shard, record, problem)
         self.report.count("payload_bytes", record.stored_bytes)
 
-    async def _payload_problem(self, chunk: ChunkId, record: ChunkRecord) -> Problem | None:
+    async def _payload_problem(self, chunk: ChunkId, shard: ShardNumber, record: ChunkRecord) -> Problem | None:
         try:
-            await self._chunks.verify(chunk, record)
+            await self._chunks.verify(chunk, record, shard)
         except LakeError as error:
             return Problem(error.finding, error.message)
         return None
 
     # --- looking again -----------------------------------------------------------------------------
 
-    def _record(self, chunk: ChunkId) -> ChunkRecord | None:
+    def _record(self, chunk: ChunkId, shard: ShardNumber = WHOLE_CHUNK) -> ChunkRecord | None:
         with self._metadata.view() as view:
-            return find_chunk(view, chunk)
+            return find_shard(view, chunk, shard)
 
     def _node_is(self, node_id: NodeId, blob: BlobId) -> bool:
         value = value_of(self._metadata, Table.NODES, node_key(node_id))

@@ -29,7 +29,7 @@ from engine.tables.number_set import NumberSet
 from engine.uploads.keys import PARTS_BEGIN, PARTS_END
 from engine.uploads.lifecycle import unpack_part
 from lakefs.errors import LakeError
-from lakefs.ids import EMPTY_CHUNK, BlobId, ChunkId, ChunkKind, NodeId, chunk_of, id_text, kind_of
+from lakefs.ids import EMPTY_CHUNK, WHOLE_CHUNK, BlobId, ChunkId, ChunkKind, NodeId, chunk_of, kind_of, shard_text
 
 CHUNKS_MAX: Final = 1000
 """Most chunks listed in one report; all are counted."""
@@ -38,16 +38,20 @@ _NOTHING: Final[_Found] = frozenset()
 
 
 async def damage_report(metadata: Metadata, manifests: Manifests, quarantine: Quarantine) -> list[dict[str, Any]]:
-    """Return the quarantined chunks: id, reason, time, and the names of all objects that contain them; JSON-able."""
+    """Return the quarantined chunks: id, reason, time, and the names of all objects that contain them; JSON-able.
+
+    Which objects a shard belongs to is not known here: the names are not a member's own.
+    """
     noted = quarantine.noted(CHUNKS_MAX)
-    owners = await owners_of(metadata, manifests, [item.chunk for item in noted]) if noted else {}
+    whole = [item.chunk for item in noted if item.shard == WHOLE_CHUNK]
+    owners = await owners_of(metadata, manifests, whole) if whole else {}
     return [
         {
-            "chunk": id_text(item.chunk),
+            "chunk": shard_text(item.chunk, item.shard),
             "code": item.code,
             "reason": item.reason,
             "found": datetime.fromtimestamp(item.time_ns / 1e9, UTC).isoformat(timespec="seconds"),
-            "objects": owners[item.chunk],
+            "objects": owners[item.chunk] if item.shard == WHOLE_CHUNK else [],
         }
         for item in noted
     ]

@@ -103,7 +103,10 @@ REPAIR_POINTS: Final = (
 )
 """Steps of `lake fsck --repair`, which no engine reaches."""
 
-ALL_POINTS: Final = (*POINTS, *REPAIR_POINTS)
+MEMBER_POINTS: Final = ("shard-gc.freed",)  # the free is durable, no page is punched
+"""Steps of a member of a lake."""
+
+ALL_POINTS: Final = (*POINTS, *REPAIR_POINTS, *MEMBER_POINTS)
 
 
 _nothing: Final[Callable[[str], object]] = bool

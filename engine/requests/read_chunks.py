@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from contextlib import ExitStack
-from itertools import accumulate
 from typing import Final
 
 from engine.chunks.chunk_store import find_chunk
@@ -20,23 +19,22 @@ from engine.chunks.manifests import checked_chunks
 from engine.format.layouts import ChunkRecord
 from engine.requests.answer_memory import AnswerMemory
 from engine.requests.answers import failure_of
+from engine.requests.chunk_ranges import absent, memory_for, planned_ranges, room_of
 from engine.requests.handlers import handles
+from engine.requests.shard_reads import ShardReads
 from engine.segments.batch_reader import Range
 from engine.segments.reader import READ_AT_ONCE_BYTES, RangeRead
 from engine.sessions.references import Client
 from engine.store.store import Store
 from engine.tiers.shared_index import record_at
-from lakefs.content.verify import granules_around
-from lakefs.errors import ChunkNotFound, InvalidArgument, LakeError, RequestTooLarge, StaleGrant
-from lakefs.ids import ChunkId, Sequence, id_text
-from lakefs.limits import BODY_BYTES_MAX, DRAM_PAYLOAD_BYTES_MIN, GRANULE_BYTES
+from lakefs.errors import InvalidArgument, LakeError, StaleGrant
+from lakefs.ids import ChunkId, Sequence
+from lakefs.limits import DRAM_PAYLOAD_BYTES_MIN, GRANULE_BYTES
 from lakefs.shared_index.table_format import Found
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Body, Reply
 from lakefs.wire.media import IN_FILES
 
-_LENT_FROM_BYTES: Final = 128 << 10
-"""Content of less has memory of its own: at most 8 MiB for all requests of a connection."""
 READ_ATTEMPTS: Final = 4
 """Times that a moved chunk is located and read again; compaction moves a chunk at most once in minutes."""
 
@@ -50,9 +48,12 @@ class ChunkReads:
         self._segments = store.segments
         self._dram = store.dram
         self._memory = AnswerMemory()
+        self._shards = ShardReads(store, self._memory)
 
     @handles(m.ReadChunks)
     async def read_chunks(self, client: Client, request: m.ReadChunks) -> Reply:
+        if request.shards:
+            return await self._shards.read(client, request)
         chunks = checked_chunks(request.chunks)
         if not len(chunks) == len(request.offsets) == len(request.lengths):
             raise InvalidArgument("chunks, offsets and lengths go together")
@@ -61,7 +62,7 @@ class ChunkReads:
             return reply
         records, sequence = self._find(chunks)
         await self._metadata.wait_durable(sequence)
-        planned = _planned(chunks, records, request)
+        planned = planned_ranges(chunks, records, request)
         pieces: list[m.ReadPiece] = []
         parts: list[bytes | bytearray | memoryview] = []
         with ExitStack() as releases:
@@ -130,8 +131,8 @@ class ChunkReads:
         missing = [
             (index, item) for index, item in enumerate(planned) if done[index] is None and isinstance(item, tuple)
         ]
-        rooms = [0 if index in worth_it else _room_of(item) for index, item in missing]
-        targets = await self._targets(client, rooms, releases)
+        rooms = [0 if index in worth_it else room_of(item) for index, item in missing]
+        targets = await memory_for(self._memory, client, rooms, releases)
         if any(rooms):
             missing, targets = self._still_present(chunks, missing, targets, done)
         found = await self._segments.batches.read_ranges([item for _, item in missing], targets)
@@ -144,16 +145,6 @@ class ChunkReads:
         answers = [read for read in done if read is not None]
         assert len(answers) == len(planned), "each piece has an answer"
         return answers
-
-    async def _targets(self, client: Client, rooms: Seq[int], releases: ExitStack) -> list[memoryview | None]:
-        """Return memory of each length, as parts of one; None for length 0, and where all together are short."""
-        total = sum(rooms)
-        if total < _LENT_FROM_BYTES:
-            return [None] * len(rooms)
-        buffer = await self._memory.take(client, total)
-        releases.callback(buffer.release)
-        ends = accumulate(rooms)
-        return [buffer.view[end - room : end] if room else None for room, end in zip(rooms, ends, strict=True)]
 
     def _still_present(
         self,
@@ -168,7 +159,7 @@ class ChunkReads:
         records, _ = self._find([chunks[index] for index, _ in missing])
         for (index, (_, offset, length)), record, target in zip(missing, records, targets, strict=True):
             if record is None:
-                done[index] = _absent(chunks[index])
+                done[index] = absent(chunks[index])
             else:
                 present.append((index, (record, offset, length)))
                 memory.append(target)
@@ -208,17 +199,6 @@ class ChunkReads:
         return judged
 
 
-def _absent(chunk: ChunkId) -> ChunkNotFound:
-    return ChunkNotFound(f"chunk {id_text(chunk)} is not in the store", subject=id_text(chunk))
-
-
-def _room_of(wanted: Range) -> int:
-    """Return the bytes that are read for a range of a chunk with a vector; 0 for other chunks."""
-    record, offset, length = wanted
-    begin, end = granules_around(offset, length, record.stored_bytes)
-    return end - begin if record.vector_bytes else 0
-
-
 def _plain(places: Seq[Found | None], request: m.ReadChunks) -> list[Found]:
     """Return the places if all are known, in segments, one granule each at most, and hold the ranges; else []."""
     plain: list[Found] = []
@@ -231,26 +211,3 @@ def _plain(places: Seq[Found | None], request: m.ReadChunks) -> list[Found]:
         left -= place[3]
         plain.append(place)
     return plain if left >= 0 else []
-
-
-def _planned(chunks: Seq[ChunkId], records: Seq[ChunkRecord | None], request: m.ReadChunks) -> list[Range | LakeError]:
-    """Return the range to read of each chunk, while they fit one body; or the error."""
-    planned: list[Range | LakeError] = []
-    room = BODY_BYTES_MAX
-    for chunk, record, offset, length in zip(chunks, records, request.offsets, request.lengths, strict=True):
-        if record is None:
-            planned.append(_absent(chunk))
-            continue
-        end = record.logical_bytes if length == 0 else offset + length
-        if not 0 <= offset < end <= record.logical_bytes:
-            outside = f"range {offset}+{length} is outside a chunk of {record.logical_bytes} bytes"
-            planned.append(InvalidArgument(outside))
-            continue
-        begin, stop = granules_around(offset, end - offset, record.logical_bytes)
-        widened = stop - begin
-        if widened > room:
-            planned.append(RequestTooLarge(f"the ranges of one request add up to more than {BODY_BYTES_MAX} bytes"))
-            continue
-        room -= widened
-        planned.append((record, offset, end - offset))
-    return planned

@@ -30,6 +30,7 @@ from engine.requests.names import NameRequests
 from engine.requests.open import Reads
 from engine.requests.put import Puts
 from engine.requests.read_chunks import ChunkReads
+from engine.requests.shards import ShardRequests
 from engine.requests.uploads import UploadRequests
 from engine.sessions.references import Client
 from engine.store.store import Store
@@ -59,6 +60,7 @@ class Service:
         self._store = store
         self._puts = Puts(store)
         self._keyed_puts = KeyedPuts(store)
+        self._shards = ShardRequests(store)
         loads = Loads(store)
         self._handlers: Final = Handlers(
             (
@@ -73,6 +75,7 @@ class Service:
                 KeyedRequests(store),
                 self._keyed_puts,
                 KeyedLoads(store, loads),
+                self._shards,
             ),
             _SERVED,
         )
@@ -107,12 +110,14 @@ class Service:
         self, client: ServedClient, request: m.Request, body_bytes: int, pooled: PooledPayload | None = None
     ) -> Body:
         """Allocate memory for the body of a request."""
-        if isinstance(request, (m.StoreChunks, m.PutObjects)) or (isinstance(request, m.KeyedPut) and body_bytes):
-            if sum(request.lengths) != body_bytes:
-                raise InvalidArgument(f"lengths add up to {sum(request.lengths)}, the body has {body_bytes} bytes")
+        if isinstance(request, (m.StoreChunks, m.PutObjects)):
+            _check_body(request.lengths, body_bytes)
+            return await self._puts.receive(request, pooled)
+        if body_bytes and isinstance(request, (m.KeyedPut, m.StoreShards)):
+            _check_body(request.lengths, body_bytes)
             if isinstance(request, m.KeyedPut):
                 return await self._keyed_puts.receive(request)
-            return await self._puts.receive(request, pooled)
+            return await self._shards.receive(request)
         if body_bytes:
             raise InvalidArgument(f"{type(request).__name__} has no body, {body_bytes} bytes came with it")
         return ReceivedBody()
@@ -194,6 +199,11 @@ class Service:
         if request.damaged:
             report["damaged"] = await self._store.damaged()
         return Reply(m.ReportReply(json.dumps(report)))
+
+
+def _check_body(lengths: Sequence[int], body_bytes: int) -> None:
+    if sum(lengths) != body_bytes:
+        raise InvalidArgument(f"lengths add up to {sum(lengths)}, the body has {body_bytes} bytes")
 
 
 def _check_note(note: m.NoteGateway) -> None:

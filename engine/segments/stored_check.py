@@ -1,7 +1,7 @@
 """Checks payloads on the medium, past the page cache, as scrub does for every chunk.
 
 Neighbours in a segment are read together, one run at a time, into memory that the caller owns; short runs share one
-call in a thread.  Each payload is compared with its CRC32C per granule and with its id (BLAKE3).
+call in a thread.  Each payload is compared with its CRC32C per granule, and a whole chunk's with its id (BLAKE3).
 
 Rules kept here:
 - The page cache is neither trusted nor filled: where the file system takes O_DIRECT, the medium answers.
@@ -28,7 +28,7 @@ from engine.segments.files import SegmentRegister
 from lakefs.content.verify import matches_id
 from lakefs.errors import ChunkDamaged, LakeError, StoreDamaged
 from lakefs.findings import Finding
-from lakefs.ids import Buffer, ChunkId, SegmentId, id_text
+from lakefs.ids import WHOLE_CHUNK, Buffer, ChunkId, SegmentId, ShardNumber, shard_text
 from lakefs.limits import CHUNK_BYTES, KIB, PAGE_BYTES
 from lakefs.ports import Disk, DiskFile, Offload
 
@@ -43,10 +43,11 @@ _GAP_BYTES: Final = 64 * KIB
 
 
 class Stored(NamedTuple):
-    """A chunk and its record."""
+    """A chunk or a shard, and its record."""
 
     chunk: ChunkId
     record: ChunkRecord
+    shard: ShardNumber = WHOLE_CHUNK
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,8 @@ def _read(file: DiskFile, run: Sequence[Stored], area: memoryview) -> tuple[int,
     stop = page_up(last.offset + last.extent_bytes)
     if stop - start > len(area):
         message = f"its record says {last.extent_bytes} bytes"
-        raise ChunkDamaged(message, subject=id_text(run[-1].chunk), finding=Finding.CHUNK_RECORD_WRONG)
+        subject = shard_text(run[-1].chunk, run[-1].shard)
+        raise ChunkDamaged(message, subject=subject, finding=Finding.CHUNK_RECORD_WRONG)
     return start, file.pread_into(area[: stop - start], start)
 
 
@@ -181,7 +183,7 @@ def _compared(item: Stored, area: memoryview, at: int, count: int) -> LakeError 
     end = at + record.extent_bytes
     payload = area[at:behind]
     checked = end <= count and check_payload(record, payload, area[behind:end])
-    if checked and matches_id(item.chunk, payload):
+    if checked and (item.shard != WHOLE_CHUNK or matches_id(item.chunk, payload)):
         return None
     place = f"segment {record.segment:016x}, offset {record.offset}"
     if end > count:
@@ -193,7 +195,7 @@ def _compared(item: Stored, area: memoryview, at: int, count: int) -> LakeError 
     else:
         finding = Finding.CHUNK_DAMAGED
         problem = f"its bytes in {place} do not match their checksum"
-    return ChunkDamaged(problem, subject=id_text(item.chunk), finding=finding)
+    return ChunkDamaged(problem, subject=shard_text(item.chunk, item.shard), finding=finding)
 
 
 _place_of: Final = attrgetter("record.segment", "record.offset")

@@ -1,7 +1,7 @@
 """The features that the superblock of an open store names, with which an earlier release does not open it.
 
 Rules kept here:
-- A feature's bit is durable before the first record of it is decided.
+- A feature's bit is durable before the first record of it is decided.  That of shards is never cleared.
 - Only the bit of keyed blobs is cleared again: when the tables have no record of them, and no journal file and no
   checkpoint has one either.  `_unused_since` is the group from which on the tables have none; what is kept of it and
   earlier groups goes with the next journal file and the next checkpoint, so mostly with the next start.
@@ -22,7 +22,7 @@ from typing import Final
 import structlog
 import trio
 
-from engine.format.features import FEATURE_NOTES, ReadOnlyFeature
+from engine.format.features import FEATURE_NOTES, Feature, ReadOnlyFeature
 from engine.format.keyed import EXPIRIES_END, NAMES_BEGIN, NEXT_KEY
 from engine.format.layouts import COUNTER_RECORD, Table
 from engine.metadata.metadata_store import Metadata
@@ -89,6 +89,17 @@ class Features:
             f"the store has {note.name} from now on: releases before {note.release} do not open it", feature=note.name
         )
         return True
+
+    async def begin_to_keep_shards(self) -> None:
+        """Record that the store has shards; durable on return.  StoreFull, DiskFailed."""
+        if self.superblock.incompat_features & Feature.ERASURE_SHARDS:
+            return
+        async with self._lock:
+            changed = replace(
+                self.superblock, incompat_features=self.superblock.incompat_features | Feature.ERASURE_SHARDS
+            )
+            await self._write(changed)
+            self.superblock = changed
 
     async def mend(self) -> None:
         """Set the bit of keyed blobs if there are records of them: another superblock may have been put in place."""

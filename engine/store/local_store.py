@@ -18,7 +18,7 @@ from engine.host.io_queue import open_io_queue
 from engine.host.local_disk import LocalDisk
 from engine.store.opening import open_store
 from engine.store.store import Store
-from engine.superblock.superblock import LOCK_PATH, STORE_FOLDERS, SUPERBLOCK_PATH, OpenedStore
+from engine.superblock.superblock import LOCK_PATH, NO_CLUSTER, STORE_FOLDERS, SUPERBLOCK_PATH, OpenedStore
 from engine.tiers.arena import Arena
 from engine.tiers.dram_tier import DramTier
 from lakefs.errors import LakeError
@@ -39,6 +39,7 @@ async def open_local_store(
     io_uring: bool = True,
     dram_tier_bytes: int = 0,
     fabric: EngineFabric | None = None,
+    cluster_id: bytes = NO_CLUSTER,
     is_kept: Callable[[], bool] = lambda: True,
 ) -> AsyncIterator[Store]:
     """Open (or create) the store in a folder; stops it cleanly at the end.  Arguments and errors: see `open_store`.
@@ -46,6 +47,7 @@ async def open_local_store(
     `io_uring`: read the disk through io_uring where the kernel allows it.
     `dram_tier_bytes`: memory of the DRAM tier, in whole slabs; 0: none.
     `fabric`: the RDMA device, which the caller closes afterwards.
+    `cluster_id`: the lake that the store is a member of.
     `is_kept` is called when the body or the opening fails on a store just created; if it returns False, the store is
     removed.
     """
@@ -78,6 +80,7 @@ async def open_local_store(
                 io_queue=queue,
                 tier=tier,
                 fabric=fabric,
+                cluster_id=cluster_id,
             ) as store,
         ):
             yield store

@@ -28,6 +28,7 @@ from engine.chunks.chunk_store import Chunks
 from engine.chunks.manifests import Manifests
 from engine.chunks.payload import PayloadMemory
 from engine.chunks.quarantine import Quarantine
+from engine.chunks.shards import Shards
 from engine.fabric.engine_fabric import EngineFabric
 from engine.format.features import ReadOnlyFeature
 from engine.format.sizes import DEFAULT_STORE_SIZES, StoreSizes
@@ -40,15 +41,16 @@ from engine.namespace.watch import Watchers
 from engine.segments.segment_store import Segments
 from engine.sessions.references import References
 from engine.store.features import Features
-from engine.store.store import Store
+from engine.store.store import Member, Store
 from engine.superblock import superblock as superblocks
 from engine.superblock.reserve import Reserve
-from engine.superblock.superblock import OpenedStore, Superblock, write_superblock
+from engine.superblock.superblock import NO_CLUSTER, OpenedStore, Superblock, refuse_other_role, write_superblock
 from engine.tiers.dram_tier import DramTier
 from engine.upkeep.compaction import Compactor
 from engine.upkeep.gc import Collector
 from engine.upkeep.index_upkeep import keep_index_whole
 from engine.upkeep.scrub import Scrubber
+from engine.upkeep.shard_gc import ShardCollector
 from engine.uploads.expiry import UploadExpiry
 from lakefs.errors import LakeError, StoreFull, StoreReadOnly
 from lakefs.host.buffers import BufferPool
@@ -75,6 +77,7 @@ async def open_store(
     io_queue: IoQueue | None = None,
     tier: DramTier | None = None,
     fabric: EngineFabric | None = None,
+    cluster_id: bytes = NO_CLUSTER,
 ) -> AsyncIterator[Store]:
     """Open the store on a disk, and stop it cleanly at the end.
 
@@ -84,10 +87,12 @@ async def open_store(
     `index_committed` runs in a thread after each commit of the index; `while_locked` is entered when the lock is
     held, before anything is recovered.  `io_queue` reads many places at once; by default `offload` does.
     The caller closes `tier`, and `fabric`, the RDMA device, behind it.
+    `cluster_id`: 16 bytes, the lake of which the store is a member; NO_CLUSTER: it is the store of one engine.
     """
     with _telling_full():
-        opened = await offload.run(lambda: superblocks.open_store(disk, clock, create=create))
+        opened = await offload.run(lambda: superblocks.open_store(disk, clock, create=create, cluster_id=cluster_id))
     try:
+        refuse_other_role(opened.superblock, cluster_id)
         if opened.read_only:
             raise StoreReadOnly(opened.read_only)
         for warning in opened.warnings:
@@ -241,8 +246,10 @@ class _Opening:
             won_bytes_min=self.sizes.compact_won_bytes,
             batch=batch,
         )
+        features = Features(self._unclean, self.disk, self.offload, reserve, metadata)
         return Store(
-            features=Features(self._unclean, self.disk, self.offload, reserve, metadata),
+            member=self._member(metadata, segments, chunks, quarantine, features),
+            features=features,
             disk=self.disk,
             clock=self.clock,
             offload=self.offload,
@@ -261,6 +268,16 @@ class _Opening:
             buffers=buffers,
             sizes=self.sizes,
         )
+
+    def _member(
+        self, metadata: Metadata, segments: Segments, chunks: Chunks, quarantine: Quarantine, features: Features
+    ) -> Member | None:
+        """Return the parts for shards, if the store is a member of a lake."""
+        if self.opened.superblock.cluster_id == NO_CLUSTER:
+            return None
+        begin, is_new = features.begin_to_keep_shards, self.opened.created
+        shards = Shards(metadata, segments, self.offload, quarantine, chunks.ingest, begin_to_use=begin, is_new=is_new)
+        return Member(shards, ShardCollector(metadata, shards, batch=self.sizes.gc_batch))
 
 
 async def _stop(store: Store) -> None:

@@ -20,6 +20,7 @@ from engine.chunks.chunk_store import Chunks
 from engine.chunks.manifests import Manifests
 from engine.chunks.payload import PayloadMemory
 from engine.chunks.quarantine import Quarantine
+from engine.chunks.shards import Shards
 from engine.fabric.engine_fabric import EngineFabric
 from engine.format.sizes import StoreSizes
 from engine.fsck.check import check_store
@@ -41,6 +42,7 @@ from engine.upkeep.compaction import Compactor
 from engine.upkeep.gc import Collector, CollectReport, CollectTotals
 from engine.upkeep.index_upkeep import index_state
 from engine.upkeep.scrub import Scrubber
+from engine.upkeep.shard_gc import ShardCollector
 from lakefs.errors import IndexDamaged, LakeError, StoreReadOnly
 from lakefs.host.buffers import BufferPool
 from lakefs.ids import Sequence
@@ -49,6 +51,14 @@ from lakefs.ports import Disk, Offload
 from lakefs.version import VERSION
 from lakefs.wire.frames import PROTOCOL_VERSION
 from lakefs.wire.messages import FEATURE_FABRIC, FEATURE_PLACES, FEATURE_STAMPS, FEATURE_WATCH_ALL, HelloReply
+
+
+@dataclass(frozen=True)
+class Member:
+    """The parts of a store that is a member of a lake: its shards, and their gc."""
+
+    shards: Shards
+    collector: ShardCollector
 
 
 @dataclass
@@ -68,6 +78,8 @@ class Store(NamesStore):
     payload_memory: PayloadMemory
     buffers: BufferPool
     sizes: StoreSizes
+    member: Member | None = None
+    """None in the store of one engine: it keeps no shards."""
     collected: CollectTotals = field(default_factory=CollectTotals)
     index_verified: bool = False
     index_looked_at: trio.Event = field(default_factory=trio.Event)

@@ -155,9 +155,10 @@ class OpenedStore:
     warnings: tuple[str, ...] = ()
 
 
-def open_store(disk: Disk, clock: Clock, *, create: bool) -> OpenedStore:
+def open_store(disk: Disk, clock: Clock, *, create: bool, cluster_id: bytes = NO_CLUSTER) -> OpenedStore:
     """Take the store's lock and read its superblock, or create the store when there is none.
 
+    `cluster_id`: the lake of which a store that is created here is a member; NO_CLUSTER: it is none.
     Blocks; call it through `Offload`.  Errors: StoreLocked; StoreUnusable (no store and not `create`, unknown
     version or feature, a copy of a cluster member, a disk of unknown size); StoreDamaged (superblock lost, or bad with
     its copy).  An error releases the lock.
@@ -170,7 +171,7 @@ def open_store(disk: Disk, clock: Clock, *, create: bool) -> OpenedStore:
     lock = disk.lock(LOCK_PATH)
     try:
         if not disk.exists(SUPERBLOCK_PATH):
-            return OpenedStore(_create(disk, clock), lock, created=True)
+            return OpenedStore(_create(disk, clock, cluster_id), lock, created=True)
         # The last process may have been killed between renaming its superblock and syncing the name.
         disk.sync_folder(ROOT_FOLDER)
         superblock, warnings = _superblock_or_copy(disk)
@@ -336,7 +337,7 @@ def _store_ids(disk: Disk) -> Iterator[bytes]:
                 yield bytes(fields["store_id"])
 
 
-def _create(disk: Disk, clock: Clock) -> Superblock:
+def _create(disk: Disk, clock: Clock, cluster_id: bytes) -> Superblock:
     for folder in STORE_FOLDERS:
         if disk.list_folder(folder):
             raise StoreDamaged(
@@ -356,9 +357,33 @@ def _create(disk: Disk, clock: Clock) -> Superblock:
         created_ns=clock.wall_ns(),
         clean_sequence=0,
         domains=(new_id16(),),
+        cluster_id=cluster_id,
+        incompat_features=0 if cluster_id == NO_CLUSTER else int(Feature.CLUSTER),
     )
     write_superblock(disk, superblock)
     return superblock
+
+
+def refuse_other_role(superblock: Superblock, cluster_id: bytes) -> None:
+    """Raise StoreUnusable unless the store is a member of this lake; with NO_CLUSTER, unless it is one of none."""
+    is_member = bool(superblock.incompat_features & (Feature.CLUSTER | Feature.ERASURE_SHARDS))
+    if is_member and cluster_id == NO_CLUSTER:
+        raise StoreUnusable(
+            f"the folder is a member of the lake {superblock.cluster_id.hex()}, and no lake by itself: most of what "
+            "it holds are parts of chunks; start the lake with all its folders",
+            subject=SUPERBLOCK_PATH,
+        )
+    if not is_member and cluster_id != NO_CLUSTER:
+        raise StoreUnusable(
+            "the folder is the store of one engine, and is not made a member of a lake; copy its objects over S3, or "
+            "give an empty folder",
+            subject=SUPERBLOCK_PATH,
+        )
+    if is_member and superblock.cluster_id != cluster_id:
+        raise StoreUnusable(
+            f"the folder is a member of another lake, {superblock.cluster_id.hex()}, not of {cluster_id.hex()}",
+            subject=SUPERBLOCK_PATH,
+        )
 
 
 def _admit(disk: Disk, superblock: Superblock, lock: DiskLock, told: tuple[str, ...] = ()) -> OpenedStore:

@@ -29,6 +29,7 @@ import structlog
 import trio
 
 from engine.format.layouts import ChunkRecord, Mutation, Op, StoreIdentity, Table, chunk_id_of_key
+from engine.format.shards import is_whole
 from engine.memory.backing import Backing
 from engine.metadata.metadata_store import Metadata
 from engine.tiers.owned_table import OwnedTable, TableCounts, place_in
@@ -185,14 +186,20 @@ class SharedIndex(OwnedTable):
         for op, table, key, value in mutations:
             if table is Table.CHUNKS and op is not Op.DELETE:
                 self._put_record(key, value)
-            elif table is Table.CHUNKS or op is not Op.DELETE:
+            elif (table is Table.CHUNKS or op is not Op.DELETE) and is_whole(key):
                 self.remove(chunk_id_of_key(key))
 
     def _put_record(self, key: bytes, value: bytes) -> None:
-        """Put the record's place; removes the entry if the table cannot hold the place, or the chunk is damaged."""
+        """Put the record's place; removes the entry if the table cannot hold the place, or the chunk is damaged.
+
+        Shards have no entries.
+        """
         chunk = chunk_id_of_key(key)
         place = place_in(key, value)
-        if place is None or self.is_quarantined(chunk) or not self._tell(chunk, place):
+        if place is None:
+            if is_whole(key):
+                self.remove(chunk)
+        elif self.is_quarantined(chunk) or not self._tell(chunk, place):
             self.remove(chunk)
 
     # --- life --------------------------------------------------------------------------------------

@@ -39,8 +39,10 @@ import trio
 
 from engine.chunks.chunk_store import Chunks, hash_wrong
 from engine.chunks.payload import Hashed, Payload, PayloadMemory, Written, is_small
+from engine.chunks.shards import seal
 from engine.format.extents import large_extent_bytes
 from engine.format.layouts import ChunkRecord, Table, chunk_id_of_key, unpack_chunk_record
+from engine.format.shards import shard_of_key
 from engine.host.failpoints import reached
 from engine.metadata.metadata_store import Metadata
 from engine.metadata.pacing import REST_AFTER_WRITING, Pacing
@@ -48,7 +50,7 @@ from engine.segments.segment_store import Segments
 from engine.superblock.reserve import Reserve
 from engine.tables.views import Transaction
 from lakefs.errors import CorruptionError, LakeError, OperationalError, StoreFull
-from lakefs.ids import ChunkId, SegmentId, Sequence, kind_of
+from lakefs.ids import WHOLE_CHUNK, ChunkId, SegmentId, Sequence, ShardNumber, kind_of
 from lakefs.limits import (
     COMPACT_BATCH,
     COMPACT_BATCH_BESIDE_WRITERS,
@@ -92,9 +94,13 @@ class _Found:
     def chunk(self) -> ChunkId:
         return chunk_id_of_key(self.key)
 
+    @property
+    def shard(self) -> ShardNumber:
+        return shard_of_key(self.key)
 
-_FoundByPlace = dict[int, list[_Found]]
-"""Chunks of one segment, by the stretch of it that they begin in."""
+
+_Copies = dict[int, tuple[_Found, Hashed]]  # copies in memory, by the identity of the payload
+_FoundByPlace = dict[int, list[_Found]]  # chunks of one segment, by the stretch of it that they begin in
 
 
 @dataclass
@@ -245,7 +251,7 @@ class Compactor:
         if not is_complete:  # the dead bytes in between are unknown: little comes back before all are moved
             await self._room_for(await self._segments.room.allocated_bytes([segment]))
         ordered = _by_offset(found, is_complete)
-        good = (item for item in ordered if not self._chunks.is_quarantined(item.chunk))
+        good = (item for item in ordered if not self._chunks.is_damaged(item.chunk, item.shard))
         pending = deque(islice(good, COMPACT_BATCH))
         left = sum(map(len, found.values()))
         while pending:
@@ -297,7 +303,7 @@ class Compactor:
             try:
                 await self._segments.reader.read_chunk(item.record, payload.area)
             except (CorruptionError, OperationalError) as error:
-                await self._chunks.judged(item.chunk, item.record, error)
+                await self._chunks.judged(item.chunk, item.record, error, item.shard)
             else:
                 read.append((item, payload))
         return read
@@ -307,23 +313,29 @@ class Compactor:
         payloads = await self._segments.batches.read_small([item.record for item in items])
         for item, payload in zip(items, payloads, strict=True):
             if isinstance(payload, LakeError):
-                await self._chunks.judged(item.chunk, item.record, payload)
+                await self._chunks.judged(item.chunk, item.record, payload, item.shard)
             else:
                 read.append((item, Payload(kind_of(item.chunk), len(payload), small=memoryview(payload))))
         return read
 
-    async def _matching(self, read: Seq[tuple[_Found, Payload]]) -> dict[ChunkId, tuple[_Found, Hashed]]:
-        """Return the chunks whose bytes hash to their ids.  A checksum alone is not enough to write bytes anew."""
-        hashed = await self._chunks.ingest.hash([payload for _, payload in read])
-        copies: dict[ChunkId, tuple[_Found, Hashed]] = {}
-        for (item, _), copy in zip(read, hashed, strict=True):
+    async def _matching(self, read: Seq[tuple[_Found, Payload]]) -> _Copies:
+        """Return the chunks whose bytes hash to their ids (a checksum is not enough), and the shards that match."""
+        whole = [each for each in read if each[0].shard == WHOLE_CHUNK]
+        shards = [each for each in read if each[0].shard != WHOLE_CHUNK]
+        hashed = await self._chunks.ingest.hash([payload for _, payload in whole])
+        copies: _Copies = {}
+        for (item, _), copy in zip(whole, hashed, strict=True):
             if copy.chunk == item.chunk and copy.crc == item.record.crc:
-                copies[item.chunk] = item, copy
+                copies[id(copy.payload)] = item, copy
             else:
                 await self._chunks.judged(item.chunk, item.record, hash_wrong(item.chunk))
+        crcs = await self._chunks.offload.run(lambda: [seal(payload)[1] for _, payload in shards]) if shards else []
+        for (item, payload), crc in zip(shards, crcs, strict=True):
+            if crc == item.record.crc:
+                copies[id(payload)] = item, Hashed(payload, item.chunk, crc)
         return copies
 
-    async def _record(self, copies: dict[ChunkId, tuple[_Found, Hashed]], report: CompactionReport) -> int:
+    async def _record(self, copies: _Copies, report: CompactionReport) -> int:
         """Write the copies, set the records' places to them, and free the old places; returns how many were moved."""
         written = await self._chunks.ingest.write([copy for _, copy in copies.values()], into_headroom=True)
         reached("compaction.copied")
@@ -341,9 +353,9 @@ class Compactor:
         report.changed_meanwhile += len(copies) - len(moved)
         return len(moved)
 
-    def _move_in(self, txn: Transaction, copies: dict[ChunkId, tuple[_Found, Hashed]], copy: Written) -> _Found | None:
+    def _move_in(self, txn: Transaction, copies: _Copies, copy: Written) -> _Found | None:
         """Set one record's new place; returns None if the record has changed since the copy."""
-        item, _ = copies[copy.hashed.chunk]
+        item, _ = copies[id(copy.hashed.payload)]
         if not self._is_unchanged(txn, item):
             return None
         assert copy.place.segment != item.record.segment, "a sealed segment gets no more payload"
@@ -354,7 +366,7 @@ class Compactor:
     def _is_unchanged(self, txn: Transaction, item: _Found) -> bool:
         """Return True if the record is unchanged (same birth, same place) and the chunk is not quarantined."""
         value = txn.get(Table.CHUNKS, item.key)
-        if value is None or self._chunks.is_quarantined(item.chunk):
+        if value is None or self._chunks.is_damaged(item.chunk, item.shard):
             return False
         return unpack_chunk_record(value) == item.record
 

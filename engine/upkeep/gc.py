@@ -54,7 +54,19 @@ from engine.upkeep.compaction import CompactionReport
 from engine.uploads.expiry import UploadExpiry
 from engine.uploads.keys import PARTS_BEGIN, PARTS_END
 from engine.uploads.lifecycle import unpack_part
-from lakefs.ids import EMPTY_CHUNK, Birth, BlobId, ChunkId, ChunkKind, NodeId, SegmentId, Sequence, chunk_of, kind_of
+from lakefs.ids import (
+    EMPTY_CHUNK,
+    WHOLE_CHUNK,
+    Birth,
+    BlobId,
+    ChunkId,
+    ChunkKind,
+    NodeId,
+    SegmentId,
+    Sequence,
+    chunk_of,
+    kind_of,
+)
 from lakefs.limits import GC_BATCH, GC_GRACE_S, MIB
 from lakefs.ports import Clock
 
@@ -62,8 +74,6 @@ EXTENTS_PER_CYCLE = 4_000_000
 """64 MiB of places."""
 _ROOM_SHARE: Final = 16
 """Freed room is given back during the sweep if free room is below 1/16 of the segments' room."""
-_WHOLE: Final = 255
-"""Shard of a whole chunk's key (`engine.format.layouts.chunk_key`)."""
 _UNPUNCHED_MAX: Final = 262_144
 """4 MiB of places."""
 _STRETCH_BYTES: Final = 16 * MIB
@@ -269,7 +279,7 @@ class Collector:
             after = page[-1][0]
             proposed: list[tuple[bytes, ChunkRecord]] = []
             for key, record in page:
-                if key[-1] != _WHOLE:  # names of this store do not say who refers to it
+                if key[-1] != WHOLE_CHUNK:  # names of this store do not say who refers to a shard
                     cycle.note_live(record)
                 elif record.birth >= cycle.born_before:
                     cycle.report.kept_young += 1

@@ -1,5 +1,7 @@
 """Scrub: reads every live payload from the medium and compares it with its CRC32C and its BLAKE3, again and again.
 
+A shard is compared with its CRC32C only: its bytes do not hash to its chunk's id.
+
 A pass walks the table of chunks in the order of its keys, a page at a time.  The chunks of a page are read in the order
 of their places, past the page cache (`stored_check`).  A chunk that does not match is read once more by itself, then
 quarantined; a quarantined chunk that is good is released.
@@ -25,9 +27,10 @@ import msgspec
 import structlog
 import trio
 
-from engine.chunks.chunk_store import Chunks, find_chunk
+from engine.chunks.chunk_store import Chunks, find_shard
 from engine.chunks.quarantine import Quarantine
 from engine.format.layouts import Table, chunk_id_of_key, unpack_chunk_record
+from engine.format.shards import shard_of_key
 from engine.host.failpoints import reached
 from engine.host.tasks import run_all
 from engine.metadata.metadata_store import Metadata
@@ -258,7 +261,7 @@ class Scrubber:
             with self._metadata.view() as view:
                 for key, value in islice(view.scan(Table.CHUNKS, after + b"\0", _END), GC_BATCH):
                     record = unpack_chunk_record(value)
-                    page.append((key, Stored(chunk_id_of_key(key), record)))
+                    page.append((key, Stored(chunk_id_of_key(key), record, shard_of_key(key))))
                     size += record.stored_bytes
                     if size >= bytes_max or len(page) == PAGE_RECORDS_MAX:
                         return page
@@ -287,12 +290,12 @@ class Scrubber:
         await self._pacing(size, rate)
         mismatches = await self._segments.medium.check(batch, area)
         damaged = 0
-        suspects = {mismatch.stored.chunk for mismatch in mismatches}
+        suspects = {mismatch.stored for mismatch in mismatches}
         for mismatch in mismatches:
             damaged += await self._is_damaged(mismatch, area)
         for item in chain.from_iterable(batch) if self._quarantine else ():
-            if item.chunk in self._quarantine and item.chunk not in suspects:
-                self.totals.released += await self._quarantine.release(item.chunk, item.record)
+            if self._quarantine.has(item.chunk, item.shard) and item not in suspects:
+                self.totals.released += await self._quarantine.release(item.chunk, item.record, item.shard)
         self.totals.chunks += sum(map(len, batch))
         self.totals.payload_bytes += size
         self.totals.damaged += damaged
@@ -305,9 +308,9 @@ class Scrubber:
         if not again:
             return False
         with self._metadata.view() as view:
-            if find_chunk(view, stored.chunk) != stored.record:
+            if find_shard(view, stored.chunk, stored.shard) != stored.record:
                 return False
-        error = await self._chunks.judged(stored.chunk, stored.record, again[0].error)
+        error = await self._chunks.judged(stored.chunk, stored.record, again[0].error, stored.shard)
         return not isinstance(error, StaleGrant)
 
     async def _pacing(self, size: int, rate: int) -> None:

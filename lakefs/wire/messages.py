@@ -20,6 +20,7 @@ from lakefs.wire.grants import *
 from lakefs.wire.keyed_messages import *
 from lakefs.wire.media import *
 from lakefs.wire.session_messages import *
+from lakefs.wire.shard_messages import *
 from lakefs.wire.upload_messages import *
 
 # --- names -------------------------------------------------------------------------------------------
@@ -392,6 +393,8 @@ class ReadChunks(Request, frozen=True):
     """Read payload through the socket: for each chunk a range (length 0 = to the end), widened to granules.
 
     The engine checks CRC32C before it sends; the sum of the pieces is at most `body_bytes_max`.
+    `shards`, if given, has the number of a shard for each chunk, 255 for the whole chunk; the range is the shard's.  Of
+    a member; a shard that is missing or known to be damaged is the failure of its piece.
     """
 
     OP = 44
@@ -399,6 +402,7 @@ class ReadChunks(Request, frozen=True):
     chunks: list[bytes]
     offsets: list[int]
     lengths: list[int]
+    shards: list[int] = []
 
 
 def _requests(base: type[Request]) -> list[type[Request]]:

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +22,7 @@ from engine.requests.table import Service
 from engine.server.listener import Server
 from engine.store.opening import open_store
 from engine.store.store import Store
+from engine.superblock.superblock import NO_CLUSTER
 from lakefs.client.blocking.engine import connect_blocking
 from lakefs.client.trio.engine import connect_engine
 from lakefs.host.offload import ThreadOffload
@@ -34,6 +36,8 @@ from tests.sim.world.network import SimulatedNetwork
 from tests.store_rig import SMALL_SIZES, in_flight, simulated_store
 
 TOKEN = "secret"
+LAKE = b"a lake of tests."
+"""The id of the lake whose members the tests open."""
 MEMORY_FOLDER = Path("/dev/shm")
 
 
@@ -129,17 +133,18 @@ def _folder() -> Iterator[Path]:
 
 
 @asynccontextmanager
-async def _local_store(folder: Path) -> AsyncIterator[Store]:
+async def _local_store(folder: Path, cluster_id: bytes = NO_CLUSTER) -> AsyncIterator[Store]:
     clock: Clock = SystemClock()
     async with ThreadOffload(3, "contract") as offload:
         disk = LocalDisk(folder / "store")
-        async with open_store(disk, clock, offload, verify_index=False, sizes=SMALL_SIZES) as store:
+        sizes = SMALL_SIZES
+        async with open_store(disk, clock, offload, verify_index=False, sizes=sizes, cluster_id=cluster_id) as store:
             yield store
 
 
 @asynccontextmanager
-async def _simulated_store(folder: Path) -> AsyncIterator[Store]:
-    async with simulated_store() as store:
+async def _simulated_store(folder: Path, cluster_id: bytes = NO_CLUSTER) -> AsyncIterator[Store]:
+    async with simulated_store(cluster_id=cluster_id) as store:
         yield store
 
 
@@ -251,6 +256,17 @@ with what it offers (in one process, a Unix socket with descriptors, TCP without
 together says so by `code_of`, and runs in the rest of `make test-all`.
 """
 assert not any(KINDS[other].code_of for kind in KINDS.values() for other in kind.code_of), "all code is in `make test`"
+
+
+MEMBERS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind("simulated", _embedded(partial(_simulated_store, cluster_id=LAKE), descriptors=False), simulated=True),
+        Kind("unix", _served(partial(_local_store, cluster_id=LAKE), TrioNetwork, UNIX)),
+        Kind("tcp", _served(partial(_local_store, cluster_id=LAKE), TrioNetwork, TCP)),
+    )
+}
+"""Ways to ask a member of a lake: only heads ask it, which use the trio client."""
 
 
 def every(kinds: Iterable[str] = KINDS) -> list[Any]:

@@ -13,6 +13,8 @@ from typing import Any, Final, cast, get_args, get_origin
 
 import msgspec
 
+from engine.superblock.superblock import NO_CLUSTER
+from lakefs.content.verify import granule_crcs
 from lakefs.errors import InternalError, LakeError
 from lakefs.limits import CHUNK_BYTES
 from lakefs.wire import messages as m
@@ -47,11 +49,14 @@ class OddRequests:
         if shape in _WHOLE_STORE and self._random.random() < 0.9:
             shape = m.StatNames
         request = cast(m.Request, self._message(shape))
-        if not isinstance(request, m.StoreChunks | m.PutObjects):
+        if not isinstance(request, m.StoreChunks | m.PutObjects | m.StoreShards):
             return request, []
         body = self._random.randbytes(self._random.choice((0, 1, 100, 4096, 70_000)))
         if self._random.random() < 0.7:
             request = msgspec.structs.replace(request, lengths=[len(body)])
+            if isinstance(request, m.StoreShards):
+                name = [bytes((1, *self._random.randbytes(1))) * 16 + b"x"], [self._random.choice((0, 1, 254, 255))]
+                request = m.StoreShards(0, 1, *name, [len(body)], [granule_crcs(body)])
         return request, [body]
 
     def learn(self, value: object) -> None:
@@ -104,11 +109,16 @@ def as_sent(request: m.Request) -> m.Request | None:
     return sent
 
 
-async def survive(seed: int, count: int) -> tuple[int, int]:
-    """Send so many requests; return how many were done, and how many refused.  Any other error is a bug."""
-    odd = OddRequests(seed)
+async def survive(
+    seed: int, count: int, shapes: Sequence[type[m.Request]] = _SENT, cluster_id: bytes = NO_CLUSTER
+) -> tuple[int, int]:
+    """Send so many requests; return how many were done, and how many refused.  Any other error is a bug.
+
+    `cluster_id`: of the lake that the engine is a member of.
+    """
+    odd = OddRequests(seed, shapes)
     done = refused = 0
-    async with simulated_store() as store:
+    async with simulated_store(cluster_id=cluster_id) as store:
         client = client_of(store)
         await ask(client, m.BucketCreate(BUCKET), m.Buckets)
         for _ in range(count):

@@ -92,6 +92,7 @@ TABLE: Final[Mapping[type[lake.LakeError], Row]] = MappingProxyType(
         lake.EngineBusy: Row(503, "SlowDown"),
         lake.DeadlineExceeded: _UNAVAILABLE,
         lake.SessionLost: _UNAVAILABLE,
+        lake.StaleEpoch: _UNAVAILABLE,
         lake.StaleGrant: _UNAVAILABLE,
         lake.ChunkNotFound: _INTERNAL,
         lake.StoreFull: Row(507, "InsufficientStorage"),

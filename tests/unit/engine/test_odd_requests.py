@@ -7,6 +7,8 @@ from functools import partial
 import pytest
 
 from engine.namespace import buckets
+from lakefs.wire import messages as m
+from tests.contract.engines import LAKE
 from tests.fuzz.requests import survive
 from tests.store_rig import run
 
@@ -19,6 +21,17 @@ def test_senseless_requests_are_done_or_refused(seed: int) -> None:
     done, refused = run(lambda: survive(seed, REQUESTS))
     assert done > REQUESTS // 8
     assert refused > REQUESTS // 8
+
+
+MEMBERS_OWN = [shape for op, shape in m.REQUESTS.items() if 100 <= op < 110]
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_senseless_requests_to_a_member_are_done_or_refused(seed: int) -> None:
+    shapes: list[type[m.Request]] = [*MEMBERS_OWN, m.ReadChunks, m.RunScrub, m.RunGc, m.PutObjects]
+    done, refused = run(lambda: survive(seed, 800, shapes, LAKE))
+    assert done > 80
+    assert refused > 80
 
 
 def test_a_check_that_was_forgotten_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

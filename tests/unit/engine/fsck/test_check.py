@@ -9,7 +9,7 @@ from unittest import mock
 from engine.chunks.chunk_store import Chunks
 from engine.format.layouts import ChunkRecord
 from engine.segments.files import segment_path
-from lakefs.ids import ChunkId, data_chunk_id, id_text
+from lakefs.ids import ChunkId, ShardNumber, data_chunk_id, id_text
 from lakefs.limits import COMPACT_SHARE_MOST
 from tests.sim.world.disk import SimDisk
 from tests.store_rig import SMALL_SIZES, client_of, delete, fsck, put, read, records, run, simulated_store
@@ -35,14 +35,14 @@ def test_a_chunk_that_compaction_moves_under_a_full_check_is_read_where_it_lies_
             verify = Chunks.verify
             looked: list[ChunkRecord] = []
 
-            async def moved_first(chunks: Chunks, chunk: ChunkId, record: ChunkRecord) -> None:
+            async def moved_first(chunks: Chunks, chunk: ChunkId, record: ChunkRecord, shard: ShardNumber) -> None:
                 if chunk == data_chunk_id(KEPT) and not looked:
                     assert (await store.collect(COMPACT_SHARE_MOST)).compaction.moved_chunks == 1
                     now = records(store)[chunk]
                     disk.flip_bit(segment_path(now.segment, store.segments.register.kinds[now.segment]), now.offset, 3)
                 if chunk == data_chunk_id(KEPT):
                     looked.append(record)
-                await verify(chunks, chunk, record)
+                await verify(chunks, chunk, record, shard)
 
             with mock.patch.object(Chunks, "verify", moved_first):
                 report = await store.check(full=True)

@@ -170,7 +170,7 @@ def test_another_format_version_is_refused_by_number() -> None:
 
 @pytest.mark.parametrize(
     ("bits", "names"),
-    [(Feature.ENCRYPTION, "encryption"), (Feature.CLUSTER | 1 << 40, "cluster, bit 40"), (1 << 63, "bit 63")],
+    [(Feature.ENCRYPTION, "encryption"), (Feature.MORE_DOMAINS | 1 << 40, "more_domains, bit 40"), (1 << 63, "bit 63")],
 )
 def test_an_unknown_incompatible_feature_is_refused_by_name(bits: int, names: str) -> None:
     disk = SimDisk(7)

@@ -1,0 +1,331 @@
+"""Shards that a member of a lake keeps: stored, offered, listed and dropped, each under the rules of gc generations.
+
+A shard is named by its chunk's id and a number; its record is a chunk record under a key of its own.  Its bytes do not
+hash to the chunk's id, so the member compares them with the checksums that were sent, and trusts its client for the
+rest: it answers heads of its lake only.
+
+Rules kept here:
+- A shard is touched (`engine.chunks.touched`) in the step in which its record is made, or seen to be present for an
+  answer.  The answer leaves when that record is durable.
+- No answer says "present" of a shard known to be damaged; stored again, it gets a new place and a new birth.
+- Requests of an older ring epoch than the member's are refused in that same step.  The member's epoch grows in the
+  step in which the record of the newer one joins its group; that it grew is answered when the record is durable.  It
+  is durable because an epoch is retired on the word of its members: one that restarts must not take the older again.
+- A present shard is not replaced by other bytes: bytes of a shard are a function of its chunk, so one of both is wrong.
+- A shard is dropped only if, in the step that drops it, it was not touched later than its copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence as Seq
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
+
+import msgspec
+
+from engine.chunks.ingest import Ingest
+from engine.chunks.payload import Hashed, Payload, Written
+from engine.chunks.quarantine import Quarantine
+from engine.chunks.touched import Touched
+from engine.format.checksums import seal_payload, vector_of
+from engine.format.layouts import ChunkRecord, Table, chunk_id_of_key, unpack_chunk_record
+from engine.format.shards import EPOCH_KEY, EpochRecord, is_whole, ranges_between, shard_key, shard_of_key, unpack_epoch
+from engine.metadata.metadata_store import Metadata
+from engine.segments.segment_store import Segments
+from engine.tables.views import Transaction, View
+from lakefs.errors import AlreadyExists, InvalidArgument, StaleEpoch
+from lakefs.ids import Birth, ChunkId, Sequence, ShardNumber, shard_text
+from lakefs.limits import GC_BATCH
+from lakefs.ports import Offload
+
+Name = tuple[ChunkId, ShardNumber]
+Opening = Callable[[], Awaitable[object]]
+
+
+class Incoming(msgspec.Struct, frozen=True):
+    """A shard to store: its name, its bytes, and the CRC32Cs of its granules as they were sent."""
+
+    chunk: ChunkId
+    shard: ShardNumber
+    payload: Payload
+    crcs: bytes
+
+
+class Sealed(Hashed, frozen=True):
+    """A shard in memory whose bytes match the checksums that were sent; vector and padding are behind them."""
+
+    key: bytes
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """A shard that the member has, as it is listed."""
+
+    key: bytes
+    length: int
+    crc: int
+    touched: int
+
+
+@dataclass(frozen=True)
+class ShardsRecorded:
+    """Note on the transaction that records shards: somebody writes, so upkeep takes short steps."""
+
+
+_STORED: Final = ShardsRecorded()
+
+
+@dataclass
+class RingEpoch:
+    """A member's ring epoch, durable, and the epoch's table; empty if the member was not given it since it started."""
+
+    epoch: int = 0
+    table: bytes = field(default=b"", repr=False)
+
+
+class Shards:
+    """The shards of one store.  Used on the loop."""
+
+    def __init__(
+        self,
+        metadata: Metadata,
+        segments: Segments,
+        offload: Offload,
+        quarantine: Quarantine,
+        ingest: Ingest,
+        *,
+        begin_to_use: Opening,
+        is_new: bool,
+    ) -> None:
+        """`begin_to_use` is awaited before the first record of a shard is made; `is_new`: the store was just made."""
+        self._metadata = metadata
+        self._segments = segments
+        self._offload = offload
+        self._quarantine = quarantine
+        self._ingest = ingest
+        self._begin_to_use = begin_to_use
+        self.touched: Final = Touched()
+        if is_new:
+            self.touched.opened(0)
+        with metadata.view() as view:
+            value = view.get(Table.COUNTERS, EPOCH_KEY)
+        self.ring: Final = RingEpoch(0 if value is None else unpack_epoch(value).epoch)
+
+    # --- epochs ------------------------------------------------------------------------------------
+
+    async def set_epoch(self, epoch: int, table: bytes) -> RingEpoch:
+        """Take a newer epoch and its table, and return the member's; durable on return.  InvalidArgument."""
+        ring = self.ring
+
+        def decide(txn: Transaction) -> None:
+            txn.get(Table.COUNTERS, EPOCH_KEY)  # the answer waits for the present record
+            if epoch > ring.epoch:
+                txn.put(Table.COUNTERS, EPOCH_KEY, msgspec.msgpack.encode(EpochRecord(epoch=epoch)))
+                ring.epoch, ring.table = epoch, table
+
+        if epoch == ring.epoch and table:
+            if ring.table and ring.table != table:
+                raise InvalidArgument(f"ring epoch {epoch} has another table")
+            ring.table = table
+        if epoch > ring.epoch:
+            _, sequence = await self._metadata.commit(decide)
+            await self._metadata.wait_durable(sequence)
+        else:
+            with self._metadata.view() as view:
+                view.get(Table.COUNTERS, EPOCH_KEY)
+                sequence = view.sequence
+            await self._metadata.wait_durable(sequence)
+        return RingEpoch(ring.epoch, ring.table)
+
+    def check_epoch(self, epoch: int) -> None:
+        """Raise StaleEpoch for an older epoch than the member's."""
+        if epoch < self.ring.epoch:
+            raise StaleEpoch(
+                f"the request is of ring epoch {epoch}, the member has {self.ring.epoch}; get the newer table",
+                subject=str(self.ring.epoch),
+            )
+
+    # --- storing -----------------------------------------------------------------------------------
+
+    async def store(self, epoch: int, generation: int, shards: Seq[Incoming]) -> list[bool]:
+        """Store shards, each named once: True for each that was new.  Durable and touched on return.
+
+        InvalidArgument (checksums), AlreadyExists (other bytes), StaleEpoch, StoreFull, StoreReadOnly, DiskFailed: then
+        no record was made, but the present ones may be touched.  On cancellation, too.
+        """
+        self.check_epoch(epoch)
+        sealed = await self._sealed(shards)
+        with self._metadata.view() as view:
+            self.check_epoch(epoch)
+            absent = [item for item in sealed if not self._is_kept(view, item, generation)]
+            sequence = view.sequence
+        if absent:
+            await self._begin_to_use()
+            recorded, last = await self._write(epoch, generation, absent)
+            sequence = max(sequence, last)
+        else:
+            recorded = set()
+        await self._metadata.wait_durable(sequence)
+        return [item.key in recorded for item in sealed]
+
+    async def _sealed(self, shards: Seq[Incoming]) -> list[Sealed]:
+        if any(item.payload.fill is not None or item.payload.area is not None for item in shards):
+            return await self._offload.run(_seal_all, shards)
+        return _seal_all(shards)
+
+    def _is_kept(self, view: View, item: Sealed, generation: int) -> bool:
+        """Touch the shard and return True if it is present and whole.  AlreadyExists for other bytes."""
+        record = self._find_good(view, item.key)
+        if record is None:
+            return False
+        if (record.stored_bytes, record.crc) != (item.payload.length, item.crc):
+            text = _text(item.key)
+            raise AlreadyExists(f"shard {text} has other bytes than the new one; one of both is wrong", subject=text)
+        self.touched.note(record.birth, generation)
+        return True
+
+    async def _write(self, epoch: int, generation: int, absent: Seq[Sealed]) -> tuple[set[bytes], Sequence]:
+        """Write and record shards; returns the keys of those that were new, and the sequence of the records."""
+        written = await self._ingest.write(absent)
+
+        def decide(txn: Transaction) -> set[bytes]:
+            self.check_epoch(epoch)
+            fresh = [item for item in written if not self._is_kept(txn, _sealed_of(item), generation)]
+            for item in fresh:
+                self._record_in(txn, item, generation)
+            txn.note(_STORED)
+            return {_sealed_of(item).key for item in fresh}
+
+        try:
+            recorded, sequence = await self._metadata.commit(decide, grows=True)
+            await self._metadata.wait_durable(sequence)
+        finally:
+            self._ingest.settle(written)
+        return recorded, sequence
+
+    def _record_in(self, txn: Transaction, item: Written, generation: int) -> None:
+        key, length = _sealed_of(item).key, item.hashed.payload.length
+        birth = txn.new_birth()
+        record = ChunkRecord(birth, item.place.segment, item.place.offset, length, length, item.hashed.crc)
+        txn.put(Table.CHUNKS, key, record.pack())
+        self._quarantine.drop_shard_in(txn, key)
+        self.touched.note(birth, generation)
+
+    async def offer(self, epoch: int, generation: int, names: Seq[Name]) -> list[int]:
+        """Return the length of each shard that is present and whole, else 0.  Durable and touched on return."""
+        lengths: list[int] = []
+        with self._metadata.view() as view:
+            self.check_epoch(epoch)
+            for name in names:
+                record = self._find_good(view, shard_key(*name))
+                if record is not None:
+                    self.touched.note(record.birth, generation)
+                lengths.append(0 if record is None else record.stored_bytes)
+            sequence = view.sequence
+        await self._metadata.wait_durable(sequence)
+        return lengths
+
+    def _find_good(self, view: View, key: bytes) -> ChunkRecord | None:
+        value = None if key in self._quarantine.shards else view.get(Table.CHUNKS, key)
+        return None if value is None else unpack_chunk_record(value)
+
+    # --- listing and dropping ----------------------------------------------------------------------
+
+    def list_page(self, begin: bytes, end: bytes, after: bytes, limit: int) -> tuple[list[Listed], bytes, Sequence]:
+        """Return shards behind the key `after`: at most `limit`, the key to continue at, and the sequence to wait for.
+
+        At most GC_BATCH records are looked at.  The key is empty at the end.
+        """
+        found: list[Listed] = []
+        looked = 0
+        with self._metadata.view() as view:
+            for low, high in ranges_between(begin, end):
+                start = max(low, after + b"\0")
+                if start >= high:
+                    continue
+                for key, value in islice(view.scan(Table.CHUNKS, start, high), GC_BATCH - looked):
+                    looked += 1
+                    after = key
+                    if is_whole(key) or key in self._quarantine.shards:
+                        continue
+                    record = unpack_chunk_record(value)
+                    found.append(Listed(key, record.stored_bytes, record.crc, self.touched.of(record.birth)))
+                    if len(found) == limit:
+                        return found, after, view.sequence
+                if looked == GC_BATCH:
+                    return found, after, view.sequence
+            return found, b"", view.sequence
+
+    async def drop(self, epoch: int, names: Seq[Name], touched: Seq[int]) -> list[int]:
+        """Drop shards that were not touched later than in these generations; durable on return.  StaleEpoch.
+
+        Returns for each shard 0 if it is gone, else the generation for which it was kept.
+        """
+        keys = [shard_key(*name) for name in names]
+
+        def decide(txn: Transaction) -> tuple[list[int], list[ChunkRecord]]:
+            self.check_epoch(epoch)
+            kept: list[int] = []
+            dropped: list[ChunkRecord] = []
+            for key, given in zip(keys, touched, strict=True):
+                value = txn.get(Table.CHUNKS, key)
+                record = None if value is None else unpack_chunk_record(value)
+                kept.append(0 if record is None else self._kept_for(record.birth, given))
+                if record is not None and not kept[-1]:
+                    self.delete_in(txn, key)
+                    dropped.append(record)
+            return kept, dropped
+
+        (kept, dropped), sequence = await self._metadata.commit(decide)
+        await self._metadata.wait_durable(sequence)
+        await self.give_back(dropped)
+        return kept
+
+    def _kept_for(self, birth: Birth, given: int) -> int:
+        touched = self.touched.of(birth)
+        return touched if touched > given else 0
+
+    def delete_in(self, txn: Transaction, key: bytes) -> None:
+        """Delete the record of a shard, and the note that it is damaged."""
+        assert not is_whole(key), "whole chunks belong to the engine's own gc"
+        txn.delete(Table.CHUNKS, key)
+        self._quarantine.drop_shard_in(txn, key)
+
+    async def give_back(self, records: Seq[ChunkRecord]) -> None:
+        """Punch the places of shards that are durably deleted."""
+        await self._segments.room.punch([(r.segment, r.offset, r.extent_bytes) for r in records])
+
+
+def seal(payload: Payload) -> tuple[bytes, int]:
+    """Fill a payload if need be, and return the CRC32Cs of its granules, and the CRC of its record.  Blocks.
+
+    Vector and padding are written behind the bytes of a large payload.
+    """
+    memory = payload.small if payload.area is None else payload.area[: payload.length]
+    assert memory is not None, "a payload has memory"
+    crcs = (None if payload.fill is None else payload.fill(memory, 0)) or vector_of(memory)
+    if payload.area is None:
+        return crcs, int.from_bytes(crcs, "little")
+    return crcs, seal_payload(payload.area, payload.length, crcs)
+
+
+def _seal_all(shards: Seq[Incoming]) -> list[Sealed]:
+    """Return the shards, sealed.  InvalidArgument if a checksum differs."""
+    sealed: list[Sealed] = []
+    for item in shards:
+        crcs, crc = seal(item.payload)
+        key = shard_key(item.chunk, item.shard)
+        if crcs != item.crcs:
+            text = _text(key)
+            raise InvalidArgument(f"the bytes of shard {text} do not match the checksums sent with it", subject=text)
+        sealed.append(Sealed(item.payload, item.chunk, crc, key))
+    return sealed
+
+
+def _sealed_of(item: Written) -> Sealed:
+    assert isinstance(item.hashed, Sealed), "shards were written"
+    return item.hashed
+
+
+def _text(key: bytes) -> str:
+    return shard_text(chunk_id_of_key(key), shard_of_key(key))

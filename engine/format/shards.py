@@ -1,0 +1,75 @@
+"""Keys of shards in the table `chunks`, and the record of a member's ring epoch.
+
+    key of a shard        that of its chunk, with the shard's number in place of 255 as the last byte
+    record of a shard     a chunk record; lengths and checksum are the shard's own
+    counter `ring epoch`  msgpack array: version 1, epoch
+
+So the shards of a chunk are neighbours, and those of a ring partition are one range of keys for each kind of chunk.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from engine.format.layouts import chunk_key
+from lakefs.errors import StoreUnusable
+from lakefs.ids import WHOLE_CHUNK, ChunkId, ChunkKind, ShardNumber
+
+EPOCH_KEY: Final = b"ring epoch"
+_DIGEST_AT: Final = 3
+_DEFAULT_DOMAIN: Final = b"\0\0"
+
+
+def shard_key(chunk: ChunkId, shard: ShardNumber) -> bytes:
+    """Key of a shard in the table `chunks`; of the chunk itself for WHOLE_CHUNK."""
+    return chunk_key(chunk)[:-1] + bytes((shard,))
+
+
+def shard_of_key(key: bytes) -> ShardNumber:
+    """Return the number of the shard whose key this is; WHOLE_CHUNK for a chunk's own."""
+    return ShardNumber(key[-1])
+
+
+def is_whole(key: bytes) -> bool:
+    """Return True for the key of a chunk that is not a shard."""
+    return key[-1] == WHOLE_CHUNK
+
+
+def partition_of_key(key: bytes, partition_bits: int) -> int:
+    """Return the ring partition of the chunk whose key this is: the first bits of its digest, 16 at most."""
+    return int.from_bytes(key[_DIGEST_AT : _DIGEST_AT + 2], "big") >> (16 - partition_bits)
+
+
+def shards_of(chunk: ChunkId) -> tuple[bytes, bytes]:
+    """Return the range of keys, the end excluded, of all shards of a chunk."""
+    key = chunk_key(chunk)
+    return key[:-1], key
+
+
+def ranges_between(begin: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
+    """Return the ranges of keys of chunks with digests from `begin` to below `end`, ascending; b"": no bound."""
+    ranges: list[tuple[bytes, bytes]] = []
+    for kind in ChunkKind:
+        prefix = bytes((kind,)) + _DEFAULT_DOMAIN
+        ranges.append((prefix + begin, prefix + end if end else bytes((kind,)) + b"\0\1"))
+    return ranges
+
+
+class EpochRecord(msgspec.Struct, array_like=True, frozen=True):
+    """The ring epoch of a member, as stored."""
+
+    version: int = 1
+    epoch: int = 0
+
+
+def unpack_epoch(value: bytes) -> EpochRecord:
+    """Unpack the record from its (already verified) value.  StoreUnusable for one of another release."""
+    try:
+        record = msgspec.msgpack.decode(value, type=EpochRecord)
+    except msgspec.DecodeError as error:
+        raise StoreUnusable(f"the record of the ring epoch cannot be read ({error})") from error
+    if record.version != 1:
+        raise StoreUnusable(f"the record of the ring epoch has version {record.version}, which is not known")
+    return record
