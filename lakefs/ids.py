@@ -36,12 +36,19 @@ StoreId = NewType("StoreId", bytes)
 EngineId = NewType("EngineId", bytes)
 BootId = NewType("BootId", bytes)
 SessionId = NewType("SessionId", bytes)
+MemberId = NewType("MemberId", bytes)
+"""16 bytes: a member of a cluster, an engine on one device."""
+RingEpoch = NewType("RingEpoch", int)
+"""Number of a cluster's table of rows; the first table has 1."""
+Partition = NewType("Partition", int)
+"""Index of a row in a cluster's table: the first 12 or 14 bits of a digest."""
 
 WHOLE_CHUNK: Final = ShardNumber(255)
 ROOT_NODE: Final = NodeId(1)
 DEFAULT_DOMAIN: Final = DomainIndex(0)
 DIGEST_BYTES: Final = 32
 ID_BYTES: Final = 1 + DIGEST_BYTES
+MEMBER_ID_BYTES: Final = 16
 MANIFEST_CONTEXT: Final = "lakefs-appliance 2026-11 manifest v1"
 
 

@@ -459,3 +459,19 @@ HISTOGRAM_MAX_NS: Final = 3600 * 10**9
 """An operation that takes longer counts as an hour."""
 HISTOGRAM_PRECISION_BITS: Final = 7
 """Each doubling has 128 buckets: (42 - 8 + 2) x 128 = 4,608 counters, 37 KiB, right to 0.8%."""
+
+# --- cluster -----------------------------------------------------------------------------------------
+CLUSTER_MEMBERS_MAX: Final = 65_535
+"""Members of one table: an index of 2 bytes, of which 65,535 means none."""
+PARTITION_BITS: Final = 12
+"""4,096 rows: 170 places on each of 24 members for each column of a row, so that loads can be even to a percent."""
+PARTITION_BITS_MANY: Final = 14
+"""16,384 rows x (6 + 2) places x 2 bytes = 256 KiB; 98 places on each of 1,000 members at 4+2."""
+MANY_MEMBERS: Final = 100
+"""From so many members on, 4,096 rows would leave fewer than 246 places to a member."""
+MEMBER_ROOM_BYTES_MAX: Final = 1 << 62
+DOMAIN_NAME_BYTES_MAX: Final = 255
+"""The longest name of a host is 253 bytes; its length fits in one byte."""
+TABLE_BYTES_MAX: Final = 64 * MIB
+"""Longest packed table: 65,535 members x (44 + 3 x 256) bytes = 51 MiB, and 16,384 rows x 12 places x 2 bytes = 384
+KiB."""
