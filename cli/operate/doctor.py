@@ -55,6 +55,7 @@ SPARED_MODULES = {
     "lakefs.grants._batch_plan": "clients ask the engine for chunks by id and key",
     "gateway.http._door": "S3 has no door",
     "gateway.s3.door._repeater": "S3 has no door",
+    "lakefs.cluster._erasure": "no erasure code, which one engine does not use",
     "fuse.native._layer": "a mount answers each read in Python, and has no hot files",
 }
 """Native modules with a substitute, and what follows without each."""
@@ -158,8 +159,8 @@ def _native_modules() -> Finding:
     return Finding(
         "fail" if set(absent) & set(NEEDED_MODULES) else "warn",
         "native modules",
-        f"{'; '.join(effects)}; install a C compiler and Python's headers (gcc, python3-dev), then install the package "
-        "again",
+        f"{'; '.join(effects)}; install a C compiler, Python's headers and libraries (gcc, python3-dev, libssl-dev, "
+        "libisal-dev), then install the package again",
     )
 
 

@@ -1,1 +1,1 @@
-"""Places in a lake of many members: protection, failure domains, the ring, and the table of partitions' rows."""
+"""One lake on many members, pure: the ring and its table, places of shards, the erasure code.  No I/O."""

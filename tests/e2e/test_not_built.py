@@ -69,7 +69,13 @@ def test_a_client_without_native_modules_asks_the_engine(served: Served, names: 
 
 @pytest.mark.parametrize(
     "name",
-    ["lakefs.stamps._stamps", "lakefs.shared_index._keys", "engine.host._io_uring", "engine.memory._cache_lines"],
+    [
+        "lakefs.stamps._stamps",
+        "lakefs.shared_index._keys",
+        "lakefs.cluster._erasure",
+        "engine.host._io_uring",
+        "engine.memory._cache_lines",
+    ],
 )
 def test_an_engine_without_a_native_module_that_has_a_substitute_stores(tmp_path: Path, name: str) -> None:
     done = subprocess.run(
