@@ -21,7 +21,7 @@ _TEXT_BYTES_MAX: Final = 2048 - FEATURE_TEXT_HEADER.size
 
 
 class Feature(IntEnum):
-    """Reserved incompatible feature bits: none is written by format 1, each is refused by name."""
+    """Incompatible feature bits.  CLUSTER is that of stores with a cluster's names; the others are reserved."""
 
     ENCRYPTION = 1 << 0
     COMPRESSION = 1 << 1

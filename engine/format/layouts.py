@@ -32,19 +32,27 @@ GRANULE: Final = 65536
 
 
 class Table(IntEnum):
-    """The tables of the index.  Ids are part of the format; reserved ones hold no records yet."""
+    """The tables of the index.  Ids are part of the format."""
 
     COUNTERS = 1
     CHUNKS = 2
     NODES = 3
     NAMES = 4
     BUCKETS = 5
-    SEGMENTS = 6  # reserved
+    COORDINATOR = 6  # only the names of a cluster have records in it
     UPLOADS = 7
     VERSIONS = 8
     KEYED = 9
     ACCESS_KEYS = 10
     QUARANTINE = 11
+
+
+def database_of(table: Table) -> str:
+    """Return the name of the table's database in LMDB.
+
+    It is the table's name in lower case; that of `coordinator` is older than its use.
+    """
+    return "segments" if table is Table.COORDINATOR else table.name.lower()
 
 
 class Op(IntEnum):

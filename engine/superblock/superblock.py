@@ -155,9 +155,12 @@ class OpenedStore:
     warnings: tuple[str, ...] = ()
 
 
-def open_store(disk: Disk, clock: Clock, *, create: bool) -> OpenedStore:
+def open_store(
+    disk: Disk, clock: Clock, *, create: bool, incompat_features: int = KNOWN_INCOMPAT
+) -> OpenedStore:
     """Take the store's lock and read its superblock, or create the store when there is none.
 
+    `incompat_features` are those of the stores that the caller opens: a new one gets them, and any other is refused.
     Blocks; call it through `Offload`.  Errors: StoreLocked; StoreUnusable (no store and not `create`, unknown
     version or feature, a copy of a cluster member, a disk of unknown size); StoreDamaged (superblock lost, or bad with
     its copy).  An error releases the lock.
@@ -170,11 +173,11 @@ def open_store(disk: Disk, clock: Clock, *, create: bool) -> OpenedStore:
     lock = disk.lock(LOCK_PATH)
     try:
         if not disk.exists(SUPERBLOCK_PATH):
-            return OpenedStore(_create(disk, clock), lock, created=True)
+            return OpenedStore(_create(disk, clock, incompat_features), lock, created=True)
         # The last process may have been killed between renaming its superblock and syncing the name.
         disk.sync_folder(ROOT_FOLDER)
         superblock, warnings = _superblock_or_copy(disk)
-        return _admit(disk, superblock, lock, warnings)
+        return _admit(disk, superblock, lock, incompat_features, warnings)
     except BaseException:
         lock.close()
         raise
@@ -336,7 +339,7 @@ def _store_ids(disk: Disk) -> Iterator[bytes]:
                 yield bytes(fields["store_id"])
 
 
-def _create(disk: Disk, clock: Clock) -> Superblock:
+def _create(disk: Disk, clock: Clock, incompat_features: int) -> Superblock:
     for folder in STORE_FOLDERS:
         if disk.list_folder(folder):
             raise StoreDamaged(
@@ -356,19 +359,16 @@ def _create(disk: Disk, clock: Clock) -> Superblock:
         created_ns=clock.wall_ns(),
         clean_sequence=0,
         domains=(new_id16(),),
+        incompat_features=incompat_features,
     )
     write_superblock(disk, superblock)
     return superblock
 
 
-def _admit(disk: Disk, superblock: Superblock, lock: DiskLock, told: tuple[str, ...] = ()) -> OpenedStore:
-    unknown = superblock.incompat_features & ~KNOWN_INCOMPAT
-    if unknown:
-        raise StoreUnusable(
-            f"the store uses features this release does not know: {', '.join(_feature_names(unknown))}; "
-            "open it with a newer release",
-            subject=SUPERBLOCK_PATH,
-        )
+def _admit(
+    disk: Disk, superblock: Superblock, lock: DiskLock, incompat_features: int, told: tuple[str, ...]
+) -> OpenedStore:
+    _refuse_other_features(superblock.incompat_features, incompat_features)
     read_only = ""
     unknown = superblock.read_only_features & ~KNOWN_READ_ONLY
     if unknown:
@@ -392,6 +392,23 @@ def _admit(disk: Disk, superblock: Superblock, lock: DiskLock, told: tuple[str, 
         boot_before=superblock.boot_id,
     )
     return OpenedStore(admitted, lock, read_only, warnings=tuple(warnings))
+
+
+def _refuse_other_features(found: int, wanted: int) -> None:
+    """Raise StoreUnusable unless a store's incompatible features are those that its opener works with."""
+    unknown = found & ~wanted
+    if unknown:
+        raise StoreUnusable(
+            f"the store uses features this release does not know: {', '.join(_feature_names(unknown))}; "
+            "open it with a newer release",
+            subject=SUPERBLOCK_PATH,
+        )
+    lacking = wanted & ~found
+    if lacking:
+        raise StoreUnusable(
+            f"the store was made without {', '.join(_feature_names(lacking))}: it belongs to a single engine",
+            subject=SUPERBLOCK_PATH,
+        )
 
 
 def _feature_names(mask: int) -> list[str]:

@@ -30,7 +30,7 @@ from typing import Final
 
 import lmdb
 
-from engine.format.layouts import Table, open_value, seal_value
+from engine.format.layouts import Table, database_of, open_value, seal_value
 from engine.host.failpoints import reached
 from engine.host.memory_limits import refuse_little_address_space
 from engine.tables.index_folder import sync_path
@@ -145,7 +145,7 @@ class Index:
         with self._env.begin() as txn:
             is_new = txn.get(_APPLIED_KEY, None, databases[0]) is None
         for table in Table:
-            databases[table] = self._env.open_db(table.name.lower().encode(), create=is_new)
+            databases[table] = self._env.open_db(database_of(table).encode(), create=is_new)
         return databases
 
     # --- reading, on the loop ----------------------------------------------------------------------------
