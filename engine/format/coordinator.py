@@ -1,8 +1,8 @@
 """Records of the table `coordinator`: the keys of a cluster's coordinator, its leases, and its last revision.
 
-    state    0                    coordinator state: the last revision, and the lowest unused number of a lease
-    entry    1, key (1 to 256)    coordinator entry head, then the value
-    lease    2, number (8)        coordinator lease
+state    0                    coordinator state: the last revision, and the lowest unused number of a lease
+entry    1, key (1 to 256)    coordinator entry head, then the value
+lease    2, number (8)        coordinator lease
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def unpack_state(record: bytes | None) -> StateRecord:
     """Unpack the state from its (already verified) record; None in a new store.  StoreUnusable for a later version."""
     if record is None:
         return StateRecord()
-    version, revision, next_lease = _unpacked(COORDINATOR_STATE, record, COORDINATOR_STATE.size)
+    _, revision, next_lease = _unpacked(COORDINATOR_STATE, record, COORDINATOR_STATE.size)
     return StateRecord(Revision(revision), LeaseId(next_lease))
 
 

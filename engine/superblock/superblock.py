@@ -155,9 +155,7 @@ class OpenedStore:
     warnings: tuple[str, ...] = ()
 
 
-def open_store(
-    disk: Disk, clock: Clock, *, create: bool, incompat_features: int = KNOWN_INCOMPAT
-) -> OpenedStore:
+def open_store(disk: Disk, clock: Clock, *, create: bool, incompat_features: int = KNOWN_INCOMPAT) -> OpenedStore:
     """Take the store's lock and read its superblock, or create the store when there is none.
 
     `incompat_features` are those of the stores that the caller opens: a new one gets them, and any other is refused.
