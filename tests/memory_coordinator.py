@@ -127,15 +127,18 @@ class MemoryCoordinator:
 
     async def revoke(self, lease: LeaseId) -> None:
         await self._reach()
-        if self._leases.pop(lease, None) is not None:
-            self._change([Delete(key) for key, entry in self.entries.items() if entry.lease == lease])
+        self._end(lease)
 
     async def end_leases(self) -> None:
         while True:
             await trio.sleep(0.25)
             for lease, (_, deadline) in list(self._leases.items()):
                 if deadline <= trio.current_time():
-                    await self.revoke(lease)
+                    self._end(lease)
+
+    def _end(self, lease: LeaseId) -> None:
+        if self._leases.pop(lease, None) is not None:
+            self._change([Delete(key) for key, entry in self.entries.items() if entry.lease == lease])
 
     async def _reach(self) -> None:
         await trio.lowlevel.checkpoint()

@@ -47,14 +47,6 @@ class Table(IntEnum):
     QUARANTINE = 11
 
 
-def database_of(table: Table) -> str:
-    """Return the name of the table's database in LMDB.
-
-    It is the table's name in lower case; that of `coordinator` is older than its use.
-    """
-    return "segments" if table is Table.COORDINATOR else table.name.lower()
-
-
 class Op(IntEnum):
     """The change that a journal record makes to its key."""
 

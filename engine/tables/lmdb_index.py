@@ -30,7 +30,7 @@ from typing import Final
 
 import lmdb
 
-from engine.format.layouts import Table, database_of, open_value, seal_value
+from engine.format.layouts import Table, open_value, seal_value
 from engine.host.failpoints import reached
 from engine.host.memory_limits import refuse_little_address_space
 from engine.tables.index_folder import sync_path
@@ -81,6 +81,14 @@ def _translate(error: lmdb.Error, doing: str, writing_to: Path | None = None) ->
     if isinstance(error, _DAMAGE):
         return IndexDamaged(f"cannot {doing} the index: {error}", subject="index")
     return DiskFailed(f"cannot {doing} the index: {error}", subject="index")
+
+
+def database_of(table: Table) -> str:
+    """Return the name of the table's database in LMDB.
+
+    It is the table's name in lower case; that of `coordinator` is older than its use.
+    """
+    return "segments" if table is Table.COORDINATOR else table.name.lower()
 
 
 def _free_bytes(path: Path) -> int:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import trio
 from trio.testing import MockClock
 
+from engine.format.features import KNOWN_INCOMPAT
 from engine.format.layouts import Table
 from engine.format.sizes import DEFAULT_SIZES, MetadataSizes
 from engine.host.clock import SystemClock
@@ -45,10 +46,11 @@ async def opened(
     offload: Offload | None = None,
     sizes: MetadataSizes = DEFAULT_SIZES,
     headroom_bytes: int = 0,
+    incompat_features: int = KNOWN_INCOMPAT,
 ) -> AsyncIterator[Metadata]:
     """Open the metadata of the store on `disk`, created when there is none; closed cleanly by default."""
     clock = SimClock() if isinstance(disk, SimDisk) else SystemClock()
-    store = open_store(disk, clock, create=True)
+    store = open_store(disk, clock, create=True, incompat_features=incompat_features)
     try:
         metadata = await open_metadata(
             disk,

@@ -9,10 +9,10 @@ from typing import Any
 import lmdb
 import pytest
 
-from engine.format.layouts import Op, Table, database_of, seal_value
+from engine.format.layouts import Op, Table, seal_value
 from engine.metadata import recovery
 from engine.tables.index_check import probe
-from engine.tables.lmdb_index import Index
+from engine.tables.lmdb_index import Index, database_of
 from lakefs.errors import DiskFailed, IndexDamaged
 from lakefs.ids import Sequence
 from tests.sim.world.disk import SimDisk
