@@ -5,8 +5,8 @@
     watches     fed with each revision once it is durable (`engine.cluster.watch_history`)
 
 Rules kept here:
-- Every read and decision reads the state's record too.  So it depends on the last transaction, and its answer waits
-  until that is durable.
+- Every answer with a revision is read from the state's record too.  So it depends on the last transaction, and waits
+  until that is durable.  An answer about a lease depends on the lease's record, or on its removal.
 - The last revision is in the table, raised in the group that changes the keys.  A decision that fails takes none.
 - Memory (leases, their keys, bytes in use) changes in the step in which a decision's mutations become visible, and not
   in the decision, which may still be refused.
@@ -35,8 +35,6 @@ from engine.cluster.coordinator import (
     Delete,
     Entry,
     Found,
-    HasRevision,
-    HasValue,
     Operation,
     Outcome,
     Page,
@@ -44,6 +42,7 @@ from engine.cluster.coordinator import (
     Transacted,
 )
 from engine.cluster.coordinator_bounds import check_key, check_page, check_range, check_transaction, check_ttl
+from engine.cluster.coordinator_table import cost_bytes, entry_of, holds, last_state, page_of, unpacked
 from engine.cluster.leases import Leases
 from engine.cluster.watch_history import History, HistoryWatch
 from engine.format.coordinator import (
@@ -53,15 +52,12 @@ from engine.format.coordinator import (
     LEASES_END,
     STATE_KEY,
     TABLE,
-    StateRecord,
     entry_key,
     lease_key,
     lease_of_key,
     pack_entry,
     pack_lease,
-    unpack_entry,
     unpack_lease,
-    unpack_state,
 )
 from engine.format.features import Feature
 from engine.host.tasks import plain_errors
@@ -79,13 +75,7 @@ from lakefs.errors import (
     StoreUnusable,
 )
 from lakefs.ids import LeaseId, Revision
-from lakefs.limits import (
-    COORDINATOR_BYTES_MAX,
-    COORDINATOR_KEY_COST_BYTES,
-    COORDINATOR_LEASE_KEYS_MAX,
-    COORDINATOR_LEASES_MAX,
-    COORDINATOR_PAGE_BYTES_MAX,
-)
+from lakefs.limits import COORDINATOR_BYTES_MAX, COORDINATOR_LEASE_KEYS_MAX, COORDINATOR_LEASES_MAX
 from lakefs.ports import Clock
 
 T = TypeVar("T")
@@ -147,7 +137,7 @@ class NamesCoordinator:
         self._leases = Leases()
         self._used_bytes = 0
         with metadata.view() as view:
-            self._history = history(_state(view).revision)
+            self._history = history(last_state(view).revision)
             self._restore(view)
         self._ends = [metadata.on_joined(self._joined, {_Decided}), metadata.on_durable(self._durable)]
 
@@ -162,12 +152,12 @@ class NamesCoordinator:
     async def get(self, key: bytes) -> Found:
         """Return a key's entry; see the port."""
         check_key(key)
-        return await self._read(lambda view: Found(_entry(view, key), _state(view).revision))
+        return await self._read(lambda view: Found(entry_of(view, key), last_state(view).revision))
 
     async def range(self, begin: bytes, end: bytes, *, limit: int, after: bytes = b"") -> Page:
         """Return a page of entries; see the port."""
         check_page(begin, end, limit, after)
-        return await self._read(lambda view: _page(view, max(begin, after + b"\0"), end, limit))
+        return await self._read(lambda view: page_of(view, max(begin, after + b"\0"), end, limit))
 
     async def transact(
         self, compares: Sequence[Compare], then_ops: Sequence[Operation], else_ops: Sequence[Operation] = ()
@@ -226,22 +216,22 @@ class NamesCoordinator:
         then_ops: Sequence[Operation],
         else_ops: Sequence[Operation],
     ) -> Transacted:
-        seen = tuple(_entry(txn, compare.key) for compare in compares)
-        holds = all(map(_holds, compares, seen))
-        operations = then_ops if holds else else_ops
+        seen = tuple(entry_of(txn, compare.key) for compare in compares)
+        is_held = all(map(holds, compares, seen))
+        operations = then_ops if is_held else else_ops
         leases = {operation.lease for operation in operations if isinstance(operation, Put)} - {NO_LEASE}
         if any(txn.get(TABLE, lease_key(lease)) is None for lease in leases):
-            return Transacted(Outcome.LEASE_GONE, _state(txn).revision, seen)
+            return Transacted(Outcome.LEASE_GONE, last_state(txn).revision, seen)
         self._refuse_many_keys(operations)
-        return Transacted(Outcome.DONE if holds else Outcome.CONFLICT, self._change(txn, operations), seen)
+        return Transacted(Outcome.DONE if is_held else Outcome.CONFLICT, self._change(txn, operations), seen)
 
     def _change(self, txn: Transaction, operations: Sequence[Operation], ended: LeaseId = NO_LEASE) -> Revision:
         """Do the operations at the next revision, and return it; the last one if they change nothing."""
-        state = _state(txn)
+        state = last_state(txn)
         revision = Revision(state.revision + 1)
         moves: list[_Move] = []
         for operation in operations:
-            key, old = entry_key(operation.key), _entry(txn, operation.key)
+            key, old = entry_key(operation.key), entry_of(txn, operation.key)
             if isinstance(operation, Put):
                 new = Entry(operation.key, operation.value, revision, operation.lease)
                 change = txn.insert if old is None else txn.put
@@ -260,7 +250,7 @@ class NamesCoordinator:
     def _grant(self, txn: Transaction, ttl_s: int) -> LeaseId:
         if len(self._leases) >= COORDINATOR_LEASES_MAX:
             raise EngineBusy(f"the coordinator has {COORDINATOR_LEASES_MAX} leases, the most that it may have")
-        state = _state(txn)
+        state = last_state(txn)
         lease = state.next_lease
         txn.insert(TABLE, lease_key(lease), pack_lease(ttl_s))
         txn.put(TABLE, STATE_KEY, state._replace(next_lease=LeaseId(lease + 1)).pack())
@@ -272,7 +262,6 @@ class NamesCoordinator:
             self._end_lease(txn, lease)
 
     def _end_lease(self, txn: Transaction, lease: LeaseId) -> None:
-        _state(txn)  # the answer depends on it
         if txn.get(TABLE, lease_key(lease)) is not None:
             txn.delete(TABLE, lease_key(lease))
             self._change(txn, [Delete(key) for key in self._leases.keys(lease)], ended=lease)
@@ -305,8 +294,8 @@ class NamesCoordinator:
         for key, record in view.scan(TABLE, LEASES_BEGIN, LEASES_END):
             self._leases.grant(lease_of_key(key), unpack_lease(record), now)
         for key, record in view.scan(TABLE, ENTRIES_BEGIN, ENTRIES_END):
-            entry = _unpack(key[1:], record)
-            self._used_bytes += _cost_bytes(entry)
+            entry = unpacked(key[1:], record)
+            self._used_bytes += cost_bytes(entry)
             if entry.lease and entry.lease not in self._leases:
                 raise StoreDamaged(f"the coordinator's key {entry.key!r} ends with a lease that does not exist")
             if entry.lease:
@@ -342,7 +331,6 @@ class NamesCoordinator:
         await trio.lowlevel.checkpoint()
         with self._reaching():
             with self._metadata.view() as view:
-                _state(view)
                 seen, sequence = look(view), view.sequence
             await self._metadata.wait_durable(sequence)
         return seen
@@ -366,46 +354,5 @@ class NamesCoordinator:
             raise EngineUnreachable(f"the coordinator's store has failed: {error}") from error
 
 
-def _state(view: View) -> StateRecord:
-    return unpack_state(view.get(TABLE, STATE_KEY))
-
-
-def _entry(view: View, key: bytes) -> Entry | None:
-    record = view.get(TABLE, entry_key(key))
-    return None if record is None else _unpack(key, record)
-
-
-def _unpack(key: bytes, record: bytes) -> Entry:
-    revision, lease, value = unpack_entry(record)
-    return Entry(key, value, revision, lease)
-
-
-def _page(view: View, begin: bytes, end: bytes, limit: int) -> Page:
-    """Return the first entries of a range, until there are enough of them."""
-    entries: list[Entry] = []
-    page_bytes = 0
-    more = False
-    for key, record in view.scan(TABLE, entry_key(begin), entry_key(end)) if begin < end else ():
-        if len(entries) == limit or page_bytes >= COORDINATOR_PAGE_BYTES_MAX:
-            more = True
-            break
-        entries.append(_unpack(key[1:], record))
-        page_bytes += len(key) + len(record)
-    return Page(tuple(entries), _state(view).revision, more)
-
-
-def _holds(compare: Compare, entry: Entry | None) -> bool:
-    """Return True if a comparison holds for the entry of its key."""
-    if isinstance(compare, HasRevision):
-        return entry is not None and entry.revision == compare.revision
-    if isinstance(compare, HasValue):
-        return entry is not None and entry.value == compare.value
-    return entry is None
-
-
-def _cost_bytes(entry: Entry | None) -> int:
-    return 0 if entry is None else COORDINATOR_KEY_COST_BYTES + len(entry.key) + len(entry.value)
-
-
 def _added_bytes(moves: Sequence[_Move]) -> int:
-    return sum(_cost_bytes(move.new) - _cost_bytes(move.old) for move in moves)
+    return sum(cost_bytes(move.new) - cost_bytes(move.old) for move in moves)

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import trio
+
 from engine.cluster.coordinator import END, NO_LEASE, Changes, Coordinator, Entry, Put, ReadAnew, Watch
 from engine.cluster.names_coordinator import NamesCoordinator, open_names_coordinator
 from engine.cluster.watch_history import History
@@ -17,7 +19,7 @@ from engine.format.sizes import DEFAULT_SIZES, MetadataSizes
 from engine.host.local_disk import LocalDisk
 from engine.metadata.metadata_store import Metadata
 from lakefs.ids import LeaseId, Revision
-from lakefs.ports import Disk
+from lakefs.ports import Disk, Offload
 from tests.memory_coordinator import HISTORY, memory_coordinator
 from tests.sim.world.clock import SimClock
 from tests.sim.world.disk import SimDisk
@@ -38,11 +40,11 @@ class CoordinatorKind:
 
 @asynccontextmanager
 async def names_store(
-    disk: Disk, *, clean: bool = True, sizes: MetadataSizes = DEFAULT_SIZES
+    disk: Disk, *, clean: bool = True, sizes: MetadataSizes = DEFAULT_SIZES, offload: Offload | None = None
 ) -> AsyncIterator[tuple[NamesCoordinator, Metadata]]:
     """Open the store with a cluster's names on a disk, and its coordinator; trio's clock is the coordinator's."""
     async with (
-        opened(disk, clean=clean, sizes=sizes, incompat_features=Feature.CLUSTER) as metadata,
+        opened(disk, clean=clean, sizes=sizes, offload=offload, incompat_features=Feature.CLUSTER) as metadata,
         open_names_coordinator(metadata, SimClock(), Feature.CLUSTER, short_history) as coordinator,
     ):
         yield coordinator, metadata
@@ -102,6 +104,12 @@ async def next_changes(watch: Watch) -> Changes:
     event = await anext(watch)
     assert isinstance(event, Changes), event
     return event
+
+
+async def events_to_the_end(watch: Watch) -> list[Changes | ReadAnew]:
+    """Return all events of a watch that ends."""
+    with trio.fail_after(60):
+        return [event async for event in watch]
 
 
 def as_values(event: Changes | ReadAnew) -> dict[bytes, bytes | None]:

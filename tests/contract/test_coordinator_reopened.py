@@ -7,9 +7,11 @@ import shutil
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 import trio
+import trio.testing
 
 from engine.cluster.coordinator import (
     END,
@@ -18,6 +20,7 @@ from engine.cluster.coordinator import (
     Delete,
     Entry,
     HasRevision,
+    HasValue,
     IsAbsent,
     Operation,
     Put,
@@ -35,10 +38,12 @@ from lakefs.errors import DiskFailed, EngineUnreachable, StoreFull, StoreReadOnl
 from lakefs.ids import LeaseId, Revision
 from lakefs.limits import MIB
 from lakefs.ports import Disk
-from tests.contract.coordinators import entry_of, keys_of, names_store, next_changes, put
+from tests.contract.coordinators import entry_of, events_to_the_end, keys_of, names_store, next_changes, put
 from tests.sim.world.clock import SimClock
 from tests.sim.world.disk import SimCrashed, SimDisk
 from tests.unit.support.metadata_rig import SMALL, opened, run, wait_applied
+
+T = TypeVar("T")
 
 
 async def _everything(coordinator: Coordinator) -> tuple[tuple[Entry, ...], Revision]:
@@ -110,7 +115,7 @@ def test_a_watch_goes_on_behind_the_last_revision_of_before_and_no_earlier_one(t
             last = [await put(coordinator, b"a", b"%d" % number) for number in range(3)][-1]
         async with names_store(disk) as (coordinator, _):
             async with coordinator.watch(b"a", b"b", last) as watch:
-                assert [event async for event in watch] == [ReadAnew()]
+                assert await events_to_the_end(watch) == [ReadAnew()]
             async with coordinator.watch(b"a", b"b", Revision(last + 1)) as watch:
                 await put(coordinator, b"a", b"new")
                 assert (await next_changes(watch)).revision == last + 1
@@ -179,7 +184,9 @@ class _Story:
     async def write(self, coordinator: Coordinator, name: bytes, times: int) -> None:
         """Put two keys at once, comparing with what was seen; or remove them."""
         for _ in range(times):
-            found = (await coordinator.get(name)).entry
+            read = await coordinator.get(name)
+            self.acknowledged = max(self.acknowledged, read.revision)
+            found = read.entry
             compare = IsAbsent(name) if found is None else HasRevision(name, found.revision)
             value = self.rng.randbytes(4)
             operations: list[Operation] = (
@@ -246,6 +253,61 @@ def test_a_loss_of_power_loses_nothing_that_was_answered_or_seen_by_a_watch(seed
 
     run(last_look)
     assert story.acknowledged > 0
+
+
+class _HeldOffload:
+    """Runs calls inline, but those of the journal only while the gate is open."""
+
+    def __init__(self) -> None:
+        self.gate = trio.Event()
+        self.gate.set()
+
+    async def run(self, call: Callable[..., T], *args: object) -> T:
+        await trio.lowlevel.checkpoint()
+        if "_append_blocking" in getattr(call, "__name__", ""):
+            await self.gate.wait()
+        return call(*args)
+
+
+ANSWERS: dict[str, Callable[[Coordinator, LeaseId], Awaitable[object]]] = {
+    "the key": lambda coordinator, _: coordinator.get(b"a"),
+    "another key": lambda coordinator, _: coordinator.get(b"other"),
+    "an empty range": lambda coordinator, _: coordinator.range(b"x", b"y", limit=1),
+    "a conflict": lambda coordinator, _: coordinator.transact([HasValue(b"a", b"old")], []),
+    "nothing changed": lambda coordinator, _: coordinator.transact([IsAbsent(b"other")], [Delete(b"other")]),
+    "a lease that ended": lambda coordinator, lease: coordinator.keep_alive(lease),
+    "a lease revoked again": lambda coordinator, lease: coordinator.revoke(lease),
+    "a put with a lease that ended": lambda coordinator, lease: coordinator.transact([], [Put(b"b", b"", lease)]),
+}
+
+
+@pytest.mark.parametrize("ask", ANSWERS.values(), ids=ANSWERS)
+def test_an_answer_that_depends_on_a_change_waits_until_that_is_durable(
+    ask: Callable[[Coordinator, LeaseId], Awaitable[object]],
+) -> None:
+    async def scenario() -> None:
+        offload = _HeldOffload()
+        answered: list[object] = []
+
+        async def answer(coordinator: Coordinator, lease: LeaseId) -> None:
+            answered.append(await ask(coordinator, lease))
+
+        async with names_store(SimDisk(10), offload=offload) as (coordinator, metadata), trio.open_nursery() as nursery:
+            lease = await coordinator.lease(60)
+            await put(coordinator, b"a", b"old")
+            await wait_applied(metadata)
+            offload.gate = trio.Event()
+            nursery.start_soon(coordinator.transact, [], [Put(b"a", b"new")])
+            nursery.start_soon(coordinator.revoke, lease)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.start_soon(answer, coordinator, lease)
+            await trio.testing.wait_all_tasks_blocked()
+            answered_early = len(answered)
+            offload.gate.set()  # before anything is asserted, so that the store can be closed
+            await trio.testing.wait_all_tasks_blocked()
+            assert (answered_early, len(answered)) == (0, 1)
+
+    run(scenario)
 
 
 def test_when_the_disk_fails_calls_and_watches_end_and_no_watch_has_seen_what_is_lost() -> None:

@@ -20,6 +20,7 @@ from tests.contract.coordinators import (
     CoordinatorKind,
     as_values,
     entry_of,
+    events_to_the_end,
     keys_of,
     next_changes,
     put,
@@ -114,7 +115,7 @@ def test_a_watch_from_a_change_that_is_not_held_any_more_says_so_and_ends(opened
             for number in range(HISTORY + 10):
                 await put(coordinator, b"a", b"%d" % number)
             async with coordinator.watch(b"a", b"b", Revision(5)) as watch:
-                assert [event async for event in watch] == [ReadAnew()]
+                assert await events_to_the_end(watch) == [ReadAnew()]
             async with coordinator.watch(b"a", b"b", Revision(11)) as watch:
                 assert [(await next_changes(watch)).revision for _ in range(HISTORY)] == [*range(11, HISTORY + 11)]
 
@@ -133,7 +134,7 @@ def test_a_slow_watch_is_ended_by_read_anew_and_one_that_waits_is_not_by_other_k
             for number in range(HISTORY + 1):
                 await put(coordinator, b"a", b"%d" % number)
             await put(coordinator, b"x", b"seen")
-            assert [event async for event in slow] == [ReadAnew()]
+            assert await events_to_the_end(slow) == [ReadAnew()]
             assert as_values(await next_changes(other)) == {b"x": b"seen"}
 
     run(scenario)
