@@ -1,4 +1,5 @@
-"""Identifiers: of chunks, blobs, nodes, segments and journal groups; of stores, engines, engine runs and sessions.
+"""Identifiers: of chunks, blobs, nodes, segments and journal groups; of stores, engines, engine runs and sessions; of a
+cluster's members, epochs, generations, partitions, revisions and leases.
 
 A chunk's id is one kind byte and the BLAKE3-256 of the chunk's bytes.  Manifests are hashed under their own
 derive-key context, so no user's bytes can have a manifest's id.
@@ -32,6 +33,18 @@ BlobId = NewType("BlobId", bytes)
 """33 bytes: the id of the blob's only chunk, or of its manifest.  It identifies a layout of the bytes."""
 ShardNumber = NewType("ShardNumber", int)
 """Number of a shard of a chunk, from 0; WHOLE_CHUNK: no shard, but the chunk itself."""
+Revision = NewType("Revision", int)
+"""Number of a transaction of a cluster's coordinator that changed a key; the first has 1."""
+LeaseId = NewType("LeaseId", int)
+"""Number of a lease of a cluster's coordinator; never reused; 0: no lease."""
+MemberId = NewType("MemberId", bytes)
+"""16 random bytes: an engine that keeps shards for a cluster."""
+RingEpoch = NewType("RingEpoch", int)
+"""Number of a table of rows; the first is 1."""
+GcGeneration = NewType("GcGeneration", int)
+"""Number that a cycle of a cluster's gc advances; the first is 1."""
+Partition = NewType("Partition", int)
+"""The first bits of a digest, which decide in which row a chunk's shards lie."""
 StoreId = NewType("StoreId", bytes)
 EngineId = NewType("EngineId", bytes)
 BootId = NewType("BootId", bytes)

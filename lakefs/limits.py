@@ -247,6 +247,36 @@ SPACES_MAX: Final = 1024
 """Spaces of a store, removed ones too until their values are gone: about 300 bytes each in one answer."""
 SPACE_NAME_BYTES_MAX: Final = 200
 
+# --- cluster: the coordinator -----------------------------------------------------------------------------
+# etcd takes 1.5 MiB a request and 128 comparisons or operations a transaction, unless it is configured otherwise.
+COORDINATOR_KEY_BYTES_MAX: Final = 256
+COORDINATOR_VALUE_BYTES_MAX: Final = MIB
+"""Longest value: a table of 16,384 rows of 16 bytes takes a quarter."""
+COORDINATOR_OPERATIONS_MAX: Final = 128
+"""Comparisons of a transaction, and operations of each branch."""
+COORDINATOR_TRANSACTION_BYTES_MAX: Final = MIB + 256 * KIB
+"""Keys and values of a transaction; 256 KiB of 1.5 MiB remain for its framing: 3 x 128 x 680 bytes."""
+COORDINATOR_PAGE_MAX: Final = 1000
+COORDINATOR_PAGE_BYTES_MAX: Final = 2 * MIB
+"""A page ends when its keys and values have reached this: it holds 3 MiB at most, and fits in a frame."""
+COORDINATOR_KEY_COST_BYTES: Final = 128
+"""Counted for each key beside its own bytes and its value's."""
+COORDINATOR_BYTES_MAX: Final = 64 * MIB
+"""All keys and values.  4 tables of 256 KiB, 16,384 dirty partitions and 3,072 members of 2 KiB each take 10 MiB."""
+COORDINATOR_HISTORY_COUNT: Final = 8192
+"""Revisions held for watches that are behind, and each of their changes counts: 64 notes of 128 partitions."""
+COORDINATOR_HISTORY_BYTES: Final = 16 * MIB
+"""The same in bytes: 64 tables of 256 KiB."""
+COORDINATOR_WATCHES_MAX: Final = 16_384
+"""3,072 members and some hundred heads with three watches each; about 1 KiB each: 16 MiB."""
+COORDINATOR_LEASES_MAX: Final = 8192
+"""A lease for each member and head, twice; about 500 bytes each: 4 MiB."""
+COORDINATOR_LEASE_KEYS_MAX: Final = 128
+"""Keys of one lease, which are removed in one transaction."""
+COORDINATOR_LEASE_S_MIN: Final = 2
+"""The least that etcd grants."""
+COORDINATOR_LEASE_S_MAX: Final = 86_400
+
 # --- wire --------------------------------------------------------------------------------------------
 CONTROL_BYTES_MAX: Final = 4 * MIB
 """Control part of one frame.  A locate of 4096 chunks answers with about 0.5 MiB."""

@@ -23,7 +23,8 @@ _TEXT_BYTES_MAX: Final = 2048 - FEATURE_TEXT_HEADER.size
 class Feature(IntEnum):
     """Incompatible features, and bits reserved for some: a release that does not know one refuses the store by name.
 
-    CLUSTER: the store is a member of a lake.  ERASURE_SHARDS: it has shards, which only a member is sent.
+    CLUSTER: the store is a member of a lake, or holds its names (CLUSTER_NAMES).  ERASURE_SHARDS: it has shards, which
+    only a member is sent.
     """
 
     ENCRYPTION = 1 << 0
@@ -32,6 +33,7 @@ class Feature(IntEnum):
     KEYED_BLOBS = 1 << 3
     MORE_DOMAINS = 1 << 4
     CLUSTER = 1 << 5
+    CLUSTER_NAMES = 1 << 6
 
 
 class ReadOnlyFeature(IntEnum):
@@ -58,7 +60,7 @@ FEATURE_NOTES: Final = {
     ReadOnlyFeature.KEYED: FeatureNote("spaces of keyed blobs (lake kv)", "0.1.0"),
 }
 KNOWN_READ_ONLY: Final = int(ReadOnlyFeature.UPLOADS | ReadOnlyFeature.VERSIONS | ReadOnlyFeature.KEYED)
-KNOWN_INCOMPAT: Final = int(Feature.ERASURE_SHARDS | Feature.CLUSTER)
+KNOWN_INCOMPAT: Final = int(Feature.ERASURE_SHARDS | Feature.CLUSTER | Feature.CLUSTER_NAMES)
 
 
 def bits(mask: int) -> Iterator[int]:

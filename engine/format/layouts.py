@@ -32,14 +32,14 @@ GRANULE: Final = 65536
 
 
 class Table(IntEnum):
-    """The tables of the index.  Ids are part of the format; reserved ones hold no records yet."""
+    """The tables of the index.  Ids are part of the format."""
 
     COUNTERS = 1
     CHUNKS = 2
     NODES = 3
     NAMES = 4
     BUCKETS = 5
-    SEGMENTS = 6  # reserved
+    COORDINATOR = 6  # only the names of a cluster have records in it
     UPLOADS = 7
     VERSIONS = 8
     KEYED = 9

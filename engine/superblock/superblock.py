@@ -155,10 +155,13 @@ class OpenedStore:
     warnings: tuple[str, ...] = ()
 
 
-def open_store(disk: Disk, clock: Clock, *, create: bool, cluster_id: bytes = NO_CLUSTER) -> OpenedStore:
+def open_store(
+    disk: Disk, clock: Clock, *, create: bool, cluster_id: bytes = NO_CLUSTER, has_names: bool = False
+) -> OpenedStore:
     """Take the store's lock and read its superblock, or create the store when there is none.
 
-    `cluster_id`: the lake of which a store that is created here is a member; NO_CLUSTER: it is none.
+    `cluster_id`: the lake of which a store that is created here is a member, or holds the names (`has_names`);
+    NO_CLUSTER: it is the store of one engine.  Call `refuse_other_role` behind it.
     Blocks; call it through `Offload`.  Errors: StoreLocked; StoreUnusable (no store and not `create`, unknown
     version or feature, a copy of a cluster member, a disk of unknown size); StoreDamaged (superblock lost, or bad with
     its copy).  An error releases the lock.
@@ -171,7 +174,7 @@ def open_store(disk: Disk, clock: Clock, *, create: bool, cluster_id: bytes = NO
     lock = disk.lock(LOCK_PATH)
     try:
         if not disk.exists(SUPERBLOCK_PATH):
-            return OpenedStore(_create(disk, clock, cluster_id), lock, created=True)
+            return OpenedStore(_create(disk, clock, cluster_id, has_names=has_names), lock, created=True)
         # The last process may have been killed between renaming its superblock and syncing the name.
         disk.sync_folder(ROOT_FOLDER)
         superblock, warnings = _superblock_or_copy(disk)
@@ -337,7 +340,7 @@ def _store_ids(disk: Disk) -> Iterator[bytes]:
                 yield bytes(fields["store_id"])
 
 
-def _create(disk: Disk, clock: Clock, cluster_id: bytes) -> Superblock:
+def _create(disk: Disk, clock: Clock, cluster_id: bytes, *, has_names: bool) -> Superblock:
     for folder in STORE_FOLDERS:
         if disk.list_folder(folder):
             raise StoreDamaged(
@@ -358,32 +361,47 @@ def _create(disk: Disk, clock: Clock, cluster_id: bytes) -> Superblock:
         clean_sequence=0,
         domains=(new_id16(),),
         cluster_id=cluster_id,
-        incompat_features=0 if cluster_id == NO_CLUSTER else int(Feature.CLUSTER),
+        incompat_features=_features_of(cluster_id, has_names=has_names),
     )
     write_superblock(disk, superblock)
     return superblock
 
 
-def refuse_other_role(superblock: Superblock, cluster_id: bytes) -> None:
-    """Raise StoreUnusable unless the store is a member of this lake; with NO_CLUSTER, unless it is one of none."""
-    is_member = bool(superblock.incompat_features & (Feature.CLUSTER | Feature.ERASURE_SHARDS))
-    if is_member and cluster_id == NO_CLUSTER:
-        raise StoreUnusable(
-            f"the folder is a member of the lake {superblock.cluster_id.hex()}, and no lake by itself: most of what "
-            "it holds are parts of chunks; start the lake with all its folders",
-            subject=SUPERBLOCK_PATH,
+def _features_of(cluster_id: bytes, *, has_names: bool) -> int:
+    if cluster_id == NO_CLUSTER:
+        assert not has_names, "names without segments are those of a lake"
+        return 0
+    return int(Feature.CLUSTER | Feature.CLUSTER_NAMES if has_names else Feature.CLUSTER)
+
+
+def refuse_other_role(superblock: Superblock, cluster_id: bytes, *, has_names: bool = False) -> None:
+    """Raise StoreUnusable unless the store is a member of this lake, or with `has_names` holds its names.
+
+    With NO_CLUSTER: unless it is the store of one engine.
+    """
+    features = superblock.incompat_features
+    is_in_lake = bool(features & (Feature.CLUSTER | Feature.ERASURE_SHARDS))
+    holds_names = bool(features & Feature.CLUSTER_NAMES)
+    found = "holds the names" if holds_names else "is a member"
+    refused = ""
+    if is_in_lake and cluster_id == NO_CLUSTER:
+        part = "names without content" if holds_names else "parts of chunks"
+        refused = (
+            f"the folder {found} of the lake {superblock.cluster_id.hex()}, and is no lake by itself: most of what it "
+            f"holds are {part}; start the lake with all its folders"
         )
-    if not is_member and cluster_id != NO_CLUSTER:
-        raise StoreUnusable(
-            "the folder is the store of one engine, and is not made a member of a lake; copy its objects over S3, or "
-            "give an empty folder",
-            subject=SUPERBLOCK_PATH,
+    elif not is_in_lake and cluster_id != NO_CLUSTER:
+        refused = (
+            "the folder is the store of one engine, and is not made a part of a lake; copy its objects over S3, or "
+            "give an empty folder"
         )
-    if is_member and superblock.cluster_id != cluster_id:
-        raise StoreUnusable(
-            f"the folder is a member of another lake, {superblock.cluster_id.hex()}, not of {cluster_id.hex()}",
-            subject=SUPERBLOCK_PATH,
-        )
+    elif is_in_lake and superblock.cluster_id != cluster_id:
+        refused = f"the folder {found} of another lake, {superblock.cluster_id.hex()}, not of {cluster_id.hex()}"
+    elif holds_names != has_names:
+        wanted = "the names" if has_names else "a member"
+        refused = f"the folder {found} of the lake {superblock.cluster_id.hex()}, and is not opened as {wanted}"
+    if refused:
+        raise StoreUnusable(refused, subject=SUPERBLOCK_PATH)
 
 
 def _admit(disk: Disk, superblock: Superblock, lock: DiskLock, told: tuple[str, ...] = ()) -> OpenedStore:

@@ -83,6 +83,14 @@ def _translate(error: lmdb.Error, doing: str, writing_to: Path | None = None) ->
     return DiskFailed(f"cannot {doing} the index: {error}", subject="index")
 
 
+def database_of(table: Table) -> str:
+    """Return the name of the table's database in LMDB.
+
+    It is the table's name in lower case; that of `coordinator` is older than its use.
+    """
+    return "segments" if table is Table.COORDINATOR else table.name.lower()
+
+
 def _free_bytes(path: Path) -> int:
     found = os.statvfs(path)
     return found.f_bavail * found.f_frsize
@@ -145,7 +153,7 @@ class Index:
         with self._env.begin() as txn:
             is_new = txn.get(_APPLIED_KEY, None, databases[0]) is None
         for table in Table:
-            databases[table] = self._env.open_db(table.name.lower().encode(), create=is_new)
+            databases[table] = self._env.open_db(database_of(table).encode(), create=is_new)
         return databases
 
     # --- reading, on the loop ----------------------------------------------------------------------------

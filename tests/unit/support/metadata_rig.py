@@ -13,7 +13,7 @@ from engine.format.layouts import Table
 from engine.format.sizes import DEFAULT_SIZES, MetadataSizes
 from engine.host.clock import SystemClock
 from engine.metadata.metadata_store import Metadata, open_metadata
-from engine.superblock.superblock import open_store, write_superblock
+from engine.superblock.superblock import NO_CLUSTER, open_store, write_superblock
 from engine.tables.views import Transaction, View
 from lakefs.host.offload import InlineOffload
 from lakefs.ids import Sequence
@@ -24,6 +24,8 @@ from tests.sim.world.disk import SimDisk
 
 TABLES = (Table.CHUNKS, Table.NODES, Table.NAMES)
 END = b"\xff" * 64
+NAMES_OF = b"a lake of names."
+"""The lake whose names a store holds that is opened with `has_names`."""
 SMALL = MetadataSizes(
     group_bytes=24 << 10,
     journal_file=64 << 10,
@@ -45,10 +47,15 @@ async def opened(
     offload: Offload | None = None,
     sizes: MetadataSizes = DEFAULT_SIZES,
     headroom_bytes: int = 0,
+    has_names: bool = False,
 ) -> AsyncIterator[Metadata]:
-    """Open the metadata of the store on `disk`, created when there is none; closed cleanly by default."""
+    """Open the metadata of the store on `disk`, created when there is none; closed cleanly by default.
+
+    `has_names`: the store holds the names of a lake.
+    """
     clock = SimClock() if isinstance(disk, SimDisk) else SystemClock()
-    store = open_store(disk, clock, create=True)
+    cluster_id = NAMES_OF if has_names else NO_CLUSTER
+    store = open_store(disk, clock, create=True, cluster_id=cluster_id, has_names=has_names)
     try:
         metadata = await open_metadata(
             disk,

@@ -12,7 +12,7 @@ import pytest
 from engine.format.layouts import Op, Table, seal_value
 from engine.metadata import recovery
 from engine.tables.index_check import probe
-from engine.tables.lmdb_index import Index
+from engine.tables.lmdb_index import Index, database_of
 from lakefs.errors import DiskFailed, IndexDamaged
 from lakefs.ids import Sequence
 from tests.sim.world.disk import SimDisk
@@ -45,7 +45,7 @@ def test_an_index_that_leads_elsewhere_is_not_opened(tmp_path: Path, change: Cha
     assert probe(index) == 1
     index.close()
     with lmdb.open(str(tmp_path / "index"), max_dbs=len(Table) + 1) as env:
-        tables = {table: env.open_db(table.name.lower().encode()) for table in Table}
+        tables = {table: env.open_db(database_of(table).encode()) for table in Table}
         with env.begin(write=True) as txn:
             change(txn, tables)
     index = Index(tmp_path / "index")

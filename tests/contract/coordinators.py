@@ -1,0 +1,118 @@
+"""The implementations of `Coordinator` that its suites run over, and short ways to ask them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from engine.cluster.coordinator import END, NO_LEASE, Changes, Coordinator, Entry, Put, ReadAnew, Watch
+from engine.cluster.names_coordinator import NamesCoordinator, open_names_coordinator
+from engine.cluster.watch_history import History
+from engine.format.features import Feature
+from engine.format.sizes import DEFAULT_SIZES, MetadataSizes
+from engine.host.local_disk import LocalDisk
+from engine.metadata.metadata_store import Metadata
+from lakefs.ids import LeaseId, Revision
+from lakefs.ports import Disk, Offload
+from tests.memory_coordinator import HISTORY, memory_coordinator
+from tests.sim.world.clock import SimClock
+from tests.sim.world.disk import SimDisk
+from tests.unit.support.metadata_rig import opened
+
+SCHEDULES: Final = range(6)
+"""Seeds of the order of tasks, for what many of them do at once."""
+short_history: Final = partial(History, count_max=HISTORY)
+
+
+@dataclass(frozen=True)
+class CoordinatorKind:
+    """An implementation: its name, and a call that opens a new coordinator in an empty folder."""
+
+    name: str
+    opened: Callable[[Path], AbstractAsyncContextManager[Coordinator]]
+
+
+@asynccontextmanager
+async def names_store(
+    disk: Disk, *, clean: bool = True, sizes: MetadataSizes = DEFAULT_SIZES, offload: Offload | None = None
+) -> AsyncIterator[tuple[NamesCoordinator, Metadata]]:
+    """Open the store with a cluster's names on a disk, and its coordinator; trio's clock is the coordinator's."""
+    async with (
+        opened(disk, clean=clean, sizes=sizes, offload=offload, has_names=True) as metadata,
+        open_names_coordinator(metadata, SimClock(), Feature.CLUSTER_NAMES, short_history) as coordinator,
+    ):
+        yield coordinator, metadata
+
+
+@asynccontextmanager
+async def _on_simulated_disk(_: Path) -> AsyncIterator[Coordinator]:
+    async with names_store(SimDisk(1)) as (coordinator, _metadata):
+        yield coordinator
+
+
+@asynccontextmanager
+async def _on_local_disk(folder: Path) -> AsyncIterator[Coordinator]:
+    async with names_store(LocalDisk(folder)) as (coordinator, _metadata):
+        yield coordinator
+
+
+@asynccontextmanager
+async def _in_memory(_: Path) -> AsyncIterator[Coordinator]:
+    async with memory_coordinator() as coordinator:
+        yield coordinator
+
+
+KINDS: Final = (
+    CoordinatorKind("memory", _in_memory),
+    CoordinatorKind("names", _on_simulated_disk),
+    CoordinatorKind("names-local", _on_local_disk),
+)
+
+
+async def put(coordinator: Coordinator, key: bytes, value: bytes = b"v", lease: LeaseId = NO_LEASE) -> Revision:
+    """Put a key; return the revision."""
+    done = await coordinator.transact([], [Put(key, value, lease)])
+    assert done.succeeded
+    return done.revision
+
+
+async def entry_of(coordinator: Coordinator, key: bytes) -> Entry:
+    """Return the entry of a key that is present."""
+    found = (await coordinator.get(key)).entry
+    assert found is not None
+    return found
+
+
+async def keys_of(coordinator: Coordinator) -> list[bytes]:
+    """Return all keys, by pages."""
+    keys: list[bytes] = []
+    while True:
+        page = await coordinator.range(b"\0", END, limit=100, after=keys[-1] if keys else b"")
+        keys += [entry.key for entry in page.entries]
+        if not page.more:
+            return keys
+
+
+async def next_changes(watch: Watch) -> Changes:
+    """Return the next event, which must be a change."""
+    event = await anext(watch)
+    assert isinstance(event, Changes), event
+    return event
+
+
+async def events_to_the_end(watch: Watch) -> list[Changes | ReadAnew]:
+    """Return all events of a watch that ends."""
+    with trio.fail_after(60):
+        return [event async for event in watch]
+
+
+def as_values(event: Changes | ReadAnew) -> dict[bytes, bytes | None]:
+    """Return the values of an event's keys, None for removed ones."""
+    assert isinstance(event, Changes), event
+    return {change.key: None if change.entry is None else change.entry.value for change in event.changes}
