@@ -34,6 +34,8 @@ StoreId = NewType("StoreId", bytes)
 EngineId = NewType("EngineId", bytes)
 BootId = NewType("BootId", bytes)
 SessionId = NewType("SessionId", bytes)
+CopyId = NewType("CopyId", bytes)
+"""Id of one copy of a mirrored disk; 16 bytes, made anew for each copy that is begun."""
 
 ROOT_NODE: Final = NodeId(1)
 DEFAULT_DOMAIN: Final = DomainIndex(0)
