@@ -1,8 +1,10 @@
 """Makes the names in one copy's folder those of another's, behind a crash; and copies files between them.
 
 Rules kept here:
-- Nothing is removed: what the copy has besides, or in another length, is moved into `mirror.aside`, where it replaces
-  what an earlier time left there.
+- Nothing is removed: what the copy has besides is moved into `mirror.aside`, where it replaces what an earlier time left
+  there.
+- No content is replaced.  A file that both have may differ in what was never synced, its length included; but one of
+  them may also be damaged, and the other must not be lost by that.
 - A file appears whole: it is copied beside its place, synced, and renamed.
 - The mirror's own files, and names that are not mirrored, are left alone.
 
@@ -26,17 +28,14 @@ def make_equal(right: Disk, disk: Disk, is_mirrored: Callable[[str], bool]) -> N
     wanted, present = tree(right, is_mirrored), tree(disk, is_mirrored)
     folders = {""}
     for path, size in present.items():
-        if path not in wanted or (size is None) != (wanted[path] is None):
-            if size is not None:
-                _set_aside(disk, path)
+        if size is not None and path not in wanted:
+            _set_aside(disk, path)
             folders.add(path.rpartition("/")[0])
     for path, size in wanted.items():
         if size is None:
             disk.make_folder(path)
             folders.add(path)
-        elif present.get(path) != size:
-            if present.get(path) is not None:
-                _set_aside(disk, path)
+        elif path not in present:
             _copy_file(right, disk, path)
             folders.add(path.rpartition("/")[0])
     for folder in sorted(folders):

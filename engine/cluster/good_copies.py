@@ -66,6 +66,8 @@ class GoodCopies:
         """Held by changes of names, and of the list."""
         self._before = [eligible]
         """Copies of each list that may be the newest one on some device."""
+        self._opened = set(copies)
+        """All whose folders are locked: those thrown out, too, until the mirror is closed."""
         self._out: list[CopyState] = []
         self._failed: LakeError | None = None
         self._gate = _Gate()
@@ -175,6 +177,7 @@ class GoodCopies:
             for copy in wanted:
                 copy.is_good = True
             self.good = tuple(wanted)
+            self._opened.update(wanted)
             if self.joining in self.good:
                 self.joining = None
             for copy, reason in gone.items():
@@ -275,9 +278,9 @@ class GoodCopies:
             with suppress(DiskFailed):
                 if self._failed is None:
                     self.install(self.good, {}, is_equal=True)
-            for copy in self.good:
-                copy.close()
             self.good = ()
+            for copy in self._opened:
+                copy.close()
             self._failed = self._failed or DiskFailed("the mirrored disk is closed")
 
 

@@ -9,8 +9,7 @@ Rules kept here:
 - Folders that are not used, since they are stale, empty or foreign, are unlocked and left as they are.
 - Behind a crash, names may differ that were never durable.  The first copy is right (any state of a copy is one that
   a single disk could have been left in).  What another copy has besides is set aside in `mirror.aside`, not removed;
-  what it lacks, or has in another length, is copied.  Bytes of equal length are left: they differ behind the last sync
-  only, where recovery trusts nothing, or one is damaged and the other must not be lost.
+  what it lacks is copied.  Content is left alone: it differs behind the last sync only, where recovery trusts nothing.
 
 All functions block.  `AtOnce` with a patience also bounds how long a device is waited for that does not answer.
 """
@@ -30,7 +29,6 @@ from engine.cluster.copy_list import (
     COPY_FILE,
     LIST_FILE,
     LOCK_FILE,
-    OWN_PREFIX,
     Member,
     first_list,
     new_id,
@@ -39,7 +37,7 @@ from engine.cluster.copy_list import (
     write_copy_file,
     write_list,
 )
-from engine.cluster.equal_names import make_equal
+from engine.cluster.equal_names import make_equal, tree
 from engine.cluster.good_copies import GoodCopies
 from engine.cluster.list_choice import Choice, FoundCopy, choose
 from engine.cluster.mirrored_disk import MirroredDisk, is_mirrored
@@ -75,7 +73,7 @@ def make_mirror(disks: Mapping[str, Disk]) -> None:
 
 def refuse_used(name: str, disk: Disk) -> None:
     """Raise StoreUnusable for a folder that holds anything but the beginning of a copy."""
-    used = [one for one in disk.list_folder("") if is_mirrored(one) and not one.startswith(OWN_PREFIX)]
+    used = [path for path, size in tree(disk, is_mirrored).items() if size is not None]
     if used or disk.exists(LIST_FILE):
         raise StoreUnusable(
             f"{name} is not empty ({', '.join(used[:3]) or LIST_FILE}): give an empty folder, or remove what is in it",

@@ -198,7 +198,8 @@ class MirroredDisk:
             self._check_store_lock(is_change=True)
             self._named(rename_on, target)
             self._unsynced.add(_folder_of(source))
-            self._moved(source, target)
+            if source != target:
+                self._moved(source, target)
 
     def unlink(self, path: str) -> None:
         """Remove a file's name on all copies."""

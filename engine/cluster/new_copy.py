@@ -24,7 +24,7 @@ from engine.cluster.copy_list import COPY_FILE, LIST_FILE, LOCK_FILE, new_id, re
 from engine.cluster.equal_names import tree
 from engine.cluster.mirror_opening import refuse_used
 from engine.cluster.mirrored_disk import MirroredDisk, is_mirrored
-from lakefs.errors import DiskFailed, StoreUnusable
+from lakefs.errors import DiskFailed, StoreDamaged, StoreUnusable
 from lakefs.ids import CopyId
 from lakefs.limits import MIRROR_COPIES_MAX, MIRROR_PIECE_BYTES
 from lakefs.ports import Disk, DiskFile
@@ -163,7 +163,10 @@ def _remove_rest(mirror: MirroredDisk, disk: Disk) -> None:
     """Remove what an earlier making has left: a copy of this mirror that has no list, and that no list names."""
     if disk.exists(LIST_FILE) or not disk.exists(COPY_FILE):
         return
-    own = read_copy_file(disk)
+    try:
+        own = read_copy_file(disk)
+    except StoreDamaged:
+        return  # it was being written: nothing else can be there
     listed = mirror.copies.listed
     if own.mirror_id != listed.mirror_id or own.copy_id in listed.members:
         return
