@@ -1,8 +1,8 @@
 """Makes the names in one copy's folder those of another's, behind a crash; and copies files between them.
 
 Rules kept here:
-- Nothing is removed: what the copy has besides is moved into `mirror.aside`, where it replaces what an earlier time left
-  there.
+- Nothing is removed: what the copy has besides is moved into `mirror.aside`, where it replaces what was left there
+  by an earlier time.
 - No content is replaced.  A file that both have may differ in what was never synced, its length included; but one of
   them may also be damaged, and the other must not be lost by that.
 - A file appears whole: it is copied beside its place, synced, and renamed.

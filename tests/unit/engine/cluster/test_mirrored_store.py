@@ -1,4 +1,4 @@
-"""The names' metadata, and a whole store, on a mirrored disk: neither crashes nor lost devices lose what was answered."""
+"""The names' metadata, and a whole store, on a mirrored disk: crashes and lost devices lose nothing answered."""
 
 from __future__ import annotations
 
@@ -66,14 +66,16 @@ class Machine:
         self.rng = self.history.rng
         self.count = count
         self.devices = Devices(count, seed)
+        self.bad = ""
+        """The device that fails in this life: the only one that may be lost behind it."""
         self.lost = ""
 
     async def live(self) -> None:
         """Open, check, commit, with a device that fails or a power loss at some operation."""
         mirror = self._opened()
-        async with opened(
-            mirror, sizes=SMALL, index_on=self.devices.disks[mirror.home.name], clean=self.rng.randrange(4) == 0
-        ) as metadata:
+        self.bad = ""
+        index_on, clean = self.devices.disks[mirror.home.name], self.rng.randrange(4) == 0
+        async with opened(mirror, sizes=SMALL, index_on=index_on, clean=clean) as metadata:
             self.history.check(metadata)
             self._replace_lost(mirror)
             self._plan()
@@ -90,8 +92,8 @@ class Machine:
         for disk in self.devices.disks.values():
             disk.forget_failures()
             disk.crash_at = None
-        if not self.lost and self.rng.randrange(3) == 0:
-            self.lost = self.rng.choice(sorted(self.devices.disks))
+        if self.rng.randrange(2):
+            self.lost = self.bad or self.rng.choice(sorted(self.devices.disks))
         if self.lost:
             self.lost_id = self.devices.copy_id(self.lost)
             del self.devices.disks[self.lost]
@@ -123,7 +125,7 @@ class Machine:
                 error = self.rng.choice((DiskFailed("planted"), StoreReadOnly("planted")))
                 for _ in range(self.rng.choice((1, 2, 50))):
                     disk.fail_next(self.rng.choice(OPERATIONS), error, skip=self.rng.randrange(10))
-                self.lost = name if self.rng.randrange(2) else ""
+                self.bad = name
                 if self.rng.randrange(2):
                     crashing = self.devices.disks[self.rng.choice(sorted(self.devices.disks))]
                     crashing.crash_at = crashing.operation_count + self.rng.randrange(1, 60)
