@@ -49,12 +49,8 @@ StoreId = NewType("StoreId", bytes)
 EngineId = NewType("EngineId", bytes)
 BootId = NewType("BootId", bytes)
 SessionId = NewType("SessionId", bytes)
-MemberId = NewType("MemberId", bytes)
-"""16 bytes: a member of a cluster, an engine on one device."""
-RingEpoch = NewType("RingEpoch", int)
-"""Number of a cluster's table of rows; the first table has 1."""
-Partition = NewType("Partition", int)
-"""Index of a row in a cluster's table: the first 12 or 14 bits of a digest."""
+CopyId = NewType("CopyId", bytes)
+"""Id of one copy of a mirrored disk; 16 bytes, made anew for each copy that is begun."""
 
 WHOLE_CHUNK: Final = ShardNumber(255)
 ROOT_NODE: Final = NodeId(1)

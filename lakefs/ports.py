@@ -128,6 +128,10 @@ class Disk(Protocol):
         """Return True if a file or folder of that name exists."""
         ...
 
+    def is_folder(self, path: str) -> bool:
+        """Return True if a folder of that name exists, False for a file, or if there is nothing."""
+        ...
+
     def rename(self, source: str, target: str) -> None:
         """Replace `target` by `source`, atomically; durable after `sync_folder` of the target's folder.
 

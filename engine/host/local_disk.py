@@ -22,6 +22,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import stat
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -306,6 +307,14 @@ class LocalDisk:
             except FileNotFoundError:
                 return False
         return True
+
+    def is_folder(self, path: str) -> bool:
+        """Return True if a folder has that name; a link to one is none."""
+        with _Translating("look for", path):
+            try:
+                return stat.S_ISDIR(os.lstat(self.local_path(path)).st_mode)
+            except FileNotFoundError:
+                return False
 
     def rename(self, source: str, target: str) -> None:
         """Call rename(2): `target` is the old file or the new one at every moment."""

@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from engine.cluster.copy_calls import AtOnce
+from engine.cluster.mirror_opening import make_mirror, open_mirror
+from engine.cluster.mirrored_disk import MirroredDisk
 from engine.host.local_disk import LocalDisk, LocalFile
 from lakefs.errors import DiskFailed, StoreFull, StoreLocked, StoreReadOnly
 from lakefs.ports import Disk
@@ -23,7 +26,28 @@ from tests.sim.world.disk import SimDisk
 PAGE = 4096
 
 
-@pytest.fixture(params=["local", "tmpfs", "simulated", "simulated without O_DIRECT"])
+MIRRORS = {
+    "mirrored, 1 copy": 1,
+    "mirrored, 2 copies": 2,
+    "mirrored, 3 copies": 3,
+    "mirrored, 1 of 2 copies lost": 2,
+    "mirrored, waiting 60 s for a copy": 2,
+}
+
+
+@contextmanager
+def mirror(tmp_path: Path, kind: str) -> Iterator[MirroredDisk]:
+    """A mirror of real folders; with one that is lost, its failures are found by each test's first change."""
+    disks = {f"device-{number}": LocalDisk(tmp_path / str(number)) for number in range(MIRRORS[kind])}
+    make_mirror(disks)
+    opened = open_mirror(disks, AtOnce(60.0 if "waiting" in kind else None))
+    if "lost" in kind:
+        (tmp_path / "0").rename(tmp_path / "gone")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(params=["local", "tmpfs", "simulated", "simulated without O_DIRECT", *MIRRORS])
 def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
     if request.param == "local":
         yield LocalDisk(tmp_path)
@@ -33,6 +57,9 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
         folder = tempfile.mkdtemp(dir="/dev/shm")
         yield LocalDisk(Path(folder))
         shutil.rmtree(folder)
+    elif request.param in MIRRORS:
+        with mirror(tmp_path, request.param) as mirrored:
+            yield mirrored
     else:
         yield SimDisk(1, supports_direct=request.param == "simulated")
 
@@ -229,6 +256,10 @@ def test_folders_list_their_names_in_order(disk: Disk) -> None:
     assert disk.list_folder("") == ["c", "d"]
     assert disk.exists("d")
     assert disk.exists("d/a")
+    assert disk.is_folder("d")
+    assert disk.is_folder("")
+    assert not disk.is_folder("d/a")
+    assert not disk.is_folder("nowhere")
 
 
 def test_renaming_replaces_and_keeps_the_inode(disk: Disk) -> None:

@@ -222,6 +222,13 @@ class SimDisk:
             return self._index.path(path).exists()
         return path in ("", ".") or path in self._names.seen
 
+    def is_folder(self, path: str) -> bool:
+        """Return whether a folder has that name."""
+        self.check_alive()
+        if self._is_index(path):
+            return self._index.path(path).is_dir()
+        return path in ("", ".") or (path in self._names.seen and self._names.seen[path].folder)
+
     def rename(self, source: str, target: str) -> None:
         """Replace `target` by `source`."""
         if self._is_index(source):

@@ -47,13 +47,16 @@ async def opened(
     offload: Offload | None = None,
     sizes: MetadataSizes = DEFAULT_SIZES,
     headroom_bytes: int = 0,
+    index_on: SimDisk | None = None,
     has_names: bool = False,
 ) -> AsyncIterator[Metadata]:
     """Open the metadata of the store on `disk`, created when there is none; closed cleanly by default.
 
+    `index_on` is the simulated disk that has the index, where `disk` is not one itself.
     `has_names`: the store holds the names of a lake.
     """
-    clock = SimClock() if isinstance(disk, SimDisk) else SystemClock()
+    index_on = disk if isinstance(disk, SimDisk) else index_on
+    clock = SystemClock() if index_on is None else SimClock()
     cluster_id = NAMES_OF if has_names else NO_CLUSTER
     store = open_store(disk, clock, create=True, cluster_id=cluster_id, has_names=has_names)
     try:
@@ -63,7 +66,7 @@ async def opened(
             clock,
             identity=store.superblock.identity,
             clean_sequence=store.superblock.clean_sequence,
-            index_committed=disk.note_index_sync if isinstance(disk, SimDisk) else None,
+            index_committed=None if index_on is None else index_on.note_index_sync,
             sizes=sizes,
             headroom_bytes=headroom_bytes,
         )
