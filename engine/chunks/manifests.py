@@ -125,6 +125,10 @@ class HeldBlobs:
         check_top(root)
         return HeldBlob(BlobId(top), root.size_bytes, await self._hold_below(session, root, {}))
 
+    async def layout(self, top: ChunkId, chunks_max: int) -> tuple[list[ChunkId], list[int]] | None:
+        """See `Manifests.layout`."""
+        return await self._manifests.layout(top, chunks_max)
+
     async def _hold_below(self, session: Session, manifest: Manifest, counted: dict[ChunkId, int]) -> int:
         """Hold all chunks below a manifest; returns the number of its data chunks.
 

@@ -26,25 +26,25 @@ from engine.keyed.values import key_problem, remove_value
 from engine.requests.answers import Decisions, failure_of
 from engine.requests.handlers import handles
 from engine.requests.keyed_batch import KEYED_PARTS_PER_STEP, check_keys
+from engine.requests.local_clients import require_local
 from engine.sessions.references import Client
-from engine.store.store import Store
+from engine.store.keyed_store import KeyedStore
 from engine.tables.views import Transaction, View
-from lakefs.errors import RequestTooLarge
+from lakefs.errors import RequestTooLarge, UnsupportedVersion
 from lakefs.ids import BlobId, ChunkId
 from lakefs.limits import KEYED_PARTS_ANSWERED_MAX
+from lakefs.shared_index.table_format import entries_max
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
 
 
-class KeyedRequests:
-    """Handlers of the requests about spaces and keys."""
+class SpaceRequests:
+    """Handlers of the requests about spaces."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: KeyedStore) -> None:
         self._store = store
         self._keyed = store.keyed
         self._decisions = Decisions(store.metadata)
-
-    # --- spaces ------------------------------------------------------------------------------------
 
     @handles(m.SpaceOpen)
     async def space_open(self, client: Client, request: m.SpaceOpen) -> Reply:
@@ -73,7 +73,23 @@ class KeyedRequests:
         await self._decisions.change(client, lambda txn: remove_space(txn, name), grows=False)
         return Reply(m.Done())
 
-    # --- keys --------------------------------------------------------------------------------------
+
+class KeyedRequests:
+    """Handlers of the requests that find and remove values, and of the one for the keyed index."""
+
+    def __init__(self, store: KeyedStore) -> None:
+        self._store = store
+        self._keyed = store.keyed
+        self._decisions = Decisions(store.metadata)
+
+    @handles(m.OpenKeyedIndex)
+    async def open_keyed_index(self, client: Client) -> Reply:
+        require_local(client, "the keyed index is shared on the Unix socket only; use KeyedMatch instead")
+        index = self._store.keyed_index
+        if index is None:
+            raise UnsupportedVersion("this engine shares no keyed index; use KeyedMatch instead")
+        index.counts.lent += 1
+        return Reply(m.KeyedIndexOpened(entries_max(index.table.capacity)), descriptors=[index.backing.descriptor])
 
     @handles(m.KeyedMatch)
     async def keyed_match(self, client: Client, request: m.KeyedMatch) -> Reply:

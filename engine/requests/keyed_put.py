@@ -25,10 +25,12 @@ from engine.namespace.tree import ChangedBy
 from engine.requests.answers import Decisions
 from engine.requests.handlers import handles
 from engine.requests.keyed_batch import KeyedBatch
+from engine.requests.put import check_body
 from engine.sessions.references import Client
 from engine.store.store import Store
 from engine.tables.views import Transaction
 from lakefs.errors import ChunkNotFound, InvalidArgument, OperationalError, SessionLost, SourceChanged
+from lakefs.host.buffers import PooledPayload
 from lakefs.ids import ChunkId, ChunkKind, SessionId, id_text, is_well_formed, kind_of
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Body, Reply
@@ -43,8 +45,11 @@ class KeyedPuts:
         self._decisions = Decisions(store.metadata)
         self._bound = BoundPayloads(store.metadata, store.chunks, store.references)
 
-    async def receive(self, request: m.KeyedPut) -> ReceivedBody:
+    async def receive(self, request: m.KeyedPut, body_bytes: int, _: PooledPayload | None) -> ReceivedBody:
         """Allocate memory for the parts of a request that brings them in its body."""
+        if not body_bytes:
+            return ReceivedBody()
+        check_body(request.lengths, body_bytes)
         if request.offsets:
             raise InvalidArgument("the parts are slots of lent memory, or in the body, and not both")
         return await self._store.payload_memory.take([ChunkKind.DATA] * len(request.lengths), request.lengths)

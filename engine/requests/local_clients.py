@@ -1,15 +1,15 @@
 """Requests of clients on the engine's machine, about what they share with the engine.
 
-They open segments, slabs, the two indexes and the stamps (the reply has the descriptors, all read-only), pin places of
-chunks, lend memory, and report reads that they did without a request (NoteReads).
+They open segments, slabs, the shared index and the stamps (the reply has the descriptors, all read-only), pin places of
+chunks, and report reads that they did without a request (NoteReads).
 
-Descriptors, pins and lent memory are for trusted clients only (Unix socket, own process); others get PermissionDenied.
+Descriptors and pins are for trusted clients only (Unix socket, own process); others get PermissionDenied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
@@ -21,17 +21,11 @@ from engine.requests.answers import grant_of
 from engine.requests.handlers import handles
 from engine.requests.keyed_batch import check_keys
 from engine.sessions.references import Client
+from engine.store.names_store import NamesStore
 from engine.store.store import Store
-from engine.tiers.shared_index import NO_GRANT
-from lakefs.errors import (
-    CorruptionError,
-    InvalidArgument,
-    OperationalError,
-    PermissionDenied,
-    RequestTooLarge,
-    UnsupportedVersion,
-)
-from lakefs.host.descriptors import duplicates
+from engine.tiers.dram_filler import Dram
+from engine.tiers.shared_index import NO_GRANT, SharedIndex
+from lakefs.errors import CorruptionError, OperationalError, PermissionDenied, RequestTooLarge, UnsupportedVersion
 from lakefs.ids import ChunkId, SegmentId
 from lakefs.limits import SLABS_PER_REQUEST_MAX
 from lakefs.shared_index.table_format import entries_max
@@ -42,18 +36,71 @@ SEGMENTS_PER_REQUEST_MAX: Final = 64
 _log: Final = structlog.get_logger(__name__)
 
 
-class LocalRequests:
-    """Handlers of requests about what engine and client share."""
+class StampRequests:
+    """Handler of OpenStamps."""
+
+    def __init__(self, store: NamesStore) -> None:
+        self._store = store
+
+    @handles(m.OpenStamps)
+    async def open_stamps(self, client: Client) -> Reply:
+        require_local(client, "stamps are shared on the Unix socket only; ask for each answer instead")
+        stamps = self._store.metadata.stamps
+        if stamps is None:
+            raise UnsupportedVersion("this engine has no stamps; ask for each answer instead")
+        return Reply(m.StampsOpened(), descriptors=[stamps.descriptor])
+
+
+class TierStore(Protocol):
+    """The part of a store that slabs and shared index are opened of."""
+
+    dram: Dram
+    shared_index: SharedIndex | None
+
+
+class TierRequests:
+    """Handlers of requests for the memory in front of the segments."""
+
+    def __init__(self, store: TierStore) -> None:
+        self._store = store
+
+    @handles(m.OpenSlabs)
+    async def open_slabs(self, client: Client, request: m.OpenSlabs) -> Reply:
+        require_local(client, "descriptors are given on the Unix socket only; ask for the bytes instead")
+        if len(request.slabs) > SLABS_PER_REQUEST_MAX:
+            raise RequestTooLarge(f"at most {SLABS_PER_REQUEST_MAX} slabs in one request")
+        tier = self._store.dram.tier
+        if tier is None:
+            return Reply(m.SlabsOpened([], 0))
+        arena = tier.arena
+        found = [number for number in dict.fromkeys(request.slabs) if number in arena.slabs]
+        descriptors = [arena.slabs[number].memory.descriptor for number in found]
+        return Reply(m.SlabsOpened(found, arena.slab_bytes), descriptors=[*descriptors, arena.generations_descriptor])
+
+    @handles(m.OpenSharedIndex)
+    async def open_shared_index(self, client: Client) -> Reply:
+        require_local(client, "the shared index is shared on the Unix socket only; use Locate instead")
+        index = self._store.shared_index
+        if index is None:
+            raise UnsupportedVersion("this engine shares no shared index; use Locate instead")
+        index.counts.lent += 1
+        return Reply(m.SharedIndexOpened(entries_max(index.table.capacity)), descriptors=[index.backing.descriptor])
+
+
+class SegmentRequests:
+    """Handlers of requests about places in segments, and about reads of them."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._dram = store.dram
 
-    # --- descriptors -------------------------------------------------------------------------------
+    async def disconnected(self, client: Client) -> None:
+        """End the pins of a connection that ends."""
+        self._store.segments.pins.end_all(client.pins)
 
     @handles(m.OpenSegments)
     async def open_segments(self, client: Client, request: m.OpenSegments) -> Reply:
-        _require_local(client, "descriptors are given on the Unix socket only; ask for the bytes instead")
+        require_local(client, "descriptors are given on the Unix socket only; ask for the bytes instead")
         if len(request.segments) > SEGMENTS_PER_REQUEST_MAX:
             raise RequestTooLarge(f"at most {SEGMENTS_PER_REQUEST_MAX} segments in one request")
         known = self._store.segments.register.kinds
@@ -70,47 +117,6 @@ class LocalRequests:
                 continue
             found.append(segment)
         return Reply(m.SegmentsOpened(found), descriptors=descriptors)
-
-    @handles(m.OpenSlabs)
-    async def open_slabs(self, client: Client, request: m.OpenSlabs) -> Reply:
-        _require_local(client, "descriptors are given on the Unix socket only; ask for the bytes instead")
-        if len(request.slabs) > SLABS_PER_REQUEST_MAX:
-            raise RequestTooLarge(f"at most {SLABS_PER_REQUEST_MAX} slabs in one request")
-        tier = self._dram.tier
-        if tier is None:
-            return Reply(m.SlabsOpened([], 0))
-        arena = tier.arena
-        found = [number for number in dict.fromkeys(request.slabs) if number in arena.slabs]
-        descriptors = [arena.slabs[number].memory.descriptor for number in found]
-        return Reply(m.SlabsOpened(found, arena.slab_bytes), descriptors=[*descriptors, arena.generations_descriptor])
-
-    @handles(m.OpenSharedIndex)
-    async def open_shared_index(self, client: Client) -> Reply:
-        _require_local(client, "the shared index is shared on the Unix socket only; use Locate instead")
-        index = self._store.shared_index
-        if index is None:
-            raise UnsupportedVersion("this engine shares no shared index; use Locate instead")
-        index.counts.lent += 1
-        return Reply(m.SharedIndexOpened(entries_max(index.table.capacity)), descriptors=[index.backing.descriptor])
-
-    @handles(m.OpenKeyedIndex)
-    async def open_keyed_index(self, client: Client) -> Reply:
-        _require_local(client, "the keyed index is shared on the Unix socket only; use KeyedMatch instead")
-        index = self._store.keyed_index
-        if index is None:
-            raise UnsupportedVersion("this engine shares no keyed index; use KeyedMatch instead")
-        index.counts.lent += 1
-        return Reply(m.KeyedIndexOpened(entries_max(index.table.capacity)), descriptors=[index.backing.descriptor])
-
-    @handles(m.OpenStamps)
-    async def open_stamps(self, client: Client) -> Reply:
-        _require_local(client, "stamps are shared on the Unix socket only; ask for each answer instead")
-        stamps = self._store.metadata.stamps
-        if stamps is None:
-            raise UnsupportedVersion("this engine has no stamps; ask for each answer instead")
-        return Reply(m.StampsOpened(), descriptors=[stamps.descriptor])
-
-    # --- reads and places ---------------------------------------------------------------------------
 
     @handles(m.NoteReads)
     async def note_reads(self, request: m.NoteReads) -> Reply:
@@ -163,24 +169,8 @@ class LocalRequests:
         self._store.segments.pins.unpin(client.pins, checked_chunks(request.chunks))
         return Reply(m.Done())
 
-    # --- lent memory --------------------------------------------------------------------------------
 
-    @handles(m.LendMemory)
-    async def lend_memory(self, client: Client, request: m.LendMemory, descriptors: Sequence[int]) -> Reply:
-        _require_local(client, "memory is lent on the Unix socket only; send and ask for the bytes instead")
-        if len(descriptors) != 1:
-            raise InvalidArgument(f"LendMemory takes one descriptor, {len(descriptors)} came with it")
-        (own,) = duplicates(descriptors)
-        number = await self._store.lent.lend(client, own, request.size_bytes, writable=request.writable)
-        return Reply(m.MemoryLent(number))
-
-    @handles(m.ReturnMemory)
-    async def return_memory(self, client: Client, request: m.ReturnMemory) -> Reply:
-        await self._store.lent.give_back(client, request.memory)
-        return Reply(m.Done())
-
-
-def _require_local(client: Client, refusal: str) -> None:
+def require_local(client: Client, refusal: str) -> None:
     """Raise PermissionDenied unless the client can be sent descriptors, and may have them."""
     if not (client.descriptors and client.trusted):
         raise PermissionDenied(refusal)

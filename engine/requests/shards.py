@@ -20,9 +20,11 @@ from engine.format.layouts import chunk_id_of_key
 from engine.format.shards import shard_of_key
 from engine.memory.lent_memory import LentMemory, read_into
 from engine.requests.handlers import handles
+from engine.requests.put import check_body
 from engine.sessions.references import Client
 from engine.store.store import Member, Store
 from lakefs.errors import InvalidArgument, PermissionDenied, RequestTooLarge
+from lakefs.host.buffers import PooledPayload
 from lakefs.ids import DIGEST_BYTES, ID_BYTES, ChunkKind, Sequence, ShardNumber
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Body, Reply
@@ -54,8 +56,11 @@ class ShardRequests:
         self._store = store
         self._metadata = store.metadata
 
-    async def receive(self, request: m.StoreShards) -> ReceivedBody:
-        """Allocate memory for the shards of a request; see `PayloadMemory.take`."""
+    async def receive(self, request: m.StoreShards, body_bytes: int, _: PooledPayload | None) -> ReceivedBody:
+        """Allocate memory for the shards of a request that brings them in its body; see `PayloadMemory.take`."""
+        if not body_bytes:
+            return ReceivedBody()
+        check_body(request.lengths, body_bytes)
         member_of(self._store).shards.check_epoch(request.epoch)  # before a byte of it is taken
         return await self._store.payload_memory.take([ChunkKind.DATA] * len(request.lengths), request.lengths)
 

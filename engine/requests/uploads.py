@@ -10,16 +10,16 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.chunks.manifests import HeldBlobs
 from engine.format.features import ReadOnlyFeature
 from engine.format.records import PartRecord, UploadRecord
 from engine.namespace.buckets import find_bucket
 from engine.namespace.tree import Resolved
 from engine.requests.answers import Decisions
+from engine.requests.commit import BlobHolder
 from engine.requests.handlers import handles
 from engine.requests.names import one_name
 from engine.sessions.references import Client, Session
-from engine.store.store import Store
+from engine.store.names_store import NamesStore
 from engine.tables.views import Transaction, View
 from engine.uploads.keys import new_upload_id
 from engine.uploads.lifecycle import (
@@ -51,10 +51,12 @@ _Named = m.UploadPut | m.UploadParts | m.UploadComplete | m.UploadAbort
 class UploadRequests:
     """Handlers of the requests about uploads."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: NamesStore, blobs: BlobHolder, part_bytes_min: int) -> None:
+        """`part_bytes_min`: least bytes of a part that is not the last one."""
         self._store = store
         self._references = store.references
-        self._held = HeldBlobs(store.chunks, store.manifests)
+        self._blobs = blobs
+        self._part_bytes_min = part_bytes_min
         self._decisions = Decisions(store.metadata)
 
     @handles(m.UploadCreate)
@@ -71,7 +73,7 @@ class UploadRequests:
     @handles(m.UploadPut)
     async def put(self, client: Client, request: m.UploadPut) -> Reply:
         session = self._references.join_session(client, SessionId(request.session))
-        held = await self._held.hold(session, request.blob)
+        held = await self._blobs.hold(session, request.blob)
 
         def decide(txn: Transaction) -> m.PartStat:
             self._check_open(session)
@@ -128,7 +130,7 @@ class UploadRequests:
             return one_name(request.bucket, request.key, over)
         session = self._references.join_session(client, SessionId(request.session))
         try:
-            held = await self._held.hold(session, request.blob)
+            held = await self._blobs.hold(session, request.blob)
         except ChunkNotFound:
             over = await self._decisions.look(look)  # aborted or completed since, and gc ran
             if over is None:
@@ -145,7 +147,7 @@ class UploadRequests:
                 held,
                 request.checksums,
                 request.condition,
-                self._store.sizes.part_bytes_min,
+                self._part_bytes_min,
                 self._store.clock.wall_ns(),
             )
 
@@ -198,7 +200,7 @@ class UploadRequests:
             return [], []
         if kind_of(top) is ChunkKind.DATA:
             return [top], [part.size_bytes]
-        layout = await self._store.manifests.layout(top, PART_CHUNKS_MAX)
+        layout = await self._blobs.layout(top, PART_CHUNKS_MAX)
         assert layout is not None, "a part's chunks were counted when it was recorded"
         return layout
 

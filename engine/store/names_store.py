@@ -1,17 +1,27 @@
-"""The part of an open store that names stand on: the metadata, and who is connected.  It has no segments."""
+"""The part of an open store that names stand on: the metadata, and the connected clients.  It has no segments."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+import trio
 
 from engine.metadata.metadata_store import Metadata
 from engine.namespace.watch import Watchers
 from engine.sessions.references import References
 from engine.store.features import Features
+from engine.superblock.superblock import Superblock
+from engine.upkeep.index_upkeep import index_state
+from lakefs.errors import LakeError
+from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, INFLIGHT_PER_CONNECTION
 from lakefs.ports import Clock
+from lakefs.version import VERSION
+from lakefs.wire.frames import PROTOCOL_VERSION
+from lakefs.wire.messages import FEATURE_PLACES, FEATURE_STAMPS, FEATURE_WATCH_ALL, HelloReply
 
 
-@dataclass
+@dataclass(kw_only=True)
 class NamesStore:
     """The parts of an open store that requests about names use."""
 
@@ -20,3 +30,56 @@ class NamesStore:
     metadata: Metadata
     references: References
     watchers: Watchers
+    index_verified: bool = False
+    index_looked_at: trio.Event = field(default_factory=trio.Event)
+    """Set while no walk through the index runs; then `index_damage` is why the index is not whole, if it is not."""
+    index_damage: LakeError | None = None
+
+    @property
+    def superblock(self) -> Superblock:
+        """The superblock as it is on the disk."""
+        return self.features.superblock
+
+    @property
+    def read_only_because(self) -> str:
+        """The reason why the store takes no writes; empty while it does."""
+        return "" if self.metadata.failed is None else self.metadata.failed.message
+
+    @property
+    def offered(self) -> int:
+        """Features that the reply to a Hello names: FEATURE_ bits of `lakefs.wire.messages`."""
+        return (FEATURE_STAMPS if self.metadata.stamps is not None else 0) | FEATURE_PLACES | FEATURE_WATCH_ALL
+
+    def hello(self, *, descriptors: bool) -> HelloReply:
+        """Return the reply to a client's Hello."""
+        return HelloReply(
+            protocol=PROTOCOL_VERSION,
+            server=f"lake {VERSION}",
+            store_id=self.superblock.store_id,
+            engine_id=self.superblock.engine_id,
+            boot_id=self.superblock.boot_id,
+            features=self.offered,
+            domains=list(self.superblock.domains),
+            inflight_max=INFLIGHT_PER_CONNECTION,
+            body_bytes_max=BODY_BYTES_MAX,
+            batch_max=BATCH_MAX,
+            descriptors=descriptors,
+            read_only=bool(self.read_only_because),
+        )
+
+    async def status(self) -> dict[str, Any]:
+        """Return the state for people and scripts; JSON-able."""
+        reason = self.read_only_because
+        return {
+            "version": VERSION,
+            "store_id": self.superblock.store_id.hex(),
+            "engine_id": self.superblock.engine_id.hex(),
+            "features": self.features.names(),
+            "state": "read-only" if reason else "serving",
+            "reason": reason,
+            "index_verified": self.index_verified,
+            "index": index_state(self),
+            "metadata": self.metadata.stats(),
+            "clients": self.references.statistics(),
+            "gateways": self.references.gateways(),
+        }

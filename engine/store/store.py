@@ -14,43 +14,36 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import trio
-
 from engine.chunks.chunk_store import Chunks
 from engine.chunks.manifests import Manifests
 from engine.chunks.payload import PayloadMemory
-from engine.chunks.quarantine import Quarantine
 from engine.chunks.shards import Shards
 from engine.fabric.engine_fabric import EngineFabric
 from engine.format.sizes import StoreSizes
 from engine.fsck.check import check_store
 from engine.fsck.damage_report import damage_report
-from engine.keyed.keyed_blobs import KeyedBlobs
 from engine.keyed.upkeep import KeyedUpkeep
 from engine.metadata.recovery import INDEX_FOLDER
 from engine.segments.segment_store import Segments
 from engine.sessions.lendings import Lendings
-from engine.store.names_store import NamesStore
+from engine.store.keyed_store import KeyedStore
 from engine.superblock.reserve import Reserve
-from engine.superblock.superblock import Superblock
 from engine.tiers.dram_filler import Dram
 from engine.tiers.dram_source import SegmentSource
 from engine.tiers.dram_tier import DramTier
-from engine.tiers.keyed_index import KeyedIndex
 from engine.tiers.shared_index import SharedIndex
 from engine.upkeep.compaction import Compactor
 from engine.upkeep.gc import Collector, CollectReport, CollectTotals
 from engine.upkeep.index_upkeep import index_state
 from engine.upkeep.scrub import Scrubber
 from engine.upkeep.shard_gc import ShardCollector
-from lakefs.errors import IndexDamaged, LakeError, StoreReadOnly
+from lakefs.errors import IndexDamaged, StoreReadOnly
 from lakefs.host.buffers import BufferPool
 from lakefs.ids import Sequence
-from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, COMPACT_SHARE, INFLIGHT_PER_CONNECTION
+from lakefs.limits import COMPACT_SHARE
 from lakefs.ports import Disk, Offload
 from lakefs.version import VERSION
-from lakefs.wire.frames import PROTOCOL_VERSION
-from lakefs.wire.messages import FEATURE_FABRIC, FEATURE_PLACES, FEATURE_STAMPS, FEATURE_WATCH_ALL, HelloReply
+from lakefs.wire.messages import FEATURE_FABRIC
 
 
 @dataclass(frozen=True)
@@ -61,15 +54,14 @@ class Member:
     collector: ShardCollector
 
 
-@dataclass
-class Store(NamesStore):
-    """The parts of an open store: those of its names, and those of its content."""
+@dataclass(kw_only=True)
+class Store(KeyedStore):
+    """The parts of an open store: those of its names and keys, and those of its content."""
 
     disk: Disk
     offload: Offload
     reserve: Reserve
     segments: Segments
-    quarantine: Quarantine
     chunks: Chunks
     manifests: Manifests
     collector: Collector
@@ -81,13 +73,8 @@ class Store(NamesStore):
     member: Member | None = None
     """None in the store of one engine: it keeps no shards."""
     collected: CollectTotals = field(default_factory=CollectTotals)
-    index_verified: bool = False
-    index_looked_at: trio.Event = field(default_factory=trio.Event)
-    """Set while no walk through the index runs; then `index_damage` is why the index is not whole, if it is not."""
-    index_damage: LakeError | None = None
     lent: Lendings = field(init=False)
     shared_index: SharedIndex | None = None
-    keyed_index: KeyedIndex | None = None
     clean_before: int | None = None
     """Sequence at which the last boot stopped cleanly; None if it did not."""
     at_clean_stop: list[Callable[[Sequence], None]] = field(default_factory=list)
@@ -97,12 +84,11 @@ class Store(NamesStore):
     leaving: AsyncExitStack = field(default_factory=AsyncExitStack)
     fabric: EngineFabric = field(default_factory=lambda: EngineFabric(None, "it is off"))
     dram: Dram = field(init=False)
-    keyed: KeyedBlobs = field(init=False)
     keyed_upkeep: KeyedUpkeep = field(init=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.lent = Lendings(self.offload)
-        self.keyed = KeyedBlobs(self.metadata, self.quarantine, self.clock)
         self.keyed_upkeep = KeyedUpkeep(
             self.metadata,
             self.keyed,
@@ -112,40 +98,21 @@ class Store(NamesStore):
         )
         self.use_tier(None)
 
-    @property
-    def superblock(self) -> Superblock:
-        """The superblock as it is on the disk."""
-        return self.features.superblock
-
     def use_tier(self, tier: DramTier | None) -> None:
         """Put the DRAM tier in front of the segments; None: use no tier."""
         self.dram = Dram(tier, SegmentSource(self.metadata, self.segments, self.quarantine), self.offload)
 
-    def hello(self, *, descriptors: bool) -> HelloReply:
-        """Return the reply to a client's Hello."""
-        return HelloReply(
-            protocol=PROTOCOL_VERSION,
-            server=f"lake {VERSION}",
-            store_id=self.superblock.store_id,
-            engine_id=self.superblock.engine_id,
-            boot_id=self.superblock.boot_id,
-            features=(FEATURE_STAMPS if self.metadata.stamps is not None else 0)
-            | (FEATURE_FABRIC if self.fabric.is_on else 0)
-            | FEATURE_PLACES
-            | FEATURE_WATCH_ALL,
-            domains=list(self.superblock.domains),
-            inflight_max=INFLIGHT_PER_CONNECTION,
-            body_bytes_max=BODY_BYTES_MAX,
-            batch_max=BATCH_MAX,
-            descriptors=descriptors,
-            read_only=bool(self.read_only_because),
-        )
+    @property
+    def offered(self) -> int:
+        """See `NamesStore.offered`."""
+        return super().offered | (FEATURE_FABRIC if self.fabric.is_on else 0)
 
     @property
     def read_only_because(self) -> str:
         """The reason why the store takes no writes; empty while it does."""
-        if self.metadata.failed is not None:
-            return self.metadata.failed.message
+        reason = super().read_only_because
+        if reason:
+            return reason
         if self.segments.gate.reason:
             reason = self.segments.gate.reason
             return f"a write or sync of a segment failed ({reason}); mend that, and restart the engine"

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from engine.memory.lent_memory import LentMemory, read_into
-from engine.requests import put as storing
+from engine.requests import slots as storing
 from lakefs.errors import InvalidArgument, RequestTooLarge, SessionLost, SourceChanged
 from lakefs.ids import EMPTY_CHUNK, data_chunk_id
 from lakefs.limits import CHUNK_BYTES
