@@ -201,6 +201,12 @@ class StaleEpoch(OperationalError):
     retryable = True
 
 
+class ClusterDegraded(OperationalError):
+    """Too many members of the lake are away to store this safely, or to read it; see: lake status."""
+
+    retryable = True
+
+
 class StaleGrant(OperationalError):
     """The chunk moved or was freed after it was located; locate again."""
 
@@ -337,6 +343,7 @@ ERROR_TABLE: Final[tuple[ErrorRow, ...]] = (
     ErrorRow(DiskFailed, 45, 74, 503, EIO),
     ErrorRow(FabricFailed, 46, 69, 503, EIO),
     ErrorRow(StaleEpoch, 47, 75, 503, EBUSY),
+    ErrorRow(ClusterDegraded, 48, 69, 503, EIO),
     ErrorRow(ChunkDamaged, 64, 1, 500, EIO),
     ErrorRow(IndexDamaged, 65, 1, 500, EIO),
     ErrorRow(JournalDamaged, 66, 1, 500, EIO),

@@ -93,6 +93,7 @@ TABLE: Final[Mapping[type[lake.LakeError], Row]] = MappingProxyType(
         lake.DeadlineExceeded: _UNAVAILABLE,
         lake.SessionLost: _UNAVAILABLE,
         lake.StaleEpoch: _UNAVAILABLE,
+        lake.ClusterDegraded: _UNAVAILABLE,
         lake.StaleGrant: _UNAVAILABLE,
         lake.ChunkNotFound: _INTERNAL,
         lake.StoreFull: Row(507, "InsufficientStorage"),
