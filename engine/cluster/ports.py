@@ -34,12 +34,7 @@ class Members(Protocol):
         ...
 
     async def call(
-        self,
-        member: MemberId,
-        request: Request,
-        body: Sequence[Buffer] = (),
-        *,
-        into: Sequence[memoryview] = (),
+        self, member: MemberId, request: Request, body: Sequence[Buffer] = (), *, into: Sequence[memoryview] = ()
     ) -> Reply:
         """Send a request to a member and return its reply; connects when needed.
 
