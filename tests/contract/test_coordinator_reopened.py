@@ -34,7 +34,7 @@ from engine.format.sizes import DEFAULT_SIZES
 from engine.host.clock import SystemClock
 from engine.host.local_disk import LocalDisk
 from engine.superblock.superblock import NO_CLUSTER, Superblock, open_store, refuse_other_role
-from lakefs.errors import DiskFailed, EngineUnreachable, StoreFull, StoreReadOnly, StoreUnusable
+from lakefs.errors import DiskFailed, EngineBusy, EngineUnreachable, StoreFull, StoreReadOnly, StoreUnusable
 from lakefs.ids import LeaseId, Revision
 from lakefs.limits import MIB
 from lakefs.ports import Disk
@@ -345,6 +345,20 @@ def test_keys_take_a_bounded_room_and_removals_work_when_it_is_used_up(monkeypat
             await coordinator.transact([], [Delete(b"0")])
             await put(coordinator, b"2", bytes(MIB))
             assert (await coordinator.get(b"0")).revision == 6
+
+    run(scenario)
+
+
+def test_there_are_so_many_leases_and_one_that_ends_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.cluster.names_coordinator.COORDINATOR_LEASES_MAX", 2)
+
+    async def scenario() -> None:
+        async with names_store(SimDisk(11)) as (coordinator, _):
+            first, _second = await coordinator.lease(60), await coordinator.lease(60)
+            with pytest.raises(EngineBusy, match="2 leases"):
+                await coordinator.lease(60)
+            await coordinator.revoke(first)
+            assert await coordinator.lease(60)
 
     run(scenario)
 

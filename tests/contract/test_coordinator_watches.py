@@ -43,7 +43,7 @@ def test_a_watch_from_an_old_revision_sees_each_change_of_its_range_once_and_in_
     async def scenario() -> None:
         async with opened() as coordinator:
             await put(coordinator, b"a", b"before")
-            await coordinator.transact([], [Put(b"a", b"1"), Put(b"b", b"1"), Put(b"x", b"1")])
+            await coordinator.transact([], [Put(b"a", b"1"), Put(b"b", b"1"), Put(b"c", b"1"), Put(b"x", b"1")])
             await put(coordinator, b"x", b"2")
             await coordinator.transact([], [Delete(b"b"), Put(b"a", b"2")])
             async with coordinator.watch(b"a", b"c", Revision(2)) as watch:
