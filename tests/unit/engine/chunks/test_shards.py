@@ -15,7 +15,7 @@ import trio
 from engine.chunks.chunk_store import find_shard
 from engine.chunks.payload import Hashed, Written
 from engine.chunks.shards import Shards
-from engine.format.features import KNOWN_INCOMPAT, Feature
+from engine.format.features import Feature
 from engine.format.layouts import ChunkRecord, Table, chunk_key
 from engine.format.shards import is_whole, partition_of_key, ranges_between, shard_key, shard_of_key, shards_of
 from engine.store.store import Store
