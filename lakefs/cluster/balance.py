@@ -18,7 +18,7 @@ from lakefs.cluster.domains import SHARE_UNIT
 from lakefs.cluster.draft import LOAD_PERCENT_MAX, Draft
 
 LOAD_PERCENT_MIN: Final = 90
-_ROUNDS: Final = 8
+_ROUNDS: Final = 4
 """A round fills and empties each member once; two nearly always suffice."""
 
 
@@ -62,6 +62,8 @@ def _pull(draft: Draft, taker: int, low: int, high: Sequence[int]) -> int:
 
 def _giver(draft: Draft, number: int, taker: int, high: Sequence[int], *, only_rich: bool) -> int | None:
     """Return the column whose home is best replaced by `taker`; None if none may be."""
+    if draft.is_spent(number) and draft.changes_max < draft.protection.width:
+        return None
     row, load, shares = draft.rows[number], draft.load, draft.shares
     of_member, limits = draft.domains.of_member, draft.domains.limits
     own = of_member[taker]

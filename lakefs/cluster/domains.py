@@ -37,13 +37,15 @@ class Domains:
 
     `of_member[i]` lists the domains of member i on the levels that count, as indexes into `limits`, the device's first;
     it is empty for a member that gets no places.  `shares[i]` is member i's share of all places, in `SHARE_UNIT`.
-    `places_max` is the number of places that a row could have within the limits; at least k+m.
+    `places_max` is the number of places that a row could have within the limits, at least k+m; `parity_places_max` that
+    with limits of m everywhere.
     """
 
     of_member: tuple[tuple[int, ...], ...]
     limits: tuple[int, ...]
     shares: tuple[int, ...]
     places_max: int
+    parity_places_max: int
 
 
 @dataclass(slots=True)
@@ -70,7 +72,7 @@ def make_domains(protection: Protection, members: Sequence[Member], partition_co
     shares = [0] * len(members)
     _share_out(widest, protection.width * partition_count * SHARE_UNIT, partition_count * SHARE_UNIT, shares)
     places_max = sum(domain.free_limit() for domain in widest)
-    return Domains(of_member, tuple(limits), tuple(shares), places_max)
+    return Domains(of_member, tuple(limits), tuple(shares), places_max, len(widest) * protection.parity)
 
 
 def _counting_levels(protection: Protection, members: Sequence[Member], placing: list[int]) -> list[Level]:
@@ -124,7 +126,8 @@ def _raise_limits(siblings: list[_Domain], wanted: int, most: int, limits: list[
     for place, domain in enumerate(siblings):
         if raised[place] > free[place]:
             domain.limit = limits[domain.index] = max(domain.limit, raised[place])
-            _raise_limits(domain.inner, raised[place], most, limits)
+            if domain.inner:
+                _raise_limits(domain.inner, raised[place], most, limits)
 
 
 def _share_out(siblings: list[_Domain], amount: int, partitions: int, shares: list[int]) -> None:

@@ -10,7 +10,6 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from typing import Final
 
 from lakefs.cluster.domains import SHARE_UNIT, Domains, make_domains
@@ -82,6 +81,10 @@ class Draft:
             if NO_MEMBER in row:
                 self._changed[number] = sum(1 << column for column, member in enumerate(row) if member == NO_MEMBER)
 
+    def is_spent(self, number: int) -> bool:
+        """Return True if the row has as many changed homes as it may have."""
+        return self._changed[number].bit_count() >= self.changes_max
+
     def may_change(self, number: int, column: int) -> bool:
         """Return True if that home of the row may be another than in the last table, or is already."""
         changed = self._changed[number]
@@ -131,16 +134,20 @@ class Draft:
         """
         homes = set(self.rows[number])
         counts = self.counts(number)
-        limits, parity = self.domains.limits, self.protection.parity
-        fitting = self.domains.places_max - self.protection.width
+        domains, width, parity = self.domains, self.protection.width, self.protection.parity
         wanted = min(SUBSTITUTE_COUNT, len(self._placing) - len(homes))
+        choices = (
+            (min(wanted, domains.places_max - width), 0),
+            (min(wanted, domains.parity_places_max - width), parity),
+            (wanted, width + wanted),
+        )
         found: list[int] = []
-        for wanted_now, most in ((min(wanted, fitting), 0), (wanted, parity), (wanted, self.protection.width)):
+        for wanted_now, most in choices:
             if len(found) >= wanted_now:
                 continue
             for member in self._along(number, None if most > parity else WALK_VNODES):
                 own = self.domains.of_member[member]
-                if member in homes or any(counts.get(domain, 0) >= (most or limits[domain]) for domain in own):
+                if member in homes or any(counts.get(domain, 0) >= (most or domains.limits[domain]) for domain in own):
                     continue
                 homes.add(member)
                 self.add(counts, member)
@@ -153,4 +160,4 @@ class Draft:
         """Return the members along the ring from a partition: of so many vnodes, or of all."""
         start = self._starts[number]
         count = len(self.ring.owners)
-        return islice(self._owners, start, start + min(steps or count, count))
+        return map(self._owners.__getitem__, range(start, start + min(steps or count, count)))

@@ -4,8 +4,8 @@ A row keeps the homes that it has, at their places, unless they must go.  In thi
 before it allow:
 
 1. Members that are draining, out or gone lose their places.
-2. No row changes more than m homes in one epoch (or one, without parity), unless `at_once`: while shards move, k of
-   them are still where the last table has them.  The next table made from this one changes what is left.
+2. No row changes more than m homes in one epoch (one without parity), unless `at_once`: while shards move, k of
+   them are still where the last table has them.  The next table, made from this one, changes the rest.
 3. No domain is over its limits (`lakefs.cluster.domains`).
 4. No load is over 1.10 of its share, none far below it (`lakefs.cluster.balance`).
 5. Nothing else moves.
