@@ -34,6 +34,7 @@ EXPECTED_S: Final[Mapping[str, float]] = {
     "s3-rate-put-64m": 130, "s3-crowd": 12, "s3-parked": 10, "s3-memory": 25,
     "s3-processes-get-4k": 12, "s3-processes-get-1m": 7, "s3-processes-put-4k": 8,
     "memory-large": 40, "memory-million": 110, "rename-million": 2, "list-million": 15, "open-million": 10,
+    "erasure-encode": 5, "erasure-decode-1": 5, "erasure-decode-2": 5, "erasure-short": 5,
     "mixed": 210, "keyed-hits": 40, "keyed-match": 110, "keyed-present": 5, "keyed-memory": 2,
     "keyed-cycle": 20, "keyed-beside": 60,
 }  # fmt: skip

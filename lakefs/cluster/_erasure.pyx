@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""Erasure code over GF(256), native, by libisal; `lakefs.cluster.erasure` has the rules, and computes `shard_bytes`.
+"""Erasure code over GF(256), native, by libisal; `lakefs.cluster.erasure` has the rules.
 
 A shard's bytes are a *column* of the code.  The shards of a chunk have equal lengths but for the last data shard, which
 may be shorter.  So bytes are coded in two regions: that in which all data shards have bytes, and behind it one with a
@@ -73,18 +73,31 @@ cdef struct Region:
 cdef class Code:
     """The code of `data` columns and `parity` rows."""
 
-    cdef int data
-    cdef int parity
+    cdef readonly int data
+    cdef readonly int parity
+    cdef Py_ssize_t granule_bytes
+    cdef Py_ssize_t chunk_bytes_max
     cdef Py_ssize_t tables_max
     cdef uint8_t coefficients[PARITY_MAX * DATA_MAX]
     cdef dict tables
 
-    def __cinit__(self, int data, int parity, Py_ssize_t tables_max):
+    def __cinit__(
+        self,
+        int data,
+        int parity,
+        Py_ssize_t granule_bytes,
+        Py_ssize_t chunk_bytes_max,
+        Py_ssize_t tables_max,
+    ):
         cdef int row, column
         if not (1 <= data <= DATA_MAX and 0 <= parity <= PARITY_MAX and tables_max >= 1):
             raise ValueError("1 to 8 data shards, 0 to 2 parity shards, and a table")
+        if not 1 <= granule_bytes <= chunk_bytes_max <= INT_MAX - granule_bytes:
+            raise ValueError("libisal takes lengths of 31 bits")
         self.data = data
         self.parity = parity
+        self.granule_bytes = granule_bytes
+        self.chunk_bytes_max = chunk_bytes_max
         self.tables_max = tables_max
         self.tables = {}
         # Cauchy: 1 / (x + y) with x = data + row, y = column; each row times x, so that column 0 has 1.
@@ -97,7 +110,14 @@ cdef class Code:
         """The number of tables that are kept."""
         return len(self.tables)
 
-    def encode(self, chunk not None, Py_ssize_t shard_bytes, parity not None):
+    cpdef Py_ssize_t shard_bytes(self, Py_ssize_t length) except -1:
+        """Return the bytes of each shard of a chunk, but for the last data shard."""
+        cdef Py_ssize_t rows = self.data * self.granule_bytes
+        if not 0 < length <= self.chunk_bytes_max:
+            raise InvalidArgument(f"a chunk of {length} bytes; it has 1 to {self.chunk_bytes_max}")
+        return min((length + rows - 1) // rows * self.granule_bytes, length)
+
+    def encode(self, chunk not None, parity not None):
         """Write the parity shards of a chunk: buffers of `shard_bytes`, in order."""
         cdef Memory memory
         cdef Shape shape
@@ -105,33 +125,29 @@ cdef class Code:
         memset(&memory, 0, sizeof(memory))
         try:
             hold(&memory, chunk, PyBUF_SIMPLE)
-            shape = shape_of(memory.views[0].len, shard_bytes, self.data)
+            shape = self.shape_of(memory.views[0].len)
             for i in range(shape.count):
-                memory.present[i] = <uint8_t *>memory.views[0].buf + i * shard_bytes
+                memory.present[i] = <uint8_t *>memory.views[0].buf + i * shape.shard_bytes
             memory.read = memory.count
             if len(parity) != self.parity:
                 raise InvalidArgument(f"memory for {len(parity)} parity shards, and the code has {self.parity}")
             for i in range(self.parity):
                 memory.wanted[self.data + i] = hold(&memory, parity[i], PyBUF_WRITABLE)
-                check_length(&memory, self.data + i, shard_bytes)
-            self.make(&memory, &shape, 0, shard_bytes)
+                check_length(&memory, self.data + i, shape.shard_bytes)
+            self.make(&memory, &shape, 0, shape.shard_bytes)
         finally:
             release(&memory)
 
-    def rebuild(
-        self,
-        Py_ssize_t length,
-        Py_ssize_t shard_bytes,
-        Py_ssize_t begin,
-        Py_ssize_t end,
-        present not None,
-        wanted not None,
-    ):
-        """Write the bytes [begin, end) of the wanted shards, from the same range of those that are present."""
+    def rebuild(self, Py_ssize_t length, present not None, wanted not None, Py_ssize_t begin, last):
+        """Write the bytes [begin, last) of the wanted shards, from the same range of those that are present.
+
+        None for `last`: to the end of the shards.
+        """
         cdef Memory memory
-        cdef Shape shape = shape_of(length, shard_bytes, self.data)
-        if not 0 <= begin < end <= shard_bytes:
-            raise InvalidArgument(f"bytes {begin} to {end} of shards that have {shard_bytes}")
+        cdef Shape shape = self.shape_of(length)
+        cdef Py_ssize_t end = shape.shard_bytes if last is None else last
+        if not 0 <= begin < end <= shape.shard_bytes:
+            raise InvalidArgument(f"bytes {begin} to {end} of shards that have {shape.shard_bytes}")
         memset(&memory, 0, sizeof(memory))
         try:
             for shard, buffer in present.items():
@@ -142,6 +158,13 @@ cdef class Code:
             self.make(&memory, &shape, begin, end)
         finally:
             release(&memory)
+
+    cdef Shape shape_of(self, Py_ssize_t length) except *:
+        cdef Shape shape
+        shape.shard_bytes = self.shard_bytes(length)
+        shape.count = <int>((length + shape.shard_bytes - 1) // shape.shard_bytes)
+        shape.last_bytes = length - (shape.count - 1) * shape.shard_bytes
+        return shape
 
     cdef int take(
         self, Memory *memory, Shape *shape, int shard, buffer, int flags, Py_ssize_t begin, Py_ssize_t end
@@ -262,18 +285,6 @@ cdef void write(Region *region) noexcept nogil:
         ec_encode_data(
             <int>region.length, region.columns, region.rows, region.tables, region.read, region.written
         )
-
-
-cdef Shape shape_of(Py_ssize_t length, Py_ssize_t shard_bytes, int data) except *:
-    cdef Shape shape
-    if not (0 < shard_bytes <= INT_MAX and 0 < length <= data * shard_bytes):
-        raise InvalidArgument(f"{length} bytes in at most {data} shards of {shard_bytes}")
-    shape.count = <int>((length + shard_bytes - 1) // shard_bytes)
-    shape.shard_bytes = shard_bytes
-    shape.last_bytes = length - (shape.count - 1) * shard_bytes
-    if shape.count == 1 and length != shard_bytes:
-        raise InvalidArgument(f"a lone shard of {shard_bytes} bytes for a chunk of {length}")
-    return shape
 
 
 cdef uint8_t *hold(Memory *memory, buffer, int flags) except? NULL:

@@ -67,14 +67,11 @@ class ErasureCode:
             )
         self.data = data
         self.parity = parity
-        self._code = Code(data, parity, TABLES_MAX)
+        self._code = Code(data, parity, GRANULE_BYTES, CHUNK_BYTES, TABLES_MAX)
 
     def shard_bytes(self, length: int) -> int:
         """Return the bytes of each shard of a chunk, but for the last data shard."""
-        if not 0 < length <= CHUNK_BYTES:
-            raise InvalidArgument(f"a chunk of {length} bytes; it has 1 to {CHUNK_BYTES}")
-        rounded = -(-length // (self.data * GRANULE_BYTES)) * GRANULE_BYTES
-        return min(rounded, length)
+        return self._code.shard_bytes(length)
 
     def data_shards(self, length: int) -> int:
         """Return the number of data shards that exist."""
@@ -129,7 +126,7 @@ class ErasureCode:
         For a lone data shard they are copies: a caller that can use the chunk's own memory instead need not call.
         BufferError for memory that is read-only or not contiguous.
         """
-        self._code.encode(chunk, self.shard_bytes(memoryview(chunk).nbytes), parity)
+        self._code.encode(chunk, parity)
 
     def rebuild(
         self,
@@ -144,8 +141,7 @@ class ErasureCode:
         `present` has at least `needed` shards; what is beyond that is not read.  Memory of each is as long as its
         `part_bytes`.  BufferError for memory that is read-only or not contiguous.
         """
-        begin, end = self._range(length, begin, end)
-        self._code.rebuild(length, self.shard_bytes(length), begin, end, present, wanted)
+        self._code.rebuild(length, present, wanted, begin, end)
 
     def _range(self, length: int, begin: int, end: int | None) -> tuple[int, int]:
         """Return a range of shards, checked."""

@@ -190,7 +190,7 @@ def test_shards_are_made_in_place_between_the_others_of_a_chunk() -> None:
 
 
 def test_every_pattern_of_the_longest_code_is_kept_within_the_bound() -> None:
-    code = Code(8, 2, TABLES_MAX)
+    code = Code(8, 2, 2, 16, TABLES_MAX)
     granule = bytes(2)
     for count in range(1, 9):
         existing = [*range(count), 8, 9]
@@ -198,13 +198,13 @@ def test_every_pattern_of_the_longest_code_is_kept_within_the_bound() -> None:
             others = [shard for shard in existing if shard not in present]
             for wanted in ([others[0]], [others[1]], others):
                 room = {shard: bytearray(2) for shard in wanted}
-                code.rebuild(2 * count, 2, 0, 2, dict.fromkeys(present, granule), room)
+                code.rebuild(2 * count, dict.fromkeys(present, granule), room, 0, 2)
     assert code.tables_kept == 483 <= TABLES_MAX
 
 
 def test_a_code_that_keeps_no_more_tables_is_right_as_well() -> None:
     code, length = ErasureCode(4, 2), 300_000
-    code._code = Code(4, 2, 1)
+    code._code = Code(4, 2, GRANULE_BYTES, CHUNK_BYTES, 1)
     shards = encoded(code, chunk_of(length))
     for lost in combinations(shards, 2):
         present = {shard: content for shard, content in shards.items() if shard not in lost}
@@ -214,7 +214,7 @@ def test_a_code_that_keeps_no_more_tables_is_right_as_well() -> None:
 
 def test_many_threads_use_one_code() -> None:
     code = ErasureCode(4, 2)
-    code._code = Code(4, 2, 2)
+    code._code = Code(4, 2, GRANULE_BYTES, CHUNK_BYTES, 2)
     lengths = [300_000, 777_777, CHUNK_BYTES, 100_000]
     wrong: list[int] = []
 
