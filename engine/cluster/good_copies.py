@@ -267,10 +267,10 @@ class GoodCopies:
             with suppress(DiskFailed):
                 if self._failed is None:
                     self.install(self.good, {}, is_equal=True)
+            self._failed = self._failed or DiskFailed("the mirrored disk is closed")
             self.good = ()
             for copy in self._opened:
                 copy.close()
-            self._failed = self._failed or DiskFailed("the mirrored disk is closed")
 
 
 class _Gate:
