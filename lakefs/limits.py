@@ -485,15 +485,6 @@ S3_PUTS_GATHERED_MAX: Final = 64
 """PUTs of small objects that the door has stored with one request: 4 MiB at most."""
 S3_TAGS_MAX: Final = 10
 S3_QUERY_PARAMETERS_MAX: Final = 64
-# --- mirrored disks ----------------------------------------------------------------------------------
-MIRROR_COPIES_MAX: Final = 8
-"""Copies of one mirrored disk: m + 1, and one that is being made; m is 2 at 4+2 and at 8+2."""
-MIRROR_ANCESTORS: Final = 64
-"""Tags of earlier lists in a list of good copies: 512 bytes.  Two processes that did not know of each other are ahead
-of their common list by one or two."""
-MIRROR_PIECE_BYTES: Final = MIB
-"""Bytes copied at a time to a new copy; writers wait that long, about a millisecond."""
-
 HISTOGRAM_MAX_NS: Final = 3600 * 10**9
 """An operation that takes longer counts as an hour."""
 HISTOGRAM_PRECISION_BITS: Final = 7

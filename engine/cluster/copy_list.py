@@ -24,10 +24,11 @@ from typing import Final
 
 from crc32c import crc32c
 
+from engine.cluster.mirror_bounds import ANCESTORS, COPIES_MAX
 from lakefs.errors import StoreDamaged, StoreUnusable
 from lakefs.ids import CopyId
 from lakefs.layout import Layout
-from lakefs.limits import MIRROR_ANCESTORS, MIRROR_COPIES_MAX, PAGE_BYTES
+from lakefs.limits import PAGE_BYTES
 from lakefs.ports import Disk
 
 COPY_FILE: Final = "mirror.copy"
@@ -61,9 +62,9 @@ MIRROR_LIST: Final = Layout(
         ("number", "Q"),
         ("is_equal", "I"),
         ("copy_count", "I"),
-        ("copies", f"{MIRROR_COPIES_MAX * 120}s"),
+        ("copies", f"{COPIES_MAX * 120}s"),
         ("tag", f"{_TAG_BYTES}s"),
-        ("ancestors", f"{MIRROR_ANCESTORS * _TAG_BYTES}s"),
+        ("ancestors", f"{ANCESTORS * _TAG_BYTES}s"),
         ("crc", "I"),
     ],
 )
@@ -103,7 +104,7 @@ class CopyList:
             self.number + 1,
             members,
             os.urandom(_TAG_BYTES),
-            (self.tag, *self.ancestors)[:MIRROR_ANCESTORS],
+            (self.tag, *self.ancestors)[:ANCESTORS],
             is_equal,
         )
 
@@ -114,11 +115,11 @@ class CopyList:
         """
         if other.tag == self.tag or other.tag in self.ancestors:
             return True
-        return other.term <= self.term and self.number - other.number >= MIRROR_ANCESTORS
+        return other.term <= self.term and self.number - other.number >= ANCESTORS
 
     def pack(self) -> bytes:
         """Pack the page of the file."""
-        assert 1 <= len(self.members) <= MIRROR_COPIES_MAX, "a list has a copy, and all fit"
+        assert 1 <= len(self.members) <= COPIES_MAX, "a list has a copy, and all fit"
         head = MIRROR_LIST.pack(
             _LIST_MAGIC,
             _VERSION,
@@ -184,8 +185,8 @@ def read_list(disk: Disk) -> CopyList:
     page = _read(disk, LIST_FILE, MIRROR_LIST, _LIST_MAGIC)
     fields = MIRROR_LIST.unpack_fields(page)
     count, packed, ancestors = fields["copy_count"], fields["copies"], fields["ancestors"]
-    if not 1 <= count <= MIRROR_COPIES_MAX:
-        raise StoreUnusable(f"{LIST_FILE} names {count} copies; this release knows {MIRROR_COPIES_MAX}")
+    if not 1 <= count <= COPIES_MAX:
+        raise StoreUnusable(f"{LIST_FILE} names {count} copies; this release knows {COPIES_MAX}")
     rows = [LISTED_COPY.unpack_from(packed, index * LISTED_COPY.size) for index in range(count)]
     tags = [ancestors[at : at + _TAG_BYTES] for at in range(0, len(ancestors), _TAG_BYTES)]
     return CopyList(

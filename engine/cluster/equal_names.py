@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 
 from engine.cluster.copy_list import ASIDE_FOLDER, OWN_PREFIX
-from lakefs.limits import MIRROR_PIECE_BYTES
+from engine.cluster.mirror_bounds import PIECE_BYTES
 from lakefs.ports import Disk
 
 _BEING_COPIED = f"{OWN_PREFIX}copied"
@@ -68,7 +68,7 @@ def _copy_file(source: Disk, target: Disk, path: str) -> None:
     with suppress(FileNotFoundError):
         target.unlink(_BEING_COPIED)
     with closing(source.open(path, read_only=True)) as old, closing(target.open(_BEING_COPIED, create=True)) as new:
-        buffer = memoryview(bytearray(MIRROR_PIECE_BYTES))
+        buffer = memoryview(bytearray(PIECE_BYTES))
         offset = 0
         while count := old.pread_into(buffer, offset):
             new.pwrite(buffer[:count], offset)

@@ -27,6 +27,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 import structlog
@@ -34,9 +35,9 @@ import structlog
 from engine.cluster.copy import Copy
 from engine.cluster.copy_calls import CopyCalls, Outcome
 from engine.cluster.copy_list import CopyList, Member, write_list
+from engine.cluster.mirror_bounds import COPIES_MAX
 from lakefs.errors import DiskFailed, EngineBusy, LakeError, SourceChanged, StoreFull
 from lakefs.ids import CopyId
-from lakefs.limits import MIRROR_COPIES_MAX
 
 T = TypeVar("T")
 _log: Final = structlog.get_logger(__name__)
@@ -154,10 +155,7 @@ class GoodCopies:
     def install(
         self, wanted: Sequence[Copy], gone: dict[Copy, str], *, is_equal: bool = False, by_operator: bool = False
     ) -> None:
-        """Make a list of the wanted copies durable on all of them; those that fail at that are gone too.
-
-        A copy that was not good before gets it after the others: until they have it, it is not good.
-        """
+        """Make a list of the wanted copies durable on all of them; those that fail at that are gone too."""
         with self.names:
             gone = dict(gone)
             while True:
@@ -168,7 +166,8 @@ class GoodCopies:
                     by_operator=by_operator,
                 )
                 self._before.append(frozenset(listed.members))
-                failed = self._written(listed, wanted)
+                outcomes = self.calls.each(wanted, partial(_write_list, listed), slow=True)
+                failed = {outcome.copy: str(outcome.error) for outcome in outcomes if outcome.error is not None}
                 if not failed:
                     break
                 gone |= failed
@@ -182,16 +181,6 @@ class GoodCopies:
                 self.joining = None
             for copy, reason in gone.items():
                 self._note_out(copy, reason)
-
-    def _written(self, listed: CopyList, wanted: Sequence[Copy]) -> dict[Copy, str]:
-        """Write the list to copies that are good, then to a new one; returns those that failed."""
-        old = [copy for copy in wanted if copy is not self.joining]
-        new = [copy for copy in wanted if copy is self.joining]
-        for copies in filter(None, (old, new)):
-            outcomes = self.calls.each(copies, lambda copy: write_list(copy.disk, listed), slow=True)
-            if failed := {outcome.copy: str(outcome.error) for outcome in outcomes if outcome.error is not None}:
-                return failed
-        return {}
 
     def _refuse_unsafe(self, wanted: Sequence[Copy], gone: dict[Copy, str]) -> None:
         """Raise DiskFailed, for ever, when copies that do not get the list could open without those that do."""
@@ -210,7 +199,7 @@ class GoodCopies:
     def _note_out(self, copy: Copy, reason: str) -> None:
         _log.error("a copy failed and is not used any more; make a new one", copy=str(copy), reason=reason)
         copy.is_good = False
-        self._out = [*self._out, CopyState(copy.id, copy.name, "out", reason)][-MIRROR_COPIES_MAX:]
+        self._out = [*self._out, CopyState(copy.id, copy.name, "out", reason)][-COPIES_MAX:]
 
     # --- outcomes ----------------------------------------------------------------------------------------
 
@@ -278,10 +267,10 @@ class GoodCopies:
             with suppress(DiskFailed):
                 if self._failed is None:
                     self.install(self.good, {}, is_equal=True)
+            self._failed = self._failed or DiskFailed("the mirrored disk is closed")
             self.good = ()
             for copy in self._opened:
                 copy.close()
-            self._failed = self._failed or DiskFailed("the mirrored disk is closed")
 
 
 class _Gate:
@@ -313,6 +302,10 @@ class _Gate:
         with self._condition:
             while self._inside:
                 self._condition.wait()
+
+
+def _write_list(listed: CopyList, copy: Copy) -> None:
+    write_list(copy.disk, listed)
 
 
 def _reason(error: Exception) -> str:

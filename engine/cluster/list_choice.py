@@ -26,7 +26,7 @@ from lakefs.ids import CopyId
 
 @dataclass(frozen=True)
 class FoundCopy:
-    """What a folder says about itself.  `listed` is None in a copy that was made, and never got its first list."""
+    """The copy that a folder says it is.  `listed` is None in a copy that was made, and never got its first list."""
 
     name: str
     copy_id: CopyId
@@ -115,9 +115,9 @@ def _refuse_twins(found: Sequence[FoundCopy]) -> None:
                 subject=copy.name,
             )
         names[copy.copy_id] = copy.name
-    mirrors = {copy.listed.mirror_id: copy.name for copy in found if copy.listed is not None}
-    if len(mirrors) > 1:
-        raise StoreUnusable(f"these folders belong to different lakes: {', '.join(mirrors.values())}")
+    by_lake = {copy.listed.mirror_id: copy.name for copy in found if copy.listed is not None}
+    if len(by_lake) > 1:
+        raise StoreUnusable(f"these folders belong to different lakes: {', '.join(by_lake.values())}")
 
 
 def _refuse(listed: CopyList, lost: dict[CopyId, str], absent: dict[str, str], without: frozenset[CopyId]) -> NoReturn:

@@ -40,10 +40,10 @@ from engine.cluster.copy_list import (
 from engine.cluster.equal_names import make_equal, tree
 from engine.cluster.good_copies import GoodCopies
 from engine.cluster.list_choice import Choice, FoundCopy, choose
+from engine.cluster.mirror_bounds import COPIES_MAX
 from engine.cluster.mirrored_disk import MirroredDisk, is_mirrored
 from lakefs.errors import LakeError, StoreLocked, StoreUnusable
 from lakefs.ids import CopyId
-from lakefs.limits import MIRROR_COPIES_MAX
 from lakefs.ports import Disk, DiskLock
 
 _log: Final = structlog.get_logger(__name__)
@@ -54,8 +54,8 @@ def make_mirror(disks: Mapping[str, Disk]) -> None:
 
     All folders have their ids before one has a list.  So one that is cut short opens, or is made anew.
     """
-    if not 1 <= len(disks) <= MIRROR_COPIES_MAX:
-        raise StoreUnusable(f"a mirror has 1 to {MIRROR_COPIES_MAX} copies, not {len(disks)}")
+    if not 1 <= len(disks) <= COPIES_MAX:
+        raise StoreUnusable(f"a mirror has 1 to {COPIES_MAX} copies, not {len(disks)}")
     with ExitStack() as locks:
         for name, disk in disks.items():
             disk.make_folder("")

@@ -7,7 +7,7 @@
 Rules kept here:
 - A piece is read and written while no content changes.  So a file that is being appended needs no special treatment: a
   piece has what was written before, and the writer's new handle gets what is written after.
-- The new copy is read by nobody until a list names it; that list is durable on the older copies first.
+- The new copy is read by nobody until a list names it.  It is complete and synced when that list is written.
 - Its failure ends the making, and nothing else.  The folder can be given again: the rest of a copy that no list names
   is removed.
 
@@ -22,24 +22,24 @@ from contextlib import ExitStack, closing
 from engine.cluster.copy import Copy
 from engine.cluster.copy_list import COPY_FILE, LIST_FILE, LOCK_FILE, new_id, read_copy_file, write_copy_file
 from engine.cluster.equal_names import tree
+from engine.cluster.mirror_bounds import COPIES_MAX, PIECE_BYTES
 from engine.cluster.mirror_opening import refuse_used
 from engine.cluster.mirrored_disk import MirroredDisk, is_mirrored
 from lakefs.errors import DiskFailed, StoreDamaged, StoreUnusable
 from lakefs.ids import CopyId
-from lakefs.limits import MIRROR_COPIES_MAX, MIRROR_PIECE_BYTES
 from lakefs.ports import Disk, DiskFile
 
 
 def add_copy(mirror: MirroredDisk, name: str, disk: Disk, paced: Callable[[int], object] = bool) -> CopyId:
     """Make one more copy in an empty folder; it is good on return.  Blocks for as long as the copying takes.
 
-    `paced` is called with the bytes of each piece, at most `MIRROR_PIECE_BYTES`: it may wait, or raise to give up.
+    `paced` is called with the bytes of each piece, at most `PIECE_BYTES`: it may wait, or raise to give up.
     Errors: StoreUnusable (folder not empty, too many copies, another one is being made), StoreLocked, DiskFailed,
     StoreFull.  After an error the mirror is as before.
     """
     copies = mirror.copies
-    if len(copies.good) >= MIRROR_COPIES_MAX:
-        raise StoreUnusable(f"the mirror has {MIRROR_COPIES_MAX} copies already", subject=name)
+    if len(copies.good) >= COPIES_MAX:
+        raise StoreUnusable(f"the mirror has {COPIES_MAX} copies already", subject=name)
     disk.make_folder("")
     with ExitStack() as undone:
         lock = disk.lock(LOCK_FILE)
@@ -72,7 +72,7 @@ class _NewCopy:
         self._copy = copy
         self._disk = copy.disk
         self._paced = paced
-        self._buffer = memoryview(bytearray(MIRROR_PIECE_BYTES))
+        self._buffer = memoryview(bytearray(PIECE_BYTES))
 
     def make(self) -> None:
         """Copy until nothing is missing, and finish."""

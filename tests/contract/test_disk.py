@@ -1,67 +1,30 @@
-"""One suite for every `Disk`: ext4 or whatever holds the temporary folder, tmpfs, and the simulated one."""
+"""One suite for every `Disk`: ext4 or whatever holds the temporary folder, tmpfs, simulated and mirrored ones."""
 
 from __future__ import annotations
 
 import errno
 import mmap
 import os
-import shutil
 import stat
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from engine.cluster.copy_calls import AtOnce
-from engine.cluster.mirror_opening import make_mirror, open_mirror
-from engine.cluster.mirrored_disk import MirroredDisk
 from engine.host.local_disk import LocalDisk, LocalFile
 from lakefs.errors import DiskFailed, StoreFull, StoreLocked, StoreReadOnly
 from lakefs.ports import Disk
+from tests.contract.disks import KINDS, disk_of
 from tests.e2e.small_disk import tmpfs
-from tests.sim.world.disk import SimDisk
 
 PAGE = 4096
 
 
-MIRRORS = {
-    "mirrored, 1 copy": 1,
-    "mirrored, 2 copies": 2,
-    "mirrored, 3 copies": 3,
-    "mirrored, 1 of 2 copies lost": 2,
-    "mirrored, waiting 60 s for a copy": 2,
-}
-
-
-@contextmanager
-def mirror(tmp_path: Path, kind: str) -> Iterator[MirroredDisk]:
-    """A mirror of real folders; with one that is lost, its failures are found by each test's first change."""
-    disks = {f"device-{number}": LocalDisk(tmp_path / str(number)) for number in range(MIRRORS[kind])}
-    make_mirror(disks)
-    opened = open_mirror(disks, AtOnce(60.0 if "waiting" in kind else None))
-    if "lost" in kind:
-        (tmp_path / "0").rename(tmp_path / "gone")
-    yield opened
-    opened.close()
-
-
-@pytest.fixture(params=["local", "tmpfs", "simulated", "simulated without O_DIRECT", *MIRRORS])
+@pytest.fixture(params=KINDS)
 def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
-    if request.param == "local":
-        yield LocalDisk(tmp_path)
-    elif request.param == "tmpfs":
-        if not os.path.isdir("/dev/shm"):
-            pytest.skip("no tmpfs here")
-        folder = tempfile.mkdtemp(dir="/dev/shm")
-        yield LocalDisk(Path(folder))
-        shutil.rmtree(folder)
-    elif request.param in MIRRORS:
-        with mirror(tmp_path, request.param) as mirrored:
-            yield mirrored
-    else:
-        yield SimDisk(1, supports_direct=request.param == "simulated")
+    with disk_of(request.param, tmp_path) as opened:
+        yield opened
 
 
 def read(disk: Disk, path: str) -> bytes:

@@ -216,3 +216,13 @@ def test_room_that_one_copy_lacks_is_not_held() -> None:
     assert reserve.allocated_bytes() == 0
     reserve.allocate(0, 8192)
     assert reserve.allocated_bytes() == 8192
+
+
+def test_a_mirror_that_was_closed_is_not_used() -> None:
+    _, mirror, file = begun()
+    mirror.close()
+    for use in (file.sync_data, file.size, lambda: mirror.unlink("journal/old"), mirror.free_bytes):
+        with pytest.raises(DiskFailed, match="closed"):
+            use()
+    file.close()
+    mirror.close()

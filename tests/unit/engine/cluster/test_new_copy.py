@@ -7,15 +7,16 @@ import random
 import pytest
 
 from engine.cluster.equal_names import tree
+from engine.cluster.mirror_bounds import PIECE_BYTES
 from engine.cluster.mirrored_disk import MirroredDisk, is_mirrored
 from engine.cluster.new_copy import add_copy
 from lakefs.errors import DiskFailed, StoreFull, StoreUnusable
-from lakefs.limits import MIB, MIRROR_PIECE_BYTES
+from lakefs.limits import MIB
 from lakefs.ports import DiskFile
 from tests.sim.world.disk import SimCrashed, SimDisk
 from tests.unit.engine.cluster.mirror_rig import Devices, content, good, put
 
-SIZE = 3 * MIRROR_PIECE_BYTES // 2
+SIZE = 3 * PIECE_BYTES // 2
 
 
 def check_equal(one: SimDisk, other: SimDisk) -> None:

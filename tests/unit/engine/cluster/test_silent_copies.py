@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from engine.cluster.copy_calls import AtOnce
+from engine.cluster.mirror_bounds import PIECE_BYTES
 from engine.cluster.mirror_opening import make_mirror, open_mirror
 from engine.cluster.mirrored_disk import MirroredDisk
 from engine.cluster.new_copy import add_copy
 from engine.host.local_disk import LocalDisk, LocalFile
 from lakefs.errors import StoreUnusable
 from lakefs.ids import Buffer
-from lakefs.limits import MIRROR_PIECE_BYTES
 from tests.unit.engine.cluster.mirror_rig import content, good, put
 
 PATIENCE_S = 1.0
@@ -46,7 +46,7 @@ class Device(LocalDisk):
             __slots__ = ()
 
             def pwrite(self, payload: Buffer, offset: int) -> None:
-                if device.write_done is not None and len(payload) == MIRROR_PIECE_BYTES:
+                if device.write_done is not None and len(payload) == PIECE_BYTES:
                     device.piece_read.set()
                     device.write_done.wait(SHORT_S)
                 super().pwrite(payload, offset)
@@ -168,7 +168,7 @@ def test_a_writer_in_another_thread_does_not_come_between_the_read_and_the_write
 ) -> None:
     mirror = opened(devices, None)
     file = mirror.open("f", create=True)
-    file.pwrite(b"old" * MIRROR_PIECE_BYTES, 0)
+    file.pwrite(b"old" * PIECE_BYTES, 0)
     new = Device(tmp_path / "new")
     done = new.write_done = threading.Event()
 
