@@ -14,15 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from tests.models.generations import FIRST_CYCLE, IDLE, WALKED, WALKING
+
 Member = tuple[int, int, int, int]
 Node = tuple[int, int]
 Nodes = tuple[Node, ...]
 State = tuple[int, int, int, Member, tuple[int, int], Nodes]
 Step = tuple[str, State]
 
-FIRST_CYCLE: Final = 3
-"""Earlier ones free nothing, since nothing was touched below generation 1: they are left out."""
-IDLE, WALKING, WALKED = 0, 1, 2
 AHEAD, PASSED, NOTED = 0, 1, 2
 
 
@@ -35,10 +34,13 @@ class Rules(NamedTuple):
     new_names_walk_anew: bool = True
 
 
+AS_DESIGNED: Final = Rules()
+
+
 class Copies:
     """The model, up to a highest generation, with some nodes."""
 
-    def __init__(self, last: int = 3, rules: Rules = Rules(), *, nodes: int = 3) -> None:
+    def __init__(self, last: int = 3, rules: Rules = AS_DESIGNED, *, nodes: int = 3) -> None:
         self._last, self._rules, self._nodes = last, rules, nodes
 
     def initial(self) -> State:
@@ -68,11 +70,11 @@ class Copies:
                 )
         if not session:
             return
-        touched, *rest = member
+        touched, cycle, marked, complete = member
         if touched < session or not answered:
             word = "is answered present" if touched else "stores the shard"
-            told = (max(touched, session), *rest)
-            yield f"the writer {word}", (now, names, walk, told, (session, 1), nodes)  # type: ignore[misc]
+            told = max(touched, session), cycle, marked, complete
+            yield f"the writer {word}", (now, names, walk, told, (session, 1), nodes)
         if answered and session < names - 1:
             yield "the writer is refused: SessionLost", (now, names, walk, member, (0, 0), nodes)
         elif answered:
@@ -82,10 +84,10 @@ class Copies:
                     yield f"the writer binds node {n}", (now, names, walk, member, (session, 1), after)
 
     def _names(self, state: State) -> Iterator[Step]:
-        *others, nodes = state
+        now, names, walk, member, writer, nodes = state
 
         def behind(nodes: Nodes) -> State:
-            return (*others, nodes)  # type: ignore[return-value]
+            return now, names, walk, member, writer, nodes
 
         for source, (bound, passed) in enumerate(nodes):
             if not bound:

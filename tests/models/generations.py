@@ -39,13 +39,15 @@ class Rules(NamedTuple):
     restart_counts_as_touched: bool = True
     names_refuse_old_sessions: bool = True
     sweep_wants_all_marks: bool = True
-    new_names_walk_anew: bool = True
+
+
+AS_DESIGNED: Final = Rules()
 
 
 class Generations:
     """The model, up to a highest generation."""
 
-    def __init__(self, last: int = 3, rules: Rules = Rules()) -> None:
+    def __init__(self, last: int = 3, rules: Rules = AS_DESIGNED) -> None:
         self._last = last
         self._rules = rules
 
@@ -79,31 +81,41 @@ class Generations:
             session, answered, bound, passed = writers[w]
             for begun in range(1, now + 1):
                 if begun != session or answered:
-                    yield f"writer {w} begins a session of generation {begun}", (
-                        now, names, walk, members, put(writers, w, (begun, 0, bound, passed))
+                    yield (
+                        f"writer {w} begins a session of generation {begun}",
+                        (now, names, walk, members, put(writers, w, (begun, 0, bound, passed))),
                     )
             if not session:
                 continue
             for m in (0, 1):
-                touched, *rest = members[m]
+                touched, cycle, marked, complete = members[m]
                 if touched < session or not answered >> m & 1:
                     word = "is answered present" if touched else "stores its shard"
-                    yield f"writer {w} {word} at member {m}", (
-                        now, names, walk, put(members, m, (max(touched, session), *rest)),
-                        put(writers, w, (session, answered | 1 << m, bound, passed)),
+                    yield (
+                        f"writer {w} {word} at member {m}",
+                        (
+                            now,
+                            names,
+                            walk,
+                            put(members, m, (max(touched, session), cycle, marked, complete)),
+                            put(writers, w, (session, answered | 1 << m, bound, passed)),
+                        ),
                     )
             if answered == 3 and not bound:
                 if session >= names - 1 or not self._rules.names_refuse_old_sessions:
-                    yield f"writer {w} binds its name", (
-                        now, names, walk, members, put(writers, w, (session, answered, 1, passed))
+                    yield (
+                        f"writer {w} binds its name",
+                        (now, names, walk, members, put(writers, w, (session, answered, 1, passed))),
                     )
                 else:
-                    yield f"writer {w} is refused: SessionLost", (
-                        now, names, walk, members, put(writers, w, (0, 0, 0, passed))
+                    yield (
+                        f"writer {w} is refused: SessionLost",
+                        (now, names, walk, members, put(writers, w, (0, 0, 0, passed))),
                     )
             if bound:
-                yield f"the name of writer {w} is removed", (
-                    now, names, walk, members, put(writers, w, (session, answered, 0, passed))
+                yield (
+                    f"the name of writer {w} is removed",
+                    (now, names, walk, members, put(writers, w, (session, answered, 0, passed))),
                 )
 
     def _members(self, state: State) -> Iterator[tuple[str, State]]:
@@ -112,13 +124,15 @@ class Generations:
         for m in (0, 1):
             touched, cycle, marked, complete = members[m]
             if cycle != now and (walk == IDLE or not rules.walk_waits_for_members) and now >= FIRST_CYCLE:
-                yield f"member {m} begins cycle {now}", (
-                    now, names, walk, put(members, m, (touched, now, 0, 0)), writers
+                yield (
+                    f"member {m} begins cycle {now}",
+                    (now, names, walk, put(members, m, (touched, now, 0, 0)), writers),
                 )
             if complete:
                 frees = touched and not marked and touched < cycle - rules.sweeps_below
-                yield f"member {m} sweeps" + (": the shard is freed" if frees else ""), (
-                    now, names, walk, put(members, m, (0 if frees else touched, 0, 0, 0)), writers
+                yield (
+                    f"member {m} sweeps" + (": the shard is freed" if frees else ""),
+                    (now, names, walk, put(members, m, (0 if frees else touched, 0, 0, 0)), writers),
                 )
             opened = touched and (now if rules.restart_counts_as_touched else 1)
             yield f"member {m} restarts", (now, names, walk, put(members, m, (opened, 0, 0, 0)), writers)
@@ -130,8 +144,7 @@ class Generations:
         if names < now:
             yield f"names join {now}", (now, now, walk, members, writers)
         if walk == WALKING:
-            anew = IDLE if self._rules.new_names_walk_anew else WALKING
-            yield "names restart", (now, names, anew, members, _not_passed(writers))
+            yield "names restart", (now, names, IDLE, members, _not_passed(writers))
 
     def _walk(self, state: State) -> Iterator[tuple[str, State]]:
         now, names, walk, members, writers = state
@@ -151,7 +164,10 @@ class Generations:
                 yield f"the walk passes the name of writer {w}", (now, names, walk, marked, after)
                 if bound and not rules.sweep_wants_all_marks:
                     for m in (0, 1):
-                        yield f"the mark for member {m} is lost", (now, names, walk, _marked(members, now, 1 << m), after)
+                        yield (
+                            f"the mark for member {m} is lost",
+                            (now, names, walk, _marked(members, now, 1 << m), after),
+                        )
         if writers[0][3] and writers[1][3]:
             yield "all marks are sent", (now, names, WALKED, _complete(members, now), _not_passed(writers))
 

@@ -13,8 +13,9 @@ or no longer in the row.  A state is (G, generation of names, walk, stage, membe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypedDict
 
+from tests.models.generations import FIRST_CYCLE, IDLE, WALKED, WALKING
 from tests.models.pairs import put
 
 Member = tuple[int, int, int, int, int]
@@ -24,20 +25,17 @@ Writers = tuple[Writer, Writer]
 State = tuple[int, int, tuple[int, int], int, Members, int, Writers]
 Step = tuple[str, State]
 
-FIRST_CYCLE: Final = 3
-"""Earlier ones free nothing, since nothing was touched below generation 1: they are left out."""
-IDLE, WALKING, WALKED = 0, 1, 2
 ONE, MADE, SAID, THROUGH, RETIRED = range(5)
 """Only epoch 1; epoch 2 is made; the old home has said it; the walker has been through since; epoch 1 is retired."""
 OLD, NEW = 0, 1
 _HOMES: Final = ("the old home", "the new home")
-NOTHING, OLD_BY_1, OLD_BY_2, NEW_BY_2 = range(4)
+NONE, OLD_BY_1, OLD_BY_2, NEW_BY_2 = range(4)
 """A session's answer: from which home, under which epoch."""
 _MEMBER_OF: Final = {OLD_BY_1: OLD, OLD_BY_2: OLD, NEW_BY_2: NEW}
 _EPOCH_OF: Final = {OLD_BY_1: 1, OLD_BY_2: 2, NEW_BY_2: 2}
 
 
-CYCLE, NOW, NOTHING_ELSE = "the cycle's table", "the table of now", "nothing"
+CYCLE, NOW, NOTHING = "the cycle's table", "the table of now", "nothing"
 
 
 class Rules(NamedTuple):
@@ -50,15 +48,34 @@ class Rules(NamedTuple):
     """A member sweeps where it is a home: in every epoch of the cycle's table, or of now, or it does not compare."""
     sweep_spares_new_births: bool = True
     members_refuse_old_epochs: bool = True
-    names_refuse_retired_epochs: bool = True
     retirement_waits_for_the_walker: bool = True
+
+
+AS_DESIGNED: Final = Rules()
+
+
+class Change(TypedDict):
+    """Bounds of a model with a change of epochs."""
+
+    substitute: bool
+    stage: int
+
+
+CHANGING: Final = Change(substitute=False, stage=ONE)
+"""A change of epochs from its beginning, by which the old home leaves the row."""
 
 
 class Moves:
     """The model, up to a highest generation, with one or two writers."""
 
     def __init__(
-        self, last: int = 3, rules: Rules = Rules(), *, writers: int = 1, substitute: bool = True, stage: int = ONE
+        self,
+        last: int = 3,
+        rules: Rules = AS_DESIGNED,
+        *,
+        writers: int = 1,
+        substitute: bool = True,
+        stage: int = RETIRED,
     ) -> None:
         self._last, self._rules, self._stage = last, rules, stage
         self._writing = range(writers)
@@ -98,7 +115,7 @@ class Moves:
 
         for begun in range(1, now + 1):
             if begun != session or answer:
-                yield f"writer {w} begins a session of generation {begun}", behind((begun, NOTHING, bound, passed))
+                yield f"writer {w} begins a session of generation {begun}", behind((begun, NONE, bound, passed))
         if not session:
             return
         for found in self._answers(stage):
@@ -111,11 +128,11 @@ class Moves:
                     behind((session, found, bound, passed), put(members, m, _touched(members[m], session))),
                 )
         if answer and not bound:
-            retired = answer == OLD_BY_1 and stage == RETIRED and self._rules.names_refuse_retired_epochs
+            retired = answer == OLD_BY_1 and stage == RETIRED
             if session >= names - 1 and not retired:
                 yield f"writer {w} binds its name", behind((session, answer, 1, passed))
             else:
-                yield f"writer {w} is refused", behind((0, NOTHING, 0, passed))
+                yield f"writer {w} is refused", behind((0, NONE, 0, passed))
         if bound:
             yield f"the name of writer {w} is removed", behind((session, answer, 0, passed))
 
@@ -177,8 +194,9 @@ class Moves:
         if cycle != now and walk[0] == IDLE and now >= FIRST_CYCLE:
             yield f"{_HOMES[m]} begins cycle {now}", behind((touched, now, int(touched > 0), 0, 0))
         if complete:
-            frees = touched and not marked and touched < cycle - 1
-            frees = frees and (before or not self._rules.sweep_spares_new_births)
+            frees = 0 < touched < cycle - 1 and not marked
+            if self._rules.sweep_spares_new_births:
+                frees = frees and bool(before)
             if self._rules.sweep_compares == NOW:
                 frees = frees and (stage < SAID if m == OLD else stage == RETIRED)
             yield (
@@ -258,11 +276,13 @@ def _marked(members: Members, cycle: int, which: int) -> Members:
 
 def _complete(members: Members, cycle: int, homes: int) -> Members:
     """Return the members when all marks are sent: of those that have begun the cycle these homes may sweep."""
-    old, new = (
-        (member[0], 0, 0, 0, 0) if member[1] == cycle and not homes >> m & 1 else member
-        for m, member in enumerate(members)
-    )
-    return (*old[:4], old[4] | (old[1] == cycle)), (*new[:4], new[4] | (new[1] == cycle))
+
+    def complete(member: Member, is_home: int) -> Member:
+        if member[1] != cycle:
+            return member
+        return (*member[:4], 1) if is_home else (member[0], 0, 0, 0, 0)
+
+    return complete(members[OLD], homes & 1), complete(members[NEW], homes >> 1)
 
 
 def _given_up(members: Members) -> Members:

@@ -4,20 +4,23 @@ A state is (members, slot, writer, walker, promise, goings left):
 
 - member: (up, its shards as bits, it will come back empty, since the promise it has gone: 1 away, 2 lost);
 - slot: (dirty, noted since the walker began);
-- writer: (0 none, 1 storing, 2 answered; the shards that each member told it that it has; noted behind the last store);
+- writer: (0 before its first store, 1 storing, 2 answered; the shards that each member told it that it has; the slot
+  was noted behind the last store);
 - walker: 0 when it is elsewhere, else 1 + the number of members, from the first, whose lists it has; and the lists;
-- promise: (shards that each member is counted for; shards that may go; members that may go).
+- promise: (shards that each member is counted for; shards that may go; members that may go);
+- goings left: members go away, or are lost, this many times more.
 
 Shard i has its home at member i.  When a home is gone, another takes a second shard.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import reduce
 from operator import or_
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
+T = TypeVar("T")
 Member = tuple[int, int, int, int]
 Members = tuple[Member, ...]
 Writer = tuple[int, tuple[int, ...], int]
@@ -45,10 +48,13 @@ class Rules(NamedTuple):
     clear_wants_all_homes: bool = True
 
 
+AS_DESIGNED: Final = Rules()
+
+
 class Stripes:
     """The model of chunks with j data and m parity shards."""
 
-    def __init__(self, j: int, m: int, rules: Rules = Rules(), *, goings: int = 2) -> None:
+    def __init__(self, j: int, m: int, rules: Rules = AS_DESIGNED, *, goings: int = 2) -> None:
         self._j, self._m, self._n, self._rules, self._goings = j, m, j + m, rules, goings
 
     def initial(self) -> State:
@@ -62,12 +68,12 @@ class Stripes:
         members, (dirty, _), _, _, promise, _ = state
         if not promise:
             return None
-        if _outlived(members, promise, AWAY):
-            if _all(member[1] for member in members if member[0]).bit_count() < self._j:
-                return "an acknowledged chunk is not readable, and no more is gone than it outlives"
-        if not dirty and all(member[0] for member in members):
-            if any(not member[1] >> i & 1 for i, member in enumerate(members)):
-                return "no slot is dirty, all members are up, and a shard is not at its home"
+        readable = _all(member[1] for member in members if member[0]).bit_count() >= self._j
+        if not readable and _outlived(members, promise, AWAY):
+            return "an acknowledged chunk is not readable, and no more is gone than it outlives"
+        whole = all(member[1] >> i & 1 for i, member in enumerate(members))
+        if not whole and not dirty and all(member[0] for member in members):
+            return "no slot is dirty, all members are up, and a shard is not at its home"
         return None
 
     def steps(self, state: State) -> Iterator[Step]:
@@ -100,11 +106,10 @@ class Stripes:
         if phase == ANSWERED:
             return
         if phase == STORING:
-            yield "the writer dies", (members, slot, (NONE, (0,) * self._n, 0), walker, promise, goings)
             yield from self._answers(state)
         for s in range(self._n):
             for i, (up, shards, lost, gone) in enumerate(members):
-                if not up or told[i] >> s & 1 or (_all(told) >> s & 1):
+                if not up or _all(told) >> s & 1:
                     continue
                 if i != s and (members[s][0] or told[i].bit_count() == self._m):
                     continue
@@ -140,7 +145,7 @@ class Stripes:
             if dirty:
                 yield "the walker comes to the slot", (members, (dirty, 0), writer, (1, found), promise, goings)
             return
-        for i, (up, shards, lost, gone) in enumerate(members):
+        for i, (up, shards, _, _) in enumerate(members):
             if up and phase == 1 + i:
                 seen = (phase + 1, _put(found, i, shards))
                 yield f"the walker has the list of member {i}", (members, (dirty, anew), writer, seen, promise, goings)
@@ -188,9 +193,9 @@ def _promised(members: Members) -> Members:
     return tuple((*member[:3], 0 if member[0] else LOST if member[2] else AWAY) for member in members)
 
 
-def _put(values: tuple, i: int, value: object) -> tuple:
+def _put(values: tuple[T, ...], i: int, value: T) -> tuple[T, ...]:
     return (*values[:i], value, *values[i + 1 :])
 
 
-def _all(sets: object) -> int:
+def _all(sets: Iterable[int]) -> int:
     return reduce(or_, sets, 0)

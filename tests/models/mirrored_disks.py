@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import reduce
 from operator import and_
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 Device = tuple[int, int, int, int]
 Devices = tuple[Device, ...]
@@ -44,10 +44,13 @@ class Rules(NamedTuple):
     writes_reach_all_copies: bool = True
 
 
+AS_DESIGNED: Final = Rules()
+
+
 class Mirrors:
     """The model: devices, losses to outlive, and the highest number of a list."""
 
-    def __init__(self, devices: int, m: int, last: int, rules: Rules = Rules()) -> None:
+    def __init__(self, devices: int, m: int, last: int, rules: Rules = AS_DESIGNED) -> None:
         self._rules, self._last = rules, last
         self._count, self._copies = devices, min(m + 1, devices)
         wanted = max(devices // 2 + 1, devices - m)
@@ -76,9 +79,9 @@ class Mirrors:
 
     def steps(self, state: State) -> Iterator[Step]:
         devices, process = state
-        for d, (up, *rest) in enumerate(devices):
-            word = "vanishes" if up else "comes back"
-            yield f"device {d} {word}", (_put(devices, d, (1 - up, *rest)), process)  # type: ignore[arg-type]
+        for d, device in enumerate(devices):
+            word = "vanishes" if device[0] else "comes back"
+            yield f"device {d} {word}", (_put(devices, d, (1 - device[0], *device[1:])), process)
         if not process:
             yield from self._opening(devices)
             return
