@@ -1,0 +1,134 @@
+"""Models of the cluster's rules with their bounds, and the weakened rules that each of them notices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from tests.models import copies, generations, mirrored_disks, moves, stripes
+from tests.models.copies import Copies
+from tests.models.explore import Model
+from tests.models.generations import Generations
+from tests.models.mirrored_disks import Mirrors
+from tests.models.moves import CHANGING, NOTHING, NOW, Moves
+from tests.models.stripes import Stripes
+
+
+class Case(NamedTuple):
+    """A model with its bounds, its number of states, and words of steps that it must have taken."""
+
+    make: Callable[[], Model[Any]]
+    states: int
+    happens: tuple[str, ...] = ()
+
+
+_GC: Final = ("shard is freed", "restart", "names restart", "removed")
+_MOVED: Final = (*_GC, "drop is refused", "drops the shard", "walker dies")
+_MIRRORED: Final = ("a write is acknowledged", "thrown out", "a copy is made", "a process opens", "killed")
+_HEALED: Final = ("rebuilds", "clears the slot", "noted anew", "a home is away", "replaced by an empty one")
+
+SMALL: Final = {
+    "generations": Case(lambda: Generations(3), 54_599, (*_GC, "SessionLost")),
+    "moves from a substitute": Case(lambda: Moves(3), 44_175, _MOVED),
+    "copies": Case(lambda: Copies(3), 3_180, (*_GC, "copied", "renamed", "again")),
+    "mirrors on 2 devices, m = 1": Case(lambda: Mirrors(2, 1, 6), 6_960, _MIRRORED),
+    "mirrors on 2 devices, m = 2": Case(lambda: Mirrors(2, 2, 6), 6_960, _MIRRORED),
+    "mirrors on 3 devices, m = 1": Case(lambda: Mirrors(3, 1, 4), 84_272, _MIRRORED),
+    "mirrors on 3 devices, m = 2": Case(lambda: Mirrors(3, 2, 3), 33_920, _MIRRORED),
+    "stripes 1+1": Case(lambda: Stripes(1, 1, goings=3), 16_671, _HEALED),
+    "stripes 2+1": Case(lambda: Stripes(2, 1, goings=1), 8_425, _HEALED),
+    "stripes 1+2": Case(lambda: Stripes(1, 2, goings=1), 12_435, (*_HEALED, "fewer shards")),
+}
+"""In `make test`."""
+
+LARGE: Final = {
+    "moves between epochs": Case(lambda: Moves(3, **CHANGING), 156_481, _MOVED),
+    "copies, 5 nodes, 5 generations": Case(lambda: Copies(5, nodes=5), 58_424),
+    "stripes 2+1, 2 go": Case(lambda: Stripes(2, 1, goings=2), 145_134),
+    "stripes 1+2, 2 go": Case(lambda: Stripes(1, 2, goings=2), 218_919),
+    "mirrors on 3 devices, m = 1, 6 lists": Case(lambda: Mirrors(3, 1, 6), 411_336),
+}
+"""In `make test-all`."""
+
+LARGEST: Final = {
+    "generations, 4": Case(lambda: Generations(4), 0),
+    "moves from a substitute, 4 generations": Case(lambda: Moves(4), 0),
+    "mirrors on 3 devices, m = 2, 6 lists": Case(lambda: Mirrors(3, 2, 6), 1_607_552),
+}
+"""In `make torture`."""
+
+RULES: Final[dict[str, type[Any]]] = {
+    "generations": generations.Rules,
+    "moves": moves.Rules,
+    "copies": copies.Rules,
+    "mirrors": mirrored_disks.Rules,
+    "stripes": stripes.Rules,
+}
+
+
+def _generations(**rules: Any) -> Model[Any]:
+    return Generations(3, generations.Rules(**rules))
+
+
+def _steady(**rules: Any) -> Model[Any]:
+    return Moves(3, moves.Rules(**rules))
+
+
+def _changing(**rules: Any) -> Model[Any]:
+    return Moves(3, moves.Rules(**rules), **CHANGING)
+
+
+def _copies(**rules: Any) -> Model[Any]:
+    return Copies(3, copies.Rules(**rules))
+
+
+def _mirrors(m: int, **rules: Any) -> Model[Any]:
+    return Mirrors(3, m, 5, mirrored_disks.Rules(**rules))
+
+
+def _stripes(m: int, goings: int, **rules: Any) -> Model[Any]:
+    return Stripes(1, m, stripes.Rules(**rules), goings=goings)
+
+
+WEAKENED: Final[dict[tuple[str, str], Callable[[], Model[Any]]]] = {
+    ("generations", "sweeps_below"): lambda: _generations(sweeps_below=0),
+    ("generations", "walk_waits_for_names"): lambda: _generations(walk_waits_for_names=False),
+    ("generations", "walk_waits_for_members"): lambda: _generations(walk_waits_for_members=False),
+    ("generations", "restart_counts_as_touched"): lambda: _generations(restart_counts_as_touched=False),
+    ("generations", "names_refuse_old_sessions"): lambda: _generations(names_refuse_old_sessions=False),
+    ("generations", "sweep_wants_all_marks"): lambda: _generations(sweep_wants_all_marks=False),
+    ("moves", "drop_compares"): lambda: _steady(drop_compares=False),
+    ("moves", "lost_copy_is_stored_again"): lambda: _steady(lost_copy_is_stored_again=False),
+    ("moves", "copy_keeps_its_generation"): lambda: _steady(copy_keeps_its_generation=False),
+    ("moves", "sweep_spares_new_births"): lambda: _steady(sweep_spares_new_births=False),
+    ("moves", "sweep_compares"): lambda: _changing(sweep_compares=NOTHING),
+    ("moves", "sweep_compares with now only"): lambda: _changing(sweep_compares=NOW),
+    ("moves", "members_refuse_old_epochs"): lambda: _changing(members_refuse_old_epochs=False),
+    ("moves", "retirement_waits_for_the_walker"): lambda: _changing(retirement_waits_for_the_walker=False),
+    ("copies", "notes_copies"): lambda: _copies(notes_copies=False),
+    ("copies", "walk_ends_when_nothing_is_noted"): lambda: _copies(walk_ends_when_nothing_is_noted=False),
+    ("copies", "new_names_walk_anew"): lambda: _copies(new_names_walk_anew=False),
+    ("mirrors", "opening_wants_enough"): lambda: _mirrors(1, opening_wants_enough=False),
+    ("mirrors", "opening_wants_more_than_m"): lambda: _mirrors(2, opening_wants_more_than_m=False),
+    ("mirrors", "opening_settles_the_last_list"): lambda: _mirrors(1, opening_settles_the_last_list=False),
+    ("mirrors", "opening_writes_a_list"): lambda: _mirrors(1, opening_writes_a_list=False),
+    ("mirrors", "equal_numbers_are_intersected"): lambda: _mirrors(1, equal_numbers_are_intersected=False),
+    ("mirrors", "list_is_durable_first"): lambda: _mirrors(1, list_is_durable_first=False),
+    ("mirrors", "writes_reach_all_copies"): lambda: _mirrors(1, writes_reach_all_copies=False),
+    ("stripes", "notes_before_the_answer"): lambda: _stripes(2, 1, notes_before_the_answer=False),
+    ("stripes", "notes_behind_the_stores"): lambda: _stripes(2, 1, notes_behind_the_stores=False),
+    ("stripes", "notes_strays"): lambda: _stripes(1, 3, notes_strays=False),
+    ("stripes", "short_answer_leaves_one"): lambda: _stripes(2, 1, short_answer_leaves_one=False),
+    ("stripes", "short_answer_counts_members"): lambda: _stripes(2, 2, short_answer_counts_members=False),
+    ("stripes", "answer_counts_members_that_stayed"): lambda: _stripes(2, 1, answer_counts_members_that_stayed=False),
+    ("stripes", "returning_members_are_noted"): lambda: _stripes(2, 1, returning_members_are_noted=False),
+    ("stripes", "clear_compares"): lambda: _stripes(2, 1, clear_compares=False),
+    ("stripes", "clear_wants_all_homes"): lambda: _stripes(2, 1, clear_wants_all_homes=False),
+}
+"""Each rule, weakened in the smallest model that notices it."""
+
+SPARE: Final[dict[tuple[str, str], Callable[[], Model[Any]]]] = {
+    ("copies", "notes_commits"): lambda: _copies(notes_commits=False),
+    ("moves", "sweep_compares, behind the change"): lambda: _steady(sweep_compares=NOTHING),
+}
+"""Rules without which a model holds: `touched` protects what a session commits, and every row has its marks."""
