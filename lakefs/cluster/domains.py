@@ -68,7 +68,7 @@ def make_domains(protection: Protection, members: Sequence[Member], partition_co
     placing = [index for index, member in enumerate(members) if member.state is MemberState.IN]
     levels = _counting_levels(protection, members, placing)
     of_member, widest, limits = _nest(protection, members, placing, levels)
-    _raise_limits(widest, protection.width, max(protection.parity, 1), limits)
+    _raise_limits(widest, protection.width, limits)
     shares = [0] * len(members)
     _share_out(widest, protection.width * partition_count * SHARE_UNIT, partition_count * SHARE_UNIT, shares)
     places_max = sum(domain.free_limit() for domain in widest)
@@ -111,23 +111,28 @@ def _nest(
     return tuple(of_member), widest, [domain.limit for domain in known.values()]
 
 
-def _raise_limits(siblings: list[_Domain], wanted: int, most: int, limits: list[int]) -> None:
-    """Raise limits in and below `siblings`, none over `most`, so that together they allow `wanted` places in a row."""
+def _raise_limits(siblings: list[_Domain], wanted: int, limits: list[int]) -> None:
+    """Raise limits in and below `siblings` so that together they allow `wanted` places in a row.
+
+    No limit gets over m: the even limits of the widest level suffice, so there only inner limits are raised; and a
+    domain whose inner limits are raised wants m places at most.
+    """
     free = [domain.free_limit() for domain in siblings]
     missing = wanted - sum(free)
     if missing <= 0:
         return
     raised = list(free)
     for _ in range(missing):
-        open_ones = [place for place in range(len(siblings)) if raised[place] < most]
-        within = [place for place in open_ones if raised[place] < siblings[place].limit]
-        chosen = max(within or open_ones, key=lambda place: Fraction(siblings[place].room_bytes, raised[place] + 1))
+        within = [place for place, domain in enumerate(siblings) if raised[place] < domain.limit]
+        chosen = max(
+            within or range(len(siblings)), key=lambda place: Fraction(siblings[place].room_bytes, raised[place] + 1)
+        )
         raised[chosen] += 1
     for place, domain in enumerate(siblings):
         if raised[place] > free[place]:
             domain.limit = limits[domain.index] = max(domain.limit, raised[place])
             if domain.inner:
-                _raise_limits(domain.inner, raised[place], most, limits)
+                _raise_limits(domain.inner, raised[place], limits)
 
 
 def _share_out(siblings: list[_Domain], amount: int, partitions: int, shares: list[int]) -> None:
