@@ -251,3 +251,28 @@ def test_behind_a_crash_names_are_those_of_the_first_copy_and_nothing_is_removed
     put(devices.disks["b"], "journal/4", b"")
     mirror = devices.open()
     assert devices.disks["b"].exists("journal/4"), "closed in order: nothing was looked at"
+
+
+def test_names_that_nobody_synced_are_durable_when_the_mirror_was_closed_in_order() -> None:
+    for seed in range(6):
+        devices = Devices(2, seed)
+        mirror = devices.open()
+        mirror.make_folder("spares")
+        put(mirror, "spares/1", b"")
+        mirror.unlink("spares/1")
+        mirror.open("f", create=True).close()
+        mirror.close()
+        devices.crash()
+        for disk in devices.disks.values():
+            assert disk.list_folder("spares") == []
+            assert disk.exists("f")
+
+
+def test_what_the_operator_went_on_with_counts_against_a_newer_copy_that_returns() -> None:
+    devices = Devices(2)
+    fail(devices, "a")  # the other one goes on, and is lost
+    put(devices.open("a", without="b"), "chosen", b"1")
+    devices.kill()
+    mirror = devices.open()
+    assert good(mirror) == "a"
+    assert content(mirror, "chosen") == b"1"
