@@ -42,6 +42,8 @@ SMALL: Final = {
 """In `make test`."""
 
 LARGE: Final = {
+    "generations, 4": Case(lambda: Generations(4), 371_536),
+    "moves from a substitute, 4 generations": Case(lambda: Moves(4), 256_834),
     "moves between epochs": Case(lambda: Moves(3, **CHANGING), 156_481, _MOVED),
     "copies, 5 nodes, 5 generations": Case(lambda: Copies(5, nodes=5), 58_424),
     "stripes 2+1, 2 go": Case(lambda: Stripes(2, 1, goings=2), 145_134),
@@ -51,8 +53,7 @@ LARGE: Final = {
 """In `make test-all`."""
 
 LARGEST: Final = {
-    "generations, 4": Case(lambda: Generations(4), 0),
-    "moves from a substitute, 4 generations": Case(lambda: Moves(4), 0),
+    "moves from a substitute, 2 writers": Case(lambda: Moves(3, writers=2), 606_367),
     "mirrors on 3 devices, m = 2, 6 lists": Case(lambda: Mirrors(3, 2, 6), 1_607_552),
 }
 """In `make torture`."""

@@ -116,6 +116,10 @@ class Mirrors:
                 yield f"list {number} of {_named(good)} is durable on device {d}", (written, process)
         if durable < self._durable_on and self._rules.list_is_durable_first:
             return
+        if not self._rules.opening_wants_more_than_m and any(
+            device[0] and device[1:3] != process[1:] for device in devices
+        ):
+            return  # even if all devices that are up have the list, an opening may see none of them
         if phase == WRITING or (not self._rules.opening_writes_a_list and not good & ~_up(devices)):
             yield f"the process serves with list {number}", (devices, (SERVING, number, good))
         elif good & _up(devices):
