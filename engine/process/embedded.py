@@ -33,6 +33,7 @@ from lakefs.limits import ENGINE_SILENCE_S
 from lakefs.wire.connection import reply_memory
 from lakefs.wire.engine_port import Body, EngineService, Reply
 from lakefs.wire.messages import PutObjects, Request, StoreChunks, Watch, WatchEvent
+from lakefs.wire.offers import EVERYTHING, Offers
 
 _ENDED = "the engine in this process has ended; open the store again"
 
@@ -42,8 +43,10 @@ class EmbeddedEngine:
 
     epoch = 0
 
-    def __init__(self, service: EngineService, *, descriptors: bool = True) -> None:
+    def __init__(self, service: EngineService, *, descriptors: bool = True, features: int = EVERYTHING) -> None:
+        """`features`: bits of what the service shares by memory, as its reply to Hello names them."""
         self.carries_descriptors = descriptors
+        self.offers = Offers(features, by_memory=descriptors)
         self._service = service
         self._client = service.connected("embedded", descriptors=descriptors, trusted=True, uid=os.geteuid())
 
@@ -115,6 +118,7 @@ class EmbeddedBlockingEngine:
     timeout_s = ENGINE_SILENCE_S
 
     def __init__(self, data: Path) -> None:
+        self.offers = Offers(EVERYTHING, by_memory=True)
         self.address = f"data:{data}"
         self._data = data
         self._started: Future[None] = Future()

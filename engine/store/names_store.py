@@ -18,7 +18,7 @@ from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, INFLIGHT_PER_CONNECTION
 from lakefs.ports import Clock
 from lakefs.version import VERSION
 from lakefs.wire.frames import PROTOCOL_VERSION
-from lakefs.wire.messages import FEATURE_PLACES, FEATURE_STAMPS, FEATURE_WATCH_ALL, HelloReply
+from lakefs.wire.messages import FEATURE_EACH, FEATURE_PLACES, FEATURE_STAMPS, FEATURE_WATCH_ALL, HelloReply
 
 
 @dataclass(kw_only=True)
@@ -48,7 +48,8 @@ class NamesStore:
     @property
     def offered(self) -> int:
         """Features that the reply to a Hello names: FEATURE_ bits of `lakefs.wire.messages`."""
-        return (FEATURE_STAMPS if self.metadata.stamps is not None else 0) | FEATURE_PLACES | FEATURE_WATCH_ALL
+        stamps = FEATURE_STAMPS if self.metadata.stamps is not None else 0
+        return stamps | FEATURE_PLACES | FEATURE_WATCH_ALL | FEATURE_EACH
 
     def hello(self, *, descriptors: bool) -> HelloReply:
         """Return the reply to a client's Hello."""

@@ -41,7 +41,7 @@ from lakefs.ids import Sequence
 from lakefs.limits import COMPACT_SHARE
 from lakefs.ports import Disk, Offload
 from lakefs.version import VERSION
-from lakefs.wire.messages import FEATURE_FABRIC
+from lakefs.wire.messages import FEATURE_FABRIC, SHARED_BY_ENGINES
 
 
 @dataclass(kw_only=True)
@@ -93,7 +93,7 @@ class Store(KeyedStore):
     @property
     def offered(self) -> int:
         """See `NamesStore.offered`."""
-        return super().offered | (FEATURE_FABRIC if self.fabric.is_on else 0)
+        return super().offered | SHARED_BY_ENGINES | (FEATURE_FABRIC if self.fabric.is_on else 0)
 
     @property
     def read_only_because(self) -> str:

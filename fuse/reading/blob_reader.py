@@ -149,7 +149,7 @@ class BlobReader:
         Call it when a read of the range was answered here: then the places and checksums of its chunks are known.
         """
         end = min(offset + length, self._size)
-        if not self._may_be_native or offset >= end or not self._access.can_use_descriptors:
+        if not self._may_be_native or offset >= end or not self._access.offers.segments:
             return
         if self._native is None:
             self._native = NativeReads.of(self._access.descriptors, self.opened, self._size)
@@ -188,7 +188,7 @@ class BlobReader:
         if offset >= end:
             return b""
         pieces = self._pieces(offset, end)
-        if self._access.can_use_descriptors and not any(piece.chunk in self.opened.inline for piece in pieces):
+        if self._access.offers.segments and not any(piece.chunk in self.opened.inline for piece in pieces):
             try:
                 return await self._granted(pieces, offset, end)
             except StaleGrant:

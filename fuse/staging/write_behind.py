@@ -65,7 +65,7 @@ class StagedSource:
     """The descriptor of a staging file, sent to the engine when it is first needed, so that the engine reads it."""
 
     def __init__(self, lake: LakeSteps, staged: StagedFile) -> None:
-        self.can_be_sent = lake.carries_descriptors
+        self.can_be_sent = lake.offers.sources
         """False once the engine is known not to take it: it cannot read from that file system."""
         self.id: int | None = None
         """The engine's number of it, while it is open."""

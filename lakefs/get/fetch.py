@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
+from typing import Final
 
 from lakefs.content.verify import Check, damaged, granule_crcs, matches_id
 from lakefs.errors import ChunkNotFound, CorruptionError, StaleGrant
@@ -42,6 +43,8 @@ from lakefs.wire.messages import (
 
 LOCATE_BATCH = 1024
 DESCRIPTORS_PER_REQUEST = 64
+_READS_HERE: Final = 2
+"""Reads of a range by this client: of the place that it knows, and of the one that the engine then names."""
 
 
 def fetch_pieces(access: Access, opened: Places, pieces: Sequence[Piece], sink: Sink) -> Steps[None]:
@@ -69,7 +72,7 @@ def _fetch_batch(access: Access, batch: Sequence[Wanted], pipeline: Pipeline) ->
         if want.piece.chunk in want.opened.inline:
             _deliver_inline(want)
             access.progress(want.piece.length, 0)
-        elif access.can_use_descriptors:
+        elif access.reads_here(want.opened.grants.get(want.piece.chunk)):
             local.append(want)
         else:
             streamed.append(want)
@@ -95,7 +98,10 @@ def locate_all(access: Access, wanted: Sequence[tuple[Places, ChunkId]]) -> Step
 
 
 def _locate_anew(access: Access, opened: Places, chunk: ChunkId) -> Steps[Grant]:
-    """Return a new grant of a chunk whose check failed, of its place in a segment, whose descriptor is then held."""
+    """Return a new grant of a chunk whose check failed, of its place in a segment.
+
+    The segment's descriptor is then held, if the engine gives it.
+    """
     opened.grants.update((yield from ask_for_places({chunk: opened}, 0)))
     grant = opened.grants[chunk]
     yield from _need_descriptors(access, [grant])
@@ -103,8 +109,8 @@ def _locate_anew(access: Access, opened: Places, chunk: ChunkId) -> Steps[Grant]
 
 
 def _need_descriptors(access: Access, grants: Iterable[Grant]) -> Steps[None]:
-    """Get missing descriptors of the segments and slabs that the grants point to."""
-    segments, slabs = missing_for(access.descriptors, grants)
+    """Get missing descriptors of the segments and slabs that the grants point to, of those that the engine gives."""
+    segments, slabs = missing_for(access.descriptors, filter(access.reads_here, grants))
     yield from need_slabs(access.descriptors.slabs, slabs)
     yield from need_segments(access.descriptors, segments)
 
@@ -135,7 +141,7 @@ def _locate_missing(access: Access, wanted: Sequence[tuple[Places, ChunkId]]) ->
         for opened, chunk in wanted:
             if chunk in found:
                 opened.grants[chunk] = found[chunk]
-    if access.can_use_descriptors:
+    if access.offers.places:
         grants = (opened.grants.get(chunk) for opened, chunk in wanted)
         yield from _need_descriptors(access, (grant for grant in grants if grant))
 
@@ -191,7 +197,7 @@ def is_fetched_at_once(access: Access, opened: Opened, target: memoryview) -> bo
         if content is not None:
             target[:] = content
         return content is not None
-    if not access.can_use_descriptors or not len(target) == length == grant.logical_bytes < BRING_IN_FROM:
+    if not access.reads_here(grant) or not len(target) == length == grant.logical_bytes < BRING_IN_FROM:
         return False
     try:
         return fetch_cached(access.descriptors, chunk, grant, target, access.check)
@@ -293,12 +299,17 @@ def _fetch_again(access: Access, want: Wanted) -> Steps[None]:
     """Fetch a chunk after a failed check: locate it anew and read once more; then have the engine stream it."""
     chunk = want.piece.chunk
     grant = yield from _locate_anew(access, want.opened, chunk)
-    try:
-        yield from work(_fetch_local, access, want, grant)
-    except StaleGrant:
-        memory = _memory_to_stream(want)
-        reply = yield from send(_request_of([want]), into=[memory])
-        yield from work(_check_streamed, access, [want], reply, [memory])
+    if access.reads_here(grant):
+        try:
+            yield from work(_fetch_local, access, want, grant)
+        except StaleGrant:
+            pass
+        else:
+            access.progress(want.piece.length, 0)
+            return
+    memory = _memory_to_stream(want)
+    reply = yield from send(_request_of([want]), into=[memory])
+    yield from work(_check_streamed, access, [want], reply, [memory])
     access.progress(want.piece.length, 0)
 
 
@@ -332,17 +343,16 @@ def fetch_part(access: Access, opened: Opened, piece: Piece, offset: int, length
     if piece.chunk in opened.inline:
         return memoryview(opened.inline[piece.chunk])[offset : offset + length]
     yield from locate(access, opened, [piece.chunk])
-    if not access.can_use_descriptors:
-        return (yield from _stream_part(opened, piece, offset, length))
-    try:
-        grant = opened.grants[piece.chunk]
-        return (yield from work(fetch_range, access.descriptors, piece.chunk, grant, offset, length))
-    except StaleGrant:
-        grant = yield from _locate_anew(access, opened, piece.chunk)
-    try:
-        return (yield from work(fetch_range, access.descriptors, piece.chunk, grant, offset, length))
-    except StaleGrant:
-        return (yield from _stream_part(opened, piece, offset, length))
+    grant = opened.grants[piece.chunk]
+    for attempt in range(_READS_HERE):
+        if not access.reads_here(grant):
+            break
+        try:
+            return (yield from work(fetch_range, access.descriptors, piece.chunk, grant, offset, length))
+        except StaleGrant:
+            if attempt < _READS_HERE - 1:
+                grant = yield from _locate_anew(access, opened, piece.chunk)
+    return (yield from _stream_part(opened, piece, offset, length))
 
 
 def _stream_part(opened: Opened, piece: Piece, offset: int, length: int) -> Steps[memoryview]:

@@ -122,10 +122,10 @@ class MappedObject:
 def map_object(access: Access, name: Name, offset: int = 0, length: int | None = None) -> Steps[MappedObject]:
     """Map a range of an object, to its end if no length is given; checked as `access.check` says.
 
-    KeyNotFound, IsAFolder, ChunkDamaged; InvalidArgument for a range before the object's start, or on a connection that
-    carries no descriptors.  EngineBusy when too much is pinned.
+    KeyNotFound, IsAFolder, ChunkDamaged; InvalidArgument for a range before the object's start, or where the
+    engine shares no segments.  EngineBusy when too much is pinned.
     """
-    if not access.can_use_descriptors:
+    if not access.offers.segments:
         raise InvalidArgument(
             f"{name}: objects are mapped over the engine's Unix socket only; read it instead", subject=str(name)
         )

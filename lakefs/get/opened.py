@@ -20,6 +20,7 @@ from lakefs.ids import ChunkId
 from lakefs.names import Name
 from lakefs.wire.media import BY_FABRIC, MEDIA_FABRIC, PLACES
 from lakefs.wire.messages import Grant, ObjectStat, OpenedObject
+from lakefs.wire.offers import Offers
 
 if TYPE_CHECKING:
     from lakefs.fabric.client_fabric import ClientFabric
@@ -48,13 +49,13 @@ class Learner(Protocol):
 
 @dataclass(frozen=True)
 class Access:
-    """Settings of a client's reads: its descriptors, the abilities of its connection, and its progress callback.
+    """Settings of a client's reads: its descriptors, the offers of its connection, and its progress callback.
 
     `progress(bytes_done, bytes_already_there)` is called with increments from the driver's own thread.
     """
 
     descriptors: SegmentDescriptors
-    can_use_descriptors: bool
+    offers: Offers
     check: Check = Check.BLAKE3
     media: int = 0
     """Media of grants that the client understands beside segments and inline; see `OpenObjects`."""
@@ -73,6 +74,10 @@ class Access:
         """Media for a request: those that the client understands, and READs while it has a queue pair."""
         has_link = self.fabric is not None and self.fabric.link is not None
         return self.media | MEDIA_FABRIC if has_link else self.media
+
+    def reads_here(self, grant: Grant | None) -> bool:
+        """Return True if the client reads the bytes of a grant itself; else the engine sends them."""
+        return grant is not None and grant.medium in self.offers.places
 
 
 class Piece(NamedTuple):

@@ -131,7 +131,7 @@ def lend_pool(access: Access, pool: Pool) -> Steps[LentPool | None]:
         return LentPool(pool.number)
     if pool.is_refused:
         return None
-    if not access.can_use_descriptors:
+    if not access.offers.lent_memory:
         return (yield from _registered(access, pool))
     try:
         reply = yield from send(LendMemory(pool.size_bytes, True), descriptors=[pool.descriptor])

@@ -17,7 +17,7 @@ from lakefs.steps.steps import Steps
 
 def look_ahead(access: Access, opened: Opened, offset: int, length: int) -> Steps[None]:
     """Start to bring in what is predicted after [offset, offset + length); called before that range is read."""
-    if not access.can_use_descriptors:
+    if not access.offers.places:
         return
     begin, wanted = opened.window.after(offset, length, opened.stat.size_bytes)
     if wanted:
@@ -34,7 +34,8 @@ def bring_in(access: Access, opened: Opened, offset: int, length: int) -> Steps[
     except LakeError:
         return
     for chunk, (begin, end) in wanted.items():
-        read_ahead(access.descriptors, opened.grants[chunk], begin, end)
+        if access.reads_here(grant := opened.grants[chunk]):
+            read_ahead(access.descriptors, grant, begin, end)
 
 
 def granules_of(opened: Opened, offset: int, length: int) -> dict[ChunkId, tuple[int, int]]:

@@ -113,15 +113,24 @@ def _fetch_parts(access: Access, parts: Sequence[_Part]) -> Steps[None]:
         else:
             part.target[:] = memoryview(inline)[part.offset : part.offset + len(part.target)]
     pipeline = Pipeline(FETCH_WINDOW)
-    if access.can_use_descriptors:
-        distant = _not_cached(access, distant)
-        size = max(PARTS_PER_CALL_MIN, -(-len(distant) // CLIENT_THREADS))
-        for start in range(0, len(distant), size):
-            yield from _submit_local(access, distant[start : start + size], pipeline)
-    else:
-        for part in distant:
-            yield from _submit_streamed(part, pipeline)
+    here, streamed = _divided(access, distant)
+    here = _not_cached(access, here)
+    size = max(PARTS_PER_CALL_MIN, -(-len(here) // CLIENT_THREADS))
+    for start in range(0, len(here), size):
+        yield from _submit_local(access, here[start : start + size], pipeline)
+    for part in streamed:
+        yield from _submit_streamed(part, pipeline)
     yield from pipeline.drain()
+
+
+def _divided(access: Access, parts: Sequence[_Part]) -> tuple[list[_Part], list[_Part]]:
+    """Return the parts that this client reads itself, and those that the engine sends."""
+    here: list[_Part] = []
+    streamed: list[_Part] = []
+    for part in parts:
+        is_here = access.reads_here(part.opened.grants.get(part.piece.chunk))
+        (here if is_here else streamed).append(part)
+    return here, streamed
 
 
 def _not_cached(access: Access, parts: Sequence[_Part]) -> list[_Part]:

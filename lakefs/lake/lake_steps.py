@@ -36,7 +36,6 @@ from lakefs.put.shared_memory import LentMemories, SharedMemory, Slot
 from lakefs.put.sources import FileSource, memory_source
 from lakefs.put.upload import PutResult, Transfer, only_result, result_of
 from lakefs.steps.steps import Page, Pages, Steps, send, work
-from lakefs.wire.media import MEDIA_OF_MACHINE
 from lakefs.wire.messages import (
     AccessKeyCreate,
     AccessKeyList,
@@ -69,6 +68,7 @@ from lakefs.wire.messages import (
     Status,
     StatusReply,
 )
+from lakefs.wire.offers import Offers
 
 if TYPE_CHECKING:
     from lakefs.fabric.client_fabric import ClientFabric
@@ -79,7 +79,7 @@ class LakeSteps(UploadSteps, ReadSteps, SpacesSteps):
     """All operations of a client, as steps.  `network`: the engine is reached over TCP."""
 
     descriptors: SegmentDescriptors
-    carries_descriptors: bool
+    offers: Offers
     network: bool = False
     check: Check = Check.BLAKE3
     lent: LentMemories = field(default_factory=LentMemories)
@@ -347,19 +347,16 @@ class LakeSteps(UploadSteps, ReadSteps, SpacesSteps):
 
     def transfer(self, progress: Progress | None) -> Transfer:
         """Return the settings of this client's puts."""
-        transfer = Transfer(
-            descriptors=self.carries_descriptors, network=self.network, lent=self.lent, fabric=self.fabric
-        )
+        transfer = Transfer(offers=self.offers, network=self.network, lent=self.lent, fabric=self.fabric)
         return replace(transfer, progress=progress) if progress else transfer
 
     def access(self, progress: Progress | None) -> Access:
         """Return the settings of this client's reads."""
-        media = MEDIA_OF_MACHINE if self.carries_descriptors else 0
         access = Access(
             self.descriptors,
-            self.carries_descriptors,
+            self.offers,
             self.check,
-            media,
+            self.offers.media,
             self.at_once_bytes,
             is_held=self.is_held,
             learner=self.learner,

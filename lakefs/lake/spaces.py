@@ -160,7 +160,7 @@ class SpaceSteps:
         asked = [
             item
             for item in items
-            if not (isinstance(item.data, Slot) and transfer.descriptors)
+            if not (isinstance(item.data, Slot) and transfer.offers.lent_memory)
             and result.outcomes[item.place] is not Outcome.PRESENT
         ]
         if sum(item.length for item in asked) >= ASK_FROM_BYTES:

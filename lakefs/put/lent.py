@@ -29,7 +29,7 @@ from lakefs.wire.messages import LendMemory, MemoryLent, Request, ReturnMemory, 
 def lend(transfer: Transfer, memory: SharedMemory) -> Steps[int | None]:
     """Return the engine's number for the memory, lending it if it is not lent; None if it cannot be lent."""
     lent = transfer.lent
-    if lent is None or not transfer.descriptors:
+    if lent is None or not transfer.offers.lent_memory:
         return None
     known = lent.get(memory)
     if known is not None:

@@ -169,7 +169,7 @@ def store_source(upload: Upload, source: Source, plan: CutPlan) -> Steps[None]:
         if number is not None:
             yield from store_by_slots(upload, source.slot, number, plan)
             return
-    if transfer.descriptors and source.descriptor is not None and source.size_bytes:
+    if transfer.offers.sources and source.descriptor is not None and source.size_bytes:
         yield from store_by_descriptor(upload, source, plan)
     else:
         yield from store_by_body(upload, source, plan)

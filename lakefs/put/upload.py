@@ -39,6 +39,7 @@ from lakefs.wire.messages import (
     StoreChunks,
     Stored,
 )
+from lakefs.wire.offers import Offers
 
 if TYPE_CHECKING:
     from lakefs.fabric.client_fabric import ClientFabric
@@ -55,7 +56,7 @@ class Transfer:
     called with increments, from the driver's own thread; negative ones when a put begins again.
     """
 
-    descriptors: bool
+    offers: Offers
     network: bool = False
     lent: LentMemories | None = None
     progress: Callable[[int, int], None] | None = None

@@ -103,7 +103,12 @@ class EngineShares:
         return getattr(import_module(f"lakefs.shares.{module}"), name)(self._client, *args)
 
     def not_asked(self, segments: set[SegmentId]) -> list[SegmentId]:
-        """Return those of which no descriptor is held and none was requested here, to be requested now."""
+        """Return those of which no descriptor is held and none was requested here, to be requested now.
+
+        None where the engine gives none: what lies in a segment is then asked for.
+        """
+        if not self._client.steps.offers.segments:
+            return []
         epoch = self._client.epoch
         new = [segment for segment in self.descriptors.missing(segments) if (epoch, segment) not in self._asked]
         if len(self._asked) + len(new) > DESCRIPTORS_MAX:

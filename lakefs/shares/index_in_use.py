@@ -42,6 +42,10 @@ class IndexInUse(Share[DirectReads]):
         steps = self._client.steps
         return DirectReads(index, steps.descriptors, steps.check, lambda: self._client.is_held(epoch))
 
+    @property
+    def _is_offered(self) -> bool:
+        return self._client.steps.offers.shared_index
+
     def _opened(self, epoch: int) -> Steps[DirectReads | None]:
         if not (shared_table.IS_BUILT and plain_reads.IS_BUILT):
             return None

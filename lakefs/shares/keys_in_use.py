@@ -42,6 +42,10 @@ class KeysInUse(Share[KeyedReads]):
         if notes is not None and (keys := notes.take()):
             self._client.tell(NoteReads([], space, keys))
 
+    @property
+    def _is_offered(self) -> bool:
+        return self._client.steps.offers.keyed_index
+
     def _opened(self, epoch: int) -> Steps[KeyedReads | None]:
         if not (keyed_index.IS_BUILT and batch_plan.IS_BUILT):
             return None

@@ -3,7 +3,8 @@
 Rules kept here:
 - It is used on the connection that it was requested on, and on no other.
 - It is requested once on each connection, and again after the engine has replaced it.
-- A client that does not get it (over TCP, or the engine shares none) sends requests: that is no error.
+- It is requested only where it is offered (`lakefs.wire.offers`).  A client that does not get it sends requests: that
+  is no error.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Generic, Protocol, TypeVar
 
-from lakefs.errors import CorruptionError, EngineUnreachable, LakeError
+from lakefs.errors import CorruptionError, EngineUnreachable, LakeError, UnsupportedVersion
 from lakefs.host.descriptors import close_all
 from lakefs.lake.lake_steps import LakeSteps
 from lakefs.steps.steps import Steps, send
@@ -66,7 +67,7 @@ class Share(Generic[T]):
     @property
     def is_due(self) -> bool:
         """True if it is to be requested: once on each connection, and after the engine has replaced it."""
-        if not self._client.steps.carries_descriptors:
+        if not self._is_offered:
             return False
         return self._epoch != self._client.epoch or (self._found is not None and not self._is_current(self._found))
 
@@ -77,6 +78,10 @@ class Share(Generic[T]):
         """
         epoch = self._client.epoch
         self.refusal, found = None, None
+        if not self._is_offered:
+            self.refusal = UnsupportedVersion("the engine does not offer this on this connection")
+            self.use(None, epoch)
+            return
         try:
             found = yield from self._opened(epoch)
         except EngineUnreachable:
@@ -85,6 +90,11 @@ class Share(Generic[T]):
             self.refusal = error
         if self._client.epoch == epoch:  # else it may be a lost engine's: the next use asks
             self.use(found, epoch)
+
+    @property
+    def _is_offered(self) -> bool:
+        """True if the engine of this connection says that it can be had."""
+        raise NotImplementedError
 
     def _opened(self, epoch: int) -> Steps[T | None]:
         """Return it as the engine of connection `epoch` shares it; None if this client has no use of it.  LakeError."""

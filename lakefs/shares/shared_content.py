@@ -174,8 +174,9 @@ class SharedContent:
     def _brought(self) -> Steps[list[tuple[int, int]]]:
         """Ask for what is wanted and not at hand; return what was wanted, for `_use`."""
         wanted, self._wanted = sorted(self._wanted), set()
-        segments = {SegmentId(number) for medium, number in wanted if medium in IN_FILES}
-        slabs = {number for medium, number in wanted if medium not in IN_FILES}
+        places = self._client.steps.offers.places
+        segments = {SegmentId(number) for medium, number in wanted if medium in IN_FILES and medium in places}
+        slabs = {number for medium, number in wanted if medium not in IN_FILES and medium in places}
         held = self._client.steps.descriptors
         try:
             yield from need_segments(held, held.missing(segments))

@@ -12,6 +12,10 @@ from lakefs.wire.messages import OpenStamps
 class StampsInUse(Share[StampReader]):
     """The stamps of one connection."""
 
+    @property
+    def _is_offered(self) -> bool:
+        return self._client.steps.offers.stamps
+
     def _opened(self, epoch: int) -> Steps[StampReader | None]:
         if not shared_stamps.IS_BUILT:
             return None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lakefs.ids import Buffer
 from lakefs.wire.messages import Message, Request, Watch, WatchEvent
+from lakefs.wire.offers import Offers
 
 if TYPE_CHECKING:
     from lakefs.host.buffers import PooledPayload  # it loads trio, which the blocking client does without
@@ -77,7 +78,12 @@ class ConnectedClient(Protocol):
 
     @property
     def carries_descriptors(self) -> bool:
-        """True if OpenSegments and SourceOpen can work here."""
+        """True if descriptors can be sent with requests and replies."""
+        ...
+
+    @property
+    def offers(self) -> Offers:
+        """Offers of the present connection's engine, of what goes by memory; always the same object."""
         ...
 
     def is_connected(self) -> bool:

@@ -22,13 +22,41 @@ RemoveFolder, and tells of folders (`folders`).
 FEATURE_WATCH_ALL: Final = 1 << 3
 """Bit of HelloReply's `features`: Watch of the bucket "" sends the events of all buckets."""
 
+FEATURE_SEGMENTS: Final = 1 << 4
+"""Bit of HelloReply's `features`: the engine gives segments' files, and pins places in them.  See FEATURE_EACH."""
+FEATURE_SLABS: Final = 1 << 5
+"""Bit of HelloReply's `features`: the engine gives slabs of its DRAM tier, if it has one."""
+FEATURE_SOURCES: Final = 1 << 6
+"""Bit of HelloReply's `features`: the engine reads files whose descriptor it is sent."""
+FEATURE_LENT_MEMORY: Final = 1 << 7
+"""Bit of HelloReply's `features`: the engine copies from memory that is lent to it, and into it."""
+FEATURE_SHARED_INDEX: Final = 1 << 8
+"""Bit of HelloReply's `features`: the engine gives its shared index, if it has one."""
+FEATURE_KEYED_INDEX: Final = 1 << 9
+"""Bit of HelloReply's `features`: the engine gives its keyed index, if it has one."""
+FEATURE_EACH: Final = 1 << 10
+"""Bit of HelloReply's `features`: the reply names what goes by memory, each by its bit: the six above, and stamps.
+
+Without this bit (an older engine) a client on the engine's machine asks for each.
+"""
+SHARED_BY_ENGINES: Final = (
+    FEATURE_EACH
+    | FEATURE_SEGMENTS
+    | FEATURE_SLABS
+    | FEATURE_SOURCES
+    | FEATURE_LENT_MEMORY
+    | FEATURE_SHARED_INDEX
+    | FEATURE_KEYED_INDEX
+)
+"""The bits that every engine with segments sets; a service without them sets those that it can serve."""
+
 # --- connection --------------------------------------------------------------------------------------
 
 
 class HelloReply(Message, frozen=True):
     """The server's identity and limits.  A client that has cached descriptors of a store compares the ids.
 
-    `features`: bits FEATURE_STAMPS, FEATURE_FABRIC, FEATURE_PLACES, FEATURE_WATCH_ALL.
+    `features`: the FEATURE_ bits.
     """
 
     protocol: int

@@ -29,6 +29,7 @@ from lakefs.ports import Clock, Network
 from lakefs.transport.streams import TrioNetwork
 from lakefs.wire.engine_port import BlockingEngineClient, EngineClient, Reply
 from lakefs.wire.messages import Request
+from lakefs.wire.offers import Offers
 from tests.descriptors import open_descriptors
 from tests.sim.world.network import SimulatedNetwork
 from tests.store_rig import SMALL_SIZES, in_flight, simulated_store
@@ -50,6 +51,10 @@ class InThreads:
     @property
     def carries_descriptors(self) -> bool:
         return self.engine.carries_descriptors
+
+    @property
+    def offers(self) -> Offers:
+        return self.engine.offers
 
     def is_connected(self) -> bool:
         return self.engine.is_connected()

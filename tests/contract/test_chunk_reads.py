@@ -106,7 +106,7 @@ def test_chunks_are_read_by_their_ids(kind: Kind) -> None:
 @pytest.mark.parametrize("check", Check)
 def test_what_the_index_knows_and_the_page_cache_has_is_read_without_a_request(kind: Kind, check: Check) -> None:
     async def body(lake: Driven) -> None:
-        if not lake.steps.carries_descriptors:
+        if not lake.steps.offers.segments:
             return
         object.__setattr__(lake.steps, "check", check)
         await stored(lake)
@@ -153,7 +153,7 @@ def test_an_index_of_nonsense_costs_time_and_gives_no_wrong_bytes(kind: Kind, ch
 
 def test_what_was_moved_meanwhile_is_asked_for_where_nothing_is_checked(kind: Kind) -> None:
     async def body(lake: Driven) -> None:
-        if not lake.steps.carries_descriptors:
+        if not lake.steps.offers.segments:
             return
         object.__setattr__(lake.steps, "check", Check.NONE)
         await stored(lake)
@@ -199,7 +199,7 @@ def _batch_of_two(shared: DirectReads, chunk: bytes, meanwhile: Callable[[], obj
 @pytest.mark.parametrize("check", Check)
 def test_chunks_side_by_side_are_read_together_and_checked_each_by_itself(kind: Kind, check: Check) -> None:
     async def body(lake: Driven) -> None:
-        if not (lake.steps.carries_descriptors and isinstance(lake.lake, Lake)):
+        if not (lake.steps.offers.segments and isinstance(lake.lake, Lake)):
             return
         object.__setattr__(lake.steps, "check", check)
         contents = [bytes([number]) * size for size in (65_536, 700) for number in range(20)]
@@ -232,7 +232,7 @@ def test_chunks_side_by_side_are_read_together_and_checked_each_by_itself(kind: 
 
 def test_a_read_does_not_wait_for_threads_that_have_other_work(kind: Kind) -> None:
     async def body(lake: Driven) -> None:
-        if not lake.steps.carries_descriptors or not isinstance(lake.driver, BlockingDriver):
+        if not lake.steps.offers.segments or not isinstance(lake.driver, BlockingDriver):
             return
         await stored(lake)
         assert await read_all(lake) == CONTENTS
@@ -252,7 +252,7 @@ def test_a_read_does_not_wait_for_threads_that_have_other_work(kind: Kind) -> No
 @pytest.mark.parametrize("check", Check)
 def test_more_neighbours_than_one_call_of_the_kernel_takes_are_read_without_a_request(kind: Kind, check: Check) -> None:
     async def body(lake: Driven) -> None:
-        if not (lake.steps.carries_descriptors and isinstance(lake.lake, Lake)) or kind.simulated:
+        if not (lake.steps.offers.segments and isinstance(lake.lake, Lake)) or kind.simulated:
             return
         object.__setattr__(lake.steps, "check", check)
         contents = [number.to_bytes(4, "big") for number in range(1_500)]

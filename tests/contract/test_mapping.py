@@ -63,7 +63,7 @@ def pins(lake: Driven) -> int:
 @pytest.mark.parametrize("check", Check)
 def test_a_mapping_shows_the_objects_bytes_and_pins_them_meanwhile(kind: Kind, check: Check) -> None:
     async def body(lake: Driven) -> None:
-        if not lake.steps.carries_descriptors:
+        if not lake.steps.offers.segments:
             await lake.run(lake.steps.put("bkt/k", b"small"))
             with pytest.raises(InvalidArgument, match="Unix socket only"):
                 await mapped(lake, print)
@@ -92,7 +92,7 @@ def test_a_mapping_shows_the_objects_bytes_and_pins_them_meanwhile(kind: Kind, c
 
 def test_ranges_are_mapped_and_chunks_that_are_not_whole_pages_come_in_pieces(kind: Kind) -> None:
     async def body(lake: Driven) -> None:
-        if not lake.steps.carries_descriptors:
+        if not lake.steps.offers.segments:
             return
         await lake.run(lake.steps.put("bkt/k", ROW))
         for offset, length in (
@@ -135,7 +135,7 @@ def test_ranges_are_mapped_and_chunks_that_are_not_whole_pages_come_in_pieces(ki
 def test_mapped_bytes_stay_while_the_object_goes_and_its_room_after_them(kind: Kind) -> None:
     async def body(lake: Driven) -> None:
         store = lake.engine.store
-        if not lake.steps.carries_descriptors or store is None or not isinstance(lake.lake, TrioLake):
+        if not lake.steps.offers.segments or store is None or not isinstance(lake.lake, TrioLake):
             return
         await lake.run(lake.steps.put("bkt/k", MANY))
         async with lake.lake.map("bkt/k") as memory:
@@ -151,7 +151,7 @@ def test_mapped_bytes_stay_while_the_object_goes_and_its_room_after_them(kind: K
 
 def test_what_outlives_its_block_is_told_and_stays_mapped(kind: Kind) -> None:
     async def body(lake: Driven) -> None:
-        if not lake.steps.carries_descriptors:
+        if not lake.steps.offers.segments:
             return
         await lake.run(lake.steps.put("bkt/k", ROW))
         kept: list[object] = []
@@ -191,7 +191,7 @@ def _address_of(view: memoryview) -> int:
 
 def test_what_holds_the_view_but_no_buffer_keeps_it_mapped_too(kind: Kind) -> None:
     async def body(lake: Driven) -> None:
-        if not lake.steps.carries_descriptors:
+        if not lake.steps.offers.segments:
             return
         await lake.run(lake.steps.put("bkt/k", ROW))
         kept: list[LikeTorch] = []
@@ -212,7 +212,7 @@ def test_a_torch_tensor_that_outlives_its_block_is_told_and_stays_mapped(kind: K
     torch = pytest.importorskip("torch", reason="is not installed")
 
     async def body(lake: Driven) -> None:
-        if not lake.steps.carries_descriptors:
+        if not lake.steps.offers.segments:
             return
         await lake.run(lake.steps.put("bkt/k", ROW))
         kept: list[Any] = []
@@ -225,7 +225,7 @@ def test_a_torch_tensor_that_outlives_its_block_is_told_and_stays_mapped(kind: K
 
 def test_a_mapping_pinned_on_a_connection_that_was_lost_meanwhile_is_made_again(kind: Kind) -> None:
     async def body(lake: Driven) -> None:
-        if not lake.steps.carries_descriptors:
+        if not lake.steps.offers.segments:
             return
         await lake.run(lake.steps.put("bkt/k", ROW))
         driver = type(lake.driver)
@@ -273,7 +273,7 @@ def test_pins_of_two_connections_are_not_taken_for_those_of_one() -> None:
 @pytest.mark.parametrize("check", Check)
 def test_damage_under_a_mapping_is_met_when_it_is_made(kind: Kind, check: Check) -> None:
     async def body(lake: Driven) -> None:
-        if not lake.steps.carries_descriptors:
+        if not lake.steps.offers.segments:
             return
         await lake.run(lake.steps.put("bkt/k", MANY))
         _flip(lake.engine.folder / "store" / SEGMENTS_FOLDER, MANY[CHUNK_BYTES + 1000 : CHUNK_BYTES + 1100])

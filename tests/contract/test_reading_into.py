@@ -119,7 +119,7 @@ def test_only_bytes_that_are_asked_for_unverified_are_not_checked(kind: Kind, ch
                         file.write(bytes([content[1000] ^ 1]))
         for name, content in contents.items():
             memory = bytearray(len(content))
-            if check is Check.NONE and lake.steps.carries_descriptors:
+            if check is Check.NONE and lake.steps.offers.segments:
                 await lake.run(lake.steps.get_many_into([name], [memory]))
                 assert memory[:1000] + memory[1001:] == content[:1000] + content[1001:]
                 assert memory[1000] == content[1000] ^ 1

@@ -141,7 +141,7 @@ class Contents:
     async def _send_fetched(self, opened: Opened, at: int, stop: int, sender: ResponseSender, *, hold: bool) -> int:
         """Fetch from `at` on, and send: all if `hold`, else as much as the socket takes.  Return the byte count."""
         access = self._driver.access()
-        hold = hold or not access.can_use_descriptors
+        hold = hold or not access.offers.segments
         length = min(S3_HELD_BYTES if hold else S3_BROUGHT_BYTES, stop - at)
         try:
             piece = await self._driver.run(read_range(access, opened, at, length))
@@ -216,7 +216,7 @@ class _Reading:
 
     def _enter(self, access: Access, at: int) -> Piece:
         (self._piece,) = self._opened.overlapping(at, 1)
-        self._grant = self._opened.grants.get(self._piece.chunk) if access.can_use_descriptors else None
+        self._grant = self._opened.grants.get(self._piece.chunk) if access.offers.segments else None
         self._crcs = None
         return self._piece
 

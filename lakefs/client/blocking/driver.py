@@ -84,7 +84,7 @@ class BlockingDriver:
         """The process that uses the connection.  Another one would take its answers, and does not have its threads."""
         self.steps = LakeSteps(
             self.shares.descriptors,
-            engine.carries_descriptors,
+            engine.offers,
             network=engine.address.startswith("tcp"),
             check=check,
             at_once_bytes=AT_ONCE_BYTES,
@@ -251,7 +251,7 @@ class BlockingDriver:
         return known
 
     def _make_known(self) -> KnownNames | None:
-        if self._reads_by_name == _NEVER or not self.steps.carries_descriptors:
+        if self._reads_by_name == _NEVER or not self.steps.offers.stamps:
             return None
         self._reads_by_name += 1
         if self._reads_by_name < 2:

@@ -30,6 +30,7 @@ from lakefs.ids import Buffer
 from lakefs.limits import ENGINE_SILENCE_S, ENGINE_WAIT_S
 from lakefs.wire.engine_port import Reply
 from lakefs.wire.messages import HelloReply, Request, Watch
+from lakefs.wire.offers import Offers
 from lakefs.wire.repeat import ATTEMPTS_MAX, REPEATABLE, SESSION_REQUESTS, SessionKeeper, loss_error
 
 _RETRY_S: Final = 0.05
@@ -53,6 +54,8 @@ class BlockingEngine:
         self.limits = TimeLimits(timeout_s)
         self.epoch = 0
         """Count of connections so far: descriptors, leases and sources of an earlier epoch are void."""
+        self.offers = Offers()
+        """See `ConnectedClient.offers`."""
         self._token = token
         self._link: Link | None = None
         self._sessions = SessionKeeper()
@@ -75,7 +78,7 @@ class BlockingEngine:
 
     @property
     def carries_descriptors(self) -> bool:
-        """True if OpenSegments and SourceOpen can work here."""
+        """See `ConnectedClient.carries_descriptors`."""
         return self._usable_link().carries_descriptors
 
     def is_connected(self) -> bool:
@@ -120,6 +123,7 @@ class BlockingEngine:
             link.leave(EngineUnreachable(f"the connection to {self.address} is the parent's"))
         other = BlockingEngine(self.address, token=self._token, timeout_s=self.limits.timeout_s)
         other.epoch = self.epoch + 1
+        other.offers = self.offers
         return other
 
     def call(
@@ -227,6 +231,7 @@ class BlockingEngine:
                 if time.monotonic() >= give_up_at:
                     raise
             time.sleep(_RETRY_S)
+        self.offers.take(link.hello.features, by_memory=link.carries_descriptors)
         self.epoch += 1
         link.epoch = self.epoch
         for join in self._sessions.joins():

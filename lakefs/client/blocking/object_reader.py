@@ -133,7 +133,7 @@ class ObjectReader(io.RawIOBase):
         """Fill memory with the next bytes if they are in memory, and predict the reader's next bytes."""
         driver, opened, position = self._driver, self._opened, self._position
         steps = driver.steps
-        if len(view) > FILLED_BYTES_MAX or not steps.carries_descriptors or driver.is_closed or not driver.is_own:
+        if len(view) > FILLED_BYTES_MAX or not steps.offers.places or driver.is_closed or not driver.is_own:
             return False  # the driver raises the error, if it is one
         if not fill_cached(steps.descriptors, steps.check, opened, position, view):
             return False

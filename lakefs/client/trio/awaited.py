@@ -26,6 +26,7 @@ from lakefs.limits import ENGINE_SILENCE_S
 from lakefs.ports import Network
 from lakefs.wire.engine_port import Reply
 from lakefs.wire.messages import Ping, Request
+from lakefs.wire.offers import Offers
 
 _ASK_EVERY_S: Final = 1.0
 _TRY_EVERY_S: Final = 0.25
@@ -43,6 +44,8 @@ class AwaitedEngine:
         self.address = address
         self.not_ready: str | None = "the engine was not asked yet"
         """Reason why requests cannot be served, as text for people; None if they can."""
+        self.offers = Offers()
+        """See `EngineClient.offers`; nothing is offered before the first connection."""
         self._token = token
         self._network = network
         self._silence_s = silence_s
@@ -56,7 +59,7 @@ class AwaitedEngine:
 
     @property
     def carries_descriptors(self) -> bool:
-        """True if OpenSegments and SourceOpen can work here, once connected."""
+        """See `EngineClient.carries_descriptors`; judged by the address, also before the first connection."""
         return self.address.startswith("unix:")
 
     def is_connected(self) -> bool:
@@ -72,7 +75,11 @@ class AwaitedEngine:
         while True:
             try:
                 connecting = connect_reconnecting(
-                    self.address, token=self._token, network=self._network, silence_s=self._silence_s
+                    self.address,
+                    token=self._token,
+                    network=self._network,
+                    silence_s=self._silence_s,
+                    offers=self.offers,
                 )
                 async with connecting as engine:
                     self._engine = engine

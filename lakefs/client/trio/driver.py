@@ -71,12 +71,7 @@ class TrioDriver:
         self.shares = EngineShares(self, engine.epoch, fabric)
         """All that the engine shares with this client."""
         self.steps = LakeSteps(
-            self.shares.descriptors,
-            engine.carries_descriptors,
-            network=network,
-            check=check,
-            is_held=self.is_held,
-            fabric=fabric,
+            self.shares.descriptors, engine.offers, network=network, check=check, is_held=self.is_held, fabric=fabric
         )
         self._known: KnownNames | None = None
         self._repeats = repeats and engine.carries_descriptors and known_names.IS_BUILT
@@ -122,7 +117,7 @@ class TrioDriver:
     async def known_names(self) -> KnownNames | None:
         """Return the names that are known, made at first use; None if every name is to be asked for."""
         if self._known is None:
-            if not self._repeats:
+            if not (self._repeats and self.steps.offers.stamps):
                 return None
             self._known = KnownNames(self, is_patient=False)
             self.steps = replace(self.steps, learner=self._known)

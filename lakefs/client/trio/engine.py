@@ -46,6 +46,7 @@ from lakefs.wire.connection import (
 from lakefs.wire.engine_port import Body, Reply
 from lakefs.wire.frames import PROTOCOL_VERSION
 from lakefs.wire.messages import Hello, HelloReply, Ping, Request, Watch, WatchEvent
+from lakefs.wire.offers import Offers
 
 CLIENT_NAME: Final = "lakefs-python"
 
@@ -119,6 +120,8 @@ class RemoteEngine:
         self._watches: dict[int, WatchEvents] = {}
         self._slots = trio.lowlevel.ParkingLot()
         self._hello: HelloReply | None = None
+        self.offers = Offers()
+        """See `EngineClient.offers`."""
         self._lost: LakeError | None = None
         self._ended = trio.Event()
         self._idle = trio.Event()
@@ -132,7 +135,7 @@ class RemoteEngine:
 
     @property
     def carries_descriptors(self) -> bool:
-        """True if OpenSegments and SourceOpen can work here."""
+        """See `EngineClient.carries_descriptors`."""
         return self._stream.carries_descriptors and self.hello.descriptors
 
     @property
@@ -233,6 +236,7 @@ class RemoteEngine:
             assert isinstance(reply.message, HelloReply), "Hello is answered with HelloReply"
             check_hello_reply(reply.message)
             self._hello = reply.message
+            self.offers.take(self._hello.features, by_memory=self.carries_descriptors)
             return
         raise EngineUnreachable(
             f"{self.address} takes connections but does not answer; is it an engine?", subject=self.address

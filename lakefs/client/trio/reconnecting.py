@@ -27,6 +27,7 @@ from lakefs.limits import ENGINE_SILENCE_S, ENGINE_WAIT_S
 from lakefs.ports import Network
 from lakefs.wire.engine_port import Reply
 from lakefs.wire.messages import HelloReply, Request
+from lakefs.wire.offers import Offers
 from lakefs.wire.repeat import ATTEMPTS_MAX, REPEATABLE, SessionKeeper, loss_error
 
 _RETRY_S: Final = 0.05
@@ -40,16 +41,18 @@ async def connect_reconnecting(
     network: Network | None = None,
     patience_s: float = ENGINE_WAIT_S,
     silence_s: float = ENGINE_SILENCE_S,
+    offers: Offers | None = None,
 ) -> AsyncIterator[ReconnectingEngine]:
     """Connect to an engine, and again whenever it was lost; wait for it then, at most `patience_s`.
 
-    An engine that has sent nothing for `silence_s` while requests wait is lost, too.
+    An engine that has sent nothing for `silence_s` while requests wait is lost, too.  `offers`: kept up to date; by
+    default an object of its own.
 
     Errors of the first connect are those of `connect_engine`.
     """
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
-        engine = ReconnectingEngine(address, token, network, nursery, patience_s, silence_s)
+        engine = ReconnectingEngine(address, token, network, nursery, patience_s, silence_s, offers or Offers())
         try:
             await engine.connect()
             yield engine
@@ -75,8 +78,11 @@ class ReconnectingEngine:
         nursery: trio.Nursery,
         patience_s: float,
         silence_s: float,
+        offers: Offers,
     ) -> None:
         self.address = address
+        self.offers = offers
+        """See `EngineClient.offers`."""
         self.epoch = 0
         """Count of connections so far."""
         self._token = token
@@ -99,7 +105,7 @@ class ReconnectingEngine:
 
     @property
     def carries_descriptors(self) -> bool:
-        """True if OpenSegments and SourceOpen can work here."""
+        """See `EngineClient.carries_descriptors`."""
         return self._engine is not None and self._engine.carries_descriptors
 
     def is_connected(self) -> bool:
@@ -196,6 +202,7 @@ class ReconnectingEngine:
                 await engine.call(join)
             except LakeError:
                 self._sessions.forget(join.session)  # its next use raises SessionLost
+        self.offers.take(engine.hello.features, by_memory=engine.carries_descriptors)
         self._engine = engine
         self.epoch += 1
 

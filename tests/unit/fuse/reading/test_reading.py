@@ -25,6 +25,7 @@ from lakefs.limits import GRANULE_BYTES, KIB, MIB
 from lakefs.names import Name
 from lakefs.wire.media import MEDIUM_DRAM, MEDIUM_SEGMENT
 from lakefs.wire.messages import Grant, ObjectStat
+from lakefs.wire.offers import EVERYTHING, Offers
 
 SEGMENT = SegmentId(1)
 LENGTHS = (100, 3 * GRANULE_BYTES, GRANULE_BYTES + 1, 2 * MIB, 5)
@@ -64,7 +65,7 @@ class Shelf:
 
     def access(self, progress: None) -> Access:
         """Stand in for `LakeSteps.access`."""
-        return Access(self.descriptors, can_use_descriptors=True)
+        return Access(self.descriptors, Offers(EVERYTHING, by_memory=True))
 
     async def run(self, steps: object) -> bytes:
         """Stand in for `TrioLake.run`: the reader has given up its own reads."""

@@ -67,7 +67,7 @@ def test_an_edit_stores_the_chunks_that_it_touches(kind: Kind) -> None:
         await edited.store()
         assert edited.sent_bytes == CHUNK_BYTES
         by_descriptor = edited.lake.count(m.StoreFromSource)
-        assert by_descriptor == (1 if edited.lake.steps.carries_descriptors else 0)
+        assert by_descriptor == (1 if edited.lake.steps.offers.sources else 0)
         edited.write(len(edited.content), b"appended")
         await edited.store()
         assert edited.sent_bytes == 8

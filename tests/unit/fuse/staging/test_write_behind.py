@@ -170,7 +170,7 @@ def test_what_is_written_again_while_it_is_stored_is_stored_again(kind: Kind) ->
         assert edited.behind is not None
         edited.write(0, rng.randbytes(3 * CHUNK_BYTES))
         await edited.lake.run(with_a_write_in_flight(edited, edited.behind.run()))
-        if edited.lake.steps.carries_descriptors:
+        if edited.lake.steps.offers.sources:
             assert edited.behind.chunk(0, CHUNK_BYTES) is None
             assert edited.behind.chunk(CHUNK_BYTES, CHUNK_BYTES) is not None
         await edited.store()

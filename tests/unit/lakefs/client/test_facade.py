@@ -31,6 +31,7 @@ from lakefs.put.upload import PutResult
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
 from lakefs.wire.messages import BucketStat, ListEntry, ObjectStat, PartStat, UploadEntry
+from lakefs.wire.offers import Offers
 
 SHARED = {
     "abort_upload", "access_keys", "bucket", "buckets", "chunks", "complete_upload", "copy", "copy_part",
@@ -126,6 +127,7 @@ class PagedEngine:
     """An engine of either kind that has two entries in each of three pages."""
 
     address, epoch, carries_descriptors = "unix:/none", 0, False
+    offers = Offers()
 
     def __init__(self) -> None:
         self.asked: list[m.Request] = []

@@ -26,6 +26,7 @@ from lakefs.shares.index_in_use import IndexInUse
 from lakefs.steps.steps import Send, Start, Wait
 from lakefs.wire.engine_port import Reply
 from lakefs.wire.messages import OpenSharedIndex, SharedIndexOpened
+from lakefs.wire.offers import EVERYTHING, Offers
 
 CAPACITY: Final = 1024
 HEADER: Final = TableHeader(CAPACITY, b"s" * 16, b"b" * 16)
@@ -182,7 +183,7 @@ def test_what_is_no_whole_table_is_refused(content: bytes) -> None:
 def _opened(*answers: Reply | Exception) -> tuple[SharedIndexReader | None, int]:
     """Request the index, with these answers; return the reader, and the number of requests made."""
     client = SimpleNamespace(
-        steps=SimpleNamespace(carries_descriptors=True, descriptors=None, check=Check.BLAKE3), epoch=1
+        steps=SimpleNamespace(offers=Offers(EVERYTHING, by_memory=True), descriptors=None, check=Check.BLAKE3), epoch=1
     )
     index = IndexInUse(cast("Any", client))
     steps = index.renewal()
@@ -224,7 +225,9 @@ def test_a_table_that_was_replaced_on_its_way_is_asked_for_once_more(shared: tup
 class _Reconnecting:
     """A driver whose connection changes during the first request for the index."""
 
-    steps = SimpleNamespace(carries_descriptors=True, descriptors=None, check=Check.BLAKE3, get_chunks=lambda _: None)
+    steps = SimpleNamespace(
+        offers=Offers(EVERYTHING, by_memory=True), descriptors=None, check=Check.BLAKE3, get_chunks=lambda _: None
+    )
 
     def __init__(self, reader: SharedIndexReader) -> None:
         self.epoch = 1

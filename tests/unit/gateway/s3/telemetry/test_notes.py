@@ -18,12 +18,14 @@ from lakefs.ids import Buffer
 from lakefs.limits import GATEWAY_NOTE_S
 from lakefs.wire.engine_port import Reply
 from lakefs.wire.messages import Done, NoteGateway, Request
+from lakefs.wire.offers import Offers
 
 
 class Engine:
     """Takes notes, or refuses them with `failure`."""
 
     carries_descriptors = False
+    offers = Offers()
 
     def __init__(self) -> None:
         self.epoch = 1

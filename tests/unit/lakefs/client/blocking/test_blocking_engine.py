@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from lakefs.client.blocking import engine as engine_module
@@ -15,6 +17,8 @@ class FakeLink:
     made: list[FakeLink]
     during: list[str]
     engine: BlockingEngine
+    hello = SimpleNamespace(features=0)
+    carries_descriptors = False
 
     def __init__(self, *_: object) -> None:
         self.error: LakeError | None = None

@@ -18,6 +18,7 @@ from lakefs.ids import Buffer
 from lakefs.limits import CHUNK_BYTES
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
+from lakefs.wire.offers import Offers
 
 
 class StuckEngine:
@@ -25,6 +26,7 @@ class StuckEngine:
 
     epoch = 0
     carries_descriptors = False
+    offers = Offers()
 
     def __init__(self, stuck: type[m.Request], *, after: str = "answers") -> None:
         self._stuck = stuck
