@@ -279,7 +279,18 @@ def _early_puts() -> None:
     vars(gathered)["PutObjects"] = lambda lengths, changes, stamps: PutObjects(lengths, changes, False, stamps)
 
 
+def _without_stamps() -> None:
+    """Run an engine that has no stamps, and says so: no bug."""
+    from engine.metadata.metadata_store import Metadata
+    from engine.metadata.stamps import Stamps
+
+    def forget(metadata: Metadata, stamps: Stamps | None) -> None: ...
+
+    Metadata.use_stamps = forget  # type: ignore[method-assign]
+
+
 BUGS: Final[dict[str, Callable[[], None]]] = {
+    "without-stamps": _without_stamps,
     "stale": _remember,
     "stale-after-removal": lambda: _remember(after_removal=True),
     "any-range": lambda: _remember(ignored=(b"range",)),

@@ -28,6 +28,7 @@ from tests.e2e.test_gateway import until
 pytestmark = [pytest.mark.slow, pytest.mark.thorough]
 EXAMPLES = 400
 EXAMPLES_TO_NOTICE = 3000
+EXAMPLES_WITHOUT_STAMPS = 100
 SHARE_MIN = 0.2
 """Part of the PUTs that the door must have gathered; half of those drawn are plain, a third of these by other keys."""
 ROUNDS_OF_KILLS = 4
@@ -69,6 +70,14 @@ def test_the_first_get_of_what_was_put_is_answered_by_the_door(made: World) -> N
             assert (reply.status, reply.body, reply.header("content-type")) == (200, body, f"text/{number}")
             first += repeated(made.with_door) - before
     assert first >= 10
+
+
+def test_puts_are_gathered_for_an_engine_that_offers_no_stamps_and_nothing_is_repeated() -> None:
+    with world(engine_program=(*PLANTED, "without-stamps")) as found:
+        compare_puts(found, EXAMPLES_WITHOUT_STAMPS)
+        count = gathered(found.with_door)
+        assert count / found.sent >= SHARE_MIN, f"only {count} of {found.sent} PUTs were gathered by the door"
+        assert repeated(found.with_door) == count, "an answer to GET was repeated without stamps"
 
 
 def put_of(name: str, key: Key) -> bytes:

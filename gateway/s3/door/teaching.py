@@ -14,7 +14,8 @@ Rules kept here:
 - Stamps, places and answers are those of one connection to one engine.  When it ends all is forgotten, before another
   engine can have opened the store; on the next one the engine is asked for its own.  An answer that was read on the
   connection before is not learned.
-- An engine that has no stamps (an older one, or one on another machine) is asked as before: the door stays shut.
+- An engine that refuses its stamps (an older one, or one on another machine) is asked as before: the door stays shut.
+  Of one that offers none only PUTs are gathered: they are decided in Python, and need no stamps.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ class S3Door:
         The keys may have been read again since the proof.
         """
         is_present = self.find_key(signature.key.access_key) == signature.key
-        if not (is_present and head.method in _METHODS and self._may_learn()):
+        if not (is_present and head.method in _METHODS and (self._may_learn() or self._gathers(head.method))):
             return
         buckets = b"".join(bucket.encode() + b"\0" for bucket in signature.key.buckets)
         authorization = head.headers.get(b"authorization")
@@ -249,6 +250,13 @@ class S3Door:
         if self._content.is_due and time.monotonic() >= self._open_at:
             self._wanted.set()
         return self.is_open
+
+    def _gathers(self, method: str) -> bool:
+        """Return True for a PUT to an engine that offers no stamps: the door repeats nothing, and gathers.
+
+        A claim outlives the connection then: like the keys that Python proves signatures with, for a second at most.
+        """
+        return method == "PUT" and not self._driver.steps.offers.stamps
 
     def _want(self, chunks: list[ChunkId]) -> None:
         """Have the segments and slabs brought in which chunks lie, if they are not at hand."""
