@@ -24,7 +24,8 @@ from engine.sessions.references import Client
 from engine.store.names_store import NamesStore
 from engine.store.store import Store
 from engine.tiers.dram_filler import Dram
-from engine.tiers.shared_index import NO_GRANT, SharedIndex
+from engine.tiers.owned_table import OwnedTable
+from engine.tiers.shared_index import NO_GRANT
 from lakefs.errors import CorruptionError, OperationalError, PermissionDenied, RequestTooLarge, UnsupportedVersion
 from lakefs.ids import ChunkId, SegmentId
 from lakefs.limits import SLABS_PER_REQUEST_MAX
@@ -55,7 +56,10 @@ class TierStore(Protocol):
     """The part of a store that slabs and shared index are opened of."""
 
     dram: Dram
-    shared_index: SharedIndex | None
+
+    @property
+    def shared_index(self) -> OwnedTable | None:
+        """The table in which clients look chunks up."""
 
 
 class TierRequests:

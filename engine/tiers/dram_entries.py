@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from engine.tiers.dram_tier import DramTier
 from engine.tiers.shared_index import SharedIndex
@@ -25,14 +26,7 @@ def joined(index: SharedIndex, tier: DramTier | None) -> Iterator[None]:
         yield
         return
 
-    def slab_place_of(chunk: bytes) -> Found | None:
-        grant = tier.grant(ChunkId(chunk))
-        place = None if grant is None else pack_place(grant.segment, grant.epoch)
-        if grant is None or place is None:
-            return None
-        return MEDIUM_DRAM, place, grant.offset, grant.stored_bytes, grant.crc
-
-    index.slab_place_of = slab_place_of
+    index.slab_place_of = partial(slab_place, tier)
     tier.on_admitted.append(index.tell_slab)
     tier.on_demoted.append(index.tell_segment)
     try:
@@ -40,3 +34,12 @@ def joined(index: SharedIndex, tier: DramTier | None) -> Iterator[None]:
     finally:
         tier.on_admitted.remove(index.tell_slab)
         tier.on_demoted.remove(index.tell_segment)
+
+
+def slab_place(tier: DramTier, chunk: bytes) -> Found | None:
+    """Return the chunk's place in the tier as an entry has it; None if it is not there, or no entry can hold it."""
+    grant = tier.grant(ChunkId(chunk))
+    place = None if grant is None else pack_place(grant.segment, grant.epoch)
+    if grant is None or place is None:
+        return None
+    return MEDIUM_DRAM, place, grant.offset, grant.stored_bytes, grant.crc

@@ -78,6 +78,10 @@ class DramTier:
     def __contains__(self, chunk: ChunkId) -> bool:
         return chunk in self._cells
 
+    def chunks(self) -> list[ChunkId]:
+        """Return the chunks in the tier."""
+        return list(self._cells)
+
     # --- reading -----------------------------------------------------------------------------------
 
     def find(self, chunk: ChunkId) -> Placement | None:
