@@ -83,7 +83,7 @@ class ConnectedClient(Protocol):
 
     @property
     def offers(self) -> Offers:
-        """What the engine of the present connection shares by memory; always the same object."""
+        """Offers of the present connection's engine, of what goes by memory; always the same object."""
         ...
 
     def is_connected(self) -> bool:

@@ -1,4 +1,4 @@
-"""Offers: what the engine of a connection shares with its client beside the port, by memory; each by itself.
+"""Offers of a connection: the things that its engine shares with the client by memory, each by itself.
 
 | offer | the client may |
 |---|---|

@@ -1,4 +1,4 @@
-"""What goes beside the port by memory, each by itself: services that offer a part of it serve everything else.
+"""Services that offer a part of what goes by memory: clients use that part, ask for no other, and get all bytes.
 
 Each service here is a whole engine that refuses, and counts, what it does not offer.  So a request for it is noticed,
 and the bytes are right all the same.
@@ -293,6 +293,8 @@ def test_an_engine_that_does_not_name_each_is_asked_for_everything_and_may_refus
             for name, content in served.contents.items():
                 for _ in range(AGAIN):
                     assert await lake.get(name) == content
+                if 0 < len(content) <= CHUNK_BYTES:
+                    assert await lake.chunks.get(data_chunk_id(content)) == content
         assert {m.OpenStamps, m.OpenSharedIndex} <= set(served.service.not_offered)
 
     run(m.FEATURE_SLABS, body)

@@ -286,7 +286,7 @@ def _without_stamps() -> None:
 
     def forget(metadata: Metadata, stamps: Stamps | None) -> None: ...
 
-    Metadata.use_stamps = forget  # type: ignore[method-assign]
+    Metadata.use_stamps = forget  # type: ignore[method-assign, assignment]
 
 
 BUGS: Final[dict[str, Callable[[], None]]] = {
