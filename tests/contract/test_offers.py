@@ -29,6 +29,7 @@ from engine.store.opening import open_store
 from engine.store.store import Store
 from engine.tiers.arena import Arena
 from engine.tiers.dram_tier import DramTier
+from lakefs.client.blocking.lake import Lake
 from lakefs.client.connect import connect
 from lakefs.client.trio.lake import TrioLake
 from lakefs.client.trio.reconnecting import connect_reconnecting
@@ -276,12 +277,35 @@ def test_a_blocking_client_asks_for_nothing_that_is_not_offered(features: int) -
                         assert lake.get(name) == content
                         with lake.open(name) as opened:
                             assert opened.read() == content
+                        if 0 < len(content) <= CHUNK_BYTES:
+                            load_chunk(lake, data_chunk_id(content), content)
 
     async def body(served: Served) -> None:
         await trio.to_thread.run_sync(use, served)
         assert served.service.not_offered == []
 
     run(features, body)
+
+
+def load_chunk(lake: Lake, chunk: bytes, content: bytes) -> None:
+    with lake.pool(size_bytes=CHUNK_BYTES) as pool:
+        for _ in range(2):
+            assert lake.load_many([chunk], pool, [0]) == [len(content)]
+            assert pool.buffer[: len(content)] == content
+
+
+def test_what_lies_in_a_segment_that_is_not_given_is_streamed_at_once() -> None:
+    async def body(served: Served) -> None:
+        async with by_trio(served) as lake:
+            content = random.Random(1).randbytes(2 * CHUNK_BYTES + 5)
+            await lake.put("bkt/cold", content, create_bucket=True)
+            served.service.asked.clear()
+            assert await lake.get("bkt/cold") == content
+            async with await lake.open("bkt/cold") as opened:
+                assert await opened.read(70_000, 9) == content[70_000:70_009]
+        assert m.Locate not in served.service.asked, "a read here was tried in vain"
+
+    run(OFFERS["head"], body)
 
 
 def test_an_engine_that_does_not_name_each_is_asked_for_everything_and_may_refuse() -> None:
