@@ -125,8 +125,11 @@ SOON_OLD = {
 """Requests whose signature holds for two more seconds."""
 
 
-def test_a_signature_that_is_too_old_is_refused_in_time(made: World) -> None:
-    """Requests that the door repeats until their time is over, and not after that."""
+def statuses_over_time(made: World) -> tuple[dict[str, set[int]], dict[str, set[int]]]:
+    """Sign, then ask for five seconds; return the statuses of requests sent in the first second, and behind the third.
+
+    On a busy machine nothing may be sent in that first second.
+    """
     signed = int(time.time())
     raws = {name: made.raw(ask) for name, ask in SOON_OLD.items()}
     early: dict[str, set[int]] = {name: set() for name in raws}
@@ -140,8 +143,17 @@ def test_a_signature_that_is_too_old_is_refused_in_time(made: World) -> None:
                     early[name].add(status)
                 elif sent > signed + 3:
                     late[name].add(status)
-    assert early == {name: {200} for name in raws}
-    assert late == {name: {403} for name in raws}
+    return early, late
+
+
+def test_a_signature_that_is_too_old_is_refused_in_time(made: World) -> None:
+    """Requests that the door repeats until their time is over, and not after that."""
+    for _ in range(5):
+        early, late = statuses_over_time(made)
+        if all(early.values()) and all(late.values()):
+            break
+    assert early == {name: {200} for name in SOON_OLD}
+    assert late == {name: {403} for name in SOON_OLD}
 
 
 def strangers_are_refused_at_once(made: World, address: tuple[str, int]) -> None:
