@@ -286,11 +286,7 @@ def _without_stamps() -> None:
 
     def forget(metadata: Metadata, stamps: Stamps | None) -> None: ...
 
-<<<<<<< ours
     Metadata.use_stamps = forget  # type: ignore[method-assign, assignment]
-=======
-    Metadata.use_stamps = forget  # type: ignore[method-assign,assignment]
->>>>>>> theirs
 
 
 BUGS: Final[dict[str, Callable[[], None]]] = {
