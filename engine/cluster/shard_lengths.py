@@ -2,7 +2,8 @@
 
 A shard that is absent and one that does not exist look alike.  So when the last data shard that was found is as long
 as a shard can be, and is not the last that a chunk may have, more of them may exist: the length is then likely, and
-only the chunk's BLAKE3 proves it.  That is so for chunks of exactly some granules, up to nine of them at 4+2.
+only the chunk's BLAKE3 proves it.  That is so for chunks of exactly some granules, up to nine of them at 4+2.  When the
+last data shards were not found, and must exist, a chunk of the greatest length is likely.
 """
 
 from __future__ import annotations
@@ -32,14 +33,17 @@ def length_from(code: ErasureCode, lengths: Sequence[int]) -> Length | None:
     if not step or max(lengths) > step or len(parity) > 1:
         return None
     if not found:
-        return Length(step, is_certain=True) if step < GRANULE_BYTES or code.data == 1 else None
+        if step < GRANULE_BYTES or code.data == 1:
+            return Length(step, is_certain=True)
+        return Length(code.data * step, is_certain=False) if code.data * step <= CHUNK_BYTES else None
     last = found[-1]
     if any(data[shard] != step for shard in found[:-1]):
         return None
     length = last * step + data[last]
-    if not length <= CHUNK_BYTES or code.shard_bytes(length) != step or code.data_shards(length) != last + 1:
-        return None
-    return Length(length, data[last] < step or last == code.data - 1 or step < GRANULE_BYTES)
+    if length <= CHUNK_BYTES and code.shard_bytes(length) == step and code.data_shards(length) == last + 1:
+        return Length(length, data[last] < step or last == code.data - 1 or step < GRANULE_BYTES)
+    full = code.data * step
+    return Length(full, is_certain=False) if data[last] == step and full <= CHUNK_BYTES else None
 
 
 def shard_bytes_from(code: ErasureCode, lengths: Sequence[int]) -> int:

@@ -70,14 +70,12 @@ class StripeLengths:
         return {chunk: length_from(code, of_shards) for chunk, of_shards in lengths.items()}
 
     async def search(self, chunk: ChunkId) -> int:
-        """Return the length of a chunk, proven by its BLAKE3, and note it as known; 0 if what is left does not make
-        it."""
-        shards = await self._all_that_is_left(chunk)
-        tries = lengths_tried(self._code, chunk, shards)
-        while (length := await self._offload.run(next, tries, None)) is not None:
-            if length:
-                return length
-        return 0
+        """Return the length of a chunk, proven by its BLAKE3; 0 if what is left of it does not make it."""
+        tries = lengths_tried(self._code, chunk, await self._all_that_is_left(chunk))
+        length: int | None = 0
+        while length == 0:
+            length = await self._offload.run(next, tries, None)
+        return length or 0
 
     async def _all_that_is_left(self, chunk: ChunkId) -> dict[int, bytes]:
         """Return every shard of a chunk that is found at a place where it may lie."""

@@ -27,7 +27,7 @@ from lakefs.content.verify import crcs_between
 from lakefs.errors import InvalidArgument, LakeError
 from lakefs.host.buffers import BufferPool
 from lakefs.ids import ChunkId, GcGeneration, MemberId, id_text
-from lakefs.limits import PARITY_MEMORY_BYTES
+from lakefs.limits import CHUNK_BYTES, PARITY_MEMORY_BYTES
 from lakefs.ports import Offload
 
 
@@ -114,7 +114,7 @@ class LakeStripes:
 def _outside(want: Wanted, length: int) -> InvalidArgument | None:
     """Return the error for a range that is not in its chunk."""
     end = want.offset + want.length if want.length else length
-    if 0 <= want.offset < end <= length:
+    if 0 <= want.offset < end <= length <= CHUNK_BYTES:
         return None
     text = id_text(want.chunk)
     return InvalidArgument(f"range {want.offset}+{want.length} is outside chunk {text} of {length} bytes", subject=text)
