@@ -85,6 +85,7 @@ class ChunkRead:
         self.crcs: dict[int, bytes] = {}
         self.pending: list[Ask] = []
         self.errors: dict[MemberId, LakeError] = {}
+        """A failure of each member; that it lacks a shard only if nothing else failed."""
         self.is_degraded = False
         """True once a wanted shard has failed or is late."""
         self.wants_all = False
@@ -144,7 +145,8 @@ class ChunkRead:
     def failed(self, ask: Ask, error: LakeError) -> None:
         """Note that a member did not give a shard."""
         self.pending.remove(ask)
-        self.errors[ask.member] = error
+        if not isinstance(error, ChunkNotFound) or ask.member not in self.errors:
+            self.errors[ask.member] = error
 
     def unanswered(self, is_up: Callable[[MemberId], bool]) -> dict[MemberId, LakeError]:
         """Return the homes of the chunk's shards that could not be asked, and why."""

@@ -3,7 +3,7 @@
 Rules kept here ("An answer means"):
 - Shards go where `engine.cluster.stripe_layout` says.  A member that fails, is full, or refuses a shard gets no more of
   it in this call, and the shard goes to the next place.  So each round stores shards or rules a place out, and there
-  are few of them.
+  are few of them.  A shard that a member holds with other bytes stays there: fsck and the walker judge it.
 - All shards of a portion for one member are one request, split where it is over the limits of a frame.
 - Stored is answered when `is_stored` says so of each chunk, and when partitions of chunks with a shard missing, or at
   another place than its home, have been noted as dirty: that note is durable before the answer.
@@ -19,7 +19,7 @@ from typing import Final
 from engine.cluster.known_chunks import KnownChunks
 from engine.cluster.lake_state import LakeState
 from engine.cluster.ports import Members, NewChunk
-from engine.cluster.stripe_errors import not_stored
+from engine.cluster.stripe_errors import damaged, not_stored
 from engine.cluster.stripe_layout import is_at_home, is_stored, placed
 from engine.cluster.stripe_shards import ParityMemory, Stripe, portions
 from engine.host.tasks import run_all
@@ -181,8 +181,14 @@ class _Storing:
         self._failed[member] = error
 
     def _check(self) -> None:
-        """Raise ClusterDegraded or StoreFull unless all stripes count as stored."""
+        """Raise ClusterDegraded or StoreFull unless all stripes count as stored.
+
+        ChunkDamaged for a chunk of which homes hold more shards with other bytes than readers can do without.
+        """
         for stripe in self._stripes:
+            wrong = sum(chunk == stripe.chunk for _, chunk, _ in self._refused) if self._refused else 0
+            if wrong > self._code.parity:
+                raise damaged(stripe.chunk, f"members hold {wrong} of its shards with other bytes")
             if not is_stored(stripe.stored, stripe.data_shards, len(stripe.shards)):
                 raise not_stored(self._table, stripe, self._failed, self._members.is_up)
 

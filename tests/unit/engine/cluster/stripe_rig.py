@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from enum import Enum, auto
 from functools import lru_cache
 from typing import Final
 
@@ -60,6 +61,24 @@ def table_of(protection: str, count: int, machines: int = 0) -> Table:
     return first_table(Protection.parse(protection), members, accept_loss=True)
 
 
+class Fault(Enum):
+    """Ways in which a member fails."""
+
+    NONE = auto()
+    AWAY = auto()
+    LOST = auto()
+    """Away, and nobody knows yet."""
+    SILENT = auto()
+    LATE = auto()
+    FULL = auto()
+    ANSWER_LOST = auto()
+    """Stores, and its answer does not arrive."""
+    LYING = auto()
+    """Sends other bytes, with their right checksums."""
+    SHORT = auto()
+    """Sends fewer bytes, with their right checksums."""
+
+
 class RiggedMembers:
     """`Members` over embedded engines.  `faults` says how a member fails."""
 
@@ -104,13 +123,7 @@ class RiggedMembers:
         return _tampered(fault, request, reply)
 
 
-class Fault:
-    """Ways in which a member fails."""
-
-    NONE, AWAY, LOST, SILENT, LATE, FULL, ANSWER_LOST, LYING, SHORT = range(9)
-
-
-def _tampered(fault: int, request: m.Request, reply: Reply) -> Reply:
+def _tampered(fault: Fault, request: m.Request, reply: Reply) -> Reply:
     """Return the answer to a read as a lying member gives it: other bytes with their right CRCs, or fewer bytes."""
     if fault not in (Fault.LYING, Fault.SHORT) or not isinstance(reply.message, m.ReadChunksReply):
         return reply
@@ -120,7 +133,7 @@ def _tampered(fault: int, request: m.Request, reply: Reply) -> Reply:
     for piece in reply.message.pieces:
         part = body[at : at + piece.length]
         at += piece.length
-        if part and fault == Fault.LYING:
+        if part and fault is Fault.LYING:
             part[len(part) // 2] ^= 0x55
         elif part:
             part = part[:-1]
@@ -148,7 +161,7 @@ class Rig:
         """Let the head start again: it knows no chunk."""
         self.stripes = LakeStripes(self.members, self.state, InlineOffload(), self.parity)
 
-    def lose(self, *members: int, fault: int = Fault.AWAY) -> None:
+    def lose(self, *members: int, fault: Fault = Fault.AWAY) -> None:
         """Let members fail from now on."""
         for number in members:
             self.members.faults[id_of(number)] = fault
