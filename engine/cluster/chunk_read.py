@@ -43,7 +43,7 @@ class ChunkRead:
 
     __slots__ = (
         "_asked",
-        "_existing",
+        "_parts",
         "begin",
         "chunk",
         "code",
@@ -55,7 +55,6 @@ class ChunkRead:
         "is_exhausted",
         "length",
         "memory",
-        "needed",
         "pending",
         "tables",
         "wanted",
@@ -80,7 +79,6 @@ class ChunkRead:
         data = range(code.data_shards(length))
         self.wanted: Sequence[int] = data if piece is None else (piece[0],)
         self.begin, self.end = (0, code.shard_bytes(length)) if piece is None else piece[1:]
-        self.needed = code.needed(length, self.begin)
         self.got: dict[int, memoryview] = {}
         self.crcs: dict[int, bytes] = {}
         self.pending: list[Ask] = []
@@ -92,7 +90,19 @@ class ChunkRead:
         self.is_exhausted = False
         """True when nothing is asked, and nothing is left to ask."""
         self._asked: set[tuple[MemberId, int]] = set()
-        self._existing = [shard for shard in code.shards(length) if self.part_bytes(shard)]
+        self._parts: list[int] = []
+
+    @property
+    def needed(self) -> int:
+        """Number of shards that make any other in the range."""
+        return self.code.needed(self.length, self.begin)
+
+    @property
+    def _existing(self) -> Sequence[int]:
+        """The shards that have bytes in the range, ascending."""
+        if not self._parts:
+            self._parts = [shard for shard in self.code.shards(self.length) if self.part_bytes(shard)]
+        return self._parts
 
     @property
     def is_whole(self) -> bool:
