@@ -9,7 +9,7 @@ The rule is: never other bytes.
   may be wrong though its checksum is right.  It is compared with the chunk's vector.  Where that is not known, a
   range is not decoded: its reader takes the whole chunk, and knows the vector from then on.
 
-Blocks; any thread may call.
+Blocks; any thread may call, for reads that are held.
 """
 
 from __future__ import annotations
@@ -35,14 +35,12 @@ def made(read: ChunkRead, vector: bytes) -> Made | None:
 
     `vector`: the CRCs of the range's granules; empty: not known.  A range must not be decoded without them.
     """
+    memory = read.memory
+    _assemble(read, memory, read.got)
     if read.is_whole:
-        memory = _own_memory(read)
-        _assemble(read, memory, read.got)
         return Made(memory, granule_crcs(memory)) if matches_id(read.chunk, memory) else None
     is_direct = read.has_wanted
     assert is_direct or vector, "a range is decoded only where its checksums are known"
-    memory = _own_memory(read)
-    _assemble(read, memory, read.got)
     crcs = granule_crcs(memory)
     if is_direct and crcs != read.crcs[read.wanted[0]]:
         return None
@@ -61,11 +59,6 @@ def made_from_any(read: ChunkRead) -> Made | None:
 
 def _choices(read: ChunkRead) -> Iterable[tuple[int, ...]]:
     return combinations(sorted(read.got), read.needed)
-
-
-def _own_memory(read: ChunkRead) -> memoryview:
-    """Return the read's memory, or other memory while an answer that is late may still be written there."""
-    return memoryview(bytearray(len(read.memory))) if read.pending else read.memory
 
 
 def _assemble(read: ChunkRead, memory: memoryview, present: Mapping[int, Buffer]) -> None:

@@ -12,6 +12,8 @@ Rules kept here:
   coming, and is taken if it comes before the read has ended.
 - An answer of another length, or for a range of a shard with other bytes than its checksums say, counts as failed.
 - A place is asked once.
+- While what came is put together in a thread (`hold` to `let_go`), it does not change: what comes in that time is
+  kept apart.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ class ChunkRead:
 
     __slots__ = (
         "_asked",
+        "_came",
         "_parts",
         "begin",
         "chunk",
@@ -53,6 +56,7 @@ class ChunkRead:
         "got",
         "is_degraded",
         "is_exhausted",
+        "is_held",
         "length",
         "memory",
         "pending",
@@ -82,6 +86,8 @@ class ChunkRead:
         self.got: dict[int, memoryview] = {}
         self.crcs: dict[int, bytes] = {}
         self.pending: list[Ask] = []
+        self.is_held = False
+        self._came: dict[int, tuple[memoryview, bytes]] = {}
         self.errors: dict[MemberId, LakeError] = {}
         """A failure of each member; that it lacks a shard only if nothing else failed."""
         self.is_degraded = False
@@ -149,8 +155,22 @@ class ChunkRead:
         """Take the bytes that were asked for."""
         self.pending.remove(ask)
         if ask.shard not in self.got:
-            self.got[ask.shard] = part
-            self.crcs[ask.shard] = crcs
+            self._came[ask.shard] = part, crcs
+            if not self.is_held:
+                self.let_go()
+
+    def hold(self) -> None:
+        """Keep what came as it is, until `let_go`; answers that are late may still be written to `memory`."""
+        self.is_held = True
+        if self.pending:
+            self.memory = memoryview(bytearray(len(self.memory)))
+
+    def let_go(self) -> None:
+        """Take what came during the hold."""
+        self.is_held = False
+        for shard, (part, crcs) in self._came.items():
+            self.got[shard], self.crcs[shard] = part, crcs
+        self._came.clear()
 
     def failed(self, ask: Ask, error: LakeError) -> None:
         """Note that a member did not give a shard."""

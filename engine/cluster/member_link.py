@@ -128,22 +128,28 @@ class MemberLink:
     async def _keep(self) -> None:
         """Connect and serve until the link is idle; while the member is away, try again and again."""
         pause_s = AWAY_PAUSE_S_MIN
-        while (error := await self._serve_once()) is not None:
+        while (record := self._record()) is not None:
+            error = await self._serve_once(record)
+            if error is None:
+                break
             if self._has_served:
                 pause_s = AWAY_PAUSE_S_MIN
             self.away = self._as_away(error)
             self._settled.set()
             await trio.sleep(pause_s)
             pause_s = min(2 * pause_s, AWAY_PAUSE_S_MAX)
+        if record is None:
+            self.away = self._as_away(EngineUnreachable("it was removed from the lake"))
         self._is_kept = False
         self._settled.set()
 
-    async def _serve_once(self) -> LakeError | None:
+    def _record(self) -> MemberRecord | None:
+        record = self._view.members.get(self.member)
+        return None if record is None or record.state is MemberState.REMOVED else record
+
+    async def _serve_once(self, record: MemberRecord) -> LakeError | None:
         """Connect and serve; returns None when the link was idle, else the reason why the connection ended."""
         self._has_served, self._lost = False, None
-        record = self._view.members.get(self.member)
-        if record is None or record.state is MemberState.REMOVED:
-            return EngineUnreachable("it is not a member of the lake, or was removed")
         with trio.CancelScope(deadline=trio.current_time() + MEMBER_CONNECT_S) as connecting:
             try:
                 async with self._connect(record) as client:
@@ -188,14 +194,20 @@ class MemberLink:
                 return
             self._is_surplus = False
             if self._sent != (self._view.tables[0].ring_epoch, True):
-                try:
-                    await self._greet(client)
-                except LakeError as error:
-                    self.lose(client, error)
+                await self._greet_again(client)
         with trio.move_on_after(MEMBER_ANSWER_S):
             while self.in_flight:
                 await self._woken.wait()
                 self._woken = trio.Event()
+
+    async def _greet_again(self, client: MemberClient) -> None:
+        try:
+            with trio.move_on_after(MEMBER_CONNECT_S) as greeting:
+                await self._greet(client)
+            if greeting.cancelled_caught:
+                self.lose(client, EngineUnreachable("it does not answer"))
+        except LakeError as error:
+            self.lose(client, error)
 
     async def _greet(self, client: MemberClient) -> None:
         """Send SetEpoch, with the gc generation if the coordinator can be asked."""

@@ -140,8 +140,10 @@ class MemberLinks:
         for member, link in [*self._links.items()]:
             if self._is_known(member):
                 link.wake()
-            elif link.client is not None:
-                link.lose(link.client, EngineUnreachable("it was removed from the lake"))
+            else:
+                del self._links[member]
+                if link.client is not None:
+                    link.lose(link.client, EngineUnreachable("it was removed from the lake"))
 
     def _is_known(self, member: MemberId) -> bool:
         record = self.view.members.get(member)

@@ -193,11 +193,14 @@ class _Reading:
                 self._read_whole(item)
         ready = [(item, read) for item in ranges for read in item.reads if read.is_ready and read not in item.made]
         if ready:
+            for _, read in ready:
+                read.hold()
             if sum(len(read.memory) for _, read in ready) <= GRANULE_BYTES:
                 results = _make_all(ready)
             else:
                 results = await self._offload.run(_make_all, ready)
             for (item, read), result in zip(ready, results, strict=True):
+                read.let_go()
                 if result is None:
                     self._distrust(item, read)
                 elif read in item.reads:

@@ -18,6 +18,7 @@ from engine.cluster.ports import Got, NewChunk, Wanted
 from engine.cluster.stripes import LakeStripes
 from engine.process.embedded import EmbeddedEngine
 from engine.store.store import Store
+from lakefs.cluster.erasure import ErasureCode
 from lakefs.cluster.members import Member
 from lakefs.cluster.placing import first_table
 from lakefs.cluster.protection import Protection
@@ -148,6 +149,8 @@ class Rig:
     def __init__(self, members: RiggedMembers, stores: dict[MemberId, Store]) -> None:
         self.members = members
         self.stores = stores
+        protection = members.tables[0].protection
+        self.code = ErasureCode(protection.data, protection.parity)
         self.coordinator = MemoryCoordinator()
         self.state = LakeState(self.coordinator)
         self.parity = BufferPool(64 * MIB)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from engine.cluster.member_links import MemberLinks, connect_member, open_member
 from engine.cluster.records import MemberRecord, MemberState
 from engine.requests.table import Service
 from engine.server.listener import Server
+from lakefs.client.trio.engine import RemoteEngine
 from lakefs.cluster.table_format import pack
 from lakefs.errors import EngineBusy, EngineUnreachable, StaleEpoch, StoreUnusable
 from lakefs.ids import Buffer, GcGeneration, MemberId, RingEpoch
@@ -132,7 +134,7 @@ async def ask(world: World, member: MemberId = ONE) -> None:
     (await world.links.call(member, OFFER)).body.release()
 
 
-def test_a_member_is_connected_when_it_is_used_and_told_the_epoch_first() -> None:
+def test_a_member_is_connected_when_it_is_used_and_gets_the_epoch_first() -> None:
     async def body(world: World) -> None:
         assert world.links.is_up(ONE)
         assert world.network.open == {}
@@ -234,9 +236,7 @@ def test_a_newer_table_is_read_before_stale_epoch_is_raised_and_sent_to_connecte
     async def body(world: World) -> None:
         await ask(world)
         await trio.sleep(1)
-        newer = msgspec.structs  # the second table is the first one's bytes with another number
-        del newer
-        table = pack(_renumbered(2))
+        table = pack(replace(table_of("2+1", 3), ring_epoch=RingEpoch(2)))
         await world.state.next_epoch(RingEpoch(1), table)
         world.network.epoch = 2
         with pytest.raises(StaleEpoch):
@@ -251,12 +251,6 @@ def test_a_newer_table_is_read_before_stale_epoch_is_raised_and_sent_to_connecte
         assert world.links.generation == 1
 
     in_world(body)
-
-
-def _renumbered(epoch: int) -> object:
-    from dataclasses import replace
-
-    return replace(table_of("2+1", 3), ring_epoch=RingEpoch(epoch))
 
 
 def test_members_come_move_and_go() -> None:
@@ -351,14 +345,14 @@ def over_network(body: Callable[[MemberLinks, SimulatedNetwork, MemberId], Await
             coordinator = await stack.enter_async_context(memory_coordinator())
             store = await stack.enter_async_context(simulated_store(cluster_id=LAKE))
             state = await recorded(coordinator)
-            member = MemberId(store.opened.superblock.store_id)
+            member = MemberId(store.superblock.store_id)
             server = Server(Service(store), network, token="secret")
             nursery = await stack.enter_async_context(trio.open_nursery())
             address = await nursery.start(server.listen_and_serve, "tcp://sim:1")
             for known in (member, TWO):
                 await state.register(msgspec.structs.replace(record_of(known), addresses=("tcp://no:1", address)))
 
-            def connect(record: MemberRecord) -> object:
+            def connect(record: MemberRecord) -> AbstractAsyncContextManager[RemoteEngine]:
                 return connect_member(record, token="secret", network=network)
 
             async with open_member_links(coordinator, connect) as links:
@@ -410,5 +404,5 @@ def test_a_network_that_swallows_bytes_makes_a_member_away_in_seconds() -> None:
 class _Swallows(bytearray):
     """What is put in is gone."""
 
-    def __iadd__(self, _: object) -> _Swallows:  # type: ignore[override, misc]
+    def __iadd__(self, _: object) -> _Swallows:
         return self

@@ -54,7 +54,14 @@ def test_an_offer_under_an_older_table_is_made_again() -> None:
         await rig.store(*CHUNKS)
         await rig.members.clients[id_of(1)].call(m.SetEpoch(2, pack(twelve)))
         chunks = [data_chunk_id(payload) for payload in CHUNKS]
-        in_row = [{*six.homes(chunk)} <= {*twelve.homes(chunk), *twelve.substitutes(chunk)} for chunk in chunks]
+        holders = [
+            {six.homes(chunk)[shard] for shard in rig.code.shards(len(payload))}
+            for chunk, payload in zip(chunks, CHUNKS, strict=True)
+        ]
+        in_row = [
+            held <= {*twelve.homes(chunk), *twelve.substitutes(chunk)}
+            for held, chunk in zip(holders, chunks, strict=True)
+        ]
         assert False in in_row, "else this shows nothing"
         for chunk, holds in zip(chunks, in_row, strict=True):
             assert await rig.stripes.offer(GENERATION, [chunk]) == [holds]

@@ -7,7 +7,6 @@ import random
 from hypothesis import given, settings, strategies as st
 
 from engine.cluster.ports import Wanted
-from lakefs.cluster.erasure import ErasureCode
 from lakefs.errors import ClusterDegraded, LakeError, StoreFull
 from lakefs.ids import data_chunk_id
 from lakefs.limits import KIB
@@ -26,7 +25,6 @@ def test_acknowledged_chunks_are_readable_while_enough_shards_are_up(lake: tuple
     rng = random.Random(seed)
 
     async def body(rig: Rig) -> None:
-        code = ErasureCode(rig.table.protection.data, rig.table.protection.parity)
         acknowledged: list[bytes] = []
         for step in range(14):
             for number in range(count):
@@ -45,8 +43,8 @@ def test_acknowledged_chunks_are_readable_while_enough_shards_are_up(lake: tuple
             if all(stored):
                 acknowledged += payloads
                 for payload in payloads:
-                    await _check_answer(rig, code, payload)
-            await _check_reads(rig, code, acknowledged, rng)
+                    await _check_answer(rig, payload)
+            await _check_reads(rig, acknowledged, rng)
 
     in_lake(body, protection, count)
 
@@ -58,18 +56,18 @@ async def _up(rig: Rig, payload: bytes) -> dict[int, list[int]]:
     return {shard: numbers for shard, numbers in held.items() if numbers}
 
 
-async def _check_answer(rig: Rig, code: ErasureCode, payload: bytes) -> None:
+async def _check_answer(rig: Rig, payload: bytes) -> None:
     """Check that a chunk outlives the next member, and is noted as dirty unless it lies as the table says."""
     held = await _up(rig, payload)
-    needed = code.data_shards(len(payload))
+    needed = rig.code.data_shards(len(payload))
     for number in range(len(rig.stores)):
         left = sum(numbers != [number] for numbers in held.values())
-        assert left >= needed or set(held) == set(code.shards(len(payload))), "it outlives one more member"
-    at_home = all(rig.home(payload, shard) in held.get(shard, []) for shard in code.shards(len(payload)))
+        assert left >= needed or set(held) == set(rig.code.shards(len(payload))), "it outlives one more member"
+    at_home = all(rig.home(payload, shard) in held.get(shard, []) for shard in rig.code.shards(len(payload)))
     assert at_home or rig.table.partition_of(data_chunk_id(payload)) in await rig.dirty()
 
 
-async def _check_reads(rig: Rig, code: ErasureCode, acknowledged: list[bytes], rng: random.Random) -> None:
+async def _check_reads(rig: Rig, acknowledged: list[bytes], rng: random.Random) -> None:
     """Read a few chunks: right bytes when enough shards are up, else an error."""
     for payload in rng.sample(acknowledged, min(3, len(acknowledged))):
         if rng.random() < 0.5:
@@ -79,6 +77,6 @@ async def _check_reads(rig: Rig, code: ErasureCode, acknowledged: list[bytes], r
         known = rng.choice([0, len(payload)])
         [got] = await rig.stripes.read([Wanted(data_chunk_id(payload), known, offset, length)])
         if isinstance(got, LakeError):
-            assert len(await _up(rig, payload)) < code.data_shards(len(payload)), got
+            assert len(await _up(rig, payload)) < rig.code.data_shards(len(payload)), got
         else:
             assert bytes_of(got, offset, length) == (payload[offset : offset + length] if length else payload[offset:])
