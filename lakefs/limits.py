@@ -514,9 +514,9 @@ DOMAIN_NAME_BYTES_MAX: Final = 255
 TABLE_BYTES_MAX: Final = 64 * MIB
 """Longest packed table: 65,535 members x (44 + 3 x 256) bytes = 51 MiB, and 16,384 rows x 12 places x 2 bytes = 384
 KiB."""
-MEMBER_CONNECT_S: Final = 3.0
-"""Time to connect to a member and have SetEpoch answered; a tenth of a client's patience (ENGINE_SILENCE_S)."""
-MEMBER_SILENCE_S: Final = 3.0
+MEMBER_CONNECT_S: Final = 5.0
+"""Time to connect to a member and have SetEpoch answered; a sixth of a client's patience (ENGINE_SILENCE_S)."""
+MEMBER_SILENCE_S: Final = 5.0
 """Time that a member may leave requests, a Ping too, unanswered before its connection counts as lost."""
 MEMBER_ANSWER_S: Final = 10.0
 """Time for one request about shards: a put that meets a silent member, then a silent substitute, is done in 20 s."""

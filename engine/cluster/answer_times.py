@@ -9,7 +9,7 @@ from lakefs.ids import MemberId
 from lakefs.limits import CLUSTER_MEMBERS_MAX, HEDGE_S_MAX, HEDGE_S_MIN
 
 _KEPT: Final = 20
-"""Of 20 answers the second slowest is the p95."""
+"""The second slowest of 20 answers is their p95."""
 _FEW: Final = 5
 
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Final, Protocol
 
+import structlog
 import trio
 
 from engine.cluster.lake_state import NO_GENERATION
@@ -32,6 +33,8 @@ from lakefs.ids import Buffer, MemberId, RingEpoch
 from lakefs.limits import AWAY_PAUSE_S_MAX, AWAY_PAUSE_S_MIN, MEMBER_ANSWER_S, MEMBER_CONNECT_S, MEMBER_IDLE_S
 from lakefs.wire.engine_port import Reply
 from lakefs.wire.messages import EpochKnown, Request, SetEpoch
+
+_log: Final = structlog.get_logger(__name__)
 
 
 class MemberClient(Protocol):
@@ -134,6 +137,8 @@ class MemberLink:
                 break
             if self._has_served:
                 pause_s = AWAY_PAUSE_S_MIN
+            if self._has_served or pause_s == AWAY_PAUSE_S_MIN:
+                _log.warning("member_away", member=self.member.hex(), reason=error.message)
             self.away = self._as_away(error)
             self._settled.set()
             await trio.sleep(pause_s)
@@ -163,6 +168,8 @@ class MemberLink:
         raise AssertionError("the block returns, raises or was cancelled")
 
     async def _serve(self, client: MemberClient) -> LakeError | None:
+        if self.away is not None:
+            _log.info("member_reached", member=self.member.hex())
         self.client, self.away, self._has_served, self._is_surplus = client, None, True, False
         self.used_at = trio.current_time()
         self._settled.set()

@@ -49,6 +49,7 @@ async def open_member_links(coordinator: Coordinator, connect: Connect) -> Async
                 yield links
             finally:
                 ended()
+                links.close()
                 nursery.cancel_scope.cancel()
 
 
@@ -93,6 +94,11 @@ class MemberLinks:
         self._connect = connect
         self._nursery = nursery
         self._links: dict[MemberId, MemberLink] = {}
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Refuse further calls with EngineUnreachable."""
+        self._is_closed = True
 
     @property
     def tables(self) -> Sequence[Table]:
@@ -150,6 +156,8 @@ class MemberLinks:
         return record is not None and record.state is not MemberState.REMOVED
 
     def _link(self, member: MemberId) -> MemberLink:
+        if self._is_closed:
+            raise EngineUnreachable("the links to the members were closed", subject=member.hex())
         link = self._links.get(member)
         if link is None:
             if not self._is_known(member):

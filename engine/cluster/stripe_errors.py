@@ -39,9 +39,11 @@ def not_stored(
     if full and is_stored(if_room, stripe.data_shards, len(stripe.shards)):
         return StoreFull(f"{have}: {_named(full)} full; remove objects and run: lake gc, or add members", subject=text)
     others = [member for member in reasons if member not in full]
-    full_too = f", and {_named(full)} full" if full else ""
+    lacking = [f"{_named(others)} away"] * bool(others) + [f"{_named(full)} full"] * bool(full)
     return ClusterDegraded(
-        f"{have}, too few to outlive another loss: {_named(others)} away{full_too}; see: lake status", subject=text
+        f"{have}, too few to outlive another loss: {', and '.join(lacking) or 'its row has no other place'}; "
+        "see: lake status",
+        subject=text,
     )
 
 

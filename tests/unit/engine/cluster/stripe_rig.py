@@ -76,6 +76,8 @@ class Fault(Enum):
     """Stores, and its answer does not arrive."""
     LYING = auto()
     """Sends other bytes, with their right checksums."""
+    SCRIBBLING = auto()
+    """Answers after the caller has gone; the test writes to `abandoned` for it."""
     SHORT = auto()
     """Sends fewer bytes, with their right checksums."""
 
@@ -91,7 +93,7 @@ class RiggedMembers:
         self.generation = GENERATION
         self.faults: dict[MemberId, Fault] = {}
         self.calls: Counter[str] = Counter()
-        self.before_call: Callable[[MemberId, m.Request], Awaitable[None]] | None = None
+        self.abandoned: list[memoryview] = []
 
     def is_up(self, member: MemberId) -> bool:
         return self.faults.get(member) is not Fault.AWAY and member in self.clients
@@ -100,8 +102,6 @@ class RiggedMembers:
         self, member: MemberId, request: m.Request, body: Sequence[Buffer] = (), *, into: Sequence[memoryview] = ()
     ) -> Reply:
         self.calls[type(request).__name__] += 1
-        if self.before_call is not None:
-            await self.before_call(member, request)
         fault = self.faults.get(member, Fault.NONE)
         if not self.is_up(member) or fault is Fault.LOST:
             raise EngineUnreachable(f"member {member.hex()} is away")
@@ -109,6 +109,9 @@ class RiggedMembers:
             await trio.sleep(MEMBER_ANSWER_S)
             self.faults[member] = Fault.AWAY
             raise EngineUnreachable(f"member {member.hex()} is silent")
+        if fault is Fault.SCRIBBLING:
+            self.abandoned += into
+            await trio.sleep_forever()
         if fault is Fault.LATE:
             await trio.sleep(2.0)
         if fault is Fault.FULL and isinstance(request, m.StoreShards):
@@ -135,7 +138,8 @@ def _tampered(fault: Fault, request: m.Request, reply: Reply) -> Reply:
         part = body[at : at + piece.length]
         at += piece.length
         if part and fault is Fault.LYING:
-            part[len(part) // 2] ^= 0x55
+            for place in range(0, len(part), 500):
+                part[place] ^= 0x55
         elif part:
             part = part[:-1]
         pieces.append(msgspec.structs.replace(piece, length=len(part), crcs=granule_crcs(part)))

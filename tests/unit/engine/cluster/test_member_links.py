@@ -25,7 +25,7 @@ from lakefs.limits import AWAY_PAUSE_S_MAX, MEMBER_ANSWER_S, MEMBER_CONNECT_S, M
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
 from tests.memory_coordinator import MemoryCoordinator, memory_coordinator
-from tests.shards import Shard, chunk_at
+from tests.shards import Shard, chunk_at, store_request
 from tests.sim.world.network import SimulatedNetwork
 from tests.store_rig import run, simulated_store
 from tests.unit.engine.cluster.stripe_rig import LAKE, id_of, table_of
@@ -126,6 +126,8 @@ def in_world(body: Callable[[World], Awaitable[None]]) -> None:
             async with open_member_links(coordinator, network.connect) as links:
                 await body(World(coordinator, network, links))
             assert network.open == {}, "connections end with the links"
+            with pytest.raises(EngineUnreachable, match="closed"):
+                await links.call(ONE, OFFER)
 
     run(main)
 
@@ -336,11 +338,13 @@ def test_a_call_that_is_cancelled_anywhere_leaves_the_link_usable() -> None:
 # --- over a network ------------------------------------------------------------------------------------
 
 
-def over_network(body: Callable[[MemberLinks, SimulatedNetwork, MemberId], Awaitable[None]]) -> None:
+def over_network(
+    body: Callable[[MemberLinks, SimulatedNetwork, MemberId], Awaitable[None]], latency_s: float = 0.0
+) -> None:
     """Run a test with links to one member over a simulated network."""
 
     async def main() -> None:
-        network = SimulatedNetwork(random.Random(3))
+        network = SimulatedNetwork(random.Random(3), latency_s=latency_s)
         async with AsyncExitStack() as stack:
             coordinator = await stack.enter_async_context(memory_coordinator())
             store = await stack.enter_async_context(simulated_store(cluster_id=LAKE))
@@ -366,9 +370,7 @@ def over_network(body: Callable[[MemberLinks, SimulatedNetwork, MemberId], Await
 
 def test_a_member_answers_over_a_network_at_the_first_address_that_works() -> None:
     async def body(links: MemberLinks, network: SimulatedNetwork, member: MemberId) -> None:
-        shard = Shard(chunk_at(1), 0, bytes(100))
         assert isinstance((await links.call(member, OFFER)).message, m.ShardsOffered)
-        assert shard.number == 0
         network.cut_all()
         with pytest.raises(EngineUnreachable):
             await links.call(member, OFFER)
@@ -387,6 +389,23 @@ def test_another_engine_at_a_members_address_is_found_out() -> None:
     over_network(body)
 
 
+def test_a_call_that_is_cancelled_while_its_answer_arrives_ends_at_once() -> None:
+    async def body(links: MemberLinks, _: SimulatedNetwork, member: MemberId) -> None:
+        shard = Shard(chunk_at(1), 0, bytes(1 << 20))
+        await links.call(member, store_request([shard], epoch=1), [shard.payload])
+        request = m.ReadChunks([shard.chunk], [0], [0], [0])
+        memory = memoryview(bytearray(b"x" * (1 << 20)))
+        with trio.move_on_after(1.0) as scope:
+            await links.call(member, request, into=[memory])
+        assert scope.cancelled_caught
+        assert trio.current_time() == scope.deadline, "it did not wait for the rest of the answer"
+        assert 0 < bytes(memory).count(0) < len(memory), "a part had arrived"
+        reply = await links.call(member, request)
+        assert reply.body.joined() == shard.payload
+
+    over_network(body, latency_s=0.2)
+
+
 def test_a_network_that_swallows_bytes_makes_a_member_away_in_seconds() -> None:
     async def body(links: MemberLinks, network: SimulatedNetwork, member: MemberId) -> None:
         await links.call(member, OFFER)
@@ -402,7 +421,7 @@ def test_a_network_that_swallows_bytes_makes_a_member_away_in_seconds() -> None:
 
 
 class _Swallows(bytearray):
-    """What is put in is gone."""
+    """Drops all that is put in."""
 
     def __iadd__(self, _: object) -> _Swallows:
         return self
