@@ -118,8 +118,13 @@ class _Reading:
         if len(item.memory) == item.length:
             item.reads = [ChunkRead(self._code, self._members.tables, item.chunk, item.length, item.memory)]
             return
+        pieces = self._code.pieces(item.length, item.begin, item.end - item.begin)
+        homes = self._members.tables[0].homes(item.chunk)
+        if not item.vector and not all(self._members.is_up(homes[shard]) for shard, _, _ in pieces):
+            self._read_whole(item)
+            return
         begin = 0
-        for piece in self._code.pieces(item.length, item.begin, item.end - item.begin):
+        for piece in pieces:
             size = piece[2] - piece[1]
             part = item.memory[begin : begin + size]
             item.reads.append(ChunkRead(self._code, self._members.tables, item.chunk, item.length, part, piece))
@@ -188,8 +193,9 @@ class _Reading:
     async def _finish(self, ranges: Sequence[Range]) -> None:
         """Check what is ready; give outcomes to ranges that are read, or cannot be."""
         for item in ranges:
-            unknown = any(read.is_degraded and not read.is_whole for read in item.reads) and not item.vector
-            if unknown:
+            if not item.vector and any(
+                read.is_degraded and not read.is_whole and not read.has_wanted for read in item.reads
+            ):
                 self._read_whole(item)
         ready = [(item, read) for item in ranges for read in item.reads if read.is_ready and read not in item.made]
         if ready:
