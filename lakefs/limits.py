@@ -505,3 +505,26 @@ DOMAIN_NAME_BYTES_MAX: Final = 255
 TABLE_BYTES_MAX: Final = 64 * MIB
 """Longest packed table: 65,535 members x (44 + 3 x 256) bytes = 51 MiB, and 16,384 rows x 12 places x 2 bytes = 384
 KiB."""
+MEMBER_CONNECT_S: Final = 5.0
+"""Time to connect to a member and have SetEpoch answered; a sixth of a client's patience (ENGINE_SILENCE_S)."""
+MEMBER_SILENCE_S: Final = 5.0
+"""Time that a member may leave requests, a Ping too, unanswered before its connection counts as lost."""
+MEMBER_ANSWER_S: Final = 10.0
+"""Time for one request about shards: a put that meets a silent member, then a silent substitute, is done in 20 s."""
+MEMBER_IDLE_S: Final = 60.0
+"""Time without a request after which a connection to a member is closed."""
+MEMBER_LINKS_MAX: Final = 4096
+"""Connections to members: 96 machines of 32 are 3,072; a receive buffer of 16 KiB each, 64 MiB."""
+AWAY_PAUSE_S_MIN: Final = 0.1
+AWAY_PAUSE_S_MAX: Final = 5.0
+"""Pause between two attempts to reach a member that is away: it is back in use 5 s after its return."""
+PARITY_MEMORY_BYTES: Final = 64 * MIB
+"""Parity of all puts that a process stores at a time: 15 buffers; a put of 16 MiB needs at most 9."""
+KNOWN_CHUNKS_MAX: Final = 16_384
+"""Chunks whose length and checksums are kept in memory, at most 500 bytes each: 8 MiB, for 64 GiB of whole chunks."""
+HEDGE_S_MIN: Final = 0.02
+HEDGE_S_MAX: Final = 0.5
+"""Bounds of the wait for an answer of a member before its shard is decoded from others: a few times a disk's time, and
+less than a person notices."""
+STRIPE_ATTEMPTS_MAX: Final = 4
+"""Times that a request is made again with a newer table; tables change a few times a day."""

@@ -40,7 +40,8 @@ class Members(Protocol):
 
         EngineUnreachable at once while the member is known to be away, or when its answer does not arrive in time.
         StaleEpoch when the member knows a newer table than the request's: `tables` is newer when this is raised.
-        The memory of `body` is the caller's again when this returns or raises, also when cancelled.
+        The memory of `body` is the caller's again when this returns or raises, also when cancelled.  That of `into` is
+        only when this returns or raises a LakeError: after a cancelled call it may still be written to.
         """
         ...
 
