@@ -277,6 +277,15 @@ COORDINATOR_LEASE_S_MIN: Final = 2
 """The least that etcd grants."""
 COORDINATOR_LEASE_S_MAX: Final = 86_400
 
+# --- cluster: gc over a lake ------------------------------------------------------------------------------
+MARKS_PENDING_MAX: Final = 1 << 20
+"""Chunks in batches of marks that are filled for members, all together; twice as many are under way.  A chunk that
+waits for six members is 82 bytes and six places: 3 x 2^20 places of 8 bytes, and a sixth of 82: 64 MiB."""
+MANIFESTS_SEEN_MAX: Final = 1 << 19
+"""Manifests that a walk remembers, about 130 bytes each: 65 MiB.  A file of more than 4 MiB has one or more."""
+LAKE_GC_LOCK_S: Final = 30
+"""Lease of the cycle that is under way: a lake's next cycle waits so long for one whose process died."""
+
 # --- wire --------------------------------------------------------------------------------------------
 CONTROL_BYTES_MAX: Final = 4 * MIB
 """Control part of one frame.  A locate of 4096 chunks answers with about 0.5 MiB."""
