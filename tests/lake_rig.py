@@ -6,7 +6,7 @@ no erasure code, and every rule about homes, tables and generations is that of a
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -18,6 +18,8 @@ from engine.cluster.joined_generation import JoinedGeneration
 from engine.cluster.lake_gc import LakeGc, LakeGcReport
 from engine.cluster.lake_state import LakeState
 from engine.cluster.ports import Got, NewChunk, Wanted
+from engine.namespace.buckets import find_bucket
+from engine.namespace.removal import remove
 from engine.process.embedded import EmbeddedEngine
 from engine.requests.changes import bind_changes
 from engine.requests.table import NamesService
@@ -25,6 +27,7 @@ from engine.store.keyed_store import KeyedStore
 from engine.store.store import Store
 from engine.tables.views import Transaction
 from engine.uploads.expiry import UploadExpiry
+from engine.uploads.lifecycle import UploadRef, put_part
 from lakefs.cluster.members import Member
 from lakefs.cluster.placing import first_table, next_table
 from lakefs.cluster.protection import Protection
@@ -33,7 +36,7 @@ from lakefs.cluster.table_format import pack
 from lakefs.content.manifest import CutKind, build
 from lakefs.content.verify import granule_crcs
 from lakefs.errors import ChunkNotFound, EngineUnreachable, LakeError, SessionLost
-from lakefs.ids import Buffer, ChunkId, GcGeneration, MemberId, RingEpoch, data_chunk_id
+from lakefs.ids import BlobId, Buffer, ChunkId, GcGeneration, MemberId, RingEpoch, data_chunk_id
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
 from tests.contract.engines import LAKE
@@ -42,12 +45,17 @@ from tests.names_rig import names_store
 from tests.shards import Shard, drop, listed, offer, read, set_epoch, store
 from tests.sim.world.clock import SimClock
 from tests.sim.world.disk import SimDisk
-from tests.store_rig import ask, change, client_of, good, simulated_store
+from tests.store_rig import PLAIN, ask, change, client_of, good, simulated_store
 
 T = TypeVar("T")
 MIRRORED = Protection(1, 1)
-Fault = Callable[[MemberId, m.Request], LakeError | None]
-"""Returns the error with which a member's request ends instead of being served, or None."""
+Hook = Callable[[MemberId, m.Request], Awaitable[Reply | None]]
+"""Runs before a member's request is served; with a reply, or when it raises, the request is not served."""
+
+
+async def serve(member: MemberId, request: m.Request) -> Reply | None:
+    """Let the member serve the request."""
+    return None
 
 
 def member_id(index: int) -> MemberId:
@@ -102,7 +110,7 @@ class LocalMembers:
         self._nursery = nursery
         self.generation = GcGeneration(1)
         self.processes: dict[MemberId, MemberProcess] = {}
-        self.fault: Fault = lambda member, request: None
+        self.hook: Hook = serve
         self.sent: list[tuple[MemberId, m.Request]] = []
 
     def is_up(self, member: MemberId) -> bool:
@@ -112,10 +120,8 @@ class LocalMembers:
         self, member: MemberId, request: m.Request, body: Sequence[Buffer] = (), *, into: Sequence[memoryview] = ()
     ) -> Reply:
         self.sent.append((member, request))
-        error = self.fault(member, request)
-        if error is not None:
-            raise error
-        return await self.client(member).call(request, body)
+        reply = await self.hook(member, request)
+        return await self.client(member).call(request, body) if reply is None else reply
 
     def client(self, member: MemberId) -> EmbeddedEngine:
         """Return a member's client.  EngineUnreachable while it is away."""
@@ -192,11 +198,12 @@ class MirroredStripes:
 class SmallLake:
     """Members, names and a coordinator; made by `small_lake`."""
 
-    def __init__(self, coordinator: MemoryCoordinator, nursery: trio.Nursery, count: int) -> None:
+    def __init__(self, coordinator: MemoryCoordinator, nursery: trio.Nursery, count: int, batch: int) -> None:
         self.coordinator = coordinator
         self.state = LakeState(coordinator)
         self.names_disk = SimDisk()
         self._nursery = nursery
+        self._batch = batch
         self.members = LocalMembers([first_table(MIRRORED, [member(index) for index in range(count)])], nursery)
         self.stripes = MirroredStripes(self.members)
         self.clock = SimClock()
@@ -223,7 +230,7 @@ class SmallLake:
             self.joined,
             UploadExpiry(self.names.metadata, self.clock, 0.0),
             self.clock,
-            batch=4,
+            batch=self._batch,
         )
 
     async def stop_names(self, *, crash: bool = False) -> None:
@@ -263,15 +270,15 @@ class SmallLake:
         for member, process in self.members.processes.items():
             if process.client is None:
                 continue
-            for shard, touched in (await listed(process.client)).items():
+            for shard in await listed(process.client):
                 home = table.homes(shard.chunk)[shard.number]
                 if home == member:
                     continue
                 (payload,) = await read(process.client, shard)
                 copy, given = shard.with_payload(payload), generation
                 await store(self.members.client(home), copy, epoch=table.ring_epoch, generation=given)
-                while await drop(process.client, shard, touched=given, epoch=table.ring_epoch) != [0]:
-                    given = GcGeneration(touched)
+                while (kept := await drop(process.client, shard, touched=given, epoch=table.ring_epoch)) != [0]:
+                    given = GcGeneration(kept[0])  # touched since: the copy too, which may have been swept
                     await store(self.members.client(home), copy, epoch=table.ring_epoch, generation=given)
 
     # --- content -----------------------------------------------------------------------------------
@@ -283,12 +290,14 @@ class SmallLake:
                 new = NewChunk(chunk, memoryview(payload), granule_crcs(payload))
                 await self.stripes.store(generation, [new])
 
-    async def bind(self, key: str, blob: bytes, generation: int, *, size: int = 1) -> None:
-        """Bind a key as names do for a head.  SessionLost."""
+    async def bind(self, key: str, blob: bytes, generation: int, *, size: int = 1, epoch: int | None = None) -> None:
+        """Bind a key as names do for a head, to what was answered in a generation and an epoch.  SessionLost."""
 
         def decide(txn: Transaction) -> list[m.NameResult]:
             self.joined.check_generation(generation)
-            return bind_changes(txn, [change(key, blob)], [HeldBlob(blob, size, 2)], 1)  # type: ignore[arg-type]
+            if epoch is not None and epoch < self.members.tables[-1].ring_epoch:
+                raise SessionLost("the answers are of a ring epoch that is retired")
+            return bind_changes(txn, [change(key, blob)], [HeldBlob(BlobId(blob), size, blob[0])], 1)
 
         results, sequence = await self.names.metadata.commit(decide)
         good(m.NameResults(results))
@@ -322,6 +331,29 @@ class SmallLake:
         assert result.opened is not None
         assert result.opened.lease
         return result.opened.lease
+
+    async def begin_upload(self, key: str) -> bytes:
+        """Begin an upload to a key of the bucket; returns its id."""
+        return (await ask(self.client, m.UploadCreate("bkt", key, PLAIN), m.UploadStat)).upload
+
+    async def record_part(self, upload: bytes, blob: bytes, generation: int = 1 << 32) -> None:
+        """Record part 1 of an upload to `upload`, as names do for a head.  SessionLost."""
+
+        def decide(txn: Transaction) -> None:
+            self.joined.check_generation(generation)
+            ref = UploadRef(find_bucket(txn, "bkt"), "upload", upload)
+            put_part(txn, ref, 1, HeldBlob(BlobId(blob), 1, blob[0]), bytes(16), {}, 1)
+
+        _, sequence = await self.names.metadata.commit(decide)
+        await self.names.metadata.wait_durable(sequence)
+
+    async def remove_without_waiting(self, key: str) -> int:
+        """Remove a name; returns the sequence of the removal, which is not durable yet."""
+
+        def decide(txn: Transaction) -> None:
+            remove(txn, find_bucket(txn, "bkt"), key, m.NO_CONDITION, 1)
+
+        return (await self.names.metadata.commit(decide))[1]
 
     async def collect(self) -> LakeGcReport:
         return await self.gc.run()
@@ -357,10 +389,10 @@ def layout(payloads: Sequence[bytes]) -> tuple[bytes, list[tuple[ChunkId, bytes]
 
 
 @asynccontextmanager
-async def small_lake(count: int = 3) -> AsyncIterator[SmallLake]:
-    """A lake of so many members at 1+1, its names started, in generation 1."""
+async def small_lake(count: int = 3, *, batch: int = 4) -> AsyncIterator[SmallLake]:
+    """A lake of so many members at 1+1, its names started, in generation 1; gc walks `batch` names at a time."""
     async with memory_coordinator() as coordinator, trio.open_nursery() as nursery:
-        lake = SmallLake(coordinator, nursery, count)
+        lake = SmallLake(coordinator, nursery, count, batch)
         assert await lake.state.next_epoch(RingEpoch(0), pack(lake.members.tables[0])) == 1
         assert await lake.state.advance_generation(GcGeneration(0)) == 1
         for index in range(count):

@@ -165,13 +165,11 @@ class LakeGc:
         walk = _Walk(marks, ManifestWalk(self._metadata, self._stripes), pacing, lease, report)
         with roots.noting():
             await roots.nodes(pacing, walk.visit)
-            await roots.parts(pacing, walk.visit)
-            await roots.leases(pacing, walk.visit)
-            await roots.rebound(walk.visit)
-            await marks.finish()
-            await roots.rebound(walk.visit)
-            await marks.finish()
-            assert roots.all_visited, "every blob is marked before the sweep"
+        await roots.parts(pacing, walk.visit)
+        await roots.leases(pacing, walk.visit)
+        await roots.rebound(walk.visit)
+        assert roots.all_visited, "every blob is marked before the sweep"
+        await marks.finish()
 
     async def _sweep(self, marks: Marks, homes: CycleHomes) -> list[MemberReport]:
         reports = {

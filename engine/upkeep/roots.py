@@ -2,13 +2,15 @@
 
     with roots.noting():
         await roots.nodes(pacing, visit)      in the order of node ids, up to the live end
-        await roots.parts(pacing, visit)
-        await roots.leases(pacing, visit)
-        await roots.rebound(visit)            nodes that got another blob behind the walk
+    await roots.parts(pacing, visit)
+    await roots.leases(pacing, visit)
+    await roots.rebound(visit)                blobs that nodes got behind the walk
 
-A new node has a higher id than the walk's place, so the walk meets it.  A node behind that place which gets another
-blob (a folder's own key, a kept node, by a copy too) is met again.  Content that a session binds behind the walk is
-met or not: sessions keep it by themselves, in one engine by births, in a lake by gc generations.
+A new node has a higher id than the walk's place, so the walk meets it.  A blob that a node behind that place gets (a
+folder's own key, a kept node, by a copy too) is met as well, even if the node has lost it again: it may have been
+copied on.  Content that a session binds behind the walk is met or not: sessions keep it by themselves, in one engine by
+births, in a lake by gc generations.  So what is bound when all nodes have been met needs no note: it is of a session,
+or of a node whose blob was met or noted.
 
 Rules kept here:
 - No view is held across an `await`; the walk reads page by page, resuming behind the last key.
@@ -52,12 +54,12 @@ class Roots:
 
     @property
     def all_visited(self) -> bool:
-        """True unless a node got another blob behind the walk which was not visited since."""
+        """True unless a node got a blob behind the walk which was not visited since."""
         return not self._rebound
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Context manager of one walk: nodes that get another blob behind it are noted."""
+        """Context manager of one walk: blobs that nodes get behind it are noted."""
         end_noting = self._metadata.on_joined(self._note_rebound, [NameEvent])
         self._rebound.clear()
         try:
@@ -65,7 +67,6 @@ class Roots:
         finally:
             end_noting()
             self._passed = NodeId(0)
-            self._rebound.clear()
 
     def _note_rebound(self, sequence: Sequence, notes: list[object]) -> None:
         for note in notes:
