@@ -277,15 +277,6 @@ COORDINATOR_LEASE_S_MIN: Final = 2
 """The least that etcd grants."""
 COORDINATOR_LEASE_S_MAX: Final = 86_400
 
-# --- cluster: gc over a lake ------------------------------------------------------------------------------
-MARKS_PENDING_MAX: Final = 1 << 20
-"""Chunks in batches of marks that are filled for members, all together; twice as many are under way.  A chunk that
-waits for six members is 82 bytes and six places: 3 x 2^20 places of 8 bytes, and a sixth of 82: 64 MiB."""
-MANIFESTS_SEEN_MAX: Final = 1 << 19
-"""Manifests that a walk remembers, about 130 bytes each: 65 MiB.  A file of more than 4 MiB has one or more."""
-LAKE_GC_LOCK_S: Final = 30
-"""Lease of the cycle that is under way: a lake's next cycle waits so long for one whose process died."""
-
 # --- wire --------------------------------------------------------------------------------------------
 CONTROL_BYTES_MAX: Final = 4 * MIB
 """Control part of one frame.  A locate of 4096 chunks answers with about 0.5 MiB."""
@@ -372,6 +363,7 @@ LISTEN_BACKLOG: Final = 1024
 # LOAD_WINDOW          4 MiB  16 MiB   4  streamed chunks, requests to load, portions to check; two for each thread
 # CHECK_WINDOW         4 MiB  16 MiB   4  chunks that threads hash where they lie; two for each thread
 # WRITE_FILES_WINDOW   2 MiB   8 MiB   4  batches of small files to write; two for each thread
+# MARKS_WINDOW       132 KiB 264 KiB   2  requests to mark chunks at one member; it marks one while the other is sent
 # COPY_WINDOW          4 KiB 128 KiB  32  requests to copy names; half of those that are served for one connection
 # BOUNCE_BUFFERS       4 MiB  60 MiB  15  registered buffers of an engine; locked memory, beside the DRAM tier's
 # BOUNCES_PER_LINK     4 MiB   8 MiB   2  such buffers of one connection; one is filled while the other is moved
@@ -408,6 +400,7 @@ BOUNCE_BUFFERS: Final = 60 * MIB // CHUNK_BYTES
 BOUNCES_PER_LINK: Final = 8 * MIB // CHUNK_BYTES
 CLIENT_BOUNCES: Final = 8 * MIB // CHUNK_BYTES
 CLIENT_LANDINGS: Final = 8 * MIB // CHUNK_BYTES
+MARKS_WINDOW: Final = 2
 COPY_WINDOW: Final = INFLIGHT_PER_CONNECTION // 2
 READ_AHEAD_BYTES_MAX: Final = FETCH_WINDOW * FETCH_GROUP_BYTES + READ_AHEAD_WINDOW_BYTES_MAX
 """Bytes waiting to be read ahead for one client: the groups in flight, and one reader's window, 128 MiB."""

@@ -45,7 +45,7 @@ from tests.names_rig import names_store
 from tests.shards import Shard, drop, listed, offer, read, set_epoch, store
 from tests.sim.world.clock import SimClock
 from tests.sim.world.disk import SimDisk
-from tests.store_rig import PLAIN, ask, change, client_of, good, simulated_store
+from tests.store_rig import PLAIN, ask, change, client_of, good, run, simulated_store
 
 T = TypeVar("T")
 MIRRORED = Protection(1, 1)
@@ -404,3 +404,41 @@ async def small_lake(count: int = 3, *, batch: int = 4) -> AsyncIterator[SmallLa
             await lake.stop_names()
             for member in [*lake.members.processes]:
                 await lake.members.stop(member)
+
+
+# --- short ways ---------------------------------------------------------------------------------------
+
+
+async def old(lake: SmallLake) -> None:
+    """Let whatever is there become as old as anything may be."""
+    for _ in range(3):
+        await lake.collect()
+
+
+def with_lake(main: Callable[[SmallLake], Awaitable[None]], count: int = 3) -> None:
+    """Run a test with a small lake."""
+
+    async def opened() -> None:
+        async with small_lake(count) as lake:
+            await main(lake)
+
+    run(opened)
+
+
+async def with_garbage(lake: SmallLake) -> set[tuple[MemberId, ChunkId, int]]:
+    """Make content that stays and as much that is old garbage in two cycles; return the shards of the garbage."""
+    for number in range(20):
+        await lake.put(f"kept {number}", b"kept %d" % number)
+        await lake.put(f"gone {number}", b"gone %d" % number)
+    await lake.collect()
+    await lake.delete(*[f"gone {number}" for number in range(20)])
+    garbage = {data_chunk_id(b"gone %d" % number) for number in range(20)}
+    return {shard for shard in await lake.shards() if shard[1] in garbage}
+
+
+async def only_kept(lake: SmallLake) -> None:
+    """All that is named is readable, and in some cycles all else is gone."""
+    assert all([await lake.is_readable(b"kept %d" % number) for number in range(20)])
+    await old(lake)
+    assert await lake.chunks() == {data_chunk_id(b"kept %d" % number) for number in range(20)}
+    assert all([await lake.is_readable(b"kept %d" % number) for number in range(20)])

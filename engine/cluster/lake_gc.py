@@ -55,7 +55,7 @@ _log: Final = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class MemberReport:
-    """What one member did in a cycle; `kept_because` says why it freed nothing, and is empty if it swept."""
+    """One member's part in a cycle.  `kept_because`: the reason why it freed nothing; empty if it swept."""
 
     member: str
     marked_chunks: int

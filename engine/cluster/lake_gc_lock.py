@@ -14,10 +14,10 @@ import trio
 
 from engine.cluster.coordinator import Coordinator, IsAbsent, Put
 from engine.cluster.held_lease import HeldLease, hold_lease
+from engine.cluster.lake_gc_bounds import LAKE_GC_LOCK_S
 from engine.cluster.records import GC_KEY
 from lakefs.errors import EngineBusy
 from lakefs.ids import new_id16
-from lakefs.limits import LAKE_GC_LOCK_S
 from lakefs.ports import Clock
 
 _LOOK_EVERY_S: Final = 1.0

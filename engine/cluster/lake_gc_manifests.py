@@ -16,6 +16,7 @@ from typing import Final
 
 import trio
 
+from engine.cluster.lake_gc_bounds import MANIFESTS_SEEN_MAX
 from engine.cluster.ports import Got, Stripes, Wanted
 from engine.fsck.report import Problem
 from engine.fsck.upload_check import UploadCheck
@@ -26,7 +27,6 @@ from engine.upkeep.roots import Owner
 from lakefs.content.manifest import Manifest, parse
 from lakefs.errors import ChunkDamaged, InvalidArgument, LakeError
 from lakefs.ids import BlobId, ChunkId, ChunkKind, id_text, kind_of
-from lakefs.limits import MANIFESTS_SEEN_MAX
 
 _AT_ONCE: Final = 8
 """Manifests read at once: 2.5 MiB, and 1.6 MiB of parsed entries of one of them."""

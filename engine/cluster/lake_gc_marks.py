@@ -23,16 +23,15 @@ from typing import Final
 
 import trio
 
+from engine.cluster.lake_gc_bounds import MARKS_PENDING_MAX
 from engine.cluster.lake_gc_homes import CycleHomes
 from engine.cluster.ports import Members
 from engine.host.tasks import plain_errors
 from lakefs.errors import EngineUnreachable, LakeError
 from lakefs.ids import ChunkId, GcGeneration, MemberId, new_id16
-from lakefs.limits import BATCH_MAX, MARKS_PENDING_MAX
+from lakefs.limits import BATCH_MAX, MARKS_WINDOW
 from lakefs.wire import messages as m
 
-_UNDER_WAY: Final = 2
-"""Batches of one member: it marks one while the other is on its way."""
 _BATCH_MIN: Final = 128
 """Chunks of a batch where a lake has thousands of members."""
 _PAUSES_S: Final = (0.2, 2.0, 5.0)
@@ -48,7 +47,7 @@ class MemberMarks:
         self.batches = 0
         self.chunks = 0
         self.left_out_because = ""
-        self.slots: Final = trio.Semaphore(_UNDER_WAY)
+        self.slots: Final = trio.Semaphore(MARKS_WINDOW)
 
     def leave_out(self, reason: str) -> None:
         """Send the member nothing more; the first reason is kept."""
@@ -117,9 +116,9 @@ class Marks:
         for marks in self.of_members.values():
             await self._send(marks, 1)
         for marks in self.of_members.values():
-            for _ in range(_UNDER_WAY):
+            for _ in range(MARKS_WINDOW):
                 await marks.slots.acquire()
-            for _ in range(_UNDER_WAY):
+            for _ in range(MARKS_WINDOW):
                 marks.slots.release()
 
     async def _send(self, marks: MemberMarks, least: int) -> None:

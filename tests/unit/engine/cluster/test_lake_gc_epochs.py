@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.cluster import lake_gc
+from engine.cluster import lake_gc, lake_gc_marks
 from engine.cluster.joined_generation import JoinedGeneration
 from engine.cluster.lake_gc_homes import CycleHomes
 from engine.cluster.lake_gc_marks import Marks
@@ -98,7 +98,7 @@ def test_a_home_of_a_later_epoch_frees_nothing_though_the_earlier_one_is_retired
 
 def test_a_home_that_looks_at_the_tables_of_now_frees_what_names_refer_to(monkeypatch: pytest.MonkeyPatch) -> None:
     present: list[Table] = []
-    next_epoch, open_marks = SmallLake.next_epoch, lake_gc.open_marks
+    next_epoch, open_marks = SmallLake.next_epoch, lake_gc_marks.open_marks
 
     async def noted(lake: SmallLake, *indexes: int, at_once: bool = True) -> Table:
         present.insert(0, await next_epoch(lake, *indexes, at_once=at_once))
@@ -108,7 +108,7 @@ def test_a_home_that_looks_at_the_tables_of_now_frees_what_names_refer_to(monkey
         """Members sweep where the newest table has them."""
 
         def partitions_of(self, member: MemberId) -> bytes:
-            return (CycleHomes(present[:1]) if present else super()).partitions_of(member)
+            return CycleHomes(present[:1]).partitions_of(member) if present else super().partitions_of(member)
 
     def at_all(members: Members, generation: GcGeneration, homes: CycleHomes) -> AbstractAsyncContextManager[Marks]:
         """The new member begins, too; marks are sent by the tables of the beginning."""

@@ -9,12 +9,12 @@ import trio
 
 from engine.cluster.coordinator import Put
 from engine.cluster.lake_gc import LakeGc
+from engine.cluster.lake_gc_bounds import LAKE_GC_LOCK_S
 from engine.cluster.lake_gc_lock import hold_gc_lock
 from engine.cluster.records import GC_KEY
 from engine.uploads.expiry import UploadExpiry
 from lakefs.errors import EngineBusy, EngineUnreachable, PreconditionFailed
 from lakefs.ids import MemberId
-from lakefs.limits import LAKE_GC_LOCK_S
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
 from tests.lake_rig import SmallLake, small_lake
