@@ -363,6 +363,7 @@ LISTEN_BACKLOG: Final = 1024
 # LOAD_WINDOW          4 MiB  16 MiB   4  streamed chunks, requests to load, portions to check; two for each thread
 # CHECK_WINDOW         4 MiB  16 MiB   4  chunks that threads hash where they lie; two for each thread
 # WRITE_FILES_WINDOW   2 MiB   8 MiB   4  batches of small files to write; two for each thread
+# MARKS_WINDOW       132 KiB 264 KiB   2  requests to mark chunks at one member; it marks one while the other is sent
 # COPY_WINDOW          4 KiB 128 KiB  32  requests to copy names; half of those that are served for one connection
 # BOUNCE_BUFFERS       4 MiB  60 MiB  15  registered buffers of an engine; locked memory, beside the DRAM tier's
 # BOUNCES_PER_LINK     4 MiB   8 MiB   2  such buffers of one connection; one is filled while the other is moved
@@ -399,6 +400,7 @@ BOUNCE_BUFFERS: Final = 60 * MIB // CHUNK_BYTES
 BOUNCES_PER_LINK: Final = 8 * MIB // CHUNK_BYTES
 CLIENT_BOUNCES: Final = 8 * MIB // CHUNK_BYTES
 CLIENT_LANDINGS: Final = 8 * MIB // CHUNK_BYTES
+MARKS_WINDOW: Final = 2
 COPY_WINDOW: Final = INFLIGHT_PER_CONNECTION // 2
 READ_AHEAD_BYTES_MAX: Final = FETCH_WINDOW * FETCH_GROUP_BYTES + READ_AHEAD_WINDOW_BYTES_MAX
 """Bytes waiting to be read ahead for one client: the groups in flight, and one reader's window, 128 MiB."""

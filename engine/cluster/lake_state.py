@@ -150,6 +150,25 @@ class LakeState:
         done = await self._coordinator.transact([_as_read(GENERATION_KEY, entry)], [change])
         return number if done.succeeded else None
 
+    async def begin_gc(self) -> tuple[GcGeneration, dict[RingEpoch, bytes]]:
+        """Advance the generation; returns the new one and the tables, as `epoch_tables`, of that very moment.
+
+        A member that is a home in each of these tables may free in this generation's cycle; tables that are read at
+        another moment do not say who may.  PreconditionFailed while the lake has no table.
+        """
+        while True:
+            present, generation = await self._generation()
+            newest = (await self._coordinator.get(EPOCH_KEY)).entry  # before the tables: a newer one has no table here
+            tables = [entry async for entry in self._all(*EPOCHS)]
+            if not tables:
+                raise PreconditionFailed("the lake has no ring table yet: its first members have not been added")
+            number = GcGeneration(present + 1)
+            compares = [_as_read(GENERATION_KEY, generation), _as_read(EPOCH_KEY, newest)]
+            compares += [_as_read(entry.key, entry) for entry in tables]
+            change = Put(GENERATION_KEY, encode(GenerationRecord(number)))
+            if (await self._coordinator.transact(compares, [change])).succeeded:
+                return number, {epoch_of_key(entry.key): entry.value for entry in tables}
+
     # --- dirty partitions --------------------------------------------------------------------------------
 
     async def note_dirty(self, partitions: Iterable[Partition], epoch: RingEpoch) -> None:

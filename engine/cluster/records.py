@@ -5,6 +5,7 @@
     epoch                       EpochRecord       the number of the newest ring epoch
     epochs/NUMBER               bytes             the table of a ring epoch that is not retired; 16 hex digits
     generation                  GenerationRecord  the present generation of gc
+    gc                          bytes             the walk of the gc cycle under way; ends with its process
     dirty/PARTITION             DirtyRecord       a partition of which a stripe may be short; 4 hex digits
 
 A value is a msgpack array that begins with its version; fields are appended, never moved.  An unknown version is
@@ -27,6 +28,7 @@ from lakefs.ids import GcGeneration, MemberId, Partition, RingEpoch
 LAKE_KEY: Final = b"lake"
 EPOCH_KEY: Final = b"epoch"
 GENERATION_KEY: Final = b"generation"
+GC_KEY: Final = b"gc"
 MEMBERS: Final = b"members/", b"members0"
 """Begin and end of the keys of members."""
 EPOCHS: Final = b"epochs/", b"epochs0"
