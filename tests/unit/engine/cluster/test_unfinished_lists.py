@@ -1,0 +1,219 @@
+"""Lists of good copies whose making was cut short: no copy that lacks an answered change opens by itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import pytest
+
+from engine.cluster.copy import Copy
+from engine.cluster.copy_calls import InTurn, Outcome, T
+from engine.cluster.copy_list import LIST_FILE, read_list
+from engine.cluster.mirror_bounds import COPIES_MAX
+from engine.cluster.mirror_opening import make_mirror
+from engine.cluster.mirrored_disk import MirroredDisk
+from engine.cluster.new_copy import add_copy
+from lakefs.errors import DiskFailed, StoreUnusable
+from tests.sim.world.disk import SimDisk
+from tests.unit.engine.cluster.mirror_rig import Devices, content, good, put
+
+
+class LastFirst(InTurn):
+    """One copy after the other, the last one first: a new copy has its list before the old ones."""
+
+    def each(self, copies: Sequence[Copy], call: Callable[[Copy], T], *, slow: bool) -> list[Outcome[T]]:
+        return super().each(copies[::-1], call, slow=slow)[::-1]
+
+
+class KilledHere(Exception):
+    """The process ends at this operation."""
+
+
+def fail_list(devices: Devices, name: str) -> None:
+    """Let the next list not be written on that device."""
+    devices.disks[name].fail_next("rename", DiskFailed("planted"), path=LIST_FILE)
+
+
+def throw_out(devices: Devices, mirror: MirroredDisk, name: str) -> None:
+    """Throw a copy out by a change that it fails at."""
+    devices.disks[name].fail_next("open", DiskFailed("planted"))
+    put(mirror, f"without-{name}", b"answered")
+
+
+def cut_short(devices: Devices, name: str, change: Callable[[], object]) -> None:
+    """Make a change; the process is killed when that device gets the list, which it does not have then."""
+    devices.disks[name].fail_next("rename", KilledHere(), path=LIST_FILE)
+    with pytest.raises(KilledHere):
+        change()
+    devices.kill()
+
+
+def check_never_stale(devices: Devices, names: str) -> None:
+    """These devices do not open without the others, or have what was answered."""
+    try:
+        mirror = devices.open(*names)
+    except StoreUnusable:
+        return
+    assert content(mirror, "answered") == b"1"
+
+
+ORDERS = pytest.mark.parametrize(("calls", "behind"), [(InTurn(), 1), (LastFirst(), 0)])
+"""The copy that has the list first, and the index of the one behind that the process dies at."""
+
+
+def answered_with(devices: Devices, names: str, failing: str) -> None:
+    """Open with a device that fails at each list, and have a change answered, if that is possible."""
+    for _ in range(3):
+        fail_list(devices, failing)
+    try:
+        put(devices.open(*names), "answered", b"1")
+    except (DiskFailed, StoreUnusable):
+        devices.disks[failing].forget_failures()
+        devices.kill()
+        put(devices.open(*names), "answered", b"1")
+    devices.disks[failing].forget_failures()
+    devices.kill()
+
+
+@ORDERS
+@pytest.mark.parametrize("failing", "ab")
+def test_a_copy_that_was_added_by_an_unfinished_list_and_the_old_one_do_not_open_alone(
+    calls: InTurn, behind: int, failing: str
+) -> None:
+    devices = Devices(1)
+    devices.disks["b"] = SimDisk(1)
+    mirror = devices.open()
+    mirror.copies.calls = calls
+    cut_short(devices, "ab"[behind], lambda: add_copy(mirror, "b", devices.disks["b"]))
+    answered_with(devices, "ab", failing)
+    for name in ("a", "b", "ab"):
+        check_never_stale(devices, name)
+        devices.kill()
+
+
+@ORDERS
+@pytest.mark.parametrize("failing", "ab")
+def test_copies_that_were_left_out_one_after_the_other_do_not_open_together(
+    calls: InTurn, behind: int, failing: str
+) -> None:
+    """Three copies: "c" was left out, but only one of the others knows; then that one is to be the last."""
+    devices = Devices(3)
+    mirror = devices.open()
+    mirror.copies.calls = calls
+    cut_short(devices, "ab"[behind], lambda: throw_out(devices, mirror, "c"))
+    answered_with(devices, "ab", failing)
+    for names in ("ac", "bc", "a", "b", "c", "abc"):
+        check_never_stale(devices, names)
+        devices.kill()
+
+
+def test_a_copy_that_was_added_by_an_unfinished_list_does_not_open_with_one_that_was_left_out() -> None:
+    """The new one of three copies alone has the list that names it; the others go on, at last one of them alone."""
+    devices = Devices(3)
+    throw_out(devices, devices.open(), "a")
+    devices.kill()
+    mirror = devices.open()
+    mirror.copies.calls = LastFirst()
+    devices.replace("a")
+    cut_short(devices, "c", lambda: add_copy(mirror, "a", devices.disks["a"]))
+    assert set(map(devices.copy_id, "abc")) == set(read_list(devices.disks["a"]).members)
+    answered_with(devices, "bc", "b")
+    for names in ("ab", "a", "b", "abc"):
+        check_never_stale(devices, names)
+        devices.kill()
+
+
+def test_lists_that_nobody_went_on_with_do_not_keep_devices_from_opening_that_are_all_there() -> None:
+    devices = Devices(3)
+    mirror = devices.open()
+    cut_short(devices, "b", lambda: throw_out(devices, mirror, "c"))
+    cut_short(devices, "c", lambda: devices.open("b", "c"))  # "a", which alone knows that "c" is out, is away
+    assert good(devices.open()) == "abc"
+
+
+def test_a_list_that_a_killed_process_has_not_synced_is_durable_before_it_counts() -> None:
+    for seed in range(12):
+        devices = Devices(1, seed)
+        devices.disks["b"] = SimDisk(seed)
+        mirror = devices.open("a")
+        devices.disks["a"].fail_next("sync_folder", KilledHere(), skip=0)
+        with pytest.raises(KilledHere):
+            add_copy(mirror, "b", devices.disks["b"])
+        devices.kill()
+        fail_list(devices, "a")
+        try:
+            mirror = devices.open()
+        except StoreUnusable:
+            continue
+        put(mirror, "answered", b"1")
+        devices.crash()
+        check_never_stale(devices, "a")
+
+
+@pytest.mark.parametrize("is_list_failing", [True, False])
+def test_what_a_new_copy_lacks_is_answered_only_when_no_list_names_it(*, is_list_failing: bool) -> None:
+    """A change of another thread fails on the new copy while it gets the list that names it."""
+    devices = Devices(1)
+    mirror = devices.open()
+    put(mirror, "f", b"old")
+    file = mirror.open("f")
+    new = devices.disks["b"] = Interrupted(3)
+    listed: list[int] = []
+
+    def change() -> None:
+        new.fail_next("pwrite", DiskFailed("planted"))
+        if is_list_failing:
+            new.fail_next("sync_folder", DiskFailed("planted"))
+        file.pwrite(b"new", 0)
+        listed.append(len(read_list(devices.disks["a"]).members))
+
+    new.at_list = change
+    with suppress(DiskFailed):
+        add_copy(mirror, "b", new)
+    new.wait()
+    assert listed == [1], "the change was answered when the list was without the new copy"
+    devices.kill()
+    assert content(devices.open(), "f") == b"new"
+
+
+class Interrupted(SimDisk):
+    """A device during whose list another thread does something, and is waited for only for a moment."""
+
+    at_list: Callable[[], object] | None = None
+    _thread: threading.Thread | None = None
+
+    def rename(self, source: str, target: str) -> None:
+        super().rename(source, target)
+        if target == LIST_FILE and self.at_list is not None:
+            at_list, self.at_list = self.at_list, None
+            self._thread = threading.Thread(target=at_list)
+            self._thread.start()
+            self._thread.join(0.1)
+
+    def wait(self) -> None:
+        assert self._thread is not None
+        self._thread.join()
+
+
+def test_a_mirror_that_has_stopped_writes_no_list() -> None:
+    devices = Devices(3)
+    mirror = devices.open()
+    for name in "ab":
+        devices.disks[name].fail_next("open", DiskFailed("planted"))
+    with pytest.raises(DiskFailed, match="too many"):
+        put(mirror, "f", b"")
+    lists = [read_list(disk) for disk in devices.disks.values()]
+    with pytest.raises(DiskFailed):
+        mirror.throw_out(devices.copy_id("c"), "an operator's wish")
+    mirror.close()
+    assert [read_list(disk) for disk in devices.disks.values()] == lists
+
+
+def test_a_mirror_has_no_more_copies_than_the_rules_hold_for() -> None:
+    with pytest.raises(StoreUnusable, match="1 to 4 copies"):
+        make_mirror({str(number): SimDisk(number) for number in range(5)})
+    devices = Devices(COPIES_MAX)
+    with pytest.raises(StoreUnusable, match="has 4 copies already"):
+        add_copy(devices.open(), "z", SimDisk(7))
