@@ -29,7 +29,7 @@ from engine.cluster.lake_state import LakeState
 from engine.cluster.ports import Members
 from engine.cluster.walker_calls import ShardCalls
 from engine.cluster.walker_compare import Verdicts, compare, copies_of
-from engine.cluster.walker_lists import ShardList, Window, windows
+from engine.cluster.walker_lists import ShardList, Window, Windows
 from engine.cluster.walker_pace import Pace
 from engine.cluster.walker_repair import Repair
 from engine.cluster.walker_report import Left, WalkReport
@@ -155,7 +155,8 @@ class _Walk:
         await run_all(self._greet, asked)
         begin, end = digests_of(self._partition, self._tables[0].partition_bits)
         lists = self._lists(begin, end)
-        async for window in windows(lists):
+        merged = Windows(lists)
+        while (window := await merged.next()) is not None:
             self._note_failed(lists)
             await self._look_at(window)
         self._note_failed(lists)
@@ -222,10 +223,10 @@ class _Walk:
         for chunk in self._doubtful:
             digest = chunk[1:]
             lists = self._lists(digest, _next_digest(digest))
-            async for window in windows(lists):
+            merged = Windows(lists)
+            while (window := await merged.next()) is not None:
                 self._note_failed(lists)
-                copies = copies_of(chunk, window)
-                if copies:
+                if copies := copies_of(chunk, window):
                     await self._work([Stripe(chunk, copies)], is_last=True)
             self._note_failed(lists)
 

@@ -1,6 +1,6 @@
 """Members' lists of shards of one range of digests, read page by page and merged as windows.
 
-    async for window in windows(lists):         per member its shards of the same chunks, in the order of chunks
+    window = await Windows(lists).next()        per member its shards of the same chunks, in the order of chunks
 
 Rules kept here:
 - A window holds all listed shards of each of its chunks: a chunk at the end of a page waits for the next page.
@@ -13,7 +13,7 @@ Rules kept here:
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -110,14 +110,22 @@ class ShardList:
         return self._buffer.take(count)
 
 
-async def windows(lists: Sequence[ShardList]) -> AsyncIterator[Window]:
-    """Yield windows in the order of chunks until all lists have ended; empty ones are left out."""
-    waiting = list(lists)
-    while waiting:
-        await run_all(ShardList.fetch, waiting)
-        boundary = min((one.last for one in lists if one.last is not None), default=None)
-        window = [(one.member, one.take(boundary)) for one in lists]
-        window = [(member, columns) for member, columns in window if len(columns)]
-        if window:
-            yield window
-        waiting = [one for one in lists if not one.is_done and one.last in (None, boundary)]
+class Windows:
+    """The windows of several lists, in the order of chunks.  Used by one task."""
+
+    def __init__(self, lists: Sequence[ShardList]) -> None:
+        self._lists = lists
+        self._waiting = list(lists)
+        """Lists of which a page is needed for the next window; none: the last window was returned."""
+
+    async def next(self) -> Window | None:
+        """Return the next window with a shard in it; None when all lists have ended."""
+        while self._waiting:
+            await run_all(ShardList.fetch, self._waiting)
+            boundary = min((one.last for one in self._lists if one.last is not None), default=None)
+            taken = [(one.member, one.take(boundary)) for one in self._lists]
+            self._waiting = [one for one in self._lists if not one.is_done and one.last in (None, boundary)]
+            window = [(member, columns) for member, columns in taken if len(columns)]
+            if window:
+                return window
+        return None
