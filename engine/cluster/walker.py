@@ -9,7 +9,8 @@ Rules kept here:
   running, can drop nothing at a home that this walk relies on, and what a writer stores by an older table is refused
   from then on.  If a member knows a newer epoch, the walk ends with StaleEpoch and is done anew.
 - Asked are homes and substitutes of every table that is not retired, and the members that the caller names.
-- The partition is settled only if all of them answered and every stripe was found or made whole.
+- The partition is settled only if homes and substitutes answered, but for those that are out, and every stripe was
+  found or made whole.  A member that is out is asked if it answers; as a home of the newest table it is waited for.
 - A chunk of which too few shards are listed is looked at once more, a while later: a writer may be storing it, or gc
   may be freeing it.
 - Memory: a page for each member, a batch of `BATCH_BYTES` and what is decoded of it, and `SECOND_LOOKS_MAX` chunks.
@@ -18,7 +19,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -97,16 +98,21 @@ class Walker:
         self._packed: tuple[RingEpoch, bytes] = RingEpoch(0), b""
 
     async def walk_partition(
-        self, partition: Partition, *, others: Iterable[MemberId] = (), deep: bool = False
+        self,
+        partition: Partition,
+        *,
+        others: Iterable[MemberId] = (),
+        out: Set[MemberId] = frozenset(),
+        deep: bool = False,
     ) -> Walked:
-        """Walk a partition of the newest table; `others` are asked as well.
+        """Walk a partition of the newest table; `others` are asked as well, those that are `out` need not answer.
 
         `deep`: every chunk is read, compared with its id, and its shards with what they have to be.
         StaleEpoch when a newer table was made meanwhile, and errors of the coordinator: then walk it again.
         """
         tables = list(self._members.tables)
         walk = _Walk(self, tables, partition, deep=deep)
-        await walk.run(others)
+        await walk.run(others, out)
         return Walked(tables[0].ring_epoch, walk.report)
 
     async def say_epoch(self, member: MemberId, table: Table) -> None:
@@ -149,10 +155,11 @@ class _Walk:
         self._repair = Repair(calls, self._place, walker._code, walker._offload, self.report, walker.generation)
         self._doubtful: list[ChunkId] = []
 
-    async def run(self, others: Iterable[MemberId]) -> None:
-        asked = members_of(self._tables, self._partition)
-        asked += [member for member in others if member not in asked]
-        await run_all(self._greet, asked)
+    async def run(self, others: Iterable[MemberId], out: Set[MemberId]) -> None:
+        needed = set(members_of(self._tables, self._partition)) - (out - set(self._place.homes))
+        asked = {*needed, *members_of(self._tables, self._partition), *others}
+        await run_all(self._greet, sorted(asked))
+        self.report.unanswered = {member.hex() for member in needed - self._place.answered}
         begin, end = digests_of(self._partition, self._tables[0].partition_bits)
         lists = self._lists(begin, end)
         merged = Windows(lists)
@@ -169,8 +176,7 @@ class _Walk:
         except StaleEpoch:
             raise
         except LakeError as error:
-            _log.info("a member is not there for a walk", member=member.hex(), reason=error.message)
-            self.report.unanswered.add(member.hex())
+            _log.debug("a member does not answer a walk", member=member.hex(), reason=error.message)
         else:
             self._place.answered.add(member)
 
