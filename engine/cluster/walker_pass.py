@@ -87,6 +87,7 @@ class WalkerPass:
         self._not_before: dict[Partition, float] = {}
         self._others: list[MemberId] = []
         self._out: set[MemberId] = set()
+        """Out or removed: nobody waits for them."""
         self._since: tuple[float, int] | None = None
         """Time and partition at which this process went on with the full walk; for the ETA."""
 
@@ -142,9 +143,10 @@ class WalkerPass:
         self._not_before = {p: at for p, at in self._not_before.items() if at > now and p in present}
         due = [note for note in dirty if note.partition not in self._not_before]
         self._queue = sorted(due, key=lambda note: (note.is_moving, note.partition))
-        records = [record for record in await self._state.members() if record.state is not MemberState.REMOVED]
-        self._out = {record.member for record in records if record.state is MemberState.OUT}
-        self._others = [record.member for record in records] if len(records) <= OTHERS_MAX else []
+        states = {record.member: record.state for record in await self._state.members()}
+        self._out = {member for member, state in states.items() if state in (MemberState.OUT, MemberState.REMOVED)}
+        kept = [member for member, state in states.items() if state is not MemberState.REMOVED]
+        self._others = kept if len(kept) <= OTHERS_MAX else []
         self._looked_at = now
 
     # --- partitions ----------------------------------------------------------------------------------

@@ -8,8 +8,8 @@ import pytest
 
 from lakefs.ids import ChunkKind
 from lakefs.limits import GRANULE_BYTES, KIB
-from tests.store_rig import run
 from tests.unit.engine.cluster.walker_rig import PARTITIONS, SIZES, Lake, lake, member_id, shards_of
+from tests.unit.support.metadata_rig import run
 
 Scenario = Callable[[Lake], Awaitable[None]]
 
@@ -21,7 +21,7 @@ def on_a_lake(scenario: Scenario, count: int = 6, seed: int = 0) -> None:
         async with lake(count, seed) as made:
             await scenario(made)
 
-    run(main)
+    run(main, seed)
 
 
 @pytest.mark.parametrize("page", [3, 1000])
