@@ -24,6 +24,7 @@ from engine.cluster.walker_lengths import readings_of
 from engine.cluster.walker_lists import Columns, Window
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.ids import MemberId
+from lakefs.limits import CHUNK_BYTES, GRANULE_BYTES
 
 UNKNOWN: Final = -1
 """In a signature: the shard's home has not answered."""
@@ -35,7 +36,7 @@ Signature = tuple[int | None, ...]
 
 
 class Verdict(Enum):
-    """How the shards at their homes look."""
+    """State of a chunk's shards at their homes."""
 
     WHOLE = auto()
     """All that can be seen is there."""
@@ -82,6 +83,8 @@ class Verdicts:
 
 def judge(code: ErasureCode, signature: Signature, length: int = 0) -> Verdict:
     """Return the verdict on a signature, of a chunk whose length is known if it is not 0."""
+    if _is_plainly_whole(code, signature):
+        return Verdict.WHOLE
     if length:
         return Verdict.ODD if any(signature[number] is None for number in code.shards(length)) else Verdict.WHOLE
     present = {number: size for number, size in enumerate(signature) if size is not None and size != UNKNOWN}
@@ -94,6 +97,21 @@ def judge(code: ErasureCode, signature: Signature, length: int = 0) -> Verdict:
     if len(readings) == 1 or any(signature[number] == UNKNOWN for number in range(readings[1].data_shards)):
         return Verdict.WHOLE
     return Verdict.UNSURE
+
+
+def _is_plainly_whole(code: ErasureCode, signature: Signature) -> bool:
+    """Return True for a whole chunk whose last data shard is short, or the only one: nearly all, and soon seen."""
+    count = signature.index(None) if None in signature else code.data
+    size, last = signature[0], signature[count - 1]
+    if count == 0 or count > code.data or size is None or last is None or last == UNKNOWN:
+        return False
+    if any(one != size for one in (*signature[: count - 1], *signature[code.data :])):
+        return False
+    if any(one is not None for one in signature[count : code.data]):
+        return False
+    if count == 1:
+        return size % GRANULE_BYTES != 0 and size <= CHUNK_BYTES
+    return last < size and code.shard_bytes((count - 1) * size + last) == size
 
 
 def compare(window: Window, homes: Sequence[MemberId], answered: Set[MemberId], verdicts: Verdicts) -> Compared:

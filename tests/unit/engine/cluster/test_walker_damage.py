@@ -110,7 +110,7 @@ def test_a_copy_elsewhere_does_not_replace_what_home_stored_meanwhile() -> None:
         await made.put(other, shard)
         await made.lie(shard, other)
         await made.take(shard)
-        stored = []
+        stored: list[bool] = []
 
         async def store_first(_: MemberId, request: m.Request) -> None:
             if isinstance(request, m.StoreShards) and not stored:

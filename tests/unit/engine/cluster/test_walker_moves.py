@@ -127,7 +127,7 @@ def test_a_copy_elsewhere_that_a_writer_touches_is_dropped_only_when_home_is_tou
         home, other = made.home(shard), made.home(made.shard(chunk, 4))
         await made.take(shard)
         await made.put(other, shard)
-        touched = []
+        touched: list[int] = []
 
         async def touch(to: MemberId, request: m.Request) -> None:
             """Offer the stray in a newer generation just before it is dropped, twice."""
@@ -222,7 +222,7 @@ def test_two_walks_of_two_tables_never_drop_both_copies() -> None:
         six, seven = [member(n) for n in range(6)], [member(n) for n in range(7)]
         await made.change(*seven)
         older = made.whole_tables
-        began = []
+        began: list[bool] = []
 
         async def newer_walk(_: MemberId, request: m.Request) -> None:
             """Just before the older walk drops, make a newer table that moves all back, and walk by it."""

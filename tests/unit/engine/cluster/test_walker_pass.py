@@ -109,7 +109,7 @@ def test_short_partitions_are_walked_first_then_moving_ones_then_all() -> None:
         await one.made.state.note_dirty([Partition(0), Partition(2)], RingEpoch(1), is_moving=True)
         await one.made.state.note_dirty([Partition(3)], RingEpoch(1))
         one.made.before = [note]
-        assert not one.walks.is_healed
+        assert not one.walks.status()["healed"]
         assert await one.walk() == 3 + len(PARTITIONS)
         assert [begin[0] >> 6 for begin in order] == [3, 0, 2, 0, 1, 2, 3]
         assert one.walks.is_healed
@@ -123,7 +123,7 @@ def test_short_partitions_are_walked_first_then_moving_ones_then_all() -> None:
 
 def test_a_partition_that_is_noted_during_its_walk_is_walked_again() -> None:
     async def scenario(one: Running) -> None:
-        noted = []
+        noted: list[bool] = []
 
         async def note(_: MemberId, request: m.Request) -> None:
             if isinstance(request, m.ListShards) and not noted:
@@ -150,7 +150,7 @@ def test_a_partition_that_cannot_be_made_whole_stays_dirty_and_is_walked_again_l
         await one.walk()
         (dirty,) = await made.state.dirty()
         assert dirty.partition == made.tables[0].partition_of(chunk)
-        assert not one.walks.is_healed
+        assert not one.walks.status()["healed"]
         assert one.walks.status()["last_pass"]["stripes_left"] == 1
         assert await one.walk() == 0
         for number in (0, 1, 4):
@@ -278,7 +278,7 @@ def test_a_member_that_is_silent_for_ten_minutes_is_out_and_its_shards_are_made_
             await one.turn(60)
         assert (await one.states())[gone] is MemberState.UP
         assert one.walks.totals.rebuilt == 0
-        assert not one.walks.is_healed
+        assert not one.walks.status()["healed"]
         for _ in range(4):
             await one.turn(60)
         assert (await one.states())[gone] is MemberState.OUT
