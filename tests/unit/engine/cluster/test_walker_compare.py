@@ -10,8 +10,8 @@ from typing import cast
 import pytest
 
 from engine.cluster.ports import Members
-from engine.cluster.walker_compare import UNKNOWN, Columns, Verdict, Verdicts, compare, copies_of, judge
-from engine.cluster.walker_lists import ShardList, Windows
+from engine.cluster.walker_compare import UNKNOWN, Verdict, Verdicts, compare, copies_of, judge
+from engine.cluster.walker_lists import Columns, ShardList, Windows
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.ids import Buffer, MemberId
 from lakefs.limits import GRANULE_BYTES
@@ -41,9 +41,8 @@ class Listing:
         page = entries[at : at + request.limit]
         following = at + request.limit
         after = following.to_bytes(4, "big") if following < len(entries) else b""
-        columns = [list(column) for column in zip(*page, strict=True)] or [[], [], []]
-        count = len(page)
-        return Reply(m.ShardsListed(*columns, [7] * count, [1] * count, after))
+        chunks, shards, lengths = [e[0] for e in page], [e[1] for e in page], [e[2] for e in page]
+        return Reply(m.ShardsListed(chunks, shards, lengths, [7] * len(page), [1] * len(page), after))
 
 
 def some_lists(rng: random.Random, chunks: int) -> tuple[dict[MemberId, list[Entry]], dict[bytes, int]]:
