@@ -150,6 +150,7 @@ class Membership:
         if made is not None:
             out = {member.id for member in wanted if member.state is Placing.OUT}
             await self._note_changes([table, *tables], out)
+            self._noted = made
         return made
 
     async def retire(self) -> list[RingEpoch]:

@@ -25,6 +25,7 @@ import blake3
 
 from engine.cluster.walker_lengths import Reading
 from lakefs.cluster.erasure import ErasureCode
+from lakefs.content.verify import granule_crcs
 from lakefs.ids import DIGEST_BYTES, MANIFEST_CONTEXT, Buffer, ChunkId, ChunkKind, kind_of
 
 CHOICES_MAX: Final = 128
@@ -42,6 +43,7 @@ class Solved:
     length: int
     present: dict[int, Buffer]
     wrong: list[int] = field(default_factory=list)
+    _crcs: dict[int, bytes] = field(default_factory=dict)
 
     def shard(self, number: int) -> Buffer:
         """Return the bytes of a shard that exists."""
@@ -51,6 +53,13 @@ class Solved:
             made = bytearray(self.code.part_bytes(self.length, number))
             self.code.rebuild(self.length, self.present, {number: made})
             found = self.present[number] = made
+        return found
+
+    def crcs(self, number: int) -> bytes:
+        """Return the CRC32Cs of the granules of a shard."""
+        found = self._crcs.get(number)
+        if found is None:
+            found = self._crcs[number] = granule_crcs(self.shard(number))
         return found
 
 

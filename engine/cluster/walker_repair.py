@@ -6,8 +6,8 @@ shards that one member is asked for, or given, are one request.
 Rules kept here:
 - What is stored was proven: it was decoded and the chunk has its hash, or it is a copy of what another member has,
   with that member's checksums.
-- The generation of what is stored is read from the coordinator behind the lists that the need for it was seen in.  So
-  no answer to a writer that counted a lost shard was of a later one.
+- The generation of what is stored is read from the coordinator behind the lists in which it was missing, and behind the
+  drop of what it replaces.  So no answer to a writer that counted that shard was of a later one.
 - A copy elsewhere is dropped only when its home has said, asked in that generation, that its own is durable; and it is
   kept if it was touched later: then home is asked anew, in a newer generation (rule 4 of gc by generations).
 - A shard at home is dropped only if the chunk's hash proved it wrong, by shards that stay, with the right one in hand.
@@ -23,13 +23,13 @@ from typing import Final, TypeVar
 from engine.cluster.walker_calls import NewShard, ReadShard, ShardCalls
 from engine.cluster.walker_compare import Copy
 from engine.cluster.walker_decode import Solved, solve
+from engine.cluster.walker_lengths import Reading
 from engine.cluster.walker_report import Left, WalkReport
 from engine.cluster.walker_stripe import Check, Finished, Move, Place, Stripe, next_step
 from engine.host.tasks import run_all
 from lakefs.cluster.erasure import ErasureCode
-from lakefs.content.verify import granule_crcs
 from lakefs.errors import AlreadyExists, LakeError, StoreFull
-from lakefs.ids import GcGeneration, MemberId
+from lakefs.ids import Buffer, ChunkId, GcGeneration, MemberId
 from lakefs.ports import Offload
 from lakefs.wire.shard_messages import GENERATION_MAX
 
@@ -101,8 +101,7 @@ class Repair:
             if isinstance(step, Move):
                 stores += [(stripe, NewShard(stripe.chunk, copy.shard, *found)) for copy, found in got]
             elif len(got) == len(step.reads):
-                args = (self._code, stripe.chunk, step.readings, [(copy.shard, found.payload) for copy, found in got])
-                solved = await self._offload.run(solve, *args)
+                solved = await self._solve(stripe, step, got)
                 if solved is not None:
                     lies += self._note_lies(stripe, [got[index][0] for index in solved.wrong])
                     stores += self._solved(stripe, solved)
@@ -110,8 +109,8 @@ class Repair:
                     failed.append((stripe, self._unsolved()))
                 else:
                     stripe.must_check = stripe.read_all = True
-        generation = await self._generation()
         await self._drop_lies(lies)
+        generation = await self._generation()
         await self._store(stores, generation, {id(stripe) for stripe, step in steps if isinstance(step, Move)})
         return failed
 
@@ -131,14 +130,19 @@ class Repair:
         await run_all(from_member, _by(wanted, lambda item: item[1].member))
         return read
 
+    async def _solve(self, stripe: Stripe, step: Check, got: Sequence[tuple[Copy, ReadShard]]) -> Solved | None:
+        """Return the chunk that was read, with the shards that its homes lack; None if these do not make it."""
+        read = [(copy.shard, found.payload) for copy, found in got]
+        lacking = [number for number in range(len(self._place.homes)) if stripe.lacks(self._place, number)]
+        return await self._offload.run(_solve_and_make, self._code, stripe.chunk, step.readings, read, lacking)
+
     def _solved(self, stripe: Stripe, solved: Solved) -> list[Stored]:
         """Note that a chunk was found; return the shards that its homes lack."""
         self._report.checked += 1
         stripe.length = solved.length
         stripe.must_check = stripe.read_all = False
         lacking = [n for n in self._code.shards(solved.length) if stripe.lacks(self._place, n)]
-        made = [(n, solved.shard(n)) for n in lacking]
-        return [(stripe, NewShard(stripe.chunk, n, payload, granule_crcs(payload))) for n, payload in made]
+        return [(stripe, NewShard(stripe.chunk, n, solved.shard(n), solved.crcs(n))) for n in lacking]
 
     def _note_lies(self, stripe: Stripe, wrong: Sequence[Copy]) -> list[tuple[Stripe, Copy]]:
         """Take wrong shards off the list; return those at their homes, which give way to right ones."""
@@ -233,6 +237,23 @@ class Repair:
                     self._report.dropped += 1
 
         await run_all(at_member, _by(strays, lambda item: item[1].member))
+
+
+def _solve_and_make(
+    code: ErasureCode,
+    chunk: ChunkId,
+    readings: Sequence[Reading],
+    read: Sequence[tuple[int, Buffer]],
+    lacking: Sequence[int],
+) -> Solved | None:
+    """Solve a chunk, and make its lacking shards with their checksums; blocks."""
+    solved = solve(code, chunk, readings, read)
+    if solved is not None:
+        wrong = [read[index][0] for index in solved.wrong]
+        for number in code.shards(solved.length):
+            if number in lacking or number in wrong:
+                solved.crcs(number)
+    return solved
 
 
 def _by(items: Sequence[T], key: Callable[[T], MemberId]) -> list[tuple[MemberId, list[T]]]:

@@ -102,13 +102,15 @@ def test_of_two_copies_that_differ_the_one_that_the_hash_proves_is_kept(home_lie
     on_a_lake(scenario)
 
 
-def test_a_copy_elsewhere_does_not_replace_what_home_stored_meanwhile() -> None:
+@pytest.mark.parametrize("home_lies", [True, False])
+def test_of_a_copy_elsewhere_and_another_that_home_stored_meanwhile_the_right_one_stays(home_lies: bool) -> None:
     async def scenario(made: Lake) -> None:
         (chunk,) = await made.write(300_000)
         shard = made.shard(chunk, 1)
         other = made.home(made.shard(chunk, 4))
         await made.put(other, shard)
-        await made.lie(shard, other)
+        if not home_lies:
+            await made.lie(shard, other)
         await made.take(shard)
         stored: list[bool] = []
 
@@ -116,11 +118,13 @@ def test_a_copy_elsewhere_does_not_replace_what_home_stored_meanwhile() -> None:
             if isinstance(request, m.StoreShards) and not stored:
                 stored.append(True)
                 await made.put(made.home(shard), shard)
+                if home_lies:
+                    await made.lie(shard)
 
         made.before = [store_first]
         report = await made.walk()
         assert stored
-        assert (report.dropped, report.replaced) == (1, 0)
+        assert (report.dropped, report.replaced) == (1, int(home_lies))
         assert report.is_healed
         await made.check()
 

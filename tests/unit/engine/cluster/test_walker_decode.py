@@ -89,3 +89,16 @@ def test_shards_that_make_another_chunk_make_none() -> None:
     assert solved(CODE, other, shards) is None
     manifest = ChunkId(b"\x02" + chunk_id_of(ChunkKind.DATA, payload)[1:])
     assert solved(CODE, manifest, shards) is None, "a manifest has another hash"
+
+
+def test_a_lie_is_found_also_where_the_length_is_lost_and_only_just_enough_shards_are_true() -> None:
+    payload = random.Random(10).randbytes(300_000)
+    chunk, shards = chunk_id_of(ChunkKind.DATA, payload), shards_of(CODE, payload)
+    del shards[2]
+    readings = readings_of(CODE, {number: len(shard) for number, shard in shards.items()})
+    assert [reading.data_shards for reading in readings] == [3, 4]
+    for liar in shards:
+        read = [(n, shards[n] if n != liar else bytes(len(shards[n]))) for n in shards]
+        found = solve(CODE, chunk, readings, read)
+        assert found is not None, liar
+        assert (found.length, [read[index][0] for index in found.wrong]) == (len(payload), [liar])
