@@ -29,6 +29,7 @@ from lakefs.ids import ChunkId, SegmentId
 from lakefs.limits import FETCH_GROUP_BYTES, FETCH_WINDOW, SLABS_PER_REQUEST_MAX, STREAM_GROUP_BYTES
 from lakefs.steps.steps import Pipeline, Send, Steps, Work, send, work
 from lakefs.wire.engine_port import Reply
+from lakefs.wire.media import BY_REQUEST
 from lakefs.wire.messages import (
     Grant,
     OpenSegments,
@@ -69,7 +70,7 @@ def _fetch_batch(access: Access, batch: Sequence[Wanted], pipeline: Pipeline) ->
         if want.piece.chunk in want.opened.inline:
             _deliver_inline(want)
             access.progress(want.piece.length, 0)
-        elif access.can_use_descriptors:
+        elif access.can_use_descriptors and want.opened.grants[want.piece.chunk].medium not in BY_REQUEST:
             local.append(want)
         else:
             streamed.append(want)
@@ -332,7 +333,7 @@ def fetch_part(access: Access, opened: Opened, piece: Piece, offset: int, length
     if piece.chunk in opened.inline:
         return memoryview(opened.inline[piece.chunk])[offset : offset + length]
     yield from locate(access, opened, [piece.chunk])
-    if not access.can_use_descriptors:
+    if not access.can_use_descriptors or opened.grants[piece.chunk].medium in BY_REQUEST:
         return (yield from _stream_part(opened, piece, offset, length))
     try:
         grant = opened.grants[piece.chunk]

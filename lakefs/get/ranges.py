@@ -26,6 +26,7 @@ from lakefs.limits import CLIENT_THREADS, FETCH_WINDOW, KIB
 from lakefs.names import Name
 from lakefs.steps.steps import Pipeline, Send, Steps, Work
 from lakefs.wire.engine_port import Reply
+from lakefs.wire.media import BY_REQUEST
 
 PARTS_PER_CALL_MIN: Final = 8
 """Parts of chunks that one call to a thread reads at least, if there are so many: a hand-over costs as much as two."""
@@ -113,14 +114,16 @@ def _fetch_parts(access: Access, parts: Sequence[_Part]) -> Steps[None]:
         else:
             part.target[:] = memoryview(inline)[part.offset : part.offset + len(part.target)]
     pipeline = Pipeline(FETCH_WINDOW)
+    streamed = distant
     if access.can_use_descriptors:
-        distant = _not_cached(access, distant)
-        size = max(PARTS_PER_CALL_MIN, -(-len(distant) // CLIENT_THREADS))
-        for start in range(0, len(distant), size):
-            yield from _submit_local(access, distant[start : start + size], pipeline)
-    else:
-        for part in distant:
-            yield from _submit_streamed(part, pipeline)
+        streamed = [part for part in distant if part.opened.grants[part.piece.chunk].medium in BY_REQUEST]
+        local = [part for part in distant if part.opened.grants[part.piece.chunk].medium not in BY_REQUEST]
+        local = _not_cached(access, local)
+        size = max(PARTS_PER_CALL_MIN, -(-len(local) // CLIENT_THREADS))
+        for start in range(0, len(local), size):
+            yield from _submit_local(access, local[start : start + size], pipeline)
+    for part in streamed:
+        yield from _submit_streamed(part, pipeline)
     yield from pipeline.drain()
 
 
