@@ -277,6 +277,15 @@ COORDINATOR_LEASE_S_MIN: Final = 2
 """The least that etcd grants."""
 COORDINATOR_LEASE_S_MAX: Final = 86_400
 
+# --- cluster: heads ---------------------------------------------------------------------------------------
+HEAD_ANSWERS_MAX: Final = 1 << 21
+"""Chunks that all puts in progress at a head were answered as stored, at about 250 bytes each: 500 MiB.
+One user gets a quarter: half a million, 2 TiB of chunks of 4 MiB."""
+HEAD_LENGTHS_MAX: Final = 1 << 17
+"""Lengths of chunks that a head keeps, at about 200 bytes each: 25 MiB."""
+HEAD_BIND_ATTEMPTS: Final = 4
+"""Times that a head binds names, as gc generations and ring epochs advance; each takes minutes to."""
+
 # --- wire --------------------------------------------------------------------------------------------
 CONTROL_BYTES_MAX: Final = 4 * MIB
 """Control part of one frame.  A locate of 4096 chunks answers with about 0.5 MiB."""
