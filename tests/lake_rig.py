@@ -155,14 +155,14 @@ class MirroredStripes:
         self.unreadable: set[ChunkId] = set()
         self.reads: list[ChunkId] = []
 
-    async def offer(self, generation: GcGeneration, chunks: Sequence[ChunkId]) -> list[bool]:
+    async def offer(self, generation: GcGeneration, chunks: Sequence[ChunkId]) -> list[int]:
         table = self.members.tables[0]
-        return [all([await self._is_there(table, generation, chunk, n) for n in (0, 1)]) for chunk in chunks]
+        return [min([await self._length(table, generation, chunk, n) for n in (0, 1)]) for chunk in chunks]
 
-    async def _is_there(self, table: Table, generation: GcGeneration, chunk: ChunkId, number: int) -> bool:
+    async def _length(self, table: Table, generation: GcGeneration, chunk: ChunkId, number: int) -> int:
         client = self.members.client(table.homes(chunk)[number])
         shard = Shard(chunk, number, b"")
-        return bool((await offer(client, shard, epoch=table.ring_epoch, generation=generation))[0])
+        return (await offer(client, shard, epoch=table.ring_epoch, generation=generation))[0]
 
     async def store(self, generation: GcGeneration, chunks: Sequence[NewChunk]) -> list[bool]:
         table = self.members.tables[0]
@@ -191,7 +191,7 @@ class MirroredStripes:
                     continue
                 with suppress(EngineUnreachable, ChunkNotFound):
                     (payload,) = await read(self.members.client(member), Shard(chunk, number, b""))
-                    return Got(0, memoryview(payload), granule_crcs(payload))
+                    return Got(0, memoryview(payload), granule_crcs(payload), len(payload))
         return ChunkNotFound("no shard of the chunk is found", subject=chunk.hex())
 
 

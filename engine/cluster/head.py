@@ -49,6 +49,8 @@ from lakefs.ports import Clock, Offload
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Body, Reply, ServedClient, never, nothing
 
+_OFFERED: Final = m.FEATURE_EACH | m.FEATURE_SOURCES | m.FEATURE_LENT_MEMORY
+"""Features of a head by itself: descriptors of clients are taken, and none is given."""
 NOT_OFFERED: Final[tuple[type[m.Request], ...]] = (
     # memory of an engine: segments, slabs, the shared index, stamps
     m.OpenSegments,
@@ -219,7 +221,7 @@ class HeadAbout:
     @handles(m.Hello)
     async def hello(self, client: HeadClient) -> Reply:
         names = (await client.names.connection()).hello
-        features = names.features & (m.FEATURE_PLACES | m.FEATURE_WATCH_ALL)
+        features = (names.features & (m.FEATURE_PLACES | m.FEATURE_WATCH_ALL)) | _OFFERED
         return Reply(msgspec.structs.replace(names, features=features, descriptors=client.descriptors))
 
     @handles(m.Ping)

@@ -74,8 +74,8 @@ class StripeOffers:
         self._reader = reader
         self._known = known
 
-    async def offer(self, generation: GcGeneration, chunks: Sequence[ChunkId]) -> list[bool]:
-        """Return for each chunk if it is stored; see `Stripes.offer`."""
+    async def offer(self, generation: GcGeneration, chunks: Sequence[ChunkId]) -> list[int]:
+        """Return the length of each chunk that is stored, else 0; see `Stripes.offer`."""
         once = [*dict.fromkeys(chunk for chunk in chunks if chunk != EMPTY_CHUNK)]
         for attempt in range(1, STRIPE_ATTEMPTS_MAX + 1):
             try:
@@ -84,9 +84,9 @@ class StripeOffers:
             except StaleEpoch:
                 if attempt == STRIPE_ATTEMPTS_MAX:
                     raise
-        return [chunk in present or chunk == EMPTY_CHUNK for chunk in chunks]
+        return [present.get(chunk, 0) for chunk in chunks]
 
-    async def _offer_by(self, table: Table, generation: GcGeneration, chunks: Sequence[ChunkId]) -> set[ChunkId]:
+    async def _offer_by(self, table: Table, generation: GcGeneration, chunks: Sequence[ChunkId]) -> dict[ChunkId, int]:
         founds = [Found(chunk, table.protection.width) for chunk in chunks]
         at_homes = {
             found.chunk: [(home, found.chunk, shard) for shard, home in enumerate(table.homes(found.chunk))]
@@ -107,7 +107,7 @@ class StripeOffers:
         }
         if dirty:
             await self._state.note_dirty(dirty, table.ring_epoch)
-        return {found.chunk for found in whole}
+        return {found.chunk: found.length for found in whole}
 
     async def _ask(
         self, table: Table, generation: GcGeneration, founds: Sequence[Found], places: Mapping[ChunkId, Sequence[Place]]

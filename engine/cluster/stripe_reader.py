@@ -236,12 +236,12 @@ class _Reading:
         if item.reads[0].is_whole:
             self._known.note(item.chunk, item.length, first.crcs)
             payload = first.payload[item.begin : item.end]
-            return Got(item.begin, payload, crcs_between(first.crcs, item.begin, item.end))
+            return Got(item.begin, payload, crcs_between(first.crcs, item.begin, item.end), item.length)
         if len(parts) == 1:
-            return Got(item.begin, *first)
+            return Got(item.begin, first.payload, first.crcs, item.length)
         is_in_place = all(part.payload.obj is item.memory.obj for part in parts)
         payload = item.memory if is_in_place else memoryview(b"".join([part.payload for part in parts]))
-        return Got(item.begin, payload, b"".join([part.crcs for part in parts]))
+        return Got(item.begin, payload, b"".join([part.crcs for part in parts]), item.length)
 
     def _error(self, read: ChunkRead) -> LakeError:
         away = read.unanswered(self._members.is_up)

@@ -49,8 +49,8 @@ class LakeStripes:
         self._writer = StripeWriter(members, code, state, offload, memory, known)
         self._offers = StripeOffers(members, code, state, self._reader, known)
 
-    async def offer(self, generation: GcGeneration, chunks: Sequence[ChunkId]) -> list[bool]:
-        """Return for each chunk if it is stored; see `Stripes`."""
+    async def offer(self, generation: GcGeneration, chunks: Sequence[ChunkId]) -> list[int]:
+        """Return the length of each chunk that is stored, else 0; see `Stripes`."""
         return await self._offers.offer(generation, chunks)
 
     async def store(self, generation: GcGeneration, chunks: Sequence[NewChunk]) -> list[bool]:
@@ -104,7 +104,8 @@ class LakeStripes:
         if outside is not None:
             return outside
         part = Range(want.chunk, length, want.offset, want.length)
-        return Got(part.begin, whole.payload[part.begin : part.end], crcs_between(whole.crcs, part.begin, part.end))
+        crcs = crcs_between(whole.crcs, part.begin, part.end)
+        return Got(part.begin, whole.payload[part.begin : part.end], crcs, length)
 
     def _away(self, chunk: ChunkId) -> list[MemberId]:
         """Return a chunk's homes that are away, each as often as it is a home."""

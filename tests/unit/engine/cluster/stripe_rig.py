@@ -180,6 +180,10 @@ class Rig:
     async def store(self, *payloads: bytes) -> list[bool]:
         return await self.stripes.store(GENERATION, [new(payload) for payload in payloads])
 
+    async def present(self, chunks: Sequence[ChunkId]) -> list[bool]:
+        """Offer chunks; return for each if it is stored."""
+        return [length > 0 for length in await self.stripes.offer(GENERATION, chunks)]
+
     async def read(self, chunk: ChunkId, chunk_bytes: int, offset: int = 0, length: int = 0) -> bytes:
         """Return what was wanted of a chunk; checks the answer's form.  Raises its error."""
         [got] = await self.stripes.read([Wanted(chunk, chunk_bytes, offset, length)])

@@ -81,7 +81,7 @@ def test_two_of_six_gone_and_writes_go_on() -> None:
             assert sorted(held.values()) == [1, 1, 2, 2]
             assert not set(lost) & held.keys()
             assert rig.table.partition_of(data_chunk_id(payload)) in await rig.dirty()
-            assert await rig.stripes.offer(GENERATION, [data_chunk_id(payload)]) == [True]
+            assert await rig.present([data_chunk_id(payload)]) == [True]
             rig.heal()
             for more in EVERY_LOSS:
                 if len(more) == 1:
@@ -299,7 +299,7 @@ def test_a_lost_last_shard_hides_no_length() -> None:
             chunk = data_chunk_id(payload)
             assert await rig.read(chunk, 0, 65_530) == payload[65_530:]
             await rig.reads_back(payload)
-            assert await rig.stripes.offer(GENERATION, [chunk]) == [False]
+            assert await rig.present([chunk]) == [False]
 
     in_lake(body)
 
@@ -308,9 +308,9 @@ def test_a_chunk_that_lacks_a_shard_is_absent_and_whole_again_when_stored_anew()
     async def body(rig: Rig) -> None:
         await rig.store(*ALL)
         rig.lose(rig.home(LONG, 5))
-        assert await rig.stripes.offer(GENERATION, [data_chunk_id(LONG)]) == [False]
+        assert await rig.present([data_chunk_id(LONG)]) == [False]
         await rig.store(LONG)
-        assert await rig.stripes.offer(GENERATION, [data_chunk_id(LONG)]) == [True]
+        assert await rig.present([data_chunk_id(LONG)]) == [True]
         with pytest.raises(ChunkNotFound):
             await rig.read(data_chunk_id(payload_of(10, 98)), 0)
 

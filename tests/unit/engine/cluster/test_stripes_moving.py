@@ -64,9 +64,9 @@ def test_an_offer_under_an_older_table_is_made_again() -> None:
         ]
         assert False in in_row, "else this shows nothing"
         for chunk, holds in zip(chunks, in_row, strict=True):
-            assert await rig.stripes.offer(GENERATION, [chunk]) == [holds]
+            assert await rig.present([chunk]) == [holds]
         await rig.store(*CHUNKS)
-        assert await rig.stripes.offer(GENERATION, chunks) == [True] * len(chunks)
+        assert await rig.present(chunks) == [True] * len(chunks)
 
     in_lake(body, count=12)
 

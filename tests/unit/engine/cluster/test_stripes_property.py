@@ -10,7 +10,7 @@ from engine.cluster.ports import Wanted
 from lakefs.errors import ClusterDegraded, LakeError, StoreFull
 from lakefs.ids import data_chunk_id
 from lakefs.limits import KIB
-from tests.unit.engine.cluster.stripe_rig import GENERATION, Fault, Rig, bytes_of, id_of, in_lake, payload_of
+from tests.unit.engine.cluster.stripe_rig import Fault, Rig, bytes_of, id_of, in_lake, payload_of
 
 SIZES = (1, 4 * KIB, 64 * KIB, 64 * KIB + 1, 200_000, 300_000)
 STATES = (Fault.NONE, Fault.NONE, Fault.NONE, Fault.NONE, Fault.AWAY, Fault.LOST, Fault.FULL, Fault.ANSWER_LOST)
@@ -34,7 +34,7 @@ def test_acknowledged_chunks_are_readable_while_enough_shards_are_up(lake: tuple
             try:
                 if rng.random() < 0.3 and acknowledged:
                     payloads = [rng.choice(acknowledged)]
-                    stored = await rig.stripes.offer(GENERATION, [data_chunk_id(payloads[0])])
+                    stored = await rig.present([data_chunk_id(payloads[0])])
                 else:
                     await rig.store(*payloads)
                     stored = [True]
