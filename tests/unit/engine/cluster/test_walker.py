@@ -98,7 +98,7 @@ def test_a_member_that_was_away_gets_what_substitutes_took_and_what_was_not_stor
         halfway = await made.walk()
         assert not halfway.is_healed
         assert halfway.unanswered == {gone.hex()}
-        assert (halfway.moved, halfway.dropped) == (0, 0), "what is away is waited for"
+        assert (halfway.moved, halfway.dropped, halfway.left) == (0, 0, {}), "what is away is waited for"
         made.away.clear()
         await made.start(gone)
         report = await made.walk()

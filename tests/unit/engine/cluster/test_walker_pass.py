@@ -346,6 +346,12 @@ def test_a_drained_member_is_removed_when_it_holds_nothing_and_not_before() -> N
         assert await listed(made.clients[leaving]) == {}
         assert one.walks.is_healed
         assert one.walks.totals.rebuilt == 0
+        (chunk,) = list(made.content)[:1]
+        await made.put(leaving, made.shard(chunk, 0))
+        with pytest.raises(PreconditionFailed, match="holds shards"):
+            await one.membership.remove(leaving)
+        await made.state.note_dirty(PARTITIONS, made.tables[0].ring_epoch)
+        await one.turn()
         await one.membership.remove(leaving)
         await one.membership.remove(leaving)
         await made.stop(leaving)
