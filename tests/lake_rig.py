@@ -353,7 +353,7 @@ class SmallLake:
         def decide(txn: Transaction) -> None:
             remove(txn, find_bucket(txn, "bkt"), key, m.NO_CONDITION, 1)
 
-        return (await self.names.metadata.commit(decide))[1]
+        return (await self.names.metadata.commit(decide, durable=False))[1]
 
     async def collect(self) -> LakeGcReport:
         return await self.gc.run()

@@ -183,6 +183,30 @@ def test_a_tree_that_names_one_manifest_many_times_is_walked_once() -> None:
     with_lake(main)
 
 
+def test_what_lies_below_manifests_of_manifests_stays() -> None:
+    async def main(lake: SmallLake) -> None:
+        leaves = [data_chunk_id(payload) for payload in (ONE, TWO)]
+        full = Manifest(CutKind.FIXED, 0, MANIFEST_FANOUT, (Entry(leaves[0], 1),) * MANIFEST_FANOUT)
+        last = Manifest(CutKind.FIXED, 0, len(TWO), (Entry(leaves[1], len(TWO)),))
+        below = [encode(each) for each in (full, last)]
+        entries = [
+            Entry(manifest_chunk_id(payload), each.size_bytes)
+            for payload, each in zip(below, (full, last), strict=True)
+        ]
+        top = encode(Manifest(CutKind.FIXED, 1, MANIFEST_FANOUT + len(TWO), tuple(entries)))
+        chunks = [(manifest_chunk_id(payload), payload) for payload in (*below, top)]
+        chunks += zip(leaves, (ONE, TWO), strict=True)
+        await lake.store_chunks(chunks, GcGeneration(1))
+        await lake.bind("deep", manifest_chunk_id(top), 1, size=MANIFEST_FANOUT + len(TWO))
+        await old(lake)
+        assert await lake.chunks() == {chunk for chunk, _ in chunks}
+        await lake.delete("deep")
+        await old(lake)
+        assert await lake.chunks() == set()
+
+    with_lake(main)
+
+
 def test_manifests_that_were_forgotten_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lake_gc_manifests, "MANIFESTS_SEEN_MAX", 4)
 

@@ -140,7 +140,7 @@ def test_nothing_is_swept_before_what_the_walk_saw_is_durable() -> None:
 
         async def hook(member: MemberId, request: m.Request) -> Reply | None:
             nonlocal removed
-            if isinstance(request, m.GcMark | m.GcBegin) and not removed:
+            if isinstance(request, m.GcMark) and not removed:
                 removed = await lake.remove_without_waiting("gone")
                 assert lake.names.metadata.durable_sequence < removed
             if isinstance(request, m.GcSweep):
@@ -148,7 +148,7 @@ def test_nothing_is_swept_before_what_the_walk_saw_is_durable() -> None:
             return None
 
         lake.members.hook = hook
-        assert (await lake.collect()).freed_shards == 2
+        await lake.collect()
         assert seen == [True] * 3
 
     with_lake(main)

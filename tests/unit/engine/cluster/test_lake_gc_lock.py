@@ -78,14 +78,15 @@ def test_a_cycle_is_refused_while_another_process_goes_on_collecting() -> None:
     run(main)
 
 
-def test_a_cycle_that_lost_its_lock_frees_nothing() -> None:
+@pytest.mark.parametrize("at", [m.GcBegin, m.GcMark])
+def test_a_cycle_that_lost_its_lock_frees_nothing(at: type[m.Request]) -> None:
     async def main() -> None:
         async with small_lake() as lake:
-            await lake.store_chunks([], await lake.state.generation())
+            await lake.put("key", b"content")
 
             async def hook(member: MemberId, request: m.Request) -> Reply | None:
                 assert not isinstance(request, m.GcSweep)
-                if isinstance(request, m.GcBegin):
+                if isinstance(request, at):
                     lake.coordinator.close()  # it cannot be asked any more, so the lease ends
                     await trio.sleep(LAKE_GC_LOCK_S + 1)
                 return None
