@@ -10,6 +10,7 @@ import trio
 
 from engine.cluster.head import Head, open_head
 from engine.cluster.names_link import ConnectNames, NamesConnection
+from engine.cluster.ports import Known, Stripes
 from engine.process.embedded import EmbeddedEngine
 from engine.requests.bind import BindGate
 from engine.requests.table import NamesService
@@ -58,11 +59,21 @@ class Names:
 
 
 @dataclass
-class Lake:
-    """A head and what it stands on."""
+class HeadAndNames:
+    """A head, and the names that it stands on."""
 
     head: Head
     names: Names
+
+    def client(self, *, descriptors: bool = False) -> EmbeddedEngine:
+        """Connect one more client."""
+        return EmbeddedEngine(self.head, descriptors=descriptors)
+
+
+@dataclass
+class Lake(HeadAndNames):
+    """A head and what it stands on."""
+
     stripes: MemoryStripes
     known: KnownState
 
@@ -72,18 +83,19 @@ class Lake:
         if tell_head:
             self.known.generation = GcGeneration(generation)
 
-    def client(self, *, descriptors: bool = False) -> EmbeddedEngine:
-        """Connect one more client."""
-        return EmbeddedEngine(self.head, descriptors=descriptors)
-
 
 @asynccontextmanager
-async def lake_of(
-    disk: SimDisk | None = None, *, offload: Offload | None = None, clock: Clock | None = None
-) -> AsyncIterator[Lake]:
-    """A lake in this process."""
+async def head_over(
+    stripes: Stripes,
+    known: Known,
+    disk: SimDisk | None = None,
+    *,
+    offload: Offload | None = None,
+    clock: Clock | None = None,
+) -> AsyncIterator[HeadAndNames]:
+    """A head over stripes, and names of its own on a simulated disk; at the end nothing is held."""
     async with names_store(disk) as store:
-        names, stripes, known = Names(store), MemoryStripes(), KnownState()
+        names = Names(store)
         connect: ConnectNames = names.connect
         async with open_head(
             connect,
@@ -93,9 +105,19 @@ async def lake_of(
             clock=clock or store.clock,
             buffers=BufferPool(BUFFER_BYTES),
         ) as head:
-            yield Lake(head, names, stripes, known)
+            yield HeadAndNames(head, names)
             assert head.parts.buffers.in_use == 0, "a request's memory was not given back"
             assert head.parts.answers.held_bytes == 0, "an answer's room was not given back"
+
+
+@asynccontextmanager
+async def lake_of(
+    disk: SimDisk | None = None, *, offload: Offload | None = None, clock: Clock | None = None
+) -> AsyncIterator[Lake]:
+    """A lake in this process, whose chunks are in memory."""
+    stripes, known = MemoryStripes(), KnownState()
+    async with head_over(stripes, known, disk, offload=offload, clock=clock) as made:
+        yield Lake(made.head, made.names, stripes, known)
 
 
 def with_lake(body: Callable[[Lake, EmbeddedEngine], Awaitable[None]]) -> None:

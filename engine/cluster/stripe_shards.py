@@ -40,8 +40,8 @@ class Stripe:
         self.shards: dict[int, memoryview] = {}
         self.crcs: dict[int, bytes] = {}
         self.stored: dict[int, MemberId] = {}
-        self.fresh = True
-        """False once a shard of it was found present."""
+        self.fresh = False
+        """True if shard 0 was new: of many that store a chunk at once, one stores it."""
         if self.data_shards == 1:
             self.shards = dict.fromkeys(code.shards(self.length), new.payload)
             self.crcs = dict.fromkeys(self.shards, new.crcs)

@@ -169,7 +169,7 @@ class _Storing:
             assert isinstance(reply.message, m.ShardsStored)
             for (stripe, shard), fresh in zip(sent, reply.message.fresh, strict=True):
                 stripe.stored[shard] = member
-                stripe.fresh = stripe.fresh and fresh
+                stripe.fresh |= fresh and shard == 0
 
     def _note_conflict(self, member: MemberId, sent: Sequence[Sent], error: AlreadyExists) -> None:
         """Note the shard that a member holds with other bytes; nothing of the request was stored."""

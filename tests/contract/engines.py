@@ -37,9 +37,10 @@ from lakefs.wire.media import MEDIUM_SEGMENT, MEDIUM_STREAMED
 from lakefs.wire.messages import Hello, HelloReply, Request
 from lakefs.wire.offers import Offers
 from tests.descriptors import open_descriptors
-from tests.head_rig import Lake, lake_of
+from tests.head_rig import HeadAndNames, head_over, lake_of
 from tests.sim.world.network import SimulatedNetwork
 from tests.store_rig import SMALL_SIZES, in_flight, simulated_store
+from tests.unit.engine.cluster import stripe_rig
 
 TOKEN = "secret"
 LAKE = b"a lake of tests."
@@ -103,7 +104,7 @@ class Engine:
     store: Store | None
     folder: Path
     """For files of the test's own, on a local file system."""
-    lake: Lake | None = None
+    lake: HeadAndNames | None = None
     """The lake of a head."""
 
     def held(self) -> tuple[int, ...]:
@@ -277,20 +278,37 @@ async def _embedded_blocking(folder: Path) -> AsyncIterator[Engine]:
 
 
 @asynccontextmanager
+async def _asked_head(lake: HeadAndNames, folder: Path) -> AsyncIterator[Engine]:
+    @asynccontextmanager
+    async def connect() -> AsyncIterator[Asked]:
+        client = lake.client()
+        try:
+            yield client
+        finally:
+            with trio.CancelScope(shield=True):
+                await client.aclose()
+
+    async with connect() as first:
+        yield Engine(first, connect, None, folder, lake)
+
+
+@asynccontextmanager
 async def _head(folder: Path) -> AsyncIterator[Engine]:
-    async with lake_of() as lake:
+    async with lake_of() as lake, _asked_head(lake, folder) as engine:
+        yield engine
 
-        @asynccontextmanager
-        async def connect() -> AsyncIterator[Asked]:
-            client = lake.client()
-            try:
-                yield client
-            finally:
-                with trio.CancelScope(shield=True):
-                    await client.aclose()
 
-        async with connect() as first:
-            yield Engine(first, connect, None, folder, lake)
+def _head_over_members(*away: int) -> Callable[[Path], AbstractAsyncContextManager[Engine]]:
+    """Open a head over six members at 4+2, of which some are away from the beginning."""
+
+    @asynccontextmanager
+    async def opened(folder: Path) -> AsyncIterator[Engine]:
+        async with stripe_rig.lake("4+2", 6) as rig:
+            rig.lose(*away)
+            async with head_over(rig.stripes, rig.members) as lake, _asked_head(lake, folder) as engine:
+                yield engine
+
+    return opened
 
 
 def _served_head(address: str) -> Callable[[Path], AbstractAsyncContextManager[Engine]]:
@@ -346,15 +364,11 @@ KINDS: dict[str, Kind] = {
             code_of=("blocking-unix", "tcp"),  # the client of one, and what an engine offers to the other
         ),
         Kind("blocking-embedded", _embedded_blocking, can_watch=False),
-        Kind("head", _head, simulated=True, refusal=REFUSAL, medium=MEDIUM_STREAMED, has_stamps=False),
-        Kind(
-            "head-unix",
-            _served_head(UNIX),
-            refusal=REFUSAL,
-            medium=MEDIUM_STREAMED,
-            has_stamps=False,
-            code_of=("head", "unix"),
-        ),
+        Kind("head", _head, simulated=True, **_OF_HEADS),
+        Kind("head-unix", _served_head(UNIX), code_of=("head", "unix"), **_OF_HEADS),
+        # The stripes have suites of their own; here all requests go through them.
+        Kind("head-members", _head_over_members(), simulated=True, code_of=("head",), **_OF_HEADS),
+        Kind("head-degraded", _head_over_members(1, 4), simulated=True, code_of=("head",), **_OF_HEADS),
     )
 }
 """The rule: `make test` has each promise once for each kind with code of its own: a disk, a driver, or a transport
