@@ -163,8 +163,10 @@ class GoodCopies:
         (eligible,) = self._before
         if 2 * (len(self.good) - len(failed)) <= len(eligible):
             told = "; ".join(f"{copy}: {reason}" for copy, reason in failed.items())
+            options = " ".join(f"--without {copy.id.hex()}" for copy in failed)
             raise StoreUnusable(
-                f"the list of good copies cannot be written ({told}); mend the device and start again",
+                f"the list of good copies cannot be written ({told}); mend the devices and start again, or, if they "
+                f"are lost for ever, start with: {options}; changes that only they hold are given up then",
                 subject=", ".join(copy.name for copy in failed),
             )
         return failed

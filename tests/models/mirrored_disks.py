@@ -278,7 +278,8 @@ def _key(state: State, d: int) -> tuple[int, ...]:
     (up, seen, kept, current), lists, process = state[0][d], state[1], state[2]
     held = lists[seen][0].bit_count() if seen >= 0 else 0
     named = sum(one[0] >> d & 1 for one in lists)
-    return (up, current, seen >= 0, seen != kept, held, named, *(process[i] >> d & 1 for i in range(2, 6) if process))
+    used = process[2:6] if process else ()
+    return (up, current, seen >= 0, seen != kept, held, named, *(copies >> d & 1 for copies in used))
 
 
 @cache
