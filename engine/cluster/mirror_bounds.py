@@ -9,7 +9,7 @@ from lakefs.limits import MIB
 COPIES_MAX: Final = 4
 """Good copies of one mirrored disk: m + 1, and one that takes another's place; m is 2 at 4+2 and at 8+2.
 
-With five, a stale copy could open by itself: see `engine.cluster.list_choice`.
+That no stale copy opens by itself is known for up to four: see `engine.cluster.list_choice`.
 """
 LISTED_MAX: Final = 8
 """Room for copies in the file of a list."""

@@ -121,10 +121,8 @@ WEAKENED: Final[dict[tuple[str, str], Callable[[], Model[Any]]]] = {
     ("mirrors", "opening_syncs_what_it_reads"): lambda: _mirrors(2, 1, opening_syncs_what_it_reads=False),
     ("mirrors", "opening_settles_the_list"): lambda: _mirrors(3, 0, opening_settles_the_list=False),
     ("mirrors", "settled_on_more_than_half"): lambda: _mirrors(3, 1, settled_on_more_than_half=False),
-    ("mirrors", "at_most_half_is_left_out"): lambda: _mirrors(3, 0, at_most_half_is_left_out=False),
-    ("mirrors", "unfinished_lists_are_left_out_by_half"): lambda: _mirrors(
-        3, 1, unfinished_lists_are_left_out_by_half=False
-    ),
+    ("mirrors", "halves_share_a_copy"): lambda: _mirrors(3, 0, halves_share_a_copy=False),
+    ("mirrors", "unfinished_lists_count_too"): lambda: _mirrors(3, 1, unfinished_lists_count_too=False),
     ("mirrors", "list_is_durable_first"): lambda: _mirrors(2, 1, list_is_durable_first=False),
     ("mirrors", "changes_reach_all_copies"): lambda: _mirrors(2, 1, changes_reach_all_copies=False),
     ("mirrors", "failure_of_a_new_copy_waits"): lambda: _mirrors(2, 1, failure_of_a_new_copy_waits=False),

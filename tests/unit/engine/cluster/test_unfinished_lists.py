@@ -10,7 +10,7 @@ import pytest
 
 from engine.cluster.copy import Copy
 from engine.cluster.copy_calls import InTurn, Outcome, T
-from engine.cluster.copy_list import LIST_FILE, read_list
+from engine.cluster.copy_list import LIST_FILE, read_list, write_list
 from engine.cluster.mirror_bounds import COPIES_MAX
 from engine.cluster.mirror_opening import make_mirror
 from engine.cluster.mirrored_disk import MirroredDisk
@@ -31,15 +31,32 @@ class KilledHere(Exception):
     """The process ends at this operation."""
 
 
-def fail_list(devices: Devices, name: str) -> None:
-    """Let the next list not be written on that device."""
-    devices.disks[name].fail_next("rename", DiskFailed("planted"), path=LIST_FILE)
+def fail_list(devices: Devices, name: str, skip: int = 0) -> None:
+    """Let the next list not be written on that device, or one behind it."""
+    devices.disks[name].fail_next("rename", DiskFailed("planted"), path=LIST_FILE, skip=skip)
+
+
+def begun(count: int) -> Devices:
+    """Return devices of which each has a file: names are made equal by an opening, bytes are not."""
+    devices = Devices(count)
+    answer(devices.open(), b"0", create=True)
+    devices.kill()
+    return devices
+
+
+def answer(mirror: MirroredDisk, payload: bytes = b"1", *, create: bool = False) -> None:
+    """Have a change answered that each good copy must have from then on."""
+    file = mirror.open("file", create=create)
+    file.pwrite(payload, 0)
+    file.sync_data()
+    file.close()
+    mirror.sync_folder("")
 
 
 def throw_out(devices: Devices, mirror: MirroredDisk, name: str) -> None:
     """Throw a copy out by a change that it fails at."""
     devices.disks[name].fail_next("open", DiskFailed("planted"))
-    put(mirror, f"without-{name}", b"answered")
+    put(mirror, f"without-{name}", b"")
 
 
 def cut_short(devices: Devices, name: str, change: Callable[[], object]) -> None:
@@ -50,31 +67,31 @@ def cut_short(devices: Devices, name: str, change: Callable[[], object]) -> None
     devices.kill()
 
 
-def check_never_stale(devices: Devices, names: str) -> None:
-    """These devices do not open without the others, or have what was answered."""
-    try:
-        mirror = devices.open(*names)
-    except StoreUnusable:
-        return
-    assert content(mirror, "answered") == b"1"
-
-
-ORDERS = pytest.mark.parametrize(("calls", "behind"), [(InTurn(), 1), (LastFirst(), 0)])
-"""The copy that has the list first, and the index of the one behind that the process dies at."""
-
-
 def answered_with(devices: Devices, names: str, failing: str) -> None:
     """Open with a device that fails at each list, and have a change answered, if that is possible."""
     for _ in range(3):
         fail_list(devices, failing)
     try:
-        put(devices.open(*names), "answered", b"1")
+        answer(devices.open(*names))
     except (DiskFailed, StoreUnusable):
         devices.disks[failing].forget_failures()
         devices.kill()
-        put(devices.open(*names), "answered", b"1")
+        answer(devices.open(*names))
     devices.disks[failing].forget_failures()
     devices.kill()
+
+
+def check_never_stale(devices: Devices, *sides: str) -> None:
+    """Check that each of these sets of devices does not open, or all its good copies have what was answered."""
+    for names in sides:
+        with suppress(StoreUnusable):
+            for copy in devices.open(*names).copies.good:
+                assert content(copy.disk, "file") == b"1", f"{copy} of {names}"
+        devices.kill()
+
+
+ORDERS = pytest.mark.parametrize(("calls", "behind"), [(InTurn(), 1), (LastFirst(), 0)])
+"""The copy that has the list first, and the index of the one behind that the process dies at."""
 
 
 @ORDERS
@@ -82,15 +99,13 @@ def answered_with(devices: Devices, names: str, failing: str) -> None:
 def test_a_copy_that_was_added_by_an_unfinished_list_and_the_old_one_do_not_open_alone(
     calls: InTurn, behind: int, failing: str
 ) -> None:
-    devices = Devices(1)
+    devices = begun(1)
     devices.disks["b"] = SimDisk(1)
     mirror = devices.open()
     mirror.copies.calls = calls
     cut_short(devices, "ab"[behind], lambda: add_copy(mirror, "b", devices.disks["b"]))
     answered_with(devices, "ab", failing)
-    for name in ("a", "b", "ab"):
-        check_never_stale(devices, name)
-        devices.kill()
+    check_never_stale(devices, "a", "b", "ab")
 
 
 @ORDERS
@@ -98,31 +113,49 @@ def test_a_copy_that_was_added_by_an_unfinished_list_and_the_old_one_do_not_open
 def test_copies_that_were_left_out_one_after_the_other_do_not_open_together(
     calls: InTurn, behind: int, failing: str
 ) -> None:
-    """Three copies: "c" was left out, but only one of the others knows; then that one is to be the last."""
-    devices = Devices(3)
+    """Three copies: "c" was left out, but only one of the others knows; then one of these fails at its list."""
+    devices = begun(3)
     mirror = devices.open()
     mirror.copies.calls = calls
     cut_short(devices, "ab"[behind], lambda: throw_out(devices, mirror, "c"))
     answered_with(devices, "ab", failing)
-    for names in ("ac", "bc", "a", "b", "c", "abc"):
-        check_never_stale(devices, names)
-        devices.kill()
+    check_never_stale(devices, "ac", "bc", "a", "b", "c", "abc")
 
 
-def test_a_copy_that_was_added_by_an_unfinished_list_does_not_open_with_one_that_was_left_out() -> None:
-    """The new one of three copies alone has the list that names it; the others go on, at last one of them alone."""
-    devices = Devices(3)
+@pytest.mark.parametrize("known_to", ["a", "ab"])
+def test_a_copy_that_was_added_by_an_unfinished_list_does_not_open_with_one_that_was_left_out(known_to: str) -> None:
+    """The new one of three copies, "a", has the list that names it; the others go on, at last "c" alone."""
+    devices = begun(3)
     throw_out(devices, devices.open(), "a")
     devices.kill()
     mirror = devices.open()
     mirror.copies.calls = LastFirst()
     devices.replace("a")
     cut_short(devices, "c", lambda: add_copy(mirror, "a", devices.disks["a"]))
+    if known_to == "ab":
+        write_list(devices.disks["b"], read_list(devices.disks["a"]))
     assert set(map(devices.copy_id, "abc")) == set(read_list(devices.disks["a"]).members)
     answered_with(devices, "bc", "b")
-    for names in ("ab", "a", "b", "abc"):
-        check_never_stale(devices, names)
+    check_never_stale(devices, "ab", "a", "b", "abc")
+
+
+def test_a_list_that_adds_a_copy_and_leaves_another_out_does_not_open_beside_the_one_before() -> None:
+    """Four copies: "b" fails at the list that adds "a", then "c" at the one without "b"; "a" and "d" are left."""
+    devices = begun(4)
+    throw_out(devices, devices.open(), "a")
+    devices.kill()
+    mirror = devices.open()
+    fail_list(devices, "b")
+    fail_list(devices, "c", skip=1)
+    with pytest.raises(DiskFailed, match="too many copies failed"):
+        add_copy(mirror, "a", devices.replace("a"))
+    devices.kill()
+    with suppress(StoreUnusable):
+        answer(devices.open("a", "d"))
         devices.kill()
+        check_never_stale(devices, "bc")
+    devices.kill()
+    assert set(good(devices.open())) == set("bcd")
 
 
 def test_lists_that_nobody_went_on_with_do_not_keep_devices_from_opening_that_are_all_there() -> None:
@@ -133,23 +166,35 @@ def test_lists_that_nobody_went_on_with_do_not_keep_devices_from_opening_that_ar
     assert good(devices.open()) == "abc"
 
 
+def test_an_old_copy_of_a_folder_says_nothing_against_the_list_of_those_that_went_on() -> None:
+    devices = begun(3)
+    copied = devices.disks["x"] = SimDisk(9)
+    put(copied, "unrelated", b"")  # so that inodes differ
+    copied.unlink("unrelated")
+    for name in devices.disks["b"].list_folder(""):
+        put(copied, name, content(devices.disks["b"], name))
+    mirror = devices.open("a", "b", "c")
+    throw_out(devices, mirror, "c")
+    answer(mirror)
+    devices.kill()
+    check_never_stale(devices, "acx")
+
+
 def test_a_list_that_a_killed_process_has_not_synced_is_durable_before_it_counts() -> None:
     for seed in range(12):
-        devices = Devices(1, seed)
-        devices.disks["b"] = SimDisk(seed)
+        devices = begun(1)
+        devices.rng.seed(seed)
+        devices.disks["b"] = SimDisk(devices.rng)
         mirror = devices.open("a")
-        devices.disks["a"].fail_next("sync_folder", KilledHere(), skip=0)
+        devices.disks["a"].fail_next("sync_folder", KilledHere())
         with pytest.raises(KilledHere):
             add_copy(mirror, "b", devices.disks["b"])
         devices.kill()
         fail_list(devices, "a")
-        try:
-            mirror = devices.open()
-        except StoreUnusable:
-            continue
-        put(mirror, "answered", b"1")
-        devices.crash()
-        check_never_stale(devices, "a")
+        with suppress(StoreUnusable):
+            answer(devices.open())
+            devices.crash()
+            check_never_stale(devices, "a")
 
 
 @pytest.mark.parametrize("is_list_failing", [True, False])
