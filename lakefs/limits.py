@@ -277,6 +277,15 @@ COORDINATOR_LEASE_S_MIN: Final = 2
 """The least that etcd grants."""
 COORDINATOR_LEASE_S_MAX: Final = 86_400
 
+# --- cluster: heads ---------------------------------------------------------------------------------------
+HEAD_ANSWERS_MAX: Final = 1 << 21
+"""Chunks that all puts in progress at a head were answered as stored, at about 250 bytes each: 500 MiB.
+One user gets a quarter: half a million, 2 TiB of chunks of 4 MiB."""
+HEAD_LENGTHS_MAX: Final = 1 << 17
+"""Lengths of chunks that a head keeps, at about 200 bytes each: 25 MiB."""
+HEAD_BIND_ATTEMPTS: Final = 4
+"""Times that a head binds names, as gc generations and ring epochs advance; each takes minutes to."""
+
 # --- wire --------------------------------------------------------------------------------------------
 CONTROL_BYTES_MAX: Final = 4 * MIB
 """Control part of one frame.  A locate of 4096 chunks answers with about 0.5 MiB."""
@@ -363,6 +372,7 @@ LISTEN_BACKLOG: Final = 1024
 # LOAD_WINDOW          4 MiB  16 MiB   4  streamed chunks, requests to load, portions to check; two for each thread
 # CHECK_WINDOW         4 MiB  16 MiB   4  chunks that threads hash where they lie; two for each thread
 # WRITE_FILES_WINDOW   2 MiB   8 MiB   4  batches of small files to write; two for each thread
+# MARKS_WINDOW       132 KiB 264 KiB   2  requests to mark chunks at one member; it marks one while the other is sent
 # COPY_WINDOW          4 KiB 128 KiB  32  requests to copy names; half of those that are served for one connection
 # BOUNCE_BUFFERS       4 MiB  60 MiB  15  registered buffers of an engine; locked memory, beside the DRAM tier's
 # BOUNCES_PER_LINK     4 MiB   8 MiB   2  such buffers of one connection; one is filled while the other is moved
@@ -399,6 +409,7 @@ BOUNCE_BUFFERS: Final = 60 * MIB // CHUNK_BYTES
 BOUNCES_PER_LINK: Final = 8 * MIB // CHUNK_BYTES
 CLIENT_BOUNCES: Final = 8 * MIB // CHUNK_BYTES
 CLIENT_LANDINGS: Final = 8 * MIB // CHUNK_BYTES
+MARKS_WINDOW: Final = 2
 COPY_WINDOW: Final = INFLIGHT_PER_CONNECTION // 2
 READ_AHEAD_BYTES_MAX: Final = FETCH_WINDOW * FETCH_GROUP_BYTES + READ_AHEAD_WINDOW_BYTES_MAX
 """Bytes waiting to be read ahead for one client: the groups in flight, and one reader's window, 128 MiB."""
@@ -505,3 +516,26 @@ DOMAIN_NAME_BYTES_MAX: Final = 255
 TABLE_BYTES_MAX: Final = 64 * MIB
 """Longest packed table: 65,535 members x (44 + 3 x 256) bytes = 51 MiB, and 16,384 rows x 12 places x 2 bytes = 384
 KiB."""
+MEMBER_CONNECT_S: Final = 5.0
+"""Time to connect to a member and have SetEpoch answered; a sixth of a client's patience (ENGINE_SILENCE_S)."""
+MEMBER_SILENCE_S: Final = 5.0
+"""Time that a member may leave requests, a Ping too, unanswered before its connection counts as lost."""
+MEMBER_ANSWER_S: Final = 10.0
+"""Time for one request about shards: a put that meets a silent member, then a silent substitute, is done in 20 s."""
+MEMBER_IDLE_S: Final = 60.0
+"""Time without a request after which a connection to a member is closed."""
+MEMBER_LINKS_MAX: Final = 4096
+"""Connections to members: 96 machines of 32 are 3,072; a receive buffer of 16 KiB each, 64 MiB."""
+AWAY_PAUSE_S_MIN: Final = 0.1
+AWAY_PAUSE_S_MAX: Final = 5.0
+"""Pause between two attempts to reach a member that is away: it is back in use 5 s after its return."""
+PARITY_MEMORY_BYTES: Final = 64 * MIB
+"""Parity of all puts that a process stores at a time: 15 buffers; a put of 16 MiB needs at most 9."""
+KNOWN_CHUNKS_MAX: Final = 16_384
+"""Chunks whose length and checksums are kept in memory, at most 500 bytes each: 8 MiB, for 64 GiB of whole chunks."""
+HEDGE_S_MIN: Final = 0.02
+HEDGE_S_MAX: Final = 0.5
+"""Bounds of the wait for an answer of a member before its shard is decoded from others: a few times a disk's time, and
+less than a person notices."""
+STRIPE_ATTEMPTS_MAX: Final = 4
+"""Times that a request is made again with a newer table; tables change a few times a day."""

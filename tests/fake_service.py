@@ -17,7 +17,7 @@ from lakefs.errors import BucketNotFound, ChunkNotFound, InvalidArgument, KeyNot
 from lakefs.host.buffers import PooledPayload
 from lakefs.host.descriptors import close_all
 from lakefs.ids import Buffer, ChunkKind, chunk_id_of
-from lakefs.wire.engine_port import Body, Reply, ServedClient, never
+from lakefs.wire.engine_port import Body, Reply, ServedClient, never, nothing
 from lakefs.wire.messages import (
     BucketCreate,
     BucketRemove,
@@ -61,6 +61,7 @@ class FakeClient(ServedClient):
     trusted: bool
     uid: int | None
     has_left: Callable[[], bool] = never
+    end: Callable[[], None] = nothing
 
 
 @dataclass
@@ -100,8 +101,9 @@ class FakeService:
         trusted: bool,
         uid: int | None = None,
         has_left: Callable[[], bool] = never,
+        end: Callable[[], None] = nothing,
     ) -> ServedClient:
-        client = FakeClient(peer, descriptors, trusted, uid, has_left)
+        client = FakeClient(peer, descriptors, trusted, uid, has_left, end)
         self.clients.add(client)
         self.connected_total += 1
         return client

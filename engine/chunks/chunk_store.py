@@ -234,6 +234,11 @@ class Chunks:
         self._references.hold(session, record.birth)
         return record, sequence
 
+    def held_bytes(self, session: Session, chunk: ChunkId) -> int | None:
+        """Hold the chunk if it has a good record, and return its length; else None."""
+        held = self.hold(session, chunk)
+        return None if held is None else held[0].logical_bytes
+
     async def _await_other(self, session: Session, item: Hashed) -> bool:
         """Wait for another request that stores the chunk; if that failed, store it here and return True."""
         chunk = item.chunk

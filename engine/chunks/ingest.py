@@ -22,17 +22,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence as Seq
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
-from crc32c import crc32c
-
+from engine.chunks.hashing import hash_all
 from engine.chunks.payload import Hashed, Payload, Written
 from engine.chunks.write_ahead import AheadRun, Filling, write_beside_hash
-from engine.format.checksums import seal_payload, vector_of
 from engine.format.extents import large_extent_bytes
 from engine.host.tasks import run_all
 from engine.segments.large import IsLast, not_last
 from engine.segments.segment_store import Segments
 from lakefs.errors import StoreFull
-from lakefs.ids import ChunkKind, chunk_id_of, data_chunk_id
 from lakefs.limits import WRITE_AHEAD_RUN_BYTES, WRITE_RUN_BYTES, WRITE_RUNS_AT_ONCE
 from lakefs.ports import Offload
 
@@ -142,7 +139,7 @@ class Ingest:
             while left:
                 run = left.popleft()
                 try:
-                    hashed = await self._offload.run(_hash_all, [job.payloads[index] for index in run])
+                    hashed = await self._offload.run(hash_all, [job.payloads[index] for index in run])
                     await self._write_run(job.note(run, hashed), job.written, is_last)
                     unwritten -= 1
                 except BaseException:
@@ -175,8 +172,8 @@ class Ingest:
         """Hash the small payloads, in a thread if one has to be filled; returns those chosen."""
         payloads = [job.payloads[index] for index in job.small]
         if any(payload.fill is not None for payload in payloads):
-            return job.note(job.small, await self._offload.run(_hash_all, payloads))
-        return job.note(job.small, _hash_all(payloads)) if payloads else ()
+            return job.note(job.small, await self._offload.run(hash_all, payloads))
+        return job.note(job.small, hash_all(payloads)) if payloads else ()
 
     async def _place_small(self, items: Seq[Hashed], written: list[Written], *, into_headroom: bool = False) -> None:
         payloads = [item.payload.small for item in items if item.payload.small is not None]
@@ -255,23 +252,3 @@ def _kept(payloads: Seq[memoryview]) -> Seq[memoryview]:
 
 def _length_of(item: Hashed) -> int:
     return item.payload.length
-
-
-def _hash_all(payloads: Seq[Payload]) -> list[Hashed]:
-    return [
-        Hashed(payload, data_chunk_id(payload.small), crc32c(payload.small))
-        if payload.small is not None and payload.fill is None and payload.kind is ChunkKind.DATA
-        else _hash(payload)
-        for payload in payloads
-    ]
-
-
-def _hash(payload: Payload) -> Hashed:
-    """Fill and hash a payload, add vector and padding: in one call, while the bytes are in the CPU's cache."""
-    memory = payload.small if payload.area is None else payload.area[: payload.length]
-    assert memory is not None
-    vector = None if payload.fill is None else payload.fill(memory, 0)
-    chunk = chunk_id_of(payload.kind, memory)
-    if payload.area is None:
-        return Hashed(payload, chunk, crc32c(memory))
-    return Hashed(payload, chunk, seal_payload(payload.area, payload.length, vector or vector_of(memory)))

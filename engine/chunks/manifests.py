@@ -10,33 +10,32 @@ Rules kept here:
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Final, cast
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Generic, Protocol, TypeVar, cast
 
 import msgspec
 import trio
 
 from engine.chunks.chunk_store import Chunks, find_chunk
-from engine.format.layouts import ChunkRecord
 from engine.metadata.metadata_store import Metadata
-from engine.sessions.references import Session
 from lakefs.content.manifest import Manifest, check_child, check_top, parse
 from lakefs.errors import ChunkDamaged, ChunkNotFound, InvalidArgument, RequestTooLarge, StaleGrant
-from lakefs.ids import EMPTY_BLOB, EMPTY_CHUNK, BlobId, ChunkId, ChunkKind, id_text, is_well_formed, kind_of
+from lakefs.ids import EMPTY_BLOB, EMPTY_CHUNK, BlobId, Buffer, ChunkId, ChunkKind, id_text, is_well_formed, kind_of
 from lakefs.limits import BATCH_MAX
 
 CACHE_ENTRIES: Final = 65_536
 """Most entries of all cached manifests, about 200 bytes each: 13 MiB."""
+S = TypeVar("S", contravariant=True)
 CHECK_BATCH: Final = 1024
 """Most chunks of a manifest looked up between two checkpoints: about 4 ms."""
 
 
-class Manifests:
-    """Reads manifest chunks."""
+class CachedManifests:
+    """Reads manifest chunks, wherever their bytes are."""
 
-    def __init__(self, metadata: Metadata, chunks: Chunks) -> None:
-        self._metadata = metadata
-        self._chunks = chunks
+    def __init__(self, payload_of: Callable[[ChunkId], Awaitable[Buffer]]) -> None:
+        """`payload_of` returns the checked bytes of a chunk.  ChunkNotFound, ChunkDamaged."""
+        self._payload_of = payload_of
         self._cache: OrderedDict[ChunkId, Manifest] = OrderedDict()
         self._cached_entries = 0
 
@@ -46,25 +45,13 @@ class Manifests:
         if cached is not None:
             self._cache.move_to_end(chunk)
             return cached
-        payload = await self._payload(chunk)
+        payload = await self._payload_of(chunk)
         try:
             manifest = parse(payload)
         except InvalidArgument as error:
             raise ChunkDamaged(f"manifest {id_text(chunk)}: {error.message}", subject=id_text(chunk)) from error
         self._remember(chunk, manifest)
         return manifest
-
-    async def _payload(self, chunk: ChunkId) -> bytes:
-        """Return its bytes; locates them again if they were moved during the read."""
-        while True:
-            with self._metadata.view() as view:
-                record = find_chunk(view, chunk)
-            if record is None:
-                raise ChunkNotFound(f"manifest {id_text(chunk)} is not in the store", subject=id_text(chunk))
-            try:
-                return await self._chunks.read(chunk, record)
-            except StaleGrant:
-                await trio.lowlevel.checkpoint()
 
     async def layout(self, top: ChunkId, chunks_max: int) -> tuple[list[ChunkId], list[int]] | None:
         """Return data chunks and lengths of a blob in order; None when they are more than `chunks_max`."""
@@ -98,6 +85,27 @@ class Manifests:
             assert self._cached_entries >= 0
 
 
+class Manifests(CachedManifests):
+    """Reads the manifest chunks of one store."""
+
+    def __init__(self, metadata: Metadata, chunks: Chunks) -> None:
+        super().__init__(self._payload)
+        self._metadata = metadata
+        self._chunks = chunks
+
+    async def _payload(self, chunk: ChunkId) -> bytes:
+        """Return its bytes; locates them again if they were moved during the read."""
+        while True:
+            with self._metadata.view() as view:
+                record = find_chunk(view, chunk)
+            if record is None:
+                raise ChunkNotFound(f"manifest {id_text(chunk)} is not in the store", subject=id_text(chunk))
+            try:
+                return await self._chunks.read(chunk, record)
+            except StaleGrant:
+                await trio.lowlevel.checkpoint()
+
+
 class HeldBlob(msgspec.Struct, frozen=True):
     """A blob whose chunks a session holds."""
 
@@ -106,20 +114,37 @@ class HeldBlob(msgspec.Struct, frozen=True):
     chunk_count: int
 
 
-class HeldBlobs:
-    """Holds blobs for sessions."""
+class Holder(Protocol[S]):
+    """Holds single chunks for sessions."""
 
-    def __init__(self, chunks: Chunks, manifests: Manifests) -> None:
+    def held_bytes(self, session: S, chunk: ChunkId) -> int | None:
+        """Hold a chunk for the session, and return its length; None if it is not stored."""
+        ...
+
+
+class HeldBlobs(Generic[S]):
+    """Holds blobs for sessions of type S."""
+
+    def __init__(
+        self,
+        chunks: Holder[S],
+        manifests: CachedManifests,
+        prepare: Callable[[S, Sequence[ChunkId]], Awaitable[None]] | None = None,
+    ) -> None:
+        """`prepare` is called with chunks, at most CHECK_BATCH at once, before they are held."""
         self._chunks = chunks
         self._manifests = manifests
+        self._prepare = prepare
 
-    async def hold(self, session: Session, blob: bytes) -> HeldBlob:
+    async def hold(self, session: S, blob: bytes) -> HeldBlob:
         """Hold all chunks of a blob; returns its size and chunk count.  ChunkNotFound, InvalidArgument."""
         (top,) = checked_chunks([blob])
         if top == EMPTY_CHUNK:
             return HeldBlob(EMPTY_BLOB, 0, 1)
+        if self._prepare is not None:
+            await self._prepare(session, [top])
         if kind_of(top) is ChunkKind.DATA:
-            return HeldBlob(BlobId(top), self._hold_chunk(session, top).logical_bytes, 1)
+            return HeldBlob(BlobId(top), self._hold_chunk(session, top), 1)
         self._hold_chunk(session, top)
         root = await self._manifest(top)
         check_top(root)
@@ -129,7 +154,7 @@ class HeldBlobs:
         """See `Manifests.layout`."""
         return await self._manifests.layout(top, chunks_max)
 
-    async def _hold_below(self, session: Session, manifest: Manifest, counted: dict[ChunkId, int]) -> int:
+    async def _hold_below(self, session: S, manifest: Manifest, counted: dict[ChunkId, int]) -> int:
         """Hold all chunks below a manifest; returns the number of its data chunks.
 
         A child that is named again, as in a large file of zeros, is walked once: the work is bounded by what the
@@ -139,6 +164,7 @@ class HeldBlobs:
             await self._hold_data(session, manifest)
             return len(manifest.entries)
         chunk_count = 0
+        await self._prepare_all(session, manifest)
         for entry in manifest.entries:
             self._hold_chunk(session, entry.chunk)
             child = await self._manifest(entry.chunk)
@@ -147,6 +173,12 @@ class HeldBlobs:
                 counted[entry.chunk] = await self._hold_below(session, child, counted)
             chunk_count += counted[entry.chunk]
         return chunk_count
+
+    async def _prepare_all(self, session: S, manifest: Manifest) -> None:
+        if self._prepare is not None:
+            chunks = list(dict.fromkeys(entry.chunk for entry in manifest.entries))
+            for start in range(0, len(chunks), CHECK_BATCH):
+                await self._prepare(session, chunks[start : start + CHECK_BATCH])
 
     async def _manifest(self, chunk: ChunkId) -> Manifest:
         """Read a manifest.  InvalidArgument if its bytes are not one: the client stored them so."""
@@ -157,18 +189,19 @@ class HeldBlobs:
                 raise error.__cause__ from None
             raise
 
-    async def _hold_data(self, session: Session, manifest: Manifest) -> None:
+    async def _hold_data(self, session: S, manifest: Manifest) -> None:
+        await self._prepare_all(session, manifest)
         for start in range(0, len(manifest.entries), CHECK_BATCH):
             for entry in manifest.entries[start : start + CHECK_BATCH]:
-                if self._hold_chunk(session, entry.chunk).logical_bytes != entry.size_bytes:
+                if self._hold_chunk(session, entry.chunk) != entry.size_bytes:
                     raise InvalidArgument(f"a manifest gives chunk {id_text(entry.chunk)} a length it does not have")
             await trio.lowlevel.checkpoint()
 
-    def _hold_chunk(self, session: Session, chunk: ChunkId) -> ChunkRecord:
-        held = self._chunks.hold(session, chunk)
+    def _hold_chunk(self, session: S, chunk: ChunkId) -> int:
+        held = self._chunks.held_bytes(session, chunk)
         if held is None:
             raise ChunkNotFound(f"chunk {id_text(chunk)} is not in the store; offer it again", subject=id_text(chunk))
-        return held[0]
+        return held
 
 
 def checked_chunks(identifiers: Sequence[bytes]) -> list[ChunkId]:

@@ -9,8 +9,8 @@ Rules kept here:
 - A list is replaced as the superblock is: temporary name, sync, rename, sync of the folder.
 - Each list has a tag of its own, and the tags of those it came from.  So it is known of two lists if one came from the
   other, or if they were written by processes that did not know of each other.
-- Lists are compared by term, then by number.  The number grows with each list, the term when an operator went on
-  without a copy that might be newer.
+- The number is one more than that of the list it came from; the term grows when an operator went on without a copy
+  that might be newer, and the higher one counts.
 
 `engine.cluster.list_choice` decides which list counts.  All functions block.
 """
@@ -24,7 +24,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from engine.cluster.mirror_bounds import ANCESTORS, COPIES_MAX
+from engine.cluster.mirror_bounds import ANCESTORS, COPIES_MAX, LISTED_MAX
 from lakefs.errors import StoreDamaged, StoreUnusable
 from lakefs.ids import CopyId
 from lakefs.layout import Layout
@@ -62,7 +62,7 @@ MIRROR_LIST: Final = Layout(
         ("number", "Q"),
         ("is_equal", "I"),
         ("copy_count", "I"),
-        ("copies", f"{COPIES_MAX * 120}s"),
+        ("copies", f"{LISTED_MAX * 120}s"),
         ("tag", f"{_TAG_BYTES}s"),
         ("ancestors", f"{ANCESTORS * _TAG_BYTES}s"),
         ("crc", "I"),

@@ -6,9 +6,10 @@
 Rules kept here:
 - A change is answered when each copy that is good has it.  A copy is thrown out before the answer, by a list that is
   durable on all copies that it names.
-- Never more than half of the copies of a list are thrown out at a time: the rest of them could open by itself, older
-  than what was answered since.  When more fail at once, nothing is written any more, and no list is: the next opening
-  finds all copies that are there again.
+- More than half of a list's copies, and more than half of those of any list that a device may have as its newest,
+  share a copy: else the others could open by themselves, older than what was answered since.  So of three copies one
+  is thrown out at a time.  When more fail at once, nothing is written any more, and no list is: the next opening finds
+  all copies that are there again.
 - The last copy is never thrown out: its error is the answer, as of a single disk.
 - One full copy makes the mirror full, for what a caller may repeat (room, bytes, new files): the caller has a reserve
   to release, and `free_bytes` is that of the fullest copy.  Copies of a lake that fills up get full at about the same
@@ -17,7 +18,8 @@ Rules kept here:
 - EngineBusy and SourceChanged are the process's and the client's fault, not the copy's: they are the answer.
 - A failed read throws nothing out: two copies may have a bad sector each, and together all bytes.  The copy is suspect
   from then on (`state`), and read last.
-- A copy that is being made takes part in all changes.  Its failure ends its making, nothing else.
+- A copy that is being made takes part in all changes.  Its failure ends its making, nothing else.  If a list that
+  names it is being written, the change is answered behind that list and the one that leaves the copy out again.
 
 Methods block, and are called from any thread.
 """
@@ -36,7 +38,7 @@ from engine.cluster.copy import Copy
 from engine.cluster.copy_calls import CopyCalls, Outcome
 from engine.cluster.copy_list import CopyList, Member, write_list
 from engine.cluster.mirror_bounds import COPIES_MAX
-from lakefs.errors import DiskFailed, EngineBusy, LakeError, SourceChanged, StoreFull
+from lakefs.errors import DiskFailed, EngineBusy, LakeError, SourceChanged, StoreFull, StoreUnusable
 from lakefs.ids import CopyId
 
 T = TypeVar("T")
@@ -152,11 +154,31 @@ class GoodCopies:
             if gone:
                 self.install(left, gone)
 
+    def settle(self, behind: Sequence[Copy]) -> dict[Copy, str]:
+        """Make the list that an opening found durable on copies that lack it; returns those that failed at that.
+
+        StoreUnusable when it is not on more than half of its copies then.
+        """
+        outcomes = self.calls.each(behind, partial(_write_list, self.listed), slow=True) if behind else []
+        failed = {outcome.copy: str(outcome.error) for outcome in outcomes if outcome.error is not None}
+        (eligible,) = self._before
+        if 2 * (len(self.good) - len(failed)) <= len(eligible):
+            told = "; ".join(f"{copy}: {reason}" for copy, reason in failed.items())
+            options = " ".join(f"--without {copy.id.hex()}" for copy in failed)
+            raise StoreUnusable(
+                f"the list of good copies cannot be written ({told}); mend the devices and start again, or, if they "
+                f"are lost for ever, start with: {options}; changes that only they hold are given up then",
+                subject=", ".join(copy.name for copy in failed),
+            )
+        return failed
+
     def install(
         self, wanted: Sequence[Copy], gone: dict[Copy, str], *, is_equal: bool = False, by_operator: bool = False
     ) -> None:
         """Make a list of the wanted copies durable on all of them; those that fail at that are gone too."""
         with self.names:
+            if self._failed is not None:
+                raise DiskFailed(f"an earlier change failed: {self._failed.message}") from self._failed
             gone = dict(gone)
             while True:
                 self._refuse_unsafe(wanted, gone)
@@ -185,7 +207,7 @@ class GoodCopies:
     def _refuse_unsafe(self, wanted: Sequence[Copy], gone: dict[Copy, str]) -> None:
         """Raise DiskFailed, for ever, when copies that do not get the list could open without those that do."""
         ids = frozenset(copy.id for copy in wanted)
-        if ids and all(2 * len(before - ids) <= len(before) for before in self._before):
+        if ids and all(_share_a_copy(before, ids) for before in self._before):
             return
         told = "; ".join(f"{copy}: {reason}" for copy, reason in gone.items())
         error = DiskFailed(
@@ -207,9 +229,10 @@ class GoodCopies:
         """Return True for the failure of a copy that is being made, which ends there."""
         if outcome.error is None or outcome.copy.is_good:
             return False
-        if outcome.copy is self.joining:
-            self.end_joining(str(outcome.error))
-        return True
+        with self.names:  # a list that names it may be under way, and another one if that fails
+            if outcome.copy is self.joining:
+                self.end_joining(str(outcome.error))
+            return not outcome.copy.is_good
 
     def _settled(self, outcomes: list[Outcome[T]], repeatable: bool) -> T:
         """Return or raise the answer of a change that some copies failed at, when these are thrown out."""
@@ -302,6 +325,15 @@ class _Gate:
         with self._condition:
             while self._inside:
                 self._condition.wait()
+
+
+def _share_a_copy(one: frozenset[CopyId], other: frozenset[CopyId]) -> bool:
+    """Return True if more than half of the one and more than half of the other always have a copy in common.
+
+    Each takes those first that the other does not have: together they still need more than are shared.
+    """
+    shared = len(one & other)
+    return sum(max(len(ids) // 2 + 1 - (len(ids) - shared), 0) for ids in (one, other)) > shared
 
 
 def _write_list(listed: CopyList, copy: Copy) -> None:

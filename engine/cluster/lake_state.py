@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from engine.cluster.coordinator import Compare, Coordinator, Delete, Entry, HasRevision, IsAbsent, Put
+from engine.cluster.coordinator import Compare, Coordinator, Delete, Entry, HasRevision, HasValue, IsAbsent, Put
 from engine.cluster.records import (
     DIRTY,
     EPOCH_KEY,
@@ -26,12 +26,15 @@ from engine.cluster.records import (
     GENERATION_KEY,
     LAKE_KEY,
     MEMBERS,
+    WALK_KEY,
+    WALKER_KEY,
     DirtyRecord,
     EpochRecord,
     GenerationRecord,
     LakeRecord,
     MemberRecord,
     MemberState,
+    WalkRecord,
     decode,
     dirty_key,
     encode,
@@ -41,7 +44,7 @@ from engine.cluster.records import (
     partition_of_key,
 )
 from lakefs.errors import PreconditionFailed
-from lakefs.ids import GcGeneration, MemberId, Partition, Revision, RingEpoch
+from lakefs.ids import GcGeneration, LeaseId, MemberId, Partition, Revision, RingEpoch
 from lakefs.limits import COORDINATOR_OPERATIONS_MAX, COORDINATOR_PAGE_MAX
 
 NO_EPOCH: Final = RingEpoch(0)
@@ -49,11 +52,12 @@ NO_GENERATION: Final = GcGeneration(0)
 
 
 class Dirty(msgspec.Struct, frozen=True):
-    """A dirty partition: the ring epoch of its last note, and the revision of that note."""
+    """A dirty partition: the ring epoch of its last note, and the revision of that note; see `DirtyRecord`."""
 
     partition: Partition
     epoch: RingEpoch
     revision: Revision
+    is_moving: bool = False
 
 
 class LakeState:
@@ -150,11 +154,30 @@ class LakeState:
         done = await self._coordinator.transact([_as_read(GENERATION_KEY, entry)], [change])
         return number if done.succeeded else None
 
+    async def begin_gc(self) -> tuple[GcGeneration, dict[RingEpoch, bytes]]:
+        """Advance the generation; returns the new one and the tables, as `epoch_tables`, of that very moment.
+
+        A member that is a home in each of these tables may free in this generation's cycle; tables that are read at
+        another moment do not say who may.  PreconditionFailed while the lake has no table.
+        """
+        while True:
+            present, generation = await self._generation()
+            newest = (await self._coordinator.get(EPOCH_KEY)).entry  # before the tables: a newer one has no table here
+            tables = [entry async for entry in self._all(*EPOCHS)]
+            if not tables:
+                raise PreconditionFailed("the lake has no ring table yet: its first members have not been added")
+            number = GcGeneration(present + 1)
+            compares = [_as_read(GENERATION_KEY, generation), _as_read(EPOCH_KEY, newest)]
+            compares += [_as_read(entry.key, entry) for entry in tables]
+            change = Put(GENERATION_KEY, encode(GenerationRecord(number)))
+            if (await self._coordinator.transact(compares, [change])).succeeded:
+                return number, {epoch_of_key(entry.key): entry.value for entry in tables}
+
     # --- dirty partitions --------------------------------------------------------------------------------
 
-    async def note_dirty(self, partitions: Iterable[Partition], epoch: RingEpoch) -> None:
+    async def note_dirty(self, partitions: Iterable[Partition], epoch: RingEpoch, *, is_moving: bool = False) -> None:
         """Note partitions as dirty in a ring epoch; durable on return."""
-        value = encode(DirtyRecord(epoch))
+        value = encode(DirtyRecord(epoch, is_moving))
         notes = [Put(dirty_key(partition), value) for partition in sorted(set(partitions))]
         for first in range(0, len(notes), COORDINATOR_OPERATIONS_MAX):
             await self._coordinator.transact([], notes[first : first + COORDINATOR_OPERATIONS_MAX])
@@ -176,6 +199,23 @@ class LakeState:
         key = dirty_key(dirty.partition)
         done = await self._coordinator.transact([HasRevision(key, dirty.revision)], [Delete(key)])
         return done.succeeded or done.seen[0] is None
+
+    # --- the walker --------------------------------------------------------------------------------------
+
+    async def begin_to_walk(self, process: bytes, lease: LeaseId) -> bool:
+        """Become the process that walks, for as long as the lease lasts; False if another one is."""
+        put = Put(WALKER_KEY, process, lease)
+        return (await self._coordinator.transact([IsAbsent(WALKER_KEY)], [put])).succeeded
+
+    async def walk(self) -> WalkRecord:
+        """Return the position of the walk through all partitions."""
+        entry = (await self._coordinator.get(WALK_KEY)).entry
+        return WalkRecord() if entry is None else decode(WalkRecord, entry.value)
+
+    async def save_walk(self, walk: WalkRecord, process: bytes) -> bool:
+        """Record the position of the walk; False if this process is not the one that walks (any more)."""
+        put = Put(WALK_KEY, encode(walk))
+        return (await self._coordinator.transact([HasValue(WALKER_KEY, process)], [put])).succeeded
 
     # --- records -----------------------------------------------------------------------------------------
 
@@ -209,4 +249,5 @@ def _as_read(key: bytes, entry: Entry | None) -> Compare:
 
 
 def _dirty(entry: Entry) -> Dirty:
-    return Dirty(partition_of_key(entry.key), decode(DirtyRecord, entry.value).epoch, entry.revision)
+    record = decode(DirtyRecord, entry.value)
+    return Dirty(partition_of_key(entry.key), record.epoch, entry.revision, record.is_moving)

@@ -1,16 +1,29 @@
 """Decides which list of good copies counts, and if the copies that are there may be opened.  Pure.
 
 Rules kept here:
-- A list counts unless another one came from it, or it was never durable on all its copies: one of them is there and
-  has a list that neither came from it nor led to it.  So it was written by a process that died, or lost its devices,
-  before it had an answer to give.
-- More than half of the copies that the list names must be there.  At most half of them can have been thrown out by a
-  later list that none of them has (`engine.cluster.good_copies`), so no stale copy opens by itself.
+- A list counts unless one of its copies is there and has a list that did not come from it.  Then it was never durable
+  on all its copies, so nobody was answered by it.  Of those that count, the one is chosen that no other came from.
+- More than half of the copies that the list names must be there.
+- A copy that was made, and never got its first list, says nothing against a list that names it: it was whole before
+  that list was first written.
 - `without` is an operator's word: these copies are not waited for, and count as lost.  It raises the list's term, so
   that what they hold is stale if they return.  Of two lists that both count, the one of the higher term is right; of
   equal terms, two operators have let both sides go on, and neither is opened.
-- A folder whose `mirror.copy` has another inode than its list says was copied.  It does not count, unless the caller
-  says that it was restored.
+- A folder whose `mirror.copy` has another inode than its list says was copied.  It does not count, and its list says
+  nothing against others, unless the caller says that it was restored.
+
+Why no copy that lacks an answer opens by itself.  An answer is given under a list N that all its copies have.  Others
+could open without all of these by an older list, or by one that was never finished:
+- An older list: more than half of its copies share one with more than half of N's (`engine.cluster.good_copies`), or
+  with more than half of those of a list between them that so many have (`engine.cluster.mirror_opening`).  That copy
+  knows better.
+- An unfinished list U: who wrote it did not know N, nor the other way round, so both came from one list.  If more than
+  half of U's copies are here and none is N's, then one of them never had U, and says so.  For else those that had it
+  were away when N's process opened, with more than half of the list that both came from; and there are not enough.
+- A list whose copies contradict it is overwritten by the one that was chosen, before the next.  Otherwise unfinished
+  lists could lie on all copies, each contradicted by another, until nobody has the one that answers were given under.
+`tests/models/mirrored_disks.py` goes through all orders of vanishing, returning, crashing, adding and replacing, with
+up to four copies, and shows for each of the rules how a stale copy opens without it.
 """
 
 from __future__ import annotations
@@ -40,6 +53,8 @@ class Choice:
 
     listed: CopyList
     used: tuple[CopyId, ...]
+    behind: frozenset[CopyId]
+    """Copies used that do not have this list: an older one, one that does not count, or none yet."""
     eligible: frozenset[CopyId]
     """Copies of the list that could have opened it: all but those that the operator gave up."""
     lost: dict[CopyId, str]
@@ -57,7 +72,7 @@ def choose(
 ) -> Choice:
     """Choose the list and its copies.  `absent`: devices that could not be read, and why.  StoreUnusable."""
     _refuse_twins(found)
-    listed = _counting(found, absent, without)
+    listed = _counting(found, absent, without, restored)
     here = {copy.copy_id: copy for copy in found}
     lost: dict[CopyId, str] = {}
     for copy_id, member in listed.members.items():
@@ -71,37 +86,46 @@ def choose(
     eligible = frozenset(listed.members) - without
     if not used or 2 * len(used) <= len(eligible):
         _refuse(listed, lost, absent, without)
+    behind = frozenset(copy_id for copy_id in used if not _has(here[copy_id], listed))
     stale = tuple(copy.name for copy in found if copy.copy_id not in listed.members)
-    return Choice(listed, used, eligible, lost, stale, bool(without & listed.members.keys()))
+    return Choice(listed, used, behind, eligible, lost, stale, bool(without & listed.members.keys()))
 
 
-def _counting(found: Sequence[FoundCopy], absent: dict[str, str], without: frozenset[CopyId]) -> CopyList:
+def _counting(
+    found: Sequence[FoundCopy], absent: dict[str, str], without: frozenset[CopyId], restored: bool
+) -> CopyList:
     """Return the list that counts."""
     lists = {copy.listed.tag: copy.listed for copy in found if copy.listed is not None}
-    held = {copy.copy_id: copy.listed for copy in found if copy.listed is not None}
-    newest = [
+    counting = [
         one
         for one in lists.values()
-        if not any(other is not one and other.came_from(one) for other in lists.values())
-        and all(_are_related(one, held[copy_id]) for copy_id in one.members if copy_id in held)
-        and not one.members.keys() <= without
+        if not any(_speaks_against(one, copy, restored) for copy in found) and not one.members.keys() <= without
     ]
+    newest = [one for one in counting if not any(other is not one and other.came_from(one) for other in counting)]
     if not newest:
         told = "; ".join(f"{name}: {reason}" for name, reason in absent.items())
         raise StoreUnusable(f"no folder has a list of good copies that can be used ({told or 'none was given'})")
     term = max(one.term for one in newest)
-    counting = [one for one in newest if one.term == term]
-    if len(counting) > 1:
-        told = "; ".join(f"{copy.name} (copy {copy.copy_id.hex()})" for copy in found if copy.listed in counting)
+    newest = [one for one in newest if one.term == term]
+    if len(newest) > 1:
+        told = "; ".join(f"{copy.name} (copy {copy.copy_id.hex()})" for copy in found if copy.listed in newest)
         raise StoreUnusable(
             f"these copies went on without each other, and hold different changes: {told}; choose one side, and start "
             "with --without ID for each copy of the other: what only those hold is given up"
         )
-    return counting[0]
+    return newest[0]
 
 
-def _are_related(one: CopyList, other: CopyList) -> bool:
-    return one.came_from(other) or other.came_from(one)
+def _speaks_against(one: CopyList, copy: FoundCopy, restored: bool) -> bool:
+    """Return True if this copy shows that the list, which names it, was never durable on it."""
+    member = one.members.get(copy.copy_id)
+    if member is None or copy.listed is None or (member.inode != copy.inode and not restored):
+        return False
+    return not copy.listed.came_from(one)
+
+
+def _has(copy: FoundCopy, listed: CopyList) -> bool:
+    return copy.listed is not None and copy.listed.tag == listed.tag
 
 
 def _refuse_twins(found: Sequence[FoundCopy]) -> None:

@@ -1,11 +1,17 @@
 """Makes and opens mirrored disks: locks the copies, chooses those that are good, makes their names equal.
 
-    open   lock each folder  --  read its list  --  choose (`engine.cluster.list_choice`)  --  a list of the copies
-           used, durable on them  --  make their names equal, unless the mirror was closed in order
+    open   lock each folder  --  sync and read its list  --  choose (`engine.cluster.list_choice`)  --  that list, as
+           it is, durable on those used  --  the next list, of the copies used, durable on them  --  make their names
+           equal, unless the mirror was closed in order
 
 Rules kept here:
 - Nothing is changed before each folder that could be read is locked.  A folder that another process has locked ends the
   opening: StoreLocked.
+- A list is read behind a sync of its folder.  A killed process may have renamed it, and not synced: what it was before
+  could return with the next power loss, and would be one that nobody counted with.
+- The list that was chosen is made durable as it is on the copies used that do not have it, before the next one is
+  written.  More than half of its copies must have it then.  Else those that have an older one could open without those
+  that went on from this one; and lists that were not finished would add up, until nobody has the last one that was.
 - Folders that are not used, since they are stale, empty or foreign, are unlocked and left as they are.
 - Behind a crash, names may differ that were never durable.  The first copy is right (any state of a copy is one that
   a single disk could have been left in).  What another copy has besides is set aside in `mirror.aside`, not removed;
@@ -97,7 +103,9 @@ def open_mirror(
         for copy_id, reason in choice.lost.items():
             good.note_absent(copy_id, choice.listed.members[copy_id].name, reason)
             _log.error("a copy of the names is lost; make a new one", copy=copy_id.hex(), reason=reason)
-        good.install(copies, {}, by_operator=choice.by_operator or restored)
+        failed = good.settle([copy for copy in copies if copy.id in choice.behind])
+        left = [copy for copy in copies if copy not in failed]
+        good.install(left, failed, by_operator=choice.by_operator or restored)
         if not choice.listed.is_equal:
             _make_equal(good)
         _release_others(choice, found, locks)
@@ -136,6 +144,7 @@ def _look_at(locks: dict[str, DiskLock], probe: Copy) -> list[FoundCopy]:
     locks[probe.name] = probe.disk.lock(LOCK_FILE)
     own = read_copy_file(probe.disk)
     listed = None
+    probe.disk.sync_folder("")
     with suppress(FileNotFoundError):
         listed = read_list(probe.disk)
     return [FoundCopy(probe.name, own.copy_id, own.inode, listed)]

@@ -16,8 +16,8 @@ from lakefs.wire.engine_port import Reply
 from lakefs.wire.messages import Request
 
 
-class Members(Protocol):
-    """The members of a lake, and the tables that say what lies where."""
+class Known(Protocol):
+    """The state of a lake, as far as a process knows it."""
 
     @property
     def tables(self) -> Sequence[Table]:
@@ -28,6 +28,10 @@ class Members(Protocol):
     def generation(self) -> GcGeneration:
         """The gc generation, as far as this process knows; it may be stale."""
         ...
+
+
+class Members(Known, Protocol):
+    """The members of a lake, and the tables that say what lies where."""
 
     def is_up(self, member: MemberId) -> bool:
         """Return True unless the member was found away, and has not answered since."""
@@ -40,7 +44,8 @@ class Members(Protocol):
 
         EngineUnreachable at once while the member is known to be away, or when its answer does not arrive in time.
         StaleEpoch when the member knows a newer table than the request's: `tables` is newer when this is raised.
-        The memory of `body` is the caller's again when this returns or raises, also when cancelled.
+        The memory of `body` is the caller's again when this returns or raises, also when cancelled.  That of `into` is
+        only when this returns or raises a LakeError: after a cancelled call it may still be written to.
         """
         ...
 
@@ -68,19 +73,22 @@ class Wanted(NamedTuple):
 class Got(NamedTuple):
     """A range that was read and checked: whole granules around what was wanted, and their CRC32Cs.
 
-    `offset` is that of `payload` in the chunk.
+    `offset` is that of `payload` in the chunk, which has `chunk_bytes` in all.
     """
 
     offset: int
     payload: memoryview
     crcs: bytes
+    chunk_bytes: int
 
 
 class Stripes(Protocol):
     """Chunks, each erasure-coded over the members of its row."""
 
-    async def offer(self, generation: GcGeneration, chunks: Sequence[ChunkId]) -> list[bool]:
-        """Return for each chunk if it is stored: all its shards are, durable and touched in that generation.
+    async def offer(self, generation: GcGeneration, chunks: Sequence[ChunkId]) -> list[int]:
+        """Return the length of each chunk that is stored: all its shards are, durable and touched in that generation.
+
+        0 for a chunk that is absent.
 
         Missing shards of a chunk that is there otherwise are not made here: such a chunk is "absent", and stored anew.
         """
@@ -100,6 +108,7 @@ class Stripes(Protocol):
         """Read ranges of chunks; each is checked: whole chunks by their BLAKE3, ranges by their granules' CRC32C.
 
         Missing data shards are decoded from others.  ChunkNotFound when no shard of a chunk is found anywhere,
-        ClusterDegraded when too few shards are, CorruptionError when they do not make the chunk.
+        ClusterDegraded when too few shards are, CorruptionError when they do not make the chunk, InvalidArgument when
+        the range is not in it.
         """
         ...

@@ -5,7 +5,10 @@
     epoch                       EpochRecord       the number of the newest ring epoch
     epochs/NUMBER               bytes             the table of a ring epoch that is not retired; 16 hex digits
     generation                  GenerationRecord  the present generation of gc
+    gc                          bytes             the walk of the gc cycle under way; ends with its process
     dirty/PARTITION             DirtyRecord       a partition of which a stripe may be short; 4 hex digits
+    walker                      bytes             the process that walks, with its lease
+    walk                        WalkRecord        the position of the walk through all partitions
 
 A value is a msgpack array that begins with its version; fields are appended, never moved.  An unknown version is
 refused by name (StoreUnusable).  A ring epoch's table is bytes of another format, which has a version of its own.
@@ -27,6 +30,9 @@ from lakefs.ids import GcGeneration, MemberId, Partition, RingEpoch
 LAKE_KEY: Final = b"lake"
 EPOCH_KEY: Final = b"epoch"
 GENERATION_KEY: Final = b"generation"
+GC_KEY: Final = b"gc"
+WALKER_KEY: Final = b"walker"
+WALK_KEY: Final = b"walk"
 MEMBERS: Final = b"members/", b"members0"
 """Begin and end of the keys of members."""
 EPOCHS: Final = b"epochs/", b"epochs0"
@@ -80,9 +86,30 @@ class GenerationRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DirtyRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A dirty partition: the ring epoch in which it was noted last."""
+    """A dirty partition: the ring epoch in which it was noted last.
+
+    `is_moving`: as far as the last note knows, its stripes are whole, and have shards to be moved.
+    """
 
     epoch: RingEpoch
+    is_moving: bool = False
+
+
+class WalkRecord(msgspec.Struct, frozen=True, array_like=True):
+    """The walk through all partitions: the next one, and when it began; -1: none is under way.
+
+    `ended_ns` is the wall clock's at the end of the last whole walk, 0 before the first; `chunks` and `left` count what
+    that walk saw, and the stripes that it could not make whole.
+    """
+
+    next_partition: int = -1
+    partition_bits: int = 0
+    began_ns: int = 0
+    ended_ns: int = 0
+    chunks: int = 0
+    left: int = 0
+    chunks_so_far: int = 0
+    left_so_far: int = 0
 
 
 class _Versioned(msgspec.Struct, frozen=True, array_like=True):
@@ -92,13 +119,13 @@ class _Versioned(msgspec.Struct, frozen=True, array_like=True):
     record: msgspec.Raw
 
 
-Record = LakeRecord | MemberRecord | EpochRecord | GenerationRecord | DirtyRecord
+Record = LakeRecord | MemberRecord | EpochRecord | GenerationRecord | DirtyRecord | WalkRecord
 R = TypeVar("R", bound=Record)
 _encoder: Final = msgspec.msgpack.Encoder()
 _versioned: Final = msgspec.msgpack.Decoder(_Versioned)
 _decoders: Final[dict[type[msgspec.Struct], msgspec.msgpack.Decoder[Any]]] = {
     kind: msgspec.msgpack.Decoder(kind)
-    for kind in (LakeRecord, MemberRecord, EpochRecord, GenerationRecord, DirtyRecord)
+    for kind in (LakeRecord, MemberRecord, EpochRecord, GenerationRecord, DirtyRecord, WalkRecord)
 }
 
 

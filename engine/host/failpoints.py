@@ -106,7 +106,13 @@ REPAIR_POINTS: Final = (
 MEMBER_POINTS: Final = ("shard-gc.freed",)  # the free is durable, no page is punched
 """Steps of a member of a lake."""
 
-ALL_POINTS: Final = (*POINTS, *REPAIR_POINTS, *MEMBER_POINTS)
+LAKE_POINTS: Final = (
+    "lake-gc.joined",  # names bind nothing any more on what members may free
+    "lake-gc.marked",  # members that are left have all marks, none has swept
+)
+"""Steps of the names of a lake."""
+
+ALL_POINTS: Final = (*POINTS, *REPAIR_POINTS, *MEMBER_POINTS, *LAKE_POINTS)
 
 
 _nothing: Final[Callable[[str], object]] = bool

@@ -42,19 +42,19 @@ class Shares:
     def __len__(self) -> int:
         return self._count
 
-    def take(self, user: str) -> None:
-        """Give the user one more.  EngineBusy, naming the bound that is reached."""
+    def take(self, user: str, count: int = 1) -> None:
+        """Give the user one more, or so many.  EngineBusy, naming the bound that is reached."""
         used = self.users.get(user, 0)
-        if used >= (self._own_most if user == OWN else self._quarter):
+        if used + count > (self._own_most if user == OWN else self._quarter):
             raise self._refusal(used, f"{user}, the most that one user may have")
-        if self._count >= self.most:
+        if self._count + count > self.most:
             raise self._refusal(self._count, "all users together, the most that there may be")
         if user != OWN:
             others = self._count - self.users.get(OWN, 0)
-            if others >= max(1, self.most - self._quarter):
+            if others + count > max(1, self.most - self._quarter):
                 raise self._refusal(others, "all users but root and the engine's own, the most they may have")
-        self.users[user] = used + 1
-        self._count += 1
+        self.users[user] = used + count
+        self._count += count
         assert self._count <= self.most, "no more are given out than there are"
 
     def give_back(self, user: str, count: int = 1) -> None:

@@ -31,7 +31,7 @@ from lakefs.host.descriptors import duplicates
 from lakefs.ids import Buffer
 from lakefs.limits import ENGINE_SILENCE_S
 from lakefs.wire.connection import reply_memory
-from lakefs.wire.engine_port import Body, EngineService, Reply
+from lakefs.wire.engine_port import BeginsLater, Body, EngineService, Reply
 from lakefs.wire.messages import PutObjects, Request, StoreChunks, Watch, WatchEvent
 from lakefs.wire.offers import EVERYTHING, Offers
 
@@ -97,6 +97,8 @@ class EmbeddedEngine:
         await trio.lowlevel.checkpoint()
         events = self._service.watch(self._client, Watch(bucket, others_only))
         try:
+            if isinstance(events, BeginsLater):
+                await events.begin()
             yield events
         finally:
             await close_events(events)

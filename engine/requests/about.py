@@ -33,7 +33,7 @@ class AboutRequests:
 
     @handles(m.NoteGateway)
     async def _note_gateway(self, client: Client, request: m.NoteGateway) -> Reply:
-        _check_note(request)
+        check_note(request)
         client.gateway = request
         return Reply(m.Done())
 
@@ -43,7 +43,7 @@ class AboutRequests:
         return Reply(m.Done())
 
 
-def _check_note(note: m.NoteGateway) -> None:
+def check_note(note: m.NoteGateway) -> None:
     """Raise InvalidArgument for counts and texts that no gateway has."""
     texts = [(note.url, GATEWAY_URL_CHARACTERS_MAX)]
     texts += [(reason, GATEWAY_REASON_CHARACTERS_MAX) for reason in note.passed_on]

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import mmap
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import outcome
@@ -93,6 +94,21 @@ class AnswerMemory:
 
         MemoryError or OSError if the system has none.
         """
+        of, needed = await self._reserved(client, size_bytes)
+        try:
+            memory = self._memory(needed)
+        except BaseException:
+            self._give_back(of, needed)
+            raise
+        return AnswerBuffer(self, of, memory, size_bytes)
+
+    async def room(self, client: Hashable, size_bytes: int) -> Callable[[], None]:
+        """Like `take`, for an answer whose memory the caller has; returns what gives the room back, called once."""
+        of, needed = await self._reserved(client, size_bytes)
+        return partial(self._give_back, of, needed)
+
+    async def _reserved(self, client: Hashable, size_bytes: int) -> tuple[_Client, int]:
+        """Reserve room for an answer; return whose it is, and its length."""
         assert 0 < size_bytes <= BODY_BYTES_MAX, "an answer has a limit"
         await trio.lowlevel.checkpoint_if_cancelled()
         needed = _UNIT_BYTES << (-(-size_bytes // _UNIT_BYTES) - 1).bit_length()
@@ -103,12 +119,7 @@ class AnswerMemory:
             await self._wait(of, needed)
         else:
             self._reserve(of, needed)
-        try:
-            memory = self._memory(needed)
-        except BaseException:
-            self._give_back(of, needed)
-            raise
-        return AnswerBuffer(self, of, memory, size_bytes)
+        return of, needed
 
     async def _wait(self, of: _Client, needed: int) -> None:
         """Wait until `needed` bytes are reserved."""

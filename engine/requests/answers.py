@@ -28,7 +28,15 @@ from lakefs.wire.media import MEDIUM_INLINE, MEDIUM_SEGMENT
 
 T = TypeVar("T")
 NamesRequest = (
-    m.Commit | m.PutObjects | m.DeleteNames | m.Rename | m.MakeFolder | m.MakeSymlink | m.RemoveFolder | m.SetAttributes
+    m.Commit
+    | m.BindBlobs
+    | m.PutObjects
+    | m.DeleteNames
+    | m.Rename
+    | m.MakeFolder
+    | m.MakeSymlink
+    | m.RemoveFolder
+    | m.SetAttributes
 )
 """The requests that change names, and tell what became of their folders when asked (`folders`)."""
 _decode_grants: Final = msgspec.msgpack.Decoder(list[m.Grant]).decode

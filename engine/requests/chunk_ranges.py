@@ -17,7 +17,7 @@ from lakefs.ids import WHOLE_CHUNK, ChunkId, ShardNumber, shard_text
 from lakefs.limits import BODY_BYTES_MAX
 from lakefs.wire import messages as m
 
-_LENT_FROM_BYTES: Final = 128 << 10
+LENT_FROM_BYTES: Final = 128 << 10
 """Content of less has memory of its own: at most 8 MiB for all requests of a connection."""
 
 
@@ -67,7 +67,7 @@ async def memory_for(
     `releases` gives it back.
     """
     total = sum(rooms)
-    if total < _LENT_FROM_BYTES:
+    if total < LENT_FROM_BYTES:
         return [None] * len(rooms)
     buffer = await memory.take(client, total)
     releases.callback(buffer.release)

@@ -12,7 +12,8 @@ BugError, when the table is made, if a request has two handlers there, or none.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from engine.sessions.references import Client
@@ -37,6 +38,7 @@ _ADAPTERS: Final[dict[tuple[str, ...], Adapter]] = {
         lambda client, request, body, descriptors: method(client, request, descriptors)
     ),
 }
+NO_HANDLERS: Final[Mapping[type[m.Request], Handler]] = MappingProxyType({})
 _marked: Final[dict[Callable[..., Any], tuple[type[m.Request], tuple[str, ...]]]] = {}
 """The request of each handler, and the handler's parameters."""
 
@@ -57,8 +59,16 @@ def handles(request: type[m.Request]) -> Callable[[Method], Method]:
 class Handlers:
     """The handlers of one service, by request."""
 
-    def __init__(self, parts: Iterable[object], requests: Iterable[type[m.Request]]) -> None:
-        """`parts`: the objects whose methods they are.  BugError unless each of `requests` has one handler."""
+    def __init__(
+        self,
+        parts: Iterable[object],
+        requests: Iterable[type[m.Request]],
+        others: Mapping[type[m.Request], Handler] = NO_HANDLERS,
+    ) -> None:
+        """`parts`: the objects whose methods they are.  `others`: handlers that are no marked methods.
+
+        BugError unless each of `requests` has one handler.
+        """
         self.by_request: Final[dict[type[m.Request], Handler]] = {}
         """Read for each request, so it is no method."""
         self.takes_descriptors: Final[set[type[m.Request]]] = set()
@@ -67,6 +77,9 @@ class Handlers:
             for method in filter(inspect.isfunction, vars(type(part)).values()):
                 if method in _marked:
                     self._add(part, method, *_marked[method])
+        for request, handler in others.items():
+            self._check_new(request, request.__name__)
+            self.by_request[request] = handler
         missing = [request.__name__ for request in requests if request not in self.by_request]
         if missing:
             raise BugError(f"requests without a handler: {', '.join(missing)}")
@@ -74,8 +87,11 @@ class Handlers:
     def _add(
         self, part: object, method: Callable[..., Any], request: type[m.Request], parameters: tuple[str, ...]
     ) -> None:
-        if request in self.by_request:
-            raise BugError(f"{request.__name__} has two handlers, one of them {method.__qualname__}")
+        self._check_new(request, method.__qualname__)
         self.by_request[request] = _ADAPTERS[parameters](method.__get__(part))
         if "descriptors" in parameters:
             self.takes_descriptors.add(request)
+
+    def _check_new(self, request: type[m.Request], name: str) -> None:
+        if request in self.by_request:
+            raise BugError(f"{request.__name__} has two handlers, one of them {name}")

@@ -113,7 +113,7 @@ class Reads:
         try:
             layout = await self._store.manifests.layout(chunk, layout_max)
         except (CorruptionError, DiskFailed, ChunkNotFound) as error:
-            return _damaged(item, error)
+            return damaged(item.stat, error)
         if layout is not None:
             item.chunks, item.lengths = layout
         return item
@@ -139,7 +139,7 @@ class Reads:
             if isinstance(payload, LakeError):
                 error = await self._store.chunks.judged(item.chunks[0], record, payload)
                 if not isinstance(error, StaleGrant):
-                    opening[index] = _damaged(item, error)
+                    opening[index] = damaged(item.stat, error)
                 continue
             if item.worth_it:
                 self._dram.offer(item.chunks[0], record, payload)
@@ -171,11 +171,7 @@ class Reads:
         for item in opening:
             if not isinstance(item, Opening):
                 continue
-            first, behind = 0, len(item.chunks)
-            if request.grants_bytes > 0 and behind > 1:
-                ends = list(accumulate(item.lengths))
-                first = bisect_right(ends, request.grants_from)
-                behind = bisect_left(ends, request.grants_from + request.grants_bytes) + 1
+            first, behind = granted_range(item.lengths, request)
             wanted = item.chunks[first:behind]
             records = [find_chunk(view, chunk) for chunk in wanted]
             is_small = len(item.chunks) == 1 and item.lengths[0] < SMALL_PAYLOAD_BYTES
@@ -194,6 +190,24 @@ class Reads:
             item.grants[first:behind] = grants
 
 
+def granted_range(lengths: Seq[int], request: m.OpenObjects) -> tuple[int, int]:
+    """Return the index of the first chunk that the request wants grants of, and that behind the last one."""
+    if request.grants_bytes <= 0 or len(lengths) < 2:
+        return 0, len(lengths)
+    ends = list(accumulate(lengths))
+    return bisect_right(ends, request.grants_from), bisect_left(ends, request.grants_from + request.grants_bytes) + 1
+
+
+def damaged(stat: m.ObjectStat, error: LakeError) -> ChunkDamaged:
+    """Return the error for an object whose content cannot be read because it is damaged."""
+    name = f"{stat.bucket}/{stat.key}"
+    return ChunkDamaged(
+        f"{name} is damaged on disk and was not read: {error.message}; other objects are served; "
+        f"put it again with: lake put FILE {name}; see what else is damaged with: lake fsck --full",
+        subject=name,
+    )
+
+
 def _places(opening: Seq[Opening | LakeError]) -> list[Place]:
     """Return the places in segments that clients will read themselves."""
     return [
@@ -203,12 +217,3 @@ def _places(opening: Seq[Opening | LakeError]) -> list[Place]:
         for grant in item.grants
         if grant.medium in IN_FILES
     ]
-
-
-def _damaged(item: Opening, error: LakeError) -> ChunkDamaged:
-    name = f"{item.stat.bucket}/{item.stat.key}"
-    return ChunkDamaged(
-        f"{name} is damaged on disk and was not read: {error.message}; other objects are served; "
-        f"put it again with: lake put FILE {name}; see what else is damaged with: lake fsck --full",
-        subject=name,
-    )

@@ -7,28 +7,54 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Protocol
 
 from engine.chunks.manifests import checked_chunks
-from engine.chunks.payload import ReceivedBody, check_lengths
+from engine.chunks.payload import Payload, PayloadMemory, ReceivedBody, check_lengths
 from engine.host.client_files import check_source, filler
 from engine.requests.answers import stored
 from engine.requests.handlers import handles
 from engine.requests.slots import SlotPayloads
-from engine.sessions.references import Client
-from engine.store.store import Store
+from engine.sessions.references import Client, References, Session
 from lakefs.errors import EngineBusy, InvalidArgument
 from lakefs.host.buffers import PooledPayload
 from lakefs.host.descriptors import close_all, close_later, duplicates
-from lakefs.ids import SessionId
+from lakefs.ids import ChunkId, SessionId
 from lakefs.limits import BLOB_BYTES_MAX, SOURCES_PER_CONNECTION_MAX
+from lakefs.ports import Offload
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Body, Reply
+
+
+class StoredChunks(Protocol):
+    """Stores chunks for sessions."""
+
+    async def offer(self, session: Session, chunks: Sequence[ChunkId], /) -> list[bool]:
+        """Return True for each chunk that is stored (durably), and hold it for the session."""
+        ...
+
+    async def store(self, session: Session, payloads: Sequence[Payload], /) -> list[tuple[ChunkId, bool]]:
+        """Store payloads: (id, True if it was new) in order.  Durable on return, and held for the session."""
+        ...
+
+
+class PutStore(Protocol):
+    """The part of a store that is used here."""
+
+    references: References
+    payload_memory: PayloadMemory
+    offload: Offload
+
+    @property
+    def chunks(self) -> StoredChunks:
+        """Where chunks are stored."""
+        ...
 
 
 class Puts:
     """Handlers of the requests that store chunks."""
 
-    def __init__(self, store: Store, slots: SlotPayloads) -> None:
+    def __init__(self, store: PutStore, slots: SlotPayloads) -> None:
         self._store = store
         self._references = store.references
         self._chunks = store.chunks

@@ -12,7 +12,7 @@ from lakefs.wire.engine_port import Reply
 
 
 class SessionRequests:
-    """Handlers of the requests that begin and end sessions, and end leases."""
+    """Handlers of the requests that begin and end sessions."""
 
     def __init__(self, references: References) -> None:
         self._references = references
@@ -32,6 +32,13 @@ class SessionRequests:
     async def session_end(self, client: Client, request: m.SessionEnd) -> Reply:
         self._references.end_session(SessionId(request.session))
         return Reply(m.Done())
+
+
+class LeaseRequests:
+    """Handler of the request that ends leases."""
+
+    def __init__(self, references: References) -> None:
+        self._references = references
 
     @handles(m.CloseLeases)
     async def close_leases(self, client: Client, request: m.CloseLeases) -> Reply:

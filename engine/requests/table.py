@@ -12,6 +12,7 @@ from typing import Final
 from engine.chunks.manifests import HeldBlobs
 from engine.format.sizes import DEFAULT_STORE_SIZES
 from engine.requests.about import AboutRequests
+from engine.requests.bind import BindGate, BindRequests
 from engine.requests.commit import BlobHolder, CommitRequests, EmptyBlobs
 from engine.requests.dispatch import Dispatch, Group
 from engine.requests.keyed import KeyedRequests, SpaceRequests
@@ -27,7 +28,7 @@ from engine.requests.opening import OpenRequests
 from engine.requests.put import Puts
 from engine.requests.put_objects import ObjectPuts
 from engine.requests.read_chunks import ChunkReads
-from engine.requests.sessions import SessionRequests
+from engine.requests.sessions import LeaseRequests, SessionRequests
 from engine.requests.shards import ShardRequests
 from engine.requests.slots import SlotPayloads
 from engine.requests.upkeep import UpkeepRequests
@@ -37,7 +38,9 @@ from engine.store.names_store import NamesStore
 from engine.store.store import Store
 from lakefs.wire import messages as m
 
-_SERVED: Final = [request for request in m.REQUESTS.values() if request is not m.Watch]
+BOUND_BY_HEADS: Final = (m.BindBlobs, m.BindPart, m.BindUpload, m.AcceptedAnswers)
+"""Requests of heads to the names of their lake."""
+_SERVED: Final = [request for request in m.REQUESTS.values() if request not in (m.Watch, *BOUND_BY_HEADS)]
 """`Dispatch.watch` serves Watch, which has more than one reply."""
 
 
@@ -46,13 +49,17 @@ _SERVED: Final = [request for request in m.REQUESTS.values() if request is not m
 
 def about(store: NamesStore) -> Group:
     """Greeting, state, sync; sessions and leases: each process serves them."""
-    return Group([AboutRequests(store), SessionRequests(store.references)])
+    return Group([AboutRequests(store), SessionRequests(store.references), LeaseRequests(store.references)])
 
 
-def names(store: NamesStore, blobs: BlobHolder, part_bytes_min: int) -> Group:
-    """Names, buckets, versions, access keys, uploads, commits, stamps.  `blobs` looks at what names are bound to."""
+def names(store: NamesStore, blobs: BlobHolder, part_bytes_min: int, gate: BindGate | None = None) -> Group:
+    """Names, buckets, versions, access keys, uploads, commits, stamps.  `blobs` looks at what names are bound to.
+
+    `gate`: heads are served, which look at that themselves.
+    """
     uploads = UploadRequests(store, blobs, part_bytes_min)
-    return Group([NameRequests(store), CommitRequests(store, blobs), uploads, StampRequests(store)])
+    parts: list[object] = [NameRequests(store), CommitRequests(store, blobs), uploads, StampRequests(store)]
+    return Group(parts if gate is None else [*parts, BindRequests(store, gate, uploads)])
 
 
 def opens(store: NamesStore) -> Group:
@@ -133,7 +140,10 @@ class Service(Dispatch):
 
 
 class NamesService(Dispatch):
-    """Names without content: a process that keeps no segment.  `blobs` looks at what names are bound to."""
+    """Names without content: a process that keeps no segment.  `blobs` looks at what names are bound to.
+
+    `gate`: those who connect are heads of the lake, and are believed what they say of content.
+    """
 
     def __init__(
         self,
@@ -141,6 +151,7 @@ class NamesService(Dispatch):
         blobs: BlobHolder | None = None,
         *,
         part_bytes_min: int = DEFAULT_STORE_SIZES.part_bytes_min,
+        gate: BindGate | None = None,
     ) -> None:
-        groups = about(store), names(store, blobs or EmptyBlobs(), part_bytes_min), opens(store)
+        groups = about(store), names(store, blobs or EmptyBlobs(), part_bytes_min, gate), opens(store)
         super().__init__(store, groups, offers="names are kept here, without content; this process does not serve")

@@ -6,10 +6,11 @@ that step on.  So gc finds them in one of the two at every moment.  The same hol
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
+from engine.chunks.manifests import HeldBlob
 from engine.format.features import ReadOnlyFeature
 from engine.format.records import PartRecord, UploadRecord
 from engine.namespace.buckets import find_bucket
@@ -74,16 +75,22 @@ class UploadRequests:
     async def put(self, client: Client, request: m.UploadPut) -> Reply:
         session = self._references.join_session(client, SessionId(request.session))
         held = await self._blobs.hold(session, request.blob)
-
-        def decide(txn: Transaction) -> m.PartStat:
-            self._check_open(session)
-            now_ns = self._store.clock.wall_ns()
-            return put_part(txn, _ref(txn, request), request.number, held, request.etag, request.checksums, now_ns)
-
-        stat = await self._decisions.change(client, decide)
+        stat = await self.put_held(client, request, held, lambda: self._check_open(session))
         if request.end_session:
             self._references.end_session(session.identifier)
         return Reply(stat)
+
+    async def put_held(
+        self, client: Client, request: m.UploadPut, held: HeldBlob, check: Callable[[], None]
+    ) -> m.PartStat:
+        """Bind the part to a blob that is held; `check` raises in the step of the decision if it is not any more."""
+
+        def decide(txn: Transaction) -> m.PartStat:
+            check()
+            now_ns = self._store.clock.wall_ns()
+            return put_part(txn, _ref(txn, request), request.number, held, request.etag, request.checksums, now_ns)
+
+        return await self._decisions.change(client, decide)
 
     @handles(m.UploadList)
     async def list_(self, request: m.UploadList) -> Reply:
@@ -94,51 +101,58 @@ class UploadRequests:
 
     @handles(m.UploadParts)
     async def parts(self, request: m.UploadParts) -> Reply:
+        if not request.layouts:
+            return Reply(await self._page(request))
+        return Reply(await with_layouts(lambda: self._page(request), self._blobs.layout))
+
+    async def _page(self, request: m.UploadParts) -> m.Parts:
+        """Return a page without layouts."""
         limit = _page_limit(request)
 
         def look(view: View) -> tuple[UploadRef, UploadRecord, list[tuple[int, PartRecord]]]:
             ref = _ref(view, request)
             return ref, require_upload(view, ref)[1], parts_of(view, ref.upload, request.after, limit + 1)
 
-        for looks_left in reversed(range(_LOOKS_FOR_LAYOUT)):
-            ref, record, found = await self._decisions.look(look)
-            parts = [to_part_stat(number, part) for number, part in found[:limit]]
-            try:
-                page = await self._with_layouts(parts) if request.layouts else parts
-            except ChunkNotFound:
-                if not looks_left:
-                    raise
-                continue  # replaced, or the upload ended, and gc ran: look again
-            next_after = page[-1].number if len(page) < len(found) else 0
-            return Reply(m.Parts(to_upload_stat(ref, record), page, next_after))
-        raise AssertionError("unreachable")
+        ref, record, found = await self._decisions.look(look)
+        parts = [to_part_stat(number, part) for number, part in found[:limit]]
+        return m.Parts(to_upload_stat(ref, record), parts, parts[-1].number if len(parts) < len(found) else 0)
 
     @handles(m.UploadComplete)
     async def complete(self, client: Client, request: m.UploadComplete) -> Reply:
+        over = await self.over(request)
+        if over is not None:
+            return over
+        session = self._references.join_session(client, SessionId(request.session))
+        try:
+            held = await self._blobs.hold(session, request.blob)
+        except ChunkNotFound:
+            over = await self.over(request)  # aborted or completed since, and gc ran
+            if over is None:
+                raise
+            return over
+        reply = await self.complete_held(client, request, held, lambda: self._check_open(session))
+        if request.end_session:
+            self._references.end_session(session.identifier)
+        return reply
+
+    async def over(self, request: m.UploadComplete) -> Reply | None:
+        """Return the answer of an upload that was completed already; None if it has not ended.  UploadNotFound."""
         if len(request.numbers) != len(request.etags) or len(request.numbers) > PART_NUMBER_MAX:
             raise InvalidArgument(
                 f"{len(request.numbers)} part numbers and {len(request.etags)} ETags; they go in pairs, "
                 f"at most {PART_NUMBER_MAX}"
             )
-        listed = list(zip(request.numbers, request.etags, strict=True))
+        found = await self._decisions.look(lambda view: self._over(view, _ref(view, request), _listed(request)))
+        return None if found is None else one_name(request.bucket, request.key, found)
 
-        def look(view: View) -> Resolved | None:
-            return self._over(view, _ref(view, request), listed)
-
-        over = await self._decisions.look(look)
-        if over is not None:
-            return one_name(request.bucket, request.key, over)
-        session = self._references.join_session(client, SessionId(request.session))
-        try:
-            held = await self._blobs.hold(session, request.blob)
-        except ChunkNotFound:
-            over = await self._decisions.look(look)  # aborted or completed since, and gc ran
-            if over is None:
-                raise
-            return one_name(request.bucket, request.key, over)
+    async def complete_held(
+        self, client: Client, request: m.UploadComplete, held: HeldBlob, check: Callable[[], None]
+    ) -> Reply:
+        """Bind the name to a blob that is held; see `put_held`."""
+        listed = _listed(request)
 
         def decide(txn: Transaction) -> Resolved:
-            self._check_open(session)
+            check()
             ref = _ref(txn, request)
             return self._over(txn, ref, listed) or complete_upload(
                 txn,
@@ -151,10 +165,7 @@ class UploadRequests:
                 self._store.clock.wall_ns(),
             )
 
-        bound = await self._decisions.change(client, decide)
-        if request.end_session:
-            self._references.end_session(session.identifier)
-        return one_name(request.bucket, request.key, bound)
+        return one_name(request.bucket, request.key, await self._decisions.change(client, decide))
 
     @handles(m.UploadAbort)
     async def abort(self, client: Client, request: m.UploadAbort) -> Reply:
@@ -182,27 +193,55 @@ class UploadRequests:
         if not self._references.is_open(session):
             raise SessionLost("the put session ended before its commit; offer the chunks again")
 
-    async def _with_layouts(self, parts: Sequence[m.PartStat]) -> list[m.PartStat]:
-        """Return the first parts with their layouts: at least one part, then at most PART_CHUNKS_MAX chunks in all."""
-        page: list[m.PartStat] = []
-        chunk_count = 0
-        for part in parts:
-            chunks, lengths = await self._layout(part)
-            chunk_count += len(chunks)
-            if page and chunk_count > PART_CHUNKS_MAX:
-                break
-            page.append(msgspec.structs.replace(part, chunks=list(chunks), lengths=lengths))
-        return page
 
-    async def _layout(self, part: m.PartStat) -> tuple[list[ChunkId], list[int]]:
-        top = ChunkId(part.blob)
-        if top == EMPTY_CHUNK:
-            return [], []
-        if kind_of(top) is ChunkKind.DATA:
-            return [top], [part.size_bytes]
-        layout = await self._blobs.layout(top, PART_CHUNKS_MAX)
-        assert layout is not None, "a part's chunks were counted when it was recorded"
-        return layout
+Layout = Callable[[ChunkId, int], Awaitable[tuple[list[ChunkId], list[int]] | None]]
+"""See `BlobHolder.layout`."""
+
+
+async def with_layouts(look: Callable[[], Awaitable[m.Parts]], layout_of: Layout) -> m.Parts:
+    """Return a page of parts with their layouts: at least one part, then at most PART_CHUNKS_MAX chunks in all.
+
+    `look` returns the page without; it is looked at again when a part was replaced, or the upload ended, and gc ran.
+    """
+    for looks_left in reversed(range(_LOOKS_FOR_LAYOUT)):
+        found = await look()
+        try:
+            page = await _with_layouts(found.parts, layout_of)
+        except ChunkNotFound:
+            if not looks_left:
+                raise
+            continue
+        next_after = found.next_after if len(page) == len(found.parts) else page[-1].number
+        return m.Parts(found.upload, page, next_after)
+    raise AssertionError("unreachable")
+
+
+async def _with_layouts(parts: Sequence[m.PartStat], layout_of: Layout) -> list[m.PartStat]:
+    page: list[m.PartStat] = []
+    chunk_count = 0
+    for part in parts:
+        chunks, lengths = await _layout(part, layout_of)
+        chunk_count += len(chunks)
+        if page and chunk_count > PART_CHUNKS_MAX:
+            break
+        page.append(msgspec.structs.replace(part, chunks=list(chunks), lengths=lengths))
+    return page
+
+
+async def _layout(part: m.PartStat, layout_of: Layout) -> tuple[list[ChunkId], list[int]]:
+    top = ChunkId(part.blob)
+    if top == EMPTY_CHUNK:
+        return [], []
+    if kind_of(top) is ChunkKind.DATA:
+        return [top], [part.size_bytes]
+    layout = await layout_of(top, PART_CHUNKS_MAX)
+    assert layout is not None, "a part's chunks were counted when it was recorded"
+    return layout
+
+
+def _listed(request: m.UploadComplete) -> list[tuple[int, bytes]]:
+    """Return number and ETag of each part that is listed."""
+    return list(zip(request.numbers, request.etags, strict=True))
 
 
 def _page_limit(request: m.UploadParts | m.UploadedParts) -> int:

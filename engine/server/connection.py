@@ -199,6 +199,7 @@ class ServedConnection:
             trusted=self._trusted,
             uid=self._stream.uid,
             has_left=self._stream.has_peer_left,
+            end=self.close,
         )
         try:
             reply = await self._service.serve(self._client, hello, Body(), ())

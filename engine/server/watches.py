@@ -7,7 +7,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Final, Protocol, runtime_checkable
 
 import trio
@@ -16,12 +16,17 @@ from lakefs.errors import EngineBusy, LakeError
 from lakefs.limits import WATCHES_PER_CONNECTION_MAX
 from lakefs.transport.framing import FrameSender
 from lakefs.wire.connection import ServerConnection
-from lakefs.wire.engine_port import EngineService, ServedClient
+from lakefs.wire.engine_port import BeginsLater, EngineService, ServedClient
 from lakefs.wire.messages import Done, Request, Watch, WatchEvent
 
 _DONE: Final = Done()
 _UNSENT_MAX: Final = WATCHES_PER_CONNECTION_MAX
 """Most unsent frames before watches wait too."""
+
+
+@runtime_checkable
+class _AsyncClosable(Protocol):
+    async def aclose(self) -> None: ...
 
 
 @runtime_checkable
@@ -59,7 +64,8 @@ class ServedWatches:
             raise EngineBusy(f"a connection may have {WATCHES_PER_CONNECTION_MAX} watches; cancel one first")
         events = self._service.watch(client, request)
         self._scopes[stream_id] = trio.CancelScope()
-        self._sender.cork(self._wire.reply(stream_id, _DONE, final=False))
+        if not isinstance(events, BeginsLater):
+            self._sender.cork(self._wire.reply(stream_id, _DONE, final=False))
         nursery.start_soon(self._watch, stream_id, request, events)
 
     def cancel(self, stream_id: int) -> None:
@@ -76,6 +82,9 @@ class ServedWatches:
     async def _watch(self, stream_id: int, request: Watch, events: AsyncIterator[WatchEvent]) -> None:
         try:
             with self._scopes[stream_id]:
+                if isinstance(events, BeginsLater):
+                    await events.begin()
+                    self._sender.send(self._wire.reply(stream_id, _DONE, final=False))
                 async for event in events:
                     self._sender.send(self._wire.event(stream_id, event))
                     while self._sender.queued >= _UNSENT_MAX:
@@ -94,7 +103,7 @@ class ServedWatches:
 
 async def close_events(events: AsyncIterator[WatchEvent]) -> None:
     """Close an iterator, whether its close is synchronous or not."""
-    if isinstance(events, AsyncGenerator):
+    if isinstance(events, _AsyncClosable):
         with trio.CancelScope(shield=True):
             await events.aclose()
     elif isinstance(events, _Closable):

@@ -40,7 +40,7 @@ from lakefs.limits import (
     SESSIONS_PER_CONNECTION_MAX,
 )
 from lakefs.ports import Clock
-from lakefs.wire.engine_port import never
+from lakefs.wire.engine_port import never, nothing
 from lakefs.wire.session_messages import NoteGateway
 
 
@@ -52,6 +52,14 @@ class Session:
     user: str
     held: NumberSet = field(default_factory=NumberSet)
     clients: list[Client] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if it holds nothing."""
+        return not self.held
+
+    def ended(self) -> None:
+        """Give up what it holds; called once, when it ends."""
 
 
 def _first_number() -> int:
@@ -77,6 +85,8 @@ class Client:
     next_number: int = field(default_factory=_first_number)
     has_left: Callable[[], bool] = never
     """Returns True once the client has ended the connection, before the engine has received that."""
+    end: Callable[[], None] = nothing
+    """Ends the connection, as when its server is stopped."""
 
     def number(self) -> int:
         """Return a number for a lease, source or lent memory: new on this connection, and most likely on all others."""
@@ -95,8 +105,11 @@ class Client:
 class References:
     """All sessions and leases of an engine."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, sessions: type[Session] = Session, clients: type[Client] = Client) -> None:
+        """`sessions`, `clients`: what is made for each of them."""
         self._clock = clock
+        self._session_type = sessions
+        self._client_type = clients
         self._sessions: dict[SessionId, Session] = {}
         self._lingering: dict[SessionId, float] = {}
         """Time at which each session without a connection ends, earliest first."""
@@ -109,7 +122,7 @@ class References:
 
     def connect(self, peer: str, *, descriptors: bool, trusted: bool, uid: int | None = None) -> Client:
         """Begin a connection.  `uid` is the peer's on a Unix socket, None over TCP."""
-        client = Client(peer, user_of(uid), descriptors, trusted)
+        client = self._client_type(peer, user_of(uid), descriptors, trusted)
         self._clients[id(client)] = client
         return client
 
@@ -122,7 +135,7 @@ class References:
             session.clients.remove(client)
             if session.clients:
                 continue
-            if session.held and len(lingering) < SESSIONS_LINGERING_MAX:
+            if not session.is_empty and len(lingering) < SESSIONS_LINGERING_MAX:
                 lingering.append(session.identifier)
             else:
                 self._drop(session)
@@ -140,7 +153,7 @@ class References:
                 "have; try again when some have ended"
             )
         self._session_shares.take(client.user)
-        session = Session(SessionId(new_id16()), client.user)
+        session = self._session_type(SessionId(new_id16()), client.user)
         self._sessions[session.identifier] = session
         self._use(client, session)
         return session
@@ -177,6 +190,7 @@ class References:
         session.clients.clear()
         self._lingering.pop(session.identifier, None)
         self._session_shares.give_back(session.user)
+        session.ended()
 
     def is_open(self, session: Session) -> bool:
         """Return True if the session has not ended; called in the step in which a name is bound."""

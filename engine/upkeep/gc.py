@@ -3,11 +3,10 @@
 One cycle, beside readers and writers:
 
 1.  *Mark.* Expired uploads are removed first.  The mark set is a bitmap over births.  Marked are the chunks held by
-   sessions, then every node's blob, in the order of node ids up to the live end, then every upload's parts, then
-   every keyed value's parts, then every leased blob; a manifest's children with it.  A new node has a higher id than
-   the walk's place, so the walk meets it.  A node behind that place which gets another blob (a folder's own key) is
-   looked at again (`metadata.on_joined`).  A chunk that a writer refers to, or finds present, during the cycle is
-   marked by the barrier (`References.keep`), no matter how that writer's name came about, or which session holds it.
+   sessions, then every node's blob, then every upload's parts, then every keyed value's parts, then every leased blob
+   (`engine.upkeep.roots`); a manifest's children with it.  A chunk that a writer refers to, or finds present, during
+   the cycle is marked by the barrier (`References.keep`), no matter how that writer's name came about, or which session
+   holds it.
 2. *Sweep.*  Whole chunks born before the cycle and not marked are proposed, in batches.  The commit that frees them
    looks again, in one synchronous step: a chunk that has been marked since, or has another record, stays.
 3. *Reclaim.*  After the sweep, in segments that were sealed with nothing in flight before the cycle, every gap
@@ -27,7 +26,7 @@ Rules kept here:
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
@@ -43,17 +42,14 @@ from engine.format.layouts import ChunkRecord, Table, chunk_id_of_key, unpack_ch
 from engine.host.failpoints import reached
 from engine.metadata.metadata_store import Metadata
 from engine.metadata.pacing import Pacing
-from engine.namespace.names import iter_nodes
-from engine.namespace.tree import NameEvent
 from engine.namespace.walk import pages
 from engine.segments.segment_store import Segments
 from engine.sessions.references import References
 from engine.tables.number_set import NumberSet
 from engine.tables.views import Transaction, View
 from engine.upkeep.compaction import CompactionReport
+from engine.upkeep.roots import Root, Roots, Visit
 from engine.uploads.expiry import UploadExpiry
-from engine.uploads.keys import PARTS_BEGIN, PARTS_END
-from engine.uploads.lifecycle import unpack_part
 from lakefs.ids import (
     EMPTY_CHUNK,
     WHOLE_CHUNK,
@@ -61,7 +57,6 @@ from lakefs.ids import (
     BlobId,
     ChunkId,
     ChunkKind,
-    NodeId,
     SegmentId,
     Sequence,
     chunk_of,
@@ -147,14 +142,7 @@ class Collector:
         self._not_before = clock.monotonic() + grace_s
         self.reclaiming = self._lock = trio.Lock()
         """Held during a cycle, and by every other remover of segments."""
-        self._passed = NodeId(0)
-        self._rebound: list[BlobId] = []
-
-    def _note_rebound(self, sequence: Sequence, notes: list[object]) -> None:
-        """A node that the walk has passed got a blob: remember the blob, to mark it before the sweep."""
-        for note in notes:
-            if isinstance(note, NameEvent) and note.blob is not None and note.node <= self._passed:
-                self._rebound.append(note.blob)
+        self._roots = Roots(metadata, references, batch=batch)
 
     @property
     def running(self) -> bool:
@@ -172,18 +160,16 @@ class Collector:
             cycle = _Cycle(self._metadata.next_birth, NumberSet(), report, settled, Pacing(self._metadata))
             assert self._references.barrier is None, "one cycle at a time"
             self._references.barrier = cycle.marked
-            end_noting = self._metadata.on_joined(self._note_rebound, [NameEvent])
             try:
-                await self._mark_held(cycle)
-                await self._mark(cycle)
-                reached("gc.marked")
-                await self._sweep(cycle)
+                with self._roots.noting():
+                    await self._mark_held(cycle)
+                    await self._mark(cycle)
+                    reached("gc.marked")
+                    await self._sweep(cycle)
                 await self._punch_stretches(cycle)
                 reached("gc.swept")
             finally:
                 self._references.barrier = None
-                end_noting()
-                self._passed = NodeId(0)
             # Frees by others that this walk has seen: an earlier cycle may have ended before they were durable.
             await self._metadata.wait_durable(cycle.rests_on)
             await self._reclaim(cycle)
@@ -200,34 +186,18 @@ class Collector:
                 await cycle.pacing.rest()
 
     async def _mark(self, cycle: _Cycle) -> None:
-        self._rebound.clear()
-        while True:
-            with self._metadata.view() as view:
-                page = iter_nodes(view, self._passed, cycle.pacing.step(self._batch))
-            if not page:
-                break
-            self._passed = page[-1][0]
-            for _, node in page:
-                if node.blob is not None:
-                    await self._mark_blob(cycle, node.blob)
-            await cycle.pacing.rest()
-        await self._mark_parts(cycle)
-        await self._mark_values(cycle)
-        for count, blob in enumerate(dict.fromkeys(self._references.leased_blobs()), 1):
-            await self._mark_blob(cycle, blob)
-            if count % self._batch == 0:
-                await cycle.pacing.rest()
-        while self._rebound:
-            await self._mark_blob(cycle, self._rebound.pop())
+        async def visit(roots: Iterable[Root]) -> None:
+            for blob, _ in roots:
+                await self._mark_blob(cycle, blob)
 
-    async def _mark_parts(self, cycle: _Cycle) -> None:
-        """Mark the parts of unfinished uploads.  A part recorded behind this walk is held by its session until then."""
-        for page in pages(
-            self._metadata, Table.UPLOADS, PARTS_BEGIN, PARTS_END, lambda: cycle.pacing.step(self._batch)
-        ):
-            for _, value in page:
-                await self._mark_blob(cycle, BlobId(unpack_part(value).blob))
-            await cycle.pacing.rest()
+        await self._roots.nodes(cycle.pacing, visit)
+        await self._mark_parts(cycle, visit)
+        await self._mark_values(cycle)
+        await self._roots.leases(cycle.pacing, visit)
+        await self._roots.rebound(visit)
+
+    async def _mark_parts(self, cycle: _Cycle, visit: Visit) -> None:
+        await self._roots.parts(cycle.pacing, visit)
 
     async def _mark_values(self, cycle: _Cycle) -> None:
         """Mark the parts of keyed values.  The barrier marks those of a value that is put behind this walk."""
@@ -273,7 +243,7 @@ class Collector:
     # --- sweep -------------------------------------------------------------------------------------
 
     async def _sweep(self, cycle: _Cycle) -> None:
-        assert not self._rebound, "every blob is marked before the sweep"
+        assert self._roots.all_visited, "every blob is marked before the sweep"
         after = b""
         while page := self._chunk_page(cycle, after):
             after = page[-1][0]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from lakefs.ids import Buffer
 from lakefs.wire.messages import Message, Request, Watch, WatchEvent
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from lakefs.host.buffers import PooledPayload  # it loads trio, which the blocking client does without
 
 
-def _nothing() -> None:
-    """Do nothing: the release of a body that owns no pooled memory."""
+def nothing() -> None:
+    """Do nothing: the release of a body that owns no pooled memory, the end of a connection that has none."""
 
 
 @dataclass(eq=False)
@@ -33,7 +33,7 @@ class Body:
     """
 
     parts: Sequence[Buffer] = ()
-    release: Callable[[], None] = _nothing
+    release: Callable[[], None] = nothing
 
     @property
     def nbytes(self) -> int:
@@ -152,10 +152,12 @@ class EngineService(Protocol):
         trusted: bool,
         uid: int | None = None,
         has_left: Callable[[], bool] = never,
+        end: Callable[[], None] = nothing,
     ) -> ServedClient:
         """Begin a connection.  `trusted`: it arrived on a Unix socket that checked its owner; `uid` is that owner.
 
         `has_left()` returns True once the client has ended the connection, at once, before the end is received.
+        `end()` ends it: a service calls it when it has lost what it keeps for the connection.
         """
         ...
 
@@ -183,8 +185,18 @@ class EngineService(Protocol):
     def watch(self, client: ServedClient, request: Watch) -> AsyncIterator[WatchEvent]:
         """Iterate over a bucket's events, until closed: `aclose` of a generator, else `close`, if it has one.
 
-        The watch has begun when this returns, so no event after the client's answer is missed.
+        The watch has begun when this returns, so no event after the client's answer is missed.  One that is a
+        `BeginsLater` has begun when its `begin` returns, which is awaited before the client is answered.
         """
+        ...
+
+
+@runtime_checkable
+class BeginsLater(Protocol):
+    """A watch that has to wait for its beginning."""
+
+    async def begin(self) -> None:
+        """Begin; called once, before the first event is asked for.  Errors are the answer to the client."""
         ...
 
 

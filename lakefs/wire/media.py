@@ -30,6 +30,8 @@ class Medium(NamedTuple):
     """READ over the connection's queue pair: the key ends with the connection."""
     in_frame: bool = False
     """Sent with the answer that has the grant, which names no place."""
+    by_request: bool = False
+    """Sent for a request: the grant names no place, only the chunk's length."""
 
 
 MEDIUM_NONE: Final = 0
@@ -42,6 +44,8 @@ MEDIUM_DRAM: Final = 3
 """Copied from the DRAM tier: `segment` is the slab, `epoch` the cell's generation (`lakefs.grants.dram_slabs`)."""
 MEDIUM_FABRIC: Final = 4
 """READ over the connection's queue pair: `segment` is the remote key, `offset` the address in the engine's memory."""
+MEDIUM_STREAMED: Final = 5
+"""Bytes are asked for with ReadChunks, by a client with descriptors too: a head of a lake has no segments."""
 MEDIA_DRAM: Final = 1
 """Bit of a request's `media`: the client understands grants of `MEDIUM_DRAM`."""
 MEDIA_FABRIC: Final = 2
@@ -52,13 +56,15 @@ TABLE: Final = (
     Medium(MEDIUM_INLINE, in_frame=True),
     Medium(MEDIUM_DRAM, MEDIA_DRAM, in_slab=True),
     Medium(MEDIUM_FABRIC, MEDIA_FABRIC, by_fabric=True),
+    Medium(MEDIUM_STREAMED, by_request=True),
 )
 
 IN_FILES: Final = frozenset(medium.number for medium in TABLE if medium.in_file)
 IN_SLABS: Final = frozenset(medium.number for medium in TABLE if medium.in_slab)
 BY_FABRIC: Final = frozenset(medium.number for medium in TABLE if medium.by_fabric)
 IN_FRAMES: Final = frozenset(medium.number for medium in TABLE if medium.in_frame)
-PLACES: Final = IN_FILES | IN_SLABS | BY_FABRIC
-"""Media whose grants say where the bytes are, to be read later."""
+BY_REQUEST: Final = frozenset(medium.number for medium in TABLE if medium.by_request)
+PLACES: Final = IN_FILES | IN_SLABS | BY_FABRIC | BY_REQUEST
+"""Media whose grants say how the bytes are read later."""
 MEDIA_OF_MACHINE: Final = sum(medium.bit for medium in TABLE if medium.in_slab)
 """Bits of the media that a client on the engine's machine can read."""

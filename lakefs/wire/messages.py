@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Final
 
 from lakefs.wire.base import *
+from lakefs.wire.bind_messages import *
 from lakefs.wire.bucket_messages import *
 from lakefs.wire.fabric_messages import *
 from lakefs.wire.grants import *

@@ -15,6 +15,7 @@ from lakefs.wire import messages as m
 
 REPEATABLE: Final[frozenset[type[m.Request]]] = frozenset(
     (
+        m.AcceptedAnswers,
         m.AccessKeyList,
         m.BucketList,
         m.CloseLeases,

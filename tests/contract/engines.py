@@ -15,8 +15,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from engine.cluster.head import REFUSAL
 from engine.host.clock import SystemClock
 from engine.host.local_disk import LocalDisk
+from engine.host.tasks import plain_errors
 from engine.process.embedded import EmbeddedBlockingEngine, EmbeddedEngine
 from engine.requests.table import Service
 from engine.server.listener import Server
@@ -25,16 +27,20 @@ from engine.store.store import Store
 from engine.superblock.superblock import NO_CLUSTER
 from lakefs.client.blocking.engine import connect_blocking
 from lakefs.client.trio.engine import connect_engine
+from lakefs.errors import UnsupportedVersion
 from lakefs.host.offload import ThreadOffload
 from lakefs.ids import Buffer
 from lakefs.ports import Clock, Network
 from lakefs.transport.streams import TrioNetwork
 from lakefs.wire.engine_port import BlockingEngineClient, EngineClient, Reply
-from lakefs.wire.messages import Request
+from lakefs.wire.media import MEDIUM_SEGMENT, MEDIUM_STREAMED
+from lakefs.wire.messages import Hello, HelloReply, Request
 from lakefs.wire.offers import Offers
 from tests.descriptors import open_descriptors
+from tests.head_rig import HeadAndNames, head_over, lake_of
 from tests.sim.world.network import SimulatedNetwork
 from tests.store_rig import SMALL_SIZES, in_flight, simulated_store
+from tests.unit.engine.cluster import stripe_rig
 
 TOKEN = "secret"
 LAKE = b"a lake of tests."
@@ -98,9 +104,30 @@ class Engine:
     store: Store | None
     folder: Path
     """For files of the test's own, on a local file system."""
+    lake: HeadAndNames | None = None
+    """The lake of a head."""
+
+    def held(self) -> tuple[int, ...]:
+        """Return what is held for requests and clients: buffers, extents or bytes of answers, sessions, leases."""
+        if self.lake is not None:
+            parts, names = self.lake.head.parts, self.lake.names.store.references.statistics()
+            sessions = parts.references.statistics()["sessions"]
+            return parts.buffers.in_use, parts.answers.held_bytes, sessions, names["leases"]
+        assert self.store is not None, "the engine is out of reach"
+        clients = self.store.references.statistics()
+        return self.store.buffers.in_use, in_flight(self.store), clients["sessions"], clients["leases"]
 
 
 Body = Callable[[Engine], Awaitable[None]]
+
+
+async def features_of(client: EngineClient) -> int:
+    """Return the features that the engine said when it was greeted; embedded engines are asked now."""
+    hello = getattr(getattr(client, "engine", client), "hello", None)
+    if hello is None:
+        hello = (await client.call(Hello(1, "test"))).message
+    assert isinstance(hello, HelloReply)
+    return hello.features
 
 
 @dataclass(frozen=True)
@@ -114,9 +141,31 @@ class Kind:
     can_watch: bool = True
     code_of: tuple[str, ...] = ()
     """Kinds that have all of its code, put together another way: `make test` leaves it out, `make test-all` has it."""
+    medium: int = MEDIUM_SEGMENT
+    """Medium of grants of long content."""
+    has_stamps: bool = True
+    refusal: str = ""
+    """Beginning of the error for a request that it does not offer.  A test that makes such a request is skipped."""
+
+    def need_segments(self) -> None:
+        """Skip the test where content does not lie in segments."""
+        if self.medium != MEDIUM_SEGMENT:
+            pytest.skip("content lies in no segment here")
 
     def run(self, body: Body) -> None:
         """Run `body` with an engine; afterwards nothing is held, in flight, or open."""
+        if not self.refusal:
+            self._run(body)
+            return
+        try:
+            with plain_errors():
+                self._run(body)
+        except UnsupportedVersion as error:
+            if not error.message.startswith(self.refusal):
+                raise
+            pytest.skip(error.message)
+
+    def _run(self, body: Body) -> None:
         before = open_descriptors()
         with _folder() as folder:
 
@@ -228,10 +277,71 @@ async def _embedded_blocking(folder: Path) -> AsyncIterator[Engine]:
             await trio.to_thread.run_sync(engine.close)
 
 
+@asynccontextmanager
+async def _asked_head(lake: HeadAndNames, folder: Path) -> AsyncIterator[Engine]:
+    @asynccontextmanager
+    async def connect() -> AsyncIterator[Asked]:
+        client = lake.client()
+        try:
+            yield client
+        finally:
+            with trio.CancelScope(shield=True):
+                await client.aclose()
+
+    async with connect() as first:
+        yield Engine(first, connect, None, folder, lake)
+
+
+@asynccontextmanager
+async def _head(folder: Path) -> AsyncIterator[Engine]:
+    async with lake_of() as lake, _asked_head(lake, folder) as engine:
+        yield engine
+
+
+def _head_over_members(*away: int) -> Callable[[Path], AbstractAsyncContextManager[Engine]]:
+    """Open a head over six members at 4+2, of which some are away from the beginning."""
+
+    @asynccontextmanager
+    async def opened(folder: Path) -> AsyncIterator[Engine]:
+        async with stripe_rig.lake("4+2", 6) as rig:
+            rig.lose(*away)
+            async with head_over(rig.stripes, rig.members) as lake, _asked_head(lake, folder) as engine:
+                yield engine
+
+    return opened
+
+
+def _served_head(address: str) -> Callable[[Path], AbstractAsyncContextManager[Engine]]:
+    @asynccontextmanager
+    async def opened(folder: Path) -> AsyncIterator[Engine]:
+        async with AsyncExitStack() as stack:
+            offload = await stack.enter_async_context(ThreadOffload(3, "contract"))
+            lake = await stack.enter_async_context(lake_of(offload=offload, clock=SystemClock()))
+            network = TrioNetwork()
+            server = Server(lake.head, network, token=TOKEN)
+            nursery = await stack.enter_async_context(trio.open_nursery())
+            real = await nursery.start(server.listen_and_serve, address.format(folder=folder))
+
+            @asynccontextmanager
+            async def connect() -> AsyncIterator[Asked]:
+                async with connect_engine(real, token=TOKEN, network=network) as engine:
+                    yield engine
+
+            try:
+                async with connect() as first:
+                    yield Engine(first, connect, None, folder, lake)
+            finally:
+                with trio.CancelScope(shield=True):
+                    await server.drain(5)
+
+    return opened
+
+
 def _simulated_network() -> Network:
     return SimulatedNetwork(random.Random(5))
 
 
+_OF_HEADS: dict[str, Any] = {"refusal": REFUSAL, "medium": MEDIUM_STREAMED, "has_stamps": False}
 UNIX, TCP = "unix:{folder}/socket", "tcp://127.0.0.1:0"
 KINDS: dict[str, Kind] = {
     kind.name: kind
@@ -254,6 +364,11 @@ KINDS: dict[str, Kind] = {
             code_of=("blocking-unix", "tcp"),  # the client of one, and what an engine offers to the other
         ),
         Kind("blocking-embedded", _embedded_blocking, can_watch=False),
+        Kind("head", _head, simulated=True, **_OF_HEADS),
+        Kind("head-unix", _served_head(UNIX), code_of=("head", "unix"), **_OF_HEADS),
+        # The stripes have suites of their own; here all requests go through them.
+        Kind("head-members", _head_over_members(), simulated=True, code_of=("head",), **_OF_HEADS),
+        Kind("head-degraded", _head_over_members(1, 4), simulated=True, code_of=("head",), **_OF_HEADS),
     )
 }
 """The rule: `make test` has each promise once for each kind with code of its own: a disk, a driver, or a transport

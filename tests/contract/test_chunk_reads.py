@@ -105,6 +105,8 @@ def test_chunks_are_read_by_their_ids(kind: Kind) -> None:
 
 @pytest.mark.parametrize("check", Check)
 def test_what_the_index_knows_and_the_page_cache_has_is_read_without_a_request(kind: Kind, check: Check) -> None:
+    kind.need_segments()
+
     async def body(lake: Driven) -> None:
         if not lake.steps.offers.segments:
             return
@@ -152,6 +154,8 @@ def test_an_index_of_nonsense_costs_time_and_gives_no_wrong_bytes(kind: Kind, ch
 
 
 def test_what_was_moved_meanwhile_is_asked_for_where_nothing_is_checked(kind: Kind) -> None:
+    kind.need_segments()
+
     async def body(lake: Driven) -> None:
         if not lake.steps.offers.segments:
             return

@@ -165,6 +165,8 @@ def test_a_pool_that_shrank_is_an_error_and_the_engine_goes_on(kind: Kind) -> No
 
 
 def test_bytes_that_are_not_the_chunks_are_damage_and_not_content(kind: Kind) -> None:
+    kind.need_segments()
+
     async def body(lake: Driven) -> None:
         if kind.simulated:
             return  # a simulated disk has no folder

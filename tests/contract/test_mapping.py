@@ -272,6 +272,8 @@ def test_pins_of_two_connections_are_not_taken_for_those_of_one() -> None:
 
 @pytest.mark.parametrize("check", Check)
 def test_damage_under_a_mapping_is_met_when_it_is_made(kind: Kind, check: Check) -> None:
+    kind.need_segments()
+
     async def body(lake: Driven) -> None:
         if not lake.steps.offers.segments:
             return

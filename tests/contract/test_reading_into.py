@@ -101,6 +101,7 @@ def test_what_cannot_be_filled_is_refused_before_a_byte_is_moved(kind: Kind) -> 
 
 @pytest.mark.parametrize("check", Check)
 def test_only_bytes_that_are_asked_for_unverified_are_not_checked(kind: Kind, check: Check) -> None:
+    kind.need_segments()
     if kind.simulated:
         pytest.skip("the files of this store are in memory")
 

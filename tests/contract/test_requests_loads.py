@@ -313,6 +313,8 @@ def test_a_chunk_that_moves_each_time_is_a_stale_grant(kind: Kind, monkeypatch: 
 def test_a_chunk_that_is_freed_while_it_is_read_is_not_found(
     kind: Kind, checksums: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    kind.need_segments()
+
     async def body(engine: Engine) -> None:
         async with pool_of(engine) as pool:
             chunks = await pool.store(payload_of(MIB), payload_of(1000))

@@ -28,7 +28,7 @@ from lakefs.ids import EMPTY_BLOB, EMPTY_CHUNK, ChunkId, data_chunk_id
 from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, CHUNK_BYTES, GRANULE_BYTES, LEASES_PER_CONNECTION_MAX
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import EngineClient
-from lakefs.wire.media import MEDIUM_INLINE, MEDIUM_NONE, MEDIUM_SEGMENT
+from lakefs.wire.media import MEDIUM_INLINE, MEDIUM_NONE
 from tests.contract.engines import Engine, Kind
 from tests.contract.test_requests_chunks import refused
 from tests.store_rig import ask, change, delete, gc, good, put, read, session_of, store_chunks
@@ -92,7 +92,7 @@ def test_an_open_object_comes_with_layout_places_and_small_payloads(kind: Kind) 
             assert grant.medium == MEDIUM_INLINE
             assert read_.body[grant.offset : grant.offset + grant.logical_bytes] == SMALL
         assert (large.chunks, large.lengths) == ([data_chunk_id(LARGE)], [len(LARGE)])
-        assert [(grant.medium, grant.logical_bytes) for grant in large.grants] == [(MEDIUM_SEGMENT, len(LARGE))]
+        assert [(grant.medium, grant.logical_bytes) for grant in large.grants] == [(kind.medium, len(LARGE))]
         assert (empty.chunks, empty.stat.size_bytes, empty.stat.blob) == ([], 0, EMPTY_BLOB)
         assert many.chunks == [data_chunk_id(LARGE), data_chunk_id(SMALL), data_chunk_id(LARGE)]
         assert (many.stat.blob, many.stat.chunk_count, many.lengths) == (blob, 3, [len(LARGE), len(SMALL), len(LARGE)])
@@ -129,7 +129,12 @@ def test_bounds_that_the_reader_sets_are_kept(kind: Kind) -> None:
         await put(client, "b", b"b" * 100)
         await put_blob(client, "many", [LARGE, SMALL])
         names = [("bkt", key) for key in ("a", "b", "many")]
-        for inline_bytes, media in ((150, [2, 1]), (0, [1, 1]), (-5, [1, 1]), (1 << 60, [2, 2])):
+        for inline_bytes, media in (
+            (150, [MEDIUM_INLINE, kind.medium]),
+            (0, [kind.medium] * 2),
+            (-5, [kind.medium] * 2),
+            (1 << 60, [MEDIUM_INLINE] * 2),
+        ):
             read_ = await open_them(client, m.OpenObjects(names, layout_max=1, inline_bytes=inline_bytes))
             assert [read_.opened(index).grants[0].medium for index in range(2)] == media
             assert read_.opened(2).chunks == []
@@ -183,7 +188,7 @@ def test_places_are_told_in_order_and_what_is_not_there_has_none(kind: Kind) -> 
         await put(client, "large", LARGE)
         asked = [data_chunk_id(SMALL), data_chunk_id(b"missing"), EMPTY_CHUNK, data_chunk_id(LARGE)]
         grants = (await ask(client, m.Locate([bytes(chunk) for chunk in asked]), m.Located)).grants
-        assert [grant.medium for grant in grants] == [MEDIUM_SEGMENT, MEDIUM_NONE, MEDIUM_NONE, MEDIUM_SEGMENT]
+        assert [grant.medium for grant in grants] == [kind.medium, MEDIUM_NONE, MEDIUM_NONE, kind.medium]
         assert [grant.logical_bytes for grant in grants] == [len(SMALL), 0, 0, len(LARGE)]
         assert (await ask(client, m.Locate([]), m.Located)).grants == []
 

@@ -20,7 +20,7 @@ import msgspec
 import structlog
 import trio
 
-from engine.chunks import ingest as ingest
+from engine.chunks import hashing
 from engine.chunks.manifests import HeldBlob, HeldBlobs
 from engine.format.extents import Place
 from engine.format.layouts import GROUP_HEADER, Table, node_key
@@ -109,7 +109,7 @@ def _skip_group_checksums() -> AbstractContextManager[Any]:
 def _believe_what_a_blob_is() -> AbstractContextManager[Any]:
     original = HeldBlobs.hold
 
-    async def hold(self: HeldBlobs, session: Session, blob: bytes) -> HeldBlob:
+    async def hold(self: HeldBlobs[Session], session: Session, blob: bytes) -> HeldBlob:
         try:
             return await original(self, session, blob)
         except ChunkNotFound:
@@ -120,7 +120,7 @@ def _believe_what_a_blob_is() -> AbstractContextManager[Any]:
 
 def _name_chunks_as_told() -> AbstractContextManager[Any]:
     """Give a chunk, now and then, the id of another, as if the engine trusted a client's ids."""
-    original = ingest._hash_all
+    original = hashing.hash_all
 
     def hash_as_told(payloads: Any) -> Any:
         hashed = original(payloads)
@@ -128,7 +128,7 @@ def _name_chunks_as_told() -> AbstractContextManager[Any]:
             hashed[0] = msgspec.structs.replace(hashed[0], chunk=hashed[1].chunk)
         return hashed
 
-    return mock.patch.object(ingest, "_hash_all", hash_as_told)
+    return mock.patch("engine.chunks.ingest.hash_all", hash_as_told)
 
 
 def _payload_behind_its_group() -> AbstractContextManager[Any]:

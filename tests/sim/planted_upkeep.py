@@ -93,7 +93,7 @@ def forget_pins() -> AbstractContextManager[Any]:
 
 
 def forget_parts() -> AbstractContextManager[Any]:
-    async def mark_parts(self: Collector, cycle: _Cycle) -> None:
+    async def mark_parts(self: Collector, cycle: _Cycle, visit: object) -> None:
         await trio.lowlevel.checkpoint()
 
     return mock.patch.object(Collector, "_mark_parts", mark_parts)

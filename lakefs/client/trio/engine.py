@@ -126,6 +126,9 @@ class RemoteEngine:
         self._ended = trio.Event()
         self._idle = trio.Event()
         self.draining = False
+        self.leaves_into = False
+        """True if a call that is cancelled ends at once though its reply is being received into the caller's `into`,
+        which may be written to after that."""
 
     @property
     def hello(self) -> HelloReply:
@@ -316,7 +319,7 @@ class RemoteEngine:
         """Wait for the final frame; return the reply."""
 
         def abort(raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
-            if call.sent and not call.receiving:
+            if call.sent and (not call.receiving or self.leaves_into):
                 self._abandon(stream_id, call)
                 return trio.lowlevel.Abort.SUCCEEDED
             call.raise_cancel = raise_cancel

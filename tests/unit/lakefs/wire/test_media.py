@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lakefs.wire import media
-from lakefs.wire.media import BY_FABRIC, IN_FILES, IN_FRAMES, IN_SLABS, MEDIA_OF_MACHINE, PLACES, TABLE
+from lakefs.wire.media import BY_FABRIC, BY_REQUEST, IN_FILES, IN_FRAMES, IN_SLABS, MEDIA_OF_MACHINE, PLACES, TABLE
 from tests.style.source_tree import PRODUCT_PACKAGES, ROOT, python_files
 
 PLACE_H = ROOT / "lakefs/granules/place.h"
@@ -21,15 +21,16 @@ def test_each_medium_is_in_the_table_once_and_read_in_one_way() -> None:
     named = {value for name, value in vars(media).items() if name.startswith("MEDIUM_") and name != NONE}
     assert sorted(numbers) == sorted(named), "a medium without a line, or with two"
     for medium in TABLE:
-        assert [medium.in_file, medium.in_slab, medium.by_fabric, medium.in_frame].count(True) == 1
-    ways = [IN_FILES, IN_SLABS, BY_FABRIC, IN_FRAMES]
+        ways_of = [medium.in_file, medium.in_slab, medium.by_fabric, medium.in_frame, medium.by_request]
+        assert ways_of.count(True) == 1
+    ways = [IN_FILES, IN_SLABS, BY_FABRIC, IN_FRAMES, BY_REQUEST]
     assert sorted(number for way in ways for number in way) == sorted(numbers)
     assert set(numbers) - IN_FRAMES == PLACES
     assert media.MEDIUM_NONE not in numbers
 
 
 def test_the_numbers_and_bits_are_those_of_the_wire() -> None:
-    assert {medium.number: medium.bit for medium in TABLE} == {1: 0, 2: 0, 3: 1, 4: 2}
+    assert {medium.number: medium.bit for medium in TABLE} == {1: 0, 2: 0, 3: 1, 4: 2, 5: 0}
     assert MEDIA_OF_MACHINE == 1
 
 

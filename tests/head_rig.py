@@ -1,0 +1,156 @@
+"""A head in this process, over chunks in memory and names on a simulated disk; and short ways to change its lake."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import trio
+
+from engine.cluster.head import Head, open_head
+from engine.cluster.names_link import ConnectNames, NamesConnection
+from engine.cluster.ports import Known, Stripes
+from engine.process.embedded import EmbeddedEngine
+from engine.requests.bind import BindGate
+from engine.requests.table import NamesService
+from engine.store.keyed_store import KeyedStore
+from lakefs.content.manifest import CutKind, build
+from lakefs.errors import LakeError
+from lakefs.host.buffers import BufferPool
+from lakefs.host.offload import InlineOffload
+from lakefs.ids import ChunkId, GcGeneration
+from lakefs.limits import MIB
+from lakefs.ports import Clock, Offload
+from lakefs.wire import messages as m
+from tests.memory_stripes import KnownState, MemoryStripes
+from tests.names_rig import names_store
+from tests.sim.world.disk import SimDisk
+from tests.store_rig import ask, change, good, run, store_chunks
+
+BUFFER_BYTES = 64 * MIB
+
+
+class Names:
+    """Names that heads connect to; `lose` ends their connections, as when names restart."""
+
+    def __init__(self, store: KeyedStore) -> None:
+        self.store = store
+        self.gate = BindGate(GcGeneration(1))
+        self.service = NamesService(store, gate=self.gate)
+        self._lost = trio.Event()
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator[NamesConnection]:
+        """Connect a client of a head; see `ConnectNames`."""
+        client = EmbeddedEngine(self.service, descriptors=False)
+        try:
+            hello = (await client.call(m.Hello(1, "head"))).message
+            assert isinstance(hello, m.HelloReply)
+            yield NamesConnection(client, hello, self._lost.wait)
+        finally:
+            with trio.CancelScope(shield=True):
+                await client.aclose()
+
+    def lose(self) -> None:
+        """End all connections; later ones are to the names that have started again."""
+        self._lost.set()
+        self._lost = trio.Event()
+
+
+@dataclass
+class HeadAndNames:
+    """A head, and the names that it stands on."""
+
+    head: Head
+    names: Names
+
+    def client(self, *, descriptors: bool = False) -> EmbeddedEngine:
+        """Connect one more client."""
+        return EmbeddedEngine(self.head, descriptors=descriptors)
+
+
+@dataclass
+class Lake(HeadAndNames):
+    """A head and what it stands on."""
+
+    stripes: MemoryStripes
+    known: KnownState
+
+    def advance(self, generation: int, *, tell_head: bool = False) -> None:
+        """Have the names join a gc generation; the head learns of it by itself, or at once with `tell_head`."""
+        self.names.gate.join(GcGeneration(generation))
+        if tell_head:
+            self.known.generation = GcGeneration(generation)
+
+
+@asynccontextmanager
+async def head_over(
+    stripes: Stripes,
+    known: Known,
+    disk: SimDisk | None = None,
+    *,
+    offload: Offload | None = None,
+    clock: Clock | None = None,
+) -> AsyncIterator[HeadAndNames]:
+    """A head over stripes, and names of its own on a simulated disk; at the end nothing is held."""
+    async with names_store(disk) as store:
+        names = Names(store)
+        connect: ConnectNames = names.connect
+        async with open_head(
+            connect,
+            stripes,
+            known,
+            offload=offload or InlineOffload(),
+            clock=clock or store.clock,
+            buffers=BufferPool(BUFFER_BYTES),
+        ) as head:
+            yield HeadAndNames(head, names)
+            assert head.parts.buffers.in_use == 0, "a request's memory was not given back"
+            assert head.parts.answers.held_bytes == 0, "an answer's room was not given back"
+
+
+@asynccontextmanager
+async def lake_of(
+    disk: SimDisk | None = None, *, offload: Offload | None = None, clock: Clock | None = None
+) -> AsyncIterator[Lake]:
+    """A lake in this process, whose chunks are in memory."""
+    stripes, known = MemoryStripes(), KnownState()
+    async with head_over(stripes, known, disk, offload=offload, clock=clock) as made:
+        yield Lake(made.head, made.names, stripes, known)
+
+
+def with_lake(body: Callable[[Lake, EmbeddedEngine], Awaitable[None]]) -> None:
+    """Run with a lake and a client of its head."""
+
+    async def main() -> None:
+        async with lake_of() as lake:
+            client = lake.client()
+            try:
+                await body(lake, client)
+            finally:
+                await client.aclose()
+
+    run(main)
+
+
+async def commit(client: EmbeddedEngine, session: bytes, key: str, blob: bytes, *, end: bool = True) -> m.ObjectStat:
+    (stat,) = good(await ask(client, m.Commit(session, [change(key, blob)], end_session=end), m.NameResults))
+    return stat
+
+
+async def exists(client: EmbeddedEngine, key: str) -> bool:
+    try:
+        good(await ask(client, m.StatNames([("bkt", key)]), m.NameResults))
+    except LakeError:
+        return False
+    return True
+
+
+async def store_blob(client: EmbeddedEngine, session: bytes, *payloads: bytes) -> bytes:
+    """Store a blob of several chunks; return its id."""
+    chunks = await store_chunks(client, session, payloads)
+    pieces = [(ChunkId(chunk), len(payload)) for chunk, payload in zip(chunks, payloads, strict=True)]
+    tree = build(CutKind.FIXED, pieces)
+    await store_chunks(client, session, [payload for _, payload in tree.manifests], kind=2)
+    return tree.blob

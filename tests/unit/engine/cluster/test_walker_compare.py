@@ -1,0 +1,139 @@
+"""Lists of members, merged and compared: pages of any size give the same windows, and what differs is found."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from itertools import product
+from typing import cast
+
+import pytest
+
+from engine.cluster.ports import Members
+from engine.cluster.walker_compare import UNKNOWN, Verdict, Verdicts, compare, copies_of, judge
+from engine.cluster.walker_lists import Columns, ShardList, Windows
+from lakefs.cluster.erasure import ErasureCode
+from lakefs.ids import Buffer, MemberId
+from lakefs.limits import GRANULE_BYTES
+from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Reply
+from tests.unit.support.metadata_rig import run
+
+CODE = ErasureCode(4, 2)
+HOMES = tuple(MemberId(bytes([number]) * 16) for number in range(6))
+OTHER = MemberId(b"o" * 16)
+LENGTHS = (1, 5000, GRANULE_BYTES, GRANULE_BYTES + 1, 200_000, 300_000, 400_000, 1 << 22)
+Entry = tuple[bytes, int, int]
+
+
+class Listing:
+    """Members that only list."""
+
+    def __init__(self, shards: dict[MemberId, list[Entry]]) -> None:
+        self.shards = {member: sorted(entries) for member, entries in shards.items()}
+
+    async def call(
+        self, member: MemberId, request: m.Request, body: Sequence[Buffer] = (), *, into: Sequence[memoryview] = ()
+    ) -> Reply:
+        assert isinstance(request, m.ListShards)
+        at = int.from_bytes(request.after, "big")
+        entries = self.shards[member]
+        page = entries[at : at + request.limit]
+        following = at + request.limit
+        after = following.to_bytes(4, "big") if following < len(entries) else b""
+        chunks, shards, lengths = [e[0] for e in page], [e[1] for e in page], [e[2] for e in page]
+        return Reply(m.ShardsListed(chunks, shards, lengths, [7] * len(page), [1] * len(page), after))
+
+
+def some_lists(rng: random.Random, chunks: int) -> tuple[dict[MemberId, list[Entry]], dict[bytes, int]]:
+    """Return members' lists of chunks at home, and the chunks' lengths."""
+    lists: dict[MemberId, list[Entry]] = {member: [] for member in (*HOMES, OTHER)}
+    lengths = {b"\1" + rng.randbytes(32): rng.choice(LENGTHS) for _ in range(chunks)}
+    for chunk, length in lengths.items():
+        for shard in CODE.shards(length):
+            lists[HOMES[shard]].append((chunk, shard, CODE.part_bytes(length, shard)))
+    return lists, lengths
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_the_pages_each_chunk_is_in_one_window_with_all_its_shards_and_what_differs_is_found(
+    seed: int,
+) -> None:
+    async def main() -> None:
+        rng = random.Random(seed)
+        lists, lengths = some_lists(rng, 60)
+        odd: set[bytes] = set()
+        for member in HOMES:
+            for entry in rng.sample(lists[member], 3):
+                lists[member].remove(entry)
+                odd.add(entry[0])
+                if rng.random() < 0.5:
+                    lists[rng.choice([OTHER, *HOMES])].append(entry)
+        expected = {
+            chunk: sorted((m_, n) for m_, entries in lists.items() for c, n, _ in entries if c == chunk)
+            for chunk in lengths
+        }
+        port = cast(Members, Listing(lists))
+        for page in (1, 2, 7, 1000):
+            merged = Windows([ShardList(port, member, b"", b"", page) for member in lists])
+            seen: dict[bytes, list[tuple[MemberId, int]]] = {}
+            found: set[bytes] = set()
+            count = 0
+            while (window := await merged.next()) is not None:
+                chunks = {chunk for _, columns in window for chunk in columns.chunks}
+                assert not chunks & seen.keys()
+                seen |= {c: sorted((one.member, one.shard) for one in copies_of(c, window)) for c in chunks}
+                compared = compare(window, HOMES, set(HOMES), Verdicts(CODE))
+                count += compared.chunk_count
+                found |= {*compared.odd, *compared.unsure}
+            whole = {chunk: copies for chunk, copies in expected.items() if copies}
+            assert (seen, count) == (whole, len(whole))
+            unsure = {chunk for chunk, length in lengths.items() if length in (GRANULE_BYTES,)}
+            restored = {c for c in odd if expected[c] == sorted((HOMES[n], n) for n in CODE.shards(lengths[c]))}
+            assert odd - restored - found - {c for c in odd if not expected[c]} == set()
+            assert found - odd <= unsure
+
+    run(main, seed)
+
+
+def test_a_verdict_is_the_same_with_and_without_the_quick_look() -> None:
+    sizes = (None, UNKNOWN, 1, GRANULE_BYTES - 1, GRANULE_BYTES, 2 * GRANULE_BYTES)
+    for first, second, third, fourth, parity, other in product(sizes, repeat=6):
+        signature = (first, second, third, fourth, parity, other)
+        verdict = judge(CODE, signature)
+        present = {number: size for number, size in enumerate(signature) if size not in (None, UNKNOWN)}
+        if verdict is Verdict.WHOLE and UNKNOWN not in signature:
+            lengths = [
+                length
+                for count in range(1, 5)
+                for last in (1, GRANULE_BYTES - 1, GRANULE_BYTES, 2 * GRANULE_BYTES)
+                if (length := (count - 1) * max(size or 0 for size in signature) + last) <= 1 << 22
+                and {number: CODE.part_bytes(length, number) for number in CODE.shards(length)} == present
+            ]
+            assert lengths, signature
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_a_shard_that_is_missing_is_seen_and_one_that_is_not_known_is_not(length: int) -> None:
+    whole = [CODE.part_bytes(length, n) if n in CODE.shards(length) else None for n in range(6)]
+    assert judge(CODE, tuple(whole)) in (Verdict.WHOLE, Verdict.UNSURE)
+    for number in CODE.shards(length):
+        lacking = [*whole[:number], None, *whole[number + 1 :]]
+        assert judge(CODE, tuple(lacking)) in (Verdict.ODD, Verdict.UNSURE)
+        unknown = [*whole[:number], UNKNOWN, *whole[number + 1 :]]
+        assert judge(CODE, tuple(unknown)) is not Verdict.ODD
+        assert judge(CODE, tuple(lacking), length) is Verdict.ODD
+    assert judge(CODE, tuple(whole), length) is Verdict.WHOLE
+
+
+def test_of_homes_that_have_several_shards_of_a_row_each_counts() -> None:
+    homes = (HOMES[0], HOMES[1], HOMES[2], HOMES[0], HOMES[1], HOMES[2])
+    chunk, length = b"\1" * 33, 1 << 22
+    columns = {home: Columns() for home in homes}
+    for number, home in enumerate(homes):
+        columns[home].append(Columns([chunk], [number], [CODE.part_bytes(length, number)], [1], [1]))
+    window = list(columns.items())
+    assert compare(window, homes, set(homes), Verdicts(CODE)) == (1, [], [])
+    columns[HOMES[1]].take(1)
+    assert compare(window, homes, set(homes), Verdicts(CODE)) == (1, [chunk], [])
+    assert compare(window, homes, set(homes) - {HOMES[1]}, Verdicts(CODE)) == (1, [], [])
