@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import trio
 
-from engine.cluster.head import Head, open_head
-from engine.cluster.names_link import ConnectNames, NamesConnection
-from engine.cluster.ports import Known, Stripes
+from engine.head.head import Head, open_head
+from engine.head.names_link import ConnectNames, NamesConnection
+from engine.members.ports import Known, Stripes
 from engine.process.embedded import EmbeddedEngine
 from engine.requests.bind import BindGate
 from engine.requests.table import NamesService

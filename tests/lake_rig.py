@@ -14,10 +14,10 @@ from typing import TypeVar
 import trio
 
 from engine.chunks.manifests import HeldBlob
-from engine.cluster.joined_generation import JoinedGeneration
-from engine.cluster.lake_gc import LakeGc, LakeGcReport
-from engine.cluster.lake_state import LakeState
-from engine.cluster.ports import Got, NewChunk, Wanted
+from engine.coordinator.lake_state import LakeState
+from engine.lake_gc.joined_generation import JoinedGeneration
+from engine.lake_gc.lake_gc import LakeGc, LakeGcReport
+from engine.members.ports import Got, NewChunk, Wanted
 from engine.namespace.buckets import find_bucket
 from engine.namespace.removal import remove
 from engine.process.embedded import EmbeddedEngine

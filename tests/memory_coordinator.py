@@ -1,4 +1,4 @@
-"""A coordinator in memory (`engine.cluster.coordinator.Coordinator`), as plain as can be: for tests of what uses one.
+"""A coordinator in memory (`engine.coordinator.coordinator.Coordinator`), as plain as can be, for tests.
 
 It keeps every change since its beginning in a list, and forgets the oldest only by `HISTORY`.  Leases run by trio's
 clock.
@@ -12,7 +12,7 @@ from typing import Final
 
 import trio
 
-from engine.cluster.coordinator import (
+from engine.coordinator.coordinator import (
     NO_LEASE,
     Change,
     Changes,
@@ -30,7 +30,7 @@ from engine.cluster.coordinator import (
     Transacted,
     Watch,
 )
-from engine.cluster.coordinator_bounds import check_key, check_page, check_range, check_transaction, check_ttl
+from engine.coordinator.coordinator_bounds import check_key, check_page, check_range, check_transaction, check_ttl
 from engine.host.tasks import plain_errors
 from lakefs.errors import EngineUnreachable, RequestTooLarge
 from lakefs.ids import LeaseId, Revision

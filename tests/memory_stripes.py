@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from engine.cluster.ports import Got, NewChunk, Wanted
+from engine.members.ports import Got, NewChunk, Wanted
 from lakefs.cluster.members import Member
 from lakefs.cluster.protection import Protection
 from lakefs.cluster.table import NO_MEMBER, Table
@@ -25,7 +25,7 @@ def table_of(epoch: int) -> Table:
 
 @dataclass
 class KnownState:
-    """The gc generation and the tables that a head knows (`engine.cluster.ports.Known`)."""
+    """The gc generation and the tables that a head knows (`engine.members.ports.Known`)."""
 
     generation: GcGeneration = field(default=GcGeneration(1))
     tables: Sequence[Table] = field(default_factory=lambda: [table_of(1)])

@@ -16,7 +16,7 @@ Rules kept here:
 - No view is held across an `await`; the walk reads page by page, resuming behind the last key.
 - Memory: one page, the leases, and the blobs of rebound nodes until they are visited.
 
-`engine.upkeep.gc` marks them among one engine's chunks, `engine.cluster.lake_gc` over the members of a lake.
+`engine.upkeep.gc` marks them among one engine's chunks, `engine.lake_gc.lake_gc` over the members of a lake.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from typing import Final
 
 import trio
 
-from engine.cluster.coordinator import END, NO_LEASE, Changes, Coordinator, Entry, Put, ReadAnew, Watch
-from engine.cluster.names_coordinator import NamesCoordinator, open_names_coordinator
-from engine.cluster.watch_history import History
+from engine.coordinator.coordinator import END, NO_LEASE, Changes, Coordinator, Entry, Put, ReadAnew, Watch
+from engine.coordinator.names_coordinator import NamesCoordinator, open_names_coordinator
+from engine.coordinator.watch_history import History
 from engine.format.features import Feature
 from engine.format.sizes import DEFAULT_SIZES, MetadataSizes
 from engine.host.local_disk import LocalDisk

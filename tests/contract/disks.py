@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.cluster.copy_calls import AtOnce
-from engine.cluster.mirror_opening import make_mirror, open_mirror
 from engine.host.local_disk import LocalDisk
+from engine.mirror.copy_calls import AtOnce
+from engine.mirror.mirror_opening import make_mirror, open_mirror
 from lakefs.ports import Disk
 from tests.sim.world.disk import SimDisk
 

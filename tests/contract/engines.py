@@ -15,7 +15,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from engine.cluster.head import REFUSAL
+from engine.head.head import REFUSAL
 from engine.host.clock import SystemClock
 from engine.host.local_disk import LocalDisk
 from engine.host.tasks import plain_errors

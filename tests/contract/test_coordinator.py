@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from engine.cluster.coordinator import (
+from engine.coordinator.coordinator import (
     END,
     Changes,
     Compare,

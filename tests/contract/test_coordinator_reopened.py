@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from engine.cluster.coordinator import (
+from engine.coordinator.coordinator import (
     END,
     Changes,
     Coordinator,
@@ -26,7 +26,7 @@ from engine.cluster.coordinator import (
     Put,
     ReadAnew,
 )
-from engine.cluster.names_coordinator import open_names_coordinator
+from engine.coordinator.names_coordinator import open_names_coordinator
 from engine.format.coordinator import TABLE
 from engine.format.features import Feature
 from engine.format.layouts import Table
@@ -330,7 +330,7 @@ def test_when_the_disk_fails_calls_and_watches_end_and_no_watch_has_seen_what_is
 
 
 def test_keys_take_a_bounded_room_and_removals_work_when_it_is_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.cluster.names_coordinator.COORDINATOR_BYTES_MAX", 3 * MIB)
+    monkeypatch.setattr("engine.coordinator.names_coordinator.COORDINATOR_BYTES_MAX", 3 * MIB)
 
     async def scenario() -> None:
         disk = SimDisk(6)
@@ -350,7 +350,7 @@ def test_keys_take_a_bounded_room_and_removals_work_when_it_is_used_up(monkeypat
 
 
 def test_there_are_so_many_leases_and_one_that_ends_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.cluster.names_coordinator.COORDINATOR_LEASES_MAX", 2)
+    monkeypatch.setattr("engine.coordinator.names_coordinator.COORDINATOR_LEASES_MAX", 2)
 
     async def scenario() -> None:
         async with names_store(SimDisk(11)) as (coordinator, _):

@@ -10,7 +10,18 @@ import pytest
 import trio
 import trio.testing
 
-from engine.cluster.coordinator import END, Change, Changes, Coordinator, Delete, Entry, Outcome, Put, ReadAnew, Watch
+from engine.coordinator.coordinator import (
+    END,
+    Change,
+    Changes,
+    Coordinator,
+    Delete,
+    Entry,
+    Outcome,
+    Put,
+    ReadAnew,
+    Watch,
+)
 from lakefs.errors import RequestTooLarge
 from lakefs.ids import LeaseId, Revision
 from lakefs.limits import COORDINATOR_LEASE_KEYS_MAX

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from engine.cluster.head import open_head
-from engine.cluster.names_link import names_at
+from engine.head.head import open_head
+from engine.head.names_link import names_at
 from engine.host.clock import SystemClock
 from engine.process.embedded import EmbeddedEngine
 from engine.requests.bind import BindGate

@@ -1,6 +1,6 @@
 """Mirrored disks of the names: which copies are good, and which of them may open by themselves.
 
-The rules of `engine.cluster.good_copies`, `list_choice`, `mirror_opening` and `new_copy`, in small.  A machine has some
+The rules of `engine.mirror.good_copies`, `list_choice`, `mirror_opening` and `new_copy`, in small.  A machine has some
 devices; copies lie on up to m + 1 of them.  A list says which copies are good; each of these has it.  It knows which
 lists it came from, and nothing else about others: two lists may be made from one by processes that did not see each
 other.  A change is answered when all good copies have it.  A copy that fails is left out of the next list, which is

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 
-from engine.cluster.copy_calls import InTurn
-from engine.cluster.copy_list import read_copy_file
-from engine.cluster.mirror_opening import make_mirror, open_mirror
-from engine.cluster.mirrored_disk import MirroredDisk
+from engine.mirror.copy_calls import InTurn
+from engine.mirror.copy_list import read_copy_file
+from engine.mirror.mirror_opening import make_mirror, open_mirror
+from engine.mirror.mirrored_disk import MirroredDisk
 from lakefs.ids import CopyId
 from lakefs.ports import Disk
 from tests.sim.world.disk import SimDisk

@@ -13,11 +13,11 @@ from typing import Final
 import msgspec
 import trio
 
-from engine.cluster.lake_state import LakeState
-from engine.cluster.ports import Got, NewChunk, Wanted
-from engine.cluster.stripes import LakeStripes
+from engine.coordinator.lake_state import LakeState
+from engine.members.ports import Got, NewChunk, Wanted
 from engine.process.embedded import EmbeddedEngine
 from engine.store.store import Store
+from engine.stripes.stripes import LakeStripes
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.cluster.members import Member
 from lakefs.cluster.placing import first_table

@@ -202,7 +202,7 @@ def test_of_a_commit_whose_session_ends_meanwhile_not_even_what_was_held_is_boun
 
 
 def test_answers_of_sessions_are_bounded_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.cluster.head_chunks.HEAD_ANSWERS_MAX", 4)
+    monkeypatch.setattr("engine.head.head_chunks.HEAD_ANSWERS_MAX", 4)
 
     async def body(lake: Lake, client: EmbeddedEngine) -> None:
         session = await session_of(client)

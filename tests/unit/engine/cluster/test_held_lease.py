@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import trio
 
-from engine.cluster.coordinator import Put
-from engine.cluster.held_lease import hold_lease
+from engine.coordinator.coordinator import Put
+from engine.coordinator.held_lease import hold_lease
 from lakefs.errors import EngineUnreachable
 from lakefs.ids import LeaseId
 from tests.memory_coordinator import MemoryCoordinator, memory_coordinator

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 import trio
 
-from engine.cluster.joined_generation import JoinedGeneration
 from engine.format.generation import JOINED_KEY, pack_joined, unpack_joined
 from engine.format.layouts import Table
+from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.tables.views import Transaction
 from lakefs.errors import SessionLost, StoreUnusable
 from lakefs.ids import GcGeneration

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from engine.cluster import lake_gc_manifests
+from engine.lake_gc import lake_gc_manifests
 from lakefs.content.manifest import CutKind, Entry, Manifest, encode
 from lakefs.errors import ChunkNotFound, SessionLost
 from lakefs.ids import BlobId, ChunkId, GcGeneration, data_chunk_id, manifest_chunk_id

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from engine.cluster import lake_gc, lake_gc_marks
-from engine.cluster.joined_generation import JoinedGeneration
-from engine.cluster.lake_gc_homes import CycleHomes
-from engine.cluster.lake_gc_marks import Marks
-from engine.cluster.ports import Members
+from engine.lake_gc import lake_gc, lake_gc_marks
+from engine.lake_gc.joined_generation import JoinedGeneration
+from engine.lake_gc.lake_gc_homes import CycleHomes
+from engine.lake_gc.lake_gc_marks import Marks
+from engine.members.ports import Members
 from lakefs.cluster.placing import first_table, next_table
 from lakefs.cluster.protection import Protection
 from lakefs.cluster.table import Table

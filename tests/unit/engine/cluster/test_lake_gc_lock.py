@@ -7,11 +7,11 @@ from itertools import groupby
 import pytest
 import trio
 
-from engine.cluster.coordinator import Put
-from engine.cluster.lake_gc import LakeGc
-from engine.cluster.lake_gc_bounds import LAKE_GC_LOCK_S
-from engine.cluster.lake_gc_lock import hold_gc_lock
-from engine.cluster.records import GC_KEY
+from engine.coordinator.coordinator import Put
+from engine.coordinator.records import GC_KEY
+from engine.lake_gc.lake_gc import LakeGc
+from engine.lake_gc.lake_gc_bounds import LAKE_GC_LOCK_S
+from engine.lake_gc.lake_gc_lock import hold_gc_lock
 from engine.uploads.expiry import UploadExpiry
 from lakefs.errors import EngineBusy, EngineUnreachable, PreconditionFailed
 from lakefs.ids import MemberId

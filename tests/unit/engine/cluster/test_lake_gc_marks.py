@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 import trio
 
-from engine.cluster import lake_gc_marks
-from engine.cluster.lake_gc_homes import CycleHomes
-from engine.cluster.lake_gc_marks import Marks, open_marks
+from engine.lake_gc import lake_gc_marks
+from engine.lake_gc.lake_gc_homes import CycleHomes
+from engine.lake_gc.lake_gc_marks import Marks, open_marks
 from lakefs.cluster.placing import first_table
 from lakefs.cluster.protection import Protection
 from lakefs.errors import EngineUnreachable, InvalidArgument

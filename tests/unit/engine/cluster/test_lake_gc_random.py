@@ -15,8 +15,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from engine.cluster.joined_generation import JoinedGeneration
-from engine.cluster.lake_gc_marks import Marks, MemberMarks
+from engine.lake_gc.joined_generation import JoinedGeneration
+from engine.lake_gc.lake_gc_marks import Marks, MemberMarks
 from engine.sessions.references import References
 from lakefs.errors import LakeError, SessionLost
 from lakefs.ids import ChunkId, GcGeneration, MemberId

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 import trio
 
-from engine.cluster.coordinator import Compare, Coordinator, Operation, Put, Transacted
-from engine.cluster.lake_state import Dirty, LakeState
-from engine.cluster.records import LakeRecord, MemberRecord, MemberState, member_key
+from engine.coordinator.coordinator import Compare, Coordinator, Operation, Put, Transacted
+from engine.coordinator.lake_state import Dirty, LakeState
+from engine.coordinator.records import LakeRecord, MemberRecord, MemberState, member_key
 from lakefs.errors import PreconditionFailed
 from lakefs.ids import GcGeneration, MemberId, Partition, Revision, RingEpoch
 from lakefs.limits import KIB

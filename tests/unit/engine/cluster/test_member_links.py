@@ -11,10 +11,10 @@ import msgspec
 import pytest
 import trio
 
-from engine.cluster import member_links
-from engine.cluster.lake_state import LakeState
-from engine.cluster.member_links import MemberLinks, connect_member, open_member_links
-from engine.cluster.records import MemberRecord, MemberState
+from engine.coordinator.lake_state import LakeState
+from engine.coordinator.records import MemberRecord, MemberState
+from engine.members import member_links
+from engine.members.member_links import MemberLinks, connect_member, open_member_links
 from engine.requests.table import Service
 from engine.server.listener import Server
 from lakefs.client.trio.engine import RemoteEngine

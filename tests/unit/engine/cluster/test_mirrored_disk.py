@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from engine.cluster.copy_list import read_list
-from engine.cluster.mirrored_disk import MirroredDisk
+from engine.mirror.copy_list import read_list
+from engine.mirror.mirrored_disk import MirroredDisk
 from lakefs.errors import DiskFailed, EngineBusy, LakeError, StoreFull, StoreReadOnly
 from lakefs.limits import MIB
 from lakefs.ports import DiskFile

@@ -6,9 +6,9 @@ from itertools import combinations
 
 import pytest
 
-from engine.cluster.copy_calls import InTurn
-from engine.cluster.copy_list import LIST_FILE, read_list, write_list
-from engine.cluster.mirror_opening import make_mirror, open_mirror
+from engine.mirror.copy_calls import InTurn
+from engine.mirror.copy_list import LIST_FILE, read_list, write_list
+from engine.mirror.mirror_opening import make_mirror, open_mirror
 from lakefs.errors import DiskFailed, StoreLocked, StoreUnusable
 from tests.sim.world.disk import SimCrashed, SimDisk
 from tests.unit.engine.cluster.mirror_rig import Devices, content, good, put

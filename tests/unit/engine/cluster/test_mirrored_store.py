@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import trio
 
-from engine.cluster.copy_calls import AtOnce, InTurn
-from engine.cluster.mirror_opening import make_mirror, open_mirror
-from engine.cluster.mirrored_disk import MirroredDisk
-from engine.cluster.new_copy import add_copy
 from engine.format.layouts import GROUP_HEADER, Table
 from engine.host.clock import SystemClock
 from engine.host.local_disk import LocalDisk
 from engine.metadata.metadata_store import Metadata
+from engine.mirror.copy_calls import AtOnce, InTurn
+from engine.mirror.mirror_opening import make_mirror, open_mirror
+from engine.mirror.mirrored_disk import MirroredDisk
+from engine.mirror.new_copy import add_copy
 from engine.store.opening import open_store
 from lakefs.client.trio.lake import TrioLake
 from lakefs.errors import CorruptionError, DiskFailed, StoreReadOnly, StoreUnusable

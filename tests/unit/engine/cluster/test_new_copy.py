@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from engine.cluster.equal_names import tree
-from engine.cluster.mirror_bounds import PIECE_BYTES
-from engine.cluster.mirrored_disk import MirroredDisk, is_mirrored
-from engine.cluster.new_copy import add_copy
+from engine.mirror.equal_names import tree
+from engine.mirror.mirror_bounds import PIECE_BYTES
+from engine.mirror.mirrored_disk import MirroredDisk, is_mirrored
+from engine.mirror.new_copy import add_copy
 from lakefs.errors import DiskFailed, StoreFull, StoreUnusable
 from lakefs.limits import MIB
 from lakefs.ports import DiskFile

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
-from engine.cluster.records import (
+from engine.coordinator.records import (
     DIRTY,
     EPOCHS,
     MEMBERS,

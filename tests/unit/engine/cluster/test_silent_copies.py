@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.cluster.copy_calls import AtOnce
-from engine.cluster.mirror_bounds import PIECE_BYTES
-from engine.cluster.mirror_opening import make_mirror, open_mirror
-from engine.cluster.mirrored_disk import MirroredDisk
-from engine.cluster.new_copy import add_copy
 from engine.host.local_disk import LocalDisk, LocalFile
+from engine.mirror.copy_calls import AtOnce
+from engine.mirror.mirror_bounds import PIECE_BYTES
+from engine.mirror.mirror_opening import make_mirror, open_mirror
+from engine.mirror.mirrored_disk import MirroredDisk
+from engine.mirror.new_copy import add_copy
 from lakefs.errors import StoreUnusable
 from lakefs.ids import Buffer
 from tests.unit.engine.cluster.mirror_rig import content, good, put

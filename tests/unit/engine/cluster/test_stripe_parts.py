@@ -9,12 +9,12 @@ from itertools import combinations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from engine.cluster.answer_times import AnswerTimes
-from engine.cluster.any_length import lengths_tried
-from engine.cluster.known_chunks import KnownChunks
-from engine.cluster.shard_lengths import length_from
-from engine.cluster.stripe_layout import is_at_home, is_stored, placed
-from engine.cluster.stripe_shards import PORTION_BYTES, portions
+from engine.stripes.answer_times import AnswerTimes
+from engine.stripes.any_length import lengths_tried
+from engine.stripes.known_chunks import KnownChunks
+from engine.stripes.shard_lengths import length_from
+from engine.stripes.stripe_layout import is_at_home, is_stored, placed
+from engine.stripes.stripe_shards import PORTION_BYTES, portions
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.ids import MemberId, data_chunk_id, manifest_chunk_id
 from lakefs.limits import HEDGE_S_MAX, HEDGE_S_MIN, KIB, MIB

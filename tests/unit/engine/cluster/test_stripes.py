@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.cluster.ports import Wanted
+from engine.members.ports import Wanted
 from lakefs.errors import ChunkNotFound, InvalidArgument, LakeError
 from lakefs.ids import EMPTY_CHUNK, data_chunk_id, manifest_chunk_id
 from lakefs.limits import KIB, MIB

@@ -9,7 +9,7 @@ from itertools import combinations
 import pytest
 import trio
 
-from engine.cluster.ports import Wanted
+from engine.members.ports import Wanted
 from lakefs.errors import ChunkDamaged, ChunkNotFound, ClusterDegraded, LakeError, StoreFull
 from lakefs.ids import data_chunk_id
 from lakefs.limits import KIB, MIB

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import trio
 
-from engine.cluster.ports import Wanted
+from engine.members.ports import Wanted
 from lakefs.cluster.members import Member
 from lakefs.cluster.placing import next_table
 from lakefs.cluster.table import Table

@@ -6,7 +6,7 @@ import random
 
 from hypothesis import given, settings, strategies as st
 
-from engine.cluster.ports import Wanted
+from engine.members.ports import Wanted
 from lakefs.errors import ClusterDegraded, LakeError, StoreFull
 from lakefs.ids import data_chunk_id
 from lakefs.limits import KIB

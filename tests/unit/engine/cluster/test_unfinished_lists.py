@@ -8,13 +8,13 @@ from contextlib import suppress
 
 import pytest
 
-from engine.cluster.copy import Copy
-from engine.cluster.copy_calls import InTurn, Outcome, T
-from engine.cluster.copy_list import LIST_FILE, read_list, write_list
-from engine.cluster.mirror_bounds import COPIES_MAX
-from engine.cluster.mirror_opening import make_mirror
-from engine.cluster.mirrored_disk import MirroredDisk
-from engine.cluster.new_copy import add_copy
+from engine.mirror.copy import Copy
+from engine.mirror.copy_calls import InTurn, Outcome, T
+from engine.mirror.copy_list import LIST_FILE, read_list, write_list
+from engine.mirror.mirror_bounds import COPIES_MAX
+from engine.mirror.mirror_opening import make_mirror
+from engine.mirror.mirrored_disk import MirroredDisk
+from engine.mirror.new_copy import add_copy
 from lakefs.errors import DiskFailed, StoreUnusable
 from tests.sim.world.disk import SimDisk
 from tests.unit.engine.cluster.mirror_rig import Devices, content, good, put

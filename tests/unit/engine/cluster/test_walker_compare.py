@@ -9,9 +9,9 @@ from typing import cast
 
 import pytest
 
-from engine.cluster.ports import Members
-from engine.cluster.walker_compare import UNKNOWN, Verdict, Verdicts, compare, copies_of, judge
-from engine.cluster.walker_lists import Columns, ShardList, Windows
+from engine.members.ports import Members
+from engine.walker.walker_compare import UNKNOWN, Verdict, Verdicts, compare, copies_of, judge
+from engine.walker.walker_lists import Columns, ShardList, Windows
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.ids import Buffer, MemberId
 from lakefs.limits import GRANULE_BYTES

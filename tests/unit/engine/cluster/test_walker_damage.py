@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
-from engine.cluster.walker_report import Left
+from engine.walker.walker_report import Left
 from lakefs.errors import InvalidArgument
 from lakefs.ids import MemberId
 from lakefs.limits import GRANULE_BYTES

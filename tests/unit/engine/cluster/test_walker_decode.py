@@ -7,8 +7,8 @@ from itertools import combinations
 
 import pytest
 
-from engine.cluster.walker_decode import solve
-from engine.cluster.walker_lengths import readings_of
+from engine.walker.walker_decode import solve
+from engine.walker.walker_lengths import readings_of
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.cluster.protection import PROTECTIONS
 from lakefs.ids import ChunkId, ChunkKind, chunk_id_of

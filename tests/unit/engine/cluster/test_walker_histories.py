@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 
-from engine.cluster.walker import Walker
+from engine.walker.walker import Walker
 from lakefs.cluster.members import MemberState
 from lakefs.errors import EngineUnreachable
 from lakefs.ids import ChunkId, MemberId

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.cluster.walker_report import Left
+from engine.walker.walker_report import Left
 from lakefs.cluster.members import MemberState
 from lakefs.cluster.table import NO_MEMBER, moves
 from lakefs.errors import StaleEpoch, StoreFull

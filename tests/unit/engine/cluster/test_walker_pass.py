@@ -9,12 +9,12 @@ import msgspec
 import pytest
 import trio
 
-from engine.cluster import walker_pass
-from engine.cluster.lake_state import Dirty
-from engine.cluster.membership import Membership, changed_partitions
-from engine.cluster.records import MemberRecord, MemberState, WalkRecord
-from engine.cluster.walker_pace import Pace
-from engine.cluster.walker_pass import PassSettings, WalkerPass, partitions_of
+from engine.coordinator.lake_state import Dirty
+from engine.coordinator.records import MemberRecord, MemberState, WalkRecord
+from engine.walker import walker_pass
+from engine.walker.membership import Membership, changed_partitions
+from engine.walker.walker_pace import Pace
+from engine.walker.walker_pass import PassSettings, WalkerPass, partitions_of
 from lakefs.cluster import placing, table_format
 from lakefs.cluster.placing import first_table
 from lakefs.cluster.table_format import pack, unpack

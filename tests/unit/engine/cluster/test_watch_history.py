@@ -6,8 +6,8 @@ import pytest
 import trio
 import trio.testing
 
-from engine.cluster.coordinator import Change, Changes, Entry, ReadAnew
-from engine.cluster.watch_history import History, HistoryWatch
+from engine.coordinator.coordinator import Change, Changes, Entry, ReadAnew
+from engine.coordinator.watch_history import History, HistoryWatch
 from lakefs.errors import EngineBusy
 from lakefs.ids import Revision
 from tests.unit.support.metadata_rig import run

@@ -13,14 +13,14 @@ from functools import cache
 
 import trio
 
-from engine.cluster.lake_state import LakeState
-from engine.cluster.walker import Walked, Walker
-from engine.cluster.walker_pace import Pace
-from engine.cluster.walker_report import WalkReport
+from engine.coordinator.lake_state import LakeState
 from engine.format.layouts import Table as StoreTable, unpack_chunk_record
 from engine.format.shards import shard_key
 from engine.segments.files import segment_path
 from engine.store.store import Store
+from engine.walker.walker import Walked, Walker
+from engine.walker.walker_pace import Pace
+from engine.walker.walker_report import WalkReport
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.cluster.members import Member, MemberState
 from lakefs.cluster.placing import first_table, next_table
@@ -72,7 +72,7 @@ def small(table: Table) -> Table:
 
 
 class Lake:
-    """Members, as one process reaches them (`engine.cluster.ports.Members`), and what a writer has stored."""
+    """Members, as one process reaches them (`engine.members.ports.Members`), and what a writer has stored."""
 
     def __init__(self, nursery: trio.Nursery, count: int, seed: int) -> None:
         self.rng = random.Random(seed)

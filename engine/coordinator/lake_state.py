@@ -1,0 +1,253 @@
+"""Reads and changes what a cluster keeps with its coordinator: members, ring epochs, generation, dirty partitions.
+
+Rules kept here:
+- A step from one number to the next (epoch, generation) compares the revision of the record that it was read from, in
+  one transaction with the change.  Of two that step at once one succeeds, and the other learns it.
+- A partition is noted as dirty without comparison; the note is durable before the call returns.  It is cleared only at
+  the revision at which the clearer read it: a note that came later stays.
+- A member that registers changes where and how large it is, never its state.
+
+Every call is over the port `Coordinator` and has its errors.  A change that is cancelled has been done whole, or not at
+all; only `note_dirty`, which may take several transactions, may have noted some of its partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from typing import Final
+
+import msgspec
+
+from engine.coordinator.coordinator import Compare, Coordinator, Delete, Entry, HasRevision, HasValue, IsAbsent, Put
+from engine.coordinator.records import (
+    DIRTY,
+    EPOCH_KEY,
+    EPOCHS,
+    GENERATION_KEY,
+    LAKE_KEY,
+    MEMBERS,
+    WALK_KEY,
+    WALKER_KEY,
+    DirtyRecord,
+    EpochRecord,
+    GenerationRecord,
+    LakeRecord,
+    MemberRecord,
+    MemberState,
+    WalkRecord,
+    decode,
+    dirty_key,
+    encode,
+    epoch_key,
+    epoch_of_key,
+    member_key,
+    partition_of_key,
+)
+from lakefs.errors import PreconditionFailed
+from lakefs.ids import GcGeneration, LeaseId, MemberId, Partition, Revision, RingEpoch
+from lakefs.limits import COORDINATOR_OPERATIONS_MAX, COORDINATOR_PAGE_MAX
+
+NO_EPOCH: Final = RingEpoch(0)
+NO_GENERATION: Final = GcGeneration(0)
+
+
+class Dirty(msgspec.Struct, frozen=True):
+    """A dirty partition: the ring epoch of its last note, and the revision of that note; see `DirtyRecord`."""
+
+    partition: Partition
+    epoch: RingEpoch
+    revision: Revision
+    is_moving: bool = False
+
+
+class LakeState:
+    """The state that all processes of one lake share.  Holds nothing in memory."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    # --- lake and members --------------------------------------------------------------------------------
+
+    async def make_lake(self, lake: LakeRecord) -> LakeRecord:
+        """Record the lake if none is; returns the one that is recorded now, which may be another."""
+        done = await self._coordinator.transact([IsAbsent(LAKE_KEY)], [Put(LAKE_KEY, encode(lake))])
+        return lake if done.seen[0] is None else decode(LakeRecord, done.seen[0].value)
+
+    async def lake(self) -> LakeRecord | None:
+        """Return the lake; None before it was made."""
+        entry = (await self._coordinator.get(LAKE_KEY)).entry
+        return None if entry is None else decode(LakeRecord, entry.value)
+
+    async def register(self, member: MemberRecord) -> MemberRecord:
+        """Record a new member, or where and how large a known one is now; returns the record, with its state.
+
+        PreconditionFailed for a member that was removed: its shards are not of this lake any more.
+        """
+        key = member_key(member.member)
+        while True:
+            entry = (await self._coordinator.get(key)).entry
+            known = None if entry is None else decode(MemberRecord, entry.value)
+            if known is not None and known.state is MemberState.REMOVED:
+                raise PreconditionFailed("this member was removed from the lake", subject=member.member.hex())
+            wanted = member if known is None else msgspec.structs.replace(member, state=known.state)
+            if wanted == known or (await self._replace(key, entry, encode(wanted))):
+                return wanted
+
+    async def set_state(self, member: MemberId, expected: MemberState, state: MemberState) -> bool:
+        """Change a member's state; False if it is not in the expected one (any more), or not known."""
+        key = member_key(member)
+        while True:
+            entry = (await self._coordinator.get(key)).entry
+            known = None if entry is None else decode(MemberRecord, entry.value)
+            if known is None or known.state is not expected:
+                return False
+            if await self._replace(key, entry, encode(msgspec.structs.replace(known, state=state))):
+                return True
+
+    async def members(self) -> list[MemberRecord]:
+        """Return all members, removed ones too, in the order of their ids."""
+        return [decode(MemberRecord, entry.value) async for entry in self._all(*MEMBERS)]
+
+    # --- ring epochs -------------------------------------------------------------------------------------
+
+    async def epoch(self) -> RingEpoch:
+        """Return the number of the newest ring epoch; 0 before the first."""
+        return (await self._epoch())[0]
+
+    async def next_epoch(self, known: RingEpoch, table: bytes) -> RingEpoch | None:
+        """Make the ring epoch behind `known`; returns its number, or None if `known` is not the newest (any more)."""
+        newest, entry = await self._epoch()
+        if newest != known:
+            return None
+        number = RingEpoch(known + 1)
+        done = await self._coordinator.transact(
+            [_as_read(EPOCH_KEY, entry)], [Put(EPOCH_KEY, encode(EpochRecord(number))), Put(epoch_key(number), table)]
+        )
+        return number if done.succeeded else None
+
+    async def epoch_tables(self) -> dict[RingEpoch, bytes]:
+        """Return the tables of all ring epochs that are not retired, the oldest first."""
+        return {epoch_of_key(entry.key): entry.value async for entry in self._all(*EPOCHS)}
+
+    async def retire_epoch(self, epoch: RingEpoch) -> bool:
+        """Remove the table of an older ring epoch; False if it is the newest, or is not there (any more)."""
+        newest, _ = await self._epoch()
+        table = (await self._coordinator.get(epoch_key(epoch))).entry
+        if epoch >= newest or table is None:
+            return False
+        done = await self._coordinator.transact([_as_read(epoch_key(epoch), table)], [Delete(epoch_key(epoch))])
+        return done.succeeded
+
+    # --- generation --------------------------------------------------------------------------------------
+
+    async def generation(self) -> GcGeneration:
+        """Return the present generation; 0 before the first."""
+        return (await self._generation())[0]
+
+    async def advance_generation(self, known: GcGeneration) -> GcGeneration | None:
+        """Advance the generation; returns the new one, or None if `known` is not the present one (any more)."""
+        present, entry = await self._generation()
+        if present != known:
+            return None
+        number = GcGeneration(known + 1)
+        change = Put(GENERATION_KEY, encode(GenerationRecord(number)))
+        done = await self._coordinator.transact([_as_read(GENERATION_KEY, entry)], [change])
+        return number if done.succeeded else None
+
+    async def begin_gc(self) -> tuple[GcGeneration, dict[RingEpoch, bytes]]:
+        """Advance the generation; returns the new one and the tables, as `epoch_tables`, of that very moment.
+
+        A member that is a home in each of these tables may free in this generation's cycle; tables that are read at
+        another moment do not say who may.  PreconditionFailed while the lake has no table.
+        """
+        while True:
+            present, generation = await self._generation()
+            newest = (await self._coordinator.get(EPOCH_KEY)).entry  # before the tables: a newer one has no table here
+            tables = [entry async for entry in self._all(*EPOCHS)]
+            if not tables:
+                raise PreconditionFailed("the lake has no ring table yet: its first members have not been added")
+            number = GcGeneration(present + 1)
+            compares = [_as_read(GENERATION_KEY, generation), _as_read(EPOCH_KEY, newest)]
+            compares += [_as_read(entry.key, entry) for entry in tables]
+            change = Put(GENERATION_KEY, encode(GenerationRecord(number)))
+            if (await self._coordinator.transact(compares, [change])).succeeded:
+                return number, {epoch_of_key(entry.key): entry.value for entry in tables}
+
+    # --- dirty partitions --------------------------------------------------------------------------------
+
+    async def note_dirty(self, partitions: Iterable[Partition], epoch: RingEpoch, *, is_moving: bool = False) -> None:
+        """Note partitions as dirty in a ring epoch; durable on return."""
+        value = encode(DirtyRecord(epoch, is_moving))
+        notes = [Put(dirty_key(partition), value) for partition in sorted(set(partitions))]
+        for first in range(0, len(notes), COORDINATOR_OPERATIONS_MAX):
+            await self._coordinator.transact([], notes[first : first + COORDINATOR_OPERATIONS_MAX])
+
+    async def dirty(self) -> list[Dirty]:
+        """Return all dirty partitions, in order; the caller reads each anew before its walk."""
+        return [_dirty(entry) async for entry in self._all(*DIRTY)]
+
+    async def dirty_partition(self, partition: Partition) -> Dirty | None:
+        """Return the last note of one partition; None if it is clean."""
+        entry = (await self._coordinator.get(dirty_key(partition))).entry
+        return None if entry is None else _dirty(entry)
+
+    async def clear_dirty(self, dirty: Dirty) -> bool:
+        """Clear a partition that was walked since this was read; False, and nothing is done, if it was noted anew.
+
+        True if it is clean already.
+        """
+        key = dirty_key(dirty.partition)
+        done = await self._coordinator.transact([HasRevision(key, dirty.revision)], [Delete(key)])
+        return done.succeeded or done.seen[0] is None
+
+    # --- the walker --------------------------------------------------------------------------------------
+
+    async def begin_to_walk(self, process: bytes, lease: LeaseId) -> bool:
+        """Become the process that walks, for as long as the lease lasts; False if another one is."""
+        put = Put(WALKER_KEY, process, lease)
+        return (await self._coordinator.transact([IsAbsent(WALKER_KEY)], [put])).succeeded
+
+    async def walk(self) -> WalkRecord:
+        """Return the position of the walk through all partitions."""
+        entry = (await self._coordinator.get(WALK_KEY)).entry
+        return WalkRecord() if entry is None else decode(WalkRecord, entry.value)
+
+    async def save_walk(self, walk: WalkRecord, process: bytes) -> bool:
+        """Record the position of the walk; False if this process is not the one that walks (any more)."""
+        put = Put(WALK_KEY, encode(walk))
+        return (await self._coordinator.transact([HasValue(WALKER_KEY, process)], [put])).succeeded
+
+    # --- records -----------------------------------------------------------------------------------------
+
+    async def _epoch(self) -> tuple[RingEpoch, Entry | None]:
+        entry = (await self._coordinator.get(EPOCH_KEY)).entry
+        return (NO_EPOCH if entry is None else decode(EpochRecord, entry.value).number), entry
+
+    async def _generation(self) -> tuple[GcGeneration, Entry | None]:
+        entry = (await self._coordinator.get(GENERATION_KEY)).entry
+        return (NO_GENERATION if entry is None else decode(GenerationRecord, entry.value).number), entry
+
+    async def _replace(self, key: bytes, entry: Entry | None, value: bytes) -> bool:
+        """Put a key if it is still as it was read; returns True if it was put."""
+        return (await self._coordinator.transact([_as_read(key, entry)], [Put(key, value)])).succeeded
+
+    async def _all(self, begin: bytes, end: bytes) -> AsyncIterator[Entry]:
+        """Yield the entries of a range, page by page: not all of one revision."""
+        after = b""
+        while True:
+            page = await self._coordinator.range(begin, end, limit=COORDINATOR_PAGE_MAX, after=after)
+            for entry in page.entries:
+                yield entry
+            if not page.more:
+                return
+            after = page.entries[-1].key
+
+
+def _as_read(key: bytes, entry: Entry | None) -> Compare:
+    """Return the comparison that holds while a key is as it was read."""
+    return IsAbsent(key) if entry is None else HasRevision(key, entry.revision)
+
+
+def _dirty(entry: Entry) -> Dirty:
+    record = decode(DirtyRecord, entry.value)
+    return Dirty(partition_of_key(entry.key), record.epoch, entry.revision, record.is_moving)

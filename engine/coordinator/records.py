@@ -1,0 +1,170 @@
+"""The keys that a cluster keeps with its coordinator, and the encoding of their values.
+
+    lake                        LakeRecord        the lake's id and protection, chosen once
+    members/ID                  MemberRecord      a member: where it is, how large, and its state; ID in hex
+    epoch                       EpochRecord       the number of the newest ring epoch
+    epochs/NUMBER               bytes             the table of a ring epoch that is not retired; 16 hex digits
+    generation                  GenerationRecord  the present generation of gc
+    gc                          bytes             the walk of the gc cycle under way; ends with its process
+    dirty/PARTITION             DirtyRecord       a partition of which a stripe may be short; 4 hex digits
+    walker                      bytes             the process that walks, with its lease
+    walk                        WalkRecord        the position of the walk through all partitions
+
+A value is a msgpack array that begins with its version; fields are appended, never moved.  An unknown version is
+refused by name (StoreUnusable).  A ring epoch's table is bytes of another format, which has a version of its own.
+
+Keys are ASCII and sort by their numbers.  No I/O: `engine.coordinator.lake_state` reads and changes them.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from engine.format.records import decode_record
+from lakefs.errors import StoreUnusable
+from lakefs.ids import GcGeneration, MemberId, Partition, RingEpoch
+
+LAKE_KEY: Final = b"lake"
+EPOCH_KEY: Final = b"epoch"
+GENERATION_KEY: Final = b"generation"
+GC_KEY: Final = b"gc"
+WALKER_KEY: Final = b"walker"
+WALK_KEY: Final = b"walk"
+MEMBERS: Final = b"members/", b"members0"
+"""Begin and end of the keys of members."""
+EPOCHS: Final = b"epochs/", b"epochs0"
+"""Begin and end of the keys of ring epochs' tables."""
+DIRTY: Final = b"dirty/", b"dirty0"
+"""Begin and end of the keys of dirty partitions."""
+_VERSION: Final = 1
+_PARTITION_MAX: Final = 0xFFFF
+
+
+class MemberState(StrEnum):
+    """A member's part in the lake."""
+
+    UP = "up"
+    OUT = "out"
+    """Silent for too long: its partitions go to others until it returns."""
+    DRAINING = "draining"
+    """Its shards are being moved to others."""
+    REMOVED = "removed"
+    """It holds nothing, and never returns."""
+
+
+class LakeRecord(msgspec.Struct, frozen=True, array_like=True):
+    """The lake: its id, and the numbers of data and parity shards of a stripe."""
+
+    lake: bytes
+    data_shards: int
+    parity_shards: int
+
+
+class MemberRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A member: addresses, room on its device, failure domains (device, machine, rack, zone), and state."""
+
+    member: MemberId
+    addresses: tuple[str, ...]
+    room_bytes: int
+    domains: tuple[str, ...]
+    state: MemberState = MemberState.UP
+
+
+class EpochRecord(msgspec.Struct, frozen=True, array_like=True):
+    """The newest ring epoch."""
+
+    number: RingEpoch
+
+
+class GenerationRecord(msgspec.Struct, frozen=True, array_like=True):
+    """The present generation of gc."""
+
+    number: GcGeneration
+
+
+class DirtyRecord(msgspec.Struct, frozen=True, array_like=True):
+    """A dirty partition: the ring epoch in which it was noted last.
+
+    `is_moving`: as far as the last note knows, its stripes are whole, and have shards to be moved.
+    """
+
+    epoch: RingEpoch
+    is_moving: bool = False
+
+
+class WalkRecord(msgspec.Struct, frozen=True, array_like=True):
+    """The walk through all partitions: the next one, and when it began; -1: none is under way.
+
+    `ended_ns` is the wall clock's at the end of the last whole walk, 0 before the first; `chunks` and `left` count what
+    that walk saw, and the stripes that it could not make whole.
+    """
+
+    next_partition: int = -1
+    partition_bits: int = 0
+    began_ns: int = 0
+    ended_ns: int = 0
+    chunks: int = 0
+    left: int = 0
+    chunks_so_far: int = 0
+    left_so_far: int = 0
+
+
+class _Versioned(msgspec.Struct, frozen=True, array_like=True):
+    """The stored array: its version, and the record."""
+
+    version: int
+    record: msgspec.Raw
+
+
+Record = LakeRecord | MemberRecord | EpochRecord | GenerationRecord | DirtyRecord | WalkRecord
+R = TypeVar("R", bound=Record)
+_encoder: Final = msgspec.msgpack.Encoder()
+_versioned: Final = msgspec.msgpack.Decoder(_Versioned)
+_decoders: Final[dict[type[msgspec.Struct], msgspec.msgpack.Decoder[Any]]] = {
+    kind: msgspec.msgpack.Decoder(kind)
+    for kind in (LakeRecord, MemberRecord, EpochRecord, GenerationRecord, DirtyRecord, WalkRecord)
+}
+
+
+def encode(record: Record) -> bytes:
+    """Return the bytes of a record, with its version."""
+    return _encoder.encode((_VERSION, record))
+
+
+def decode(kind: type[R], value: bytes) -> R:
+    """Return the record in a value.  StoreUnusable, naming its kind, for another version or shape."""
+    what = f"the coordinator's {kind.__name__}"
+    versioned = decode_record(_versioned, value, what)
+    if versioned.version != _VERSION:
+        raise StoreUnusable(f"{what} has version {versioned.version}: it is of a later release")
+    decoder: msgspec.msgpack.Decoder[R] = _decoders[kind]
+    return decode_record(decoder, versioned.record, what)
+
+
+def member_key(member: MemberId) -> bytes:
+    """Key of a member."""
+    return MEMBERS[0] + member.hex().encode()
+
+
+def epoch_key(epoch: RingEpoch) -> bytes:
+    """Key of the table of a ring epoch."""
+    return EPOCHS[0] + b"%016x" % epoch
+
+
+def epoch_of_key(key: bytes) -> RingEpoch:
+    """Number of the ring epoch, from the key of its table."""
+    return RingEpoch(int(key.removeprefix(EPOCHS[0]), 16))
+
+
+def dirty_key(partition: Partition) -> bytes:
+    """Key of a dirty partition."""
+    assert 0 <= partition <= _PARTITION_MAX, "a partition has 16 bits"
+    return DIRTY[0] + b"%04x" % partition
+
+
+def partition_of_key(key: bytes) -> Partition:
+    """Number of the partition, from the key that notes it as dirty."""
+    return Partition(int(key.removeprefix(DIRTY[0]), 16))

@@ -1,0 +1,289 @@
+"""A head: the engine service of a lake on many members, without state on disk.
+
+    names            asked over one connection for each client (`engine.head.names_link`)
+    chunks           hashed here, stored and read over the members (`engine.members.ports.Stripes`)
+
+Clients use it as they use one engine.  Memory that one engine shares with clients (segments, pins, stamps, the shared
+index, keys of spaces) does not exist here: these requests are refused, and Hello names no such feature.
+
+Rules kept here:
+- Names and the head see the same clients: each has a connection of its own to the names, and both end together.
+- Memory for payload, answers and sessions is bounded as an engine's.
+- Nothing is kept that another head, or this one started again, would need.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from engine.chunks.manifests import HeldBlobs
+from engine.chunks.payload import PayloadMemory
+from engine.fabric.engine_fabric import EngineFabric
+from engine.head.head_binds import HeadBinds, ObjectBinds, SessionBinds
+from engine.head.head_chunks import HeadChunks
+from engine.head.head_clients import HeadClient, HeadSession
+from engine.head.head_loads import HeadLoads
+from engine.head.head_manifests import HeadManifests
+from engine.head.head_reads import ChunkReads, HeadOpens
+from engine.head.names_link import ConnectNames, NamesLink
+from engine.host.tasks import plain_errors
+from engine.members.ports import Known, Stripes
+from engine.requests.about import check_note
+from engine.requests.answer_memory import AnswerMemory
+from engine.requests.dispatch import Group, Groups
+from engine.requests.handlers import handles
+from engine.requests.lent import LentRequests
+from engine.requests.put import Puts
+from engine.requests.sessions import SessionRequests
+from engine.requests.slots import SlotPayloads
+from engine.sessions.lendings import Lendings
+from engine.sessions.references import Client, References
+from lakefs.host.buffers import BufferPool
+from lakefs.ports import Clock, Offload
+from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Body, Reply, ServedClient, never, nothing
+
+_OFFERED: Final = m.FEATURE_EACH | m.FEATURE_SOURCES | m.FEATURE_LENT_MEMORY
+"""Features of a head by itself: descriptors of clients are taken, and none is given."""
+NOT_OFFERED: Final[tuple[type[m.Request], ...]] = (
+    # memory of an engine: segments, slabs, the shared index, stamps
+    m.OpenSegments,
+    m.PinChunks,
+    m.UnpinChunks,
+    m.OpenSlabs,
+    m.OpenSharedIndex,
+    m.OpenStamps,
+    m.NoteReads,
+    m.FabricOpen,
+    # keys of spaces
+    m.SpaceOpen,
+    m.SpaceList,
+    m.SpaceRemove,
+    m.KeyedMatch,
+    m.KeyedLoad,
+    m.KeyedPut,
+    m.KeyedCommit,
+    m.KeyedRemove,
+    m.OpenKeyedIndex,
+    # upkeep
+    m.RunGc,
+    m.RunFsck,
+    m.RunScrub,
+    # of members and names
+    m.SetEpoch,
+    m.StoreShards,
+    m.OfferShards,
+    m.ListShards,
+    m.DropShards,
+    m.GcBegin,
+    m.GcMark,
+    m.GcSweep,
+    m.BindBlobs,
+    m.BindPart,
+    m.BindUpload,
+    m.AcceptedAnswers,
+)
+"""Requests that a head refuses."""
+PASSED_ON: Final[tuple[type[m.Request], ...]] = (
+    m.Sync,
+    m.CloseLeases,
+    m.StatNames,
+    m.ListNames,
+    m.ListVersions,
+    m.DeleteNames,
+    m.Rename,
+    m.Copy,
+    m.MakeFolder,
+    m.RemoveFolder,
+    m.MakeSymlink,
+    m.SetAttributes,
+    m.BucketCreate,
+    m.BucketRemove,
+    m.BucketSet,
+    m.BucketList,
+    m.AccessKeyCreate,
+    m.AccessKeyList,
+    m.AccessKeyRemove,
+    m.UploadCreate,
+    m.UploadList,
+    m.UploadAbort,
+    m.UploadedParts,
+)
+"""Requests that names answer, as they are."""
+REFUSAL: Final = "a head of a lake on many members does not offer"
+
+
+class HeadParts:
+    """The parts of a head that its handlers share."""
+
+    def __init__(self, stripes: Stripes, known: Known, offload: Offload, clock: Clock, buffers: BufferPool) -> None:
+        self.stripes = stripes
+        self.known = known
+        self.offload = offload
+        self.clock = clock
+        self.buffers = buffers
+        self.payload_memory = PayloadMemory(buffers)
+        self.references = References(clock, sessions=HeadSession, clients=HeadClient)
+        self.lent = Lendings(offload)
+        self.fabric = EngineFabric(None, "heads do not use RDMA")
+        self.chunks = HeadChunks(stripes, known, offload)
+        self.manifests = HeadManifests(stripes)
+        self.answers = AnswerMemory()
+
+
+class Head(Groups):
+    """Implements `lakefs.wire.engine_port.EngineService` over names and members.  Made by `open_head`."""
+
+    def __init__(self, parts: HeadParts, connect: ConnectNames, nursery: trio.Nursery) -> None:
+        super().__init__(parts.references, _groups(parts), _served(), offers=REFUSAL)
+        self.parts = parts
+        self._connect = connect
+        self._nursery = nursery
+
+    def connected(
+        self,
+        peer: str,
+        *,
+        descriptors: bool,
+        trusted: bool,
+        uid: int | None = None,
+        has_left: Callable[[], bool] = never,
+        end: Callable[[], None] = nothing,
+    ) -> ServedClient:
+        """Begin a connection; that to the names begins with the client's first request to them."""
+        client = super().connected(peer, descriptors=descriptors, trusted=trusted, uid=uid, has_left=has_left, end=end)
+        assert isinstance(client, HeadClient)
+        client.link = NamesLink(self._nursery, self._connect, end)
+        return client
+
+    def watch(self, client: ServedClient, request: m.Watch) -> HeadWatch:
+        """Return a watch of the names' events, which begins later."""
+        assert isinstance(client, HeadClient)
+        return HeadWatch(client.names, request)
+
+
+@asynccontextmanager
+async def open_head(
+    connect: ConnectNames, stripes: Stripes, known: Known, *, offload: Offload, clock: Clock, buffers: BufferPool
+) -> AsyncIterator[Head]:
+    """Open a head; it ends with the block, and its connections to names with it."""
+    with plain_errors():
+        async with trio.open_nursery() as nursery:
+            yield Head(HeadParts(stripes, known, offload, clock, buffers), connect, nursery)
+            nursery.cancel_scope.cancel()
+
+
+class HeadWatch:
+    """A watch of names for a client of a head (`lakefs.wire.engine_port.BeginsLater`)."""
+
+    def __init__(self, names: NamesLink, request: m.Watch) -> None:
+        self._names = names
+        self._request = request
+        self._stack = AsyncExitStack()
+        self._events: AsyncIterator[m.WatchEvent] | None = None
+
+    async def begin(self) -> None:
+        """Begin the watch at the names.  BucketNotFound, EngineBusy, EngineUnreachable."""
+        connection = await self._names.connection()
+        watch = connection.client.watch(self._request.bucket, others_only=self._request.others_only)
+        self._events = await self._stack.enter_async_context(watch)
+
+    def __aiter__(self) -> HeadWatch:
+        return self
+
+    async def __anext__(self) -> m.WatchEvent:
+        """Return the next event."""
+        assert self._events is not None, "the watch has begun"
+        return await anext(self._events)
+
+    async def aclose(self) -> None:
+        """End the watch."""
+        await self._stack.aclose()
+
+
+class HeadAbout:
+    """Handlers of requests about the head itself."""
+
+    def __init__(self, parts: HeadParts) -> None:
+        self._parts = parts
+
+    async def disconnected(self, client: Client) -> None:
+        """End the client's connection to the names."""
+        assert isinstance(client, HeadClient)
+        await client.names.aclose()
+
+    @handles(m.Hello)
+    async def hello(self, client: HeadClient) -> Reply:
+        names = (await client.names.connection()).hello
+        features = (names.features & (m.FEATURE_PLACES | m.FEATURE_WATCH_ALL)) | _OFFERED
+        return Reply(msgspec.structs.replace(names, features=features, descriptors=client.descriptors))
+
+    @handles(m.Ping)
+    async def ping(self) -> Reply:
+        return Reply(m.Done())
+
+    @handles(m.NoteGateway)
+    async def note_gateway(self, client: HeadClient, request: m.NoteGateway) -> Reply:
+        check_note(request)
+        client.gateway = request
+        return Reply(m.Done())
+
+    @handles(m.Status)
+    async def status(self, client: HeadClient) -> Reply:
+        names = await client.names.ask(m.Status(), m.StatusReply)
+        found: dict[str, Any] = json.loads(names.status_json)
+        parts = self._parts
+        found |= {
+            "clients": {**found["clients"], **parts.references.statistics(), "leases": found["clients"]["leases"]},
+            "gateways": parts.references.gateways(),
+            "buffers": {"in_use": parts.buffers.in_use, "capacity": parts.buffers.capacity},
+            "lent_memory": parts.lent.statistics(),
+            "head": {
+                "ring_epoch": parts.known.tables[0].ring_epoch,
+                "gc_generation": parts.known.generation,
+                "members": len(parts.known.tables[0].members),
+                "chunks_of_puts": parts.chunks.answers,
+            },
+        }
+        return Reply(m.StatusReply(json.dumps(found)))
+
+
+async def _pass_on(client: Client, request: m.Request, body: Body, descriptors: object) -> Reply:
+    """Return the names' answer to a request that the head does not look at."""
+    assert isinstance(client, HeadClient)
+    return Reply(await client.names.call(request))
+
+
+def _groups(parts: HeadParts) -> list[Group]:
+    """Return the handlers of a head, in groups; connections to names end last."""
+    slots = SlotPayloads(parts)
+    puts = Puts(parts, slots)
+    lent = LentRequests(parts)
+    lengths = parts.chunks.lengths
+    blobs = HeldBlobs(parts.chunks, parts.manifests, parts.chunks.prepare)
+    binds = HeadBinds(parts.references, parts.chunks, blobs)
+    objects = ObjectBinds(binds, slots, parts.payload_memory, parts.offload)
+    opens = HeadOpens(parts.stripes, parts.manifests, lengths, parts.answers)
+    reads = ChunkReads(parts.stripes, lengths, parts.answers)
+    loads = HeadLoads(parts.stripes, lengths, parts.lent, parts.offload, parts.clock)
+    about = HeadAbout(parts)
+    return [
+        Group(
+            [puts, SessionRequests(parts.references), SessionBinds(binds), objects],
+            bodies={m.StoreChunks: puts.receive, m.PutObjects: objects.receive},
+            ends=[puts.disconnected],
+        ),
+        Group([opens, reads, loads, lent], ends=[lent.disconnected]),
+        Group([about], ends=[about.disconnected], others=dict.fromkeys(PASSED_ON, _pass_on)),
+    ]
+
+
+def _served() -> list[type[m.Request]]:
+    """Return the requests that must have a handler."""
+    return [request for request in m.REQUESTS.values() if request not in (m.Watch, *NOT_OFFERED)]

@@ -1,0 +1,273 @@
+"""Requests that bind names at a head: Commit, puts of small objects, parts and completions of uploads.
+
+    hold      each blob is walked: its chunks are what the session was answered as stored
+    bind      names bind them, if they accept the generation and epoch of these answers (`engine.requests.bind`)
+    renew     else the chunks are offered in the present generation, and bound once more; the client does not notice
+
+Rules kept here:
+- Nothing is bound unless every chunk is stored, and was answered so in what the request to the names says.
+- What members do not have any more, of a session that began anew, is SessionLost: the client offers its chunks again.
+- What was copied from slots is bound only if their client was connected after the copy: else the slots are its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from engine.chunks.hashing import hash_payloads
+from engine.chunks.manifests import HeldBlob, HeldBlobs
+from engine.chunks.payload import Payload, PayloadMemory, ReceivedBody
+from engine.head.head_chunks import HeadChunks
+from engine.head.head_clients import HeadClient, HeadSession
+from engine.requests.answers import failed
+from engine.requests.handlers import handles
+from engine.requests.put import check_body
+from engine.requests.slots import SlotPayloads
+from engine.requests.uploads import with_layouts
+from engine.sessions.references import References
+from lakefs.errors import ChunkNotFound, EngineBusy, InvalidArgument, LakeError, RequestTooLarge, SessionLost, UserError
+from lakefs.host.buffers import PooledPayload
+from lakefs.ids import ChunkId, ChunkKind, GcGeneration, SessionId, blob_of, is_well_formed
+from lakefs.limits import BATCH_MAX, HEAD_BIND_ATTEMPTS
+from lakefs.ports import Offload
+from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Body, Reply
+
+T = TypeVar("T")
+
+
+class HeadBinds:
+    """Binds blobs of sessions, and repeats that in a later generation when names ask for it."""
+
+    def __init__(self, references: References, chunks: HeadChunks, blobs: HeldBlobs[HeadSession]) -> None:
+        self.references = references
+        self.chunks = chunks
+        self.blobs = blobs
+
+    def session_of(self, client: HeadClient, identifier: bytes) -> HeadSession:
+        """Return the client's session.  SessionLost."""
+        session = self.references.join_session(client, SessionId(identifier))
+        assert isinstance(session, HeadSession)
+        return session
+
+    async def bind(
+        self,
+        client: HeadClient,
+        session: HeadSession,
+        hold: Callable[[], Awaitable[T]],
+        request_for: Callable[[T, m.Answered], m.Request | None],
+    ) -> tuple[T, m.Message | None]:
+        """Hold blobs and have them bound; return what was held, and the names' answer if there was a request for it.
+
+        SessionLost if the session ended, or one of its chunks did.
+        """
+        self.chunks.generation_of(session)
+        for _ in range(HEAD_BIND_ATTEMPTS):
+            beginning = session.beginnings
+            try:
+                held = await hold()
+            except ChunkNotFound:
+                if session.beginnings == beginning:
+                    raise
+                continue
+            if session.is_over:
+                raise SessionLost("the put session ended before its commit; offer the chunks again")
+            if session.beginnings != beginning:
+                continue  # another request of the session was refused: what is held now was answered later
+            answered = session.answered(self.chunks.epoch)
+            request = request_for(held, answered)
+            if request is None:
+                return held, None
+            try:
+                return held, await client.names.call(request)
+            except SessionLost:
+                generation = await self.later_generation(client, answered)
+                if generation is None:
+                    raise
+                if session.beginnings == beginning:
+                    session.begin_anew(generation)
+        raise _outrun()
+
+    async def later_generation(self, client: HeadClient, answered: m.Answered) -> GcGeneration | None:
+        """Return a generation that names accept; None if they accept these answers, and refused for another reason."""
+        accepted = await client.names.ask(m.AcceptedAnswers(), m.AnswersAccepted)
+        if answered.generation >= accepted.generation - 1 and answered.epoch >= accepted.epoch:
+            return None
+        return self.chunks.learn(GcGeneration(accepted.generation))
+
+
+class SessionBinds:
+    """Handlers of requests that bind what a session holds."""
+
+    def __init__(self, binds: HeadBinds) -> None:
+        self._binds = binds
+        self._blobs = binds.blobs
+
+    @handles(m.Commit)
+    async def commit(self, client: HeadClient, request: m.Commit) -> Reply:
+        session = self._binds.session_of(client, request.session)
+        if len(request.changes) > BATCH_MAX:
+            raise RequestTooLarge(f"{len(request.changes)} names in one commit; the limit is {BATCH_MAX}")
+
+        def request_for(blobs: list[HeldBlob | LakeError], answered: m.Answered) -> m.BindBlobs | None:
+            held = [(change, blob) for change, blob in zip(request.changes, blobs, strict=True) if _is_held(blob)]
+            return bind_request(held, answered, durable=request.durable, folders=request.folders) if held else None
+
+        blobs, answer = await self._binds.bind(
+            client, session, lambda: self._hold_all(session, request.changes), request_for
+        )
+        bound = iter(answer.results if isinstance(answer, m.NameResults) else ())
+        results = [failed(blob) if isinstance(blob, LakeError) else next(bound) for blob in blobs]
+        if request.end_session and all(result.failure is None for result in results):
+            self._binds.references.end_session(session.identifier)
+        return Reply(m.NameResults(results))
+
+    async def _hold_all(self, session: HeadSession, changes: Sequence[m.NameChange]) -> list[HeldBlob | LakeError]:
+        """Hold the blob of each change, or return the error that it ends with."""
+        tops = [ChunkId(change.blob) for change in changes if is_well_formed(change.blob)]
+        await self._binds.chunks.prepare(session, tops)
+        blobs: list[HeldBlob | LakeError] = []
+        for change in changes:
+            try:
+                blobs.append(await self._blobs.hold(session, change.blob))
+            except (UserError, ChunkNotFound) as error:
+                blobs.append(error)
+        return blobs
+
+    # --- uploads -----------------------------------------------------------------------------------
+
+    @handles(m.UploadPut)
+    async def upload_put(self, client: HeadClient, request: m.UploadPut) -> Reply:
+        session = self._binds.session_of(client, request.session)
+
+        def request_for(held: HeldBlob, answered: m.Answered) -> m.Request:
+            return m.BindPart(answered, request, held.size_bytes, held.chunk_count)
+
+        _, stat = await self._binds.bind(client, session, lambda: self._blobs.hold(session, request.blob), request_for)
+        if request.end_session:
+            self._binds.references.end_session(session.identifier)
+        assert isinstance(stat, m.PartStat)
+        return Reply(stat)
+
+    @handles(m.UploadComplete)
+    async def upload_complete(self, client: HeadClient, request: m.UploadComplete) -> Reply:
+        def request_for(held: HeldBlob, answered: m.Answered) -> m.Request:
+            return m.BindUpload(answered, request, held.size_bytes, held.chunk_count)
+
+        try:
+            session = self._binds.session_of(client, request.session)
+            _, answer = await self._binds.bind(
+                client, session, lambda: self._blobs.hold(session, request.blob), request_for
+            )
+        except (SessionLost, ChunkNotFound, UserError) as error:
+            return Reply(await self._completed_before(client, request, error))
+        if request.end_session:
+            self._binds.references.end_session(session.identifier)
+        assert isinstance(answer, m.NameResults)
+        return Reply(answer)
+
+    async def _completed_before(self, client: HeadClient, request: m.UploadComplete, error: LakeError) -> m.NameResults:
+        """Return the answer of an upload that was completed already; raises `error` if it was not."""
+        answered = m.Answered(self._binds.chunks.generation, self._binds.chunks.epoch)
+        try:
+            return await client.names.ask(m.BindUpload(answered, request, 0, 0), m.NameResults)
+        except SessionLost:
+            raise error from None
+
+    @handles(m.UploadParts)
+    async def upload_parts(self, client: HeadClient, request: m.UploadParts) -> Reply:
+        if not request.layouts:
+            return Reply(await client.names.call(request))
+        without = msgspec.structs.replace(request, layouts=False)
+        return Reply(await with_layouts(lambda: client.names.ask(without, m.Parts), self._blobs.layout))
+
+
+class ObjectBinds:
+    """Handlers of puts of small objects, which need no session."""
+
+    def __init__(self, binds: HeadBinds, slots: SlotPayloads, memory: PayloadMemory, offload: Offload) -> None:
+        self._binds = binds
+        self._slots = slots
+        self._memory = memory
+        self._offload = offload
+
+    async def receive(self, request: m.PutObjects, body_bytes: int, pooled: PooledPayload | None) -> ReceivedBody:
+        """Allocate memory for the payloads of a request; see `PayloadMemory.take`."""
+        check_body(request.lengths, body_bytes)
+        return await self._memory.take([ChunkKind.DATA] * len(request.lengths), request.lengths, pooled)
+
+    @handles(m.PutObjects)
+    async def put_objects(self, client: HeadClient, request: m.PutObjects, body: Body) -> Reply:
+        assert isinstance(body, ReceivedBody)
+        return await self._put(client, body.payloads, request.changes, durable=request.durable, folders=request.folders)
+
+    @handles(m.PutSlots)
+    async def put_slots(self, client: HeadClient, request: m.PutSlots) -> Reply:
+        async with self._slots.from_request(client, request) as payloads:
+            return await self._put(client, payloads, request.changes, durable=request.durable, slots=True)
+
+    async def _put(
+        self,
+        client: HeadClient,
+        payloads: Sequence[Payload],
+        changes: Sequence[m.NameChange],
+        *,
+        durable: bool,
+        folders: bool = False,
+        slots: bool = False,
+    ) -> Reply:
+        """Store payloads and bind a name to each.  `slots`: they are copied from slots of the client."""
+        if len(changes) != len(payloads):
+            raise InvalidArgument(f"{len(changes)} names for {len(payloads)} payloads")
+        hashed = await hash_payloads(payloads, self._offload)
+        blobs = [HeldBlob(blob_of(item.chunk), item.payload.length, 1) for item in hashed]
+        named = [
+            (msgspec.structs.replace(change, blob=blob.blob), blob) for change, blob in zip(changes, blobs, strict=True)
+        ]
+        generation = self._binds.chunks.generation
+        fresh: list[bool] = []
+        for _ in range(HEAD_BIND_ATTEMPTS):
+            stored, answered = await self._binds.chunks.store_hashed(hashed, generation)
+            fresh = fresh or stored
+            if slots:
+                client.check_its_memory()
+            try:
+                request = bind_request(named, answered, durable=durable, folders=folders)
+                answer = await client.names.ask(request, m.NameResults)
+            except SessionLost:
+                later = await self._binds.later_generation(client, answered)
+                if later is None:
+                    raise
+                generation = later
+                continue
+            if all(fresh):
+                return Reply(answer)
+            told = zip(answer.results, fresh, strict=True)
+            return Reply(m.NameResults([msgspec.structs.replace(result, fresh=is_new) for result, is_new in told]))
+        raise _outrun()
+
+
+def bind_request(
+    held: Sequence[tuple[m.NameChange, HeldBlob | LakeError]], answered: m.Answered, *, durable: bool, folders: bool
+) -> m.BindBlobs:
+    """Return the request that binds names to blobs that are held."""
+    changes, sizes, counts = [], [], []
+    for change, blob in held:
+        assert isinstance(blob, HeldBlob), "only what is held is bound"
+        changes.append(change)
+        sizes.append(blob.size_bytes)
+        counts.append(blob.chunk_count)
+    return m.BindBlobs(answered, changes, sizes, counts, durable, folders)
+
+
+def _is_held(blob: HeldBlob | LakeError) -> bool:
+    return isinstance(blob, HeldBlob)
+
+
+def _outrun() -> EngineBusy:
+    return EngineBusy(
+        f"gc generations or ring epochs have advanced {HEAD_BIND_ATTEMPTS} times while names were bound; try again"
+    )

@@ -1,0 +1,135 @@
+"""LoadSlots at a head: chunks are read over the members, checked, and copied into memory that a client has lent.
+
+Rules kept here:
+- Every chunk has a result: its length, or its failure.  A slot reported as loaded holds that chunk's bytes.
+- Payload is written to [offset, offset + length) of the memory and nowhere else; no two payloads overlap.
+- Before each write the head asks if the client is still connected: afterwards its memory is its own.
+- Chunks are read a few at once: BODY_BYTES_MAX for one request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from engine.chunks.manifests import checked_chunks
+from engine.head.head_chunks import KnownLengths
+from engine.head.head_clients import HeadClient
+from engine.members.ports import Got, Stripes, Wanted
+from engine.memory.lent_memory import LentMemory, put_into
+from engine.memory.while_lent import WhileLent
+from engine.requests.answers import failure_of
+from engine.requests.handlers import handles
+from engine.sessions.lendings import Lendings
+from lakefs.errors import InvalidArgument, LakeError, SessionLost, UnsupportedVersion
+from lakefs.ids import EMPTY_CHUNK, ChunkId
+from lakefs.limits import BODY_BYTES_MAX, CHUNK_BYTES
+from lakefs.ports import Clock, Offload
+from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Reply
+
+
+class HeadLoads:
+    """Handler of LoadSlots."""
+
+    def __init__(self, stripes: Stripes, lengths: KnownLengths, lent: Lendings, offload: Offload, clock: Clock) -> None:
+        self._stripes = stripes
+        self._lengths = lengths
+        self._lent = lent
+        self._offload = offload
+        self._clock = clock
+
+    @handles(m.LoadSlots)
+    async def load_slots(self, client: HeadClient, request: m.LoadSlots) -> Reply:
+        chunks = checked_chunks(request.chunks)
+        if len(request.offsets) != len(chunks) or len(request.lengths) not in (0, len(chunks)):
+            raise InvalidArgument("chunks and offsets go together, and lengths with them when there are any")
+        if request.fabric is not None:
+            raise UnsupportedVersion("this lake's head does not move payload by RDMA; ask for the bytes instead")
+        client.check_its_memory()
+        with self._lent.using(client, request.memory, writable=True) as memory:
+            ask = WhileLent(client.check_its_memory, self._clock)
+            load = _Load(request, chunks, memory, ask)
+            try:
+                await self._load(load)
+                return Reply(load.answer())
+            except SessionLost as error:
+                lost = error.with_traceback(None)  # which would keep the memory mapped
+        raise lost
+
+    async def _load(self, load: _Load) -> None:
+        offsets = load.request.offsets
+        wanted = [index for index, chunk in enumerate(load.chunks) if chunk != EMPTY_CHUNK]
+        wanted.sort(key=lambda index: offsets[index])  # so that a slot can overlap only the one before it
+        while wanted:
+            batch, room = list[int](), BODY_BYTES_MAX
+            for index in wanted:
+                length = self._lengths.of(load.chunks[index]) or CHUNK_BYTES
+                if batch and length > room:
+                    break
+                room -= length
+                batch.append(index)
+            wanted = wanted[len(batch) :]
+            ranges = [Wanted(load.chunks[index], self._lengths.of(load.chunks[index])) for index in batch]
+            found = await self._stripes.read(ranges)
+            self._lengths.note(
+                (load.chunks[index], got.chunk_bytes)
+                for index, got in zip(batch, found, strict=True)
+                if isinstance(got, Got)
+            )
+            await self._offload.run(load.put_all, batch, found)
+
+
+class _Load:
+    """One request, and the results so far."""
+
+    def __init__(
+        self, request: m.LoadSlots, chunks: Sequence[ChunkId], memory: LentMemory, ask: Callable[[], None]
+    ) -> None:
+        self.chunks = chunks
+        self.request = request
+        self._memory = memory
+        self._ask = ask
+        self._lengths = [0] * len(chunks)
+        self._crcs = [b""] * len(chunks)
+        self._failures: dict[int, m.Failure] = {}
+        """Failures by index, as messages: an error's traceback would keep the memory mapped."""
+        self._end = -1
+        """End of the last slot."""
+
+    def put_all(self, indexes: Sequence[int], found: Sequence[Got | LakeError]) -> None:
+        """Copy chunks to their slots, by ascending offset; blocks.  SessionLost when the client has left."""
+        for index, got in zip(indexes, found, strict=True):
+            try:
+                if isinstance(got, LakeError):
+                    raise got
+                self._put(index, got)
+            except SessionLost:
+                raise
+            except LakeError as error:
+                self._failures[index] = failure_of(error)
+
+    def answer(self) -> m.SlotsLoaded:
+        """Return the answer."""
+        failures: list[m.Failure | None] = []
+        if self._failures:
+            failures = [self._failures.get(index) for index in range(len(self.chunks))]
+        return m.SlotsLoaded(self._lengths, self._crcs if self.request.checksums else [], failures)
+
+    def _put(self, index: int, got: Got) -> None:
+        """Copy one chunk to its slot.  InvalidArgument, SourceChanged, SessionLost."""
+        offset, length = self.request.offsets[index], len(got.payload)
+        self._check_slot(index, offset, length)
+        self._ask()
+        put_into(self._memory.mapping[offset : offset + length], got.payload)
+        self._lengths[index] = length
+        self._crcs[index] = got.crcs
+
+    def _check_slot(self, index: int, offset: int, length: int) -> None:
+        """Raise InvalidArgument unless the payload fits its slot, and that is free."""
+        if self.request.lengths and length > self.request.lengths[index]:
+            raise InvalidArgument(f"the chunk has {length} bytes, its slot {self.request.lengths[index]}")
+        if not self._memory.has_range(offset, length):
+            raise InvalidArgument(f"{offset}+{length} is outside a lent memory of {self._memory.size_bytes} bytes")
+        if offset < self._end:
+            raise InvalidArgument(f"the slot at {offset} overlaps the one before it")
+        self._end = offset + length

@@ -1,0 +1,176 @@
+"""`MemberLinks`: the port `Members` over connections that are made when they are used.
+
+Rules kept here:
+- A request about shards that is not answered within MEMBER_ANSWER_S is given up, and its member is away.  Longer ones
+  (a sweep of gc) are given up only when the member is silent, which the connection finds out (`connect_member`).
+- When a member answers StaleEpoch, newer tables are read before that is raised.
+- At most MEMBER_LINKS_MAX connections are open, and some more for a moment: the one that was unused for longest goes.
+- Errors name the member.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+
+import trio
+
+from engine.coordinator.coordinator import Coordinator
+from engine.coordinator.lake_view import LakeView, open_lake_view
+from engine.coordinator.records import MemberRecord, MemberState
+from engine.host.tasks import plain_errors
+from engine.members.member_link import Connect, MemberLink
+from lakefs.client.trio.engine import RemoteEngine, connect_engine
+from lakefs.cluster.table import Table
+from lakefs.errors import EngineBusy, EngineUnreachable, StaleEpoch
+from lakefs.ids import Buffer, GcGeneration, MemberId, RingEpoch
+from lakefs.limits import MEMBER_ANSWER_S, MEMBER_LINKS_MAX, MEMBER_SILENCE_S
+from lakefs.ports import Network
+from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Reply
+
+_LIMITED: Final = (m.StoreShards, m.OfferShards, m.ReadChunks)
+_OF_AN_EPOCH: Final = (m.StoreShards, m.OfferShards, m.DropShards)
+
+
+@asynccontextmanager
+async def open_member_links(coordinator: Coordinator, connect: Connect) -> AsyncIterator[MemberLinks]:
+    """Read the lake's records, and reach its members until the block ends.
+
+    EngineUnreachable when the coordinator cannot be asked; StoreUnusable while the lake has no table.
+    """
+    with plain_errors():
+        async with open_lake_view(coordinator) as view, trio.open_nursery() as nursery:
+            links = MemberLinks(view, connect, nursery)
+            ended = view.on_change(links.look_anew)
+            try:
+                yield links
+            finally:
+                ended()
+                links.close()
+                nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def connect_member(
+    record: MemberRecord, *, token: str = "", network: Network | None = None
+) -> AsyncIterator[RemoteEngine]:
+    """Connect to a member at the first of its addresses that answers; lost when it is silent for MEMBER_SILENCE_S.
+
+    A member's id is its store's, so another engine at its address is found out: EngineUnreachable.
+    PermissionDenied, UnsupportedVersion, EngineBusy.
+    """
+    async with AsyncExitStack() as stack:
+        engine = await _first_that_answers(stack, record, token, network)
+        if engine.hello.store_id != record.member:
+            raise EngineUnreachable(f"the engine at {engine.address} is another one", subject=engine.address)
+        engine.leaves_into = True
+        with plain_errors():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(engine.end_when_silent, MEMBER_SILENCE_S)
+                yield engine
+                nursery.cancel_scope.cancel()
+
+
+async def _first_that_answers(
+    stack: AsyncExitStack, record: MemberRecord, token: str, network: Network | None
+) -> RemoteEngine:
+    error = EngineUnreachable("it has registered no address")
+    for address in record.addresses:
+        try:
+            return await stack.enter_async_context(connect_engine(address, token=token, network=network))
+        except EngineUnreachable as unreachable:
+            error = unreachable
+    raise error
+
+
+class MemberLinks:
+    """`Members` over links.  Made by `open_member_links`; used on the loop."""
+
+    def __init__(self, view: LakeView, connect: Connect, nursery: trio.Nursery) -> None:
+        self.view: Final = view
+        self._connect = connect
+        self._nursery = nursery
+        self._links: dict[MemberId, MemberLink] = {}
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Refuse further calls with EngineUnreachable."""
+        self._is_closed = True
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        """See `Members`."""
+        return self.view.tables
+
+    @property
+    def generation(self) -> GcGeneration:
+        """See `Members`."""
+        return self.view.generation
+
+    def is_up(self, member: MemberId) -> bool:
+        """See `Members`; False for members that the lake does not have."""
+        link = self._links.get(member)
+        return link.away is None if link is not None else self._is_known(member)
+
+    async def call(
+        self, member: MemberId, request: m.Request, body: Sequence[Buffer] = (), *, into: Sequence[memoryview] = ()
+    ) -> Reply:
+        """See `Members`.  Errors of the member itself are raised as they are."""
+        link = self._link(member)
+        client = await link.usable()
+        link.begin()
+        try:
+            with trio.move_on_after(MEMBER_ANSWER_S if isinstance(request, _LIMITED) else math.inf):
+                return await client.call(request, body, into=into)
+            link.lose(client, EngineUnreachable(f"a request was not answered within {MEMBER_ANSWER_S:g} s"))
+        except StaleEpoch:
+            known = request.epoch if isinstance(request, _OF_AN_EPOCH) else self.tables[0].ring_epoch
+            await self.view.read_newer(RingEpoch(known))
+            raise
+        except EngineUnreachable as error:
+            link.lose(client, error)
+        except EngineBusy as error:
+            if not client.draining:
+                raise
+            link.lose(client, error)
+        finally:
+            link.end()
+        reason = "" if link.away is None else link.away.message
+        raise EngineUnreachable(reason or f"member {member.hex()[:12]}: the connection was lost", subject=member.hex())
+
+    def look_anew(self) -> None:
+        """Let each link look at the lake's records, which have changed."""
+        for member, link in [*self._links.items()]:
+            if self._is_known(member):
+                link.wake()
+            else:
+                del self._links[member]
+                if link.client is not None:
+                    link.lose(link.client, EngineUnreachable("it was removed from the lake"))
+
+    def _is_known(self, member: MemberId) -> bool:
+        record = self.view.members.get(member)
+        return record is not None and record.state is not MemberState.REMOVED
+
+    def _link(self, member: MemberId) -> MemberLink:
+        if self._is_closed:
+            raise EngineUnreachable("the links to the members were closed", subject=member.hex())
+        link = self._links.get(member)
+        if link is None:
+            if not self._is_known(member):
+                raise EngineUnreachable(f"member {member.hex()[:12]} is not of this lake", subject=member.hex())
+            link = self._links[member] = MemberLink(member, self.view, self._connect, self._nursery)
+        if link.client is None:
+            self._close_surplus()
+        return link
+
+    def _close_surplus(self) -> None:
+        """Make room for one more connection, if there is one that nobody uses."""
+        open_links = [link for link in self._links.values() if link.client is not None]
+        if len(open_links) >= MEMBER_LINKS_MAX:
+            idle = [link for link in open_links if not link.in_flight]
+            if idle:
+                min(idle, key=lambda link: link.used_at).close_if_idle()

@@ -1,0 +1,1 @@
+"""Stripes: chunks stored and read as shards over the members of a lake."""

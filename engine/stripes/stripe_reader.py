@@ -1,0 +1,305 @@
+"""Reads ranges of chunks whose lengths are known: the members are asked, late answers are not waited for.
+
+Rules kept here:
+- All that one member is asked at a time is one request, split where it is over the limits of a frame.
+- Answers are received where the chunk is put together.  While one that is late may still arrive, other memory is used.
+- An answer is late after the member's p95 (`AnswerTimes`): then others are asked, and the first that suffices ends the
+  read.  Requests that are not needed any more are cancelled.
+- `engine.stripes.chunk_assembly` has the checks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import trio
+
+from engine.host.tasks import plain_errors
+from engine.members.ports import Got, Members
+from engine.stripes.answer_times import AnswerTimes
+from engine.stripes.chunk_assembly import Made, made, made_from_any
+from engine.stripes.chunk_read import Ask, ChunkRead
+from engine.stripes.known_chunks import KnownChunks
+from engine.stripes.stripe_errors import damaged, not_found, not_read
+from lakefs.cluster.erasure import ErasureCode
+from lakefs.content.verify import crcs_between, granules_around
+from lakefs.errors import ChunkDamaged, CorruptionError, LakeError, ProtocolError
+from lakefs.ids import ChunkId, MemberId
+from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, GRANULE_BYTES
+from lakefs.ports import Offload
+from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Reply
+
+
+class Range:
+    """A range of a chunk to read, widened to granules: its pieces, or the whole chunk once one of them has failed."""
+
+    __slots__ = ("begin", "chunk", "end", "length", "made", "memory", "outcome", "reads", "vector")
+
+    def __init__(self, chunk: ChunkId, length: int, offset: int, size: int) -> None:
+        self.chunk = chunk
+        self.length = length
+        self.begin, self.end = granules_around(offset, size or length - offset, length)
+        self.memory = memoryview(bytearray(self.end - self.begin))
+        self.reads: list[ChunkRead] = []
+        self.made: dict[ChunkRead, Made] = {}
+        self.vector = b""
+        """CRCs of all granules of the chunk, if they are known."""
+        self.outcome: Got | LakeError | None = None
+
+
+class StripeReader:
+    """Reads over the members."""
+
+    def __init__(self, members: Members, code: ErasureCode, offload: Offload, known: KnownChunks) -> None:
+        self._members = members
+        self._code = code
+        self._offload = offload
+        self._known = known
+        self._times = AnswerTimes()
+
+    async def read(self, ranges: Sequence[Range]) -> list[Got | LakeError]:
+        """Return what was read of each range, checked, or its error: see `Stripes.read`."""
+        with plain_errors():
+            async with trio.open_nursery() as nursery:
+                reading = _Reading(self._members, self._code, self._offload, self._known, self._times, nursery)
+                await reading.run(ranges)
+                nursery.cancel_scope.cancel()
+        outcomes = [item.outcome for item in ranges if item.outcome is not None]
+        assert len(outcomes) == len(ranges), "each range has an outcome"
+        return outcomes
+
+
+class _Reading:
+    """One call of `StripeReader.read`."""
+
+    def __init__(
+        self,
+        members: Members,
+        code: ErasureCode,
+        offload: Offload,
+        known: KnownChunks,
+        times: AnswerTimes,
+        nursery: trio.Nursery,
+    ) -> None:
+        self._members: Final = members
+        self._code: Final = code
+        self._offload: Final = offload
+        self._known: Final = known
+        self._times: Final = times
+        self._nursery: Final = nursery
+        self._news = trio.Event()
+        self._waits: list[tuple[float, list[Ask]]] = []
+        """Requests under way that are not late, and when they will be."""
+
+    async def run(self, ranges: Sequence[Range]) -> None:
+        """Give each range its outcome."""
+        for item in ranges:
+            self._begin(item)
+        left = list(ranges)
+        while left:
+            self._ask_more(left)
+            await self._finish(left)
+            left = [item for item in left if item.outcome is None]
+            if left and all(self._is_waiting(item) for item in left):
+                with trio.move_on_at(min([late_at for late_at, _ in self._waits], default=math.inf)):
+                    await self._news.wait()
+                self._news = trio.Event()
+                self._note_late()
+
+    # --- ranges ------------------------------------------------------------------------------------
+
+    def _begin(self, item: Range) -> None:
+        """Plan the reads of a range: one of the whole chunk, or one for each shard that it touches."""
+        if (known := self._known.get(item.chunk)) is not None:
+            item.vector = known.crcs
+        if len(item.memory) == item.length:
+            item.reads = [ChunkRead(self._code, self._members.tables, item.chunk, item.length, item.memory)]
+            return
+        pieces = self._code.pieces(item.length, item.begin, item.end - item.begin)
+        homes = self._members.tables[0].homes(item.chunk)
+        if not item.vector and not all(self._members.is_up(homes[shard]) for shard, _, _ in pieces):
+            self._read_whole(item)
+            return
+        begin = 0
+        for piece in pieces:
+            size = piece[2] - piece[1]
+            part = item.memory[begin : begin + size]
+            item.reads.append(ChunkRead(self._code, self._members.tables, item.chunk, item.length, part, piece))
+            begin += size
+
+    def _read_whole(self, item: Range) -> None:
+        """Read the whole chunk instead: a piece of the range cannot be had, or not be checked."""
+        memory = memoryview(bytearray(item.length))
+        item.reads = [ChunkRead(self._code, self._members.tables, item.chunk, item.length, memory)]
+        item.made.clear()
+
+    def _is_waiting(self, item: Range) -> bool:
+        """Return True if nothing can be done for the range before an answer comes, or is late."""
+        return not any(read.is_ready and read not in item.made for read in item.reads) and any(
+            read.pending for read in item.reads
+        )
+
+    # --- asking ------------------------------------------------------------------------------------
+
+    def _ask_more(self, ranges: Sequence[Range]) -> None:
+        """Send the requests that are due, one for each member."""
+        due: dict[MemberId, list[Ask]] = {}
+        for item in ranges:
+            for read in item.reads:
+                if read not in item.made:
+                    for ask in read.next_asks(self._members.is_up):
+                        due.setdefault(ask.member, []).append(ask)
+        for member, asks in due.items():
+            late_at = trio.current_time() + self._times.late_after_s(member)
+            for part in _split(asks):
+                self._waits.append((late_at, part))
+                self._nursery.start_soon(self._ask, member, part)
+
+    async def _ask(self, member: MemberId, asks: list[Ask]) -> None:
+        request = m.ReadChunks(
+            [ask.read.chunk for ask in asks],
+            [ask.begin for ask in asks],
+            [len(ask.target) for ask in asks],
+            [ask.shard for ask in asks],
+        )
+        began = trio.current_time()
+        try:
+            reply = await self._members.call(member, request, into=[ask.target for ask in asks])
+        except LakeError as error:
+            for ask in asks:
+                ask.read.failed(ask, error)
+        else:
+            try:
+                _take(asks, reply)
+            finally:
+                reply.body.release()
+        finally:
+            self._times.note(member, trio.current_time() - began)
+        self._waits = [wait for wait in self._waits if wait[1] is not asks]
+        self._news.set()
+
+    def _note_late(self) -> None:
+        now = trio.current_time()
+        for _, asks in [wait for wait in self._waits if wait[0] <= now]:
+            for ask in asks:
+                ask.is_late = True
+        self._waits = [wait for wait in self._waits if wait[0] > now]
+
+    # --- finishing ---------------------------------------------------------------------------------
+
+    async def _finish(self, ranges: Sequence[Range]) -> None:
+        """Check what is ready; give outcomes to ranges that are read, or cannot be."""
+        for item in ranges:
+            if not item.vector and any(
+                read.is_degraded and not read.is_whole and not read.has_wanted for read in item.reads
+            ):
+                self._read_whole(item)
+        ready = [(item, read) for item in ranges for read in item.reads if read.is_ready and read not in item.made]
+        if ready:
+            for _, read in ready:
+                read.hold()
+            if sum(len(read.memory) for _, read in ready) <= GRANULE_BYTES:
+                results = _make_all(ready)
+            else:
+                results = await self._offload.run(_make_all, ready)
+            for (item, read), result in zip(ready, results, strict=True):
+                read.let_go()
+                if result is None:
+                    self._distrust(item, read)
+                elif read in item.reads:
+                    item.made[read] = result
+        for item in ranges:
+            if item.outcome is None:
+                item.outcome = self._outcome(item)
+
+    def _distrust(self, item: Range, read: ChunkRead) -> None:
+        """Go on with a read whose bytes failed their check."""
+        if not read.is_whole:
+            self._read_whole(item)
+        elif read.wants_all:
+            item.outcome = damaged(item.chunk, "its shards are whole, and do not make it")
+        else:
+            read.want_all()
+
+    def _outcome(self, item: Range) -> Got | LakeError | None:
+        """Return what a range has come to; None while it is being read."""
+        for read in item.reads:
+            if read.is_exhausted and not read.is_ready and read not in item.made:
+                return self._error(read)
+        if len(item.made) < len(item.reads):
+            return None
+        parts = [item.made[read] for read in item.reads]
+        first = parts[0]
+        if item.reads[0].is_whole:
+            self._known.note(item.chunk, item.length, first.crcs)
+            payload = first.payload[item.begin : item.end]
+            return Got(item.begin, payload, crcs_between(first.crcs, item.begin, item.end), item.length)
+        if len(parts) == 1:
+            return Got(item.begin, first.payload, first.crcs, item.length)
+        is_in_place = all(part.payload.obj is item.memory.obj for part in parts)
+        payload = item.memory if is_in_place else memoryview(b"".join([part.payload for part in parts]))
+        return Got(item.begin, payload, b"".join([part.crcs for part in parts]), item.length)
+
+    def _error(self, read: ChunkRead) -> LakeError:
+        away = read.unanswered(self._members.is_up)
+        damaged_count = sum(isinstance(error, CorruptionError) for error in read.errors.values())
+        if not read.got and not damaged_count:
+            return not_found(read.chunk, away, self._code.parity)
+        return not_read(read.chunk, len(read.got), read.needed, away, damaged_count)
+
+
+def _split(asks: Sequence[Ask]) -> Iterator[list[Ask]]:
+    """Cut what one member is asked into requests within the limits."""
+    part: list[Ask] = []
+    room = BODY_BYTES_MAX
+    for ask in asks:
+        if part and (len(ask.target) > room or len(part) == BATCH_MAX):
+            yield part
+            part, room = [], BODY_BYTES_MAX
+        part.append(ask)
+        room -= len(ask.target)
+    yield part
+
+
+def _take(asks: Sequence[Ask], reply: Reply) -> None:
+    """Give each ask its piece of a member's answer, or its failure."""
+    message, parts = reply.message, reply.body.parts
+    assert isinstance(message, m.ReadChunksReply), "the answer to ReadChunks"
+    pieces = message.pieces
+    if len(pieces) != len(asks) or sum([piece.length for piece in pieces]) != reply.body.nbytes:
+        for ask in asks:
+            ask.read.failed(ask, ProtocolError("the pieces of an answer are not those of its request"))
+        return
+    is_in_place = len(parts) == len(asks) and all(
+        piece.length == len(ask.target) and isinstance(part, memoryview) and part.obj is ask.target.obj
+        for ask, piece, part in zip(asks, pieces, parts, strict=True)
+    )
+    body = memoryview(b"") if is_in_place else memoryview(reply.body.joined())
+    at = 0
+    for ask, piece in zip(asks, pieces, strict=True):
+        if piece.failure is not None:
+            ask.read.failed(ask, piece.failure.as_error())
+        elif piece.offset != ask.begin or piece.length != len(ask.target):
+            ask.read.failed(
+                ask, ChunkDamaged(f"{piece.length} bytes from {piece.offset} of a shard; others were meant")
+            )
+        else:
+            ask.read.answered(ask, ask.target if is_in_place else body[at : at + piece.length], piece.crcs)
+        at += piece.length
+
+
+def _make_all(ready: Sequence[tuple[Range, ChunkRead]]) -> list[Made | None]:
+    """Put together and check what came; None for what fails its check.  Blocks."""
+    results: list[Made | None] = []
+    for item, read in ready:
+        if read.wants_all:
+            results.append(made_from_any(read))
+        elif read.is_whole:
+            results.append(made(read, item.vector))
+        else:
+            begin = read.begin + read.wanted[0] * read.code.shard_bytes(read.length)
+            results.append(made(read, crcs_between(item.vector, begin, begin + len(read.memory))))
+    return results

@@ -1,0 +1,208 @@
+"""Stores chunks as stripes: the store of the port `Stripes`.
+
+Rules kept here ("An answer means"):
+- Shards go where `engine.stripes.stripe_layout` says.  A member that fails, is full, or refuses a shard gets no more of
+  it in this call, and the shard goes to the next place.  So each round stores shards or rules a place out, and there
+  are few of them.  A shard that a member holds with other bytes stays there: fsck and the walker judge it.
+- All shards of a portion for one member are one request, split where it is over the limits of a frame.
+- Stored is answered when `is_stored` says so of each chunk, and when partitions of chunks with a shard missing, or at
+  another place than its home, have been noted as dirty: that note is durable before the answer.
+- With a newer table all shards of the portion are stored anew by it: a shard that is present is only touched.
+- A shard is named by its chunk, and its bytes are a function of it, so a repeated store is harmless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from engine.coordinator.lake_state import LakeState
+from engine.host.tasks import run_all
+from engine.members.ports import Members, NewChunk
+from engine.stripes.known_chunks import KnownChunks
+from engine.stripes.stripe_errors import damaged, not_stored
+from engine.stripes.stripe_layout import is_at_home, is_stored, placed
+from engine.stripes.stripe_shards import ParityMemory, Stripe, portions
+from lakefs.cluster.erasure import ErasureCode
+from lakefs.cluster.table import Table
+from lakefs.errors import AlreadyExists, InvalidArgument, LakeError, RequestTooLarge, StaleEpoch
+from lakefs.ids import EMPTY_CHUNK, ChunkId, GcGeneration, MemberId, ShardNumber, shard_text
+from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, STRIPE_ATTEMPTS_MAX
+from lakefs.ports import Offload
+from lakefs.wire import messages as m
+
+_CONFLICTS_MAX: Final = 4
+"""Shards with other bytes that one member may hold before it gets none of this call."""
+Sent = tuple[Stripe, int]
+
+
+class StripeWriter:
+    """Stores chunks over the members."""
+
+    def __init__(
+        self,
+        members: Members,
+        code: ErasureCode,
+        state: LakeState,
+        offload: Offload,
+        memory: ParityMemory,
+        known: KnownChunks,
+    ) -> None:
+        self._members = members
+        self._code = code
+        self._state = state
+        self._offload = offload
+        self._memory = memory
+        self._known = known
+
+    async def store(self, generation: GcGeneration, chunks: Sequence[NewChunk]) -> list[bool]:
+        """Store chunks; see `Stripes.store`."""
+        once = {new.chunk: new for new in chunks if new.chunk != EMPTY_CHUNK}
+        fresh: dict[ChunkId, bool] = {}
+        for portion in portions(self._code, [*once.values()]):
+            fresh |= await self._store_portion(generation, portion)
+        for new in once.values():
+            self._known.note(new.chunk, len(new.payload), new.crcs)
+        return [fresh.pop(new.chunk, False) for new in chunks]
+
+    async def _store_portion(self, generation: GcGeneration, portion: Sequence[NewChunk]) -> dict[ChunkId, bool]:
+        code = self._code
+        stripes = [Stripe(code, new) for new in portion]
+        long = [(stripe, new.payload) for stripe, new in zip(stripes, portion, strict=True) if stripe.data_shards > 1]
+        async with self._memory.taken([code.parity * code.shard_bytes(stripe.length) for stripe, _ in long]) as areas:
+            if long:
+                await self._offload.run(
+                    _encode_all, code, [(*each, area) for each, area in zip(long, areas, strict=True)]
+                )
+            storing = _Storing(self._members, code, generation, stripes)
+            table = await storing.run()
+        dirty = {
+            table.partition_of(stripe.chunk)
+            for stripe in stripes
+            if not is_at_home(table, stripe.chunk, stripe.stored, len(stripe.shards))
+        }
+        if dirty:
+            await self._state.note_dirty(dirty, table.ring_epoch)
+        return {stripe.chunk: stripe.fresh for stripe in stripes}
+
+
+def _encode_all(code: ErasureCode, chunks: Sequence[tuple[Stripe, memoryview, memoryview]]) -> None:
+    for stripe, payload, memory in chunks:
+        stripe.encode(code, payload, memory)
+
+
+class _Storing:
+    """One portion being stored: what each member has refused."""
+
+    def __init__(
+        self, members: Members, code: ErasureCode, generation: GcGeneration, stripes: Sequence[Stripe]
+    ) -> None:
+        self._members = members
+        self._code = code
+        self._generation = generation
+        self._stripes = stripes
+        self._table = members.tables[0]
+        self._failed: dict[MemberId, LakeError] = {}
+        self._refused: set[tuple[MemberId, ChunkId, int]] = set()
+        self._conflicts: dict[MemberId, int] = {}
+
+    async def run(self) -> Table:
+        """Store all; returns the table by which they are stored.  ClusterDegraded, StoreFull."""
+        for attempt in range(1, STRIPE_ATTEMPTS_MAX + 1):
+            try:
+                await self._run_by(self._members.tables[0])
+                break
+            except StaleEpoch:
+                if attempt == STRIPE_ATTEMPTS_MAX:
+                    raise
+        self._check()
+        return self._table
+
+    async def _run_by(self, table: Table) -> None:
+        """Store what can be stored by a table.  StaleEpoch when a member knows a newer one."""
+        self._table = table
+        for stripe in self._stripes:
+            stripe.stored.clear()
+        while sends := self._next_sends():
+            await run_all(self._send, sends)
+
+    def _next_sends(self) -> list[tuple[MemberId, list[Sent]]]:
+        """Return what to send next to each member; nothing when all that can be stored is."""
+        sends: dict[MemberId, list[Sent]] = {}
+        for stripe in self._stripes:
+            missing = [shard for shard in stripe.shards if shard not in stripe.stored]
+            if not missing:
+                continue
+
+            def can_take(member: MemberId, shard: int, chunk: ChunkId = stripe.chunk) -> bool:
+                return (
+                    member not in self._failed
+                    and self._members.is_up(member)
+                    and (member, chunk, shard) not in self._refused
+                )
+
+            for shard, member in placed(self._table, stripe.chunk, stripe.stored, missing, can_take).items():
+                sends.setdefault(member, []).append((stripe, shard))
+        return [(member, part) for member, sent in sends.items() for part in _split(sent)]
+
+    async def _send(self, send: tuple[MemberId, list[Sent]]) -> None:
+        """Store shards at one member; notes what it refuses.  StaleEpoch; errors that are this process's own."""
+        member, sent = send
+        request = m.StoreShards(
+            self._table.ring_epoch,
+            self._generation,
+            [stripe.chunk for stripe, _ in sent],
+            [shard for _, shard in sent],
+            [len(stripe.shards[shard]) for stripe, shard in sent],
+            [stripe.crcs[shard] for stripe, shard in sent],
+        )
+        try:
+            reply = await self._members.call(member, request, [stripe.shards[shard] for stripe, shard in sent])
+        except AlreadyExists as error:
+            self._note_conflict(member, sent, error)
+        except (StaleEpoch, InvalidArgument, RequestTooLarge):
+            raise
+        except LakeError as error:
+            self._failed[member] = error
+        else:
+            reply.body.release()
+            assert isinstance(reply.message, m.ShardsStored)
+            for (stripe, shard), fresh in zip(sent, reply.message.fresh, strict=True):
+                stripe.stored[shard] = member
+                stripe.fresh |= fresh and shard == 0
+
+    def _note_conflict(self, member: MemberId, sent: Sequence[Sent], error: AlreadyExists) -> None:
+        """Note the shard that a member holds with other bytes; nothing of the request was stored."""
+        count = self._conflicts[member] = self._conflicts.get(member, 0) + 1
+        for stripe, shard in sent:
+            if shard_text(stripe.chunk, ShardNumber(shard)) == error.subject and count <= _CONFLICTS_MAX:
+                self._refused.add((member, stripe.chunk, shard))
+                return
+        self._failed[member] = error
+
+    def _check(self) -> None:
+        """Raise ClusterDegraded or StoreFull unless all stripes count as stored.
+
+        ChunkDamaged for a chunk of which homes hold more shards with other bytes than readers can do without.
+        """
+        for stripe in self._stripes:
+            wrong = sum(chunk == stripe.chunk for _, chunk, _ in self._refused) if self._refused else 0
+            if wrong > self._code.parity:
+                raise damaged(stripe.chunk, f"members hold {wrong} of its shards with other bytes")
+            if not is_stored(stripe.stored, stripe.data_shards, len(stripe.shards)):
+                raise not_stored(self._table, stripe, self._failed, self._members.is_up)
+
+
+def _split(sent: Sequence[Sent]) -> Iterator[list[Sent]]:
+    """Cut what goes to one member into requests within the limits."""
+    part: list[Sent] = []
+    room = BODY_BYTES_MAX
+    for stripe, shard in sent:
+        size = len(stripe.shards[shard])
+        if part and (size > room or len(part) == BATCH_MAX):
+            yield part
+            part, room = [], BODY_BYTES_MAX
+        part.append((stripe, shard))
+        room -= size
+    if part:
+        yield part

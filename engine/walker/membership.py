@@ -1,0 +1,254 @@
+"""Members that fall silent, return, are drained or added: their states, and the ring epochs that follow.
+
+`look` asks every member for a sign of life; `advance` makes the next table when the members or their states are not
+those of the newest; `retire` ends older tables.  One process does this: the one that walks.
+
+Rules kept here:
+- A member that was silent for `out_after_s`, as this process saw it, is out: others get its places.  Never are more
+  than m out; and if more than m are silent at once, none is put out: then it is the network, or this process.
+- A member that is out and answers is up again.  Partitions in which a member that was silent has places are dirty.
+- An epoch changes at most m homes of a row, or those that are out.  What is left to be changed waits until older tables
+  are retired; a change of states does not, up to `EPOCHS_MAX` tables.
+- An epoch is retired when every member that it names has said the newest one, or is out or removed, and since then no
+  partition is dirty whose row it changed.  This process notes these partitions itself, after it has seen that the epoch
+  is the newest: so a process that ended between an epoch and its notes hides nothing.
+- A member is removed only when it holds nothing and no table names it, or by `accept_loss`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+import trio
+
+from engine.coordinator.lake_state import LakeState
+from engine.coordinator.records import MemberRecord, MemberState
+from engine.host.tasks import run_all
+from engine.members.ports import Members
+from engine.walker.walker import Walker, members_of
+from lakefs.cluster.members import Member, MemberState as Placing
+from lakefs.cluster.placing import next_table
+from lakefs.cluster.table import Table
+from lakefs.cluster.table_format import pack
+from lakefs.errors import InvalidArgument, LakeError, PreconditionFailed
+from lakefs.ids import MemberId, Partition, RingEpoch, id_text
+from lakefs.ports import Clock
+from lakefs.wire import messages as m
+
+EPOCHS_MAX: Final = 4
+"""Tables that are not retired: readers ask the homes of each."""
+_PLACING: Final = {MemberState.UP: Placing.IN, MemberState.OUT: Placing.OUT, MemberState.DRAINING: Placing.DRAINING}
+_log: Final = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class MembershipSettings:
+    """`out_after_s`: silence, in seconds, after which a member is out.  `answer_s`: how long its answer may take."""
+
+    out_after_s: float = 600.0
+    answer_s: float = 10.0
+
+
+class Membership:
+    """States of members and tables of a lake.  Used by one task."""
+
+    def __init__(
+        self,
+        members: Members,
+        state: LakeState,
+        walker: Walker,
+        clock: Clock,
+        settings: MembershipSettings | None = None,
+    ) -> None:
+        self._members = members
+        self._state = state
+        self._walker = walker
+        self._clock = clock
+        self._settings = settings or MembershipSettings()
+        self._silent_since: dict[MemberId, float] = {}
+        self._noted: RingEpoch | None = None
+        """The newest epoch for which this process noted what older tables have elsewhere."""
+
+    # --- silence -------------------------------------------------------------------------------------
+
+    async def look(self) -> None:
+        """Ask every member for a sign of life, and change states.  Errors of the coordinator."""
+        records = [record for record in await self._state.members() if record.state is not MemberState.REMOVED]
+        answered = await self._ask([record.member for record in records])
+        now = self._clock.monotonic()
+        for record in records:
+            if record.member not in answered:
+                self._silent_since.setdefault(record.member, now)
+            elif self._silent_since.pop(record.member, None) is not None or record.state is MemberState.OUT:
+                await self._returned(record)
+        await self._put_out(records, now)
+
+    async def _ask(self, members: Sequence[MemberId]) -> set[MemberId]:
+        answered: set[MemberId] = set()
+
+        async def ask(member: MemberId) -> None:
+            with trio.move_on_after(self._settings.answer_s):
+                try:
+                    (await self._members.call(member, m.SetEpoch(0))).body.release()
+                except LakeError:
+                    return
+                answered.add(member)
+
+        await run_all(ask, members)
+        return answered
+
+    async def _returned(self, record: MemberRecord) -> None:
+        """Note the partitions of a member that was silent; it is up if it was out."""
+        table = self._members.tables[0]
+        partitions = partitions_with(self._members.tables, record.member)
+        await self._state.note_dirty(partitions, table.ring_epoch, is_moving=True)
+        if await self._state.set_state(record.member, MemberState.OUT, MemberState.UP):
+            _log.warning("a member that was out is up again", member=id_text(record.member))
+
+    async def _put_out(self, records: Sequence[MemberRecord], now: float) -> None:
+        """Put members out that are silent for too long, as long as no more than m are away."""
+        parity = self._members.tables[0].protection.parity
+        away = [r for r in records if r.member in self._silent_since or r.state is MemberState.OUT]
+        due = [
+            r.member
+            for r in records
+            if r.state is MemberState.UP and now - self._silent_since.get(r.member, now) >= self._settings.out_after_s
+        ]
+        if due and len(away) > parity:
+            _log.error("more members are silent than may be out; none is put out", silent=len(away), most=parity)
+            return
+        for member in due:
+            if await self._state.set_state(member, MemberState.UP, MemberState.OUT):
+                _log.error("a member is silent for too long: its places go to others", member=id_text(member))
+
+    # --- ring epochs ---------------------------------------------------------------------------------
+
+    async def advance(self) -> RingEpoch | None:
+        """Make the next epoch if members or states have changed, or rows wait to be; returns it, None if none is due.
+
+        None too while it cannot be made now: too many tables are left, or too few members.
+        """
+        tables = self._members.tables
+        newest = tables[0]
+        if await self._state.epoch() != newest.ring_epoch:
+            return None  # this process learns the newer table first
+        wanted = members_of_records(await self._state.members())
+        if (len(tables) > 1 and wanted == newest.members) or len(tables) >= EPOCHS_MAX:
+            return None
+        placing = sum(member.state is Placing.IN for member in newest.members)
+        try:
+            table = next_table(newest, wanted, accept_loss=placing < newest.protection.members_min)
+        except InvalidArgument as error:
+            _log.error("the next table cannot be made", reason=error.message)
+            return None
+        if (table.members, table.rows) == (newest.members, newest.rows):
+            return None
+        made = await self._state.next_epoch(newest.ring_epoch, pack(table))
+        if made is not None:
+            out = {member.id for member in wanted if member.state is Placing.OUT}
+            await self._note_changes([table, *tables], out)
+            self._noted = made
+        return made
+
+    async def retire(self) -> list[RingEpoch]:
+        """Retire older epochs that nothing needs any more; returns them."""
+        tables = list(self._members.tables)
+        newest = tables[0]
+        if len(tables) == 1 or await self._state.epoch() != newest.ring_epoch:
+            return []
+        records = {record.member: record.state for record in await self._state.members()}
+        gone = {member for member, state in records.items() if state in (MemberState.OUT, MemberState.REMOVED)}
+        named = {member.id for table in tables for member in table.members if member.state is not Placing.OUT}
+        if not await self._all_know([member for member in named - gone if member in records], newest):
+            return []
+        if self._noted != newest.ring_epoch:
+            await self._note_changes(tables, gone)
+            self._noted = newest.ring_epoch
+        dirty = {note.partition for note in await self._state.dirty()}
+        if not dirty.isdisjoint(changed_partitions(tables)):
+            return []
+        return [t.ring_epoch for t in tables[1:] if await self._state.retire_epoch(t.ring_epoch)]
+
+    async def _all_know(self, members: Sequence[MemberId], table: Table) -> bool:
+        """Let members know the newest table; returns True if all have said that they do."""
+        try:
+            await run_all(lambda member: self._walker.say_epoch(member, table), members)
+        except LakeError as error:
+            _log.info("an older table stays", reason=error.message)
+            return False
+        return True
+
+    async def _note_changes(self, tables: Sequence[Table], out: Set[MemberId]) -> None:
+        """Note what older tables have elsewhere: first what has lost a home, then what has to be moved."""
+        changed = changed_partitions(tables)
+        short = {partition for partition in changed if not out.isdisjoint(members_of(tables, partition))}
+        await self._state.note_dirty(changed - short, tables[0].ring_epoch, is_moving=True)
+        await self._state.note_dirty(short, tables[0].ring_epoch)
+
+    # --- for operators -------------------------------------------------------------------------------
+
+    async def drain(self, member: MemberId) -> bool:
+        """Let others get a member's places; its shards are moved.  False if it is not up.  Safe to repeat."""
+        return await self._state.set_state(member, MemberState.UP, MemberState.DRAINING)
+
+    async def remove(self, member: MemberId, *, accept_loss: bool = False) -> None:
+        """Remove a member for ever.  Safe to repeat.
+
+        PreconditionFailed if it holds shards, cannot be asked, or a table names it: drain it first.  `accept_loss`: it
+        is lost, and what it had is made from others.
+        """
+        record = next((record for record in await self._state.members() if record.member == member), None)
+        if record is None:
+            raise InvalidArgument("the lake has no such member", subject=id_text(member))
+        if record.state is MemberState.REMOVED:
+            return
+        if not accept_loss:
+            await self._check_empty(record)
+        if not await self._state.set_state(member, record.state, MemberState.REMOVED):
+            raise PreconditionFailed("its state changed meanwhile; look, and try again", subject=id_text(member))
+
+    async def _check_empty(self, record: MemberRecord) -> None:
+        member = record.member
+        text = id_text(member)
+        if record.state is not MemberState.DRAINING or partitions_with(self._members.tables, member):
+            raise PreconditionFailed("it has places in a table; drain it, and wait until that is done", subject=text)
+        reply = await self._members.call(member, m.ListShards(limit=1))
+        reply.body.release()
+        assert isinstance(reply.message, m.ShardsListed), reply.message
+        if reply.message.chunks:
+            raise PreconditionFailed("it holds shards that are nowhere else; wait for the walker", subject=text)
+
+
+def members_of_records(records: Iterable[MemberRecord]) -> tuple[Member, ...]:
+    """Return the members of the next table, by their ids; removed ones have no part in it."""
+    members = [_member(record) for record in records if record.state is not MemberState.REMOVED]
+    return tuple(sorted(members, key=lambda member: member.id))
+
+
+def _member(record: MemberRecord) -> Member:
+    _, machine, rack, zone = (*record.domains, "", "", "", "")[:4]
+    return Member(record.member, record.room_bytes, machine, rack, zone, _PLACING[record.state])
+
+
+def partitions_with(tables: Sequence[Table], member: MemberId) -> set[Partition]:
+    """Return the partitions of the newest table in which a member is home or substitute by any table."""
+    return {
+        Partition(number) for number in range(len(tables[0].rows)) if member in members_of(tables, Partition(number))
+    }
+
+
+def changed_partitions(tables: Sequence[Table]) -> set[Partition]:
+    """Return the partitions of the newest table whose rows are others in an older one."""
+    return {
+        Partition(number)
+        for number in range(len(tables[0].rows))
+        if any(_row(table, tables[0], number) != _row(tables[0], tables[0], number) for table in tables[1:])
+    }
+
+
+def _row(table: Table, newest: Table, number: int) -> list[MemberId | None]:
+    row = table.rows[number >> newest.partition_bits - table.partition_bits]
+    return [table.members[index].id if index < len(table.members) else None for index in row]

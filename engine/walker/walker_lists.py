@@ -1,0 +1,131 @@
+"""Members' lists of shards of one range of digests, read page by page and merged as windows.
+
+    window = await Windows(lists).next()        per member its shards of the same chunks, in the order of chunks
+
+Rules kept here:
+- A window holds all listed shards of each of its chunks: a chunk at the end of a page waits for the next page.
+- Memory: for each member a page, and what is left of the one before; at most 255 shards of one chunk.
+- A list that fails ends: its member counts as one that has not answered, from that window on.  What it had listed in
+  earlier windows is true.
+- A page is no instant.  A shard that is stored or dropped during the walk is in its list or not.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from engine.host.tasks import run_all
+from engine.members.ports import Members
+from lakefs.errors import LakeError
+from lakefs.ids import MemberId
+from lakefs.wire import messages as m
+
+_log: Final = structlog.get_logger(__name__)
+
+
+@dataclass
+class Columns:
+    """Shards of one member, in the order of their chunks' ids and numbers: one list for each field."""
+
+    chunks: list[bytes] = field(default_factory=list)
+    shards: list[int] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    crcs: list[int] = field(default_factory=list)
+    touched: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.chunks)
+
+    def append(self, other: Columns | m.ShardsListed) -> None:
+        """Add shards behind these."""
+        self.chunks += other.chunks
+        self.shards += other.shards
+        self.lengths += other.lengths
+        self.crcs += other.crcs
+        self.touched += other.touched
+
+    def take(self, count: int) -> Columns:
+        """Remove and return the first shards."""
+        taken = Columns(
+            self.chunks[:count], self.shards[:count], self.lengths[:count], self.crcs[:count], self.touched[:count]
+        )
+        for column in (self.chunks, self.shards, self.lengths, self.crcs, self.touched):
+            del column[:count]
+        return taken
+
+
+Window = Sequence[tuple[MemberId, Columns]]
+
+
+class ShardList:
+    """The list of one member.  Used by one task."""
+
+    def __init__(self, members: Members, member: MemberId, begin: bytes, end: bytes, page: int) -> None:
+        self.member: Final = member
+        self.has_failed = False
+        self._members = members
+        self._range = begin, end
+        self._page = page
+        self._after = b""
+        self._is_done = False
+        self._buffer = Columns()
+
+    @property
+    def last(self) -> bytes | None:
+        """The chunk that more pages may have shards of; None if there are no more pages."""
+        return None if self._is_done or not self._buffer.chunks else self._buffer.chunks[-1]
+
+    @property
+    def is_done(self) -> bool:
+        """True if there are no more pages."""
+        return self._is_done
+
+    async def fetch(self) -> None:
+        """Read pages until there is one with a shard, or no more."""
+        try:
+            while not self._is_done:
+                request = m.ListShards(*self._range, self._after, self._page)
+                reply = await self._members.call(self.member, request)
+                reply.body.release()
+                page = reply.message
+                assert isinstance(page, m.ShardsListed), page
+                self._after = page.next_after
+                self._is_done = not page.next_after
+                self._buffer.append(page)
+                if page.chunks:
+                    return
+        except LakeError as error:
+            _log.warning("a member's shards are not listed", member=self.member.hex(), reason=error.message)
+            self.has_failed = self._is_done = True
+            self._buffer = Columns()
+
+    def take(self, boundary: bytes | None) -> Columns:
+        """Remove and return the shards of chunks below the boundary; None: of all."""
+        count = len(self._buffer) if boundary is None else bisect_left(self._buffer.chunks, boundary)
+        return self._buffer.take(count)
+
+
+class Windows:
+    """The windows of several lists, in the order of chunks.  Used by one task."""
+
+    def __init__(self, lists: Sequence[ShardList]) -> None:
+        self._lists = lists
+        self._waiting = list(lists)
+        """Lists of which a page is needed for the next window; none: the last window was returned."""
+
+    async def next(self) -> Window | None:
+        """Return the next window with a shard in it; None when all lists have ended."""
+        while self._waiting:
+            await run_all(ShardList.fetch, self._waiting)
+            boundary = min((one.last for one in self._lists if one.last is not None), default=None)
+            taken = [(one.member, one.take(boundary)) for one in self._lists]
+            self._waiting = [one for one in self._lists if not one.is_done and one.last in (None, boundary)]
+            window = [(member, columns) for member, columns in taken if len(columns)]
+            if window:
+                return window
+        return None

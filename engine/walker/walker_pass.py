@@ -1,0 +1,261 @@
+"""The walker's order of work, kept going by the one process of a lake that walks.
+
+In this order, a partition at a time:
+1. dirty partitions of which a stripe may be short;
+2. dirty partitions of which shards have to be moved: rows that a newer table changed, members that returned;
+3. all partitions, once in `full_pass_s`, from where the last process stopped.
+
+Rules kept here:
+- One process walks: the one that put its name under a key with a lease.  When the lease may have ended, it stops.  Two
+  that walk at once for a moment do no harm (`engine.walker.walker`), they only work twice.
+- A note is read before the walk, and cleared only at the revision that was read, and only if the walk settled the
+  partition by a table at least as new as the note.
+- A partition that a walk leaves unsettled stays dirty, or is noted as dirty; it is walked again after `retry_s`.
+- So *healed* is: nothing is dirty, one table is left, and a walk through all partitions has ended.
+- The position of that walk is recorded every `SAVE_INTERVAL_S`; partitions walked since are walked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import structlog
+import trio
+
+from engine.coordinator.coordinator import Coordinator
+from engine.coordinator.held_lease import hold_lease
+from engine.coordinator.lake_state import Dirty, LakeState
+from engine.coordinator.records import MemberState, WalkRecord
+from engine.host.tasks import plain_errors
+from engine.members.ports import Members
+from engine.walker.walker import Walked, Walker
+from engine.walker.walker_report import WalkReport
+from lakefs.cluster.table import Table
+from lakefs.errors import LakeError, StaleEpoch
+from lakefs.ids import MemberId, Partition
+from lakefs.limits import PARTITION_BITS, PARTITION_BITS_MANY
+from lakefs.ports import Clock
+
+SAVE_INTERVAL_S: Final = 10.0
+LOOK_INTERVAL_S: Final = 5.0
+"""Dirty partitions and members are read anew that often; a read of 4,096 notes is 5 pages."""
+OTHERS_MAX: Final = 128
+"""Members of a lake up to which a walk asks all that are up, so that what a returned member has is found wherever it
+is.  An empty list costs 0.1 ms: 24 members and 4,096 partitions 10 s a pass."""
+
+_log: Final = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class PassSettings:
+    """Times in seconds."""
+
+    full_pass_s: float = 7 * 86_400.0
+    retry_s: float = 60.0
+    idle_s: float = 5.0
+    lease_s: int = 15
+
+
+class WalkerPass:
+    """The walker of one process.  Used by one task."""
+
+    def __init__(
+        self,
+        walker: Walker,
+        members: Members,
+        state: LakeState,
+        clock: Clock,
+        process: bytes,
+        settings: PassSettings | None = None,
+    ) -> None:
+        """`process` names this process among all that may walk."""
+        self.totals = WalkReport()
+        """Sums since this process began to walk."""
+        self._settings = settings or PassSettings()
+        self._walker = walker
+        self._members = members
+        self._state = state
+        self._clock = clock
+        self._process = process
+        self._walk = WalkRecord()
+        self._saved_at = self._looked_at = -1e9
+        self._queue: list[Dirty] = []
+        self._dirty_count = 0
+        self._not_before: dict[Partition, float] = {}
+        self._others: list[MemberId] = []
+        self._out: set[MemberId] = set()
+        """Out or removed: nobody waits for them."""
+        self._since: tuple[float, int] | None = None
+        """Time and partition at which this process went on with the full walk; for the ETA."""
+
+    # --- running -------------------------------------------------------------------------------------
+
+    async def run(self, coordinator: Coordinator) -> None:
+        """Walk while this process may, until cancelled; wait while another one does."""
+        while True:
+            try:
+                async with hold_lease(coordinator, self._clock, self._settings.lease_s) as lease:
+                    if await self._state.begin_to_walk(self._process, lease.id):
+                        await self._walk_until(lease.ended)
+            except LakeError as error:
+                _log.warning("the walker begins anew", reason=error.message)
+            await trio.sleep(self._settings.idle_s)
+
+    async def _walk_until(self, ended: trio.Event) -> None:
+        with plain_errors():
+            async with trio.open_nursery() as nursery:
+
+                async def stop() -> None:
+                    await ended.wait()
+                    nursery.cancel_scope.cancel()
+
+                nursery.start_soon(stop)
+                await self.resume()
+                while True:
+                    if not await self.step():
+                        await trio.sleep(self._settings.idle_s)
+
+    async def resume(self) -> None:
+        """Read where the last process stopped."""
+        self._walk = await self._state.walk()
+        self._looked_at = -1e9
+        self._since = None
+
+    async def step(self) -> bool:
+        """Walk the next partition; returns False if there is nothing to do now.  Errors of the coordinator."""
+        if self._clock.monotonic() - self._looked_at >= LOOK_INTERVAL_S or not self._queue:
+            await self._look()
+        while self._queue:
+            partition = self._queue.pop(0).partition
+            if await self._walk_dirty(partition):
+                return True
+        return await self._walk_on()
+
+    async def _look(self) -> None:
+        """Read the dirty partitions and the members."""
+        now = self._clock.monotonic()
+        dirty = await self._state.dirty()
+        self._dirty_count = len(dirty)
+        present = {note.partition for note in dirty}
+        self._not_before = {p: at for p, at in self._not_before.items() if at > now and p in present}
+        due = [note for note in dirty if note.partition not in self._not_before]
+        self._queue = sorted(due, key=lambda note: (note.is_moving, note.partition))
+        states = {record.member: record.state for record in await self._state.members()}
+        self._out = {member for member, state in states.items() if state in (MemberState.OUT, MemberState.REMOVED)}
+        kept = [member for member, state in states.items() if state is not MemberState.REMOVED]
+        self._others = kept if len(kept) <= OTHERS_MAX else []
+        self._looked_at = now
+
+    # --- partitions ----------------------------------------------------------------------------------
+
+    async def _walk_dirty(self, partition: Partition) -> bool:
+        """Walk a partition that is dirty; returns False if it is not (any more)."""
+        dirty = await self._state.dirty_partition(partition)
+        if dirty is None:
+            return False
+        is_settled = True
+        for number in partitions_of(dirty, self._members.tables):
+            walked = await self._walk_one(number)
+            is_settled &= walked is not None and walked.is_settled and walked.epoch >= dirty.epoch
+        if is_settled and await self._state.clear_dirty(dirty):
+            self._dirty_count -= 1
+        else:
+            self._not_before[partition] = self._clock.monotonic() + self._settings.retry_s
+        return True
+
+    async def _walk_on(self) -> bool:
+        """Walk the next partition of the walk through all; returns False if none is due."""
+        walk, now_ns = self._walk, self._clock.wall_ns()
+        bits = self._members.tables[0].partition_bits
+        if walk.next_partition < 0:
+            if walk.ended_ns and walk.ended_ns <= now_ns < walk.ended_ns + self._settings.full_pass_s * 1e9:
+                return False
+            walk = WalkRecord(0, bits, now_ns, walk.ended_ns, walk.chunks, walk.left)
+        elif walk.partition_bits != bits:
+            walk = WalkRecord(0, bits, walk.began_ns, walk.ended_ns, walk.chunks, walk.left)
+        if self._since is None:
+            self._since = self._clock.monotonic(), walk.next_partition
+        partition = Partition(walk.next_partition)
+        walked = await self._walk_one(partition)
+        if walked is None:
+            return True  # by the newer table, once more
+        if not walked.is_settled:
+            await self._state.note_dirty([partition], walked.epoch)
+            self._not_before[partition] = self._clock.monotonic() + self._settings.retry_s
+        await self._move_on(walk, walked.report)
+        return True
+
+    async def _move_on(self, walk: WalkRecord, report: WalkReport) -> None:
+        chunks = walk.chunks_so_far + report.chunks
+        left = walk.left_so_far + sum(report.left.values())
+        following = walk.next_partition + 1
+        if following < 1 << walk.partition_bits:
+            self._walk = msgspec.structs.replace(walk, next_partition=following, chunks_so_far=chunks, left_so_far=left)
+            if self._clock.monotonic() - self._saved_at < SAVE_INTERVAL_S:
+                return
+        else:
+            self._walk = WalkRecord(-1, 0, walk.began_ns, self._clock.wall_ns(), chunks, left)
+            self._since = None
+            _log.info("the walker has been through all partitions", chunks=chunks, left=left)
+        self._saved_at = self._clock.monotonic()
+        await self._state.save_walk(self._walk, self._process)
+
+    async def _walk_one(self, partition: Partition) -> Walked | None:
+        """Walk a partition; None if the table changed meanwhile."""
+        others = [member for member in self._others if self._members.is_up(member)]
+        try:
+            walked = await self._walker.walk_partition(partition, others=others, out=self._out)
+        except StaleEpoch as error:
+            _log.info("a walk ends: there is a newer table", reason=error.message)
+            await trio.sleep(1.0)  # until this process has it too
+            return None
+        self.totals.add(walked.report)
+        return walked
+
+    # --- report --------------------------------------------------------------------------------------
+
+    @property
+    def is_healed(self) -> bool:
+        """True if every stripe was found or made whole, as far as this process knows."""
+        return not self._dirty_count and len(self._members.tables) == 1 and self._walk.ended_ns > 0
+
+    def status(self) -> dict[str, Any]:
+        """Return the walker's state for people and scripts; JSON-able."""
+        walk = self._walk
+        whole = 1 << walk.partition_bits
+        return {
+            "healed": self.is_healed,
+            "dirty_partitions": self._dirty_count,
+            "ring_epochs": len(self._members.tables),
+            "position": round(walk.next_partition / whole, 4) if walk.next_partition >= 0 else 0.0,
+            "eta_s": self._eta_s(),
+            "last_pass": {"ended_ns": walk.ended_ns, "chunks": walk.chunks, "stripes_left": walk.left},
+            "since_start": self.totals.as_json(),
+        }
+
+    def _eta_s(self) -> float | None:
+        """Return the seconds that the walk through all partitions takes yet, at its pace so far; None: not known."""
+        if self._since is None or self._walk.next_partition <= self._since[1]:
+            return None
+        began, first = self._since
+        each_s = (self._clock.monotonic() - began) / (self._walk.next_partition - first)
+        return round(each_s * ((1 << self._walk.partition_bits) - self._walk.next_partition), 1)
+
+
+def partitions_of(dirty: Dirty, tables: Sequence[Table]) -> Iterable[Partition]:
+    """Return the partitions of the newest table that a note is about, which may be of a table with fewer.
+
+    Where that table is not known any more, those of both readings: a walk too many does no harm.
+    """
+    bits = tables[0].partition_bits
+    known = {table.ring_epoch: table.partition_bits for table in tables}
+    noted_bits = {known[dirty.epoch]} if dirty.epoch in known else {PARTITION_BITS, PARTITION_BITS_MANY, bits}
+    found: set[Partition] = set()
+    for noted in noted_bits:
+        if noted <= bits and dirty.partition < 1 << noted:
+            split = bits - noted
+            found.update(map(Partition, range(dirty.partition << split, dirty.partition + 1 << split)))
+    return sorted(found)

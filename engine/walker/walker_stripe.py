@@ -1,0 +1,151 @@
+"""One chunk that the walker works on: where its shards lie, and what is to be done next.  Pure.
+
+    Move      copies lie elsewhere than at their homes, which lack them: copy them home, nothing is decoded
+    Check     shards are missing, disagree, or may be: read some, compare the chunk with its id, store what lacks
+    Finished  all is at home, or the reason why it is not
+
+Rules kept here:
+- A shard of a home that has not answered is not known: it is neither missing nor made.
+- Copies of one shard that differ are checked before anything is moved or dropped.
+- Lengths that no chunk has are damage, and nothing is guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field
+from typing import Final
+
+from engine.walker.walker_compare import Copy, Verdict, judge, signature_of
+from engine.walker.walker_lengths import Reading, exact_reading, readings_of
+from engine.walker.walker_report import Left
+from lakefs.cluster.erasure import ErasureCode
+from lakefs.ids import ChunkId, MemberId
+
+ROUNDS_MAX: Final = 8
+"""Steps on one chunk.  A move, two checks and a change by others between each of them are 6."""
+
+
+@dataclass
+class Place:
+    """The row that a partition is walked by.  `answered` loses members that fail during the walk."""
+
+    homes: tuple[MemberId, ...]
+    answered: set[MemberId]
+
+
+@dataclass
+class Stripe:
+    """The listed shards of a chunk, as they are after what was done so far."""
+
+    chunk: ChunkId
+    copies: list[Copy]
+    must_check: bool = False
+    read_all: bool = False
+    """Read every copy: the chunk was not found from as few as it needs, or the walk is deep."""
+    length: int = 0
+    """The chunk's length, once its hash proved it."""
+    blocked: dict[int, Left] = field(default_factory=dict)
+    """Numbers of shards that their homes do not take, and why."""
+    rounds: int = 0
+
+    def at_home(self, place: Place, number: int) -> Copy | None:
+        """Return the copy of a shard at its home."""
+        home = place.homes[number]
+        return next((copy for copy in self.copies if (copy.shard, copy.member) == (number, home)), None)
+
+    def strays(self, place: Place) -> list[Copy]:
+        """Return the copies elsewhere."""
+        return [copy for copy in self.copies if place.homes[copy.shard] != copy.member]
+
+    def lacks(self, place: Place, number: int) -> bool:
+        """Return True if a home has answered, has not this shard, and was not found to refuse it."""
+        is_asked = place.homes[number] in place.answered and number not in self.blocked
+        return is_asked and self.at_home(place, number) is None
+
+    def forget(self, member: MemberId, shard: int) -> None:
+        """Take a copy off the list: it is damaged, or was dropped."""
+        self.copies = [copy for copy in self.copies if (copy.member, copy.shard) != (member, shard)]
+
+    def stored(self, place: Place, number: int, length: int) -> None:
+        """Note that a shard's home has it now."""
+        self.forget(place.homes[number], number)
+        self.copies.append(Copy(place.homes[number], number, length, None))
+
+    def readings(self, code: ErasureCode) -> list[Reading]:
+        """Return the lengths that the chunk may have; none if the shards' lengths do not fit each other."""
+        if self.length:
+            return [exact_reading(code, self.length)]
+        lengths: dict[int, int] = {}
+        for copy in self.copies:
+            if lengths.setdefault(copy.shard, copy.length) != copy.length:
+                return []
+        return readings_of(code, lengths) if lengths else []
+
+    def differs(self) -> bool:
+        """Return True if two copies of a shard have other bytes, by their checksums."""
+        crcs: dict[int, int] = {}
+        return any(crcs.setdefault(copy.shard, copy.crc) != copy.crc for copy in self.copies if copy.crc is not None)
+
+
+@dataclass(frozen=True)
+class Move:
+    """Copy these home."""
+
+    reads: Sequence[Copy]
+
+
+@dataclass(frozen=True)
+class Check:
+    """Read these, and compare the chunk with its id."""
+
+    reads: Sequence[Copy]
+    readings: Sequence[Reading]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Nothing more is to be done, but to drop strays whose homes have a copy.  `left`: why it is not whole."""
+
+    left: Left | None = None
+
+
+def next_step(stripe: Stripe, place: Place, code: ErasureCode) -> Move | Check | Finished:
+    """Return the next step on a chunk."""
+    usable = [copy for copy in stripe.copies if copy.member in place.answered]
+    if not usable:
+        return Finished(Left.TOO_FEW if set(place.homes) <= place.answered else Left.AWAY)
+    readings = stripe.readings(code)
+    if not readings:
+        return Finished(Left.LENGTHS)
+    if stripe.rounds > ROUNDS_MAX:
+        return Finished(Left.CHANGING)
+    if stripe.differs() and not stripe.length:
+        stripe.must_check = stripe.read_all = True
+    if not stripe.must_check:
+        movable = {copy.shard: copy for copy in usable if stripe.lacks(place, copy.shard)}
+        if movable:
+            return Move(list(movable.values()))
+        unknown = {n for n, home in enumerate(place.homes) if home not in place.answered or n in stripe.blocked}
+        if judge(code, signature_of(stripe.copies, place.homes, unknown), stripe.length) is Verdict.WHOLE:
+            return Finished(next(iter(stripe.blocked.values()), None))
+    return _check(stripe, place, usable, readings)
+
+
+def _check(stripe: Stripe, place: Place, usable: Sequence[Copy], readings: Sequence[Reading]) -> Check | Finished:
+    distinct = {copy.shard: copy for copy in sorted(usable, reverse=True)}
+    if len(distinct) < readings[0].data_shards:
+        is_all = place.answered.issuperset(place.homes) and len(usable) == len(stripe.copies)
+        return Finished(Left.TOO_FEW if is_all else Left.AWAY)
+    if stripe.read_all:
+        return Check(usable, readings)
+    needed = _count_to_read(distinct.keys(), readings)
+    return Check([distinct[number] for number in sorted(distinct)[:needed]], readings)
+
+
+def _count_to_read(numbers: Set[int], readings: Sequence[Reading]) -> int:
+    """Return how many shards to read: those of the shortest reading if it is complete, else enough for any."""
+    first = readings[0]
+    if first.is_exact and all(number in numbers for number in range(first.data_shards)):
+        return first.data_shards
+    return readings[-1].data_shards
