@@ -175,5 +175,8 @@ def _engine(folder: Path, options: Sequence[str], program: Sequence[str]) -> Ite
     engine = SmallEngine(folder, *options, started=False)
     engine.program = list(program)
     engine.start()
-    yield engine
-    assert engine.stop() == 0
+    try:
+        yield engine
+    finally:
+        code = engine.stop()
+    assert code == 0
