@@ -6,10 +6,9 @@
 Rules kept here:
 - A change is answered when each copy that is good has it.  A copy is thrown out before the answer, by a list that is
   durable on all copies that it names.
-- More than half of a list's copies, and more than half of those of any list that a device may have as its newest,
-  share a copy: else the others could open by themselves, older than what was answered since.  So of three copies one
-  is thrown out at a time.  When more fail at once, nothing is written any more, and no list is: the next opening finds
-  all copies that are there again.
+- A list leaves out at most half of the copies of each list that any device may have as its newest: more of them could
+  open by themselves, older than what was answered since.  When more fail at once, two of three or both of two, nothing
+  is written any more, and no list is: the next opening finds all copies that are there again.
 - The last copy is never thrown out: its error is the answer, as of a single disk.
 - One full copy makes the mirror full, for what a caller may repeat (room, bytes, new files): the caller has a reserve
   to release, and `free_bytes` is that of the fullest copy.  Copies of a lake that fills up get full at about the same
@@ -207,7 +206,7 @@ class GoodCopies:
     def _refuse_unsafe(self, wanted: Sequence[Copy], gone: dict[Copy, str]) -> None:
         """Raise DiskFailed, for ever, when copies that do not get the list could open without those that do."""
         ids = frozenset(copy.id for copy in wanted)
-        if ids and all(_share_a_copy(before, ids) for before in self._before):
+        if ids and all(2 * len(before - ids) <= len(before) for before in self._before):
             return
         told = "; ".join(f"{copy}: {reason}" for copy, reason in gone.items())
         error = DiskFailed(
@@ -325,15 +324,6 @@ class _Gate:
         with self._condition:
             while self._inside:
                 self._condition.wait()
-
-
-def _share_a_copy(one: frozenset[CopyId], other: frozenset[CopyId]) -> bool:
-    """Return True if more than half of the one and more than half of the other always have a copy in common.
-
-    Each takes those first that the other does not have: together they still need more than are shared.
-    """
-    shared = len(one & other)
-    return sum(max(len(ids) // 2 + 1 - (len(ids) - shared), 0) for ids in (one, other)) > shared
 
 
 def _write_list(listed: CopyList, copy: Copy) -> None:

@@ -14,16 +14,15 @@ Rules kept here:
 
 Why no copy that lacks an answer opens by itself.  An answer is given under a list N that all its copies have.  Others
 could open without all of these by an older list, or by one that was never finished:
-- An older list: more than half of its copies share one with more than half of N's (`engine.mirror.good_copies`), or
-  with more than half of those of a list between them that so many have (`engine.mirror.mirror_opening`).  That copy
-  knows better.
+- An older list: N leaves out at most half of its copies (`engine.mirror.good_copies`), or of those of a list between
+  them that more than half of its copies have (`engine.mirror.mirror_opening`).  So one of more than half knows better.
 - An unfinished list U: who wrote it did not know N, nor the other way round, so both came from one list.  If more than
   half of U's copies are here and none is N's, then one of them never had U, and says so.  For else those that had it
   were away when N's process opened, with more than half of the list that both came from; and there are not enough.
 - A list whose copies contradict it is overwritten by the one that was chosen, before the next.  Otherwise unfinished
   lists could lie on all copies, each contradicted by another, until nobody has the one that answers were given under.
 `tests/models/mirrored_disks.py` goes through all orders of vanishing, returning, crashing, adding and replacing, with
-up to four copies, and shows for each of the rules how a stale copy opens without it.
+up to three copies, and shows for each of the rules how a stale copy opens without it.
 """
 
 from __future__ import annotations

@@ -6,10 +6,11 @@ from typing import Final
 
 from lakefs.limits import MIB
 
-COPIES_MAX: Final = 4
-"""Good copies of one mirrored disk: m + 1, and one that takes another's place; m is 2 at 4+2 and at 8+2.
+COPIES_MAX: Final = 3
+"""Good copies of one mirrored disk: m + 1; m is 2 at 4+2 and at 8+2.
 
-That no stale copy opens by itself is known for up to four: see `engine.mirror.list_choice`.
+A fourth would not be safe.  Let {a, b, c} be followed by {a, b, c, d}, which a never gets: c and d, half of the second,
+could go on by it; then a and b open by the first, since a shows that the second was never finished.
 """
 LISTED_MAX: Final = 8
 """Room for copies in the file of a list."""

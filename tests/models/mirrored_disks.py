@@ -52,7 +52,7 @@ class Rules(NamedTuple):
     opening_syncs_what_it_reads: bool = True
     opening_settles_the_list: bool = True
     settled_on_more_than_half: bool = True
-    halves_share_a_copy: bool = True
+    at_most_half_is_left_out: bool = True
     unfinished_lists_count_too: bool = True
     list_is_durable_first: bool = True
     changes_reach_all_copies: bool = True
@@ -168,21 +168,15 @@ class Mirrors:
     ) -> State:
         """Begin to write the list that follows `listed`, or stop."""
         counted = before if self._rules.unfinished_lists_count_too else before[:1]
-        if not wanted or not all(self._may_follow(copies, lost, wanted) for copies, lost in counted):
+        if not wanted or (
+            self._rules.at_most_half_is_left_out
+            and any(2 * (copies & wanted).bit_count() < copies.bit_count() + lost for copies, lost in counted)
+        ):
             return _kept(devices, lists, (), blanks)
         following = (*lists, (wanted, 0, lists[listed][2] | 1 << listed))
         own = (wanted, 0)
         process = (WRITING, len(lists), wanted, wanted, 0, good, before if own in before else (*before, own))
         return _kept(devices, following, process, blanks)
-
-    def _may_follow(self, copies: int, lost: int, wanted: int) -> bool:
-        """Return True if more than half of those copies and more than half of the wanted ones share one."""
-        if not self._rules.halves_share_a_copy:
-            return True
-        count, shared = copies.bit_count() + lost, (copies & wanted).bit_count()
-        left_of_shared = count // 2 + 1 - (count - shared)
-        right_of_shared = wanted.bit_count() // 2 + 1 - (wanted.bit_count() - shared)
-        return max(left_of_shared, 0) + max(right_of_shared, 0) > shared
 
     def _listing(self, devices: Devices, lists: Lists, process: Running, blanks: int) -> Iterator[Step]:
         _, listed, wanted, asked, failed, good, before = process

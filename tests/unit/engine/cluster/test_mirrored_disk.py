@@ -8,6 +8,7 @@ import pytest
 
 from engine.mirror.copy_list import read_list
 from engine.mirror.mirrored_disk import MirroredDisk
+from engine.mirror.new_copy import add_copy
 from lakefs.errors import DiskFailed, EngineBusy, LakeError, StoreFull, StoreReadOnly
 from lakefs.limits import MIB
 from lakefs.ports import DiskFile
@@ -101,18 +102,21 @@ def test_a_process_without_descriptors_is_not_the_copys_fault() -> None:
     assert good(mirror) == "ab"
 
 
-def test_a_copy_that_fails_at_the_list_too_is_thrown_out_with_the_first_and_more_at_once_stops_all_writing() -> None:
-    devices, mirror, file = begun(4)
-    devices.disks["a"].fail_next("pwrite", DiskFailed("planted"))
+def test_a_copy_that_fails_at_the_list_of_a_new_one_is_thrown_out_by_the_next_list() -> None:
+    devices, mirror, _ = begun(2)
     devices.disks["b"].fail_next("rename", DiskFailed("planted"), path="mirror.list")
-    file.pwrite(b"x", 0)
-    assert good(mirror) == "cd"
+    add_copy(mirror, "c", devices.replace("c"))
+    assert good(mirror) == "ac"
     devices.kill()
-    assert good(devices.open()) == "cd"
+    assert good(devices.open()) == "ac"
 
+
+@pytest.mark.parametrize("second", ["sync_data", "rename"])
+def test_two_copies_of_three_that_fail_at_once_stop_all_writing(second: str) -> None:
+    """At the same change, or one at the list without the other."""
     devices, mirror, file = begun(3)
-    for name in "ab":
-        devices.disks[name].fail_next("sync_data", DiskFailed("planted"))
+    devices.disks["a"].fail_next("sync_data", DiskFailed("planted"))
+    devices.disks["b"].fail_next(second, DiskFailed("planted"), path="mirror.list" if second == "rename" else "")
     with pytest.raises(DiskFailed, match="too many copies failed at once"):
         file.sync_data()
     with pytest.raises(DiskFailed, match="too many"):

@@ -65,12 +65,11 @@ def test_two_of_three_lists_open_and_throw_the_third_copy_out() -> None:
             Devices(3).open(name)
 
 
-@pytest.mark.parametrize("failed", ["", "a", "ab", "abc", "ba", "bc", "abd", "dcb"])
+@pytest.mark.parametrize("failed", ["", "a", "b", "ab", "ba", "bc", "cb"])
 def test_whatever_is_there_opens_with_all_that_was_acknowledged_or_not_at_all(failed: str) -> None:
-    names = "abcd"
-    for count in range(1, 5):
-        for there in combinations(names, count):
-            devices = Devices(4)
+    for count in range(1, 4):
+        for there in combinations("abc", count):
+            devices = Devices(3)
             fail(devices, *failed)
             try:
                 mirror = devices.open(*there)
