@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.cluster.table import Table, members_to_ask
+from lakefs.content.verify import granules_around
 from lakefs.errors import ChunkNotFound, CorruptionError, EngineUnreachable, LakeError
 from lakefs.ids import ChunkId, MemberId
 
@@ -82,7 +83,9 @@ class ChunkRead:
         self.memory = memory
         data = range(code.data_shards(length))
         self.wanted: Sequence[int] = data if piece is None else (piece[0],)
-        self.begin, self.end = (0, code.shard_bytes(length)) if piece is None else piece[1:]
+        self.begin, self.end = 0, code.shard_bytes(length)
+        if piece is not None:  # members answer whole granules; a short last shard ends amid one that others have
+            self.begin, self.end = granules_around(piece[1], piece[2] - piece[1], self.end)
         self.got: dict[int, memoryview] = {}
         self.crcs: dict[int, bytes] = {}
         self.pending: list[Ask] = []

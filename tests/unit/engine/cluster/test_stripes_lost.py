@@ -96,6 +96,20 @@ def test_two_of_six_gone_and_writes_go_on() -> None:
     in_lake(body)
 
 
+@pytest.mark.parametrize("length", [200_000, 300_000, MIB - 1, MIB])
+def test_a_range_at_the_end_of_a_chunk_is_decoded(length: int) -> None:
+    payload = payload_of(length, length)
+
+    async def body(rig: Rig) -> None:
+        await rig.store(payload)  # its checksums are known from here on
+        last = rig.code.data_shards(length) - 1
+        rig.lose(rig.home(payload, last))
+        for size in (1, 1000, length - last * rig.code.shard_bytes(length)):
+            assert await rig.read(data_chunk_id(payload), length, length - size, size) == payload[-size:]
+
+    in_lake(body)
+
+
 def test_substitutes_take_the_shards_of_members_that_are_away() -> None:
     async def body(rig: Rig) -> None:
         homes = {rig.home(LONG, shard) for shard in range(6)}

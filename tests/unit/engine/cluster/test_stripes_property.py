@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
 from hypothesis import given, settings, strategies as st
 
 from engine.members.ports import Wanted
@@ -19,11 +18,6 @@ PROTECTIONS = (("4+2", 6), ("4+2", 7), ("4+2", 3), ("2+1", 3), ("2+1", 5), ("1+1
 _GONE = (Fault.AWAY, Fault.LOST)
 
 
-@pytest.mark.xfail(
-    reason="seed 377 at 4+2: a range is refused (0 shards found) while members that are up have enough shards",
-    raises=AssertionError,
-    strict=False,
-)
 @settings(max_examples=12)
 @given(st.sampled_from(PROTECTIONS), st.integers(0, 1 << 32))
 def test_acknowledged_chunks_are_readable_while_enough_shards_are_up(lake: tuple[str, int], seed: int) -> None:
