@@ -2,7 +2,7 @@
 
 The rule is: never other bytes.
 - A whole chunk is checked by the BLAKE3 of all its bytes, whichever shards they were made from.  When that fails, the
-  shards do not belong together: each choice of enough of them is tried, and at most 45 exist (8 of 10).
+  shards do not belong together: each choice of enough of them is tried (`decode`).
 - A range that came from its own data shard is checked by the CRC32C of its granules: as the member's answer has them,
   and as the chunk's vector has them, if it is known here.
 - A range that was decoded has no CRC of its own: a decoded granule is a function of several shards, and one of them
@@ -14,11 +14,12 @@ Blocks; any thread may call, for reads that are held.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from itertools import combinations
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from engine.stripes.chunk_read import ChunkRead
+from engine.stripes.decode import solve
+from engine.stripes.shard_lengths import exact_reading
 from lakefs.content.verify import granule_crcs, matches_id
 from lakefs.ids import Buffer
 
@@ -49,16 +50,11 @@ def made(read: ChunkRead, vector: bytes) -> Made | None:
 
 def made_from_any(read: ChunkRead) -> Made | None:
     """Return a whole chunk, made from any choice of its shards that makes it; None if none does."""
-    for chosen in _choices(read):
-        memory = memoryview(bytearray(read.length))
-        _assemble(read, memory, {shard: read.got[shard] for shard in chosen})
-        if matches_id(read.chunk, memory):
-            return Made(memory, granule_crcs(memory))
-    return None
-
-
-def _choices(read: ChunkRead) -> Iterable[tuple[int, ...]]:
-    return combinations(sorted(read.got), read.needed)
+    solved = solve(read.code, read.chunk, [exact_reading(read.code, read.length)], [*read.got.items()])
+    if solved is None:
+        return None
+    memory = memoryview(b"".join([solved.shard(shard) for shard in read.wanted]))
+    return Made(memory, granule_crcs(memory))
 
 
 def _assemble(read: ChunkRead, memory: memoryview, present: Mapping[int, Buffer]) -> None:

@@ -3,7 +3,7 @@
     1. known in this process
     2. shard 0 is asked for at its home: it is all of a short chunk
     3. all others are asked for at their homes: together they say the length, or a likely one (`shard_lengths`)
-    4. `search`: all that is left of a chunk is read, and its BLAKE3 says the length (`any_length`)
+    4. `search`: all that is left of a chunk is read, and its BLAKE3 says the length (`decode`)
 
 Shards are offered, since that answers lengths of many shards at once.  To be touched does them no harm: garbage that
 somebody reads is kept a little longer.
@@ -16,9 +16,9 @@ from typing import Final
 
 from engine.host.tasks import run_all
 from engine.members.ports import Members
-from engine.stripes.any_length import lengths_tried
+from engine.stripes.decode import solve
 from engine.stripes.known_chunks import KnownChunks
-from engine.stripes.shard_lengths import Length, length_from
+from engine.stripes.shard_lengths import Length, length_from, readings_of
 from engine.stripes.shard_offers import Place, offered
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.cluster.table import members_to_ask
@@ -71,11 +71,10 @@ class StripeLengths:
 
     async def search(self, chunk: ChunkId) -> int:
         """Return the length of a chunk, proven by its BLAKE3; 0 if what is left of it does not make it."""
-        tries = lengths_tried(self._code, chunk, await self._all_that_is_left(chunk))
-        length: int | None = 0
-        while length == 0:
-            length = await self._offload.run(next, tries, None)
-        return length or 0
+        left = await self._all_that_is_left(chunk)
+        readings = readings_of(self._code, {shard: len(part) for shard, part in left.items()}) if left else []
+        solved = await self._offload.run(solve, self._code, chunk, readings, [*left.items()])
+        return 0 if solved is None else solved.length
 
     async def _all_that_is_left(self, chunk: ChunkId) -> dict[int, bytes]:
         """Return every shard of a chunk that is found at a place where it may lie."""

@@ -20,7 +20,7 @@ from enum import Enum, auto
 from itertools import repeat
 from typing import Final, NamedTuple
 
-from engine.walker.walker_lengths import readings_of
+from engine.stripes.shard_lengths import readings_of
 from engine.walker.walker_lists import Columns, Window
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.ids import MemberId

@@ -21,10 +21,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from engine.host.tasks import run_all
+from engine.stripes.decode import Solved, solve
+from engine.stripes.shard_lengths import Reading
 from engine.walker.walker_calls import NewShard, ReadShard, ShardCalls
 from engine.walker.walker_compare import Copy
-from engine.walker.walker_decode import Solved, solve
-from engine.walker.walker_lengths import Reading
 from engine.walker.walker_report import Left, WalkReport
 from engine.walker.walker_stripe import Check, Finished, Move, Place, Stripe, next_step
 from lakefs.cluster.erasure import ErasureCode

@@ -16,8 +16,8 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final
 
+from engine.stripes.shard_lengths import Reading, exact_reading, readings_of
 from engine.walker.walker_compare import Copy, Verdict, judge, signature_of
-from engine.walker.walker_lengths import Reading, exact_reading, readings_of
 from engine.walker.walker_report import Left
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.ids import ChunkId, MemberId

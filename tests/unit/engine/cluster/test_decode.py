@@ -7,8 +7,8 @@ from itertools import combinations
 
 import pytest
 
-from engine.walker.walker_decode import solve
-from engine.walker.walker_lengths import readings_of
+from engine.stripes.decode import solve
+from engine.stripes.shard_lengths import readings_of
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.cluster.protection import PROTECTIONS
 from lakefs.ids import ChunkId, ChunkKind, chunk_id_of

@@ -7,7 +7,7 @@ from itertools import combinations
 
 import pytest
 
-from engine.walker.walker_lengths import Reading, readings_of
+from engine.stripes.shard_lengths import Reading, readings_of
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.cluster.protection import PROTECTIONS
 from lakefs.limits import CHUNK_BYTES, GRANULE_BYTES

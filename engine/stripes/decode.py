@@ -1,4 +1,4 @@
-"""A chunk from some of its shards, proven by its hash: the only source of what the walker stores anew.
+"""A chunk from some of its shards, proven by its hash: the only source of what is stored anew.
 
 Nothing proves a shard by itself: its member compares it with checksums that somebody sent.  A shard made from wrong
 ones would be stored with right checksums, and the damage would spread.  So a chunk is decoded whole, and shards are
@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import blake3
 
-from engine.walker.walker_lengths import Reading
+from engine.stripes.shard_lengths import Reading
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.content.verify import granule_crcs
 from lakefs.ids import DIGEST_BYTES, MANIFEST_CONTEXT, Buffer, ChunkId, ChunkKind, kind_of
