@@ -18,14 +18,15 @@ from engine.host.tasks import run_all
 from engine.members.ports import Members
 from engine.stripes.decode import solve
 from engine.stripes.known_chunks import KnownChunks
+from engine.stripes.newest_table import by_newest_table
 from engine.stripes.shard_lengths import Length, length_from, readings_of
 from engine.stripes.shard_offers import Place, offered
 from lakefs.cluster.erasure import ErasureCode
-from lakefs.cluster.table import members_to_ask
+from lakefs.cluster.table import Table, members_to_ask
 from lakefs.content.verify import granule_crcs
-from lakefs.errors import LakeError, StaleEpoch
+from lakefs.errors import LakeError
 from lakefs.ids import ChunkId, GcGeneration, MemberId
-from lakefs.limits import GRANULE_BYTES, STRIPE_ATTEMPTS_MAX
+from lakefs.limits import GRANULE_BYTES
 from lakefs.ports import Offload
 from lakefs.wire import messages as m
 
@@ -48,16 +49,12 @@ class StripeLengths:
             known = self._known.get(chunk)
             found[chunk] = None if known is None else Length(known.length, is_certain=True)
         unknown = [chunk for chunk, length in found.items() if length is None]
-        for attempt in range(1, STRIPE_ATTEMPTS_MAX + 1):
-            try:
-                return found | await self._ask(unknown) if unknown else found
-            except StaleEpoch:
-                if attempt == STRIPE_ATTEMPTS_MAX:
-                    raise
-        raise AssertionError("the last attempt returns or raises")
+        if unknown:
+            found |= await by_newest_table(self._members, lambda table: self._ask(table, unknown))
+        return found
 
-    async def _ask(self, chunks: Sequence[ChunkId]) -> dict[ChunkId, Length | None]:
-        table, code = self._members.tables[0], self._code
+    async def _ask(self, table: Table, chunks: Sequence[ChunkId]) -> dict[ChunkId, Length | None]:
+        code = self._code
         lengths = {chunk: [0] * table.protection.width for chunk in chunks}
         left, shards = list(chunks), range(1)
         for shards in (range(1), range(1, table.protection.width)):

@@ -18,15 +18,14 @@ from collections.abc import Mapping, Sequence
 from engine.coordinator.lake_state import LakeState
 from engine.members.ports import Got, Members
 from engine.stripes.known_chunks import KnownChunks
+from engine.stripes.newest_table import by_newest_table
 from engine.stripes.shard_lengths import length_from
 from engine.stripes.shard_offers import Place, offered
 from engine.stripes.stripe_layout import is_at_home
 from engine.stripes.stripe_reader import Range, StripeReader
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.cluster.table import Table
-from lakefs.errors import StaleEpoch
 from lakefs.ids import EMPTY_CHUNK, ChunkId, GcGeneration, MemberId
-from lakefs.limits import STRIPE_ATTEMPTS_MAX
 
 
 class Found:
@@ -77,13 +76,7 @@ class StripeOffers:
     async def offer(self, generation: GcGeneration, chunks: Sequence[ChunkId]) -> list[int]:
         """Return the length of each chunk that is stored, else 0; see `Stripes.offer`."""
         once = [*dict.fromkeys(chunk for chunk in chunks if chunk != EMPTY_CHUNK)]
-        for attempt in range(1, STRIPE_ATTEMPTS_MAX + 1):
-            try:
-                present = await self._offer_by(self._members.tables[0], generation, once)
-                break
-            except StaleEpoch:
-                if attempt == STRIPE_ATTEMPTS_MAX:
-                    raise
+        present = await by_newest_table(self._members, lambda table: self._offer_by(table, generation, once))
         return [present.get(chunk, 0) for chunk in chunks]
 
     async def _offer_by(self, table: Table, generation: GcGeneration, chunks: Sequence[ChunkId]) -> dict[ChunkId, int]:

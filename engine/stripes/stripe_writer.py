@@ -20,6 +20,7 @@ from engine.coordinator.lake_state import LakeState
 from engine.host.tasks import run_all
 from engine.members.ports import Members, NewChunk
 from engine.stripes.known_chunks import KnownChunks
+from engine.stripes.newest_table import by_newest_table
 from engine.stripes.stripe_errors import damaged, not_stored
 from engine.stripes.stripe_layout import is_at_home, is_stored, placed
 from engine.stripes.stripe_shards import ParityMemory, Stripe, portions
@@ -27,7 +28,7 @@ from lakefs.cluster.erasure import ErasureCode
 from lakefs.cluster.table import Table
 from lakefs.errors import AlreadyExists, InvalidArgument, LakeError, RequestTooLarge, StaleEpoch
 from lakefs.ids import EMPTY_CHUNK, ChunkId, GcGeneration, MemberId, ShardNumber, shard_text
-from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, STRIPE_ATTEMPTS_MAX
+from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX
 from lakefs.ports import Offload
 from lakefs.wire import messages as m
 
@@ -108,13 +109,7 @@ class _Storing:
 
     async def run(self) -> Table:
         """Store all; returns the table by which they are stored.  ClusterDegraded, StoreFull."""
-        for attempt in range(1, STRIPE_ATTEMPTS_MAX + 1):
-            try:
-                await self._run_by(self._members.tables[0])
-                break
-            except StaleEpoch:
-                if attempt == STRIPE_ATTEMPTS_MAX:
-                    raise
+        await by_newest_table(self._members, self._run_by)
         self._check()
         return self._table
 
