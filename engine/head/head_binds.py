@@ -25,6 +25,7 @@ from engine.head.head_clients import HeadClient, HeadSession
 from engine.requests.answers import failed
 from engine.requests.handlers import handles
 from engine.requests.put import check_body
+from engine.requests.put_objects import with_fresh
 from engine.requests.slots import SlotPayloads
 from engine.requests.uploads import with_layouts
 from engine.sessions.references import References
@@ -243,10 +244,7 @@ class ObjectBinds:
                     raise
                 generation = later
                 continue
-            if all(fresh):
-                return Reply(answer)
-            told = zip(answer.results, fresh, strict=True)
-            return Reply(m.NameResults([msgspec.structs.replace(result, fresh=is_new) for result, is_new in told]))
+            return Reply(m.NameResults(with_fresh(answer.results, fresh)))
         raise _outrun()
 
 

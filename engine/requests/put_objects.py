@@ -100,9 +100,7 @@ class ObjectPuts:
         def bound(results: list[m.NameResult], fresh: Sequence[bool]) -> list[m.NameResult]:
             # In the step of the decision: stamps and times are its own.
             results = self._with_stamps(results) if stamps else results
-            if not all(fresh):
-                told_fresh = zip(results, fresh, strict=True)
-                results = [msgspec.structs.replace(result, fresh=is_new) for result, is_new in told_fresh]
+            results = with_fresh(results, fresh)
             return results if told is None else told.told(self._metadata, results)
 
         return Reply(m.NameResults(await self._bound.store(payloads, bind, durable=durable, bound=bound)))
@@ -117,3 +115,11 @@ class ObjectPuts:
     ) -> list[m.NameResult]:
         """Bind the changes that can be bound; every change has a result."""
         return bind_changes(txn, changes, blobs, self._store.clock.wall_ns())
+
+
+def with_fresh(results: list[m.NameResult], fresh: Sequence[bool]) -> list[m.NameResult]:
+    """Return results that say of each payload if it was new; as they are if all were."""
+    if all(fresh):
+        return results
+    told = zip(results, fresh, strict=True)
+    return [msgspec.structs.replace(result, fresh=is_new) for result, is_new in told]

@@ -23,7 +23,7 @@ from engine.metadata.metadata_store import Metadata
 from engine.metadata.pacing import Pacing
 from lakefs.errors import EngineBusy, LakeError
 from lakefs.host.memory_limits import memory_bytes
-from lakefs.ids import BootId, Sequence
+from lakefs.ids import WHOLE_CHUNK, BootId, Sequence
 from lakefs.limits import HOT_INDEX_MEMORY_SHARE, HOT_INDEX_SLOTS_MIN, MIB
 from lakefs.ports import Offload
 from lakefs.shared_index.table import SharedTable
@@ -34,8 +34,8 @@ GATHERED_FROM_BYTES: Final = 32 * MIB
 """Smaller tables stay on small pages: the processor's TLBs reach about that far with them."""
 GATHER_BYTES: Final = 16 * MIB
 """Bytes moved to huge pages in one call in a thread: some 10 ms."""
-_PLAIN_KEY: Final = (b"\0\0", 255)
-"""Domain and kind bytes of a key: default domain, whole chunk."""
+_PLAIN_KEY: Final = (b"\0\0", WHOLE_CHUNK)
+"""Domain and shard of a key: default domain, whole chunk."""
 _log: Final = structlog.get_logger(__name__)
 
 
