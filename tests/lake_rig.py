@@ -21,6 +21,7 @@ from engine.members.ports import Got, NewChunk, Wanted
 from engine.namespace.buckets import find_bucket
 from engine.namespace.removal import remove
 from engine.process.embedded import EmbeddedEngine
+from engine.requests.bind import BindGate
 from engine.requests.changes import bind_changes
 from engine.requests.table import NamesService
 from engine.store.keyed_store import KeyedStore
@@ -209,6 +210,7 @@ class SmallLake:
         self.clock = SimClock()
         self.names: KeyedStore
         self.client: EmbeddedEngine
+        self.gate: BindGate
         self.joined: JoinedGeneration
         self.gc: LakeGc
         self._names_process = Process()
@@ -220,7 +222,8 @@ class SmallLake:
         self._names_process = Process()
         self.names = await self._nursery.start(self._names_process.run, names_store(self.names_disk))
         self.client = EmbeddedEngine(NamesService(self.names), descriptors=False)
-        self.joined = JoinedGeneration(self.names.metadata)
+        self.gate = BindGate()
+        self.joined = JoinedGeneration(self.names.metadata, self.gate)
         self.gc = LakeGc(
             self.coordinator,
             self.members,
@@ -294,9 +297,9 @@ class SmallLake:
         """Bind a key as names do for a head, to what was answered in a generation and an epoch.  SessionLost."""
 
         def decide(txn: Transaction) -> list[m.NameResult]:
-            self.joined.check_generation(generation)
-            if epoch is not None and epoch < self.members.tables[-1].ring_epoch:
-                raise SessionLost("the answers are of a ring epoch that is retired")
+            self.gate.retire_below(self.members.tables[-1].ring_epoch)
+            newest = self.members.tables[0].ring_epoch
+            self.gate.check(m.Answered(generation, newest if epoch is None else epoch))
             return bind_changes(txn, [change(key, blob)], [HeldBlob(BlobId(blob), size, blob[0])], 1)
 
         results, sequence = await self.names.metadata.commit(decide)
@@ -340,7 +343,7 @@ class SmallLake:
         """Record part 1 of an upload to `upload`, as names do for a head.  SessionLost."""
 
         def decide(txn: Transaction) -> None:
-            self.joined.check_generation(generation)
+            self.gate.check(m.Answered(generation, self.members.tables[0].ring_epoch))
             ref = UploadRef(find_bucket(txn, "bkt"), "upload", upload)
             put_part(txn, ref, 1, HeldBlob(BlobId(blob), 1, blob[0]), bytes(16), {}, 1)
 

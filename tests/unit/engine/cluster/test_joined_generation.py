@@ -9,29 +9,32 @@ import trio
 from engine.format.generation import JOINED_KEY, pack_joined, unpack_joined
 from engine.format.layouts import Table
 from engine.lake_gc.joined_generation import JoinedGeneration
+from engine.requests.bind import BindGate
 from engine.tables.views import Transaction
 from lakefs.errors import SessionLost, StoreUnusable
 from lakefs.ids import GcGeneration
+from lakefs.wire.messages import Answered
 from tests.sim.world.disk import SimDisk
 from tests.unit.support.metadata_rig import opened, run
 
 
-def test_a_joined_generation_is_recorded_and_who_asked_is_called_in_the_step() -> None:
+def test_a_joined_generation_is_recorded_and_the_gate_knows_it_in_the_step() -> None:
     async def scenario() -> None:
-        disk, seen = SimDisk(), list[int]()
+        disk = SimDisk()
         async with opened(disk) as metadata:
-            joined = JoinedGeneration(metadata, seen.append)
-            joined.check_generation(0)
-            await joined.join(GcGeneration(3))
-            await joined.join(GcGeneration(3))
-            await joined.join(GcGeneration(2))
-            assert seen == [0, 3]
+            gate = BindGate()
+            joined = JoinedGeneration(metadata, gate)
+            gate.check(Answered(0, 1))
+            for generation in (3, 3, 2):
+                await joined.join(GcGeneration(generation))
+                assert (joined.number, gate.joined_generation) == (3, 3)
         async with opened(disk) as metadata:
-            joined = JoinedGeneration(metadata, seen.append)
-            assert (joined.number, seen) == (3, [0, 3, 3])
-            joined.check_generation(2)
+            gate = BindGate()
+            joined = JoinedGeneration(metadata, gate)
+            assert (joined.number, gate.joined_generation) == (3, 3)
+            gate.check(Answered(2, 1))
             with pytest.raises(SessionLost, match="offer the chunks again"):
-                joined.check_generation(1)
+                gate.check(Answered(1, 1))
 
     run(scenario)
 
@@ -42,11 +45,12 @@ def test_what_is_bound_on_old_answers_is_bound_before_the_generation_is_joined(s
 
     async def scenario() -> None:
         async with opened(SimDisk()) as metadata:
-            joined = JoinedGeneration(metadata)
+            gate = BindGate()
+            joined = JoinedGeneration(metadata, gate)
             bound: list[int] = []
 
             def bind(txn: Transaction) -> None:
-                joined.check_generation(1)
+                gate.check(Answered(1, 1))
                 assert txn.get(Table.COUNTERS, JOINED_KEY) is None, "bound behind the record"
                 txn.put(Table.NAMES, b"name %d" % len(bound), b"value")
                 bound.append(1)

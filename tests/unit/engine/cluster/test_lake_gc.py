@@ -118,9 +118,9 @@ def test_names_that_start_again_refuse_the_same_answers(crash: bool) -> None:
         await lake.stop_names(crash=crash)
         await lake.start_names()
         assert lake.joined.number == 3
-        lake.joined.check_generation(2)
+        lake.gate.check(m.Answered(2, 1))
         with pytest.raises(SessionLost):
-            lake.joined.check_generation(1)
+            lake.gate.check(m.Answered(1, 1))
         await lake.joined.join(GcGeneration(2))
         assert lake.joined.number == 3, "it never goes back"
 

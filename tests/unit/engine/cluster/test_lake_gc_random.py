@@ -15,8 +15,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_gc.lake_gc_marks import Marks, MemberMarks
+from engine.requests.bind import BindGate
 from engine.sessions.references import References
 from lakefs.errors import LakeError, SessionLost
 from lakefs.ids import ChunkId, GcGeneration, MemberId
@@ -276,7 +276,7 @@ def test_bound_content_stays_and_garbage_goes() -> None:
 
 
 def _plant_stale_answers_are_bound(plant: pytest.MonkeyPatch) -> None:
-    plant.setattr(JoinedGeneration, "check_generation", lambda self, generation: None)
+    plant.setattr(BindGate, "check", lambda self, answered: None)
 
 
 def _plant_leases_are_forgotten(plant: pytest.MonkeyPatch) -> None:
