@@ -34,7 +34,6 @@ from engine.tiers.dram_tier import DramTier
 from engine.tiers.shared_index import SharedIndex
 from engine.upkeep.compaction import Compactor
 from engine.upkeep.gc import Collector, CollectReport, CollectTotals
-from engine.upkeep.index_upkeep import index_state
 from engine.upkeep.scrub import Scrubber
 from engine.upkeep.shard_gc import ShardCollector
 from lakefs.errors import IndexDamaged, StoreReadOnly
@@ -42,7 +41,6 @@ from lakefs.host.buffers import BufferPool
 from lakefs.ids import Sequence
 from lakefs.limits import COMPACT_SHARE
 from lakefs.ports import Disk, Offload
-from lakefs.version import VERSION
 from lakefs.wire.messages import FEATURE_FABRIC, SHARED_BY_ENGINES
 
 
@@ -126,18 +124,10 @@ class Store(KeyedStore):
     async def status(self) -> dict[str, Any]:
         """Return the state for people and scripts; JSON-able."""
         await self._look_at_lock()
-        reason = self.read_only_because
         free, total = await self.offload.run(lambda: (self.disk.free_bytes(), self.disk.total_bytes()))
         return {
-            "version": VERSION,
+            **await super().status(),
             "data": str(Path(self.disk.local_path(INDEX_FOLDER)).parent),
-            "store_id": self.superblock.store_id.hex(),
-            "engine_id": self.superblock.engine_id.hex(),
-            "features": self.features.names(),
-            "state": "read-only" if reason else "serving",
-            "reason": reason,
-            "index_verified": self.index_verified,
-            "index": index_state(self),
             "disk": {"free_bytes": free, "total_bytes": total, "reserve_bytes": self.reserve.held_bytes},
             "segments": {
                 "count": len(self.segments.register.kinds),
@@ -146,9 +136,6 @@ class Store(KeyedStore):
                 "damaged_chunks": len(self.quarantine),
             },
             "reads": self.segments.batches.statistics(),
-            "metadata": self.metadata.stats(),
-            "clients": self.references.statistics(),
-            "gateways": self.references.gateways(),
             "buffers": {"in_use": self.buffers.in_use, "capacity": self.buffers.capacity},
             "lent_memory": self.lent.statistics(),
             "pins": self.segments.pins.statistics(),
