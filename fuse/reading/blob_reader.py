@@ -55,7 +55,6 @@ from lakefs.host.crc import crc32c
 from lakefs.ids import Buffer, ChunkId
 from lakefs.limits import GRANULE_BYTES, MIB, PAGE_BYTES, PAGE_SUMS_MAX
 from lakefs.ports import Offload
-from lakefs.wire.media import BY_REQUEST
 from lakefs.wire.messages import Grant
 
 _VECTORS_MAX: Final = 1024
@@ -274,8 +273,8 @@ class BlobReader:
         for piece in pieces:
             first, last = max(offset - piece.offset, 0), min(end - piece.offset, piece.length)
             grant = self.opened.grants[piece.chunk]
-            if grant.logical_bytes != piece.length or grant.medium in BY_REQUEST:
-                raise StaleGrant("the grant's length is not the chunk's, or it names no place")
+            if grant.logical_bytes != piece.length:
+                raise StaleGrant("the grant's length is not the chunk's")
             spans.append(_Span(piece.chunk, grant, *granules_around(first, last - first, piece.length)))
         known = {span.chunk: self._vectors.get(span.chunk) for span in spans}
         buffer, vectors = await self._offload.run(_fetch, self._access.descriptors, self._buffers, spans, known)

@@ -35,7 +35,7 @@ from lakefs.host.memory_advice import populate
 from lakefs.ids import Buffer, ChunkId, SegmentId, id_text
 from lakefs.limits import KIB
 from lakefs.wire.grants import Grant
-from lakefs.wire.media import BY_REQUEST, IN_FILES, IN_SLABS, MEDIUM_NONE
+from lakefs.wire.media import IN_FILES, IN_SLABS, MEDIUM_NONE
 
 BRING_IN_FROM = 256 * KIB
 """Shortest read that brings in pages first.  Shorter reads may be random, and reading more would be a waste."""
@@ -48,7 +48,7 @@ def missing_for(descriptors: SegmentDescriptors, grants: Iterable[Grant]) -> tup
     for grant in grants:
         if grant.medium in IN_SLABS:
             slabs.add(grant.segment)
-        elif grant.medium not in BY_REQUEST:
+        else:
             segments.add(SegmentId(grant.segment))
     return descriptors.missing(segments), descriptors.slabs.missing(slabs) if slabs else []
 
