@@ -29,7 +29,7 @@ from engine.coordinator.records import MemberRecord, MemberState
 from engine.host.tasks import run_all
 from engine.members.ports import Members
 from engine.walker.walker import Walker, members_of
-from lakefs.cluster.members import Member, MemberState as Placing
+from lakefs.cluster.members import Member, Standing
 from lakefs.cluster.placing import next_table
 from lakefs.cluster.table import Table
 from lakefs.cluster.table_format import pack
@@ -40,7 +40,7 @@ from lakefs.wire import messages as m
 
 EPOCHS_MAX: Final = 4
 """Tables that are not retired: readers ask the homes of each."""
-_PLACING: Final = {MemberState.UP: Placing.IN, MemberState.OUT: Placing.OUT, MemberState.DRAINING: Placing.DRAINING}
+_STANDING: Final = {MemberState.UP: Standing.IN, MemberState.OUT: Standing.OUT, MemberState.DRAINING: Standing.DRAINING}
 _log: Final = structlog.get_logger(__name__)
 
 
@@ -138,7 +138,7 @@ class Membership:
         wanted = members_of_records(await self._state.members())
         if (len(tables) > 1 and wanted == newest.members) or len(tables) >= EPOCHS_MAX:
             return None
-        placing = sum(member.state is Placing.IN for member in newest.members)
+        placing = sum(member.state is Standing.IN for member in newest.members)
         try:
             table = next_table(newest, wanted, accept_loss=placing < newest.protection.members_min)
         except InvalidArgument as error:
@@ -148,7 +148,7 @@ class Membership:
             return None
         made = await self._state.next_epoch(newest.ring_epoch, pack(table))
         if made is not None:
-            out = {member.id for member in wanted if member.state is Placing.OUT}
+            out = {member.id for member in wanted if member.state is Standing.OUT}
             await self._note_changes([table, *tables], out)
             self._noted = made
         return made
@@ -161,7 +161,7 @@ class Membership:
             return []
         records = {record.member: record.state for record in await self._state.members()}
         gone = {member for member, state in records.items() if state in (MemberState.OUT, MemberState.REMOVED)}
-        named = {member.id for table in tables for member in table.members if member.state is not Placing.OUT}
+        named = {member.id for table in tables for member in table.members if member.state is not Standing.OUT}
         if not await self._all_know([member for member in named - gone if member in records], newest):
             return []
         if self._noted != newest.ring_epoch:
@@ -230,7 +230,7 @@ def members_of_records(records: Iterable[MemberRecord]) -> tuple[Member, ...]:
 
 def _member(record: MemberRecord) -> Member:
     _, machine, rack, zone = (*record.domains, "", "", "", "")[:4]
-    return Member(record.member, record.room_bytes, machine, rack, zone, _PLACING[record.state])
+    return Member(record.member, record.room_bytes, machine, rack, zone, _STANDING[record.state])
 
 
 def partitions_with(tables: Sequence[Table], member: MemberId) -> set[Partition]:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Final
 
-from lakefs.cluster.members import LEVELS, DomainKey, Level, Member, MemberState, domain_key
+from lakefs.cluster.members import LEVELS, DomainKey, Level, Member, Standing, domain_key
 from lakefs.cluster.protection import Protection
 
 SHARE_UNIT: Final = 1 << 16
@@ -65,7 +65,7 @@ class _Domain:
 
 def make_domains(protection: Protection, members: Sequence[Member], partition_count: int) -> Domains:
     """Return limits and shares for tables of `partition_count` rows over these members, which were checked."""
-    placing = [index for index, member in enumerate(members) if member.state is MemberState.IN]
+    placing = [index for index, member in enumerate(members) if member.state is Standing.IN]
     levels = _counting_levels(protection, members, placing)
     of_member, widest, limits = _nest(protection, members, placing, levels)
     _raise_limits(widest, protection.width, limits)

@@ -30,8 +30,8 @@ class Level(IntEnum):
     ZONE = 3
 
 
-class MemberState(IntEnum):
-    """State of a member in a table.  Only members that are IN get places."""
+class Standing(IntEnum):
+    """Standing of a member in a table.  Only members that are IN get places."""
 
     IN = 1
     DRAINING = 2
@@ -49,7 +49,7 @@ class Member:
     machine: str = ""
     rack: str = ""
     zone: str = ""
-    state: MemberState = MemberState.IN
+    state: Standing = Standing.IN
 
 
 DomainKey = tuple[str, ...] | MemberId
@@ -84,7 +84,7 @@ def checked_members(
             raise InvalidArgument("a member is listed twice", subject=id_text(member.id))
         _check_nesting(member, parents)
         before = member
-    placing = sum(member.state is MemberState.IN for member in ordered)
+    placing = sum(member.state is Standing.IN for member in ordered)
     if placing < (1 if accept_loss else protection.members_min):
         raise InvalidArgument(
             f"protection {protection} needs {protection.members_min} members and has {placing}: add members, "

@@ -21,7 +21,7 @@ from itertools import combinations
 
 from lakefs.cluster.balance import even_out
 from lakefs.cluster.draft import Draft
-from lakefs.cluster.members import Member, MemberState, checked_members
+from lakefs.cluster.members import Member, Standing, checked_members
 from lakefs.cluster.protection import Protection
 from lakefs.cluster.ring import vnode_room
 from lakefs.cluster.table import NO_MEMBER, Row, Table
@@ -65,7 +65,7 @@ def next_table(last: Table, members: Iterable[Member], *, at_once: bool = False,
 
 
 def _partition_bits(members: Sequence[Member]) -> int:
-    placing = sum(member.state is MemberState.IN for member in members)
+    placing = sum(member.state is Standing.IN for member in members)
     return PARTITION_BITS_MANY if placing >= MANY_MEMBERS else PARTITION_BITS
 
 
@@ -73,8 +73,8 @@ def _check_lost(last: Table, members: Sequence[Member], *, at_once: bool) -> Non
     """Refuse to take more than m homes of a row away at once, or to call more than m of them out."""
     width, most = last.protection.width, last.protection.parity
     states = {member.id: member.state for member in members}
-    gone = [states.get(member.id) is not MemberState.IN for member in last.members]
-    out = [states.get(member.id) is MemberState.OUT for member in last.members]
+    gone = [states.get(member.id) is not Standing.IN for member in last.members]
+    out = [states.get(member.id) is Standing.OUT for member in last.members]
     if any(out) and (worst := max(sum([out[index] for index in row[:width]]) for row in last.rows)) > most:
         raise InvalidArgument(
             f"{worst} homes of one row would be out, and protection {last.protection} outlives {most}: wait for a "
@@ -91,7 +91,7 @@ def _check_lost(last: Table, members: Sequence[Member], *, at_once: bool) -> Non
 
 def _keep(draft: Draft, last: Table, members: Sequence[Member]) -> None:
     """Give each member that gets places those that it had; each partition begins with the row of its parent."""
-    index_of = {member.id: index for index, member in enumerate(members) if member.state is MemberState.IN}
+    index_of = {member.id: index for index, member in enumerate(members) if member.state is Standing.IN}
     now = [index_of.get(member.id, NO_MEMBER) for member in last.members]
     split = len(draft.rows) // len(last.rows)
     for number in range(len(draft.rows)):

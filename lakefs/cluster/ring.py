@@ -22,7 +22,7 @@ from typing import Final
 
 import blake3
 
-from lakefs.cluster.members import Member, MemberState
+from lakefs.cluster.members import Member, Standing
 from lakefs.ids import MemberId
 
 VNODES_MEAN: Final = 150
@@ -36,7 +36,7 @@ _SPACE: Final = struct.Struct("<Q")
 
 def vnode_room(members: Sequence[Member], last_bytes: int = 0) -> int:
     """Return the room that one vnode stands for: the last table's, or another when that fits no more."""
-    rooms = [member.room_bytes for member in members if member.state is MemberState.IN]
+    rooms = [member.room_bytes for member in members if member.state is Standing.IN]
     if last_bytes and VNODES_MEAN // 2 * last_bytes <= sum(rooms) // len(rooms) <= 2 * VNODES_MEAN * last_bytes:
         return last_bytes
     return max(1, sum(rooms) // (VNODES_MEAN * len(rooms)))
@@ -93,7 +93,7 @@ class KeyRing:
 
 def _vnodes(member: Member, vnode_room_bytes: int) -> list[int]:
     """Return the positions of a member's vnodes; none for a member that gets no places."""
-    if member.state is not MemberState.IN:
+    if member.state is not Standing.IN:
         return []
     count = max(1, (member.room_bytes + vnode_room_bytes // 2) // vnode_room_bytes)
     output = blake3.blake3(member.id, derive_key_context=_MEMBER_CONTEXT).digest(length=8 * count)

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from itertools import chain, pairwise
 from typing import Final
 
-from lakefs.cluster.members import Member, MemberState, checked_members
+from lakefs.cluster.members import Member, Standing, checked_members
 from lakefs.cluster.protection import Protection
 from lakefs.cluster.table import NO_MEMBER, SUBSTITUTE_COUNT, Row, Table
 from lakefs.errors import InvalidArgument, ProtocolError, UnsupportedVersion
@@ -68,7 +68,7 @@ _CRC_AT: Final = RING_TABLE_HEADER.offset_of("crc")
 _PLACE_BYTES: Final = 2
 _HEADER_RESERVED: Final = bytes(19)
 _MEMBER_RESERVED: Final = bytes(7)
-_STATES: Final = {int(state): state for state in MemberState}
+_STATES: Final = {int(state): state for state in Standing}
 
 
 def pack(table: Table) -> bytes:
@@ -191,7 +191,7 @@ def _unpack_rows(packed: memoryview, protection: Protection, members: Sequence[M
     if sys.byteorder == "big":
         places.byteswap()
     row_places = protection.width + SUBSTITUTE_COUNT
-    placing = {index for index, member in enumerate(members) if member.state is MemberState.IN}
+    placing = {index for index, member in enumerate(members) if member.state is Standing.IN}
     for column in range(row_places):
         if not set(places[column::row_places]) <= placing | ({NO_MEMBER} if column >= protection.width else set()):
             raise _refused("a row names a member that gets no places")

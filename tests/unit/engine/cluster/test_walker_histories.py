@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from engine.walker.walker import Walker
-from lakefs.cluster.members import MemberState
+from lakefs.cluster.members import Standing
 from lakefs.errors import EngineUnreachable
 from lakefs.ids import ChunkId, MemberId
 from lakefs.limits import GRANULE_BYTES
@@ -144,7 +144,7 @@ class History:
     async def epoch(self) -> None:
         """Let one member of eight drain; the next epoch forgets the tables before if they are too many."""
         drained = self.rng.randrange(8)
-        states = [MemberState.DRAINING if n == drained else MemberState.IN for n in range(8)]
+        states = [Standing.DRAINING if n == drained else Standing.IN for n in range(8)]
         if len(self.made.whole_tables) > 2:
             await self.heal()
         await self.made.change(*[member(n, state) for n, state in enumerate(states)])

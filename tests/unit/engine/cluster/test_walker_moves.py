@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.walker.walker_report import Left
-from lakefs.cluster.members import MemberState
+from lakefs.cluster.members import Standing
 from lakefs.cluster.table import NO_MEMBER, moves
 from lakefs.errors import StaleEpoch, StoreFull
 from lakefs.ids import MemberId
@@ -30,7 +30,7 @@ def test_a_drained_member_holds_nothing_after_the_walk() -> None:
         await made.write(*SIZES, *SIZES)
         drained = member_id(3)
         held = len(await listed(made.clients[drained]))
-        await made.change(*[member(n, MemberState.DRAINING if n == 3 else MemberState.IN) for n in range(7)])
+        await made.change(*[member(n, Standing.DRAINING if n == 3 else Standing.IN) for n in range(7)])
         await made.start(member_id(6))
         report = await made.walk()
         assert report.is_healed
@@ -77,7 +77,7 @@ def test_a_member_that_returns_with_old_content_is_no_home_any_more() -> None:
         await made.stop(gone)
         await made.start(member_id(6))
         others = [member(n) for n in (0, 2, 3, 4, 5, 6)]
-        await made.change(*others, member(1, MemberState.OUT), retire=True)
+        await made.change(*others, member(1, Standing.OUT), retire=True)
         report = await made.walk()
         assert report.rebuilt > 0
         assert report.is_healed
@@ -228,7 +228,7 @@ def test_two_walks_of_two_tables_never_drop_both_copies() -> None:
             """Just before the older walk drops, make a newer table that moves all back, and walk by it."""
             if isinstance(request, m.DropShards) and not began:
                 began.append(True)
-                await made.change(*six, member(6, MemberState.DRAINING))
+                await made.change(*six, member(6, Standing.DRAINING))
                 walker = made.walker()
                 for partition in PARTITIONS:
                     await walker.walk_partition(partition)

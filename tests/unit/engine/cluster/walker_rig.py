@@ -22,7 +22,7 @@ from engine.walker.walker import Walked, Walker
 from engine.walker.walker_pace import Pace
 from engine.walker.walker_report import WalkReport
 from lakefs.cluster.erasure import ErasureCode
-from lakefs.cluster.members import Member, MemberState
+from lakefs.cluster.members import Member, Standing
 from lakefs.cluster.placing import first_table, next_table
 from lakefs.cluster.protection import Protection
 from lakefs.cluster.table import Table
@@ -52,7 +52,7 @@ def member_id(number: int) -> MemberId:
     return MemberId(bytes([number + 1]) * 16)
 
 
-def member(number: int, state: MemberState = MemberState.IN) -> Member:
+def member(number: int, state: Standing = Standing.IN) -> Member:
     return Member(member_id(number), 1 << 40, machine=f"host {number}", state=state)
 
 

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import blake3
 
 from lakefs.cluster import placing, table_format
-from lakefs.cluster.members import Level, Member, MemberState, domain_key
+from lakefs.cluster.members import Level, Member, Standing, domain_key
 from lakefs.cluster.protection import Protection
 from lakefs.cluster.table import NO_MEMBER, Table
 from lakefs.ids import MemberId
@@ -33,7 +33,7 @@ def fleet(count: int, per_machine: int = 1, per_rack: int = 0, first: int = 0) -
     ]
 
 
-def with_state(members: Sequence[Member], state: MemberState, *numbers: int) -> list[Member]:
+def with_state(members: Sequence[Member], state: Standing, *numbers: int) -> list[Member]:
     """Return the members with those at `numbers` in another state."""
     return [replace(member, state=state) if at in numbers else member for at, member in enumerate(members)]
 
@@ -51,7 +51,7 @@ def homes_of(table: Table) -> list[list[MemberId]]:
 
 def loads(table: Table) -> Counter[MemberId]:
     """Return the homes of each member that gets places, also of those that have none."""
-    counted = Counter({member.id: 0 for member in table.members if member.state is MemberState.IN})
+    counted = Counter({member.id: 0 for member in table.members if member.state is Standing.IN})
     for row in homes_of(table):
         counted.update(row)
     return counted
@@ -64,13 +64,13 @@ def most_in_a_domain(table: Table, level: Level) -> int:
 
 
 def domain_count(table: Table, level: Level) -> int:
-    return len({domain_key(member, level) for member in table.members if member.state is MemberState.IN})
+    return len({domain_key(member, level) for member in table.members if member.state is Standing.IN})
 
 
 def check_table(table: Table) -> None:
     """Assert what is true of every table in which no change waits for the next epoch."""
     protection = table.protection
-    placing_members = {index for index, member in enumerate(table.members) if member.state is MemberState.IN}
+    placing_members = {index for index, member in enumerate(table.members) if member.state is Standing.IN}
     assert len(table.rows) == 1 << table.partition_bits
     for row in table.rows:
         homes, substitutes = row[: protection.width], row[protection.width :]

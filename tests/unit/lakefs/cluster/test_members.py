@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lakefs.cluster.members import Level, Member, MemberState, checked_members, domain_key
+from lakefs.cluster.members import Level, Member, Standing, checked_members, domain_key
 from lakefs.cluster.protection import Protection
 from lakefs.errors import InvalidArgument
 from lakefs.ids import MemberId
@@ -43,7 +43,7 @@ def test_a_member_that_cannot_be_is_refused(changes: dict[str, object], message:
 def test_members_without_places_do_not_count_towards_the_fewest() -> None:
     members = fleet(3)
     assert len(checked_members(P42, members)) == 3
-    for state in (MemberState.OUT, MemberState.DRAINING):
+    for state in (Standing.OUT, Standing.DRAINING):
         with pytest.raises(InvalidArgument, match="needs 3 members and has 2"):
             checked_members(P42, with_state(members, state, 1))
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from lakefs.cluster.losses import losses_outlived
-from lakefs.cluster.members import Level, Member, MemberState
+from lakefs.cluster.members import Level, Member, Standing
 from lakefs.cluster.placing import first_table, next_table
 from lakefs.cluster.protection import PROTECTIONS, Protection
 from lakefs.cluster.table import Table, moves
@@ -32,7 +32,7 @@ from tests.unit.lakefs.cluster.fleets import (
     with_state,
 )
 
-OUT, DRAINING = MemberState.OUT, MemberState.DRAINING
+OUT, DRAINING = Standing.OUT, Standing.DRAINING
 
 
 @st.composite
@@ -210,7 +210,7 @@ def test_whatever_members_do_rows_stay_right_and_only_m_homes_of_a_row_change(
             elif what == "remove" and len(present) > 1:
                 del present[at]
             elif what == "return":
-                present = [replace(member, state=MemberState.IN) for member in present]
+                present = [replace(member, state=Standing.IN) for member in present]
             else:
                 present = with_state(present, OUT if what == "out" else DRAINING, at)
             try:
@@ -224,7 +224,7 @@ def test_whatever_members_do_rows_stay_right_and_only_m_homes_of_a_row_change(
 
 def check_settled(table: Table) -> None:
     check_table(table)
-    assert all(member.state is MemberState.IN or member.id not in loads(table) for member in table.members)
+    assert all(member.state is Standing.IN or member.id not in loads(table) for member in table.members)
 
 
 def test_members_that_stay_keep_their_shard_s_number() -> None:

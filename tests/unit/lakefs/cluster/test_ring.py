@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from lakefs.cluster.members import Member, MemberState
+from lakefs.cluster.members import Member, Standing
 from lakefs.cluster.ring import KeyRing, Ring, vnode_room
 from lakefs.ids import MemberId
 from tests.unit.lakefs.cluster.fleets import TB, fleet, member_id, with_state
@@ -30,7 +30,7 @@ def test_a_member_of_mean_room_has_150_vnodes_and_others_in_proportion() -> None
     ]
     unit = vnode_room(members[:3])
     assert [len(own) for own in Ring(members, unit).of_member] == [75, 150, 225, 1]
-    assert Ring(with_state(members, MemberState.OUT, 1), unit).of_member[1] == []
+    assert Ring(with_state(members, Standing.OUT, 1), unit).of_member[1] == []
 
 
 def test_more_room_leaves_a_member_s_first_vnodes_where_they_are() -> None:
@@ -76,7 +76,7 @@ def test_a_new_member_takes_keys_and_moves_no_others(room_bytes: int) -> None:
 def test_only_the_keys_of_a_lost_member_move() -> None:
     members = fleet(10)
     unit = vnode_room(members)
-    before, after = key_homes(members, unit), key_homes(with_state(members, MemberState.OUT, 4), unit)
+    before, after = key_homes(members, unit), key_homes(with_state(members, Standing.OUT, 4), unit)
     assert {was for was, now in zip(before, after, strict=True) if was != now} == {members[4].id}
 
 

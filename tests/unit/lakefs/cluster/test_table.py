@@ -5,7 +5,7 @@ from __future__ import annotations
 import blake3
 import pytest
 
-from lakefs.cluster.members import Member, MemberState
+from lakefs.cluster.members import Member, Standing
 from lakefs.cluster.placing import first_table, next_table
 from lakefs.cluster.protection import Protection
 from lakefs.cluster.table import NO_MEMBER, Table, members_to_ask, moves
@@ -34,9 +34,7 @@ def golden_tables() -> dict[str, Table]:
         "six": first_table(P42, fleet(6)),
         "twenty-four": twenty_four,
         "hundred": first_table(P42, fleet(100, per_machine=5, per_rack=2)),
-        "grown": next_table(
-            twenty_four, [*with_state(unequal, MemberState.DRAINING, 7), Member(member_id(50), 3 * TB)]
-        ),
+        "grown": next_table(twenty_four, [*with_state(unequal, Standing.DRAINING, 7), Member(member_id(50), 3 * TB)]),
     }
 
 
@@ -72,7 +70,7 @@ def test_a_shard_is_looked_for_at_its_home_then_at_substitutes_other_homes_and_o
     members = fleet(12)
     with small_tables():
         old = first_table(P42, members)
-        new = next_table(old, with_state(members, MemberState.DRAINING, *range(2)))
+        new = next_table(old, with_state(members, Standing.DRAINING, *range(2)))
     for chunk in CHUNKS:
         for shard in (0, 5):
             asked = list(members_to_ask([new, old], chunk, shard))

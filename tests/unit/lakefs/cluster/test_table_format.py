@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from lakefs.cluster.members import Member, MemberState
+from lakefs.cluster.members import Member, Standing
 from lakefs.cluster.placing import first_table, next_table
 from lakefs.cluster.protection import PROTECTIONS, Protection
 from lakefs.cluster.table import NO_MEMBER, Table
@@ -25,7 +25,7 @@ def table() -> Table:
         Member(member_id(number), TB + number, f"höst-{number // 2}", f"rack-{number // 4}", "zone")
         for number in range(9)
     ]
-    with_out = next_table(first_table(P42, members), with_state(members, MemberState.OUT, 3))
+    with_out = next_table(first_table(P42, members), with_state(members, Standing.OUT, 3))
     return replace(with_out, ring_epoch=RingEpoch((1 << 64) - 1))
 
 
