@@ -192,6 +192,12 @@ def check_lengths(lengths: Sequence[int]) -> None:
         raise RequestTooLarge(f"{sum(lengths)} bytes in one request; the limit is {BODY_BYTES_MAX}")
 
 
+def check_body(lengths: Sequence[int], body_bytes: int) -> None:
+    """Raise InvalidArgument unless the body has all of the payloads."""
+    if sum(lengths) != body_bytes:
+        raise InvalidArgument(f"lengths add up to {sum(lengths)}, the body has {body_bytes} bytes")
+
+
 _KINDS: Final = {int(kind): kind for kind in ChunkKind}
 
 

@@ -18,7 +18,17 @@ from typing import Final
 
 import msgspec
 
-from engine.coordinator.coordinator import Compare, Coordinator, Delete, Entry, HasRevision, HasValue, IsAbsent, Put
+from engine.coordinator.coordinator import (
+    Compare,
+    Coordinator,
+    Delete,
+    Entry,
+    HasRevision,
+    HasValue,
+    IsAbsent,
+    Page,
+    Put,
+)
 from engine.coordinator.records import (
     DIRTY,
     EPOCH_KEY,
@@ -232,15 +242,21 @@ class LakeState:
         return (await self._coordinator.transact([_as_read(key, entry)], [Put(key, value)])).succeeded
 
     async def _all(self, begin: bytes, end: bytes) -> AsyncIterator[Entry]:
-        """Yield the entries of a range, page by page: not all of one revision."""
-        after = b""
-        while True:
-            page = await self._coordinator.range(begin, end, limit=COORDINATOR_PAGE_MAX, after=after)
+        """Yield the entries of a range: not all of one revision."""
+        async for page in pages(self._coordinator, begin, end):
             for entry in page.entries:
                 yield entry
-            if not page.more:
-                return
-            after = page.entries[-1].key
+
+
+async def pages(coordinator: Coordinator, begin: bytes, end: bytes) -> AsyncIterator[Page]:
+    """Yield a range page by page, each at a revision of its own."""
+    after = b""
+    while True:
+        page = await coordinator.range(begin, end, limit=COORDINATOR_PAGE_MAX, after=after)
+        yield page
+        if not page.more:
+            return
+        after = page.entries[-1].key
 
 
 def _as_read(key: bytes, entry: Entry | None) -> Compare:

@@ -17,7 +17,7 @@ import structlog
 import trio
 
 from engine.coordinator.coordinator import Coordinator, ReadAnew
-from engine.coordinator.lake_state import NO_GENERATION, LakeState
+from engine.coordinator.lake_state import NO_GENERATION, LakeState, pages
 from engine.coordinator.records import (
     EPOCH_KEY,
     EPOCHS,
@@ -26,14 +26,15 @@ from engine.coordinator.records import (
     GenerationRecord,
     MemberRecord,
     decode,
+    epoch_key,
     epoch_of_key,
+    member_key,
 )
 from engine.host.tasks import plain_errors
 from lakefs.cluster.table import Table
 from lakefs.cluster.table_format import unpack
 from lakefs.errors import EngineBusy, EngineUnreachable, LakeError, StoreUnusable
 from lakefs.ids import GcGeneration, MemberId, Revision, RingEpoch
-from lakefs.limits import COORDINATOR_PAGE_MAX
 
 _BEGIN: Final = EPOCH_KEY
 _END: Final = MEMBERS[1]
@@ -83,19 +84,12 @@ class LakeView:
     async def read(self) -> Revision:
         """Read everything anew; returns the revision from behind which to watch."""
         async with self._reading:
-            page = await self._coordinator.range(_BEGIN, _END, limit=COORDINATOR_PAGE_MAX)
-            revision, entries = page.revision, [*page.entries]
-            while page.more:
-                page = await self._coordinator.range(
-                    _BEGIN, _END, limit=COORDINATOR_PAGE_MAX, after=page.entries[-1].key
-                )
-                entries += page.entries
-            found = {entry.key: entry.value for entry in entries}
-            for epoch in [epoch for epoch in self._packed if EPOCHS[0] + b"%016x" % epoch not in found]:
+            read = [page async for page in pages(self._coordinator, _BEGIN, _END)]
+            revision = read[0].revision
+            found = {entry.key: entry.value for page in read for entry in page.entries}
+            for epoch in [epoch for epoch in self._packed if epoch_key(epoch) not in found]:
                 del self._packed[epoch]
-            self.members = {
-                member: record for member, record in self.members.items() if MEMBERS[0] + member.hex().encode() in found
-            }
+            self.members = {member: record for member, record in self.members.items() if member_key(member) in found}
             for key, value in found.items():
                 self._take(key, value)
             self._changed()

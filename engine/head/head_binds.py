@@ -19,12 +19,11 @@ import msgspec
 
 from engine.chunks.hashing import hash_payloads
 from engine.chunks.manifests import HeldBlob, HeldBlobs
-from engine.chunks.payload import Payload, PayloadMemory, ReceivedBody
+from engine.chunks.payload import Payload, PayloadMemory, ReceivedBody, check_body
 from engine.head.head_chunks import HeadChunks
 from engine.head.head_clients import HeadClient, HeadSession
 from engine.requests.answers import failed
 from engine.requests.handlers import handles
-from engine.requests.put import check_body
 from engine.requests.put_objects import with_fresh
 from engine.requests.slots import SlotPayloads
 from engine.requests.uploads import with_layouts

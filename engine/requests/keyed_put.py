@@ -17,7 +17,7 @@ import trio
 
 from engine.chunks.bound_payloads import BoundPayloads
 from engine.chunks.chunk_store import find_chunk
-from engine.chunks.payload import Fill, Hashed, Payload, ReceivedBody, check_lengths
+from engine.chunks.payload import Fill, Hashed, Payload, ReceivedBody, check_body, check_lengths
 from engine.format.checksums import vector_of
 from engine.format.keyed import KeyedValue
 from engine.memory.lent_memory import LentMemory, read_into
@@ -25,7 +25,6 @@ from engine.namespace.tree import ChangedBy
 from engine.requests.answers import Decisions
 from engine.requests.handlers import handles
 from engine.requests.keyed_batch import KeyedBatch
-from engine.requests.put import check_body
 from engine.sessions.references import Client
 from engine.store.store import Store
 from engine.tables.views import Transaction

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from engine.chunks.manifests import checked_chunks
-from engine.chunks.payload import Payload, PayloadMemory, ReceivedBody, check_lengths
+from engine.chunks.payload import Payload, PayloadMemory, ReceivedBody, check_body, check_lengths
 from engine.host.client_files import check_source, filler
 from engine.requests.answers import stored
 from engine.requests.handlers import handles
@@ -135,12 +135,6 @@ class Puts:
             raise InvalidArgument("a chunk has at least 1 byte")
         async with self._slots.from_request(client, request) as payloads:
             return stored(await self._chunks.store(session, payloads))
-
-
-def check_body(lengths: Sequence[int], body_bytes: int) -> None:
-    """Raise InvalidArgument unless the body has all of the payloads."""
-    if sum(lengths) != body_bytes:
-        raise InvalidArgument(f"lengths add up to {sum(lengths)}, the body has {body_bytes} bytes")
 
 
 def _check_room(client: Client) -> None:

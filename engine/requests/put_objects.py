@@ -17,12 +17,11 @@ import msgspec
 
 from engine.chunks.bound_payloads import BoundPayloads
 from engine.chunks.manifests import HeldBlob
-from engine.chunks.payload import Hashed, Payload, ReceivedBody
+from engine.chunks.payload import Hashed, Payload, ReceivedBody, check_body
 from engine.namespace.tree import ChangedBy
 from engine.requests.changes import bind_changes
 from engine.requests.folder_changes import FolderChanges
 from engine.requests.handlers import handles
-from engine.requests.put import check_body
 from engine.requests.slots import SlotPayloads
 from engine.requests.stamped import with_stamps
 from engine.sessions.references import Client

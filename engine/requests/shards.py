@@ -14,13 +14,12 @@ from typing import Final
 import trio
 
 from engine.chunks.manifests import checked_chunks
-from engine.chunks.payload import Fill, Payload, ReceivedBody, check_lengths
+from engine.chunks.payload import Fill, Payload, ReceivedBody, check_body, check_lengths
 from engine.chunks.shards import Incoming, Listed, Name
 from engine.format.layouts import chunk_id_of_key
 from engine.format.shards import shard_of_key
 from engine.memory.lent_memory import LentMemory, read_into
 from engine.requests.handlers import handles
-from engine.requests.put import check_body
 from engine.sessions.references import Client
 from engine.store.store import Member, Store
 from lakefs.errors import InvalidArgument, PermissionDenied, RequestTooLarge
