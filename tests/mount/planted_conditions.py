@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from cli.main import main as lake_main
 from engine.namespace import binding, conditions, names, node_changes, removal, tree
 from engine.requests.folder_changes import FolderChanges
-from engine.store import store as engine_store
+from engine.store import names_store
 from fuse import storing
 from fuse.names import changes
 from fuse.names.lookups import Lookups
@@ -25,18 +25,14 @@ from fuse.state.inodes import Inode
 from fuse.state.mount import Mount
 from lakefs.errors import PreconditionFailed
 from lakefs.wire.messages import NO_CONDITION, Condition
-
-
-def _plant(owner: object, name: str, instead: object) -> None:
-    setattr(owner, name, instead)
-
+from tests.planting import plant
 
 # --- the mount acts upon what nobody has confirmed -------------------------------------------------------
 
 
 def _kept_for_ever() -> None:
     """A kept answer is acted on whether or not its stamps stand."""
-    _plant(Mount, "stands", lambda mount, kept: kept is not None)
+    plant(Mount, "stands", lambda mount, kept: kept is not None)
 
 
 def _confirms_nothing() -> None:
@@ -46,14 +42,14 @@ def _confirms_nothing() -> None:
     async def look(lookups: Lookups, parent: Inode, name: str, *, confirm: bool = False) -> Any:
         return await real(lookups, parent, name)
 
-    _plant(Lookups, "look", look)
+    plant(Lookups, "look", look)
 
 
 def _listing_for_ever() -> None:
     """A folder that was known whole once is known whole for ever."""
-    _plant(Mount, "names_stand", lambda mount, folder: bool(folder.names_ns))
-    _plant(Mount, "names_are_fresh", lambda mount, folder: bool(folder.names_ns))
-    _plant(Inode, "doubt_names", lambda inode: None)
+    plant(Mount, "names_stand", lambda mount, folder: bool(folder.names_ns))
+    plant(Mount, "names_are_fresh", lambda mount, folder: bool(folder.names_ns))
+    plant(Inode, "doubt_names", lambda inode: None)
 
 
 def _no_conditions() -> None:
@@ -75,8 +71,8 @@ def _send(change: Callable[[Condition], Condition]) -> None:
     def condition(**fields: Any) -> Condition:
         return change(Condition(**fields))
 
-    _plant(changes, "Condition", condition)
-    _plant(decided_upon, "Condition", condition)
+    plant(changes, "Condition", condition)
+    plant(decided_upon, "Condition", condition)
 
 
 def _with(condition: Condition, **fields: Any) -> Condition:
@@ -90,7 +86,7 @@ def _appends_over() -> None:
     def upon(inode: Inode, found: Any, opened_node: int, *, is_appended: bool) -> Condition:
         return real(inode, found, opened_node, is_appended=False)
 
-    _plant(storing, "upon", upon)
+    plant(storing, "upon", upon)
 
 
 def _appended_twice() -> None:
@@ -99,7 +95,7 @@ def _appended_twice() -> None:
     async def has_appended(*_: object) -> bool:
         return False
 
-    _plant(storing, "_has_appended", has_appended)
+    plant(storing, "_has_appended", has_appended)
 
 
 def _taken_as_own() -> None:
@@ -108,7 +104,7 @@ def _taken_as_own() -> None:
     async def has_appended(*_: object) -> bool:
         return True
 
-    _plant(storing, "_has_appended", has_appended)
+    plant(storing, "_has_appended", has_appended)
 
 
 def _brought_back() -> None:
@@ -123,8 +119,8 @@ def _brought_back() -> None:
         condition = real(inode, found, opened_node, is_appended=is_appended)
         return NO_CONDITION if found is None else condition
 
-    _plant(storing, "look_again", look_again)
-    _plant(storing, "upon", upon)
+    plant(storing, "look_again", look_again)
+    plant(storing, "upon", upon)
 
 
 def _ends_in_silence() -> None:
@@ -137,7 +133,7 @@ def _ends_in_silence() -> None:
         except PreconditionFailed:
             return
 
-    _plant(OpenFile, "commit", commit)
+    plant(OpenFile, "commit", commit)
 
 
 # --- the engine does not hold what it was sent -----------------------------------------------------------
@@ -146,22 +142,22 @@ def _ends_in_silence() -> None:
 def _engine_ignores_all() -> None:
     """The engine does not look at conditions."""
     for module in (binding, conditions, names, node_changes, removal):
-        _plant(module, "check_condition", lambda *_: None)
+        plant(module, "check_condition", lambda *_: None)
 
 
 def _engine_ignores_places() -> None:
     """The engine looks at the node, not at the folder."""
-    _plant(conditions, "_failed_of_place", lambda *_: "")
+    plant(conditions, "_failed_of_place", lambda *_: "")
 
 
 def _engine_ignores_nodes() -> None:
     """The engine looks at the folder, not at the node."""
-    _plant(conditions, "_failed_of_node", lambda *_: "")
+    plant(conditions, "_failed_of_node", lambda *_: "")
 
 
 def _folder_stays() -> None:
     """A name that is older than its folder's last change does not change the folder's record."""
-    _plant(tree, "with_change_time", lambda record, *_: record)
+    plant(tree, "with_change_time", lambda record, *_: record)
 
 
 MOUNT_BUGS: Final[dict[str, Callable[[], None]]] = {
@@ -187,13 +183,13 @@ ENGINE_BUGS: Final[dict[str, Callable[[], None]]] = {
 
 def _earlier_engine() -> None:
     """The engine is of a release that knows conditions on nodes alone, and says nothing of folders."""
-    _plant(engine_store, "FEATURE_PLACES", 0)
-    _plant(engine_store, "FEATURE_WATCH_ALL", 0)
-    _plant(conditions, "_failed_of_place", lambda *_: "")
-    _plant(names, "check_condition", lambda *_: None)
-    _plant(FolderChanges, "told", lambda changes, metadata, results: results)
+    plant(names_store, "FEATURE_PLACES", 0)
+    plant(names_store, "FEATURE_WATCH_ALL", 0)
+    plant(conditions, "_failed_of_place", lambda *_: "")
+    plant(names, "check_condition", lambda *_: None)
+    plant(FolderChanges, "told", lambda changes, metadata, results: results)
     real = conditions._failed_of_node
-    _plant(conditions, "_failed_of_node", lambda upon, present: real(replace(upon, blob=b""), present))
+    plant(conditions, "_failed_of_node", lambda upon, present: real(replace(upon, blob=b""), present))
 
 
 EARLIER: Final = {"earlier-engine": _earlier_engine}

@@ -24,15 +24,12 @@ from lakefs.grants.grant_reads import read_cached
 from lakefs.ids import ChunkId
 from lakefs.names import Name
 from lakefs.wire.messages import Grant
-
-
-def _plant(owner: object, name: str, instead: object) -> None:
-    setattr(owner, name, instead)
+from tests.planting import plant
 
 
 def _backing_kept() -> None:
     """A hot file that was written to is given to the next file of its first content."""
-    _plant(HotFile, "is_changed", property(lambda hot: False))
+    plant(HotFile, "is_changed", property(lambda hot: False))
 
 
 def _check_left_out() -> None:
@@ -43,7 +40,7 @@ def _check_left_out() -> None:
     ) -> bool:
         return read_cached(descriptors, grant, begin, target)
 
-    _plant(blob_reader, "cached_granules", unchecked)
+    plant(blob_reader, "cached_granules", unchecked)
 
 
 def _written_through() -> None:
@@ -53,7 +50,7 @@ def _written_through() -> None:
     def pass_through(backings: KernelBackings, handle: int, backing_id: int, *, direct: bool) -> None:
         real(backings, handle, backing_id, direct=False)
 
-    _plant(KernelBackings, "pass_through", pass_through)
+    plant(KernelBackings, "pass_through", pass_through)
 
 
 def _cached_beside_passthrough() -> None:
@@ -65,12 +62,12 @@ def _cached_beside_passthrough() -> None:
         if hot.handles > 1:
             layer.take_back_open(handle)
 
-    _plant(HotSet, "opened", opened)
+    plant(HotSet, "opened", opened)
 
 
 def _mappings_not_looked_at() -> None:
     """Nobody looks for bytes that a mapping wrote to a file in memory."""
-    _plant(HotFile, "differing", lambda hot: [])
+    plant(HotFile, "differing", lambda hot: [])
 
 
 def _lease_too_early() -> None:
@@ -82,12 +79,12 @@ def _lease_too_early() -> None:
         mount.give_back(opened.lease)
         return opened
 
-    _plant(Mount, "leased", leased)
+    plant(Mount, "leased", leased)
 
 
 def _native_reads_go_on() -> None:
     """Native threads answer reads from stored content that was written over."""
-    _plant(NativeReads, "close", lambda reads: None)
+    plant(NativeReads, "close", lambda reads: None)
     kept: list[Any] = []
     real = NativeReads.__init__
 
@@ -95,7 +92,7 @@ def _native_reads_go_on() -> None:
         kept.append(reads)
         real(reads, *args)
 
-    _plant(NativeReads, "__init__", begin)
+    plant(NativeReads, "__init__", begin)
 
 
 def _open_asks_nobody() -> None:
@@ -107,12 +104,12 @@ def _open_asks_nobody() -> None:
             found[name] = await real(mount, name, size_bytes)
         return found[name]
 
-    _plant(Mount, "opened", opened)
+    plant(Mount, "opened", opened)
 
 
 def _close_stores_nothing() -> None:
     """A handle that writes is closed without asking."""
-    _plant(operations, "_STORING", 0)
+    plant(operations, "_STORING", 0)
 
 
 def _nothing_staged() -> None:
@@ -122,7 +119,7 @@ def _nothing_staged() -> None:
     def write(hot: HotFile, offset: int, data: Any, stage: Any) -> None:
         real(hot, offset, data, lambda *_: None)
 
-    _plant(HotFile, "write", write)
+    plant(HotFile, "write", write)
 
 
 BUGS: Final[dict[str, Callable[[], None]]] = {
