@@ -25,8 +25,9 @@ from cli.serve.engine_metrics import readings
 from cli.terminal.systemd_notify import notifier_from
 from engine.process.embedded import EmbeddedEngine
 from engine.process.engine_process import RunningEngine
+from engine.process.running import Running
 from engine.superblock.secret_files import keep_first_key
-from gateway.admin.metrics import new_registry
+from gateway.admin.metrics import Reading, new_registry
 from gateway.admin.server import serve_admin_at
 from gateway.face import S3Face, listen_s3
 from gateway.s3.request.call import Lakes
@@ -46,7 +47,7 @@ _log: Final = structlog.get_logger(__name__)
 
 
 async def serve_s3_port(
-    engine: RunningEngine, *, task_status: trio.TaskStatus[str | None] = trio.TASK_STATUS_IGNORED
+    engine: Running, *, task_status: trio.TaskStatus[str | None] = trio.TASK_STATUS_IGNORED
 ) -> None:
     """Serve S3 from the engine of this process, if the configuration has an S3 address."""
     address = engine.config.s3
@@ -54,10 +55,10 @@ async def serve_s3_port(
         task_status.started(None)
         return
     client = EmbeddedEngine(engine.service)
-    offload = engine.store.offload
+    offload = engine.offload
     face = S3Face(Lakes(client, TrioDriver(client, offload, check=Check.CRC32C), offload), engine.config)
     listener = await listen_s3(address, PortUse.ALONE, "--s3 off")
-    key_lines = await first_key(client, engine.store.disk, may_make=engine.is_untouched)
+    key_lines = await first_key(client, engine.disk, may_make=engine.is_untouched)
     async with trio.open_nursery() as nursery:
         url = str(await nursery.start(face.serve, listener))
         engine.drains.append(face.drain)
@@ -67,21 +68,29 @@ async def serve_s3_port(
 
 
 async def serve_admin_port(
-    engine: RunningEngine, *, task_status: trio.TaskStatus[str | None] = trio.TASK_STATUS_IGNORED
+    engine: Running, *, task_status: trio.TaskStatus[str | None] = trio.TASK_STATUS_IGNORED
 ) -> None:
     """Serve health, readiness and metrics, if the configuration has an admin address."""
     address = engine.config.admin
     if address is None:
         task_status.started(None)
         return
-    registry = new_registry(VERSION, readings(engine), engine.collectors)
+    registry = new_registry(VERSION, _readings(engine), engine.collectors)
     async with trio.open_nursery() as nursery:
         serving = partial(serve_admin_at, address, ready=engine.not_ready, registry=registry)
         task_status.started(f"admin   {await nursery.start(serving)}")
 
 
+def _readings(running: Running) -> list[Reading]:
+    if isinstance(running, RunningEngine):
+        return readings(running)
+    from cli.serve.lake_metrics import lake_readings
+
+    return lake_readings(running)
+
+
 async def notify_manager(
-    engine: RunningEngine, *, task_status: trio.TaskStatus[str | None] = trio.TASK_STATUS_IGNORED
+    engine: Running, *, task_status: trio.TaskStatus[str | None] = trio.TASK_STATUS_IGNORED
 ) -> None:
     """Report to systemd that the engine serves, that it stops, and at intervals that the loop is alive."""
     notifier = notifier_from()

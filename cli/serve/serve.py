@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
 import click
 
 from cli.serve.s3_options import s3_options
 from cli.terminal.process import run_loop, say
 
+if TYPE_CHECKING:
+    from lakefs.config.settings import Config
+
+_OF_MEMBERS: Final = ("log_level", "scrub_interval", "scrub_rate", "io_uring")
+"""Settings of a lake that are each member's."""
+_NO_FACES: Final = (
+    *("--native", "off", "--s3", "off", "--admin", "off", "--rdma", "off"),
+    *("--hot-index", "off", "--dram-tier-bytes", "0", "--upload-expiry", "0"),
+)
+"""A member has no client but the lake: no ports, and no memory for clients of this machine."""
+
 
 @click.command()
-@click.option("--data", metavar="DIR", help="The store's folder; made at the first start.")
+@click.option(
+    "--data",
+    metavar="DIR",
+    multiple=True,
+    help="The store's folder; made at the first start.  Several, one on each device: one lake over all of them.",
+)
+@click.option("--protect", metavar="K+M", help="Of several devices: data and parity shards; 4+2, chosen once.")
+@click.option("--accept-loss", is_flag=True, help="Make a lake although the loss of one device would harm it.")
+@click.option("--new-devices", is_flag=True, help="Empty folders become new members of a lake that exists.")
+@click.option("--member", hidden=True, metavar="LAKE", help="Be the process of a member of this lake.")
+@click.option("--parent", hidden=True, type=int, metavar="FD", help="Socket to the process that serves the lake.")
 @click.option("--socket", metavar="PATH", help="Unix socket of the native protocol.")
 @click.option("--socket-group", metavar="GROUP", help="Group that may use the socket, beside root and this user.")
 @click.option("--native", metavar="HOST:PORT", help="Native protocol over TCP, with the token of DIR/native.token.")
@@ -39,8 +66,15 @@ from cli.terminal.process import run_loop, say
 @click.option("--dram-tier-bytes", metavar="SIZE", help="Memory for what is read often, as 8G; auto; 0 for none.")
 @click.option("--rdma", metavar="auto|off|DEVICE", help="auto: beside TCP, the first device; needs libibverbs1.")
 @click.option("--config", "file", metavar="FILE", help="Instead of /etc/lake/lake.toml.")
-def serve(file: str | None, **settings: str | None) -> None:
-    """Run an engine.
+def serve(
+    file: str | None,
+    accept_loss: bool,
+    new_devices: bool,
+    member: str | None,
+    parent: int | None,
+    **settings: str | tuple[str, ...] | None,
+) -> None:
+    """Run an engine, or with several --data a whole lake over the devices of this machine.
 
     Prints where it listens, then serves until SIGTERM or SIGINT; requests that have begun are finished.  Port 0
     picks a free port.  LAKE_SERVER is not used.
@@ -49,18 +83,52 @@ def serve(file: str | None, **settings: str | None) -> None:
     DIR/s3-first-key, readable by its owner alone, to be removed after use.  A first start that fails leaves nothing.
     Beside the system's engine a store of your own needs --data.
     """
-    from cli.serve.faces import notify_manager, serve_admin_port, serve_s3_port
-    from cli.serve.start_checks import check_first_start
-    from cli.terminal.logs import log_to_stderr
-    from engine.process.engine_process import run_engine
     from lakefs.config.settings import load
 
     config = load(file=file, flags=settings)
+    from cli.terminal.logs import log_to_stderr
+
     log_to_stderr(config.log_level)
-    faces = (serve_s3_port, serve_admin_port, notify_manager)
+    if member is not None and parent is not None:
+        run_loop(partial(_serve_member, config, bytes.fromhex(member), parent))
+    elif config.devices:
+        run_loop(partial(_serve_lake, config, accept_loss=accept_loss, new_devices=new_devices))
+    else:
+        run_loop(partial(_serve_engine, config))
 
-    async def run() -> None:
-        await check_first_start(config)
-        await run_engine(config, printer=say, faces=faces)
 
-    run_loop(run)
+async def _serve_engine(config: Config) -> None:
+    from cli.serve.faces import notify_manager, serve_admin_port, serve_s3_port
+    from cli.serve.start_checks import check_first_start
+    from engine.process.engine_process import run_engine
+
+    await check_first_start(config)
+    await run_engine(config, printer=say, faces=(serve_s3_port, serve_admin_port, notify_manager))
+
+
+async def _serve_lake(config: Config, *, accept_loss: bool, new_devices: bool) -> None:
+    from cli.serve.faces import notify_manager, serve_admin_port, serve_s3_port
+    from engine.process.lake_process import LakeOptions, run_lake
+
+    await run_lake(
+        config,
+        printer=say,
+        member_command=partial(member_command, config),
+        faces=(serve_s3_port, serve_admin_port, notify_manager),
+        options=LakeOptions(accept_loss=accept_loss, new_devices=new_devices),
+    )
+
+
+async def _serve_member(config: Config, lake_id: bytes, parent: int) -> None:
+    from engine.process.engine_process import run_engine
+    from engine.process.member_processes import report_to_parent
+
+    await run_engine(config, printer=lambda _: None, faces=(partial(report_to_parent, parent),), cluster_id=lake_id)
+
+
+def member_command(config: Config, folder: Path, socket: Path, lake_id: bytes) -> list[str]:
+    """Return the command of a member's process: an engine of its own, which only this lake's processes ask."""
+    shown = config.as_text()
+    passed_on = [f"--{name.replace('_', '-')}={shown[name]}" for name in _OF_MEMBERS]
+    own = ["--data", str(folder), "--socket", str(socket), *_NO_FACES, *passed_on, "--member", lake_id.hex(), "--parent"]
+    return [sys.executable, "-P", "-m", "cli.main", "serve", "--config", os.devnull, *own]

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeGuard
 
 from lakefs.config.values import (
     DEFAULT_FILE as DEFAULT_FILE,
@@ -69,7 +70,10 @@ class Config:
     """All settings of an engine.  `None` for an address: that port is off."""
 
     data: Path
+    """The store's folder; of a lake on several devices the first one."""
     socket: Path
+    devices: tuple[Path, ...] = ()
+    """All folders of a lake on several devices, `data` among them; empty for one engine."""
     socket_group: str = ""
     native: Address | None = None
     s3: Address | None = DEFAULT_S3
@@ -110,24 +114,27 @@ class Config:
     """`auto` (beside a TCP listener), `off`, or the name of the RDMA device to use."""
     timeout: float = ENGINE_SILENCE_S
     """Seconds that an engine may be silent while a request of a client waits; for clients, the gateway and mounts."""
+    protect: str = "4+2"
+    """Data and parity shards of a lake on several devices, chosen when it is made."""
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Source of each setting, for people: `default`, `LAKE_DATA`, `--data`, or the file's path."""
 
     def as_text(self) -> dict[str, str]:
         """Return the settings as a file or variable would give them, in a fixed order."""
-        return {name: kind.text(getattr(self, name)) for name, kind in _SETTINGS.items()}
+        shown = {name: kind.text(getattr(self, name)) for name, kind in _SETTINGS.items()}
+        return shown | {"data": _folders_text(self.devices)} if self.devices else shown
 
 
 def load(
     *,
     file: str | Path | None = None,
     environ: Mapping[str, str] | None = None,
-    flags: Mapping[str, str | None] | None = None,
+    flags: Mapping[str, str | Sequence[str] | None] | None = None,
 ) -> Config:
     """Return the configuration from file, variables and flags.
 
-    `file` (else `LAKE_CONFIG`) must exist; the default one need not.  `flags` holds setting names; a value of None
-    means that the flag was not given.  ConfigError for anything that cannot be used.
+    `file` (else `LAKE_CONFIG`) must exist; the default one need not.  `flags` holds setting names; a value of None, or
+    an empty list, means that the flag was not given.  ConfigError for anything that cannot be used.
     """
     environ = os.environ if environ is None else environ
     named = file or environ.get("LAKE_CONFIG") or None
@@ -138,13 +145,15 @@ def load(
     ]
     given = {name: value for layer in layers for name, value in layer.items()}
     values = {name: _checked(name, given[name]) for name in _SETTINGS if name in given}
-    data = values.get("data") or default_data_folder(environ)
-    assert isinstance(data, Path)
+    folders = values.pop("data", None) or (default_data_folder(environ),)
+    assert isinstance(folders, tuple)
+    data = folders[0]
     socket = values.get("socket") or _socket_path(str(default_socket(data, environ)))
     if (values.get("s3_tls_cert") is None) != (values.get("s3_tls_key") is None):
         raise ConfigError("TLS needs both: s3_tls_cert and s3_tls_key", subject="s3_tls_cert")
     origins = {name: given[name].origin if name in given else "default" for name in _SETTINGS}
-    return Config(**values | {"data": data, "socket": socket, "origins": origins})  # type: ignore[arg-type]
+    values |= {"data": data, "devices": folders if len(folders) > 1 else (), "socket": socket, "origins": origins}
+    return Config(**values)  # type: ignore[arg-type]
 
 
 def default_data_folder(environ: Mapping[str, str] | None = None, *, uid: int | None = None) -> Path:
@@ -227,11 +236,13 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, _Given]:
     return found
 
 
-def _from_flags(flags: Mapping[str, str | None]) -> dict[str, _Given]:
+def _from_flags(flags: Mapping[str, str | Sequence[str] | None]) -> dict[str, _Given]:
     for name in flags:
         if name not in _SETTINGS:
             raise ConfigError(f"unknown flag --{name}{_nearest(name)}", subject=name)
-    return {name: _Given(value, f"--{name.replace('_', '-')}") for name, value in flags.items() if value is not None}
+    return {
+        name: _Given(value, f"--{name.replace('_', '-')}") for name, value in flags.items() if value not in (None, ())
+    }
 
 
 def _nearest(name: str) -> str:
@@ -250,12 +261,11 @@ def _closest(text: str, known: list[str], prefix_length: int) -> str | None:
 
 
 def _checked(name: str, given: _Given) -> object:
-    if not isinstance(given.value, str):
-        raise ConfigError(
-            f"{given.origin}: {name} must be text in quotes, not {type(given.value).__name__}", subject=name
-        )
+    value = _folders_text(given.value) if name == "data" and _is_list_of_texts(given.value) else given.value
+    if not isinstance(value, str):
+        raise ConfigError(f"{given.origin}: {name} must be text in quotes, not {type(value).__name__}", subject=name)
     try:
-        return _SETTINGS[name].parse(given.value)
+        return _SETTINGS[name].parse(value)
     except InvalidArgument as error:
         where = given.origin if given.origin.startswith(("-", "LAKE_")) else f"{given.origin}: {name}"
         raise ConfigError(f"{where}: {error.message}", subject=name) from error
@@ -268,6 +278,41 @@ def _path(text: str) -> Path:
         return Path(os.path.abspath(Path(text).expanduser()))  # resolve() would follow links
     except RuntimeError as error:
         raise InvalidArgument(f"{text!r}: {error}") from error
+
+
+def _is_list_of_texts(value: object) -> TypeGuard[Sequence[str]]:
+    return isinstance(value, list | tuple) and all(isinstance(part, str) for part in value)
+
+
+def _folders_text(folders: Sequence[str | Path]) -> str:
+    """Return several folders as one text: a JSON list."""
+    import json
+
+    return json.dumps([str(folder) for folder in folders], ensure_ascii=False)
+
+
+def _folders(text: str) -> tuple[Path, ...]:
+    """Return the folders that a text names: a path, or a JSON list of paths."""
+    parts: object = text
+    if text.startswith("["):
+        import json
+
+        with suppress(ValueError, RecursionError):
+            parts = json.loads(text)
+    if not _is_list_of_texts(parts):
+        return (_path(text),)
+    folders = tuple(_path(part) for part in parts)
+    if not folders:
+        raise InvalidArgument("a list of folders names at least one")
+    if twice := [folder for folder in folders if folders.count(folder) > 1]:
+        raise InvalidArgument(f"{twice[0]} is given twice")
+    return folders
+
+
+def _protection(text: str) -> str:
+    from lakefs.cluster.protection import Protection
+
+    return str(Protection.parse(text.strip()))
 
 
 def _socket_path(text: str) -> Path:
@@ -370,7 +415,7 @@ def _switch(on: str) -> _Kind:
 
 
 _SETTINGS: Final[Mapping[str, _Kind]] = {
-    "data": _Kind(_path),
+    "data": _Kind(_folders),
     "socket": _Kind(_socket_path),
     "socket_group": _Kind(_group),
     "native": _or("off", parse_address),
@@ -395,6 +440,7 @@ _SETTINGS: Final[Mapping[str, _Kind]] = {
     "dram_tier_bytes": _or("auto", parse_size),
     "rdma": _Kind(_rdma),
     "timeout": _Kind(parse_timeout, "{:g}".format),
+    "protect": _Kind(_protection),
 }
 SETTING_NAMES: Final = tuple(_SETTINGS)
 """Keys of the file; flags have the same name with `-`, variables `LAKE_` and upper case."""

@@ -1,4 +1,7 @@
-"""A real `lake serve` process on a folder of its own, and the command line beside it."""
+"""A real `lake serve` process on a folder of its own, and the command line beside it.
+
+SERVED_DEVICES=6 has the tests start lakes over six folders instead of one engine (`make lake-suites`).
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,8 @@ from tests.warm_lake import ForkedProcess, WarmLake
 ROOT = Path(__file__).resolve().parents[2]
 LAKE = [sys.executable, "-m", "cli.main"]
 WAIT_S = 60.0
+DEVICES = int(os.environ.get("SERVED_DEVICES", "0"))
+"""Members of each lake that the tests start; 0: each is one engine."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,7 @@ class Served:
 
     def start(self) -> None:
         """Start the engine and wait until it serves."""
-        command = ["serve", "--data", str(self.data), "--socket", str(self.socket)]
+        command = ["serve", *self._folders(), "--socket", str(self.socket)]
         # An engine must not use a client's address as its own.
         self.process = _warm_lake().start(
             [*command, "--admin", "off", "--s3", "off", *self._options], environment("unix:/nowhere/lake.sock")
@@ -123,6 +128,12 @@ class Served:
             if line == "ready\n":
                 return
         raise AssertionError(f"the engine ended with {self.process.wait()}: {self.printed}")
+
+    def _folders(self) -> list[str]:
+        if not DEVICES:
+            return ["--data", str(self.data)]
+        folders = [part for number in range(DEVICES) for part in ("--data", str(self.data / f"device{number}"))]
+        return [*folders, "--accept-loss"]
 
     def stop(self) -> int:
         """Send SIGTERM; return the exit code."""

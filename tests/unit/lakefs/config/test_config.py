@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,7 @@ def test_nothing_given_gives_the_documented_defaults(monkeypatch: pytest.MonkeyP
         "dram_tier_bytes": "auto",
         "rdma": "auto",
         "timeout": "30",
+        "protect": "4+2",
     }
 
 
@@ -313,3 +315,39 @@ def test_what_is_no_time_is_refused(text: str) -> None:
 def test_domains_are_lower_case_and_the_longest_comes_first() -> None:
     given_domains = {"s3_domains": " S3.local, *.x.s3.local. ,s3.local,"}
     assert load(environ={}, flags=given_domains).s3_domains == ("x.s3.local", "s3.local")
+
+
+def test_a_lake_on_several_devices_has_a_list_of_folders(tmp_path: Path) -> None:
+    listed = _file(tmp_path, 'data = ["/disk/1", "/disk/2"]\nprotect = "2+1"\n')
+    found = load(file=listed, environ={})
+    assert (found.data, found.devices) == (Path("/disk/1"), (Path("/disk/1"), Path("/disk/2")))
+    assert found.protect == "2+1"
+    shown = found.as_text()
+    assert shown["data"] == '["/disk/1", "/disk/2"]'
+    assert load(environ={"LAKE_DATA": shown["data"]}).devices == found.devices
+    assert load(flags={"data": ("/disk/1", "/disk/2")}, environ={}).devices == found.devices
+    assert load(flags={"data": ()}, file=listed, environ={}).devices == found.devices
+
+
+def test_one_folder_is_one_engine_s(tmp_path: Path) -> None:
+    for found in (
+        load(flags={"data": ("/disk/1",)}, environ={}),
+        load(file=_file(tmp_path, 'data = ["/disk/1"]\n'), environ={}),
+        load(environ={"LAKE_DATA": "/disk/1"}),
+    ):
+        assert (found.data, found.devices, found.as_text()["data"]) == (Path("/disk/1"), (), "/disk/1")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('data = ["/disk/1", "/disk/1"]', "/disk/1 is given twice"),
+        ("data = []", "names at least one"),
+        ("data = [1]", "must be text in quotes"),
+        ('data = ["/disk/1", ""]', "is not a path"),
+        ('protect = "3+3"', "not offered; choose one of"),
+    ],
+)
+def test_a_list_of_folders_that_cannot_be_used_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load(file=_file(tmp_path, text), environ={})

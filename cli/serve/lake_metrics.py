@@ -1,0 +1,38 @@
+"""Metrics of a lake on several devices for the admin port's `/metrics`.  All are read from memory; nothing blocks."""
+
+from __future__ import annotations
+
+from engine.process.lake_process import RunningLake
+from engine.process.running import Running
+from gateway.admin.metrics import Reading
+
+
+def lake_readings(running: Running) -> list[Reading]:
+    """Return the metrics of the process that serves the lake."""
+    assert isinstance(running, RunningLake), "an engine has other metrics"
+    parts = running.parts
+    store = parts.names.store
+    return [
+        Reading("lake_ready", "1 when the engine serves", lambda: running.not_ready() is None),
+        Reading("lake_connections", "Open connections", lambda: running.server.connection_count),
+        Reading("lake_members", "Members of this machine", lambda: len(parts.processes.members)),
+        Reading(
+            "lake_members_serving",
+            "Members of this machine that serve",
+            lambda: sum(member.is_serving for member in parts.processes.members),
+        ),
+        Reading(
+            "lake_member_restarts_total",
+            "Processes of members that ended and were started again",
+            lambda: sum(member.restarts for member in parts.processes.members),
+        ),
+        Reading("lake_ring_epoch", "Number of the newest ring epoch", lambda: parts.links.tables[0].ring_epoch),
+        Reading("lake_ring_epochs", "Ring epochs that are not retired", lambda: len(parts.links.tables)),
+        Reading("lake_gc_generation", "Generation of gc", lambda: parts.links.generation),
+        Reading(
+            "lake_durable_sequence",
+            "Last durable journal group",
+            lambda: float(store.metadata.stats()["durable_sequence"]),
+        ),
+        Reading("lake_buffers_in_use", "Payload buffers in use", lambda: parts.head.parts.buffers.in_use),
+    ]

@@ -1,0 +1,212 @@
+"""The parts of a lake on several devices of this machine: names, coordinator, members, stripes, upkeep and a head.
+
+    head        serves clients, over stripes and names
+    stripes     chunks over the members, each a process (`engine.process.member_processes`)
+    names       metadata, mirrored on some of the devices, with the coordinator's records among them
+    upkeep      walker, gc, membership: beside the names
+
+Opened in this order from below: names, coordinator, members, links to them, head; and closed in the reverse one.
+
+Rules kept here:
+- Protection is chosen when the lake is made, and its record decides from then on.
+- A new lake has its first table when all its members have served once.  A lake that exists begins to serve without
+  those that cannot be started, after START_PATIENCE_S without those that take long.
+- What names are bound on learns that a ring epoch was retired in the very step in which that is decided.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+import trio
+
+from engine.coordinator.lake_state import NO_EPOCH, NO_GENERATION, LakeState
+from engine.coordinator.names_coordinator import NamesCoordinator, open_names_coordinator
+from engine.coordinator.records import EPOCHS, LakeRecord, MemberRecord, epoch_of_key
+from engine.head.head import Head, open_head
+from engine.head.names_link import ConnectNames, NamesConnection
+from engine.host.local_disk import LocalDisk
+from engine.lake_gc.joined_generation import JoinedGeneration
+from engine.members.member_links import MemberLinks, connect_member, open_member_links
+from engine.process.embedded import EmbeddedEngine
+from engine.process.member_processes import MemberPlan, MemberProcess, MemberProcesses, Served, open_member_processes
+from engine.process.names_place import LocalNames, open_local_names
+from engine.requests.bind import BindGate
+from engine.requests.table import NamesService
+from engine.stripes.stripes import LakeStripes
+from engine.superblock.superblock import survey_superblocks
+from engine.walker.membership import members_of_records
+from lakefs.cluster.placing import first_table
+from lakefs.cluster.protection import Protection
+from lakefs.cluster.table_format import pack
+from lakefs.errors import ConfigError, LakeError, StoreUnusable
+from lakefs.host.buffers import BufferPool
+from lakefs.ids import MemberId, RingEpoch
+from lakefs.limits import BUFFER_POOL_BYTES
+from lakefs.wire import messages as m
+from lakefs.wire.frames import PROTOCOL_VERSION
+
+START_PATIENCE_S: Final = 30.0
+_log: Final = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class LakePlan:
+    """A lake to open: its folders that hold something or are to, and the member of each.
+
+    `protection` is that of a new lake.  `is_chosen`: somebody asked for it, so another one that is recorded is refused.
+    """
+
+    lake_id: bytes
+    is_new: bool
+    members: Sequence[MemberPlan]
+    protection: Protection
+    is_chosen: bool
+    accept_loss: bool
+
+    @property
+    def folders(self) -> list[Path]:
+        """The members' folders."""
+        return [member.folder for member in self.members]
+
+
+@dataclass(frozen=True)
+class LakeParts:
+    """An open lake."""
+
+    names: LocalNames
+    processes: MemberProcesses
+    links: MemberLinks
+    head: Head
+    protection: Protection
+
+
+@asynccontextmanager
+async def open_lake(plan: LakePlan) -> AsyncIterator[LakeParts]:
+    """Open a lake, and make it if it is new; everything ends with the block.
+
+    Errors of `open_local_names`; ConfigError for another protection than the recorded one; StoreUnusable when a new
+    lake's member cannot be started, or no member of the table was ever added.
+    """
+    async with AsyncExitStack() as stack:
+        losses = plan.protection.parity
+        names = await stack.enter_async_context(
+            open_local_names(plan.folders, lake_id=plan.lake_id, losses=losses, is_new=plan.is_new)
+        )
+        store, gate = names.store, BindGate()
+        JoinedGeneration(store.metadata, gate)
+        coordinator = await stack.enter_async_context(
+            open_names_coordinator(store.metadata, store.clock, store.superblock.incompat_features)
+        )
+        state = LakeState(coordinator)
+        protection = await _recorded(state, plan)
+        await _watch_retired(coordinator, state, gate)
+        processes = await stack.enter_async_context(open_member_processes(plan.members, _registering(state, plan)))
+        await _wait_for_members(processes, state, plan, protection)
+        links = await stack.enter_async_context(open_member_links(coordinator, connect_member))
+        stripes = LakeStripes(links, state, names.offload)
+        service = NamesService(store, gate=gate)
+        head = await stack.enter_async_context(
+            open_head(
+                _connecting(service),
+                stripes,
+                links,
+                offload=names.offload,
+                clock=store.clock,
+                buffers=BufferPool(BUFFER_POOL_BYTES),
+            )
+        )
+        yield LakeParts(names, processes, links, head, protection)
+
+
+async def _recorded(state: LakeState, plan: LakePlan) -> Protection:
+    """Record the lake and its first generation, if they are not; return the protection that was chosen for it."""
+    asked = plan.protection
+    record = await state.make_lake(LakeRecord(plan.lake_id, asked.data, asked.parity))
+    chosen = Protection(record.data_shards, record.parity_shards)
+    if plan.is_chosen and chosen != asked:
+        raise ConfigError(
+            f"this lake was made with protection {chosen}, which stays; start it without --protect", subject="protect"
+        )
+    await state.advance_generation(NO_GENERATION)
+    return chosen
+
+
+async def _watch_retired(coordinator: NamesCoordinator, state: LakeState, gate: BindGate) -> None:
+    """Let names refuse what was answered under retired epochs: those of earlier runs now, others when it is decided."""
+    gate.retire_below(min(await state.epoch_tables(), default=NO_EPOCH))
+
+    def changed(key: bytes, value: bytes | None) -> None:
+        if value is None and EPOCHS[0] <= key < EPOCHS[1]:
+            gate.retire_below(RingEpoch(epoch_of_key(key) + 1))
+
+    coordinator.on_joined(changed)
+
+
+# --- members -----------------------------------------------------------------------------------------
+
+
+def _registering(state: LakeState, plan: LakePlan) -> Served:
+    """Return the function that records where a member is each time when it begins to serve."""
+    devices = Counter(os.stat(folder).st_dev for folder in plan.folders)
+
+    async def served(member: MemberProcess) -> None:
+        folder = member.plan.folder
+        try:
+            disk = LocalDisk(folder)
+            room_bytes = max(1, disk.total_bytes() // devices[os.stat(folder).st_dev])
+            store_id = survey_superblocks(disk).good.store_id
+            address = f"unix:{member.plan.socket}"
+            await state.register(MemberRecord(MemberId(store_id), (address,), room_bytes, ("", "", "", "")))
+        except (LakeError, OSError) as error:
+            _log.error("a member is not used: it could not be recorded", folder=str(folder), reason=str(error))
+
+    return served
+
+
+async def _wait_for_members(
+    processes: MemberProcesses, state: LakeState, plan: LakePlan, protection: Protection
+) -> None:
+    """Wait for the members to serve; make the first table when there is none."""
+    is_made = await state.epoch() != NO_EPOCH
+    with trio.move_on_after(START_PATIENCE_S if is_made else math.inf):
+        await processes.wait_settled()
+    if is_made:
+        return
+    for member in processes.members:
+        if not member.is_serving:
+            raise StoreUnusable(
+                f"the lake is not made: the member in {member.plan.folder} could not be started",
+                subject=str(member.plan.folder),
+            )
+    members = members_of_records(await state.members())
+    table = first_table(protection, members, accept_loss=plan.accept_loss)
+    await state.next_epoch(NO_EPOCH, pack(table))
+
+
+# --- names -------------------------------------------------------------------------------------------
+
+
+def _connecting(service: NamesService) -> ConnectNames:
+    """Return what connects clients of a head to the names in this process."""
+
+    @asynccontextmanager
+    async def connect() -> AsyncIterator[NamesConnection]:
+        client = EmbeddedEngine(service, descriptors=False)
+        try:
+            hello = (await client.call(m.Hello(PROTOCOL_VERSION, "head"))).message
+            assert isinstance(hello, m.HelloReply), hello
+            yield NamesConnection(client, hello, trio.sleep_forever)
+        finally:
+            with trio.CancelScope(shield=True):
+                await client.aclose()
+
+    return connect

@@ -1,0 +1,129 @@
+"""A lake on several devices of this machine, served until SIGTERM or SIGINT (`engine.process.running`).
+
+`run_lake` is the parent of all: it starts a process for each member, and serves names and a head itself.  The head's
+socket is where clients find an engine; members' sockets lie beside it, `SOCKET.1` and on.
+
+Rules kept here:
+- The folder of a lake that exists is not made a member when it holds nothing, unless the operator says so: most likely
+  its disk is not mounted.  The lake serves without it.
+- Several folders are one lake's, whatever their order and wherever they are mounted.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import structlog
+import trio
+
+from engine.host.local_disk import LocalDisk
+from engine.process.lake_folders import check_devices, holds_member, look_at_folders
+from engine.process.lake_parts import LakeParts, LakePlan, open_lake
+from engine.process.member_processes import MemberPlan
+from engine.process.places import group_id, judge_permissions, places_made
+from engine.process.running import Face, Running, connections_limit, serve_until_signal
+from engine.server.listener import Server
+from engine.superblock.secret_files import native_token
+from lakefs.cluster.protection import Protection
+from lakefs.config.settings import Config
+from lakefs.limits import STRANGERS_MAX
+from lakefs.transport.streams import TrioNetwork
+
+MemberCommand = Callable[[Path, Path, bytes], Sequence[str]]
+"""Returns the command of a member's process, from its folder, its socket and the lake's id (see `MemberPlan`)."""
+_log: Final = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class LakeOptions:
+    """The operator's words for one start.
+
+    `accept_loss`: a lake is made although one device's loss harms it.  `new_devices`: folders that hold nothing become
+    new members of a lake that exists.
+    """
+
+    accept_loss: bool = False
+    new_devices: bool = False
+
+
+@dataclass(kw_only=True)
+class RunningLake(Running):
+    """A lake on several devices."""
+
+    parts: LakeParts
+    is_new: bool
+
+    @property
+    def is_untouched(self) -> bool:
+        """True if this start made the lake."""
+        return self.is_new
+
+    def read_only_because(self) -> str:
+        """See `Running`."""
+        return self.parts.names.store.read_only_because
+
+
+async def run_lake(
+    config: Config,
+    *,
+    printer: Callable[[str], None],
+    member_command: MemberCommand,
+    faces: Sequence[Face] = (),
+    options: LakeOptions | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT.  Raises the errors of `open_lake`, and of binding the addresses."""
+    group = group_id(config.socket_group)
+    with ExitStack() as places:
+        for folder in config.devices:
+            places.enter_context(places_made(replace(config, data=folder)))
+            judge_permissions(replace(config, data=folder), group)
+        plan = plan_lake(config, member_command, options or LakeOptions())
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async with open_lake(plan) as lake, trio.open_nursery() as nursery:
+                running = _running(config, lake, group, is_new=plan.is_new)
+                await serve_until_signal(running, nursery, signals, printer, faces)
+                nursery.cancel_scope.cancel()
+    printer("stopped")
+
+
+def plan_lake(config: Config, member_command: MemberCommand, options: LakeOptions) -> LakePlan:
+    """Return the lake that lies in the folders, or is to be made of them.  Errors of `lake_folders`.  Blocks."""
+    protection = Protection.parse(config.protect)
+    found = look_at_folders(config.devices)
+    if found.is_new:
+        check_devices(config.devices, protection, accept_loss=options.accept_loss)
+    members: list[MemberPlan] = []
+    for number, folder in enumerate(config.devices, 1):
+        if not (found.is_new or options.new_devices or holds_member(folder)):
+            _log.error(
+                "the folder holds nothing: is its disk mounted?  The lake is served without it; to add it as a new "
+                "member, start with --new-devices",
+                folder=str(folder),
+            )
+            continue
+        socket = config.socket.with_name(f"{config.socket.name}.{number}")
+        members.append(MemberPlan(folder, socket, member_command(folder, socket, found.lake_id)))
+    is_chosen = config.origins["protect"] != "default"
+    return LakePlan(found.lake_id, found.is_new, members, protection, is_chosen, options.accept_loss)
+
+
+def _running(config: Config, lake: LakeParts, group: int | None, *, is_new: bool) -> RunningLake:
+    disk = LocalDisk(config.data)
+    token = native_token(disk) if config.native else None
+    connections = connections_limit(STRANGERS_MAX if config.native else 0)
+    lake_id = lake.names.store.superblock.cluster_id.hex()
+    return RunningLake(
+        config=config,
+        service=lake.head,
+        server=Server(lake.head, TrioNetwork(group=group), token=token, connections_max=connections),
+        offload=lake.names.offload,
+        disk=disk,
+        title=f"lake    {lake_id}  ({len(lake.processes.members)} members, protection {lake.protection})",
+        parts=lake,
+        is_new=is_new,
+    )

@@ -1,0 +1,179 @@
+"""The members of this machine, each a process of its own, kept running by the process that serves the lake.
+
+    starting --"ready"--> serving --ends--> waiting --after a pause--> starting
+
+Rules kept here:
+- A member that ends is started again, after pauses that double up to PAUSE_S_MAX until one has served for STABLE_S.
+- A member outlives its parent for as long as its requests in flight: it sees the end of its socket.
+- At the end of the block all members stop at once, cleanly; those that take longer than STOP_TIMEOUT_S are killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import structlog
+import trio
+
+from engine.host.tasks import plain_errors
+from engine.process.running import DRAIN_TIMEOUT_S, Running
+
+PAUSE_S: Final = 0.1
+PAUSE_S_MAX: Final = 10.0
+STABLE_S: Final = 30.0
+STOP_TIMEOUT_S: Final = DRAIN_TIMEOUT_S + 20.0
+"""A store that stops syncs its journal and completes its index."""
+_READY: Final = b"ready"
+_log: Final = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class MemberPlan:
+    """One member: its folder, the socket at which it listens, and the command of its process.
+
+    To the command the number of a descriptor is appended: the socket to the parent (`report_to_parent`).
+    """
+
+    folder: Path
+    socket: Path
+    command: Sequence[str]
+
+
+@dataclass(eq=False)
+class MemberProcess:
+    """One member's place, and its present process."""
+
+    plan: MemberPlan
+    process: trio.Process | None = None
+    exit_code: int | None = None
+    """That of the last process that ended."""
+    is_serving: bool = False
+    restarts: int = 0
+    settled: trio.Event = field(default_factory=trio.Event)
+    """Set once a process has served, or ended."""
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process, if there is one."""
+        if self.process is not None and self.process.returncode is None:
+            self.process.send_signal(number)
+
+
+Served = Callable[[MemberProcess], Awaitable[None]]
+"""Called each time when a member begins to serve."""
+
+
+class MemberProcesses:
+    """All members of this machine.  Made by `open_member_processes`."""
+
+    def __init__(self, plans: Sequence[MemberPlan], served: Served) -> None:
+        self.members = [MemberProcess(plan) for plan in plans]
+        self._served = served
+        self._stopping = trio.Event()
+
+    async def wait_settled(self) -> None:
+        """Wait until each member has served, or could not."""
+        for member in self.members:
+            await member.settled.wait()
+
+    async def keep(self, member: MemberProcess) -> None:
+        """Keep one member running until the stop."""
+        pause_s = PAUSE_S
+        while not self._stopping.is_set():
+            began = trio.current_time()
+            await self._live(member)
+            member.settled.set()
+            if self._stopping.is_set():
+                return
+            pause_s = PAUSE_S if trio.current_time() - began > STABLE_S else min(2 * pause_s, PAUSE_S_MAX)
+            _log.error(
+                "a member's process ended",
+                folder=str(member.plan.folder),
+                exit_code=member.exit_code,
+                again_in_s=pause_s,
+            )
+            member.restarts += 1
+            with trio.move_on_after(pause_s):
+                await self._stopping.wait()
+
+    async def stop(self) -> None:
+        """Stop all members cleanly, and wait for them; kill those that take too long."""
+        self._stopping.set()
+        self._signal(signal.SIGTERM)
+        with trio.move_on_after(STOP_TIMEOUT_S) as patience:
+            for member in self.members:
+                if member.process is not None:
+                    await member.process.wait()
+        if patience.cancelled_caught:
+            _log.error("members did not stop in time, and are killed")
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        for member in self.members:
+            member.signal(number)
+
+    async def _live(self, member: MemberProcess) -> None:
+        """Run one process from start to end."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = member.process = await trio.lowlevel.open_process(
+                [*member.plan.command, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                process_group=0,  # a terminal's Ctrl-C is for the parent, which stops its members
+            )
+        async with trio.SocketStream(trio.socket.from_stdlib_socket(ours)) as stream, trio.open_nursery() as nursery:
+            nursery.start_soon(self._hear, member, stream)
+            member.exit_code = await process.wait()
+            member.is_serving = False
+            nursery.cancel_scope.cancel()
+
+    async def _hear(self, member: MemberProcess, stream: trio.SocketStream) -> None:
+        try:
+            heard = await stream.receive_some(len(_READY))
+        except trio.BrokenResourceError:
+            return
+        if heard == _READY:
+            member.is_serving = True
+            await self._served(member)
+            member.settled.set()
+
+
+@asynccontextmanager
+async def open_member_processes(plans: Sequence[MemberPlan], served: Served) -> AsyncIterator[MemberProcesses]:
+    """Start a process for each plan, and keep it running until the block ends."""
+    members = MemberProcesses(plans, served)
+    with plain_errors():
+        async with trio.open_nursery() as nursery:
+            for member in members.members:
+                nursery.start_soon(members.keep, member)
+            try:
+                yield members
+            finally:
+                with trio.CancelScope(shield=True):
+                    await members.stop()
+                nursery.cancel_scope.cancel()
+
+
+async def report_to_parent(
+    descriptor: int, running: Running, *, task_status: trio.TaskStatus[str | None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Be the face of a member's process to its parent: say when it serves, and stop it when the parent is gone."""
+    async with trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=descriptor))) as stream:
+        task_status.started(None)
+        try:
+            await stream.send_all(_READY)
+            await stream.receive_some(1)
+        except trio.BrokenResourceError:
+            pass  # the parent was killed
+        if not running.stopping.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)
+        await trio.sleep_forever()
