@@ -28,7 +28,7 @@ from engine.mirror.places import Place, best_places
 from lakefs.errors import DiskFailed, LakeError
 from lakefs.ports import Clock, Offload
 
-LOOK_EVERY_S: Final = 2.0
+LOOK_EVERY_S: Final = 5.0
 RETRY_S: Final = 60.0
 """A place where no copy could be made is tried again so much later."""
 _log: Final = structlog.get_logger(__name__)

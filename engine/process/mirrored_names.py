@@ -36,11 +36,13 @@ from engine.mirror.mirrored_disk import MirroredDisk
 from engine.mirror.places import Place, open_or_make
 from engine.store.keyed_store import KeyedStore
 from engine.store.names_opening import open_names_store
-from lakefs.errors import CorruptionError, LakeError
+from lakefs.errors import CorruptionError, DiskFailed, LakeError
 from lakefs.ids import CopyId
 from lakefs.ports import Clock, Disk, Offload
 
-_LOOK_AT_HOME_S: Final = 0.2
+INDEX_MOVES_MAX: Final = 2
+"""A process gives up so many copies because their index cannot be written: then it is not the devices' fault."""
+_LOOK_AT_HOME_S: Final = 1.0
 _log: Final = structlog.get_logger(__name__)
 
 
@@ -63,13 +65,22 @@ class LocalNames:
     """The names of a lake, open on this machine.  Used on the loop."""
 
     def __init__(
-        self, store: KeyedStore, mirror: MirroredDisk, keeper: CopyKeeper, devices: dict[str, int | None]
+        self,
+        store: KeyedStore,
+        mirror: MirroredDisk,
+        keeper: CopyKeeper,
+        offload: Offload,
+        devices: dict[str, int | None],
     ) -> None:
         """`devices`: number of each folder's device, by the folder's name."""
         self.store = store
         self._mirror = mirror
         self._keeper = keeper
         self._devices = devices
+        self._offload = offload
+        self._moves_left = INDEX_MOVES_MAX
+        self._is_moving = False
+        store.metadata.outlive_index(self._is_index_moved)
 
     @property
     def device_count(self) -> int:
@@ -96,7 +107,22 @@ class LocalNames:
             if self._mirror.is_home_lost and self.store.metadata.failed is None:
                 await self._move_index()
 
+    async def _is_index_moved(self, error: LakeError) -> bool:
+        """Give up the copy whose index cannot be written, if others are left; `keep_index` does the rest."""
+        if self._is_moving or self._mirror.is_home_lost:
+            return self.store.metadata.failed is None
+        if not isinstance(error, DiskFailed) or len(self._mirror.copies.good) < 2 or self._moves_left <= 0:
+            return False
+        reason = f"the index on it cannot be written: {error.message}"
+        try:
+            await self._offload.run(self._mirror.throw_out, self._mirror.home.id, reason)
+        except DiskFailed:
+            return False
+        return True
+
     async def _move_index(self) -> None:
+        self._is_moving = True  # the old index is written once more, perhaps, before it is replaced
+        self._moves_left -= 1
         self._mirror.move_home()
         _log.warning("the index is rebuilt on another device: its own is lost", folder=self._mirror.home.name)
         try:
@@ -104,6 +130,7 @@ class LocalNames:
         except LakeError as error:
             reason = f"the index's device is lost, and it cannot be rebuilt on another: {error.message}"
             self.store.metadata.stop_writing(reason)
+        self._is_moving = False
 
 
 @asynccontextmanager
@@ -146,7 +173,7 @@ async def open_names_in(
             store = await _entered(opened, opened_store, mirror, host.offload)
             keeper = _keeper(mirror, places, wanted, host, store)
             async with trio.open_nursery() as nursery:
-                names = LocalNames(store, mirror, keeper, devices)
+                names = LocalNames(store, mirror, keeper, host.offload, devices)
                 nursery.start_soon(keeper.run)
                 nursery.start_soon(names.keep_index)
                 try:

@@ -18,6 +18,7 @@ from engine.host.clock import SystemClock
 from engine.host.crash_marker import noting_crashes
 from engine.host.local_disk import LocalDisk
 from engine.mirror.copy_calls import AtOnce
+from engine.mirror.mirror_bounds import PATIENCE_S
 from engine.process.mirrored_names import LocalNames, NamesHost, open_names_in
 from engine.tables.index_folder import sync_path
 from lakefs.errors import DiskFailed, StoreLocked
@@ -71,7 +72,7 @@ async def open_local_names(
     is_new: bool,
     without: frozenset[CopyId] = frozenset(),
     restored: bool = False,
-    patience_s: float | None = None,
+    patience_s: float | None = PATIENCE_S,
     is_kept: Callable[[], bool] = lambda: True,
     sizes: StoreSizes = DEFAULT_STORE_SIZES,
 ) -> AsyncIterator[LocalNames]:
