@@ -1,39 +1,31 @@
-"""Names without content in this process: a store on a simulated disk that holds metadata and no segment."""
+"""Names without content in this process, on a simulated disk."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 
-from engine.chunks.quarantine import Quarantine
-from engine.namespace.buckets import initialise
-from engine.namespace.watch import Watchers
-from engine.sessions.references import References
-from engine.store.features import Features
 from engine.store.keyed_store import KeyedStore
-from engine.superblock.reserve import Reserve
-from engine.superblock.superblock import read_superblock
+from engine.store.names_opening import open_names_store
 from lakefs.host.offload import InlineOffload
 from tests.sim.world.clock import SimClock
 from tests.sim.world.disk import SimDisk
 from tests.store_rig import SMALL_SIZES
-from tests.unit.support.metadata_rig import opened
+from tests.unit.support.metadata_rig import NAMES_OF
 
 
 @asynccontextmanager
 async def names_store(disk: SimDisk | None = None) -> AsyncIterator[KeyedStore]:
-    """Names and spaces, created when the disk has none; closed cleanly at the end."""
-    disk, clock = disk or SimDisk(), SimClock()
-    async with opened(disk, sizes=SMALL_SIZES.metadata) as metadata:
-        _, sequence = await metadata.commit(initialise)
-        await metadata.wait_durable(sequence)
-        with closing(Reserve(disk)) as reserve:
-            reserve.open()
-            yield KeyedStore(
-                features=Features(read_superblock(disk), disk, InlineOffload(), reserve, metadata),
-                clock=clock,
-                metadata=metadata,
-                references=References(clock),
-                watchers=Watchers(metadata.on_durable),
-                quarantine=Quarantine(metadata, clock),
-            )
+    """Names and spaces of the lake NAMES_OF, created when the disk has none; closed cleanly at the end."""
+    disk = disk or SimDisk()
+    async with open_names_store(
+        disk,
+        SimClock(),
+        InlineOffload(),
+        cluster_id=NAMES_OF,
+        create=True,
+        verify_index=False,
+        sizes=SMALL_SIZES,
+        index_committed=disk.note_index_sync,
+    ) as store:
+        yield store

@@ -9,12 +9,13 @@ Rules kept here:
 - Only durable groups are written to the index: it never holds more than the journal.
 - When the disk is full, the reserve is released and the write tried again, then once a second.  Until it succeeds the
   overlay grows to its bound, and commits are then refused instead of waiting.
-- Any other failure of the index stops all writing.  The journal has every group, and the next start rebuilds the index.
+- Any other failure of the index stops all writing, unless `rebuilt_elsewhere` says that another index takes its place
+  soon: the round is tried again with that one.  The journal has every group, and the next start rebuilds the index.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import trio
 
@@ -40,6 +41,8 @@ class Applier:
         """`applied` is called on the loop after each round, while `paused` is still held."""
         self.paused = trio.Lock()
         self.applied_records = 0
+        self.rebuilt_elsewhere: Callable[[LakeError], Awaitable[bool]] | None = None
+        """Asked when the index cannot be written, and it is not for want of room."""
         self._tables = tables
         self._committer = committer
         self._offload = offload
@@ -122,6 +125,7 @@ class Applier:
             self._idle.unpark_all()
             return False
         except LakeError as error:
-            self._committer.fail(error)
+            if self.rebuilt_elsewhere is None or not await self.rebuilt_elsewhere(error):
+                self._committer.fail(error)
             return False
         return True

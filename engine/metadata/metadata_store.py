@@ -16,7 +16,7 @@ It does not hold the store's lock or superblock: `engine.store.store` writes `cl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, closing, suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -206,6 +206,10 @@ class Metadata:
         self.stamps = stamps
         if stamps is not None:
             self._committer.turn_stamps = stamps.turn
+
+    def outlive_index(self, rebuilt_elsewhere: Callable[[LakeError], Awaitable[bool]]) -> None:
+        """Ask this when the index cannot be written: if it returns True, the caller soon calls `rebuild_online`."""
+        self._applier.rebuilt_elsewhere = rebuilt_elsewhere
 
     # --- life --------------------------------------------------------------------------------------------
 

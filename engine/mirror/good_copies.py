@@ -278,6 +278,14 @@ class GoodCopies:
 
     # --- the end -----------------------------------------------------------------------------------------
 
+    def release_out(self, name: str) -> None:
+        """Release the folder of that name, if its copy was thrown out; one that hangs stays locked."""
+        with self.names:
+            for copy in [copy for copy in self._opened if copy.name == name]:
+                if not copy.is_good and not copy.is_silent:
+                    self._opened.discard(copy)
+                    copy.close()
+
     def note_absent(self, copy_id: CopyId, name: str, reason: str) -> None:
         """Show a copy that the opening did without."""
         self._out.append(CopyState(copy_id, name, "out", reason))

@@ -19,3 +19,8 @@ ANCESTORS: Final = 64
 of their common list by one or two."""
 PIECE_BYTES: Final = MIB
 """Bytes copied at a time to a new copy; writers wait that long, about a millisecond."""
+COPY_BYTES_PER_S: Final = 64 * MIB
+"""Rate at which a new copy is made: a checkpoint of 10 million names, 2 GB, in half a minute."""
+PATIENCE_S: Final = 20.0
+"""How long a device may be silent after another has answered.  Clients take an engine for lost after 30 s
+(ENGINE_SILENCE_S), so their requests are answered before that; a disk in order answers within a few."""

@@ -7,7 +7,7 @@ Rules kept here:
   exists differ: one that has done the change is right, and the others are thrown out.
 - A new name that finds no room on one copy is taken back on the others: the caller may try again.
 - LMDB lies on one copy, the *home*, and is not mirrored: neither are the names that belong to it, the index and the
-  note of a crash.  The home stays the same while the mirror is open, also when its copy is thrown out.
+  note of a crash.  The home stays the same until `move_home`, also when its copy is thrown out.
 - Inode numbers are the mirror's own: a file keeps its number whichever copy answers, and gets another one when it was
   replaced on the copy that answers.  That of the locked file is stored in the list, and survives all copies.
 - The folders are locked by the opening.  `lock` is that of the store: exclusive among users of this object.
@@ -82,6 +82,16 @@ class MirroredDisk:
     def throw_out(self, copy_id: CopyId, reason: str) -> None:
         """Take a copy out of the list: an operator's wish.  DiskFailed if it is the last."""
         self.copies.throw_out({copy: reason for copy in self.copies.good if copy.id == copy_id})
+
+    @property
+    def is_home_lost(self) -> bool:
+        """True if the copy that LMDB lies on is not good any more."""
+        return self.home not in self.copies.good
+
+    def move_home(self) -> None:
+        """Let LMDB lie on a good copy from now on: rebuild the index, or nothing of it is found."""
+        if self.copies.good and self.is_home_lost:
+            self.home = self.copies.good[0]
 
     def close(self) -> None:
         """Make all names durable, note that the copies are equal, and release them.  Never raises."""

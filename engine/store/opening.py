@@ -17,11 +17,10 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 
-import structlog
 import trio
 
 from engine.chunks.chunk_store import Chunks
@@ -32,19 +31,17 @@ from engine.chunks.shards import Shards
 from engine.fabric.engine_fabric import EngineFabric
 from engine.format.features import ReadOnlyFeature
 from engine.format.sizes import DEFAULT_STORE_SIZES, StoreSizes
-from engine.host.tasks import plain_errors
 from engine.keyed.part_counts import count_missing_parts
-from engine.metadata.metadata_store import Metadata, open_metadata
+from engine.metadata.metadata_store import Metadata
 from engine.metadata.stamps import Stamps, open_stamps
-from engine.namespace.buckets import initialise
 from engine.namespace.watch import Watchers
 from engine.segments.segment_store import Segments
 from engine.sessions.references import References
 from engine.store.features import Features
+from engine.store.metadata_life import MetadataLife, locked_store, logging_unclean_stop
 from engine.store.store import Member, Store
-from engine.superblock import superblock as superblocks
 from engine.superblock.reserve import Reserve
-from engine.superblock.superblock import NO_CLUSTER, OpenedStore, Superblock, refuse_other_role, write_superblock
+from engine.superblock.superblock import NO_CLUSTER, OpenedStore
 from engine.tiers.dram_tier import DramTier
 from engine.upkeep.compaction import Compactor
 from engine.upkeep.gc import Collector
@@ -52,13 +49,10 @@ from engine.upkeep.index_upkeep import keep_index_whole
 from engine.upkeep.scrub import Scrubber
 from engine.upkeep.shard_gc import ShardCollector
 from engine.uploads.expiry import UploadExpiry
-from lakefs.errors import LakeError, StoreFull, StoreReadOnly
 from lakefs.host.buffers import BufferPool
 from lakefs.ids import SegmentId
 from lakefs.limits import GC_GRACE_S
 from lakefs.ports import Clock, Disk, IoQueue, Offload
-
-_log = structlog.get_logger()
 
 
 @asynccontextmanager
@@ -89,16 +83,12 @@ async def open_store(
     The caller closes `tier`, and `fabric`, the RDMA device, behind it.
     `cluster_id`: 16 bytes, the lake of which the store is a member; NO_CLUSTER: it is the store of one engine.
     """
-    with _telling_full():
-        opened = await offload.run(lambda: superblocks.open_store(disk, clock, create=create, cluster_id=cluster_id))
-    try:
-        refuse_other_role(opened.superblock, cluster_id)
-        if opened.read_only:
-            raise StoreReadOnly(opened.read_only)
-        for warning in opened.warnings:
-            _log.warning(warning)
-        with plain_errors(), while_locked(opened), open_stamps() as stamps:
-            opening = _Opening(disk, clock, offload, opened, sizes, grace_s, upload_expiry_s, index_committed, io_queue)
+    async with locked_store(
+        disk, clock, offload, create=create, cluster_id=cluster_id, has_names=False, while_locked=while_locked
+    ) as opened:
+        with open_stamps() as stamps:
+            life = MetadataLife(disk, clock, offload, opened, sizes.metadata, index_committed, Reserve(disk))
+            opening = _Opening(life, sizes, grace_s, upload_expiry_s, io_queue)
             async with opening.running(stamps) as store, store.leaving:
                 store.clean_before = opened.superblock.clean_sequence
                 store.fabric = fabric or store.fabric
@@ -117,91 +107,32 @@ async def open_store(
                         store.index_looked_at.set()
                     yield store
                     nursery.cancel_scope.cancel()
-                await _stop(store)
-    finally:
-        opened.lock.close()
-
-
-@contextmanager
-def _telling_full() -> Iterator[None]:
-    """Add to StoreFull the advice for a disk too full to open the store, when no engine runs to remove objects."""
-    try:
-        yield
-    except StoreFull as error:
-        raise StoreFull(
-            f"the store cannot be opened, its disk is full: {error.message.partition(';')[0]}; "
-            "make a few MiB of room on that disk, or remove some files if it has no inodes left, and start again; "
-            "nothing is lost",
-            subject=error.subject,
-        ) from error
+                await _stop(store, life)
 
 
 @dataclass(frozen=True)
 class _Opening:
     """A store whose lock is held, and the arguments of `open_store`."""
 
-    disk: Disk
-    clock: Clock
-    offload: Offload
-    opened: OpenedStore
+    life: MetadataLife
     sizes: StoreSizes
     grace_s: float
     upload_expiry_s: float
-    index_committed: Callable[[], None] | None
     io_queue: IoQueue | None
 
     @asynccontextmanager
     async def running(self, stamps: Stamps | None) -> AsyncIterator[Store]:
         """Yield the store with its committer running; at the end, close its files as they are."""
-        reserve = Reserve(self.disk)
-        try:
-            with _telling_full():
-                metadata = await self._recovered(reserve)
-        except BaseException:
-            reserve.close()
-            raise
+        metadata = await self.life.recovered()
         metadata.use_stamps(stamps)
-        segments = self._segments(metadata, reserve)
+        segments = self._segments(metadata)
         try:
-            async with trio.open_nursery() as nursery:
-                await nursery.start(metadata.run)
-                try:
-                    await segments.open()
-                    _, sequence = await metadata.commit(initialise)
-                    await metadata.wait_durable(sequence)
-                    yield self._store(reserve, metadata, segments)
-                finally:
-                    reserve.close()
-                    nursery.cancel_scope.cancel()
+            async with self.life.running(metadata, segments.open):
+                yield self._store(metadata, segments)
         finally:
             segments.abandon()  # no task writes to them any more
 
-    async def _recovered(self, reserve: Reserve) -> Metadata:
-        """Return the metadata, recovered; the superblock says "not clean" on return."""
-        await self.offload.run(reserve.open)
-        metadata = await open_metadata(
-            self.disk,
-            self.offload,
-            self.clock,
-            identity=self.opened.superblock.identity,
-            clean_sequence=self.opened.superblock.clean_sequence,
-            release_reserve=reserve.release,
-            index_committed=self.index_committed,
-            sizes=self.sizes.metadata.fitted(await self.offload.run(self.disk.total_bytes)),
-            headroom_bytes=reserve.headroom_bytes,
-        )
-        try:
-            await self.offload.run(write_superblock, self.disk, self._unclean, reserve)
-        except BaseException:
-            await metadata.close(clean=False)  # else the index stays open, and the opening cannot be tried again
-            raise
-        return metadata
-
-    @property
-    def _unclean(self) -> Superblock:
-        return replace(self.opened.superblock, clean_sequence=None)
-
-    def _segments(self, metadata: Metadata, reserve: Reserve) -> Segments:
+    def _segments(self, metadata: Metadata) -> Segments:
         """Return the segments; the metadata writes their small payloads before each journal group."""
 
         async def new_id() -> SegmentId:
@@ -209,17 +140,19 @@ class _Opening:
             await metadata.wait_durable(sequence)
             return segment
 
-        sizes = replace(self.sizes.segments, headroom=reserve.headroom_bytes)
-        identity = self.opened.superblock.identity
-        segments = Segments(self.disk, self.offload, identity, new_id, sizes, metadata.owed_bytes, self.io_queue)
+        life = self.life
+        sizes = replace(self.sizes.segments, headroom=life.reserve.headroom_bytes)
+        identity = life.opened.superblock.identity
+        segments = Segments(life.disk, life.offload, identity, new_id, sizes, metadata.owed_bytes, self.io_queue)
         metadata.write_first(segments.small)
         return segments
 
-    def _store(self, reserve: Reserve, metadata: Metadata, segments: Segments) -> Store:
+    def _store(self, metadata: Metadata, segments: Segments) -> Store:
         """Build the store on metadata and segments: first the parts for content, then gc, scrub and compaction."""
+        clock, offload, reserve = self.life.clock, self.life.offload, self.life.reserve
         watchers = Watchers(metadata.on_durable)
-        references, quarantine = References(self.clock), Quarantine(metadata, self.clock)
-        chunks = Chunks(metadata, segments, self.offload, references, quarantine, self.sizes.write_ahead_bytes)
+        references, quarantine = References(clock), Quarantine(metadata, clock)
+        chunks = Chunks(metadata, segments, offload, references, quarantine, self.sizes.write_ahead_bytes)
         manifests = Manifests(metadata, chunks)
         buffers = BufferPool(self.sizes.buffer_bytes, self.sizes.huge_buffers)
         memory = PayloadMemory(buffers)
@@ -230,10 +163,10 @@ class _Opening:
             manifests,
             references,
             quarantine,
-            self.clock,
-            UploadExpiry(metadata, self.clock, self.upload_expiry_s, batch=batch),
+            clock,
+            UploadExpiry(metadata, clock, self.upload_expiry_s, batch=batch),
             # It waits for clients of the last boot; a new store has none to wait for.
-            grace_s=0.0 if self.opened.created else self.grace_s,
+            grace_s=0.0 if self.life.opened.created else self.grace_s,
             batch=batch,
         )
         compactor = Compactor(
@@ -246,13 +179,13 @@ class _Opening:
             won_bytes_min=self.sizes.compact_won_bytes,
             batch=batch,
         )
-        features = Features(self._unclean, self.disk, self.offload, reserve, metadata)
+        features = self.life.features(metadata)
         return Store(
             member=self._member(metadata, segments, chunks, quarantine, features),
             features=features,
-            disk=self.disk,
-            clock=self.clock,
-            offload=self.offload,
+            disk=self.life.disk,
+            clock=clock,
+            offload=offload,
             reserve=reserve,
             metadata=metadata,
             segments=segments,
@@ -261,7 +194,7 @@ class _Opening:
             chunks=chunks,
             manifests=manifests,
             collector=collector,
-            scrubber=Scrubber(metadata, segments, chunks, quarantine, self.clock),
+            scrubber=Scrubber(metadata, segments, chunks, quarantine, clock),
             compactor=compactor,
             watchers=watchers,
             payload_memory=memory,
@@ -273,28 +206,20 @@ class _Opening:
         self, metadata: Metadata, segments: Segments, chunks: Chunks, quarantine: Quarantine, features: Features
     ) -> Member | None:
         """Return the parts for shards, if the store is a member of a lake."""
-        if self.opened.superblock.cluster_id == NO_CLUSTER:
+        if self.life.opened.superblock.cluster_id == NO_CLUSTER:
             return None
-        begin, is_new = features.begin_to_keep_shards, self.opened.created
-        shards = Shards(metadata, segments, self.offload, quarantine, chunks.ingest, begin_to_use=begin, is_new=is_new)
+        begin, is_new = features.begin_to_keep_shards, self.life.opened.created
+        offload = self.life.offload
+        shards = Shards(metadata, segments, offload, quarantine, chunks.ingest, begin_to_use=begin, is_new=is_new)
         return Member(shards, ShardCollector(metadata, shards, batch=self.sizes.gc_batch))
 
 
-async def _stop(store: Store) -> None:
+async def _stop(store: Store, life: MetadataLife) -> None:
     """Stop the store cleanly; if a step fails, log it and leave the store as after a crash."""
-    try:
+    with logging_unclean_stop():
         await store.offload.run(store.disk.check_lock)
         if store.metadata.failed is None:
             await store.scrubber.save()
             await store.metadata.sync()  # placed payloads are written with it
         await store.segments.close()
-        clean_sequence = await store.metadata.close()
-        if clean_sequence is None:
-            return
-        for keep in store.at_clean_stop:
-            await store.offload.run(keep, clean_sequence)
-        assert store.superblock.clean_sequence is None, "the superblock of an open store is not clean"
-        clean = replace(store.superblock, clean_sequence=clean_sequence)
-        await store.offload.run(write_superblock, store.disk, clean, store.reserve)
-    except LakeError as error:
-        _log.error("the store was not stopped cleanly; the next start recovers it", error=error.message)
+        await life.stop(store.metadata, store.features, store.at_clean_stop)

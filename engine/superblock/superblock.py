@@ -421,6 +421,12 @@ def _admit(disk: Disk, superblock: Superblock, lock: DiskLock, told: tuple[str, 
     inode = disk.stat(LOCK_PATH).inode
     engine_id = superblock.engine_id
     if inode != superblock.identity_inode:
+        if superblock.incompat_features & Feature.CLUSTER_NAMES:
+            raise StoreUnusable(
+                f"the folder is one of the copies of the names of the lake {superblock.cluster_id.hex()}, which are "
+                "opened together; start the lake with all its folders",
+                subject=SUPERBLOCK_PATH,
+            )
         if superblock.cluster_id != NO_CLUSTER:
             raise StoreUnusable(
                 "the store is a copy of a cluster member; run: lake doctor --new-id", subject=SUPERBLOCK_PATH

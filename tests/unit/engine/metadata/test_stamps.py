@@ -110,7 +110,7 @@ def test_stamps_end_when_the_body_fails(readers: list[StampReader], lived_at_rel
     assert lived_at_release == [False]
 
 
-@pytest.mark.parametrize("place", ["engine.store.opening.open_metadata", "engine.store.opening.Segments.open"])
+@pytest.mark.parametrize("place", ["engine.store.metadata_life.open_metadata", "engine.store.opening.Segments.open"])
 def test_stamps_end_when_the_opening_fails_halfway(
     readers: list[StampReader], lived_at_release: list[bool], monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:

@@ -1,0 +1,126 @@
+"""Keeps a mirrored disk at so many copies while it is used: one that was lost or is stale is made anew.
+
+    look   are the folders still those that were locked?  -- which copies are missing  --  make one, at a pace  --  ...
+
+Rules kept here:
+- One copy is made at a time, on the best place that has none: a device without a copy first, and one that failed in
+  this process last.
+- The folder of a copy that is stale, since the list does not name it, is set aside, not removed: it is locked then, so
+  nobody has it open.  A folder that is no copy is left alone.
+- A place where the making failed is tried again later, behind the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
+from typing import Final
+
+import structlog
+import trio
+
+from engine.mirror.copy_list import LIST_FILE, LOCK_FILE
+from engine.mirror.mirror_bounds import COPY_BYTES_PER_S
+from engine.mirror.mirrored_disk import MirroredDisk
+from engine.mirror.new_copy import add_copy
+from engine.mirror.places import Place, best_places
+from lakefs.errors import DiskFailed, LakeError
+from lakefs.ports import Clock, Offload
+
+LOOK_EVERY_S: Final = 5.0
+RETRY_S: Final = 60.0
+"""A place where no copy could be made is tried again so much later."""
+_log: Final = structlog.get_logger(__name__)
+
+
+class CopyKeeper:
+    """The task that makes missing copies of one mirror.  Used on the loop; what blocks runs by `offload`."""
+
+    def __init__(
+        self,
+        mirror: MirroredDisk,
+        places: Sequence[Place],
+        wanted: int,
+        offload: Offload,
+        *,
+        clock: Clock,
+        before: Callable[[], Awaitable[object]],
+        failed: Callable[[str], None],
+        bytes_per_s: float = COPY_BYTES_PER_S,
+    ) -> None:
+        """`before` is called before a copy is made: a checkpoint leaves less to copy.
+
+        `failed` is called with the reason when the mirror cannot be used any more.
+        """
+        self.wanted = wanted
+        self._mirror = mirror
+        self._places = places
+        self._offload = offload
+        self._clock = clock
+        self._before = before
+        self._failed = failed
+        self._bytes_per_s = bytes_per_s
+        self._failed_until: dict[str, float] = {}
+        self._is_ended = False
+
+    def end(self) -> None:
+        """Give up the copy that is being made; the task may be cancelled then."""
+        self._is_ended = True
+
+    async def run(self) -> None:
+        """Look after the copies until cancelled."""
+        while True:
+            await self.look()
+            await trio.sleep(LOOK_EVERY_S)
+
+    async def look(self) -> None:
+        """Throw out copies whose folders were moved or replaced, and make those that are missing."""
+        try:
+            await self._offload.run(self._mirror.check_lock)
+        except LakeError as error:
+            self._failed(error.message)
+            return
+        while not self._is_ended and len(self._mirror.copies.good) < self.wanted:
+            place = await self._offload.run(self._next_place)
+            if place is None:
+                return
+            await self._make(place)
+
+    def _next_place(self) -> Place | None:
+        now = self._clock.monotonic()
+        tried = {name for name, until in self._failed_until.items() if until > now}
+        taken = [copy.name for copy in self._mirror.copies.good]
+        out = {state.name for state in self._mirror.state() if state.state == "out"}
+        places = [place for place in self._places if place.name not in tried]
+        return next(iter(best_places(places, 1, taken, out)), None)
+
+    async def _make(self, place: Place) -> None:
+        try:
+            await self._before()
+        except LakeError as error:
+            _log.warning("no checkpoint before a new copy of the names is made", reason=error.message)
+        try:
+            await self._offload.run(self._make_blocking, place)
+        except LakeError as error:
+            self._failed_until[place.name] = self._clock.monotonic() + RETRY_S
+            if not self._is_ended:
+                _log.error(
+                    "no new copy could be made here; another folder is tried", folder=place.name, reason=error.message
+                )
+        else:
+            _log.warning("a new copy was made", folder=place.name)
+
+    def _make_blocking(self, place: Place) -> None:
+        disk = place.disk()
+        if disk.exists(LIST_FILE):
+            self._mirror.copies.release_out(place.name)
+            with closing(disk.lock(LOCK_FILE)):
+                place.set_aside()
+            disk = place.disk()
+        add_copy(self._mirror, place.name, disk, self._paced)
+
+    def _paced(self, count: int) -> None:
+        if self._is_ended:
+            raise DiskFailed("the making of a copy was ended")
+        time.sleep(count / self._bytes_per_s)

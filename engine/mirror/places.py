@@ -1,0 +1,96 @@
+"""Where the copies of a mirrored disk may lie: folders on the devices of one machine, and the best of them for a copy.
+
+Rules kept here:
+- Copies lie on different devices as long as there are enough of them; only then two lie on one, and are lost together.
+- A mirror is made only where no folder has a list of good copies, and only if its owner is new: else its copies lie
+  elsewhere, and empty ones would take their place.
+
+All functions block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from engine.mirror.copy_calls import CopyCalls
+from engine.mirror.copy_list import LIST_FILE
+from engine.mirror.mirror_opening import make_mirror, open_mirror
+from engine.mirror.mirrored_disk import MirroredDisk
+from lakefs.errors import LakeError, StoreUnusable
+from lakefs.ids import CopyId
+from lakefs.ports import Disk
+
+
+class Place(Protocol):
+    """A folder in which a copy lies, or may be made."""
+
+    @property
+    def name(self) -> str:
+        """The folder's name, for people; each place has another one."""
+        ...
+
+    def device(self) -> int | None:
+        """Return a number of the device, equal for folders that are lost together; None if it is not here."""
+        ...
+
+    def disk(self) -> Disk:
+        """Return the folder as a disk, a new object each time."""
+        ...
+
+    def set_aside(self) -> None:
+        """Move the folder with all that is in it away, and remove what was moved there before.  LakeError."""
+        ...
+
+
+def open_or_make(
+    places: Sequence[Place],
+    calls: CopyCalls,
+    *,
+    copies: int,
+    is_new: bool,
+    without: frozenset[CopyId] = frozenset(),
+    restored: bool = False,
+) -> MirroredDisk:
+    """Open the mirror that lies in these places; with `is_new` make one of so many copies if there is none.
+
+    Errors: as of `open_mirror` and `make_mirror`.
+    """
+    disks = {place.name: place.disk() for place in places}
+    if not any(_has_list(disk, is_new=is_new) for disk in disks.values()):
+        if not is_new:
+            raise StoreUnusable(
+                f"the names of this lake lie on other devices than these: {', '.join(disks)}; give all --data folders "
+                "of the lake"
+            )
+        make_mirror({place.name: disks[place.name] for place in best_places(places, copies)})
+    return open_mirror(disks, calls, without=without, restored=restored)
+
+
+def best_places(
+    places: Sequence[Place], count: int, taken: Collection[str] = (), last: Collection[str] = ()
+) -> list[Place]:
+    """Return places for so many more copies, the best first; those in `taken`, by name, have one already.
+
+    Best is a device that has none; places in `last` come behind others.
+    """
+    devices = {place.name: place.device() for place in places}
+    used = [devices[name] for name in taken if name in devices]
+    free = [place for place in places if place.name not in taken and devices[place.name] is not None]
+    chosen: list[Place] = []
+    while free and len(chosen) < count:
+        best = min(free, key=lambda place: (used.count(devices[place.name]), place.name in last))
+        free.remove(best)
+        used.append(devices[best.name])
+        chosen.append(best)
+    return chosen
+
+
+def _has_list(disk: Disk, *, is_new: bool) -> bool:
+    """Return True if a copy with a list lies there; an error counts as none, but not where a mirror would be made."""
+    try:
+        return disk.exists(LIST_FILE)
+    except LakeError:
+        if is_new:
+            raise
+        return False

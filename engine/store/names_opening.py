@@ -1,0 +1,111 @@
+"""Opens the names of a lake: a store of metadata without content, and stops it cleanly.
+
+    open   lock, superblock (its role: names of this lake), metadata (recovery), superblock says "not clean", root node
+    serve  commits, index and checkpoints run; a walk after the start verifies the index; spaces have their upkeep
+    stop   journal synced, index completed, checkpoint if due, superblock says "clean", lock released
+
+Rules kept here:
+- The store of one engine, a member, and the names of another lake are refused by name; `open_store` refuses names.
+- A damaged index is rebuilt from checkpoint and journal while the names serve, as that of an engine.
+- It has no stamps: whoever reads names asks, and a head keeps nothing that outlives its question.
+- What the reserve has given up on a full disk is taken back when there is room: no gc runs here that would do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
+from typing import Final
+
+import trio
+
+from engine.chunks.quarantine import Quarantine
+from engine.format.features import ReadOnlyFeature
+from engine.format.sizes import DEFAULT_STORE_SIZES, StoreSizes
+from engine.keyed.upkeep import KeyedUpkeep
+from engine.metadata.metadata_store import Metadata
+from engine.namespace.watch import Watchers
+from engine.sessions.references import References
+from engine.store.keyed_store import KeyedStore
+from engine.store.metadata_life import MetadataLife, locked_store, logging_unclean_stop
+from engine.superblock.reserve import Reserve
+from engine.superblock.superblock import OpenedStore
+from engine.upkeep.index_upkeep import keep_index_whole
+from lakefs.errors import LakeError
+from lakefs.ports import Clock, Disk, Offload
+
+_RESTORE_EVERY_S: Final = 60.0
+"""The reserve is looked at so often."""
+
+
+@asynccontextmanager
+async def open_names_store(
+    disk: Disk,
+    clock: Clock,
+    offload: Offload,
+    *,
+    cluster_id: bytes,
+    create: bool,
+    verify_index: bool = True,
+    sizes: StoreSizes = DEFAULT_STORE_SIZES,
+    index_committed: Callable[[], None] | None = None,
+    while_locked: Callable[[OpenedStore], AbstractContextManager[None]] = lambda _: nullcontext(),
+) -> AsyncIterator[KeyedStore]:
+    """Open the names of a lake on a disk, and stop them cleanly at the end.
+
+    `cluster_id`: the lake's, 16 bytes.  `create`: make them when the disk has no store.  Errors and the other
+    arguments: as of `engine.store.opening.open_store`.
+    """
+    async with locked_store(
+        disk, clock, offload, create=create, cluster_id=cluster_id, has_names=True, while_locked=while_locked
+    ) as opened:
+        life = MetadataLife(disk, clock, offload, opened, sizes.metadata, index_committed, Reserve(disk))
+        metadata = await life.recovered()
+        async with life.running(metadata):
+            store = _store(life, metadata)
+            await store.features.mend()
+            if store.features.has(ReadOnlyFeature.KEYED):
+                store.keyed.used.set()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_upkeep(store, sizes).run)
+                nursery.start_soon(_keep_reserve, life)
+                if verify_index:
+                    nursery.start_soon(keep_index_whole, store)
+                else:
+                    store.index_looked_at.set()
+                yield store
+                nursery.cancel_scope.cancel()
+            await _stop(store, life)
+
+
+def _store(life: MetadataLife, metadata: Metadata) -> KeyedStore:
+    return KeyedStore(
+        features=life.features(metadata),
+        clock=life.clock,
+        metadata=metadata,
+        references=References(life.clock),
+        watchers=Watchers(metadata.on_durable),
+        quarantine=Quarantine(metadata, life.clock),
+    )
+
+
+def _upkeep(store: KeyedStore, sizes: StoreSizes) -> KeyedUpkeep:
+    without_spaces = store.features.end_unused_spaces
+    return KeyedUpkeep(store.metadata, store.keyed, store.clock, batch=sizes.gc_batch, without_spaces=without_spaces)
+
+
+async def _keep_reserve(life: MetadataLife) -> None:
+    while True:
+        await trio.sleep(_RESTORE_EVERY_S)
+        if life.reserve.held_bytes < life.reserve.target_bytes:
+            with suppress(LakeError):  # the journal meets it, too
+                await life.offload.run(life.reserve.restore)
+
+
+async def _stop(store: KeyedStore, life: MetadataLife) -> None:
+    """Stop the names cleanly; if a step fails, log it and leave the store as after a crash."""
+    with logging_unclean_stop():
+        await life.offload.run(life.disk.check_lock)
+        if store.metadata.failed is None:
+            await store.metadata.sync()
+        await life.stop(store.metadata, store.features)
