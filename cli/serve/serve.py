@@ -130,5 +130,15 @@ def member_command(config: Config, folder: Path, socket: Path, lake_id: bytes) -
     """Return the command of a member's process: an engine of its own, which only this lake's processes ask."""
     shown = config.as_text()
     passed_on = [f"--{name.replace('_', '-')}={shown[name]}" for name in _OF_MEMBERS]
-    own = ["--data", str(folder), "--socket", str(socket), *_NO_FACES, *passed_on, "--member", lake_id.hex(), "--parent"]
+    own = [
+        "--data",
+        str(folder),
+        "--socket",
+        str(socket),
+        *_NO_FACES,
+        *passed_on,
+        "--member",
+        lake_id.hex(),
+        "--parent",
+    ]
     return [sys.executable, "-P", "-m", "cli.main", "serve", "--config", os.devnull, *own]

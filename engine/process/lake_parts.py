@@ -37,10 +37,13 @@ from engine.host.local_disk import LocalDisk
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.members.member_links import MemberLinks, connect_member, open_member_links
 from engine.process.embedded import EmbeddedEngine
+from engine.process.lake_folders import NAMES_FOLDER
 from engine.process.member_processes import MemberPlan, MemberProcess, MemberProcesses, Served, open_member_processes
-from engine.process.names_place import LocalNames, open_local_names
+from engine.process.mirrored_names import LocalNames
+from engine.process.names_place import open_local_names
 from engine.requests.bind import BindGate
 from engine.requests.table import NamesService
+from engine.store.local_store import ENGINE_THREADS
 from engine.stripes.stripes import LakeStripes
 from engine.superblock.superblock import survey_superblocks
 from engine.walker.membership import members_of_records
@@ -49,8 +52,10 @@ from lakefs.cluster.protection import Protection
 from lakefs.cluster.table_format import pack
 from lakefs.errors import ConfigError, LakeError, StoreUnusable
 from lakefs.host.buffers import BufferPool
+from lakefs.host.offload import ThreadOffload
 from lakefs.ids import MemberId, RingEpoch
 from lakefs.limits import BUFFER_POOL_BYTES
+from lakefs.ports import Offload
 from lakefs.wire import messages as m
 from lakefs.wire.frames import PROTOCOL_VERSION
 
@@ -87,6 +92,7 @@ class LakeParts:
     links: MemberLinks
     head: Head
     protection: Protection
+    offload: Offload
 
 
 @asynccontextmanager
@@ -97,9 +103,14 @@ async def open_lake(plan: LakePlan) -> AsyncIterator[LakeParts]:
     lake's member cannot be started, or no member of the table was ever added.
     """
     async with AsyncExitStack() as stack:
-        losses = plan.protection.parity
+        offload = await stack.enter_async_context(ThreadOffload(ENGINE_THREADS, "lake"))
         names = await stack.enter_async_context(
-            open_local_names(plan.folders, lake_id=plan.lake_id, losses=losses, is_new=plan.is_new)
+            open_local_names(
+                [folder / NAMES_FOLDER for folder in plan.folders],
+                lake_id=plan.lake_id,
+                protection_losses=plan.protection.parity,
+                is_new=plan.is_new,
+            )
         )
         store, gate = names.store, BindGate()
         JoinedGeneration(store.metadata, gate)
@@ -112,19 +123,19 @@ async def open_lake(plan: LakePlan) -> AsyncIterator[LakeParts]:
         processes = await stack.enter_async_context(open_member_processes(plan.members, _registering(state, plan)))
         await _wait_for_members(processes, state, plan, protection)
         links = await stack.enter_async_context(open_member_links(coordinator, connect_member))
-        stripes = LakeStripes(links, state, names.offload)
+        stripes = LakeStripes(links, state, offload)
         service = NamesService(store, gate=gate)
         head = await stack.enter_async_context(
             open_head(
                 _connecting(service),
                 stripes,
                 links,
-                offload=names.offload,
+                offload=offload,
                 clock=store.clock,
                 buffers=BufferPool(BUFFER_POOL_BYTES),
             )
         )
-        yield LakeParts(names, processes, links, head, protection)
+        yield LakeParts(names, processes, links, head, protection, offload)
 
 
 async def _recorded(state: LakeState, plan: LakePlan) -> Protection:

@@ -121,7 +121,7 @@ def _running(config: Config, lake: LakeParts, group: int | None, *, is_new: bool
         config=config,
         service=lake.head,
         server=Server(lake.head, TrioNetwork(group=group), token=token, connections_max=connections),
-        offload=lake.names.offload,
+        offload=lake.offload,
         disk=disk,
         title=f"lake    {lake_id}  ({len(lake.processes.members)} members, protection {lake.protection})",
         parts=lake,
