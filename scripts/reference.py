@@ -27,7 +27,10 @@ Written by `make docs` from the code; do not edit.
 """
 
 SETTINGS: Final = {
-    "data": ("a path", "`/var/lib/lake` as root, else `lake` in the user's data folder"),
+    "data": (
+        "a path; several, in a list, are one lake on several devices",
+        "`/var/lib/lake` as root, else `lake` in the user's data folder",
+    ),
     "socket": ("a path of at most 107 bytes", "`/run/lake/lake.sock` as root, else in the run or data folder"),
     "socket_group": ("the name of a group that may use the socket", "none: the engine's user and root"),
     "native": ("`HOST:PORT` or `off`", "`off`"),
@@ -58,6 +61,7 @@ SETTINGS: Final = {
     "dram_tier_bytes": ("`auto`, or bytes: `64M` and more; `0`: none", "`auto`: 1/16 of the memory, 4 GiB at most"),
     "rdma": ("`auto`: the first device, beside `native`; `off`; or the name of a device", "`auto`"),
     "timeout": ("for clients, gateways and mounts: seconds that an engine may be silent while a request waits", "`30`"),
+    "protect": ("of a lake on several devices: data and parity shards, chosen when it is made", "`4+2`"),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.process.lake_process import RunningLake
+from engine.lake.lake_process import RunningLake
 from engine.process.running import Running
 from gateway.admin.metrics import Reading
 

@@ -108,7 +108,7 @@ async def _serve_engine(config: Config) -> None:
 
 async def _serve_lake(config: Config, *, accept_loss: bool, new_devices: bool) -> None:
     from cli.serve.faces import notify_manager, serve_admin_port, serve_s3_port
-    from engine.process.lake_process import LakeOptions, run_lake
+    from engine.lake.lake_process import LakeOptions, run_lake
 
     await run_lake(
         config,
@@ -120,8 +120,8 @@ async def _serve_lake(config: Config, *, accept_loss: bool, new_devices: bool) -
 
 
 async def _serve_member(config: Config, lake_id: bytes, parent: int) -> None:
+    from engine.lake.member_processes import report_to_parent
     from engine.process.engine_process import run_engine
-    from engine.process.member_processes import report_to_parent
 
     await run_engine(config, printer=lambda _: None, faces=(partial(report_to_parent, parent),), cluster_id=lake_id)
 

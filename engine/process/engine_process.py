@@ -83,7 +83,8 @@ async def _run_in_places(
     config: Config, printer: Callable[[str], None], faces: Sequence[Face], fabric: EngineFabric, cluster_id: bytes
 ) -> None:
     group = group_id(config.socket_group)
-    judge_permissions(config, group)
+    if cluster_id == NO_CLUSTER:  # else the process that serves the lake has judged them
+        judge_permissions(config, group)
     tier_size = _dram_tier_bytes(config.dram_tier_bytes)
     slabs = tier_size // SLAB_BYTES
     others = DESCRIPTORS_PER_SLAB * slabs + (STRANGERS_MAX if config.native else 0)

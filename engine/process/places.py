@@ -1,4 +1,4 @@
-"""Makes the data folder and the socket's folder when they are missing, and finds places with too wide permissions.
+"""Makes data folders and the socket's folder when they are missing, and finds places with too wide permissions.
 
 Rules for the folders made:
 - Only its owner may enter the data folder (0700).  The socket's folder has the socket's permissions: its owner only, or
@@ -22,6 +22,7 @@ The folders above these places are not checked.  Blocks.
 from __future__ import annotations
 
 import grp
+import itertools
 import os
 import stat
 from collections.abc import Iterator
@@ -52,9 +53,11 @@ def places_made(config: Config) -> Iterator[None]:
     try:
         group = group_id(config.socket_group)
         folder = config.socket.parent
-        places = [(folder, _SOCKET_FOLDER), (config.data, "data folder")]
-        if folder.is_relative_to(config.data):
-            places.reverse()  # only the owner enters the data folder, even with the socket in it
+        data = [(place, "data folder") for place in config.folders]
+        if any(folder.is_relative_to(place) for place in config.folders):
+            places = [*data, (folder, _SOCKET_FOLDER)]  # only the owner enters it, even with the socket in it
+        else:
+            places = [(folder, _SOCKET_FOLDER), *data]
         for place, what in places:
             new = _made(place, what)
             made += new
@@ -113,7 +116,8 @@ def _let_in(folder: Path, group: int, name: str, *, is_new: bool) -> None:
 
 def judge_permissions(config: Config, socket_group: int | None) -> None:
     """Log a warning for each open place; with `strict_permissions` raise ConfigError naming all of them."""
-    found = open_places(config.data, config.socket, socket_group)
+    each = (open_places(folder, config.socket, socket_group) for folder in config.folders)
+    found = list(dict.fromkeys(itertools.chain.from_iterable(each)))
     if found and config.strict_permissions:
         raise ConfigError(f"strict_permissions: {', and '.join(found)}", subject="strict_permissions")
     for sentence in found:

@@ -18,17 +18,21 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeGuard
+from typing import Any, Final, NamedTuple
 
 from lakefs.config.values import (
     DEFAULT_FILE as DEFAULT_FILE,
     Address as Address,
     duration_text as duration_text,
+    folders_text,
+    is_list_of_texts,
     parse_address as parse_address,
     parse_duration as parse_duration,
+    parse_folders,
+    parse_path,
+    parse_protection,
     parse_size as parse_size,
     parse_timeout as parse_timeout,
 )
@@ -119,10 +123,15 @@ class Config:
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Source of each setting, for people: `default`, `LAKE_DATA`, `--data`, or the file's path."""
 
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """All data folders: one of an engine, several of a lake."""
+        return self.devices or (self.data,)
+
     def as_text(self) -> dict[str, str]:
         """Return the settings as a file or variable would give them, in a fixed order."""
         shown = {name: kind.text(getattr(self, name)) for name, kind in _SETTINGS.items()}
-        return shown | {"data": _folders_text(self.devices)} if self.devices else shown
+        return shown | {"data": folders_text(self.devices)} if self.devices else shown
 
 
 def load(
@@ -261,7 +270,7 @@ def _closest(text: str, known: list[str], prefix_length: int) -> str | None:
 
 
 def _checked(name: str, given: _Given) -> object:
-    value = _folders_text(given.value) if name == "data" and _is_list_of_texts(given.value) else given.value
+    value = folders_text(given.value) if name == "data" and is_list_of_texts(given.value) else given.value
     if not isinstance(value, str):
         raise ConfigError(f"{given.origin}: {name} must be text in quotes, not {type(value).__name__}", subject=name)
     try:
@@ -271,52 +280,8 @@ def _checked(name: str, given: _Given) -> object:
         raise ConfigError(f"{where}: {error.message}", subject=name) from error
 
 
-def _path(text: str) -> Path:
-    if not text or "\0" in text:
-        raise InvalidArgument(f"{text!r} is not a path")
-    try:
-        return Path(os.path.abspath(Path(text).expanduser()))  # resolve() would follow links
-    except RuntimeError as error:
-        raise InvalidArgument(f"{text!r}: {error}") from error
-
-
-def _is_list_of_texts(value: object) -> TypeGuard[Sequence[str]]:
-    return isinstance(value, list | tuple) and all(isinstance(part, str) for part in value)
-
-
-def _folders_text(folders: Sequence[str | Path]) -> str:
-    """Return several folders as one text: a JSON list."""
-    import json
-
-    return json.dumps([str(folder) for folder in folders], ensure_ascii=False)
-
-
-def _folders(text: str) -> tuple[Path, ...]:
-    """Return the folders that a text names: a path, or a JSON list of paths."""
-    parts: object = text
-    if text.startswith("["):
-        import json
-
-        with suppress(ValueError, RecursionError):
-            parts = json.loads(text)
-    if not _is_list_of_texts(parts):
-        return (_path(text),)
-    folders = tuple(_path(part) for part in parts)
-    if not folders:
-        raise InvalidArgument("a list of folders names at least one")
-    if twice := [folder for folder in folders if folders.count(folder) > 1]:
-        raise InvalidArgument(f"{twice[0]} is given twice")
-    return folders
-
-
-def _protection(text: str) -> str:
-    from lakefs.cluster.protection import Protection
-
-    return str(Protection.parse(text.strip()))
-
-
 def _socket_path(text: str) -> Path:
-    path = _path(text.removeprefix("unix:"))
+    path = parse_path(text.removeprefix("unix:"))
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
         raise ConfigError(
             f"{path}: a socket's path ends at {SOCKET_PATH_BYTES_MAX} bytes; set `socket` to a shorter one",
@@ -392,7 +357,7 @@ def _or(word: str, parse: Callable[[str], object]) -> _Kind:
 
 
 def _word_or_path(*words: str) -> _Kind:
-    return _Kind(lambda text: text.lower() if text.lower() in words else str(_path(text)))
+    return _Kind(lambda text: text.lower() if text.lower() in words else str(parse_path(text)))
 
 
 def _rdma(text: str) -> str:
@@ -415,15 +380,15 @@ def _switch(on: str) -> _Kind:
 
 
 _SETTINGS: Final[Mapping[str, _Kind]] = {
-    "data": _Kind(_folders),
+    "data": _Kind(parse_folders),
     "socket": _Kind(_socket_path),
     "socket_group": _Kind(_group),
     "native": _or("off", parse_address),
     "s3": _or("off", parse_address),
     "s3_region": _Kind(_region),
     "s3_domains": _Kind(_domains, ",".join),
-    "s3_tls_cert": _or("", _path),
-    "s3_tls_key": _or("", _path),
+    "s3_tls_cert": _or("", parse_path),
+    "s3_tls_key": _or("", parse_path),
     "s3_access_log": _word_or_path("off", "stderr"),
     "s3_access_log_sample": _Kind(_sample, "1/{}".format),
     "s3_door": _switch("on"),
@@ -440,7 +405,7 @@ _SETTINGS: Final[Mapping[str, _Kind]] = {
     "dram_tier_bytes": _or("auto", parse_size),
     "rdma": _Kind(_rdma),
     "timeout": _Kind(parse_timeout, "{:g}".format),
-    "protect": _Kind(_protection),
+    "protect": _Kind(parse_protection),
 }
 SETTING_NAMES: Final = tuple(_SETTINGS)
 """Keys of the file; flags have the same name with `-`, variables `LAKE_` and upper case."""

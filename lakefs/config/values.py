@@ -1,4 +1,4 @@
-"""Parsers for setting values as people write them: addresses, sizes, times.
+"""Parsers for setting values as people write them: addresses, sizes, times, folders.
 
 Each parser takes text and returns a value, or raises InvalidArgument with a sentence that says what to give
 instead.
@@ -6,16 +6,20 @@ instead.
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeGuard
 
 from lakefs.errors import InvalidArgument
 
 DEFAULT_FILE: Final = Path("/etc/lake/lake.toml")
 _SIZE: Final = re.compile(r"(\d{1,18})(?:\.(\d{1,18}))?\s*(?:([kmgtp])(?:i?b)?|b)?", re.ASCII | re.IGNORECASE)
 _DURATION: Final = re.compile(r"(\d{1,9})\s*([smhd])?", re.ASCII)
+_PROTECTION: Final = re.compile(r"[1-9]\d?\+\d", re.ASCII)
 _SECONDS: Final = re.compile(r"\d{1,9}(?:\.\d{1,3})?", re.ASCII)
 TIMEOUT_S_MIN: Final = 0.1
 TIMEOUT_S_MAX: Final = 86_400.0
@@ -92,3 +96,50 @@ def duration_text(duration_s: float) -> str:
         return "0"
     unit = next(unit for unit, length in reversed(_DURATION_UNITS.items()) if whole % length == 0)
     return f"{whole // _DURATION_UNITS[unit]}{unit}"
+
+
+def parse_path(text: str) -> Path:
+    """Return an absolute path, with `~` expanded and links not followed.  InvalidArgument."""
+    if not text or "\0" in text:
+        raise InvalidArgument(f"{text!r} is not a path")
+    try:
+        return Path(os.path.abspath(Path(text).expanduser()))  # resolve() would follow links
+    except RuntimeError as error:
+        raise InvalidArgument(f"{text!r}: {error}") from error
+
+
+def is_list_of_texts(value: object) -> TypeGuard[Sequence[str]]:
+    """Return True for a list of texts, empty or not."""
+    return isinstance(value, list | tuple) and all(isinstance(part, str) for part in value)
+
+
+def folders_text(folders: Sequence[str | Path]) -> str:
+    """Return several folders as one text: a JSON list."""
+    import json
+
+    return json.dumps([str(folder) for folder in folders], ensure_ascii=False)
+
+
+def parse_folders(text: str) -> tuple[Path, ...]:
+    """Return the folders that a text names: a path, or a JSON list of paths.  InvalidArgument."""
+    parts: object = text
+    if text.startswith("["):
+        import json
+
+        with suppress(ValueError, RecursionError):
+            parts = json.loads(text)
+    if not is_list_of_texts(parts):
+        return (parse_path(text),)
+    folders = tuple(parse_path(part) for part in parts)
+    if not folders:
+        raise InvalidArgument("a list of folders names at least one")
+    if twice := [folder for folder in folders if folders.count(folder) > 1]:
+        raise InvalidArgument(f"{twice[0]} is given twice")
+    return folders
+
+
+def parse_protection(text: str) -> str:
+    """Return the text of a protection, `4+2`.  InvalidArgument for what has another form."""
+    if not _PROTECTION.fullmatch(text.strip()):
+        raise InvalidArgument(f"{text!r} is no protection; give data and parity shards, as 4+2")
+    return text.strip()

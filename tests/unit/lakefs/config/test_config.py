@@ -345,7 +345,7 @@ def test_one_folder_is_one_engine_s(tmp_path: Path) -> None:
         ("data = []", "names at least one"),
         ("data = [1]", "must be text in quotes"),
         ('data = ["/disk/1", ""]', "is not a path"),
-        ('protect = "3+3"', "not offered; choose one of"),
+        ('protect = "three"', "is no protection; give data and parity shards, as 4+2"),
     ],
 )
 def test_a_list_of_folders_that_cannot_be_used_is_refused(tmp_path: Path, text: str, message: str) -> None:

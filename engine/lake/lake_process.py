@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -22,9 +21,9 @@ import structlog
 import trio
 
 from engine.host.local_disk import LocalDisk
-from engine.process.lake_folders import check_devices, holds_member, look_at_folders
-from engine.process.lake_parts import LakeParts, LakePlan, open_lake
-from engine.process.member_processes import MemberPlan
+from engine.lake.folders import check_devices, holds_member, look_at_folders
+from engine.lake.member_processes import MemberPlan
+from engine.lake.parts import LakeParts, LakePlan, open_lake
 from engine.process.places import group_id, judge_permissions, places_made
 from engine.process.running import Face, Running, connections_limit, serve_until_signal
 from engine.server.listener import Server
@@ -78,10 +77,8 @@ async def run_lake(
 ) -> None:
     """Serve until SIGTERM or SIGINT.  Raises the errors of `open_lake`, and of binding the addresses."""
     group = group_id(config.socket_group)
-    with ExitStack() as places:
-        for folder in config.devices:
-            places.enter_context(places_made(replace(config, data=folder)))
-            judge_permissions(replace(config, data=folder), group)
+    with places_made(config):
+        judge_permissions(config, group)
         plan = plan_lake(config, member_command, options or LakeOptions())
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with open_lake(plan) as lake, trio.open_nursery() as nursery:

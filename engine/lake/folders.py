@@ -1,4 +1,4 @@
-"""The folders of a lake on several devices of this machine: of which lake they are, and on which devices they lie.
+"""The folders of a lake on several devices of this machine: their lake, and their devices.
 
 A folder holds one member's store, and in `names/` a copy of the lake's names, if it has one.  Looking changes nothing.
 
@@ -28,7 +28,7 @@ _log: Final = structlog.get_logger(__name__)
 
 
 class LakeFolders(NamedTuple):
-    """Of which lake the folders are.  `is_new`: it is to be made, of folders that hold nothing."""
+    """The lake of some folders.  `is_new`: it is to be made, of folders that hold nothing."""
 
     lake_id: bytes
     is_new: bool

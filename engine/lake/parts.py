@@ -1,7 +1,7 @@
 """The parts of a lake on several devices of this machine: names, coordinator, members, stripes, upkeep and a head.
 
     head        serves clients, over stripes and names
-    stripes     chunks over the members, each a process (`engine.process.member_processes`)
+    stripes     chunks over the members, each a process (`engine.lake.member_processes`)
     names       metadata, mirrored on some of the devices, with the coordinator's records among them
     upkeep      walker, gc, membership: beside the names
 
@@ -34,11 +34,11 @@ from engine.coordinator.records import EPOCHS, LakeRecord, MemberRecord, epoch_o
 from engine.head.head import Head, open_head
 from engine.head.names_link import ConnectNames, NamesConnection
 from engine.host.local_disk import LocalDisk
+from engine.lake.folders import NAMES_FOLDER
+from engine.lake.member_processes import MemberPlan, MemberProcess, MemberProcesses, Served, open_member_processes
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.members.member_links import MemberLinks, connect_member, open_member_links
 from engine.process.embedded import EmbeddedEngine
-from engine.process.lake_folders import NAMES_FOLDER
-from engine.process.member_processes import MemberPlan, MemberProcess, MemberProcesses, Served, open_member_processes
 from engine.process.mirrored_names import LocalNames
 from engine.process.names_place import open_local_names
 from engine.requests.bind import BindGate
