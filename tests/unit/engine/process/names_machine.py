@@ -27,8 +27,8 @@ CAPACITY_BYTES = 128 * MIB
 """The reserve, which a new copy has too, is 1/32 of it."""
 
 
-class SimPlace:
-    """A folder on a simulated device (`engine.mirror.places.Place`)."""
+class SimFolder:
+    """A folder on a simulated device (`engine.mirror.copy_folders.CopyFolder`)."""
 
     def __init__(self, machine: Machine, name: str) -> None:
         self._machine = machine
@@ -95,7 +95,7 @@ class Machine:
             copy_bytes_per_s=float("inf"),
         )
         return open_names_in(
-            [SimPlace(self, name) for name in sorted(self.devices)],
+            [SimFolder(self, name) for name in sorted(self.devices)],
             host,
             lake_id=lake,
             protection_losses=losses,
