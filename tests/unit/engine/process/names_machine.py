@@ -134,6 +134,10 @@ async def bind(store: KeyedStore, *keys: str) -> None:
 
 async def keys_of(store: KeyedStore) -> list[str]:
     """Return all keys."""
+    keys: list[str] = []
     async with client_of(store) as client:
-        listed = await ask(client, m.ListNames("bkt", limit=1000), m.Listed)
-    return [entry.key for entry in listed.entries]
+        while True:
+            page = await ask(client, m.ListNames("bkt", after=keys[-1] if keys else ""), m.Listed)
+            keys += [entry.key for entry in page.entries]
+            if not page.next_after:
+                return keys

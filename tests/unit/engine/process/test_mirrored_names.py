@@ -12,6 +12,7 @@ import trio
 
 from engine.format.layouts import GROUP_HEADER
 from engine.mirror.copy_folders import best_folders
+from engine.mirror.mirror_opening import make_mirror
 from engine.process.mirrored_names import LocalNames
 from engine.store.names_opening import open_names_store
 from engine.store.opening import open_store
@@ -85,6 +86,18 @@ def test_names_are_not_made_where_an_old_lake_has_none_and_a_second_beginning_op
         with pytest.raises(StoreUnusable, match="holds the names of another lake"):
             async with machine.open(is_new=True, lake=b"another lake too"):
                 pass
+
+    run(main)
+
+
+def test_folders_that_were_prepared_and_never_filled_are_no_names_of_an_old_lake() -> None:
+    async def main() -> None:
+        machine = Machine("ab")
+        make_mirror(machine.disks)
+        with pytest.raises(StoreUnusable, match="no store here"):
+            async with machine.open():
+                pass
+        await made(machine, "k")
 
     run(main)
 

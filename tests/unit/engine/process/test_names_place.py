@@ -17,7 +17,7 @@ import trio
 from engine.host.local_disk import LocalDisk
 from engine.mirror.copy_list import read_copy_file
 from engine.process.mirrored_names import LocalNames
-from engine.process.names_place import lake_of_names, open_local_names
+from engine.process.names_place import LocalFolder, lake_of_names, open_local_names
 from engine.store.local_store import open_local_store
 from lakefs.errors import StoreLocked, StoreUnusable
 from lakefs.ids import CopyId
@@ -91,6 +91,7 @@ def test_a_device_that_is_not_mounted_gets_no_copy_and_another_does(tmp_path: Pa
         async with opened(folders, is_new=True) as names:
             await bind(names.store, "k")
         folders[1].parent.rename(tmp_path / "unmounted")
+        assert LocalFolder(folders[1]).device() is None
         async with opened(folders) as names:
             assert await until_good(names, 3) == ["device-0", "device-2", "device-3"]
         assert not folders[1].parent.exists()
@@ -154,6 +155,31 @@ def test_a_folder_of_names_is_not_opened_as_a_store_nor_a_store_as_names(tmp_pat
                     pass
         async with opened(folders, losses=0):
             pass
+
+    trio.run(main)
+
+
+def test_a_copy_that_is_made_while_keys_are_bound_has_all_of_them(tmp_path: Path) -> None:
+    async def main() -> None:
+        folders = device_folders(tmp_path, 2)
+        async with opened(folders, losses=1, is_new=True) as names:
+            pass
+        first = copy_id(folders[0])
+        bound: list[str] = []
+        async with opened(folders, losses=1, without=[copy_id(folders[1])]) as names, trio.open_nursery() as nursery:
+
+            async def bind_for_ever() -> None:
+                while True:
+                    await bind(names.store, f"{len(bound):03}")
+                    bound.append(f"{len(bound):03}")
+
+            nursery.start_soon(bind_for_ever)
+            await until_good(names, 2)
+            nursery.cancel_scope.cancel()
+        assert len(bound) > 10
+        async with opened(folders[1:], losses=1, without=[first]) as names:
+            assert set(await keys_of(names.store)) >= set(bound)
+            await names.store.metadata.verify_journal()
 
     trio.run(main)
 
