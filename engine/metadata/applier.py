@@ -9,8 +9,9 @@ Rules kept here:
 - Only durable groups are written to the index: it never holds more than the journal.
 - When the disk is full, the reserve is released and the write tried again, then once a second.  Until it succeeds the
   overlay grows to its bound, and commits are then refused instead of waiting.
-- Any other failure of the index stops all writing, unless `rebuilt_elsewhere` says that another index takes its place
-  soon: the round is tried again with that one.  The journal has every group, and the next start rebuilds the index.
+- Any other failure of the index stops all writing, unless the owner says that another index takes its place soon
+  (`outlive_index`): the round is tried again with that one.  The journal has every group, and the next start rebuilds
+  the index.
 """
 
 from __future__ import annotations
@@ -41,8 +42,7 @@ class Applier:
         """`applied` is called on the loop after each round, while `paused` is still held."""
         self.paused = trio.Lock()
         self.applied_records = 0
-        self.rebuilt_elsewhere: Callable[[LakeError], Awaitable[bool]] | None = None
-        """Asked when the index cannot be written, and it is not for want of room."""
+        self._rebuilt_elsewhere: Callable[[LakeError], Awaitable[bool]] = _is_not_rebuilt
         self._tables = tables
         self._committer = committer
         self._offload = offload
@@ -80,6 +80,10 @@ class Applier:
             await self._idle.park()
             if self._committer.index_full is not None:
                 return
+
+    def outlive_index(self, rebuilt_elsewhere: Callable[[LakeError], Awaitable[bool]]) -> None:
+        """Ask this when the index cannot be written: if it returns True, the caller rebuilds the index soon."""
+        self._rebuilt_elsewhere = rebuilt_elsewhere
 
     def hurry(self) -> None:
         """Start a round now, as when the overlay is large."""
@@ -125,7 +129,11 @@ class Applier:
             self._idle.unpark_all()
             return False
         except LakeError as error:
-            if self.rebuilt_elsewhere is None or not await self.rebuilt_elsewhere(error):
+            if not await self._rebuilt_elsewhere(error):
                 self._committer.fail(error)
             return False
         return True
+
+
+async def _is_not_rebuilt(_: LakeError) -> bool:
+    return False

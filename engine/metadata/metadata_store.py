@@ -16,7 +16,7 @@ It does not hold the store's lock or superblock: `engine.store.store` writes `cl
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, closing, suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -81,6 +81,7 @@ class Metadata:
         self._committer = Committer(self._tables, self._journal, journal_offload, recovered.end, sizes)
         self._applier = Applier(self._tables, self._committer, offload, release_reserve, self._after_apply)
         self._committer.after_group = self._after_group
+        self.outlive_index: Final = self._applier.outlive_index
         self.stamps: Stamps | None = None
         """The stamps of the records of names; None if this engine has none."""
         self.write_first: Final = self._committer.write_first
@@ -206,10 +207,6 @@ class Metadata:
         self.stamps = stamps
         if stamps is not None:
             self._committer.turn_stamps = stamps.turn
-
-    def outlive_index(self, rebuilt_elsewhere: Callable[[LakeError], Awaitable[bool]]) -> None:
-        """Ask this when the index cannot be written: if it returns True, the caller soon calls `rebuild_online`."""
-        self._applier.rebuilt_elsewhere = rebuilt_elsewhere
 
     # --- life --------------------------------------------------------------------------------------------
 

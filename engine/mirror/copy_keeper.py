@@ -3,11 +3,11 @@
     look   are the folders still those that were locked?  -- which copies are missing  --  make one, at a pace  --  ...
 
 Rules kept here:
-- One copy is made at a time, on the best place that has none: a device without a copy first, and one that failed in
+- One copy is made at a time, on the best folder that has none: a device without a copy first, and one that failed in
   this process last.
 - The folder of a copy that is stale, since the list does not name it, is set aside, not removed: it is locked then, so
   nobody has it open.  A folder that is no copy is left alone.
-- A place where the making failed is tried again later, behind the others.
+- A folder where the making failed is tried again later, behind the others.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import Final
 import structlog
 import trio
 
+from engine.mirror.copy_folders import CopyFolder, best_folders
 from engine.mirror.copy_list import LIST_FILE, LOCK_FILE
 from engine.mirror.mirror_bounds import COPY_BYTES_PER_S
 from engine.mirror.mirrored_disk import MirroredDisk
 from engine.mirror.new_copy import add_copy
-from engine.mirror.places import Place, best_places
 from lakefs.errors import DiskFailed, LakeError
 from lakefs.ports import Clock, Offload
 
 LOOK_EVERY_S: Final = 5.0
 RETRY_S: Final = 60.0
-"""A place where no copy could be made is tried again so much later."""
+"""A folder where no copy could be made is tried again so much later."""
 _log: Final = structlog.get_logger(__name__)
 
 
@@ -40,7 +40,7 @@ class CopyKeeper:
     def __init__(
         self,
         mirror: MirroredDisk,
-        places: Sequence[Place],
+        folders: Sequence[CopyFolder],
         wanted: int,
         offload: Offload,
         *,
@@ -49,13 +49,15 @@ class CopyKeeper:
         failed: Callable[[str], None],
         bytes_per_s: float = COPY_BYTES_PER_S,
     ) -> None:
-        """`before` is called before a copy is made: a checkpoint leaves less to copy.
+        """Looks at the folders, so it blocks.  `before` is called before each copy: a checkpoint leaves less to copy.
 
         `failed` is called with the reason when the mirror cannot be used any more.
         """
         self.wanted = wanted
+        self.devices = {folder.name: folder.device() for folder in folders}
+        """Number of each folder's device, as it was when that was last looked at."""
         self._mirror = mirror
-        self._places = places
+        self._folders = folders
         self._offload = offload
         self._clock = clock
         self._before = before
@@ -63,6 +65,11 @@ class CopyKeeper:
         self._bytes_per_s = bytes_per_s
         self._failed_until: dict[str, float] = {}
         self._is_ended = False
+
+    @property
+    def device_count(self) -> int:
+        """Number of devices that have a good copy: all but one of them may be lost."""
+        return len({self.devices.get(copy.name) for copy in self._mirror.copies.good})
 
     def end(self) -> None:
         """Give up the copy that is being made; the task may be cancelled then."""
@@ -82,43 +89,44 @@ class CopyKeeper:
             self._failed(error.message)
             return
         while not self._is_ended and len(self._mirror.copies.good) < self.wanted:
-            place = await self._offload.run(self._next_place)
-            if place is None:
+            folder = await self._offload.run(self._next_folder)
+            if folder is None:
                 return
-            await self._make(place)
+            await self._make(folder)
 
-    def _next_place(self) -> Place | None:
+    def _next_folder(self) -> CopyFolder | None:
         now = self._clock.monotonic()
         tried = {name for name, until in self._failed_until.items() if until > now}
         taken = [copy.name for copy in self._mirror.copies.good]
         out = {state.name for state in self._mirror.state() if state.state == "out"}
-        places = [place for place in self._places if place.name not in tried]
-        return next(iter(best_places(places, 1, taken, out)), None)
+        folders = [folder for folder in self._folders if folder.name not in tried]
+        return next(iter(best_folders(folders, 1, taken, out)), None)
 
-    async def _make(self, place: Place) -> None:
+    async def _make(self, folder: CopyFolder) -> None:
         try:
             await self._before()
         except LakeError as error:
             _log.warning("no checkpoint before a new copy of the names is made", reason=error.message)
         try:
-            await self._offload.run(self._make_blocking, place)
+            await self._offload.run(self._make_blocking, folder)
         except LakeError as error:
-            self._failed_until[place.name] = self._clock.monotonic() + RETRY_S
+            self._failed_until[folder.name] = self._clock.monotonic() + RETRY_S
             if not self._is_ended:
                 _log.error(
-                    "no new copy could be made here; another folder is tried", folder=place.name, reason=error.message
+                    "no new copy could be made here; another folder is tried", folder=folder.name, reason=error.message
                 )
         else:
-            _log.warning("a new copy was made", folder=place.name)
+            _log.warning("a new copy was made", folder=folder.name)
 
-    def _make_blocking(self, place: Place) -> None:
-        disk = place.disk()
+    def _make_blocking(self, folder: CopyFolder) -> None:
+        disk = folder.disk()
         if disk.exists(LIST_FILE):
-            self._mirror.copies.release_out(place.name)
+            self._mirror.copies.release_out(folder.name)
             with closing(disk.lock(LOCK_FILE)):
-                place.set_aside()
-            disk = place.disk()
-        add_copy(self._mirror, place.name, disk, self._paced)
+                folder.set_aside()
+            disk = folder.disk()
+        add_copy(self._mirror, folder.name, disk, self._paced)
+        self.devices[folder.name] = folder.device()
 
     def _paced(self, count: int) -> None:
         if self._is_ended:

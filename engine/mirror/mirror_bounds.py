@@ -22,5 +22,5 @@ PIECE_BYTES: Final = MIB
 COPY_BYTES_PER_S: Final = 64 * MIB
 """Rate at which a new copy is made: a checkpoint of 10 million names, 2 GB, in half a minute."""
 PATIENCE_S: Final = 20.0
-"""How long a device may be silent after another has answered.  Clients take an engine for lost after 30 s
+"""A device may be silent so long after another has answered.  Clients take an engine for lost after 30 s
 (ENGINE_SILENCE_S), so their requests are answered before that; a disk in order answers within a few."""

@@ -1,4 +1,4 @@
-"""The names of a lake on a mirrored disk: opened from the places where copies lie, and kept on enough of them.
+"""The names of a lake on a mirrored disk: opened from the folders where copies lie, and kept on enough of them.
 
     open   choose the good copies (or make them, in a new lake)  --  open the names on them
     serve  a copy that is lost is made anew elsewhere; the index moves when its copy is lost
@@ -30,10 +30,10 @@ import trio
 
 from engine.format.sizes import DEFAULT_STORE_SIZES, StoreSizes
 from engine.mirror.copy_calls import CopyCalls
+from engine.mirror.copy_folders import CopyFolder, open_or_make
 from engine.mirror.copy_keeper import CopyKeeper
 from engine.mirror.mirror_bounds import COPIES_MAX, COPY_BYTES_PER_S
 from engine.mirror.mirrored_disk import MirroredDisk
-from engine.mirror.places import Place, open_or_make
 from engine.store.keyed_store import KeyedStore
 from engine.store.names_opening import open_names_store
 from lakefs.errors import CorruptionError, DiskFailed, LakeError
@@ -64,39 +64,29 @@ class NamesHost:
 class LocalNames:
     """The names of a lake, open on this machine.  Used on the loop."""
 
-    def __init__(
-        self,
-        store: KeyedStore,
-        mirror: MirroredDisk,
-        keeper: CopyKeeper,
-        offload: Offload,
-        devices: dict[str, int | None],
-    ) -> None:
-        """`devices`: number of each folder's device, by the folder's name."""
+    def __init__(self, store: KeyedStore, mirror: MirroredDisk, keeper: CopyKeeper, offload: Offload) -> None:
         self.store = store
         self._mirror = mirror
         self._keeper = keeper
-        self._devices = devices
         self._offload = offload
         self._moves_left = INDEX_MOVES_MAX
         self._is_moving = False
         store.metadata.outlive_index(self._is_index_moved)
 
-    @property
-    def device_count(self) -> int:
-        """Number of devices that hold all names now."""
-        return len({self._devices.get(copy.name) for copy in self._mirror.copies.good})
-
     def state(self) -> dict[str, Any]:
-        """Return where the names lie, for people and scripts; JSON-able."""
+        """Return where the names lie, for people and scripts; JSON-able.
+
+        `outlives_devices`: so many of the devices may be lost.  The machine may not.
+        """
+        devices = self._keeper.device_count
         return {
             "copies": [
                 {"copy": copy_id.hex(), "folder": name, "state": state, "reason": reason}
                 for copy_id, name, state, reason in self._mirror.state()
             ],
             "wanted": self._keeper.wanted,
-            "devices": self.device_count,
-            "outlives_devices": max(0, self.device_count - 1),
+            "devices": devices,
+            "outlives_devices": max(0, devices - 1),
             "index_in": self._mirror.home.name,
         }
 
@@ -135,7 +125,7 @@ class LocalNames:
 
 @asynccontextmanager
 async def open_names_in(
-    places: Sequence[Place],
+    folders: Sequence[CopyFolder],
     host: NamesHost,
     *,
     lake_id: bytes,
@@ -146,14 +136,13 @@ async def open_names_in(
     verify_index: bool = True,
     sizes: StoreSizes = DEFAULT_STORE_SIZES,
 ) -> AsyncIterator[LocalNames]:
-    """Open the names that lie in these places, and stop them cleanly at the end.
+    """Open the names that lie in these folders, and stop them cleanly at the end.
 
     Arguments and errors: see `engine.process.names_place.open_local_names`, and `open_names_store`.
     """
-    wanted = min(protection_losses + 1, COPIES_MAX, len(places))
-    devices = {place.name: place.device() for place in places}
+    wanted = min(protection_losses + 1, COPIES_MAX, len(folders))
     opening = partial(open_or_make, copies=wanted, is_new=is_new, without=without, restored=restored)
-    mirror = await host.offload.run(partial(opening, places, host.calls))
+    mirror = await host.offload.run(partial(opening, folders, host.calls))
 
     def opened_store() -> AbstractAsyncContextManager[KeyedStore]:
         return open_names_store(
@@ -171,9 +160,10 @@ async def open_names_in(
     try:
         async with AsyncExitStack() as opened:
             store = await _entered(opened, opened_store, mirror, host.offload)
-            keeper = _keeper(mirror, places, wanted, host, store)
+            keeper = await host.offload.run(_keeper, mirror, folders, wanted, host, store)
+            _tell_devices(keeper)
             async with trio.open_nursery() as nursery:
-                names = LocalNames(store, mirror, keeper, host.offload, devices)
+                names = LocalNames(store, mirror, keeper, host.offload)
                 nursery.start_soon(keeper.run)
                 nursery.start_soon(names.keep_index)
                 try:
@@ -203,11 +193,11 @@ async def _entered(
 
 
 def _keeper(
-    mirror: MirroredDisk, places: Sequence[Place], wanted: int, host: NamesHost, store: KeyedStore
+    mirror: MirroredDisk, folders: Sequence[CopyFolder], wanted: int, host: NamesHost, store: KeyedStore
 ) -> CopyKeeper:
     return CopyKeeper(
         mirror,
-        places,
+        folders,
         wanted,
         host.copying,
         clock=host.clock,
@@ -215,3 +205,12 @@ def _keeper(
         failed=store.metadata.stop_writing,
         bytes_per_s=host.copy_bytes_per_s,
     )
+
+
+def _tell_devices(keeper: CopyKeeper) -> None:
+    if keeper.device_count < keeper.wanted:
+        _log.warning(
+            "the names lie on fewer devices than the lake is to outlive: give folders on more devices",
+            devices=keeper.device_count,
+            wanted=keeper.wanted,
+        )

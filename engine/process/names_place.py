@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -20,8 +20,9 @@ from engine.host.local_disk import LocalDisk
 from engine.mirror.copy_calls import AtOnce
 from engine.mirror.mirror_bounds import PATIENCE_S
 from engine.process.mirrored_names import LocalNames, NamesHost, open_names_in
+from engine.superblock.superblock import read_superblock
 from engine.tables.index_folder import sync_path
-from lakefs.errors import DiskFailed, StoreLocked
+from lakefs.errors import DiskFailed, LakeError, StoreLocked
 from lakefs.host.offload import ThreadOffload
 from lakefs.ids import CopyId
 
@@ -31,8 +32,8 @@ STALE_SUFFIX: Final = ".stale"
 """A stale copy's folder gets this name when a new one is made in its place; one is kept."""
 
 
-class FolderPlace:
-    """A folder on a local file system (`engine.mirror.places.Place`)."""
+class LocalFolder:
+    """A folder on a local file system (`engine.mirror.copy_folders.CopyFolder`)."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.absolute()
@@ -91,7 +92,7 @@ async def open_local_names(
             ThreadOffload(NAMES_THREADS, "names") as offload,
             ThreadOffload(1, "names-copy") as copying,
             open_names_in(
-                [FolderPlace(folder) for folder in folders],
+                [LocalFolder(folder) for folder in folders],
                 NamesHost(SystemClock(), offload, copying, AtOnce(patience_s), while_open=noting_crashes),
                 lake_id=lake_id,
                 protection_losses=protection_losses,
@@ -102,6 +103,17 @@ async def open_local_names(
             ) as names,
         ):
             yield names
+
+
+def lake_of_names(folders: Sequence[Path]) -> bytes | None:
+    """Return the id of the lake whose names lie in the first of these folders that has any; None if none has.  Blocks.
+
+    For the one who starts a lake, and does not know its id; nothing is locked, and opening decides.
+    """
+    for folder in folders:
+        with suppress(FileNotFoundError, LakeError):
+            return read_superblock(LocalDisk(folder)).cluster_id
+    return None
 
 
 @contextmanager

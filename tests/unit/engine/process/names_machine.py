@@ -27,8 +27,8 @@ CAPACITY_BYTES = 128 * MIB
 """The reserve, which a new copy has too, is 1/32 of it."""
 
 
-class SimPlace:
-    """A folder on a simulated device (`engine.mirror.places.Place`)."""
+class SimFolder:
+    """A folder on a simulated device (`engine.mirror.copy_folders.CopyFolder`)."""
 
     def __init__(self, machine: Machine, name: str) -> None:
         self._machine = machine
@@ -95,7 +95,7 @@ class Machine:
             copy_bytes_per_s=float("inf"),
         )
         return open_names_in(
-            [SimPlace(self, name) for name in sorted(self.devices)],
+            [SimFolder(self, name) for name in sorted(self.devices)],
             host,
             lake_id=lake,
             protection_losses=losses,
@@ -134,6 +134,10 @@ async def bind(store: KeyedStore, *keys: str) -> None:
 
 async def keys_of(store: KeyedStore) -> list[str]:
     """Return all keys."""
+    keys: list[str] = []
     async with client_of(store) as client:
-        listed = await ask(client, m.ListNames("bkt", limit=1000), m.Listed)
-    return [entry.key for entry in listed.entries]
+        while True:
+            page = await ask(client, m.ListNames("bkt", after=keys[-1] if keys else ""), m.Listed)
+            keys += [entry.key for entry in page.entries]
+            if not page.next_after:
+                return keys

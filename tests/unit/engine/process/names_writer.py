@@ -1,4 +1,4 @@
-"""A process that binds keys in the names of a lake, and prints each when it is acknowledged: FOLDER... as arguments."""
+"""A process that binds keys in the names of a lake in FOLDER..., and prints `bound KEY` when one is acknowledged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def main(folders: list[Path]) -> None:
             for number in count():
                 key = f"{writer}-{number}"
                 await bind(names.store, key)
-                sys.stdout.write(f"{key}\n")
+                sys.stdout.write(f"bound {key}\n")
                 sys.stdout.flush()
 
         for writer in range(WRITERS):

@@ -11,7 +11,8 @@ import pytest
 import trio
 
 from engine.format.layouts import GROUP_HEADER
-from engine.mirror.places import best_places
+from engine.mirror.copy_folders import best_folders
+from engine.mirror.mirror_opening import make_mirror
 from engine.process.mirrored_names import LocalNames
 from engine.store.names_opening import open_names_store
 from engine.store.opening import open_store
@@ -22,7 +23,7 @@ from tests.contract.engines import LAKE
 from tests.sim.world.clock import SimClock
 from tests.sim.world.disk import SimCrashed, SimDisk
 from tests.store_rig import SMALL_SIZES, run
-from tests.unit.engine.process.names_machine import Machine, SimPlace, bind, good_copies, keys_of
+from tests.unit.engine.process.names_machine import Machine, SimFolder, bind, good_copies, keys_of
 from tests.unit.support.metadata_rig import NAMES_OF, run as run_with_seed
 
 
@@ -55,10 +56,10 @@ def test_names_are_made_on_m_plus_one_devices_and_found_there_again() -> None:
 
 def test_folders_of_one_device_have_a_second_copy_only_where_there_is_no_other_device() -> None:
     machine = Machine("abcd", devices={"a": 1, "b": 1, "c": 2, "d": 1})
-    places = [SimPlace(machine, name) for name in "abcd"]
+    folders = [SimFolder(machine, name) for name in "abcd"]
 
     def best(count: int, taken: str = "", last: str = "") -> str:
-        return "".join(place.name for place in best_places(places, count, taken, last))
+        return "".join(folder.name for folder in best_folders(folders, count, taken, last))
 
     assert (best(2), best(3), best(9)) == ("ac", "acb", "acbd")
     assert (best(1, "a"), best(1, "c"), best(1, "c", "a")) == ("c", "a", "b")
@@ -85,6 +86,18 @@ def test_names_are_not_made_where_an_old_lake_has_none_and_a_second_beginning_op
         with pytest.raises(StoreUnusable, match="holds the names of another lake"):
             async with machine.open(is_new=True, lake=b"another lake too"):
                 pass
+
+    run(main)
+
+
+def test_folders_that_were_prepared_and_never_filled_are_no_names_of_an_old_lake() -> None:
+    async def main() -> None:
+        machine = Machine("ab")
+        make_mirror(machine.disks)
+        with pytest.raises(StoreUnusable, match="no store here"):
+            async with machine.open():
+                pass
+        await made(machine, "k")
 
     run(main)
 
@@ -298,7 +311,9 @@ def test_the_index_moves_when_its_device_is_lost_and_commits_go_on() -> None:
     run(main)
 
 
-def test_an_index_that_cannot_be_written_is_rebuilt_on_another_copy_a_few_times() -> None:
+def test_an_index_that_cannot_be_written_is_rebuilt_on_another_copy_a_few_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def main() -> None:
         machine = Machine("abcdef")
 
@@ -309,7 +324,7 @@ def test_an_index_that_cannot_be_written_is_rebuilt_on_another_copy_a_few_times(
             metadata = names.store.metadata
             for number, then in enumerate("bcc"):
                 await until(lambda: metadata.applied_sequence == metadata.durable_sequence)
-                metadata._tables.index.apply = cannot  # type: ignore[method-assign]
+                monkeypatch.setattr(metadata._tables.index, "apply", cannot)
                 await bind(names.store, f"{number}")
                 await until(
                     lambda: metadata.failed is not None or metadata.applied_sequence == metadata.durable_sequence

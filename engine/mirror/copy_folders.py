@@ -22,12 +22,12 @@ from lakefs.ids import CopyId
 from lakefs.ports import Disk
 
 
-class Place(Protocol):
+class CopyFolder(Protocol):
     """A folder in which a copy lies, or may be made."""
 
     @property
     def name(self) -> str:
-        """The folder's name, for people; each place has another one."""
+        """The folder's name, for people; each folder has another one."""
         ...
 
     def device(self) -> int | None:
@@ -44,7 +44,7 @@ class Place(Protocol):
 
 
 def open_or_make(
-    places: Sequence[Place],
+    folders: Sequence[CopyFolder],
     calls: CopyCalls,
     *,
     copies: int,
@@ -52,34 +52,34 @@ def open_or_make(
     without: frozenset[CopyId] = frozenset(),
     restored: bool = False,
 ) -> MirroredDisk:
-    """Open the mirror that lies in these places; with `is_new` make one of so many copies if there is none.
+    """Open the mirror that lies in these folders; with `is_new` make one of so many copies if there is none.
 
     Errors: as of `open_mirror` and `make_mirror`.
     """
-    disks = {place.name: place.disk() for place in places}
+    disks = {folder.name: folder.disk() for folder in folders}
     if not any(_has_list(disk, is_new=is_new) for disk in disks.values()):
         if not is_new:
             raise StoreUnusable(
                 f"the names of this lake lie on other devices than these: {', '.join(disks)}; give all --data folders "
                 "of the lake"
             )
-        make_mirror({place.name: disks[place.name] for place in best_places(places, copies)})
+        make_mirror({folder.name: disks[folder.name] for folder in best_folders(folders, copies)})
     return open_mirror(disks, calls, without=without, restored=restored)
 
 
-def best_places(
-    places: Sequence[Place], count: int, taken: Collection[str] = (), last: Collection[str] = ()
-) -> list[Place]:
-    """Return places for so many more copies, the best first; those in `taken`, by name, have one already.
+def best_folders(
+    folders: Sequence[CopyFolder], count: int, taken: Collection[str] = (), last: Collection[str] = ()
+) -> list[CopyFolder]:
+    """Return folders for so many more copies, the best first; those in `taken`, by name, have one already.
 
-    Best is a device that has none; places in `last` come behind others.
+    Best is a device that has none; folders in `last` come behind others.
     """
-    devices = {place.name: place.device() for place in places}
+    devices = {folder.name: folder.device() for folder in folders}
     used = [devices[name] for name in taken if name in devices]
-    free = [place for place in places if place.name not in taken and devices[place.name] is not None]
-    chosen: list[Place] = []
+    free = [folder for folder in folders if folder.name not in taken and devices[folder.name] is not None]
+    chosen: list[CopyFolder] = []
     while free and len(chosen) < count:
-        best = min(free, key=lambda place: (used.count(devices[place.name]), place.name in last))
+        best = min(free, key=lambda folder: (used.count(devices[folder.name]), folder.name in last))
         free.remove(best)
         used.append(devices[best.name])
         chosen.append(best)
