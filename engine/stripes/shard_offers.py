@@ -1,8 +1,9 @@
-"""Offers shards to members: one request a member for many chunks, and the lengths of the shards that are present."""
+"""Offers shards to members: one request a member for many chunks, and the lengths of what is present."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from engine.host.tasks import run_all
 from engine.members.ports import Members
@@ -17,14 +18,21 @@ Place = tuple[MemberId, ChunkId, int]
 """A shard at a member."""
 
 
+class Lengths(NamedTuple):
+    """Bytes of a shard, and of its chunk."""
+
+    shard: int
+    chunk: int
+
+
 async def offered(
     members: Members, table: Table, generation: GcGeneration, places: Iterable[Place]
-) -> Mapping[Place, int]:
-    """Return the lengths of the shards that are present, durable and touched; members that fail have none.
+) -> Mapping[Place, Lengths]:
+    """Return lengths of the shards that are present, durable and touched, and of their chunks as the members say them.
 
-    StaleEpoch.
+    Members that fail have none.  StaleEpoch.
     """
-    lengths: dict[Place, int] = {}
+    found: dict[Place, Lengths] = {}
     by_member: dict[MemberId, list[Name]] = {}
     for member, chunk, shard in places:
         if members.is_up(member):
@@ -42,10 +50,11 @@ async def offered(
         except LakeError:
             return
         reply.body.release()
-        assert isinstance(reply.message, m.ShardsOffered)
-        for (chunk, shard), length in zip(names, reply.message.lengths, strict=True):
-            if length:
-                lengths[member, chunk, shard] = length
+        offered = reply.message
+        assert isinstance(offered, m.ShardsOffered)
+        for (chunk, shard), *lengths in zip(names, offered.lengths, offered.chunk_lengths, strict=True):
+            if lengths[0]:
+                found[member, chunk, shard] = Lengths(*lengths)
 
     await run_all(
         offer,
@@ -55,4 +64,4 @@ async def offered(
             for begin in range(0, len(names), BATCH_MAX)
         ],
     )
-    return lengths
+    return found

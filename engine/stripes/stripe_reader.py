@@ -1,10 +1,11 @@
-"""Reads ranges of chunks whose lengths are known: the members are asked, late answers are not waited for.
+"""Reads ranges of chunks by their lengths: the members are asked, late answers are not waited for.
 
 Rules kept here:
 - All that one member is asked at a time is one request, split where it is over the limits of a frame.
 - Answers are received where the chunk is put together.  While one that is late may still arrive, other memory is used.
 - An answer is late after the member's p95 (`AnswerTimes`): then others are asked, and the first that suffices ends the
   read.  Requests that are not needed any more are cancelled.
+- A shard whose member says another length of the chunk is damaged: others are asked.
 - `engine.stripes.chunk_assembly` has the checks.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import trio
 
@@ -33,15 +34,25 @@ from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
 
 
+class FirstPart(NamedTuple):
+    """A range of shard 0 that was read while the chunk's length was not known."""
+
+    member: MemberId
+    offset: int
+    payload: memoryview
+    crcs: bytes
+
+
 class Range:
     """A range of a chunk to read, widened to granules: its pieces, or the whole chunk once one of them has failed."""
 
-    __slots__ = ("begin", "chunk", "end", "length", "made", "memory", "outcome", "reads", "vector")
+    __slots__ = ("begin", "chunk", "end", "first", "length", "made", "memory", "outcome", "reads", "vector")
 
-    def __init__(self, chunk: ChunkId, length: int, offset: int, size: int) -> None:
+    def __init__(self, chunk: ChunkId, length: int, offset: int, size: int, first: FirstPart | None = None) -> None:
         self.chunk = chunk
         self.length = length
         self.begin, self.end = granules_around(offset, size or length - offset, length)
+        self.first = first
         self.memory = memoryview(bytearray(self.end - self.begin))
         self.reads: list[ChunkRead] = []
         self.made: dict[ChunkRead, Made] = {}
@@ -117,6 +128,7 @@ class _Reading:
             item.vector = known.crcs
         if len(item.memory) == item.length:
             item.reads = [ChunkRead(self._code, self._members.tables, item.chunk, item.length, item.memory)]
+            _begin_with_first(item)
             return
         pieces = self._code.pieces(item.length, item.begin, item.end - item.begin)
         homes = self._members.tables[0].homes(item.chunk)
@@ -129,6 +141,7 @@ class _Reading:
             part = item.memory[begin : begin + size]
             item.reads.append(ChunkRead(self._code, self._members.tables, item.chunk, item.length, part, piece))
             begin += size
+        _begin_with_first(item)
 
     def _read_whole(self, item: Range) -> None:
         """Read the whole chunk instead: a piece of the range cannot be had, or not be checked."""
@@ -251,6 +264,15 @@ class _Reading:
         return not_read(read.chunk, len(read.got), read.needed, away, damaged_count)
 
 
+def _begin_with_first(item: Range) -> None:
+    """Give the first read of a range what was read before, if it is what that wants of shard 0."""
+    first, read = item.first, item.reads[0]
+    if first is None or read.wanted[0] != 0:
+        return
+    if (first.offset, len(first.payload)) == (read.begin, read.part_bytes(0)):
+        read.begin_with(first.member, 0, first.payload, first.crcs)
+
+
 def _split(asks: Sequence[Ask]) -> Iterator[list[Ask]]:
     """Cut what one member is asked into requests within the limits."""
     part: list[Ask] = []
@@ -269,7 +291,7 @@ def _take(asks: Sequence[Ask], reply: Reply) -> None:
     message, parts = reply.message, reply.body.parts
     assert isinstance(message, m.ReadChunksReply), "the answer to ReadChunks"
     pieces = message.pieces
-    if len(pieces) != len(asks) or sum([piece.length for piece in pieces]) != reply.body.nbytes:
+    if not len(pieces) == len(message.chunk_lengths) == len(asks) or sum(p.length for p in pieces) != reply.body.nbytes:
         for ask in asks:
             ask.read.failed(ask, ProtocolError("the pieces of an answer are not those of its request"))
         return
@@ -279,9 +301,11 @@ def _take(asks: Sequence[Ask], reply: Reply) -> None:
     )
     body = memoryview(b"") if is_in_place else memoryview(reply.body.joined())
     at = 0
-    for ask, piece in zip(asks, pieces, strict=True):
+    for ask, piece, chunk_bytes in zip(asks, pieces, message.chunk_lengths, strict=True):
         if piece.failure is not None:
             ask.read.failed(ask, piece.failure.as_error())
+        elif chunk_bytes != ask.read.length:
+            ask.read.failed(ask, ChunkDamaged(f"a shard of a chunk of {chunk_bytes} bytes, not of {ask.read.length}"))
         elif piece.offset != ask.begin or piece.length != len(ask.target):
             ask.read.failed(
                 ask, ChunkDamaged(f"{piece.length} bytes from {piece.offset} of a shard; others were meant")

@@ -150,6 +150,7 @@ class _Storing:
             [shard for _, shard in sent],
             [len(stripe.shards[shard]) for stripe, shard in sent],
             [stripe.crcs[shard] for stripe, shard in sent],
+            chunk_lengths=[stripe.length for stripe, _ in sent],
         )
         try:
             reply = await self._members.call(member, request, [stripe.shards[shard] for stripe, shard in sent])

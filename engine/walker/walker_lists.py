@@ -37,6 +37,7 @@ class Columns:
     lengths: list[int] = field(default_factory=list)
     crcs: list[int] = field(default_factory=list)
     touched: list[int] = field(default_factory=list)
+    chunk_lengths: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.chunks)
@@ -48,13 +49,13 @@ class Columns:
         self.lengths += other.lengths
         self.crcs += other.crcs
         self.touched += other.touched
+        self.chunk_lengths += other.chunk_lengths
 
     def take(self, count: int) -> Columns:
         """Remove and return the first shards."""
-        taken = Columns(
-            self.chunks[:count], self.shards[:count], self.lengths[:count], self.crcs[:count], self.touched[:count]
-        )
-        for column in (self.chunks, self.shards, self.lengths, self.crcs, self.touched):
+        columns = (self.chunks, self.shards, self.lengths, self.crcs, self.touched, self.chunk_lengths)
+        taken = Columns(*(column[:count] for column in columns))
+        for column in columns:
             del column[:count]
         return taken
 

@@ -144,7 +144,7 @@ def _tampered(fault: Fault, request: m.Request, reply: Reply) -> Reply:
             part = part[:-1]
         pieces.append(msgspec.structs.replace(piece, length=len(part), crcs=granule_crcs(part)))
         parts.append(part)
-    return Reply(m.ReadChunksReply(pieces), Body(parts))
+    return Reply(msgspec.structs.replace(reply.message, pieces=pieces), Body(parts))
 
 
 class Rig:
