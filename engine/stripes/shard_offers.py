@@ -52,6 +52,8 @@ async def offered(
         reply.body.release()
         offered = reply.message
         assert isinstance(offered, m.ShardsOffered)
+        if not len(names) == len(offered.lengths) == len(offered.chunk_lengths):
+            return
         for (chunk, shard), *lengths in zip(names, offered.lengths, offered.chunk_lengths, strict=True):
             if lengths[0]:
                 found[member, chunk, shard] = Lengths(*lengths)

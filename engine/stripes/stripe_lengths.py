@@ -59,10 +59,14 @@ class First(NamedTuple):
 
 
 class Said(NamedTuple):
-    """Lengths that members say of a chunk, the likeliest first; `is_agreed`: there is one, and two members say it."""
+    """Lengths that members say of a chunk, the likeliest first; `is_agreed`: there is one, and two members say it.
+
+    `away`: homes that could not be asked, each as often as it is a home.
+    """
 
     lengths: Sequence[int]
     is_agreed: bool
+    away: Sequence[MemberId]
 
 
 class StripeLengths:
@@ -76,7 +80,7 @@ class StripeLengths:
     async def first(self, wanted: Sequence[Wanted]) -> list[First]:
         """Read the first part of each range, and return what was learnt."""
         asks = [ask for want in wanted if self._known.get(want.chunk) is None for ask in self._first_asks(want)]
-        seen = await self._ask(asks)
+        seen, _ = await self._ask(asks)
         return [self._first_of(want, seen) for want in wanted]
 
     def _first_asks(self, want: Wanted) -> Iterator[Ask]:
@@ -107,17 +111,19 @@ class StripeLengths:
         """Ask everywhere for the length of a chunk."""
         shards = range(self._code.data + self._code.parity)
         places = {(member, n) for n in shards for member in members_to_ask(self._members.tables, chunk, n)}
-        seen = await self._ask([Ask(member, chunk, shard, *BEHIND_ALL) for member, shard in sorted(places)])
+        seen, answered = await self._ask([Ask(member, chunk, shard, *BEHIND_ALL) for member, shard in sorted(places)])
         lengths = lengths_said(answer.chunk_bytes for answer in seen.values())
-        return Said(lengths, len(lengths) == 1 and len({ask.member for ask in seen}) > 1)
+        away = [home for home in self._members.tables[0].homes(chunk) if home not in answered]
+        return Said(lengths, len(lengths) == 1 and len({ask.member for ask in seen}) > 1, away)
 
-    async def _ask(self, asks: Iterable[Ask]) -> dict[Ask, Seen]:
-        """Return the answers of members that have the shard."""
+    async def _ask(self, asks: Iterable[Ask]) -> tuple[dict[Ask, Seen], set[MemberId]]:
+        """Return the answers of members that have the shard, and the members that have answered."""
         by_member: defaultdict[MemberId, list[Ask]] = defaultdict(list)
         for ask in dict.fromkeys(asks):
             if self._members.is_up(ask.member):
                 by_member[ask.member].append(ask)
         seen: dict[Ask, Seen] = {}
+        answered: set[MemberId] = set()
 
         async def send(part: list[Ask]) -> None:
             request = m.ReadChunks(
@@ -130,6 +136,7 @@ class StripeLengths:
                 reply = await self._members.call(part[0].member, request)
             except LakeError:
                 return
+            answered.add(part[0].member)
             try:
                 assert isinstance(reply.message, m.ReadChunksReply), "the answer to ReadChunks"
                 seen.update(_taken(part, reply.message, memoryview(reply.body.joined())))
@@ -138,7 +145,7 @@ class StripeLengths:
 
         at_once = min(BATCH_MAX, BODY_BYTES_MAX // self._code.shard_bytes(CHUNK_BYTES))
         await run_all(send, [of[i : i + at_once] for of in by_member.values() for i in range(0, len(of), at_once)])
-        return seen
+        return seen, answered
 
 
 def _taken(asks: Sequence[Ask], message: m.ReadChunksReply, body: memoryview) -> Iterator[tuple[Ask, Seen]]:

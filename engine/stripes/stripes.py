@@ -26,7 +26,7 @@ from lakefs.cluster.erasure import ErasureCode
 from lakefs.content.verify import crcs_between
 from lakefs.errors import InvalidArgument, LakeError
 from lakefs.host.buffers import BufferPool
-from lakefs.ids import ChunkId, GcGeneration, MemberId, id_text
+from lakefs.ids import ChunkId, GcGeneration, id_text
 from lakefs.limits import CHUNK_BYTES, PARITY_MEMORY_BYTES
 from lakefs.ports import Offload
 
@@ -120,11 +120,7 @@ class LakeStripes:
             if isinstance(outcome, Got):
                 return outcome
             errors.append(outcome)
-        return errors[0] if errors else not_found(chunk, self._away(chunk), self._protection.parity)
-
-    def _away(self, chunk: ChunkId) -> list[MemberId]:
-        """Return a chunk's homes that are away, each as often as it is a home."""
-        return [home for home in self._members.tables[0].homes(chunk) if not self._members.is_up(home)]
+        return errors[0] if errors else not_found(chunk, said.away, self._protection.parity)
 
 
 def _outside(want: Wanted, length: int) -> InvalidArgument | None:

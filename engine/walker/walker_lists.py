@@ -21,7 +21,7 @@ import structlog
 
 from engine.host.tasks import run_all
 from engine.members.ports import Members
-from lakefs.errors import LakeError
+from lakefs.errors import LakeError, ProtocolError
 from lakefs.ids import MemberId
 from lakefs.wire import messages as m
 
@@ -53,9 +53,15 @@ class Columns:
 
     def take(self, count: int) -> Columns:
         """Remove and return the first shards."""
-        columns = (self.chunks, self.shards, self.lengths, self.crcs, self.touched, self.chunk_lengths)
-        taken = Columns(*(column[:count] for column in columns))
-        for column in columns:
+        taken = Columns(
+            self.chunks[:count],
+            self.shards[:count],
+            self.lengths[:count],
+            self.crcs[:count],
+            self.touched[:count],
+            self.chunk_lengths[:count],
+        )
+        for column in (self.chunks, self.shards, self.lengths, self.crcs, self.touched, self.chunk_lengths):
             del column[:count]
         return taken
 
@@ -95,6 +101,8 @@ class ShardList:
                 reply.body.release()
                 page = reply.message
                 assert isinstance(page, m.ShardsListed), page
+                if len(page.chunk_lengths) != len(page.chunks):
+                    raise ProtocolError("a list of shards has not the length of each one's chunk")
                 self._after = page.next_after
                 self._is_done = not page.next_after
                 self._buffer.append(page)
