@@ -76,12 +76,11 @@ def is_whole(code: ErasureCode, signature: Signature) -> bool:
     length = next((one[1] for one in signature if one), 0)
     if not 0 < length <= CHUNK_BYTES:
         return False
-    sizes = code.sizes(length)
-    for number, one in enumerate(signature):
-        size = sizes.get(number)
-        if one != UNKNOWN and one != (None if size is None else (size, length)):
-            return False
-    return True
+    size = code.shard_bytes(length)
+    full, before_last = (size, length), (length - 1) // size
+    last = length - before_last * size, length
+    whole = *(full,) * before_last, last, *(None,) * (code.data - before_last - 1), *(full,) * code.parity
+    return signature == whole or all(one in (UNKNOWN, other) for one, other in zip(signature, whole, strict=True))
 
 
 def compare(window: Window, homes: Sequence[MemberId], answered: Set[MemberId], verdicts: Verdicts) -> Compared:

@@ -9,7 +9,7 @@ import pytest
 
 from engine.members.ports import Got, Wanted
 from lakefs.errors import ChunkNotFound, ClusterDegraded
-from lakefs.ids import data_chunk_id
+from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import KIB
 from lakefs.wire import messages as m
 from tests.shards import Shard, store_request
@@ -22,12 +22,16 @@ LIARS = [*combinations(range(6), 1), *combinations(range(6), 2)]
 MISSTATED = (1, -1, 0, 1 << 22, 64 * KIB, -(1 << 30))
 
 
-async def requests(rig: Rig, work: Callable[[], Awaitable[object]]) -> tuple[int, int]:
+async def requests(rig: Rig, work: Callable[..., Awaitable[object]], *arguments: object) -> tuple[int, int]:
     """Do it with a head that knows nothing; return how many requests members got, and the bytes that they read."""
     rig.forget()
     calls, read = rig.members.calls.total(), rig.members.bytes_read
-    await work()
+    await work(*arguments)
     return rig.members.calls.total() - calls, rig.members.bytes_read - read
+
+
+async def lengths(rig: Rig, chunk: ChunkId) -> None:
+    await rig.stripes.lengths([chunk])
 
 
 @pytest.mark.parametrize("payload", ALL, ids=len)
@@ -36,8 +40,8 @@ def test_a_whole_chunk_takes_the_same_requests_whether_its_length_is_known_or_no
         await rig.store(payload)
         chunk, size = data_chunk_id(payload), len(payload)
         count = rig.code.data_shards(size)
-        assert await requests(rig, lambda: rig.read(chunk, size)) == (count, size)
-        assert await requests(rig, lambda: rig.read(chunk, 0)) == (count, size)
+        assert await requests(rig, rig.read, chunk, size) == (count, size)
+        assert await requests(rig, rig.read, chunk, 0) == (count, size)
 
     in_lake(body)
 
@@ -48,12 +52,12 @@ def test_a_length_is_learnt_and_chunks_are_offered_without_reading_a_byte() -> N
         chunks = [data_chunk_id(payload) for payload in ALL]
         absent = data_chunk_id(b"absent")
         for chunk, payload in zip(chunks, ALL, strict=True):
-            assert await requests(rig, lambda chunk=chunk: rig.stripes.lengths([chunk])) == (2, 0)
-            assert await requests(rig, lambda chunk=chunk: rig.stripes.offer(GENERATION, [chunk])) == (6, 0)
+            assert await requests(rig, lengths, rig, chunk) == (2, 0)
+            assert await requests(rig, rig.present, [chunk]) == (6, 0)
             assert await rig.stripes.offer(GENERATION, [chunk]) == [len(payload)]
         rig.forget()
-        *lengths, error = await rig.stripes.lengths([*chunks, absent])
-        assert lengths == [len(payload) for payload in ALL]
+        *found, error = await rig.stripes.lengths([*chunks, absent])
+        assert found == [len(payload) for payload in ALL]
         assert isinstance(error, ChunkNotFound)
 
     in_lake(body)
@@ -63,9 +67,9 @@ def test_a_range_takes_two_requests_more_at_most_and_reads_no_more() -> None:
     async def body(rig: Rig) -> None:
         await rig.store(LONG)
         chunk = data_chunk_id(LONG)
-        assert await requests(rig, lambda: rig.read(chunk, 0, 100, 10)) == (2, 64 * KIB)
-        assert await requests(rig, lambda: rig.read(chunk, 0, 300_000, 10)) == (3, 64 * KIB)
-        assert await requests(rig, lambda: rig.read(chunk, 0, 300_000, 100_000)) == (4, 3 * 64 * KIB)
+        assert await requests(rig, rig.read, chunk, 0, 100, 10) == (2, 64 * KIB)
+        assert await requests(rig, rig.read, chunk, 0, 300_000, 10) == (3, 64 * KIB)
+        assert await requests(rig, rig.read, chunk, 0, 300_000, 100_000) == (4, 3 * 64 * KIB)
 
     in_lake(body)
 
@@ -131,10 +135,10 @@ def test_lengths_are_learnt_in_lakes_of_every_kind_also_when_a_member_is_away(pr
             if lost is not None:
                 rig.lose(lost, fault=Fault.LOST)
             rig.forget()
-            lengths = await rig.stripes.lengths(chunks)
+            learnt = await rig.stripes.lengths(chunks)
             rig.forget()
             read = await rig.stripes.read([Wanted(chunk, 0, 1000, 10) for chunk in chunks])
-            for length, got, payload in zip(lengths, read, ALL, strict=True):
+            for length, got, payload in zip(learnt, read, ALL, strict=True):
                 if protection == "1+0" and lost is not None:
                     assert isinstance(length, ClusterDegraded)
                     assert isinstance(got, ClusterDegraded)
