@@ -19,7 +19,7 @@ from tests.unit.engine.cluster.stripe_rig import GENERATION, Fault, Rig, bytes_o
 SHORT, GRANULE, FULL, LONG = (payload_of(size, size % 97) for size in (4 * KIB, 64 * KIB, 192 * KIB, 700_001))
 ALL = (SHORT, GRANULE, FULL, LONG)
 LIARS = [*combinations(range(6), 1), *combinations(range(6), 2)]
-MISSTATED = (1, -1, 0, 1 << 22, 64 * KIB, -(1 << 30))
+MISSTATED = (1, 0, 1 << 22, 200_000, -300_000)
 
 
 async def requests(rig: Rig, work: Callable[..., Awaitable[object]], *arguments: object) -> tuple[int, int]:
@@ -82,9 +82,9 @@ def test_a_member_that_lies_about_lengths_hides_no_chunk_and_yields_no_wrong_byt
         for liars in LIARS:
             rig.heal()
             rig.lose(*liars, fault=Fault.MISSTATING)
-            for payload in ALL:
+            for payload in (SHORT, FULL, LONG):
                 chunk = data_chunk_id(payload)
-                offset = len(payload) * 2 // 3
+                offset = len(payload) * 3 // 7  # elsewhere in another shard, by the length that is misstated
                 for known in (0, len(payload)):
                     rig.forget()
                     assert await rig.read(chunk, known) == payload
