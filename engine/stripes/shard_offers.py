@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from engine.host.tasks import run_all
 from engine.members.ports import Members
+from engine.stripes.request_parts import request_parts
 from lakefs.cluster.table import Table
 from lakefs.errors import InvalidArgument, LakeError, StaleEpoch
 from lakefs.ids import ChunkId, GcGeneration, MemberId
-from lakefs.limits import BATCH_MAX
 from lakefs.wire import messages as m
 
 Name = tuple[ChunkId, int]
@@ -59,11 +59,6 @@ async def offered(
                 found[member, chunk, shard] = Lengths(*lengths)
 
     await run_all(
-        offer,
-        [
-            (member, names[begin : begin + BATCH_MAX])
-            for member, names in by_member.items()
-            for begin in range(0, len(names), BATCH_MAX)
-        ],
+        offer, [(member, part) for member, names in by_member.items() for part in request_parts(names, lambda _: 0)]
     )
     return found

@@ -21,13 +21,14 @@ from typing import Final, NamedTuple
 from engine.host.tasks import run_all
 from engine.members.ports import Members, Wanted
 from engine.stripes.known_chunks import KnownChunks
+from engine.stripes.request_parts import request_parts
 from engine.stripes.said_lengths import lengths_said
 from engine.stripes.stripe_reader import FirstPart
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.cluster.table import members_to_ask
 from lakefs.errors import LakeError
 from lakefs.ids import ChunkId, MemberId
-from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, CHUNK_BYTES
+from lakefs.limits import CHUNK_BYTES, GRANULE_BYTES
 from lakefs.wire import messages as m
 
 BEHIND_ALL: Final = (CHUNK_BYTES, 1)
@@ -143,9 +144,15 @@ class StripeLengths:
             finally:
                 reply.body.release()
 
-        at_once = min(BATCH_MAX, BODY_BYTES_MAX // self._code.shard_bytes(CHUNK_BYTES))
-        await run_all(send, [of[i : i + at_once] for of in by_member.values() for i in range(0, len(of), at_once)])
+        await run_all(send, [part for of in by_member.values() for part in request_parts(of, self._bytes_of)])
         return seen, answered
+
+    def _bytes_of(self, ask: Ask) -> int:
+        """Return the most bytes that an answer may have."""
+        most = self._code.shard_bytes(CHUNK_BYTES)
+        if ask.offset >= most:
+            return 0
+        return min(most, ask.length + 2 * GRANULE_BYTES) if ask.length else most
 
 
 def _taken(asks: Sequence[Ask], message: m.ReadChunksReply, body: memoryview) -> Iterator[tuple[Ask, Seen]]:

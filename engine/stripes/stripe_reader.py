@@ -12,7 +12,7 @@ Rules kept here:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import trio
@@ -23,12 +23,13 @@ from engine.stripes.answer_times import AnswerTimes
 from engine.stripes.chunk_assembly import Made, made, made_from_any
 from engine.stripes.chunk_read import Ask, ChunkRead
 from engine.stripes.known_chunks import KnownChunks
+from engine.stripes.request_parts import request_parts
 from engine.stripes.stripe_errors import damaged, not_found, not_read
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.content.verify import crcs_between, granules_around
 from lakefs.errors import ChunkDamaged, CorruptionError, LakeError, ProtocolError
 from lakefs.ids import ChunkId, MemberId
-from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, GRANULE_BYTES
+from lakefs.limits import GRANULE_BYTES
 from lakefs.ports import Offload
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
@@ -167,7 +168,7 @@ class _Reading:
                         due.setdefault(ask.member, []).append(ask)
         for member, asks in due.items():
             late_at = trio.current_time() + self._times.late_after_s(member)
-            for part in _split(asks):
+            for part in request_parts(asks, lambda ask: len(ask.target)):
                 self._waits.append((late_at, part))
                 self._nursery.start_soon(self._ask, member, part)
 
@@ -271,19 +272,6 @@ def _begin_with_first(item: Range) -> None:
         return
     if (first.offset, len(first.payload)) == (read.begin, read.part_bytes(0)):
         read.begin_with(first.member, 0, first.payload, first.crcs)
-
-
-def _split(asks: Sequence[Ask]) -> Iterator[list[Ask]]:
-    """Cut what one member is asked into requests within the limits."""
-    part: list[Ask] = []
-    room = BODY_BYTES_MAX
-    for ask in asks:
-        if part and (len(ask.target) > room or len(part) == BATCH_MAX):
-            yield part
-            part, room = [], BODY_BYTES_MAX
-        part.append(ask)
-        room -= len(ask.target)
-    yield part
 
 
 def _take(asks: Sequence[Ask], reply: Reply) -> None:

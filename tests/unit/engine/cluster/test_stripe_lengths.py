@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import combinations
 
 import pytest
@@ -30,8 +30,8 @@ async def requests(rig: Rig, work: Callable[..., Awaitable[object]], *arguments:
     return rig.members.calls.total() - calls, rig.members.bytes_read - read
 
 
-async def lengths(rig: Rig, chunk: ChunkId) -> None:
-    await rig.stripes.lengths([chunk])
+async def learn(rig: Rig, chunks: Sequence[ChunkId]) -> None:
+    await rig.stripes.lengths(chunks)
 
 
 @pytest.mark.parametrize("payload", ALL, ids=len)
@@ -52,13 +52,17 @@ def test_a_length_is_learnt_and_chunks_are_offered_without_reading_a_byte() -> N
         chunks = [data_chunk_id(payload) for payload in ALL]
         absent = data_chunk_id(b"absent")
         for chunk, payload in zip(chunks, ALL, strict=True):
-            assert await requests(rig, lengths, rig, chunk) == (2, 0)
+            assert await requests(rig, learn, rig, [chunk]) == (2, 0)
             assert await requests(rig, rig.present, [chunk]) == (6, 0)
             assert await rig.stripes.offer(GENERATION, [chunk]) == [len(payload)]
         rig.forget()
         *found, error = await rig.stripes.lengths([*chunks, absent])
         assert found == [len(payload) for payload in ALL]
         assert isinstance(error, ChunkNotFound)
+        many = [payload_of(1000, seed) for seed in range(100)]
+        await rig.store(*many)
+        count, read = await requests(rig, learn, rig, [data_chunk_id(payload) for payload in many])
+        assert (count <= 6, read) == (True, 0), "all that a member is asked is one request"
 
     in_lake(body)
 
