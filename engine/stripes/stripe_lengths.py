@@ -60,13 +60,13 @@ class First(NamedTuple):
 
 
 class Said(NamedTuple):
-    """Lengths that members say of a chunk, the likeliest first; `is_agreed`: there is one, and two members say it.
+    """Lengths that members say of a chunk, the likeliest first; `agreed`: the only one, if two members say it, else 0.
 
     `away`: homes that could not be asked, each as often as it is a home.
     """
 
     lengths: Sequence[int]
-    is_agreed: bool
+    agreed: int
     away: Sequence[MemberId]
 
 
@@ -108,14 +108,23 @@ class StripeLengths:
             return First(answer.chunk_bytes, answer.part)
         return First(0)
 
-    async def said(self, chunk: ChunkId) -> Said:
-        """Ask everywhere for the length of a chunk."""
-        shards = range(self._code.data + self._code.parity)
-        places = {(member, n) for n in shards for member in members_to_ask(self._members.tables, chunk, n)}
-        seen, answered = await self._ask([Ask(member, chunk, shard, *BEHIND_ALL) for member, shard in sorted(places)])
-        lengths = lengths_said(answer.chunk_bytes for answer in seen.values())
-        away = [home for home in self._members.tables[0].homes(chunk) if home not in answered]
-        return Said(lengths, len(lengths) == 1 and len({ask.member for ask in seen}) > 1, away)
+    async def said(self, chunks: Sequence[ChunkId]) -> list[Said]:
+        """Ask everywhere for the lengths of chunks."""
+        asks = {chunk: [*self._all_asks(chunk)] for chunk in chunks}
+        seen, answered = await self._ask(ask for of_chunk in asks.values() for ask in of_chunk)
+        found: list[Said] = []
+        for chunk in chunks:
+            said = [ask for ask in asks[chunk] if ask in seen]
+            lengths = lengths_said(seen[ask].chunk_bytes for ask in said)
+            is_agreed = len(lengths) == 1 and len({ask.member for ask in said}) > 1
+            away = [home for home in self._members.tables[0].homes(chunk) if home not in answered]
+            found.append(Said(lengths, lengths[0] if is_agreed else 0, away))
+        return found
+
+    def _all_asks(self, chunk: ChunkId) -> Iterator[Ask]:
+        for shard in range(self._code.data + self._code.parity):
+            for member in members_to_ask(self._members.tables, chunk, shard):
+                yield Ask(member, chunk, shard, *BEHIND_ALL)
 
     async def _ask(self, asks: Iterable[Ask]) -> tuple[dict[Ask, Seen], set[MemberId]]:
         """Return the answers of members that have the shard, and the members that have answered."""

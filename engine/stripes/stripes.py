@@ -23,7 +23,7 @@ from engine.stripes.stripe_reader import Range, StripeReader
 from engine.stripes.stripe_shards import ParityMemory
 from engine.stripes.stripe_writer import StripeWriter
 from lakefs.cluster.erasure import ErasureCode
-from lakefs.content.verify import crcs_between
+from lakefs.content.verify import crcs_between, granules_around
 from lakefs.errors import InvalidArgument, LakeError
 from lakefs.host.buffers import BufferPool
 from lakefs.ids import ChunkId, GcGeneration, id_text
@@ -62,9 +62,10 @@ class LakeStripes:
         firsts = iter(await self._lengths.first([want for want in wanted if not want.chunk_bytes]))
         begun = [First(want.chunk_bytes) if want.chunk_bytes else next(firsts) for want in wanted]
         outcomes = await self._read(wanted, begun)
-        for index, want in enumerate(wanted):
-            if not want.chunk_bytes and not isinstance(outcomes[index], Got | InvalidArgument):
-                outcomes[index] = await self._read_disputed(want)
+        disputed = [i for i, want in enumerate(wanted) if not want.chunk_bytes and not _is_final(outcomes[i])]
+        if disputed:
+            for index, outcome in zip(disputed, await self._read_disputed([wanted[i] for i in disputed]), strict=True):
+                outcomes[index] = outcome
         done = [outcome for outcome in outcomes if outcome is not None]
         assert len(done) == len(wanted), "each has an outcome"
         return done
@@ -72,7 +73,14 @@ class LakeStripes:
     async def lengths(self, chunks: Sequence[ChunkId]) -> list[int | LakeError]:
         """Return lengths of chunks; see `Stripes`."""
         firsts = await self._lengths.first([Wanted(chunk, 0, *BEHIND_ALL) for chunk in chunks])
-        return [first.length or await self._disputed_length(chunk) for chunk, first in zip(chunks, firsts, strict=True)]
+        found: dict[ChunkId, int | LakeError] = dict(zip(chunks, [first.length for first in firsts], strict=True))
+        disputed = [chunk for chunk, length in found.items() if not length]
+        for chunk, said in zip(disputed, await self._lengths.said(disputed), strict=True):
+            found[chunk] = said.agreed
+            if not said.agreed:
+                whole = await self._proven(chunk, said)
+                found[chunk] = whole if isinstance(whole, LakeError) else whole.chunk_bytes
+        return [found[chunk] for chunk in chunks]
 
     async def _read(self, wanted: Sequence[Wanted], begun: Sequence[First]) -> list[Got | LakeError | None]:
         """Read ranges of chunks of these lengths; the outcome of one without a length is None."""
@@ -87,30 +95,15 @@ class LakeStripes:
                 outcomes[index] = outcome
         return outcomes
 
-    async def _read_disputed(self, want: Wanted) -> Got | LakeError:
-        """Read a range of a chunk whose length its first members do not say, or not rightly."""
-        said = await self._lengths.said(want.chunk)
-        if said.is_agreed:
-            [outcome] = await self._read([want], [First(said.lengths[0])])
-            if isinstance(outcome, Got | InvalidArgument):
-                return outcome
-        whole = await self._proven(want.chunk, said)
-        if isinstance(whole, LakeError):
-            return whole
-        length = len(whole.payload)
-        outside = _outside(want, length)
-        if outside is not None:
-            return outside
-        part = Range(want.chunk, length, want.offset, want.length)
-        crcs = crcs_between(whole.crcs, part.begin, part.end)
-        return Got(part.begin, whole.payload[part.begin : part.end], crcs, length)
-
-    async def _disputed_length(self, chunk: ChunkId) -> int | LakeError:
-        said = await self._lengths.said(chunk)
-        if said.is_agreed:
-            return said.lengths[0]
-        whole = await self._proven(chunk, said)
-        return whole if isinstance(whole, LakeError) else whole.chunk_bytes
+    async def _read_disputed(self, wanted: Sequence[Wanted]) -> list[Got | LakeError | None]:
+        """Read ranges of chunks whose lengths their first members do not say, or not rightly."""
+        said = await self._lengths.said([want.chunk for want in wanted])
+        outcomes = await self._read(wanted, [First(each.agreed) for each in said])
+        for index, want in enumerate(wanted):
+            if not _is_final(outcomes[index]):
+                whole = await self._proven(want.chunk, said[index])
+                outcomes[index] = _part_of(whole, want) if isinstance(whole, Got) else whole
+        return outcomes
 
     async def _proven(self, chunk: ChunkId, said: Said) -> Got | LakeError:
         """Return the whole chunk by the first of these lengths at which it has its hash, or the likeliest's error."""
@@ -121,6 +114,21 @@ class LakeStripes:
                 return outcome
             errors.append(outcome)
         return errors[0] if errors else not_found(chunk, said.away, self._protection.parity)
+
+
+def _is_final(outcome: Got | LakeError | None) -> bool:
+    """Return False where another length may lead further."""
+    return isinstance(outcome, Got | InvalidArgument)
+
+
+def _part_of(whole: Got, want: Wanted) -> Got | InvalidArgument:
+    """Return what is wanted of a whole chunk."""
+    length = whole.chunk_bytes
+    outside = _outside(want, length)
+    if outside is not None:
+        return outside
+    begin, end = granules_around(want.offset, want.length or length - want.offset, length)
+    return Got(begin, whole.payload[begin:end], crcs_between(whole.crcs, begin, end), length)
 
 
 def _outside(want: Wanted, length: int) -> InvalidArgument | None:
