@@ -181,6 +181,10 @@ class MirroredStripes:
             fresh.append(any(each == [True] for each in made))
         return fresh
 
+    async def lengths(self, chunks: Sequence[ChunkId]) -> list[int | LakeError]:
+        found = await self.read([Wanted(chunk, 0) for chunk in chunks])
+        return [got if isinstance(got, LakeError) else got.chunk_bytes for got in found]
+
     async def read(self, wanted: Sequence[Wanted]) -> list[Got | LakeError]:
         return [await self._read(each.chunk) for each in wanted]
 

@@ -82,6 +82,11 @@ class MemoryStripes:
             await self.gate.wait()
         return fresh
 
+    async def lengths(self, chunks: Sequence[ChunkId]) -> list[int | LakeError]:
+        """See `Stripes.lengths`."""
+        found = await self.read([Wanted(chunk, 0) for chunk in chunks])
+        return [got if isinstance(got, LakeError) else got.chunk_bytes for got in found]
+
     async def read(self, wanted: Sequence[Wanted]) -> list[Got | LakeError]:
         """See `Stripes.read`."""
         await trio.lowlevel.checkpoint()

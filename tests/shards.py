@@ -22,6 +22,8 @@ class Shard:
     chunk: ChunkId
     number: int
     payload: bytes
+    chunk_bytes: int = 0
+    """The length of its chunk; 0: that of the payload."""
 
     @property
     def name(self) -> tuple[ChunkId, ShardNumber]:
@@ -48,6 +50,7 @@ def store_request(shards: Sequence[Shard], *, epoch: int = 0, generation: int = 
         *names_of(shards),
         [len(shard.payload) for shard in shards],
         [granule_crcs(shard.payload) for shard in shards],
+        chunk_lengths=[shard.chunk_bytes or len(shard.payload) for shard in shards],
     )
 
 

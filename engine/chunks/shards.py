@@ -11,7 +11,8 @@ Rules kept here:
 - Requests of an older ring epoch than the member's are refused in that same step.  The member's epoch grows in the
   step in which the record of the newer one joins its group; that it grew is answered when the record is durable.  It
   is durable because an epoch is retired on the word of its members: one that restarts must not take the older again.
-- A present shard is not replaced by other bytes: bytes of a shard are a function of its chunk, so one of both is wrong.
+- A present shard is not replaced by other bytes, or one of a chunk of another length: all of a shard is a function of
+  its chunk, so one of both is wrong.
 - A shard is dropped only if, in the step that drops it, it was not touched later than its copy.
 """
 
@@ -44,18 +45,20 @@ Opening = Callable[[], Awaitable[object]]
 
 
 class Incoming(msgspec.Struct, frozen=True):
-    """A shard to store: its name, its bytes, and the CRC32Cs of its granules as they were sent."""
+    """A shard to store: its name, its bytes, the CRC32Cs of its granules as they were sent, its chunk's length."""
 
     chunk: ChunkId
     shard: ShardNumber
     payload: Payload
     crcs: bytes
+    chunk_bytes: int
 
 
 class Sealed(Hashed, frozen=True):
     """A shard in memory whose bytes match the checksums that were sent; vector and padding are behind them."""
 
     key: bytes
+    chunk_bytes: int
 
 
 class Listed(msgspec.Struct, frozen=True):
@@ -65,6 +68,7 @@ class Listed(msgspec.Struct, frozen=True):
     length: int
     crc: int
     touched: int
+    chunk_bytes: int
 
 
 @dataclass(frozen=True)
@@ -174,13 +178,14 @@ class Shards:
         return _seal_all(shards)
 
     def _is_kept(self, view: View, item: Sealed, generation: int) -> bool:
-        """Touch the shard and return True if it is present and whole.  AlreadyExists for other bytes."""
+        """Touch the shard and return True if it is present and whole.  AlreadyExists for another one."""
         record = self._find_good(view, item.key)
         if record is None:
             return False
-        if (record.stored_bytes, record.crc) != (item.payload.length, item.crc):
+        if (record.stored_bytes, record.crc, record.logical_bytes) != (item.payload.length, item.crc, item.chunk_bytes):
             text = _text(item.key)
-            raise AlreadyExists(f"shard {text} has other bytes than the new one; one of both is wrong", subject=text)
+            other = "other bytes" if record.logical_bytes == item.chunk_bytes else "another length of its chunk"
+            raise AlreadyExists(f"shard {text} has {other} than the new one; one of both is wrong", subject=text)
         self.touched.note(record.birth, generation)
         return True
 
@@ -204,16 +209,16 @@ class Shards:
         return recorded, sequence
 
     def _record_in(self, txn: Transaction, item: Written, generation: int) -> None:
-        key, length = _sealed_of(item).key, item.hashed.payload.length
+        sealed, place = _sealed_of(item), item.place
         birth = txn.new_birth()
-        record = ChunkRecord(birth, item.place.segment, item.place.offset, length, length, item.hashed.crc)
-        txn.put(Table.CHUNKS, key, record.pack())
-        self._quarantine.drop_shard_in(txn, key)
+        record = ChunkRecord(birth, place.segment, place.offset, sealed.payload.length, sealed.chunk_bytes, sealed.crc)
+        txn.put(Table.CHUNKS, sealed.key, record.pack())
+        self._quarantine.drop_shard_in(txn, sealed.key)
         self.touched.note(birth, generation)
 
-    async def offer(self, epoch: int, generation: int, names: Seq[Name]) -> list[int]:
-        """Return the length of each shard that is present and whole, else 0.  Durable and touched on return."""
-        lengths: list[int] = []
+    async def offer(self, epoch: int, generation: int, names: Seq[Name]) -> tuple[list[int], list[int]]:
+        """Return lengths of each shard and of its chunk, 0 unless it is present and whole; durable and touched then."""
+        lengths, chunk_lengths = list[int](), list[int]()
         with self._metadata.view() as view:
             self.check_epoch(epoch)
             for name in names:
@@ -221,9 +226,10 @@ class Shards:
                 if record is not None:
                     self.touched.note(record.birth, generation)
                 lengths.append(0 if record is None else record.stored_bytes)
+                chunk_lengths.append(0 if record is None else record.logical_bytes)
             sequence = view.sequence
         await self._metadata.wait_durable(sequence)
-        return lengths
+        return lengths, chunk_lengths
 
     def _find_good(self, view: View, key: bytes) -> ChunkRecord | None:
         value = None if key in self._quarantine.shards else view.get(Table.CHUNKS, key)
@@ -249,7 +255,8 @@ class Shards:
                     if is_whole(key) or key in self._quarantine.shards:
                         continue
                     record = unpack_chunk_record(value)
-                    found.append(Listed(key, record.stored_bytes, record.crc, self.touched.of(record.birth)))
+                    touched = self.touched.of(record.birth)
+                    found.append(Listed(key, record.stored_bytes, record.crc, touched, record.logical_bytes))
                     if len(found) == limit:
                         return found, after, view.sequence
                 if looked == GC_BATCH:
@@ -318,7 +325,7 @@ def _seal_all(shards: Seq[Incoming]) -> list[Sealed]:
         if crcs != item.crcs:
             text = _text(key)
             raise InvalidArgument(f"the bytes of shard {text} do not match the checksums sent with it", subject=text)
-        sealed.append(Sealed(item.payload, item.chunk, crc, key))
+        sealed.append(Sealed(item.payload, item.chunk, crc, key, item.chunk_bytes))
     return sealed
 
 

@@ -1,7 +1,7 @@
 """Keys of shards in the table `chunks`, and the record of a member's ring epoch.
 
     key of a shard        that of its chunk, with the shard's number in place of 255 as the last byte
-    record of a shard     a chunk record; lengths and checksum are the shard's own
+    record of a shard     a chunk record: stored_bytes and checksum are the shard's, logical_bytes is its chunk's length
     counter `ring epoch`  msgpack array: version 1, epoch
 
 So the shards of a chunk are neighbours, and those of a ring partition are one range of keys for each kind of chunk.
@@ -16,6 +16,7 @@ import msgspec
 from engine.format.layouts import chunk_key
 from lakefs.errors import StoreUnusable
 from lakefs.ids import WHOLE_CHUNK, ChunkId, ChunkKind, ShardNumber
+from lakefs.limits import CHUNK_BYTES, GRANULE_BYTES
 
 EPOCH_KEY: Final = b"ring epoch"
 _DIGEST_AT: Final = 3
@@ -55,6 +56,13 @@ def ranges_between(begin: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
         prefix = bytes((kind,)) + _DEFAULT_DOMAIN
         ranges.append((prefix + begin, prefix + end if end else bytes((kind,)) + b"\0\1"))
     return ranges
+
+
+def may_be_of(shard_bytes: int, chunk_bytes: int) -> bool:
+    """Return True if a chunk of that length may have a shard of that length, whatever the lake's protection is."""
+    if not 0 < shard_bytes <= chunk_bytes <= CHUNK_BYTES:
+        return False
+    return shard_bytes == chunk_bytes or chunk_bytes > GRANULE_BYTES
 
 
 class EpochRecord(msgspec.Struct, array_like=True, frozen=True):

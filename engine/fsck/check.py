@@ -34,7 +34,7 @@ from engine.format.layouts import (
     unpack_name,
     unpack_node,
 )
-from engine.format.shards import shard_of_key
+from engine.format.shards import may_be_of, shard_of_key
 from engine.fsck.keyed_check import KeyedCheck
 from engine.fsck.report import Problem, Report
 from engine.fsck.upload_check import UploadCheck
@@ -336,7 +336,7 @@ class _Check:
                 record = unpack_chunk_record(value)
                 extents.setdefault(record.segment, array("Q")).extend((record.offset, record.extent_bytes))
                 chunk, shard = chunk_id_of_key(key), shard_of_key(key)
-                if _misplaced(record, sizes):
+                if _misplaced(shard, record, sizes):
                     await self._place(chunk, shard, record, sizes)
                 elif self._chunks.is_damaged(chunk, shard):
                     problem = "its bytes were found damaged when they were read"
@@ -360,7 +360,7 @@ class _Check:
     ) -> None:
         """Look again: segments are made, grow and are removed during the walk."""
         await self._note_size(record.segment, sizes)
-        problem = _misplaced(record, sizes)
+        problem = _misplaced(shard, record, sizes)
         if problem and self._record(chunk, shard) == record:
             # Quarantined, so that a put of the same bytes stores them anew instead of finding them present.
             error = ChunkDamaged(problem.message, subject=shard_text(chunk, shard), finding=problem.finding)
@@ -431,8 +431,11 @@ class _Check:
         return value is not None and unpack_node(value).blob == blob
 
 
-def _misplaced(record: ChunkRecord, sizes: dict[SegmentId, int]) -> Problem | None:
-    """Return the problem of a chunk's place, or None."""
+def _misplaced(shard: ShardNumber, record: ChunkRecord, sizes: dict[SegmentId, int]) -> Problem | None:
+    """Return the problem of a chunk's place, or of the lengths of a shard and its chunk, or None."""
+    if shard != WHOLE_CHUNK and not may_be_of(record.stored_bytes, record.logical_bytes):
+        told = f"its record says {record.stored_bytes} bytes of a chunk of {record.logical_bytes}"
+        return Problem(Finding.CHUNK_RECORD_WRONG, told)
     size = sizes.get(record.segment)
     if size is None:
         return Problem(Finding.SEGMENT_MISSING, f"its segment {record.segment:016x} is missing")

@@ -47,8 +47,6 @@ from lakefs.wire.media import MEDIUM_INLINE, MEDIUM_STREAMED
 
 _FAREWELL_S: Final = 1.0
 """Longest time for which an opened lease is ended whose client has gone."""
-LOCATE_BYTES: Final = BODY_BYTES_MAX
-"""Most bytes that may be read at once to find the lengths of chunks."""
 
 
 def streamed_grant(length: int) -> m.Grant:
@@ -155,16 +153,13 @@ class ChunkReads:
         chunks = checked_chunks(request.chunks)
         lengths = [self._lengths.of(chunk) for chunk in chunks]
         unknown = [index for index, length in enumerate(lengths) if not length and chunks[index] != EMPTY_CHUNK]
-        at_once = LOCATE_BYTES // CHUNK_BYTES
-        for start in range(0, len(unknown), at_once):
-            indexes = unknown[start : start + at_once]
-            found = await self._stripes.read([Wanted(chunks[index], 0, 0, 1) for index in indexes])
-            for index, got in zip(indexes, found, strict=True):
-                if isinstance(got, Got):
-                    lengths[index] = got.chunk_bytes
-                    self._lengths.note([(chunks[index], got.chunk_bytes)])
-                elif not isinstance(got, ChunkNotFound | CorruptionError):
-                    raise got
+        found = await self._stripes.lengths([chunks[index] for index in unknown]) if unknown else []
+        for index, length in zip(unknown, found, strict=True):
+            if not isinstance(length, LakeError):
+                lengths[index] = length
+                self._lengths.note([(chunks[index], length)])
+            elif not isinstance(length, ChunkNotFound | CorruptionError):
+                raise length
         return Reply(m.Located([streamed_grant(length) if length else NO_GRANT for length in lengths]))
 
     @handles(m.ReadChunks)

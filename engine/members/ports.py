@@ -104,6 +104,13 @@ class Stripes(Protocol):
         """
         ...
 
+    async def lengths(self, chunks: Sequence[ChunkId]) -> list[int | LakeError]:
+        """Return the length of each chunk as its members say it; nothing is read while they agree.
+
+        A chunk's error is that of a read.
+        """
+        ...
+
     async def read(self, wanted: Sequence[Wanted]) -> list[Got | LakeError]:
         """Read ranges of chunks; each is checked: whole chunks by their BLAKE3, ranges by their granules' CRC32C.
 

@@ -44,12 +44,12 @@ def planned_ranges(
         if record is None:
             planned.append(absent(chunk))
             continue
-        end = record.logical_bytes if length == 0 else offset + length
-        if not 0 <= offset < end <= record.logical_bytes:
-            outside = f"range {offset}+{length} is outside a chunk of {record.logical_bytes} bytes"
+        end = record.stored_bytes if length == 0 else offset + length
+        if not 0 <= offset < end <= record.stored_bytes:
+            outside = f"range {offset}+{length} is outside a chunk of {record.stored_bytes} bytes"
             planned.append(InvalidArgument(outside))
             continue
-        begin, stop = granules_around(offset, end - offset, record.logical_bytes)
+        begin, stop = granules_around(offset, end - offset, record.stored_bytes)
         widened = stop - begin
         if widened > room:
             planned.append(RequestTooLarge(f"the ranges of one request add up to more than {BODY_BYTES_MAX} bytes"))

@@ -56,7 +56,8 @@ class ShardReads:
                 begin, payload, crcs = read
                 pieces.append(m.ReadPiece(begin, len(payload), crcs))
                 parts.append(payload)
-            return Reply(m.ReadChunksReply(pieces), Body(parts, releases.pop_all().close))
+            lengths = [0 if record is None else record.logical_bytes for record in records]
+            return Reply(m.ReadChunksReply(pieces, lengths), Body(parts, releases.pop_all().close))
 
     def _find(self, names: Seq[Name]) -> tuple[list[ChunkRecord | None], list[LakeError | None], Sequence]:
         """Return the shards' records, the failures of those without a usable one, and the sequence to wait for."""
@@ -97,7 +98,7 @@ class ShardReads:
                 return judged
             with self._metadata.view() as view:
                 now = find_shard(view, chunk, shard)
-            if now is None or now.stored_bytes != record.stored_bytes:
+            if now is None or (now.stored_bytes, now.logical_bytes) != (record.stored_bytes, record.logical_bytes):
                 return absent(chunk, shard)
             record = now
             [read] = await self._store.segments.batches.read_ranges([(record, offset, length)])

@@ -17,7 +17,7 @@ from engine.chunks.manifests import checked_chunks
 from engine.chunks.payload import Fill, Payload, ReceivedBody, check_body, check_lengths
 from engine.chunks.shards import Incoming, Listed, Name
 from engine.format.layouts import chunk_id_of_key
-from engine.format.shards import shard_of_key
+from engine.format.shards import may_be_of, shard_of_key
 from engine.memory.lent_memory import LentMemory, read_into
 from engine.requests.handlers import handles
 from engine.sessions.references import Client
@@ -86,17 +86,20 @@ class ShardRequests:
         _check_generation(request.generation)
         _check_epoch_number(request.epoch)
         names = checked_names(request.chunks, request.shards)
-        if not len(names) == len(request.lengths) == len(request.crcs):
-            raise InvalidArgument("chunks, shards, lengths and checksums go together")
+        if not len(names) == len(request.lengths) == len(request.crcs) == len(request.chunk_lengths):
+            raise InvalidArgument("chunks, shards, lengths, checksums and lengths of chunks go together")
         if len(set(names)) < len(names):
             raise InvalidArgument("a request names each shard once")
         check_lengths(request.lengths)
-        if 0 in request.lengths:
-            raise InvalidArgument("a shard has at least 1 byte")
+        for length, chunk_bytes in zip(request.lengths, request.chunk_lengths, strict=True):
+            if not may_be_of(length, chunk_bytes):
+                raise InvalidArgument(f"no chunk of {chunk_bytes} bytes has a shard of {length}")
         async with self._payloads(client, request, body) as payloads:
             incoming = [
-                Incoming(chunk, shard, payload, crcs)
-                for (chunk, shard), payload, crcs in zip(names, payloads, request.crcs, strict=True)
+                Incoming(chunk, shard, payload, crcs, chunk_bytes)
+                for (chunk, shard), payload, crcs, chunk_bytes in zip(
+                    names, payloads, request.crcs, request.chunk_lengths, strict=True
+                )
             ]
             fresh = await shards.store(request.epoch, request.generation, incoming)
         return Reply(m.ShardsStored(fresh))
@@ -134,7 +137,7 @@ class ShardRequests:
         _check_generation(request.generation)
         _check_epoch_number(request.epoch)
         names = checked_names(request.chunks, request.shards)
-        return Reply(m.ShardsOffered(await shards.offer(request.epoch, request.generation, names)))
+        return Reply(m.ShardsOffered(*await shards.offer(request.epoch, request.generation, names)))
 
     @handles(m.ListShards)
     async def list_shards(self, request: m.ListShards) -> Reply:
@@ -162,6 +165,7 @@ class ShardRequests:
                 [item.crc for item in found],
                 [item.touched for item in found],
                 after,
+                [item.chunk_bytes for item in found],
             )
         )
 

@@ -18,8 +18,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from engine.stripes.chunk_read import ChunkRead
-from engine.stripes.decode import solve
-from engine.stripes.shard_lengths import exact_reading
+from engine.stripes.decode import Read, solve
 from lakefs.content.verify import granule_crcs, matches_id
 from lakefs.ids import Buffer
 
@@ -50,7 +49,7 @@ def made(read: ChunkRead, vector: bytes) -> Made | None:
 
 def made_from_any(read: ChunkRead) -> Made | None:
     """Return a whole chunk, made from any choice of its shards that makes it; None if none does."""
-    solved = solve(read.code, read.chunk, [exact_reading(read.code, read.length)], [*read.got.items()])
+    solved = solve(read.code, read.chunk, [Read(shard, read.length, part) for shard, part in read.got.items()])
     if solved is None:
         return None
     memory = memoryview(b"".join([solved.shard(shard) for shard in read.wanted]))

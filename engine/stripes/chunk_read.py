@@ -142,8 +142,7 @@ class ChunkRead:
         """Return what to ask now; nothing while what is asked may suffice, or when there is nothing left to ask."""
         asks: list[Ask] = []
         if not self.is_degraded:
-            if not self._asked:
-                asks += self._at_homes(self.wanted, len(self.wanted), is_up)
+            asks += self._at_homes(self.wanted, len(self.wanted), is_up)
             self.is_degraded = not self._coming(asks).issuperset(self.wanted)
         if self.is_degraded and (self.wants_all or not self.is_ready):
             enough = len(self._existing) if self.wants_all else self.needed
@@ -153,6 +152,11 @@ class ChunkRead:
         self.pending += asks
         self.is_exhausted = not self.pending
         return asks
+
+    def begin_with(self, member: MemberId, shard: int, part: memoryview, crcs: bytes) -> None:
+        """Take what was read of a shard before this read was planned."""
+        self._asked.add((member, shard))
+        self.got[shard], self.crcs[shard] = part, crcs
 
     def answered(self, ask: Ask, part: memoryview, crcs: bytes) -> None:
         """Take the bytes that were asked for."""

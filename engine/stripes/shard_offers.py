@@ -1,15 +1,16 @@
-"""Offers shards to members: one request a member for many chunks, and the lengths of the shards that are present."""
+"""Offers shards to members: one request a member for many chunks, and the lengths of what is present."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from engine.host.tasks import run_all
 from engine.members.ports import Members
+from engine.stripes.request_parts import request_parts
 from lakefs.cluster.table import Table
 from lakefs.errors import InvalidArgument, LakeError, StaleEpoch
 from lakefs.ids import ChunkId, GcGeneration, MemberId
-from lakefs.limits import BATCH_MAX
 from lakefs.wire import messages as m
 
 Name = tuple[ChunkId, int]
@@ -17,14 +18,21 @@ Place = tuple[MemberId, ChunkId, int]
 """A shard at a member."""
 
 
+class Lengths(NamedTuple):
+    """Bytes of a shard, and of its chunk."""
+
+    shard: int
+    chunk: int
+
+
 async def offered(
     members: Members, table: Table, generation: GcGeneration, places: Iterable[Place]
-) -> Mapping[Place, int]:
-    """Return the lengths of the shards that are present, durable and touched; members that fail have none.
+) -> Mapping[Place, Lengths]:
+    """Return lengths of the shards that are present, durable and touched, and of their chunks as the members say them.
 
-    StaleEpoch.
+    Members that fail have none.  StaleEpoch.
     """
-    lengths: dict[Place, int] = {}
+    found: dict[Place, Lengths] = {}
     by_member: dict[MemberId, list[Name]] = {}
     for member, chunk, shard in places:
         if members.is_up(member):
@@ -42,17 +50,15 @@ async def offered(
         except LakeError:
             return
         reply.body.release()
-        assert isinstance(reply.message, m.ShardsOffered)
-        for (chunk, shard), length in zip(names, reply.message.lengths, strict=True):
-            if length:
-                lengths[member, chunk, shard] = length
+        offered = reply.message
+        assert isinstance(offered, m.ShardsOffered)
+        if not len(names) == len(offered.lengths) == len(offered.chunk_lengths):
+            return
+        for (chunk, shard), *lengths in zip(names, offered.lengths, offered.chunk_lengths, strict=True):
+            if lengths[0]:
+                found[member, chunk, shard] = Lengths(*lengths)
 
     await run_all(
-        offer,
-        [
-            (member, names[begin : begin + BATCH_MAX])
-            for member, names in by_member.items()
-            for begin in range(0, len(names), BATCH_MAX)
-        ],
+        offer, [(member, part) for member, names in by_member.items() for part in request_parts(names, lambda _: 0)]
     )
-    return lengths
+    return found

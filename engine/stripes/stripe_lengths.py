@@ -1,109 +1,176 @@
-"""Lengths of chunks that are asked for by their ids alone.
+"""Lengths of chunks that are read by their ids alone: members say them in their answers to ReadChunks.
 
-    1. known in this process
-    2. shard 0 is asked for at its home: it is all of a short chunk
-    3. all others are asked for at their homes: together they say the length, or a likely one (`shard_lengths`)
-    4. `search`: all that is left of a chunk is read, and its BLAKE3 says the length (`decode`)
+    first    shard 0 is read at its home, the range that is wanted, and its answer says the chunk's length: a short
+             chunk is all read then, of others the first part.  For a range another member is asked for the length too
+    said     only where that leads to nothing: every place where a shard may lie is asked for the length
 
-Shards are offered, since that answers lengths of many shards at once.  To be touched does them no harm: garbage that
-somebody reads is kept a little longer.
+A length is asked for by a range behind the end of every shard: that fails, nothing is read, and the answer has it.
+
+Rules kept here:
+- One member's word is used only for a chunk that is read whole, which BLAKE3 checks.  For a range, and for a length
+  alone, a second member has to say the same; without parity no other could.
+- Readers pass over members that say another length than the one that they read by.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 from engine.host.tasks import run_all
-from engine.members.ports import Members
-from engine.stripes.decode import solve
+from engine.members.ports import Members, Wanted
 from engine.stripes.known_chunks import KnownChunks
-from engine.stripes.newest_table import by_newest_table
-from engine.stripes.shard_lengths import Length, length_from, readings_of
-from engine.stripes.shard_offers import Place, offered
+from engine.stripes.request_parts import request_parts
+from engine.stripes.said_lengths import lengths_said
+from engine.stripes.stripe_reader import FirstPart
 from lakefs.cluster.erasure import ErasureCode
-from lakefs.cluster.table import Table, members_to_ask
-from lakefs.content.verify import granule_crcs
+from lakefs.cluster.table import members_to_ask
 from lakefs.errors import LakeError
-from lakefs.ids import ChunkId, GcGeneration, MemberId
-from lakefs.limits import GRANULE_BYTES
-from lakefs.ports import Offload
+from lakefs.ids import ChunkId, MemberId
+from lakefs.limits import CHUNK_BYTES, GRANULE_BYTES
 from lakefs.wire import messages as m
 
-_FIRST_GENERATION: Final = GcGeneration(1)
+BEHIND_ALL: Final = (CHUNK_BYTES, 1)
+"""Offset and length of a range that no shard has."""
+
+
+class Ask(NamedTuple):
+    """A range of a shard at a member."""
+
+    member: MemberId
+    chunk: ChunkId
+    shard: int
+    offset: int
+    length: int
+
+
+class Seen(NamedTuple):
+    """An answer: the chunk's length as the member says it, and what was read."""
+
+    chunk_bytes: int
+    part: FirstPart
+
+
+class First(NamedTuple):
+    """The length of a chunk, 0 if it is not sure; and what was read of it on the way."""
+
+    length: int
+    part: FirstPart | None = None
+
+
+class Said(NamedTuple):
+    """Lengths that members say of a chunk, the likeliest first; `agreed`: the only one, if two members say it, else 0.
+
+    `away`: homes that could not be asked, each as often as it is a home.
+    """
+
+    lengths: Sequence[int]
+    agreed: int
+    away: Sequence[MemberId]
 
 
 class StripeLengths:
-    """Finds lengths of chunks."""
+    """Asks for lengths."""
 
-    def __init__(self, members: Members, code: ErasureCode, offload: Offload, known: KnownChunks) -> None:
+    def __init__(self, members: Members, code: ErasureCode, known: KnownChunks) -> None:
         self._members = members
         self._code = code
-        self._offload = offload
         self._known = known
 
-    async def find(self, chunks: Sequence[ChunkId]) -> dict[ChunkId, Length | None]:
-        """Return the length of each chunk as its shards at home say it; None where they do not."""
-        found: dict[ChunkId, Length | None] = {}
+    async def first(self, wanted: Sequence[Wanted]) -> list[First]:
+        """Read the first part of each range, and return what was learnt."""
+        asks = [ask for want in wanted if self._known.get(want.chunk) is None for ask in self._first_asks(want)]
+        seen, _ = await self._ask(asks)
+        return [self._first_of(want, seen) for want in wanted]
+
+    def _first_asks(self, want: Wanted) -> Iterator[Ask]:
+        homes = self._members.tables[0].homes(want.chunk)
+        yield Ask(homes[0], want.chunk, 0, want.offset, want.length)
+        other = self._other(homes)
+        if other and (want.offset or want.length):
+            yield Ask(homes[other], want.chunk, other, *BEHIND_ALL)
+
+    def _other(self, homes: Sequence[MemberId]) -> int:
+        """Return a parity shard, which every chunk has, of another home than shard 0's; 0 if there is none."""
+        return next((shard for shard in range(self._code.data, len(homes)) if homes[shard] != homes[0]), 0)
+
+    def _first_of(self, want: Wanted, seen: dict[Ask, Seen]) -> First:
+        known = self._known.get(want.chunk)
+        if known is not None:
+            return First(known.length)
+        answer, *others = [seen.get(ask) for ask in self._first_asks(want)]
+        if answer is None:
+            return First(0)
+        is_whole = not (want.offset or want.length) or len(answer.part.payload) == answer.chunk_bytes
+        says_another_too = any(other is not None and other.chunk_bytes == answer.chunk_bytes for other in others)
+        if is_whole or says_another_too or self._code.parity == 0:
+            return First(answer.chunk_bytes, answer.part)
+        return First(0)
+
+    async def said(self, chunks: Sequence[ChunkId]) -> list[Said]:
+        """Ask everywhere for the lengths of chunks."""
+        asks = {chunk: [*self._all_asks(chunk)] for chunk in chunks}
+        seen, answered = await self._ask(ask for of_chunk in asks.values() for ask in of_chunk)
+        found: list[Said] = []
         for chunk in chunks:
-            known = self._known.get(chunk)
-            found[chunk] = None if known is None else Length(known.length, is_certain=True)
-        unknown = [chunk for chunk, length in found.items() if length is None]
-        if unknown:
-            found |= await by_newest_table(self._members, lambda table: self._ask(table, unknown))
+            said = [ask for ask in asks[chunk] if ask in seen]
+            lengths = lengths_said(seen[ask].chunk_bytes for ask in said)
+            is_agreed = len(lengths) == 1 and len({ask.member for ask in said}) > 1
+            away = [home for home in self._members.tables[0].homes(chunk) if home not in answered]
+            found.append(Said(lengths, lengths[0] if is_agreed else 0, away))
         return found
 
-    async def _ask(self, table: Table, chunks: Sequence[ChunkId]) -> dict[ChunkId, Length | None]:
-        code = self._code
-        lengths = {chunk: [0] * table.protection.width for chunk in chunks}
-        left, shards = list(chunks), range(1)
-        for shards in (range(1), range(1, table.protection.width)):
-            places: list[Place] = [(table.homes(chunk)[shard], chunk, shard) for chunk in left for shard in shards]
-            generation = max(self._members.generation, _FIRST_GENERATION)
-            answered = await offered(self._members, table, generation, places)
-            for (_, chunk, shard), length in answered.items():
-                lengths[chunk][shard] = length
-            left = [chunk for chunk in left if code.data > 1 and not 0 < lengths[chunk][0] < GRANULE_BYTES]
-        return {chunk: length_from(code, of_shards) for chunk, of_shards in lengths.items()}
-
-    async def search(self, chunk: ChunkId) -> int:
-        """Return the length of a chunk, proven by its BLAKE3; 0 if what is left of it does not make it."""
-        left = await self._all_that_is_left(chunk)
-        readings = readings_of(self._code, {shard: len(part) for shard, part in left.items()}) if left else []
-        solved = await self._offload.run(solve, self._code, chunk, readings, [*left.items()])
-        return 0 if solved is None else solved.length
-
-    async def _all_that_is_left(self, chunk: ChunkId) -> dict[int, bytes]:
-        """Return every shard of a chunk that is found at a place where it may lie."""
-        places: dict[MemberId, list[int]] = {}
+    def _all_asks(self, chunk: ChunkId) -> Iterator[Ask]:
         for shard in range(self._code.data + self._code.parity):
             for member in members_to_ask(self._members.tables, chunk, shard):
-                if self._members.is_up(member):
-                    places.setdefault(member, []).append(shard)
-        found: dict[int, bytes] = {}
+                yield Ask(member, chunk, shard, *BEHIND_ALL)
 
-        async def ask(place: tuple[MemberId, list[int]]) -> None:
-            member, shards = place
-            request = m.ReadChunks([chunk] * len(shards), [0] * len(shards), [0] * len(shards), shards)
+    async def _ask(self, asks: Iterable[Ask]) -> tuple[dict[Ask, Seen], set[MemberId]]:
+        """Return the answers of members that have the shard, and the members that have answered."""
+        by_member: defaultdict[MemberId, list[Ask]] = defaultdict(list)
+        for ask in dict.fromkeys(asks):
+            if self._members.is_up(ask.member):
+                by_member[ask.member].append(ask)
+        seen: dict[Ask, Seen] = {}
+        answered: set[MemberId] = set()
+
+        async def send(part: list[Ask]) -> None:
+            request = m.ReadChunks(
+                [ask.chunk for ask in part],
+                [ask.offset for ask in part],
+                [ask.length for ask in part],
+                [ask.shard for ask in part],
+            )
             try:
-                reply = await self._members.call(member, request)
+                reply = await self._members.call(part[0].member, request)
             except LakeError:
                 return
+            answered.add(part[0].member)
             try:
-                found.update(_whole_shards(shards, reply.message, reply.body.joined()))
+                assert isinstance(reply.message, m.ReadChunksReply), "the answer to ReadChunks"
+                seen.update(_taken(part, reply.message, memoryview(reply.body.joined())))
             finally:
                 reply.body.release()
 
-        await run_all(ask, [*places.items()])
-        return found
+        await run_all(send, [part for of in by_member.values() for part in request_parts(of, self._bytes_of)])
+        return seen, answered
+
+    def _bytes_of(self, ask: Ask) -> int:
+        """Return the most bytes that an answer may have."""
+        most = self._code.shard_bytes(CHUNK_BYTES)
+        if ask.offset >= most:
+            return 0
+        return min(most, ask.length + 2 * GRANULE_BYTES) if ask.length else most
 
 
-def _whole_shards(shards: Sequence[int], message: m.Message, body: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the shards in an answer whose bytes are what their checksums say."""
-    assert isinstance(message, m.ReadChunksReply), "the answer to ReadChunks"
+def _taken(asks: Sequence[Ask], message: m.ReadChunksReply, body: memoryview) -> Iterator[tuple[Ask, Seen]]:
+    """Yield what is in a member's answer; nothing of one that is not the answer to these."""
+    if not len(message.pieces) == len(message.chunk_lengths) == len(asks):
+        return
     at = 0
-    for shard, piece in zip(shards, message.pieces, strict=True):
+    for ask, piece, chunk_bytes in zip(asks, message.pieces, message.chunk_lengths, strict=True):
         payload = body[at : at + piece.length]
         at += piece.length
-        if piece.failure is None and payload and granule_crcs(payload) == piece.crcs:
-            yield shard, payload
+        if 0 < chunk_bytes <= CHUNK_BYTES:
+            yield ask, Seen(chunk_bytes, FirstPart(ask.member, piece.offset, payload, piece.crcs))

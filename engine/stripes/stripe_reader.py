@@ -1,18 +1,19 @@
-"""Reads ranges of chunks whose lengths are known: the members are asked, late answers are not waited for.
+"""Reads ranges of chunks by their lengths: the members are asked, late answers are not waited for.
 
 Rules kept here:
 - All that one member is asked at a time is one request, split where it is over the limits of a frame.
 - Answers are received where the chunk is put together.  While one that is late may still arrive, other memory is used.
 - An answer is late after the member's p95 (`AnswerTimes`): then others are asked, and the first that suffices ends the
   read.  Requests that are not needed any more are cancelled.
+- A shard whose member says another length of the chunk is damaged: others are asked.
 - `engine.stripes.chunk_assembly` has the checks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import trio
 
@@ -22,26 +23,37 @@ from engine.stripes.answer_times import AnswerTimes
 from engine.stripes.chunk_assembly import Made, made, made_from_any
 from engine.stripes.chunk_read import Ask, ChunkRead
 from engine.stripes.known_chunks import KnownChunks
+from engine.stripes.request_parts import request_parts
 from engine.stripes.stripe_errors import damaged, not_found, not_read
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.content.verify import crcs_between, granules_around
 from lakefs.errors import ChunkDamaged, CorruptionError, LakeError, ProtocolError
 from lakefs.ids import ChunkId, MemberId
-from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, GRANULE_BYTES
+from lakefs.limits import GRANULE_BYTES
 from lakefs.ports import Offload
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
 
 
+class FirstPart(NamedTuple):
+    """A range of shard 0 that was read while the chunk's length was not known."""
+
+    member: MemberId
+    offset: int
+    payload: memoryview
+    crcs: bytes
+
+
 class Range:
     """A range of a chunk to read, widened to granules: its pieces, or the whole chunk once one of them has failed."""
 
-    __slots__ = ("begin", "chunk", "end", "length", "made", "memory", "outcome", "reads", "vector")
+    __slots__ = ("begin", "chunk", "end", "first", "length", "made", "memory", "outcome", "reads", "vector")
 
-    def __init__(self, chunk: ChunkId, length: int, offset: int, size: int) -> None:
+    def __init__(self, chunk: ChunkId, length: int, offset: int, size: int, first: FirstPart | None = None) -> None:
         self.chunk = chunk
         self.length = length
         self.begin, self.end = granules_around(offset, size or length - offset, length)
+        self.first = first
         self.memory = memoryview(bytearray(self.end - self.begin))
         self.reads: list[ChunkRead] = []
         self.made: dict[ChunkRead, Made] = {}
@@ -117,6 +129,7 @@ class _Reading:
             item.vector = known.crcs
         if len(item.memory) == item.length:
             item.reads = [ChunkRead(self._code, self._members.tables, item.chunk, item.length, item.memory)]
+            _begin_with_first(item)
             return
         pieces = self._code.pieces(item.length, item.begin, item.end - item.begin)
         homes = self._members.tables[0].homes(item.chunk)
@@ -129,6 +142,7 @@ class _Reading:
             part = item.memory[begin : begin + size]
             item.reads.append(ChunkRead(self._code, self._members.tables, item.chunk, item.length, part, piece))
             begin += size
+        _begin_with_first(item)
 
     def _read_whole(self, item: Range) -> None:
         """Read the whole chunk instead: a piece of the range cannot be had, or not be checked."""
@@ -154,7 +168,7 @@ class _Reading:
                         due.setdefault(ask.member, []).append(ask)
         for member, asks in due.items():
             late_at = trio.current_time() + self._times.late_after_s(member)
-            for part in _split(asks):
+            for part in request_parts(asks, lambda ask: len(ask.target)):
                 self._waits.append((late_at, part))
                 self._nursery.start_soon(self._ask, member, part)
 
@@ -251,17 +265,13 @@ class _Reading:
         return not_read(read.chunk, len(read.got), read.needed, away, damaged_count)
 
 
-def _split(asks: Sequence[Ask]) -> Iterator[list[Ask]]:
-    """Cut what one member is asked into requests within the limits."""
-    part: list[Ask] = []
-    room = BODY_BYTES_MAX
-    for ask in asks:
-        if part and (len(ask.target) > room or len(part) == BATCH_MAX):
-            yield part
-            part, room = [], BODY_BYTES_MAX
-        part.append(ask)
-        room -= len(ask.target)
-    yield part
+def _begin_with_first(item: Range) -> None:
+    """Give the first read of a range what was read before, if it is what that wants of shard 0."""
+    first, read = item.first, item.reads[0]
+    if first is None or read.wanted[0] != 0:
+        return
+    if (first.offset, len(first.payload)) == (read.begin, read.part_bytes(0)):
+        read.begin_with(first.member, 0, first.payload, first.crcs)
 
 
 def _take(asks: Sequence[Ask], reply: Reply) -> None:
@@ -269,7 +279,7 @@ def _take(asks: Sequence[Ask], reply: Reply) -> None:
     message, parts = reply.message, reply.body.parts
     assert isinstance(message, m.ReadChunksReply), "the answer to ReadChunks"
     pieces = message.pieces
-    if len(pieces) != len(asks) or sum([piece.length for piece in pieces]) != reply.body.nbytes:
+    if not len(pieces) == len(message.chunk_lengths) == len(asks) or sum(p.length for p in pieces) != reply.body.nbytes:
         for ask in asks:
             ask.read.failed(ask, ProtocolError("the pieces of an answer are not those of its request"))
         return
@@ -279,9 +289,11 @@ def _take(asks: Sequence[Ask], reply: Reply) -> None:
     )
     body = memoryview(b"") if is_in_place else memoryview(reply.body.joined())
     at = 0
-    for ask, piece in zip(asks, pieces, strict=True):
+    for ask, piece, chunk_bytes in zip(asks, pieces, message.chunk_lengths, strict=True):
         if piece.failure is not None:
             ask.read.failed(ask, piece.failure.as_error())
+        elif chunk_bytes != ask.read.length:
+            ask.read.failed(ask, ChunkDamaged(f"a shard of a chunk of {chunk_bytes} bytes, not of {ask.read.length}"))
         elif piece.offset != ask.begin or piece.length != len(ask.target):
             ask.read.failed(
                 ask, ChunkDamaged(f"{piece.length} bytes from {piece.offset} of a shard; others were meant")

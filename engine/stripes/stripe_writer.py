@@ -13,7 +13,7 @@ Rules kept here ("An answer means"):
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from engine.coordinator.lake_state import LakeState
@@ -21,6 +21,7 @@ from engine.host.tasks import run_all
 from engine.members.ports import Members, NewChunk
 from engine.stripes.known_chunks import KnownChunks
 from engine.stripes.newest_table import by_newest_table
+from engine.stripes.request_parts import request_parts
 from engine.stripes.stripe_errors import damaged, not_stored
 from engine.stripes.stripe_layout import is_at_home, is_stored, placed
 from engine.stripes.stripe_shards import ParityMemory, Stripe, portions
@@ -28,7 +29,6 @@ from lakefs.cluster.erasure import ErasureCode
 from lakefs.cluster.table import Table
 from lakefs.errors import AlreadyExists, InvalidArgument, LakeError, RequestTooLarge, StaleEpoch
 from lakefs.ids import EMPTY_CHUNK, ChunkId, GcGeneration, MemberId, ShardNumber, shard_text
-from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX
 from lakefs.ports import Offload
 from lakefs.wire import messages as m
 
@@ -138,7 +138,7 @@ class _Storing:
 
             for shard, member in placed(self._table, stripe.chunk, stripe.stored, missing, can_take).items():
                 sends.setdefault(member, []).append((stripe, shard))
-        return [(member, part) for member, sent in sends.items() for part in _split(sent)]
+        return [(member, part) for member, sent in sends.items() for part in request_parts(sent, _size_of)]
 
     async def _send(self, send: tuple[MemberId, list[Sent]]) -> None:
         """Store shards at one member; notes what it refuses.  StaleEpoch; errors that are this process's own."""
@@ -150,6 +150,7 @@ class _Storing:
             [shard for _, shard in sent],
             [len(stripe.shards[shard]) for stripe, shard in sent],
             [stripe.crcs[shard] for stripe, shard in sent],
+            chunk_lengths=[stripe.length for stripe, _ in sent],
         )
         try:
             reply = await self._members.call(member, request, [stripe.shards[shard] for stripe, shard in sent])
@@ -188,16 +189,6 @@ class _Storing:
                 raise not_stored(self._table, stripe, self._failed, self._members.is_up)
 
 
-def _split(sent: Sequence[Sent]) -> Iterator[list[Sent]]:
-    """Cut what goes to one member into requests within the limits."""
-    part: list[Sent] = []
-    room = BODY_BYTES_MAX
-    for stripe, shard in sent:
-        size = len(stripe.shards[shard])
-        if part and (size > room or len(part) == BATCH_MAX):
-            yield part
-            part, room = [], BODY_BYTES_MAX
-        part.append((stripe, shard))
-        room -= size
-    if part:
-        yield part
+def _size_of(sent: Sent) -> int:
+    stripe, shard = sent
+    return len(stripe.shards[shard])

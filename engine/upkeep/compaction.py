@@ -285,12 +285,12 @@ class Compactor:
 
     async def _move(self, batch: Seq[_Found], report: CompactionReport) -> int:
         """Move a batch; returns how many chunks were moved."""
-        large = [item for item in batch if not is_small(item.record.logical_bytes)]
+        large = [item for item in batch if not is_small(item.record.stored_bytes)]
         kinds = [kind_of(item.chunk) for item in large]
-        body = await self._memory.take(kinds, [item.record.logical_bytes for item in large])
+        body = await self._memory.take(kinds, [item.record.stored_bytes for item in large])
         try:
             read = await self._read_large(large, body.payloads)
-            read += await self._read_small([item for item in batch if is_small(item.record.logical_bytes)])
+            read += await self._read_small([item for item in batch if is_small(item.record.stored_bytes)])
             copies = await self._matching(read)
             report.unreadable_chunks += len(batch) - len(copies)
             return await self._record(copies, report) if copies else 0

@@ -194,13 +194,13 @@ class _Walk:
         """Compare a window, and work on the chunks that are not whole."""
         compared = compare(window, self._place.homes, self._place.answered, self._walker._verdicts)
         self.report.chunks += compared.chunk_count
-        checked = set(compared.unsure)
+        chunks = compared.odd
         if self._deep:
-            checked = {chunk for _, columns in window for chunk in columns.chunks}
+            chunks = sorted({chunk for _, columns in window for chunk in columns.chunks})
         batch: list[Stripe] = []
         size = 0
-        for chunk in sorted({*compared.odd, *checked}):
-            stripe = Stripe(ChunkId(chunk), copies_of(chunk, window), chunk in checked, self._deep)
+        for chunk in chunks:
+            stripe = Stripe(ChunkId(chunk), copies_of(chunk, window), self._deep, self._deep)
             batch.append(stripe)
             size += sum(copy.length for copy in stripe.copies)
             if size >= BATCH_BYTES or len(batch) == BATCH_STRIPES:

@@ -38,6 +38,7 @@ class NewShard(NamedTuple):
 
     chunk: ChunkId
     shard: int
+    chunk_bytes: int
     payload: Buffer
     crcs: bytes
 
@@ -112,6 +113,7 @@ class ShardCalls:
             [shard.shard for shard in shards],
             [len(shard.payload) for shard in shards],
             [shard.crcs for shard in shards],
+            chunk_lengths=[shard.chunk_bytes for shard in shards],
         )
         reply = await self._members.call(member, request, [shard.payload for shard in shards])
         reply.body.release()

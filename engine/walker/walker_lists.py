@@ -21,7 +21,7 @@ import structlog
 
 from engine.host.tasks import run_all
 from engine.members.ports import Members
-from lakefs.errors import LakeError
+from lakefs.errors import LakeError, ProtocolError
 from lakefs.ids import MemberId
 from lakefs.wire import messages as m
 
@@ -37,6 +37,7 @@ class Columns:
     lengths: list[int] = field(default_factory=list)
     crcs: list[int] = field(default_factory=list)
     touched: list[int] = field(default_factory=list)
+    chunk_lengths: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.chunks)
@@ -48,13 +49,19 @@ class Columns:
         self.lengths += other.lengths
         self.crcs += other.crcs
         self.touched += other.touched
+        self.chunk_lengths += other.chunk_lengths
 
     def take(self, count: int) -> Columns:
         """Remove and return the first shards."""
         taken = Columns(
-            self.chunks[:count], self.shards[:count], self.lengths[:count], self.crcs[:count], self.touched[:count]
+            self.chunks[:count],
+            self.shards[:count],
+            self.lengths[:count],
+            self.crcs[:count],
+            self.touched[:count],
+            self.chunk_lengths[:count],
         )
-        for column in (self.chunks, self.shards, self.lengths, self.crcs, self.touched):
+        for column in (self.chunks, self.shards, self.lengths, self.crcs, self.touched, self.chunk_lengths):
             del column[:count]
         return taken
 
@@ -94,6 +101,8 @@ class ShardList:
                 reply.body.release()
                 page = reply.message
                 assert isinstance(page, m.ShardsListed), page
+                if len(page.chunk_lengths) != len(page.chunks):
+                    raise ProtocolError("a list of shards has not the length of each one's chunk")
                 self._after = page.next_after
                 self._is_done = not page.next_after
                 self._buffer.append(page)

@@ -21,15 +21,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from engine.host.tasks import run_all
-from engine.stripes.decode import Solved, solve
-from engine.stripes.shard_lengths import Reading
+from engine.stripes.decode import Read, Solved, solve
 from engine.walker.walker_calls import NewShard, ReadShard, ShardCalls
 from engine.walker.walker_compare import Copy
 from engine.walker.walker_report import Left, WalkReport
 from engine.walker.walker_stripe import Check, Finished, Move, Place, Stripe, next_step
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.errors import AlreadyExists, LakeError, StoreFull
-from lakefs.ids import Buffer, ChunkId, GcGeneration, MemberId
+from lakefs.ids import ChunkId, GcGeneration, MemberId
 from lakefs.ports import Offload
 from lakefs.wire.shard_messages import GENERATION_MAX
 
@@ -99,9 +98,11 @@ class Repair:
         for stripe, step in steps:
             got = [(copy, found) for copy in step.reads if (found := read.get((id(stripe), copy))) is not None]
             if isinstance(step, Move):
-                stores += [(stripe, NewShard(stripe.chunk, copy.shard, *found)) for copy, found in got]
+                stores += [
+                    (stripe, NewShard(stripe.chunk, copy.shard, copy.chunk_bytes, *found)) for copy, found in got
+                ]
             elif len(got) == len(step.reads):
-                solved = await self._solve(stripe, step, got)
+                solved = await self._solve(stripe, got)
                 if solved is not None:
                     lies += self._note_lies(stripe, [got[index][0] for index in solved.wrong])
                     stores += self._solved(stripe, solved)
@@ -130,11 +131,11 @@ class Repair:
         await run_all(from_member, _by(wanted, lambda item: item[1].member))
         return read
 
-    async def _solve(self, stripe: Stripe, step: Check, got: Sequence[tuple[Copy, ReadShard]]) -> Solved | None:
+    async def _solve(self, stripe: Stripe, got: Sequence[tuple[Copy, ReadShard]]) -> Solved | None:
         """Return the chunk that was read, with the shards that its homes lack; None if these do not make it."""
-        read = [(copy.shard, found.payload) for copy, found in got]
+        read = [Read(copy.shard, copy.chunk_bytes, found.payload) for copy, found in got]
         lacking = [number for number in range(len(self._place.homes)) if stripe.lacks(self._place, number)]
-        return await self._offload.run(_solve_and_make, self._code, stripe.chunk, step.readings, read, lacking)
+        return await self._offload.run(_solve_and_make, self._code, stripe.chunk, read, lacking)
 
     def _solved(self, stripe: Stripe, solved: Solved) -> list[Stored]:
         """Note that a chunk was found; return the shards that its homes lack."""
@@ -142,7 +143,8 @@ class Repair:
         stripe.length = solved.length
         stripe.must_check = stripe.read_all = False
         lacking = [n for n in self._code.shards(solved.length) if stripe.lacks(self._place, n)]
-        return [(stripe, NewShard(stripe.chunk, n, solved.shard(n), solved.crcs(n))) for n in lacking]
+        length = solved.length
+        return [(stripe, NewShard(stripe.chunk, n, length, solved.shard(n), solved.crcs(n))) for n in lacking]
 
     def _note_lies(self, stripe: Stripe, wrong: Sequence[Copy]) -> list[tuple[Stripe, Copy]]:
         """Take wrong shards off the list; return those at their homes, which give way to right ones."""
@@ -178,13 +180,13 @@ class Repair:
             results = await self._calls.store(member, generation, [shard for _, shard in shards])
             for (stripe, new), error in zip(shards, results, strict=True):
                 if error is None:
-                    stripe.stored(self._place, new.shard, len(new.payload))
+                    stripe.stored(self._place, new.shard, len(new.payload), new.chunk_bytes)
                     if id(stripe) in moved:
                         self._report.moved += 1
                     else:
                         self._report.rebuilt += 1
                 elif isinstance(error, AlreadyExists):
-                    stripe.copies.append(Copy(member, new.shard, len(new.payload), None))
+                    stripe.copies.append(Copy(member, new.shard, len(new.payload), new.chunk_bytes, None))
                     stripe.must_check = stripe.read_all = True
                 elif member in self._place.answered:
                     stripe.blocked[new.shard] = Left.FULL if isinstance(error, StoreFull) else Left.REFUSED
@@ -239,17 +241,11 @@ class Repair:
         await run_all(at_member, _by(strays, lambda item: item[1].member))
 
 
-def _solve_and_make(
-    code: ErasureCode,
-    chunk: ChunkId,
-    readings: Sequence[Reading],
-    read: Sequence[tuple[int, Buffer]],
-    lacking: Sequence[int],
-) -> Solved | None:
+def _solve_and_make(code: ErasureCode, chunk: ChunkId, read: Sequence[Read], lacking: Sequence[int]) -> Solved | None:
     """Solve a chunk, and make its lacking shards with their checksums; blocks."""
-    solved = solve(code, chunk, readings, read)
+    solved = solve(code, chunk, read)
     if solved is not None:
-        wrong = [read[index][0] for index in solved.wrong]
+        wrong = [read[index].number for index in solved.wrong]
         for number in code.shards(solved.length):
             if number in lacking or number in wrong:
                 solved.crcs(number)

@@ -23,7 +23,7 @@ class Left(StrEnum):
     REFUSED = "a home does not take shards"
     TOO_FEW = "fewer shards than make the chunk: damage, or what a writer or gc has left"
     DAMAGED = "no choice of the shards makes the chunk"
-    LENGTHS = "shards of lengths that no chunk has"
+    NO_CHUNK = "shards that no chunk has, by their numbers or lengths"
     STRAY_KEPT = "a shard elsewhere was touched while it was moved"
     CHANGING = "it changed as often as it was looked at"
 

@@ -7,17 +7,19 @@
 Rules kept here:
 - A shard of a home that has not answered is not known: it is neither missing nor made.
 - Copies of one shard that differ are checked before anything is moved or dropped.
-- Lengths that no chunk has are damage, and nothing is guessed.
+- Where copies say different lengths of the chunk, or are not as long as that demands, all are read: the chunk's hash
+  decides, and those that say another length are wrong, whatever their bytes.
+- Of shards that no chunk has nothing is guessed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from engine.stripes.shard_lengths import Reading, exact_reading, readings_of
-from engine.walker.walker_compare import Copy, Verdict, judge, signature_of
+from engine.stripes.said_lengths import lengths_said
+from engine.walker.walker_compare import Copy, is_whole, signature_of
 from engine.walker.walker_report import Left
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.ids import ChunkId, MemberId
@@ -67,23 +69,16 @@ class Stripe:
         """Take a copy off the list: it is damaged, or was dropped."""
         self.copies = [copy for copy in self.copies if (copy.member, copy.shard) != (member, shard)]
 
-    def stored(self, place: Place, number: int, length: int) -> None:
+    def stored(self, place: Place, number: int, length: int, chunk_bytes: int) -> None:
         """Note that a shard's home has it now."""
         self.forget(place.homes[number], number)
-        self.copies.append(Copy(place.homes[number], number, length, None))
+        self.copies.append(Copy(place.homes[number], number, length, chunk_bytes, None))
 
-    def readings(self, code: ErasureCode) -> list[Reading]:
-        """Return the lengths that the chunk may have; none if the shards' lengths do not fit each other."""
-        if self.length:
-            return [exact_reading(code, self.length)]
-        lengths: dict[int, int] = {}
-        for copy in self.copies:
-            if lengths.setdefault(copy.shard, copy.length) != copy.length:
-                return []
-        return readings_of(code, lengths) if lengths else []
-
-    def differs(self) -> bool:
-        """Return True if two copies of a shard have other bytes, by their checksums."""
+    def differs(self, code: ErasureCode, length: int) -> bool:
+        """Return True if two copies of a shard have other bytes, by their checksums, or one is not of that length."""
+        sizes = code.sizes(length)
+        if any((copy.length, copy.chunk_bytes) != (sizes.get(copy.shard), length) for copy in self.copies):
+            return True
         crcs: dict[int, int] = {}
         return any(crcs.setdefault(copy.shard, copy.crc) != copy.crc for copy in self.copies if copy.crc is not None)
 
@@ -100,7 +95,6 @@ class Check:
     """Read these, and compare the chunk with its id."""
 
     reads: Sequence[Copy]
-    readings: Sequence[Reading]
 
 
 @dataclass(frozen=True)
@@ -115,37 +109,28 @@ def next_step(stripe: Stripe, place: Place, code: ErasureCode) -> Move | Check |
     usable = [copy for copy in stripe.copies if copy.member in place.answered]
     if not usable:
         return Finished(Left.TOO_FEW if set(place.homes) <= place.answered else Left.AWAY)
-    readings = stripe.readings(code)
-    if not readings:
-        return Finished(Left.LENGTHS)
+    lengths = [stripe.length] if stripe.length else lengths_said(copy.chunk_bytes for copy in stripe.copies)
+    if not lengths or any(copy.shard >= len(place.homes) for copy in stripe.copies):
+        return Finished(Left.NO_CHUNK)
     if stripe.rounds > ROUNDS_MAX:
         return Finished(Left.CHANGING)
-    if stripe.differs() and not stripe.length:
+    if not stripe.length and stripe.differs(code, lengths[0]):
         stripe.must_check = stripe.read_all = True
     if not stripe.must_check:
         movable = {copy.shard: copy for copy in usable if stripe.lacks(place, copy.shard)}
         if movable:
             return Move(list(movable.values()))
         unknown = {n for n, home in enumerate(place.homes) if home not in place.answered or n in stripe.blocked}
-        if judge(code, signature_of(stripe.copies, place.homes, unknown), stripe.length) is Verdict.WHOLE:
+        if is_whole(code, signature_of(stripe.copies, place.homes, unknown)):
             return Finished(next(iter(stripe.blocked.values()), None))
-    return _check(stripe, place, usable, readings)
+    return _check(stripe, place, usable, min(map(code.data_shards, lengths)))
 
 
-def _check(stripe: Stripe, place: Place, usable: Sequence[Copy], readings: Sequence[Reading]) -> Check | Finished:
+def _check(stripe: Stripe, place: Place, usable: Sequence[Copy], needed: int) -> Check | Finished:
     distinct = {copy.shard: copy for copy in sorted(usable, reverse=True)}
-    if len(distinct) < readings[0].data_shards:
+    if len(distinct) < needed:
         is_all = place.answered.issuperset(place.homes) and len(usable) == len(stripe.copies)
         return Finished(Left.TOO_FEW if is_all else Left.AWAY)
     if stripe.read_all:
-        return Check(usable, readings)
-    needed = _count_to_read(distinct.keys(), readings)
-    return Check([distinct[number] for number in sorted(distinct)[:needed]], readings)
-
-
-def _count_to_read(numbers: Set[int], readings: Sequence[Reading]) -> int:
-    """Return how many shards to read: those of the shortest reading if it is complete, else enough for any."""
-    first = readings[0]
-    if first.is_exact and all(number in numbers for number in range(first.data_shards)):
-        return first.data_shards
-    return readings[-1].data_shards
+        return Check(usable)
+    return Check([distinct[number] for number in sorted(distinct)[:needed]])

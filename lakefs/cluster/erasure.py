@@ -81,6 +81,14 @@ class ErasureCode:
         """Return the numbers of all shards that exist, ascending."""
         return *range(self.data_shards(length)), *range(self.data, self.data + self.parity)
 
+    def sizes(self, length: int) -> dict[int, int]:
+        """Return the bytes of all shards that exist, by their numbers."""
+        size = self.shard_bytes(length)
+        last = -(-length // size) - 1
+        sizes = dict.fromkeys((*range(last + 1), *range(self.data, self.data + self.parity)), size)
+        sizes[last] = length - last * size
+        return sizes
+
     def extent(self, length: int, shard: int) -> tuple[int, int]:
         """Return offset and length of a data shard in its chunk."""
         if not 0 <= shard < self.data_shards(length):

@@ -385,9 +385,14 @@ class ReadPiece(Message, frozen=True):
 
 
 class ReadChunksReply(Message, frozen=True):
-    """Pieces in the order of the request; their bytes follow each other in the body."""
+    """Pieces in the order of the request; their bytes follow each other in the body.
+
+    `chunk_lengths`, if shards were asked for: of each the length of its whole chunk, 0 if the member has no such shard
+    or knows that it is damaged.
+    """
 
     pieces: list[ReadPiece]
+    chunk_lengths: list[int] = []
 
 
 class ReadChunks(Request, frozen=True):
@@ -395,7 +400,8 @@ class ReadChunks(Request, frozen=True):
 
     The engine checks CRC32C before it sends; the sum of the pieces is at most `body_bytes_max`.
     `shards`, if given, has the number of a shard for each chunk, 255 for the whole chunk; the range is the shard's.  Of
-    a member; a shard that is missing or known to be damaged is the failure of its piece.
+    a member; a shard that is missing or known to be damaged is the failure of its piece.  Of a range that is not in the
+    shard, which fails too, the answer has the chunk's length all the same.
     """
 
     OP = 44

@@ -1,7 +1,8 @@
 """Messages about shards: what heads of a lake ask of its members.  Only an engine that is a member answers them.
 
 A shard is named by its chunk's id and a number from 0 to SHARD_NUMBER_MAX.  Lists of one request go together: the first
-chunk, shard number and length are those of the first shard.  See `lakefs.wire.messages`.
+chunk, shard number and length are those of the first shard.  `chunk_lengths` has the length of each shard's chunk, as
+it was sent with the shard.  See `lakefs.wire.messages`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ EPOCH_MAX: Final = (1 << 63) - 1
 TOUCHED_UNKNOWN: Final = GENERATION_MAX + 1
 """Answered as `touched` by a member that does not know the gc generation: maybe touched by any session."""
 LIST_SHARDS_MAX: Final = 16_384
-"""Shards of one answer to ListShards, at most 58 bytes each: 950 KiB of the 4 MiB of a frame."""
+"""Shards of one answer to ListShards, at most 63 bytes each: 1,008 KiB of the 4 MiB of a frame."""
 EPOCH_TABLE_BYTES_MAX: Final = 1 << 20
 """Table of an epoch: 16,384 rows of 16 members of 4 bytes."""
 GC_BATCHES_MAX: Final = 1 << 24
@@ -60,7 +61,9 @@ class StoreShards(Request, frozen=True):
     With `offsets`, one for each shard, they are slots of lent `memory`; without, they follow each other in the body.
     `crcs`: of each shard the CRC32Cs of its granules, 4 bytes each.  They are compared with the bytes; if some differ,
     nothing of the request is stored (InvalidArgument).  A shard cannot be compared with its chunk's id.
-    A present shard stays as it is.  AlreadyExists, and nothing is stored, if it has other bytes than the new one.
+    A chunk has up to 4 MiB, no shard is longer than its chunk, and one of a chunk of a granule is as long as that.
+    A present shard stays as it is.  AlreadyExists, and nothing is stored, if it has other bytes than the new one, or
+    another length of its chunk.
 
     StaleEpoch; SessionLost (the memory); StoreFull; InvalidArgument and RequestTooLarge when the lists do not fit each
     other, or the body.
@@ -76,12 +79,15 @@ class StoreShards(Request, frozen=True):
     crcs: list[bytes]
     memory: int = 0
     offsets: list[int] = []
+    chunk_lengths: list[int] = []
+    """Not to be left out, though it is behind fields that may be."""
 
 
 class ShardsOffered(Message, frozen=True):
-    """The length of each offered shard, in order; 0 for one that is absent, or known to be damaged."""
+    """Lengths of each offered shard and of its chunk, in order; 0 for one that is absent, or known to be damaged."""
 
     lengths: list[int]
+    chunk_lengths: list[int]
 
 
 class OfferShards(Request, frozen=True):
@@ -107,6 +113,7 @@ class ShardsListed(Message, frozen=True):
     crcs: list[int]
     touched: list[int]
     next_after: bytes = b""
+    chunk_lengths: list[int] = []
 
 
 class ListShards(Request, frozen=True):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from lakefs.content.verify import granule_crcs
 from lakefs.errors import (
@@ -32,6 +34,7 @@ from tests.shards import (
     collect,
     drop,
     listed,
+    names_of,
     offer,
     read,
     set_epoch,
@@ -97,7 +100,7 @@ def test_checksums_that_differ_are_refused_and_nothing_is_stored(member: Kind) -
         lying = bytearray(request.crcs[1])
         lying[-1] ^= 1
         for crcs in (bytes(lying), b"", request.crcs[1][:-4], request.crcs[1] + b"\0\0\0\0"):
-            wrong = m.StoreShards(0, 1, request.chunks, request.shards, request.lengths, [request.crcs[0], crcs])
+            wrong = structs.replace(request, crcs=[request.crcs[0], crcs])
             with pytest.raises(InvalidArgument, match="do not match the checksums"):
                 await engine.client.call(wrong, [SMALL.payload, LONG.payload])
         assert await offer(engine.client, SMALL, LONG) == [0, 0]
@@ -117,6 +120,54 @@ def test_a_present_shard_is_not_replaced_by_other_bytes(member: Kind) -> None:
     member.run(main)
 
 
+def test_the_length_of_its_chunk_is_said_wherever_a_shard_is_named(member: Kind) -> None:
+    async def main(engine: Engine) -> None:
+        client = engine.client
+        first, last = replace(LONG, chunk_bytes=4 * MIB), Shard(LONG.chunk, LONG.number + 1, b"last", 4 * MIB)
+        absent = Shard(LONG.chunk, 9, b"")
+        await store(client, SMALL, first, last)
+        lengths = [len(SMALL.payload), 4 * MIB, 4 * MIB, 0]
+        names = names_of([SMALL, first, last, absent])
+        assert (await ask(client, m.OfferShards(0, 1, *names), m.ShardsOffered)).chunk_lengths == lengths
+        assert (await ask(client, m.ListShards(), m.ShardsListed)).chunk_lengths == lengths[:3]
+        for begin, size in ((0, 0), (4 * MIB, 1)):  # what is not in the shard, too
+            reply = await client.call(m.ReadChunks(names[0], [begin] * 4, [size] * 4, names[1]))
+            reply.body.release()
+            assert isinstance(reply.message, m.ReadChunksReply)
+            assert reply.message.chunk_lengths == lengths
+            assert [piece.failure is None for piece in reply.message.pieces] == [not begin] * 3 + [False]
+        assert await read(client, SMALL, first, last) == [SMALL.payload, LONG.payload, b"last"]
+        assert (await fsck(client))["findings"] == []
+
+    member.run(main)
+
+
+def test_a_shard_is_not_stored_again_with_another_length_of_its_chunk(member: Kind) -> None:
+    async def main(engine: Engine) -> None:
+        await store(engine.client, replace(LONG, chunk_bytes=MIB))
+        with pytest.raises(AlreadyExists, match="another length of its chunk"):
+            await store(engine.client, SMALL, replace(LONG, chunk_bytes=MIB + 1))
+        assert await offer(engine.client, SMALL) == [0]
+        assert await store(engine.client, replace(LONG, chunk_bytes=MIB)) == [False]
+
+    member.run(main)
+
+
+def test_a_shard_that_no_chunk_of_that_length_has_is_refused(member: Kind) -> None:
+    async def main(engine: Engine) -> None:
+        size = len(LONG.payload)
+        for shard, length in ((LONG, size - 1), (LONG, 4 * MIB + 1), (LONG, -1), (SMALL, 64 * KIB), (SMALL, 0)):
+            wrong = structs.replace(store_request([shard]), chunk_lengths=[length])
+            with pytest.raises(InvalidArgument, match="no chunk of"):
+                await engine.client.call(wrong, [shard.payload])
+        for lengths in ([], [size, size]):
+            with pytest.raises(InvalidArgument, match="go together"):
+                await engine.client.call(structs.replace(store_request([LONG]), chunk_lengths=lengths), [LONG.payload])
+        assert await store(engine.client, replace(SMALL, chunk_bytes=64 * KIB + 1)) == [True]
+
+    member.run(main)
+
+
 def test_shards_are_taken_from_lent_memory() -> None:
     async def main(engine: Engine) -> None:
         descriptor = os.memfd_create("shards")
@@ -129,12 +180,11 @@ def test_shards_are_taken_from_lent_memory() -> None:
             os.close(descriptor)
         assert isinstance(lent, m.MemoryLent)
         plain = store_request([SMALL, LONG])
-        columns = (0, 1, plain.chunks, plain.shards, plain.lengths)
+        request = structs.replace(plain, memory=lent.memory, offsets=[4096, 65_536])
         with pytest.raises(SessionLost):
-            await engine.client.call(m.StoreShards(*columns, plain.crcs, lent.memory + 1, [4096, 65_536]))
+            await engine.client.call(structs.replace(request, memory=lent.memory + 1))
         with pytest.raises(InvalidArgument):
-            await engine.client.call(m.StoreShards(*columns, plain.crcs, lent.memory, [4096, 65_535]))
-        request = m.StoreShards(*columns, plain.crcs, lent.memory, [4096, 65_536])
+            await engine.client.call(structs.replace(request, offsets=[4096, 65_535]))
         assert (await ask(engine.client, request, m.ShardsStored)).fresh == [True, True]
         assert await read(engine.client, SMALL, LONG) == [SMALL.payload, LONG.payload]
 
@@ -264,14 +314,15 @@ def test_gc_frees_nothing_outside_the_partitions_of_which_the_member_is_a_home(m
 
 
 ODD: list[tuple[m.Request, type[LakeError]]] = [
-    (m.StoreShards(0, 1, [SMALL.chunk], [255], [1], [b"crcs"]), InvalidArgument),
-    (m.StoreShards(0, 1, [SMALL.chunk], [-1], [1], [b"crcs"]), InvalidArgument),
-    (m.StoreShards(0, 1, [SMALL.chunk], [1], [1], []), InvalidArgument),
+    (m.StoreShards(0, 1, [SMALL.chunk], [255], [1], [b"crcs"], chunk_lengths=[1]), InvalidArgument),
+    (m.StoreShards(0, 1, [SMALL.chunk], [-1], [1], [b"crcs"], chunk_lengths=[1]), InvalidArgument),
+    (m.StoreShards(0, 1, [SMALL.chunk], [1], [1], [], chunk_lengths=[1]), InvalidArgument),
     (m.StoreShards(0, 1, [SMALL.chunk], [1], [1], [b"crcs"]), InvalidArgument),
-    (m.StoreShards(0, 1, [SMALL.chunk], [1], [0], [b""], 1, [0]), InvalidArgument),
-    (m.StoreShards(0, 1, [SMALL.chunk] * 2, [1] * 2, [1] * 2, [b""] * 2), InvalidArgument),
-    (m.StoreShards(0, 0, [SMALL.chunk], [1], [1], [b"crcs"]), InvalidArgument),
-    (m.StoreShards(-1, 1, [SMALL.chunk], [1], [1], [b"crcs"]), InvalidArgument),
+    (m.StoreShards(0, 1, [SMALL.chunk], [1], [0], [b""], 1, [0], [1]), InvalidArgument),
+    (m.StoreShards(0, 1, [SMALL.chunk], [1], [1], [b"crcs"], 1, [0], [1 << 40]), InvalidArgument),
+    (m.StoreShards(0, 1, [SMALL.chunk] * 2, [1] * 2, [1] * 2, [b""] * 2, chunk_lengths=[1] * 2), InvalidArgument),
+    (m.StoreShards(0, 0, [SMALL.chunk], [1], [1], [b"crcs"], chunk_lengths=[1]), InvalidArgument),
+    (m.StoreShards(-1, 1, [SMALL.chunk], [1], [1], [b"crcs"], chunk_lengths=[1]), InvalidArgument),
     (m.OfferShards(0, 1, [b"no id"], [1]), InvalidArgument),
     (m.OfferShards(0, 1, [SMALL.chunk], [1, 2]), InvalidArgument),
     (m.OfferShards(0, 1, [SMALL.chunk] * 4097, [1] * 4097), RequestTooLarge),

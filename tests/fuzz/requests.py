@@ -56,7 +56,8 @@ class OddRequests:
             request = msgspec.structs.replace(request, lengths=[len(body)])
             if isinstance(request, m.StoreShards):
                 name = [bytes((1, *self._random.randbytes(1))) * 16 + b"x"], [self._random.choice((0, 1, 254, 255))]
-                request = m.StoreShards(0, 1, *name, [len(body)], [granule_crcs(body)])
+                crcs, chunk_bytes = [granule_crcs(body)], self._random.choice((len(body), len(body), 70_001))
+                request = m.StoreShards(0, 1, *name, [len(body)], crcs, chunk_lengths=[chunk_bytes])
         return request, [body]
 
     def learn(self, value: object) -> None:

@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 import trio
+from msgspec import structs
 
 from engine.chunks.chunk_store import find_shard
 from engine.chunks.payload import Hashed, Written
@@ -23,9 +24,10 @@ from engine.superblock import superblock as superblocks
 from engine.superblock.superblock import NO_CLUSTER, read_superblock
 from engine.tiers.shared_index import WATCHED, SharedIndex
 from engine.upkeep.compaction import Compactor
+from lakefs.content.verify import granule_crcs
 from lakefs.errors import ChunkDamaged, LakeError, PreconditionFailed, StaleEpoch, StoreFull, StoreUnusable
-from lakefs.ids import WHOLE_CHUNK, ChunkId, ShardNumber, data_chunk_id, shard_text
-from lakefs.limits import COMPACT_SHARE_MOST, KIB
+from lakefs.ids import WHOLE_CHUNK, Birth, ChunkId, SegmentId, ShardNumber, data_chunk_id, shard_text
+from lakefs.limits import COMPACT_SHARE_MOST, KIB, MIB
 from lakefs.wire import messages as m
 from tests.contract.engines import LAKE
 from tests.shards import Shard, chunk_at, collect, listed, offer, read, set_epoch, store
@@ -39,7 +41,10 @@ EAGER: Final = replace(SMALL_SIZES, compact_won_bytes=1)
 def some(count: int, seed: int = 1) -> list[Shard]:
     """Return shards of every kind of place, some of one chunk."""
     rng = random.Random(seed)
-    return [Shard(chunk_at(index // 2), index % 2, rng.randbytes(SIZES[index % len(SIZES)])) for index in range(count)]
+    return [
+        Shard(chunk_at(index // 2), index % 2, rng.randbytes(SIZES[index % len(SIZES)]), MIB + index // 2)
+        for index in range(count)
+    ]
 
 
 def record_of(opened: Store, shard: Shard) -> ChunkRecord:
@@ -85,6 +90,49 @@ def test_a_slot_is_the_first_bits_of_a_digest_and_one_range_of_keys_a_kind(parti
         assert low <= chunk_key(chunk) < high
 
 
+# --- records -------------------------------------------------------------------------------------------------
+
+
+def test_the_record_of_a_shard_has_the_length_of_its_chunk() -> None:
+    async def main() -> None:
+        async with simulated_store(cluster_id=LAKE) as opened:
+            shard = Shard(chunk_at(7), 1, b"nine bytes"[:9], 300_000)
+            await store(client_of(opened), shard)
+            with opened.metadata.view() as view:
+                value = view.get(Table.CHUNKS, shard_key(*shard.name))
+        assert value is not None
+        assert value[:8].hex() == "0100000100000000"
+        assert value[32:].hex() == "09000000" + "e0930400" + granule_crcs(shard.payload).hex()
+
+    run(main)
+
+
+def test_the_record_of_a_whole_chunk_has_its_length_twice_as_ever() -> None:
+    record = ChunkRecord(Birth(1), SegmentId(2), 4096, 70_000, 70_000, 0xAABBCCDD)
+    assert record.pack().hex() == (
+        "01000001000000000100000000000000020000000000000000100000000000007011010070110100ddccbbaa"
+    )
+
+
+def test_a_record_with_a_length_that_no_chunk_has_is_reported_and_the_shard_is_absent() -> None:
+    async def main() -> None:
+        async with simulated_store(cluster_id=LAKE) as opened:
+            client = client_of(opened)
+            shards = some(3)
+            await store(client, *shards)
+            impossible = structs.replace(record_of(opened, shards[1]), logical_bytes=999)
+            await opened.metadata.commit(
+                lambda txn: txn.put(Table.CHUNKS, shard_key(*shards[1].name), impossible.pack())
+            )
+            report = await fsck(client)
+            assert [finding["code"] for finding in report["findings"]] == ["chunk-record-wrong"]
+            assert await offer(client, *shards) == [len(shards[0].payload), 0, len(shards[2].payload)]
+            assert await store(client, *shards) == [False, True, False]
+            assert (await fsck(client))["findings"] == []
+
+    run(main)
+
+
 # --- lives ---------------------------------------------------------------------------------------------------
 
 
@@ -97,6 +145,7 @@ def test_shards_and_the_epoch_are_kept_over_restarts_and_the_table_is_not() -> N
         async with simulated_store(disk, cluster_id=LAKE) as opened:
             client = client_of(opened)
             assert await read(client, *shards) == [shard.payload for shard in shards]
+            assert [record_of(opened, shard).logical_bytes for shard in shards] == [one.chunk_bytes for one in shards]
             known = await set_epoch(client)
             assert (known.epoch, known.table) == (5, b"")
             assert (await set_epoch(client, 5, b"table")).table == b"table"
@@ -215,6 +264,7 @@ def test_compaction_moves_shards_and_they_are_read_as_before() -> None:
             assert {len(shard.payload) for shard in moved} == set(SIZES)
             assert len(moved) == len(left) - (spoilt in left)
             assert all(record_of(opened, shard).birth == before[shard].birth for shard in left)
+            assert all(record_of(opened, shard).logical_bytes == shard.chunk_bytes for shard in left)
             good = [shard for shard in left if shard != spoilt]
             assert await read(client, *good) == [shard.payload for shard in good]
             assert await offer(client, spoilt) == [0]

@@ -80,6 +80,8 @@ class Fault(Enum):
     """Answers after the caller has gone; the test writes to `abandoned` for it."""
     SHORT = auto()
     """Sends fewer bytes, with their right checksums."""
+    MISSTATING = auto()
+    """Says another length of each chunk (`RiggedMembers.misstated`), with the right bytes."""
 
 
 class RiggedMembers:
@@ -92,7 +94,10 @@ class RiggedMembers:
         """The tables after the next StaleEpoch."""
         self.generation = GENERATION
         self.faults: dict[MemberId, Fault] = {}
+        self.misstated = 1
+        """Added to the length of each chunk by members that misstate it; 0: they say that it is 0."""
         self.calls: Counter[str] = Counter()
+        self.bytes_read = 0
         self.abandoned: list[memoryview] = []
 
     def is_up(self, member: MemberId) -> bool:
@@ -124,6 +129,10 @@ class RiggedMembers:
         if fault is Fault.ANSWER_LOST and isinstance(request, m.StoreShards):
             reply.body.release()
             raise EngineUnreachable("the answer was lost")
+        self.bytes_read += reply.body.nbytes
+        if fault is Fault.MISSTATING and isinstance(reply.message, m.ReadChunksReply | m.ShardsOffered):
+            said = [length and self.misstated and length + self.misstated for length in reply.message.chunk_lengths]
+            reply.message = msgspec.structs.replace(reply.message, chunk_lengths=said)
         return _tampered(fault, request, reply)
 
 
@@ -144,7 +153,7 @@ def _tampered(fault: Fault, request: m.Request, reply: Reply) -> Reply:
             part = part[:-1]
         pieces.append(msgspec.structs.replace(piece, length=len(part), crcs=granule_crcs(part)))
         parts.append(part)
-    return Reply(m.ReadChunksReply(pieces), Body(parts))
+    return Reply(msgspec.structs.replace(reply.message, pieces=pieces), Body(parts))
 
 
 class Rig:

@@ -56,7 +56,7 @@ class Connection:
             return Reply(m.EpochKnown(request.epoch, b""))
         if isinstance(request, m.OfferShards) and request.epoch < self.network.epoch:
             raise StaleEpoch("there is a newer one")
-        return Reply(m.ShardsOffered([1]))
+        return Reply(m.ShardsOffered([1], [1]))
 
     async def wait_ended(self) -> None:
         await self.ended.wait()

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
-from collections.abc import Mapping
-from itertools import combinations
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from engine.stripes.answer_times import AnswerTimes
-from engine.stripes.decode import solve
 from engine.stripes.known_chunks import KnownChunks
-from engine.stripes.shard_lengths import length_from, readings_of
+from engine.stripes.said_lengths import lengths_said
 from engine.stripes.stripe_layout import is_at_home, is_stored, placed
 from engine.stripes.stripe_shards import PORTION_BYTES, portions
-from lakefs.cluster.erasure import ErasureCode
-from lakefs.ids import Buffer, ChunkId, MemberId, data_chunk_id, manifest_chunk_id
+from lakefs.ids import MemberId, data_chunk_id
 from lakefs.limits import HEDGE_S_MAX, HEDGE_S_MIN, KIB, MIB
 from tests.unit.engine.cluster.stripe_rig import id_of, new, payload_of, table_of
-from tests.unit.lakefs.cluster.chunks_cut import CODES, boundaries, encoded
+from tests.unit.lakefs.cluster.chunks_cut import CODES, boundaries
 
 CODE = CODES["4+2"]
 LAKES = (("4+2", 6), ("4+2", 9), ("4+2", 3), ("4+2", 4), ("2+1", 3), ("2+1", 6), ("1+1", 2), ("1+1", 4), ("8+2", 12))
@@ -62,53 +57,18 @@ def test_fewer_shards_count_as_stored_only_if_enough_stay_whichever_member_goes(
     assert not is_stored({}, 1, 3)
 
 
+def test_the_length_that_most_members_say_comes_first_and_impossible_ones_are_left_out() -> None:
+    assert lengths_said([5, 7, 7, 0, -1, (4 << 20) + 1, 9, 5, 7]) == [7, 5, 9]
+    assert lengths_said([0, -3]) == []
+
+
 @pytest.mark.parametrize("name", CODES)
-def test_a_length_that_shards_say_for_certain_is_the_chunks(name: str) -> None:
+def test_sizes_of_shards_are_those_of_the_parts_of_the_chunk(name: str) -> None:
     code = CODES[name]
-    width = code.data + code.parity
     for length in boundaries(code.data):
-        whole = [0] * width
-        for shard in code.shards(length):
-            whole[shard] = code.part_bytes(length, shard)
-        said = length_from(code, whole)
-        assert said is not None
-        assert said.length == length
-        for count in range(1, 3):
-            for lost in combinations(code.shards(length), count):
-                left = [0 if shard in lost else size for shard, size in enumerate(whole)]
-                said = length_from(code, left)
-                assert said is None or said.length == length or not said.is_certain, (length, lost)
-
-
-def test_shards_of_different_chunks_say_no_length() -> None:
-    for lengths in [
-        (10, 0, 0, 0, 11, 10),
-        (10, 0, 0, 0, 0, 9),
-        (5, 7, 0, 0, 7, 7),
-        (0, 0, 0, 0, 0, 0),
-        (0, 3, 0, 0, 0, 0),
-    ]:
-        assert length_from(CODE, lengths) is None, lengths
-
-
-def searched(code: ErasureCode, chunk: ChunkId, shards: Mapping[int, Buffer]) -> int:
-    """Return the length that the chunk's hash says; 0 if these shards do not make it."""
-    readings = readings_of(code, {shard: len(payload) for shard, payload in shards.items()})
-    solved = solve(code, chunk, readings, [*shards.items()])
-    return 0 if solved is None else solved.length
-
-
-@pytest.mark.parametrize("name", ["4+2", "2+1", "8+2"])
-def test_a_length_is_searched_for_with_any_enough_shards(name: str) -> None:
-    code: ErasureCode = CODES[name]
-    for length, zeros in [(100, 0), (65_536, 0), (65_537, 0), (200_000, 0), (300_000, 9_000), (150_000, 84_464)]:
-        payload = payload_of(length, length) + bytes(zeros)
-        for chunk in (data_chunk_id(payload), manifest_chunk_id(payload)):
-            shards = encoded(code, payload)
-            choices = list(combinations(shards, code.data_shards(len(payload))))
-            for chosen in random.Random(length).sample(choices, min(4, len(choices))):
-                assert searched(code, chunk, {shard: shards[shard] for shard in chosen}) == len(payload), chosen
-    assert not searched(code, data_chunk_id(b"other"), encoded(code, payload_of(66_000)))
+        sizes = code.sizes(length)
+        assert sizes == {shard: code.part_bytes(length, shard) for shard in code.shards(length)}
+        assert sum(sizes.values()) == code.stored_bytes(length)
 
 
 def test_an_answer_is_late_after_the_p95_within_bounds() -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from itertools import product
 from typing import cast
 
 import pytest
 
 from engine.members.ports import Members
-from engine.walker.walker_compare import UNKNOWN, Verdict, Verdicts, compare, copies_of, judge
+from engine.walker.walker_compare import UNKNOWN, Sizes, Verdicts, compare, copies_of, is_whole
 from engine.walker.walker_lists import Columns, ShardList, Windows
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.ids import Buffer, MemberId
@@ -23,7 +22,7 @@ CODE = ErasureCode(4, 2)
 HOMES = tuple(MemberId(bytes([number]) * 16) for number in range(6))
 OTHER = MemberId(b"o" * 16)
 LENGTHS = (1, 5000, GRANULE_BYTES, GRANULE_BYTES + 1, 200_000, 300_000, 400_000, 1 << 22)
-Entry = tuple[bytes, int, int]
+Entry = tuple[bytes, int, int, int]
 
 
 class Listing:
@@ -41,8 +40,9 @@ class Listing:
         page = entries[at : at + request.limit]
         following = at + request.limit
         after = following.to_bytes(4, "big") if following < len(entries) else b""
-        chunks, shards, lengths = [e[0] for e in page], [e[1] for e in page], [e[2] for e in page]
-        return Reply(m.ShardsListed(chunks, shards, lengths, [7] * len(page), [1] * len(page), after))
+        chunks, shards = [e[0] for e in page], [e[1] for e in page]
+        lengths, chunk_lengths = [e[2] for e in page], [e[3] for e in page]
+        return Reply(m.ShardsListed(chunks, shards, lengths, [7] * len(page), [1] * len(page), after, chunk_lengths))
 
 
 def some_lists(rng: random.Random, chunks: int) -> tuple[dict[MemberId, list[Entry]], dict[bytes, int]]:
@@ -51,7 +51,7 @@ def some_lists(rng: random.Random, chunks: int) -> tuple[dict[MemberId, list[Ent
     lengths = {b"\1" + rng.randbytes(32): rng.choice(LENGTHS) for _ in range(chunks)}
     for chunk, length in lengths.items():
         for shard in CODE.shards(length):
-            lists[HOMES[shard]].append((chunk, shard, CODE.part_bytes(length, shard)))
+            lists[HOMES[shard]].append((chunk, shard, CODE.part_bytes(length, shard), length))
     return lists, lengths
 
 
@@ -70,7 +70,7 @@ def test_whatever_the_pages_each_chunk_is_in_one_window_with_all_its_shards_and_
                 if rng.random() < 0.5:
                     lists[rng.choice([OTHER, *HOMES])].append(entry)
         expected = {
-            chunk: sorted((m_, n) for m_, entries in lists.items() for c, n, _ in entries if c == chunk)
+            chunk: sorted((m_, n) for m_, entries in lists.items() for c, n, *_ in entries if c == chunk)
             for chunk in lengths
         }
         port = cast(Members, Listing(lists))
@@ -85,45 +85,32 @@ def test_whatever_the_pages_each_chunk_is_in_one_window_with_all_its_shards_and_
                 seen |= {c: sorted((one.member, one.shard) for one in copies_of(c, window)) for c in chunks}
                 compared = compare(window, HOMES, set(HOMES), Verdicts(CODE))
                 count += compared.chunk_count
-                found |= {*compared.odd, *compared.unsure}
+                found.update(compared.odd)
             whole = {chunk: copies for chunk, copies in expected.items() if copies}
             assert (seen, count) == (whole, len(whole))
-            unsure = {chunk for chunk, length in lengths.items() if length in (GRANULE_BYTES,)}
             restored = {c for c in odd if expected[c] == sorted((HOMES[n], n) for n in CODE.shards(lengths[c]))}
-            assert odd - restored - found - {c for c in odd if not expected[c]} == set()
-            assert found - odd <= unsure
+            assert found == odd - restored - {c for c in odd if not expected[c]}
 
     run(main, seed)
 
 
-def test_a_verdict_is_the_same_with_and_without_the_quick_look() -> None:
-    sizes = (None, UNKNOWN, 1, GRANULE_BYTES - 1, GRANULE_BYTES, 2 * GRANULE_BYTES)
-    for first, second, third, fourth, parity, other in product(sizes, repeat=6):
-        signature = (first, second, third, fourth, parity, other)
-        verdict = judge(CODE, signature)
-        present = {number: size for number, size in enumerate(signature) if size not in (None, UNKNOWN)}
-        if verdict is Verdict.WHOLE and UNKNOWN not in signature:
-            lengths = [
-                length
-                for count in range(1, 5)
-                for last in (1, GRANULE_BYTES - 1, GRANULE_BYTES, 2 * GRANULE_BYTES)
-                if (length := (count - 1) * max(size or 0 for size in signature) + last) <= 1 << 22
-                and {number: CODE.part_bytes(length, number) for number in CODE.shards(length)} == present
-            ]
-            assert lengths, signature
-
-
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_shard_that_is_missing_is_seen_and_one_that_is_not_known_is_not(length: int) -> None:
-    whole = [CODE.part_bytes(length, n) if n in CODE.shards(length) else None for n in range(6)]
-    assert judge(CODE, tuple(whole)) in (Verdict.WHOLE, Verdict.UNSURE)
-    for number in CODE.shards(length):
-        lacking = [*whole[:number], None, *whole[number + 1 :]]
-        assert judge(CODE, tuple(lacking)) in (Verdict.ODD, Verdict.UNSURE)
-        unknown = [*whole[:number], UNKNOWN, *whole[number + 1 :]]
-        assert judge(CODE, tuple(unknown)) is not Verdict.ODD
-        assert judge(CODE, tuple(lacking), length) is Verdict.ODD
-    assert judge(CODE, tuple(whole), length) is Verdict.WHOLE
+    sizes = CODE.sizes(length)
+    whole: list[Sizes | None] = [(sizes[number], length) if number in sizes else None for number in range(6)]
+    assert is_whole(CODE, tuple(whole))
+    for number in range(6):
+
+        def with_(one: Sizes | None, at: int = number) -> tuple[Sizes | None, ...]:
+            return *whole[:at], one, *whole[at + 1 :]
+
+        assert is_whole(CODE, with_(UNKNOWN))
+        assert is_whole(CODE, with_(None)) == (number not in sizes)
+        size = sizes.get(number, 1)
+        others = [(size, length + 1), (size + 1, length), (size, 0), (size, -1), (size, 1 << 40), (0, length)]
+        assert not any(is_whole(CODE, with_(other)) for other in others)
+    assert not is_whole(CODE, (None,) * 6)
+    assert not is_whole(CODE, (UNKNOWN,) * 6), "nobody says its length"
 
 
 def test_of_homes_that_have_several_shards_of_a_row_each_counts() -> None:
@@ -131,9 +118,9 @@ def test_of_homes_that_have_several_shards_of_a_row_each_counts() -> None:
     chunk, length = b"\1" * 33, 1 << 22
     columns = {home: Columns() for home in homes}
     for number, home in enumerate(homes):
-        columns[home].append(Columns([chunk], [number], [CODE.part_bytes(length, number)], [1], [1]))
+        columns[home].append(Columns([chunk], [number], [CODE.part_bytes(length, number)], [1], [1], [length]))
     window = list(columns.items())
-    assert compare(window, homes, set(homes), Verdicts(CODE)) == (1, [], [])
+    assert compare(window, homes, set(homes), Verdicts(CODE)) == (1, [])
     columns[HOMES[1]].take(1)
-    assert compare(window, homes, set(homes), Verdicts(CODE)) == (1, [chunk], [])
-    assert compare(window, homes, set(homes) - {HOMES[1]}, Verdicts(CODE)) == (1, [], [])
+    assert compare(window, homes, set(homes), Verdicts(CODE)) == (1, [chunk])
+    assert compare(window, homes, set(homes) - {HOMES[1]}, Verdicts(CODE)) == (1, [])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import trio
 
 from engine.walker.walker_report import Left
 from lakefs.errors import InvalidArgument
 from lakefs.ids import MemberId
-from lakefs.limits import GRANULE_BYTES
+from lakefs.limits import GRANULE_BYTES, MIB
 from lakefs.wire import messages as m
 from tests.shards import Shard, listed, read, store_request
 from tests.store_rig import ask
@@ -187,18 +189,62 @@ def test_shards_that_make_no_chunk_of_that_id_are_left_and_reported() -> None:
     on_a_lake(scenario)
 
 
-def test_lengths_that_no_chunk_has_are_reported_and_nothing_is_guessed() -> None:
+def test_shards_that_no_chunk_has_are_reported_and_nothing_is_guessed() -> None:
+    async def scenario(made: Lake) -> None:
+        (other,) = await made.write(5000)
+        await made.put(member_id(0), Shard(other, 9, b"no chunk has a shard 9"))
+        before = await made.lists()
+        report = await made.walk()
+        assert report.left == {Left.NO_CHUNK.value: 1}
+        assert await made.lists() == before
+
+    on_a_lake(scenario)
+
+
+@pytest.mark.parametrize("number", [0, 2, 4])
+@pytest.mark.parametrize("lying", [4 * MIB, 300_001, 262_144])
+def test_a_shard_of_a_chunk_of_another_length_is_corrected_by_the_hash(number: int, lying: int) -> None:
+    """The bytes are right: only other members and the chunk's hash show that the length is not."""
+
+    async def scenario(made: Lake) -> None:
+        chunk, lacking = await made.write(300_000, 300_000)
+        for each in (chunk, lacking):
+            shard = made.shard(each, number)
+            await made.take(shard)
+            await made.put(made.home(shard), replace(shard, chunk_bytes=lying))
+        await made.take(made.shard(lacking, 1))
+        report = await made.walk()
+        assert (report.replaced, report.rebuilt, report.is_healed) == (2, 3, True)
+        await made.check()
+        assert (await made.walk()).checked == 0
+
+    on_a_lake(scenario)
+
+
+def test_two_members_that_say_the_same_wrong_length_are_outvoted_by_the_hash() -> None:
+    async def scenario(made: Lake) -> None:
+        short, long = await made.write(5000, 300_000)
+        for chunk, numbers in ((short, (0, 4)), (long, (0, 1))):
+            for number in numbers:
+                shard = made.shard(chunk, number)
+                await made.take(shard)
+                await made.put(made.home(shard), Shard(chunk, number, shard.payload + b"0", len(shard.payload) + 1))
+        report = await made.walk()
+        assert (report.replaced, report.is_healed) == (4, True)
+        await made.check()
+
+    on_a_lake(scenario)
+
+
+def test_a_shard_of_another_length_is_replaced() -> None:
     async def scenario(made: Lake) -> None:
         (chunk,) = await made.write(300_000)
         shard = made.shard(chunk, 4)
         await made.take(shard)
         await made.put(made.home(shard), shard.with_payload(b"short"))
-        (other,) = await made.write(5000)
-        await made.put(member_id(0), Shard(other, 9, b"no chunk has a shard 9"))
-        before = await made.lists()
         report = await made.walk()
-        assert report.left == {Left.LENGTHS.value: 2}
-        assert await made.lists() == before
+        assert (report.replaced, report.is_healed) == (1, True)
+        await made.check()
 
     on_a_lake(scenario)
 

@@ -248,11 +248,11 @@ EPOCH_OF_WRITERS = 1 << 40
 
 def shards_of(chunk: ChunkId, payload: bytes) -> list[Shard]:
     """Return all shards of a chunk."""
-    size = CODE.shard_bytes(len(payload))
+    size, length = CODE.shard_bytes(len(payload)), len(payload)
     parity = [bytearray(size) for _ in range(CODE.parity)]
     CODE.encode(payload, parity)
-    data = [Shard(chunk, n, payload[n * size : (n + 1) * size]) for n in range(CODE.data_shards(len(payload)))]
-    return [*data, *(Shard(chunk, CODE.data + p, bytes(memory)) for p, memory in enumerate(parity))]
+    data = [Shard(chunk, n, payload[n * size : (n + 1) * size], length) for n in range(CODE.data_shards(length))]
+    return [*data, *(Shard(chunk, CODE.data + p, bytes(memory), length) for p, memory in enumerate(parity))]
 
 
 def packed(table: Table) -> bytes:
