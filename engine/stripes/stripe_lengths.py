@@ -81,7 +81,7 @@ class StripeLengths:
     async def first(self, wanted: Sequence[Wanted]) -> list[First]:
         """Read the first part of each range, and return what was learnt."""
         asks = [ask for want in wanted if self._known.get(want.chunk) is None for ask in self._first_asks(want)]
-        seen, _ = await self._ask(asks)
+        seen = (await self._ask(asks))[0] if asks else {}
         return [self._first_of(want, seen) for want in wanted]
 
     def _first_asks(self, want: Wanted) -> Iterator[Ask]:

@@ -11,7 +11,6 @@ from unittest import mock
 
 import pytest
 import trio
-from msgspec import structs
 
 from engine.chunks.chunk_store import find_shard
 from engine.chunks.payload import Hashed, Written
@@ -24,9 +23,8 @@ from engine.superblock import superblock as superblocks
 from engine.superblock.superblock import NO_CLUSTER, read_superblock
 from engine.tiers.shared_index import WATCHED, SharedIndex
 from engine.upkeep.compaction import Compactor
-from lakefs.content.verify import granule_crcs
 from lakefs.errors import ChunkDamaged, LakeError, PreconditionFailed, StaleEpoch, StoreFull, StoreUnusable
-from lakefs.ids import WHOLE_CHUNK, Birth, ChunkId, SegmentId, ShardNumber, data_chunk_id, shard_text
+from lakefs.ids import WHOLE_CHUNK, ChunkId, ShardNumber, data_chunk_id, shard_text
 from lakefs.limits import COMPACT_SHARE_MOST, KIB, MIB
 from lakefs.wire import messages as m
 from tests.contract.engines import LAKE
@@ -88,49 +86,6 @@ def test_a_slot_is_the_first_bits_of_a_digest_and_one_range_of_keys_a_kind(parti
         begin, end = (partition << 4).to_bytes(2, "big"), ((partition + 1) << 4).to_bytes(3, "big")[-2:]
         low, high = ranges_between(begin, b"" if partition == 4095 else end)[kind - 1]
         assert low <= chunk_key(chunk) < high
-
-
-# --- records -------------------------------------------------------------------------------------------------
-
-
-def test_the_record_of_a_shard_has_the_length_of_its_chunk() -> None:
-    async def main() -> None:
-        async with simulated_store(cluster_id=LAKE) as opened:
-            shard = Shard(chunk_at(7), 1, b"nine bytes"[:9], 300_000)
-            await store(client_of(opened), shard)
-            with opened.metadata.view() as view:
-                value = view.get(Table.CHUNKS, shard_key(*shard.name))
-        assert value is not None
-        assert value[:8].hex() == "0100000100000000"
-        assert value[32:].hex() == "09000000" + "e0930400" + granule_crcs(shard.payload).hex()
-
-    run(main)
-
-
-def test_the_record_of_a_whole_chunk_has_its_length_twice_as_ever() -> None:
-    record = ChunkRecord(Birth(1), SegmentId(2), 4096, 70_000, 70_000, 0xAABBCCDD)
-    assert record.pack().hex() == (
-        "01000001000000000100000000000000020000000000000000100000000000007011010070110100ddccbbaa"
-    )
-
-
-def test_a_record_with_a_length_that_no_chunk_has_is_reported_and_the_shard_is_absent() -> None:
-    async def main() -> None:
-        async with simulated_store(cluster_id=LAKE) as opened:
-            client = client_of(opened)
-            shards = some(3)
-            await store(client, *shards)
-            impossible = structs.replace(record_of(opened, shards[1]), logical_bytes=999)
-            await opened.metadata.commit(
-                lambda txn: txn.put(Table.CHUNKS, shard_key(*shards[1].name), impossible.pack())
-            )
-            report = await fsck(client)
-            assert [finding["code"] for finding in report["findings"]] == ["chunk-record-wrong"]
-            assert await offer(client, *shards) == [len(shards[0].payload), 0, len(shards[2].payload)]
-            assert await store(client, *shards) == [False, True, False]
-            assert (await fsck(client))["findings"] == []
-
-    run(main)
 
 
 # --- lives ---------------------------------------------------------------------------------------------------
