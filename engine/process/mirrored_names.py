@@ -106,7 +106,7 @@ class LocalNames:
         reason = f"the index on it cannot be written: {error.message}"
         try:
             await self._offload.run(self._mirror.throw_out, self._mirror.home.id, reason)
-        except DiskFailed:
+        except LakeError:
             return False
         return True
 

@@ -249,11 +249,12 @@ def test_a_copy_that_fails_while_names_serve_is_made_anew_elsewhere_then_in_its_
     run(main)
 
 
-def test_a_folder_where_no_copy_can_be_made_gives_way_to_another_and_is_tried_again_later() -> None:
+@pytest.mark.parametrize("error", [DiskFailed("planted"), FileNotFoundError("planted"), FileExistsError("planted")])
+def test_a_folder_where_no_copy_can_be_made_gives_way_to_another_and_is_tried_again_later(error: Exception) -> None:
     async def main() -> None:
         machine = Machine("abcd")
         await made(machine, "1")
-        machine.disks["d"].fail_next("open", DiskFailed("planted"))
+        machine.disks["d"].fail_next("open", error)
         machine.disks["c"].fail_next("sync_data", DiskFailed("planted"), skip=1)
         async with machine.open() as names:
             await until(lambda: len(good_copies(names)) == 3)
@@ -298,7 +299,8 @@ def test_the_index_moves_when_its_device_is_lost_and_commits_go_on() -> None:
             assert names.state()["index_in"] == "a"
             machine.disks["a"].fail_next("sync_data", DiskFailed("planted"))
             await bind(names.store, "b")
-            await until(lambda: names.state()["index_in"] != "a")
+            await until(lambda: len(good_copies(names)) == 3)
+            assert names.state()["index_in"] != "a"
             await bind(names.store, "c")
             metadata = names.store.metadata
             await until(lambda: metadata.applied_sequence == metadata.durable_sequence)
