@@ -17,6 +17,7 @@ from engine.process.mirrored_names import LocalNames
 from engine.store.names_opening import open_names_store
 from engine.store.opening import open_store
 from engine.tables.index_folder import remove_index
+from engine.tables.lmdb_index import Index
 from lakefs.errors import DiskFailed, StoreUnusable
 from lakefs.host.offload import InlineOffload
 from tests.contract.engines import LAKE
@@ -336,6 +337,29 @@ def test_an_index_that_cannot_be_written_is_rebuilt_on_another_copy_a_few_times(
                 await until(lambda: len(good_copies(names)) == 3)
         async with machine.open() as names:
             assert await keys_of(names.store) == ["0", "1", "2"]
+
+    run(main)
+
+
+@pytest.mark.parametrize("seconds", [0, 1.05, 1.2, 2.5])
+def test_names_stop_while_the_index_cannot_be_written(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the index has begun to move or not: nothing waits for it."""
+
+    async def main() -> None:
+        machine = Machine("abc")
+
+        def cannot(*_: object) -> None:
+            raise DiskFailed("planted")
+
+        with trio.fail_after(100):
+            async with machine.open(is_new=True) as names:
+                await bind(names.store, "1")
+                monkeypatch.setattr(Index, "apply", cannot)
+                await bind(names.store, "2")
+                await trio.sleep(seconds)
+        monkeypatch.undo()
+        async with machine.open() as names:
+            assert await keys_of(names.store) == ["1", "2"]
 
     run(main)
 
