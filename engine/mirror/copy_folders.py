@@ -61,7 +61,7 @@ def open_or_make(
         if not is_new:
             raise StoreUnusable(
                 f"the names of this lake lie on other devices than these: {', '.join(disks)}; give all --data folders "
-                "of the lake"
+                "of the lake, or bring the devices back that have them"
             )
         make_mirror({folder.name: disks[folder.name] for folder in best_folders(folders, copies)})
     return open_mirror(disks, calls, without=without, restored=restored)

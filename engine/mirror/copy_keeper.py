@@ -8,6 +8,7 @@ Rules kept here:
 - The folder of a copy that is stale, since the list does not name it, is set aside, not removed: it is locked then, so
   nobody has it open.  A folder that is no copy is left alone.
 - A folder where the making failed is tried again later, behind the others.
+- While LMDB lies on a copy that is lost, none is made: a checkpoint would read the lost index.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from engine.mirror.copy_list import LIST_FILE, LOCK_FILE
 from engine.mirror.mirror_bounds import COPY_BYTES_PER_S
 from engine.mirror.mirrored_disk import MirroredDisk
 from engine.mirror.new_copy import add_copy
-from lakefs.errors import DiskFailed, LakeError
+from lakefs.errors import DiskFailed, EngineBusy, LakeError
 from lakefs.ports import Clock, Offload
 
 LOOK_EVERY_S: Final = 5.0
@@ -85,10 +86,12 @@ class CopyKeeper:
         """Throw out copies whose folders were moved or replaced, and make those that are missing."""
         try:
             await self._offload.run(self._mirror.check_lock)
+        except EngineBusy:
+            return  # it says nothing about the copies
         except LakeError as error:
             self._failed(error.message)
             return
-        while not self._is_ended and len(self._mirror.copies.good) < self.wanted:
+        while not self._is_ended and not self._mirror.is_home_lost and len(self._mirror.copies.good) < self.wanted:
             folder = await self._offload.run(self._next_folder)
             if folder is None:
                 return
@@ -109,11 +112,11 @@ class CopyKeeper:
             _log.warning("no checkpoint before a new copy of the names is made", reason=error.message)
         try:
             await self._offload.run(self._make_blocking, folder)
-        except LakeError as error:
+        except (LakeError, FileNotFoundError, FileExistsError) as error:
             self._failed_until[folder.name] = self._clock.monotonic() + RETRY_S
             if not self._is_ended:
                 _log.error(
-                    "no new copy could be made here; another folder is tried", folder=folder.name, reason=error.message
+                    "no new copy could be made here; another folder is tried", folder=folder.name, reason=str(error)
                 )
         else:
             _log.warning("a new copy was made", folder=folder.name)

@@ -71,6 +71,7 @@ class LocalNames:
         self._offload = offload
         self._moves_left = INDEX_MOVES_MAX
         self._is_moving = False
+        self._is_ended = False
         store.metadata.outlive_index(self._is_index_moved)
 
     def state(self) -> dict[str, Any]:
@@ -90,6 +91,10 @@ class LocalNames:
             "index_in": self._mirror.home.name,
         }
 
+    def end(self) -> None:
+        """Move the index no more: nothing waits for that when the names stop."""
+        self._is_ended = True
+
     async def keep_index(self) -> None:
         """Rebuild the index on another copy when that on which it lies is lost, until cancelled."""
         while True:
@@ -99,6 +104,8 @@ class LocalNames:
 
     async def _is_index_moved(self, error: LakeError) -> bool:
         """Give up the copy whose index cannot be written, if others are left; `keep_index` does the rest."""
+        if self._is_ended:
+            return False
         if self._is_moving or self._mirror.is_home_lost:
             return self.store.metadata.failed is None
         if not isinstance(error, DiskFailed) or len(self._mirror.copies.good) < 2 or self._moves_left <= 0:
@@ -106,7 +113,7 @@ class LocalNames:
         reason = f"the index on it cannot be written: {error.message}"
         try:
             await self._offload.run(self._mirror.throw_out, self._mirror.home.id, reason)
-        except DiskFailed:
+        except LakeError:
             return False
         return True
 
@@ -170,6 +177,7 @@ async def open_names_in(
                     yield names
                 finally:
                     keeper.end()
+                    names.end()
                     nursery.cancel_scope.cancel()
     finally:
         with trio.CancelScope(shield=True):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import trio
 
 from engine.mirror.copy_calls import InTurn
 from engine.mirror.copy_list import read_copy_file
@@ -141,3 +143,10 @@ async def keys_of(store: KeyedStore) -> list[str]:
             keys += [entry.key for entry in page.entries]
             if not page.next_after:
                 return keys
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition; the simulated clock jumps."""
+    with trio.fail_after(300):
+        while not condition():  # noqa: ASYNC110 - on a clock that jumps
+            await trio.sleep(0.5)

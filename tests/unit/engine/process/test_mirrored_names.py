@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,25 +11,18 @@ import trio
 from engine.format.layouts import GROUP_HEADER
 from engine.mirror.copy_folders import best_folders
 from engine.mirror.mirror_opening import make_mirror
-from engine.process.mirrored_names import LocalNames
 from engine.store.names_opening import open_names_store
 from engine.store.opening import open_store
 from engine.tables.index_folder import remove_index
+from engine.tables.lmdb_index import Index
 from lakefs.errors import DiskFailed, StoreUnusable
 from lakefs.host.offload import InlineOffload
 from tests.contract.engines import LAKE
 from tests.sim.world.clock import SimClock
 from tests.sim.world.disk import SimCrashed, SimDisk
 from tests.store_rig import SMALL_SIZES, run
-from tests.unit.engine.process.names_machine import Machine, SimFolder, bind, good_copies, keys_of
-from tests.unit.support.metadata_rig import NAMES_OF, run as run_with_seed
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition; the simulated clock jumps."""
-    with trio.fail_after(300):
-        while not condition():  # noqa: ASYNC110 - on a clock that jumps
-            await trio.sleep(0.5)
+from tests.unit.engine.process.names_machine import Machine, SimFolder, bind, good_copies, keys_of, until
+from tests.unit.support.metadata_rig import NAMES_OF
 
 
 async def made(machine: Machine, *keys: str, losses: int = 2) -> None:
@@ -249,11 +240,12 @@ def test_a_copy_that_fails_while_names_serve_is_made_anew_elsewhere_then_in_its_
     run(main)
 
 
-def test_a_folder_where_no_copy_can_be_made_gives_way_to_another_and_is_tried_again_later() -> None:
+@pytest.mark.parametrize("error", [DiskFailed("planted"), FileNotFoundError("planted"), FileExistsError("planted")])
+def test_a_folder_where_no_copy_can_be_made_gives_way_to_another_and_is_tried_again_later(error: Exception) -> None:
     async def main() -> None:
         machine = Machine("abcd")
         await made(machine, "1")
-        machine.disks["d"].fail_next("open", DiskFailed("planted"))
+        machine.disks["d"].fail_next("open", error)
         machine.disks["c"].fail_next("sync_data", DiskFailed("planted"), skip=1)
         async with machine.open() as names:
             await until(lambda: len(good_copies(names)) == 3)
@@ -298,7 +290,8 @@ def test_the_index_moves_when_its_device_is_lost_and_commits_go_on() -> None:
             assert names.state()["index_in"] == "a"
             machine.disks["a"].fail_next("sync_data", DiskFailed("planted"))
             await bind(names.store, "b")
-            await until(lambda: names.state()["index_in"] != "a")
+            await until(lambda: len(good_copies(names)) == 3)
+            assert names.state()["index_in"] != "a"
             await bind(names.store, "c")
             metadata = names.store.metadata
             await until(lambda: metadata.applied_sequence == metadata.durable_sequence)
@@ -338,84 +331,24 @@ def test_an_index_that_cannot_be_written_is_rebuilt_on_another_copy_a_few_times(
     run(main)
 
 
-class History:
-    """Lives of names on four devices, of which at most one fails or is away at a time."""
+@pytest.mark.parametrize("seconds", [0, 1.05, 1.2, 2.5])
+def test_names_stop_while_the_index_cannot_be_written(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits for the index, if it has begun to move or not."""
 
-    def __init__(self, seed: int) -> None:
-        self.machine = Machine("abcd", seed)
-        self.rng = self.machine.rng
-        self.acknowledged: list[str] = []
-        self.sent: set[str] = set()
-        self.away: dict[str, SimDisk] = {}
-        self.opened = 0
+    async def main() -> None:
+        machine = Machine("abc")
 
-    async def live(self) -> None:
-        """Open, look, bind keys, with a device that fails, or a crash."""
-        opening = self.machine.open(is_new=not self.acknowledged)
-        try:
-            names = await opening.__aenter__()
-        except StoreUnusable:
-            assert self.away, "nothing is missing"
-            self.bring_back()
-            opening = self.machine.open()
-            names = await opening.__aenter__()
-        self.opened += 1
-        try:
-            await self._use(names)
-        except BaseException as error:
-            await opening.__aexit__(type(error), error, None)
-            raise
-        await opening.__aexit__(None, None, None)
+        def cannot(*_: object) -> None:
+            raise DiskFailed("planted")
 
-    async def _use(self, names: LocalNames) -> None:
-        found = set(await keys_of(names.store)) if self.acknowledged else set()
-        assert self.sent >= found >= set(self.acknowledged)
-        self._plan()
-        for _ in range(self.rng.randrange(12)):
-            key = f"{len(self.sent)}"
-            self.sent.add(key)
-            await bind(names.store, key)
-            self.acknowledged.append(key)
-            await trio.sleep(self.rng.choice((0, 0, 7)))
-        if self.rng.randrange(3) == 0:
-            await until(lambda: len(good_copies(names)) == 3)
+        with trio.fail_after(100):
+            async with machine.open(is_new=True) as names:
+                await bind(names.store, "1")
+                monkeypatch.setattr(Index, "apply", cannot)
+                await bind(names.store, "2")
+                await trio.sleep(seconds)
+        monkeypatch.undo()
+        async with machine.open() as names:
+            assert await keys_of(names.store) == ["1", "2"]
 
-    def _plan(self) -> None:
-        disk = self.machine.disks[self.rng.choice(sorted(self.machine.disks))]
-        match self.rng.randrange(4):
-            case 0:
-                disk.crash_at = disk.operation_count + self.rng.randrange(1, 200)
-            case 1:
-                for operation in ("pwrite", "sync_data", "rename"):
-                    disk.fail_next(operation, DiskFailed("planted"), skip=self.rng.randrange(20))
-            case _:
-                pass
-
-    def end(self) -> None:
-        """Lose the power, or only the process; then perhaps a device, until after the next life."""
-        (self.machine.crash if self.rng.randrange(2) else self.machine.kill)()
-        for disk in self.machine.disks.values():
-            disk.forget_failures()
-            disk.crash_at = None
-        self.bring_back()
-        if self.rng.randrange(2):
-            name = self.rng.choice(sorted(self.machine.disks))
-            self.away[name] = self.machine.lose(name)
-
-    def bring_back(self) -> None:
-        self.machine.disks |= {name: disk.crash() for name, disk in self.away.items()}
-        self.away.clear()
-
-
-@pytest.mark.parametrize("seed", range(16))
-def test_no_history_of_crashes_and_lost_devices_loses_an_acknowledged_name(seed: int) -> None:
-    history = History(seed)
-    for _ in range(8):
-        with suppress(SimCrashed):
-            try:
-                run_with_seed(history.live, seed)
-            except* SimCrashed:
-                raise SimCrashed from None
-        history.end()
-    assert history.opened >= 4
-    assert history.acknowledged
+    run(main)
