@@ -113,6 +113,7 @@ def test_any_two_devices_are_lost_and_nothing_is(tmp_path: Path, devices: list[P
         assert lake_.get("later") == OBJECTS["long"][::-1]
 
 
+@pytest.mark.thorough
 def test_two_members_are_killed_under_a_client_that_notices_nothing(tmp_path: Path, devices: list[Path]) -> None:
     with served(tmp_path, devices) as lake_:
         for number in range(4):
@@ -127,6 +128,7 @@ def test_two_members_are_killed_under_a_client_that_notices_nothing(tmp_path: Pa
         eventually(lambda: len(lake_.members(2, 5)) == 2, "members that ended were not started again")
 
 
+@pytest.mark.thorough
 def test_all_processes_are_killed_and_what_was_answered_is_there(tmp_path: Path, devices: list[Path]) -> None:
     with served(tmp_path, devices) as lake_:
         for key, payload in OBJECTS.items():
@@ -147,6 +149,7 @@ def test_members_end_when_their_parent_is_killed(tmp_path: Path, devices: list[P
         eventually(lambda: not lake_.members(*range(1, 7)), "a member outlived its parent")
 
 
+@pytest.mark.thorough
 def test_a_new_device_becomes_a_member_only_when_it_is_meant_to(tmp_path: Path, devices: list[Path]) -> None:
     with served(tmp_path, devices[:5]) as lake_:
         lake_.put("long", OBJECTS["long"])
@@ -178,6 +181,7 @@ def test_a_lake_that_one_device_would_harm_is_made_only_on_demand(tmp_path: Path
     assert "this lake was made with protection 2+1, which stays" in refused(tmp_path, folders, "--protect", "4+2")
 
 
+@pytest.mark.thorough
 def test_folders_that_belong_elsewhere_are_refused(tmp_path: Path) -> None:
     mine = [tmp_path / f"mine{number}" for number in range(2)]
     other = [tmp_path / f"other{number}" for number in range(2)]
