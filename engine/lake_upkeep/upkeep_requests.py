@@ -44,7 +44,6 @@ class LakeUpkeepRequests:
             of_member |= {name: found[name] for name in _OF_MEMBERS if name in found}
             if member in away:
                 of_member["not_collected_because"] = away[member]
-        report["freed_chunks"] = sum(found["freed_chunks"] for found in own.values())
         return _reply(report)
 
     @handles(m.RunFsck)
