@@ -7,7 +7,7 @@ no erasure code, and every rule about homes, tables and generations is that of a
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -43,6 +43,7 @@ from lakefs.ids import BlobId, Buffer, ChunkId, GcGeneration, MemberId, RingEpoc
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
 from tests.contract.engines import LAKE
+from tests.held_open import Process
 from tests.memory_coordinator import MemoryCoordinator, memory_coordinator
 from tests.names_rig import names_store
 from tests.shards import Shard, drop, listed, offer, read, set_epoch, store
@@ -67,32 +68,6 @@ def member_id(index: int) -> MemberId:
 
 def member(index: int) -> Member:
     return Member(member_id(index), 1 << 40, machine=f"machine {index}")
-
-
-class Process:
-    """A task that has something open until it is stopped, or crashes."""
-
-    def __init__(self) -> None:
-        self._stop = trio.Event()
-        self._ended = trio.Event()
-        self._scope = trio.CancelScope()
-
-    async def run(
-        self, opened: AbstractAsyncContextManager[T], task_status: trio.TaskStatus[T] = trio.TASK_STATUS_IGNORED
-    ) -> None:
-        try:
-            with self._scope:
-                async with opened as thing:
-                    task_status.started(thing)
-                    await self._stop.wait()
-        finally:
-            self._ended.set()
-
-    async def stop(self, *, crash: bool = False) -> None:
-        self._stop.set()
-        if crash:
-            self._scope.cancel()
-        await self._ended.wait()
 
 
 @dataclass

@@ -6,8 +6,9 @@
 Rules kept here:
 - A blob that many names have is checked once; and a manifest that many blobs have, as long as the check meets no more
   than MANIFESTS_SEEN_MAX of them.
-- Damage is of a blob, so that its names can be found; short chunks, and those that cannot be told, are counted.
-- Full: every chunk that can be read is read, and compared with its id.
+- Damage is of a blob, so that its names can be found; short chunks, and those that nobody can judge now, are counted.
+- A chunk that can be read is read, and compared with its id, if the check is full, or a shard has another length than
+  the chunk gives it: then it is the shard that is wrong, or the length.
 - Memory: a page of names; `_AT_ONCE` manifests, each with up to five levels above it; a body of payload; the damaged.
 """
 
@@ -208,14 +209,14 @@ class ContentCheck:
         self.named.add([each.chunk for each in known])
         self._report.count("named_chunks", len(known))
         found = await self._looks.look(known)
-        readable: list[Known] = []
+        read: list[Known] = []
         for shards in found:
             problem = self._judged(shards)
             if problem is not None:
                 problems[shards.known] = problem
-            elif shards.standing is not Standing.UNKNOWN:
-                readable.append(shards.known)
-        return problems | await self._read_all(readable) if self._full else problems
+            elif shards.standing is not Standing.UNKNOWN and (self._full or shards.misfits):
+                read.append(shards.known)
+        return problems | await self._read_all(read)
 
     def _judged(self, shards: Shards) -> Problem | None:
         """Count a chunk by its standing; returns its problem if it is damaged."""

@@ -44,7 +44,7 @@ from lakefs.wire import messages as m
 _WALKS_MAX: Final = 3
 """Walks of one partition, when tables change meanwhile."""
 _COUNTED: Final = ("shards", "payload_bytes")
-"""What members looked at, added up in the report."""
+"""Counts of members that are added up in the report."""
 
 
 class LakeFsck:
@@ -139,7 +139,9 @@ class _LakeCheck:
         }
         missed = [*unchecked(needed)]
         if count := self._content.unknown_count:
-            missed.append({"object": "lake", "reason": f"{count} chunks can be told of only by members that are away"})
+            missed.append(
+                {"object": "lake", "reason": f"{count} chunks cannot be judged without members that did not answer"}
+            )
         return missed
 
     # --- deep walk, garbage ------------------------------------------------------------------------

@@ -48,7 +48,7 @@ from lakefs.limits import GC_BATCH
 from lakefs.ports import Offload
 
 GC_INTERVAL_S: Final = 600.0
-"""As an engine's own gc."""
+"""Time between cycles, as of an engine's own gc."""
 LOOK_INTERVAL_S: Final = 10.0
 """Members are asked for a sign of life that often: 60 times before one that is silent is out."""
 WALK_SHARE: Final = 0.5

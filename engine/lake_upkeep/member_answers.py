@@ -2,14 +2,15 @@
 
 Rules kept here:
 - A member that fails takes nothing from the others: its reason is kept, with its id.
-- At most AT_ONCE requests are under way; answers are reports, whose bodies are empty.
+- At most MEMBER_LINKS_MAX requests are under way, as many as there are connections.  An answer is a report of some KiB;
+  that of fsck has at most 1,000 findings, 300 KiB.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 import trio
@@ -19,10 +20,9 @@ from engine.coordinator.records import MemberRecord, MemberState
 from engine.members.ports import Members
 from lakefs.errors import LakeError
 from lakefs.ids import MemberId, id_text
+from lakefs.limits import MEMBER_LINKS_MAX
 from lakefs.wire import messages as m
 
-AT_ONCE: Final = 64
-"""Requests to members that are under way: a report is some KiB, that of fsck at most 1,000 findings, 300 KiB."""
 M = TypeVar("M", bound=m.Message)
 
 
@@ -48,7 +48,7 @@ async def ask_each(
 ) -> Answers[M]:
     """Send each member its request; each has `within_s` seconds to answer."""
     answers: Answers[M] = Answers({}, {})
-    slots = trio.CapacityLimiter(AT_ONCE)
+    slots = trio.CapacityLimiter(MEMBER_LINKS_MAX)
 
     async def ask(member: MemberId, request: m.Request) -> None:
         answers.away[member] = f"it did not answer within {within_s:g} s"

@@ -33,7 +33,7 @@ from lakefs.limits import BATCH_MAX
 from lakefs.wire import messages as m
 
 LOOK_AGAIN_S: Final = 2.0
-"""As long as the walker waits before it looks again."""
+"""Pause, as the walker's, before chunks are looked at again."""
 
 
 class Known(NamedTuple):
@@ -74,7 +74,7 @@ class Shards:
         self.unseen: set[int] = set()
         """Shards of which a member that may have them did not answer."""
         self.home_unseen: set[int] = set()
-        """Those of which the home did not."""
+        """Shards of which the home did not answer."""
         self.misfits: set[int] = set()
         """Shards that a member has with another length than the chunk gives them."""
 

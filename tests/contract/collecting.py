@@ -12,7 +12,7 @@ from tests.contract.engines import Engine
 from tests.store_rig import gc
 
 CYCLES_OF_LAKES: Final = 3
-"""What is unnamed may have been touched in the generation of the first cycle, so the third frees it."""
+"""Garbage may have been touched in the generation of the first cycle, so the third frees it."""
 _OF_MEMBERS_AWAY: Final = {Finding.MEMBER_UNCHECKED.code, Finding.STRIPE_SHORT.code}
 
 

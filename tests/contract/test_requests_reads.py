@@ -28,7 +28,7 @@ from lakefs.ids import EMPTY_BLOB, EMPTY_CHUNK, ChunkId, data_chunk_id
 from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, CHUNK_BYTES, GRANULE_BYTES, LEASES_PER_CONNECTION_MAX
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import EngineClient
-from lakefs.wire.media import MEDIUM_INLINE, MEDIUM_NONE
+from lakefs.wire.media import MEDIUM_INLINE, MEDIUM_NONE, MEDIUM_SEGMENT
 from tests.contract.collecting import collected
 from tests.contract.engines import Engine, Kind
 from tests.contract.test_requests_chunks import refused
