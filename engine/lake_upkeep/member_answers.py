@@ -2,8 +2,8 @@
 
 Rules kept here:
 - A member that fails takes nothing from the others: its reason is kept, with its id.
-- At most MEMBER_LINKS_MAX requests are under way, as many as there are connections.  An answer is a report of some KiB;
-  that of fsck has at most 1,000 findings, 300 KiB.
+- One request a member is under way.  An answer is a report of some KiB; that of fsck has at most 1,000 findings,
+  300 KiB.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from engine.coordinator.records import MemberRecord, MemberState
 from engine.members.ports import Members
 from lakefs.errors import LakeError
 from lakefs.ids import MemberId, id_text
-from lakefs.limits import MEMBER_LINKS_MAX
 from lakefs.wire import messages as m
 
 M = TypeVar("M", bound=m.Message)
@@ -48,21 +47,19 @@ async def ask_each(
 ) -> Answers[M]:
     """Send each member its request; each has `within_s` seconds to answer."""
     answers: Answers[M] = Answers({}, {})
-    slots = trio.CapacityLimiter(MEMBER_LINKS_MAX)
 
     async def ask(member: MemberId, request: m.Request) -> None:
         answers.away[member] = f"it did not answer within {within_s:g} s"
-        async with slots:
-            with trio.move_on_after(within_s):
-                try:
-                    reply = await members.call(member, request)
-                except LakeError as error:
-                    answers.away[member] = error.message
-                    return
-                reply.body.release()
-                assert isinstance(reply.message, answer), reply.message
-                answers.messages[member] = reply.message
-                del answers.away[member]
+        with trio.move_on_after(within_s):
+            try:
+                reply = await members.call(member, request)
+            except LakeError as error:
+                answers.away[member] = error.message
+                return
+            reply.body.release()
+            assert isinstance(reply.message, answer), reply.message
+            answers.messages[member] = reply.message
+            del answers.away[member]
 
     async with trio.open_nursery() as nursery:
         for member, request in requests.items():
