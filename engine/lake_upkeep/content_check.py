@@ -4,8 +4,8 @@
     await content.problem_of(blob, size)                   the problem of a blob that was met, or None
 
 Rules kept here:
-- A blob that many names have is checked once; and a manifest that many blobs have, as long as the check meets no more
-  than MANIFESTS_SEEN_MAX of them.
+- A manifest that many names or blobs have is walked once, as long as the check meets no more than MANIFESTS_SEEN_MAX
+  of them; behind that all are forgotten, and walked again, which costs time and changes nothing.
 - Damage is of a blob, so that its names can be found; short chunks, and those that nobody can judge now, are counted.
 - A chunk that can be read is read, and compared with its id, if the check is full, or a shard has another length than
   the chunk gives it: then it is the shard that is wrong, or the length.
@@ -91,8 +91,10 @@ class ContentCheck:
             yield [(chunk_of(BlobId(part.blob)), part.size_bytes) for part in parts]
 
     def _is_new(self, top: Sized) -> bool:
-        """Note a blob; True if it was not met before, or was forgotten."""
-        if top[0] == EMPTY_CHUNK or top in self._seen:
+        """Note a blob with a manifest; True if it was not met before, or was forgotten."""
+        if kind_of(top[0]) is ChunkKind.DATA:
+            return top[0] != EMPTY_CHUNK
+        if top in self._seen:
             return False
         if len(self._seen) >= MANIFESTS_SEEN_MAX:
             self._seen.clear()

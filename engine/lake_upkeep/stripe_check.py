@@ -108,7 +108,7 @@ class StripeCheck:
         self._state = state
         self._code = code
 
-    async def look(self, chunks: Iterable[Known]) -> list[Shards]:
+    async def look(self, chunks: Sequence[Known]) -> list[Shards]:
         """Return where the shards of chunks are.  Errors of the coordinator; StaleEpoch if tables change on and on."""
         found = await by_newest_table(self._members, lambda table: self._look_by(table, chunks))
         doubtful = [shards.known for shards in found if shards.standing is Standing.DAMAGED]
@@ -120,7 +120,7 @@ class StripeCheck:
         await self._note_short(found)
         return found
 
-    async def _look_by(self, table: Table, chunks: Iterable[Known]) -> list[Shards]:
+    async def _look_by(self, table: Table, chunks: Sequence[Known]) -> list[Shards]:
         found = [Shards(self._code, known) for known in dict.fromkeys(chunks)]
         generation = GcGeneration(max(1, await self._state.generation()))
         asks: list[tuple[MemberId, Shards, int]] = []

@@ -10,12 +10,16 @@ from engine.fsck.report import Report
 from engine.lake_upkeep.content_check import ContentCheck
 from engine.lake_upkeep.stripe_check import StripeCheck
 from engine.segments.files import segment_path
+from lakefs.cluster.members import Member
+from lakefs.cluster.placing import next_table
+from lakefs.cluster.table_format import pack
 from lakefs.ids import ChunkId, MemberId, ShardNumber, data_chunk_id
+from lakefs.limits import GIB
 from lakefs.wire import messages as m
 from tests.shards import Shard, store
 from tests.sim.world.disk import SimDisk
 from tests.store_rig import ask, delete
-from tests.unit.engine.cluster.stripe_rig import Fault, payload_of
+from tests.unit.engine.cluster.stripe_rig import Fault, id_of, payload_of, table_of
 from tests.unit.engine.cluster.upkeep_rig import LARGE, SMALL, Kept, codes, kept, named
 
 
@@ -237,3 +241,20 @@ def test_the_tree_of_a_blob_is_walked_once_for_all_its_names() -> None:
         assert report["checked"]["nodes"] >= 3
 
     kept(body)
+
+
+def test_a_table_that_is_made_meanwhile_is_followed() -> None:
+    async def body(one: Kept) -> None:
+        six = table_of("4+2", 6)
+        seven = next_table(six, [*six.members, Member(id_of(6), GIB, "host6")])
+        members = one.rig.members
+        members.tables, members.newer = [six], [seven, six]
+        for number in range(8):
+            await one.put(f"name {number}", payload_of(100_000, number))
+        await members.clients[id_of(2)].call(m.SetEpoch(2, pack(seven)))
+        report = await one.fsck()
+        assert one.rig.table is seven
+        assert (report["damage"], report["unchecked"]) == (0, [])
+        assert codes(report) == ["stripe-short"], "some have another home now"
+
+    kept(body, count=7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -18,7 +19,7 @@ from lakefs.ids import Partition, RingEpoch
 from lakefs.wire import messages as m
 from tests.lake_rig import SmallLake, member_id, small_lake, with_lake
 from tests.shards import Shard, drop
-from tests.store_rig import run
+from tests.store_rig import ask, run
 
 
 @pytest.fixture(autouse=True)
@@ -114,6 +115,9 @@ def test_a_member_that_is_silent_for_ten_minutes_is_out_and_its_places_go_to_oth
         assert len(await lake.shards()) == 40, "all are made anew at others"
         assert [table.ring_epoch for table in lake.members.tables] == [2], "the older table is retired"
         assert lake.gate.oldest_epoch == 2
+        report = json.loads((await ask(lake.client, m.RunFsck(), m.ReportReply)).report_json)
+        assert [finding["code"] for finding in report["findings"]] == ["member-unchecked"]
+        assert report["unchecked"] == [], "it has no places, so nothing depends on it"
         await lake.members.start(member_id(1), await lake.state.generation())
         await trio.sleep(120)
         assert (await states(lake))[1] is MemberState.UP
@@ -137,6 +141,22 @@ def test_another_process_that_walks_is_waited_for_and_its_end_noticed() -> None:
                 assert (await states(lake))[1] is MemberState.OUT
 
     run(main)
+
+
+def test_silence_that_this_process_has_not_seen_does_not_count() -> None:
+    async def body(lake: SmallLake) -> None:
+        await trio.sleep(30)
+        await lake.members.stop(member_id(1))
+        await trio.sleep(500)
+        await lake.coordinator.revoke(lake.coordinator.entries[WALKER_KEY].lease)
+        other = await lake.coordinator.lease(60)
+        assert await lake.state.begin_to_walk(b"another process!", other)
+        await trio.sleep(400)
+        assert (await states(lake))[1] is MemberState.UP
+        await trio.sleep(400)
+        assert (await states(lake))[1] is MemberState.OUT
+
+    on_a_running_lake(body)
 
 
 def test_a_lost_lease_ends_the_walk_and_it_begins_again() -> None:
