@@ -7,6 +7,7 @@ import pytest
 from engine.format.layouts import Table, unpack_chunk_record
 from engine.format.shards import shard_key
 from engine.fsck.report import Report
+from engine.lake_upkeep import named_chunks
 from engine.lake_upkeep.content_check import ContentCheck
 from engine.lake_upkeep.stripe_check import StripeCheck
 from engine.segments.files import segment_path
@@ -128,17 +129,20 @@ def test_a_chunk_that_lost_too_many_shards_is_damaged_once_its_row_has_answered(
     kept(body)
 
 
-def test_garbage_is_only_a_note() -> None:
+def test_garbage_is_only_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(one: Kept) -> None:
         await one.put("name", SMALL)
         await one.put("gone", LARGE)
         await delete(one.client, "gone")
         assert (await one.fsck())["findings"] == [], "sessions may have touched it in this generation"
-        for _ in range(2):
-            await one.upkeep.state.advance_generation(await one.upkeep.state.generation())
+        await one.upkeep.state.advance_generation(await one.upkeep.state.generation())
+        assert (await one.fsck())["findings"] == [], "or in the one before"
+        await one.upkeep.state.advance_generation(await one.upkeep.state.generation())
         report = await one.fsck()
         assert (report["damage"], report["notes"], codes(report)) == (0, 1, ["garbage"])
         assert "6 shards" in report["findings"][0]["message"]
+        monkeypatch.setattr(named_chunks, "NAMED_CHUNKS_MAX", 0)
+        assert (await one.fsck(full=True))["findings"] == [], "too many chunks to tell"
 
     kept(body)
 
