@@ -83,6 +83,9 @@ class Finding(Enum):
     FILE_HALF_WRITTEN = "A crash left a file half-written. `lake fsck --repair` removes it."
     GARBAGE = "Nothing refers to some chunks. gc frees them, unless damaged manifests may refer to them."
     JOURNAL_GROUPS_VOID = "Journal groups do not count: a later file took their place. See if two engines run."
+    MEMBER_UNCHECKED = "A member did not answer, and was not checked. See `lake status`; run it again when it is up."
+    SHARD_DAMAGED = "A shard is damaged, and its chunk can be read. The lake's walker makes it anew."
+    STRIPE_SHORT = "Shards of chunks are not at their homes; the chunks can be read. The lake's walker heals them."
     SUPERBLOCK_COPY_MISSING = "The superblock has no copy, as in earlier releases. The next start writes it."
     UPLOADS_ORPHANED = "Uploads belong to buckets that do not exist. gc removes them."
 
@@ -107,6 +110,9 @@ _NOTES: Final = frozenset(
         Finding.FILE_HALF_WRITTEN,
         Finding.GARBAGE,
         Finding.JOURNAL_GROUPS_VOID,
+        Finding.MEMBER_UNCHECKED,
+        Finding.SHARD_DAMAGED,
+        Finding.STRIPE_SHORT,
         Finding.SUPERBLOCK_COPY_MISSING,
         Finding.UPLOADS_ORPHANED,
     }

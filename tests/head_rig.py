@@ -8,21 +8,29 @@ from dataclasses import dataclass
 
 import trio
 
+from engine.coordinator.lake_state import LakeState
+from engine.coordinator.records import LakeRecord, MemberRecord
 from engine.head.head import Head, open_head
 from engine.head.names_link import ConnectNames, NamesConnection
+from engine.lake_gc.joined_generation import JoinedGeneration
+from engine.lake_upkeep.lake_upkeep import LakeUpkeep
 from engine.members.ports import Known, Stripes
 from engine.process.embedded import EmbeddedEngine
 from engine.requests.bind import BindGate
 from engine.requests.table import NamesService
 from engine.store.keyed_store import KeyedStore
+from lakefs.cluster.table import Table
+from lakefs.cluster.table_format import pack
 from lakefs.content.manifest import CutKind, build
 from lakefs.errors import LakeError
 from lakefs.host.buffers import BufferPool
 from lakefs.host.offload import InlineOffload
-from lakefs.ids import ChunkId, GcGeneration
+from lakefs.ids import ChunkId, GcGeneration, RingEpoch
 from lakefs.limits import MIB
 from lakefs.ports import Clock, Offload
 from lakefs.wire import messages as m
+from tests.memory_coordinator import MemoryCoordinator
+from tests.memory_member import MemoryMember
 from tests.memory_stripes import KnownState, MemoryStripes
 from tests.names_rig import names_store
 from tests.sim.world.disk import SimDisk
@@ -31,13 +39,18 @@ from tests.store_rig import ask, change, good, run, store_chunks
 BUFFER_BYTES = 64 * MIB
 
 
+UpkeepOf = Callable[[KeyedStore, BindGate], LakeUpkeep]
+"""Makes the upkeep of a lake, for its names."""
+
+
 class Names:
     """Names that heads connect to; `lose` ends their connections, as when names restart."""
 
-    def __init__(self, store: KeyedStore) -> None:
+    def __init__(self, store: KeyedStore, upkeep_of: UpkeepOf) -> None:
         self.store = store
         self.gate = BindGate(GcGeneration(1))
-        self.service = NamesService(store, gate=self.gate)
+        self.upkeep = upkeep_of(store, self.gate)
+        self.service = NamesService(store, gate=self.gate, upkeep=self.upkeep.requests, more_status=self.upkeep.status)
         self._lost = trio.Event()
 
     @asynccontextmanager
@@ -77,6 +90,10 @@ class Lake(HeadAndNames):
     stripes: MemoryStripes
     known: KnownState
 
+    async def chunk_count(self) -> int:
+        """Return the number of chunks."""
+        return len(self.stripes.chunks)
+
     def advance(self, generation: int, *, tell_head: bool = False) -> None:
         """Have the names join a gc generation; the head learns of it by itself, or at once with `tell_head`."""
         self.names.gate.join(GcGeneration(generation))
@@ -88,6 +105,7 @@ class Lake(HeadAndNames):
 async def head_over(
     stripes: Stripes,
     known: Known,
+    upkeep_of: UpkeepOf,
     disk: SimDisk | None = None,
     *,
     offload: Offload | None = None,
@@ -95,7 +113,7 @@ async def head_over(
 ) -> AsyncIterator[HeadAndNames]:
     """A head over stripes, and names of its own on a simulated disk; at the end nothing is held."""
     async with names_store(disk) as store:
-        names = Names(store)
+        names = Names(store, upkeep_of)
         connect: ConnectNames = names.connect
         async with open_head(
             connect,
@@ -116,7 +134,15 @@ async def lake_of(
 ) -> AsyncIterator[Lake]:
     """A lake in this process, whose chunks are in memory."""
     stripes, known = MemoryStripes(), KnownState()
-    async with head_over(stripes, known, disk, offload=offload, clock=clock) as made:
+    coordinator = MemoryCoordinator()
+    await begin_records(LakeState(coordinator), known.tables[0])
+    members = MemoryMember(stripes, known)
+
+    def upkeep_of(store: KeyedStore, gate: BindGate) -> LakeUpkeep:
+        joined = JoinedGeneration(store.metadata, gate)
+        return LakeUpkeep(coordinator, members, stripes, store, gate, joined, offload or InlineOffload())
+
+    async with head_over(stripes, known, upkeep_of, disk, offload=offload, clock=clock) as made:
         yield Lake(made.head, made.names, stripes, known)
 
 
@@ -132,6 +158,15 @@ def with_lake(body: Callable[[Lake, EmbeddedEngine], Awaitable[None]]) -> None:
                 await client.aclose()
 
     run(main)
+
+
+async def begin_records(state: LakeState, table: Table) -> None:
+    """Record a lake with the coordinator: its members, its first table, and gc generation 1."""
+    await state.make_lake(LakeRecord(b"a lake of tests.", table.protection.data, table.protection.parity))
+    for member in table.members:
+        await state.register(MemberRecord(member.id, ("here",), member.room_bytes, ("sda", member.machine)))
+    assert await state.next_epoch(RingEpoch(table.ring_epoch - 1), pack(table)) == table.ring_epoch
+    assert await state.advance_generation(GcGeneration(0)) == 1
 
 
 async def commit(client: EmbeddedEngine, session: bytes, key: str, blob: bytes, *, end: bool = True) -> m.ObjectStat:

@@ -7,16 +7,18 @@ no erasure code, and every rule about homes, tables and generations is that of a
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import trio
 
 from engine.chunks.manifests import HeldBlob
 from engine.coordinator.lake_state import LakeState
+from engine.coordinator.records import MemberRecord
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_gc.lake_gc import LakeGc, LakeGcReport
+from engine.lake_upkeep.lake_upkeep import LakeUpkeep, UpkeepSettings
 from engine.members.ports import Got, NewChunk, Wanted
 from engine.namespace.buckets import find_bucket
 from engine.namespace.removal import remove
@@ -27,7 +29,6 @@ from engine.requests.table import NamesService
 from engine.store.keyed_store import KeyedStore
 from engine.store.store import Store
 from engine.tables.views import Transaction
-from engine.uploads.expiry import UploadExpiry
 from engine.uploads.lifecycle import UploadRef, put_part
 from lakefs.cluster.members import Member
 from lakefs.cluster.placing import first_table, next_table
@@ -37,10 +38,12 @@ from lakefs.cluster.table_format import pack
 from lakefs.content.manifest import CutKind, build
 from lakefs.content.verify import granule_crcs
 from lakefs.errors import ChunkNotFound, EngineUnreachable, LakeError, SessionLost
+from lakefs.host.offload import InlineOffload
 from lakefs.ids import BlobId, Buffer, ChunkId, GcGeneration, MemberId, RingEpoch, data_chunk_id
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
 from tests.contract.engines import LAKE
+from tests.held_open import Process
 from tests.memory_coordinator import MemoryCoordinator, memory_coordinator
 from tests.names_rig import names_store
 from tests.shards import Shard, drop, listed, offer, read, set_epoch, store
@@ -65,32 +68,6 @@ def member_id(index: int) -> MemberId:
 
 def member(index: int) -> Member:
     return Member(member_id(index), 1 << 40, machine=f"machine {index}")
-
-
-class Process:
-    """A task that has something open until it is stopped, or crashes."""
-
-    def __init__(self) -> None:
-        self._stop = trio.Event()
-        self._ended = trio.Event()
-        self._scope = trio.CancelScope()
-
-    async def run(
-        self, opened: AbstractAsyncContextManager[T], task_status: trio.TaskStatus[T] = trio.TASK_STATUS_IGNORED
-    ) -> None:
-        try:
-            with self._scope:
-                async with opened as thing:
-                    task_status.started(thing)
-                    await self._stop.wait()
-        finally:
-            self._ended.set()
-
-    async def stop(self, *, crash: bool = False) -> None:
-        self._stop.set()
-        if crash:
-            self._scope.cancel()
-        await self._ended.wait()
 
 
 @dataclass
@@ -215,6 +192,8 @@ class SmallLake:
         self.client: EmbeddedEngine
         self.gate: BindGate
         self.joined: JoinedGeneration
+        self.settings = UpkeepSettings(name="small")
+        self.upkeep: LakeUpkeep
         self.gc: LakeGc
         self._names_process = Process()
 
@@ -224,26 +203,32 @@ class SmallLake:
         """Start the names on their disk."""
         self._names_process = Process()
         self.names = await self._nursery.start(self._names_process.run, names_store(self.names_disk))
-        self.client = EmbeddedEngine(NamesService(self.names), descriptors=False)
         self.gate = BindGate()
         self.joined = JoinedGeneration(self.names.metadata, self.gate)
-        self.gc = LakeGc(
+        self.upkeep = LakeUpkeep(
             self.coordinator,
             self.members,
             self.stripes,
-            self.names.metadata,
-            self.names.references,
+            self.names,
+            self.gate,
             self.joined,
-            UploadExpiry(self.names.metadata, self.clock, 0.0),
-            self.clock,
-            batch=self._batch,
+            InlineOffload(),
+            replace(self.settings, gc_batch=self._batch),
         )
+        self.gc = self.upkeep.gc
+        service = NamesService(self.names, gate=self.gate, upkeep=self.upkeep.requests, more_status=self.upkeep.status)
+        self.client = EmbeddedEngine(service, descriptors=False)
 
     async def stop_names(self, *, crash: bool = False) -> None:
         """Stop the names; sessions and leases end.  After a crash their disk has what was synced."""
         await self._names_process.stop(crash=crash)
         if crash:
             self.names_disk = self.names_disk.crash()
+
+    async def register(self, index: int) -> None:
+        """Record a member with the coordinator."""
+        domains = "sda", f"machine {index}"
+        await self.state.register(MemberRecord(member_id(index), (f"member {index}",), 1 << 40, domains))
 
     async def restart(self, index: int) -> None:
         """Restart a member; it forgets marks and touches."""
@@ -403,6 +388,7 @@ async def small_lake(count: int = 3, *, batch: int = 4) -> AsyncIterator[SmallLa
         assert await lake.state.advance_generation(GcGeneration(0)) == 1
         for index in range(count):
             await lake.members.start(member_id(index), GcGeneration(1))
+            await lake.register(index)
         await lake.start_names()
         try:
             yield lake

@@ -50,7 +50,8 @@ def fsck(where: Target, full: bool, repair: bool, rebuild: bool, accept_loss: bo
 
     Exits with 0 when nothing is damaged, 1 when something is, 2 when it could not be checked, 3 when --repair did
     something and nothing is damaged any more.  Garbage is a note, not damage.  With --data the store is opened here,
-    without an engine.
+    without an engine.  Of a lake, every member and the names are checked, and every object against the members; a
+    member that is away could not be checked.
 
     --repair removes no file that may still be wanted: a bad file is renamed into the store's folder set-aside.  Damaged
     content stays damaged, by name, until the same bytes are put again.
@@ -67,12 +68,19 @@ def fsck(where: Target, full: bool, repair: bool, rebuild: bool, accept_loss: bo
         if outcome == "damaged":
             raise
         raise Unchecked(f"the store could not be checked: {error.message}", subject=error.subject) from error
-    outcome = "damaged" if report["damage"] else "repaired" if report["repairs"] else "clean"
+    outcome = _outcome(report)
     if as_json:
         write_json(_document(report, outcome))
     else:
         _tell(report)
     return EXIT_CODES[outcome]
+
+
+def _outcome(report: dict[str, Any]) -> str:
+    """Return the outcome; of a lake whose members did not all answer, "refused" unless there is damage."""
+    if report["damage"]:
+        return "damaged"
+    return "refused" if report.get("unchecked") else "repaired" if report["repairs"] else "clean"
 
 
 def _refuse_nonsense(where: Target, wish: _Wish) -> None:
@@ -158,6 +166,8 @@ def _tell(report: dict[str, Any]) -> None:
     if report.get("quarantine"):
         write_line(f"{len(report['quarantine'])} chunks in quarantine; put the same bytes again to restore them")
     looked = ", ".join(f"{count} {what}" for what, count in report["checked"].items())
+    for missed in report.get("unchecked", []):
+        write_line(f"not checked: {escaped(missed['object'])}: {escaped(missed['reason'])}")
     damage = report["damage"]
     verdict = f"{damage} damaged" if damage else "nothing is damaged"
     write_line(f"{report['level']} check: {verdict}, {report['notes']} notes; looked at {looked or 'files only'}")

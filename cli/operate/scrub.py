@@ -8,6 +8,7 @@ import click
 
 from cli.terminal.output import escaped, human_bytes, iso_time, json_option, notice, write_json, write_line
 from cli.terminal.target import Target, engine_options, pass_target
+from lakefs.errors import Unchecked
 
 if TYPE_CHECKING:
     from lakefs.client.blocking.lake import Lake
@@ -29,8 +30,8 @@ def scrub(where: Target, rate: str | None, restart: bool, as_json: bool) -> int:
     Ctrl-C leaves the pass where it is; the engine, or the next lake scrub, continues it.  Damaged chunks are
     quarantined: put the same bytes again, and every object that they belong to is whole.
 
-    Exits with 0 when nothing is damaged, 1 when something is.  An engine also scrubs by itself (scrub_interval,
-    scrub_rate).
+    Exits with 0 when nothing is damaged, 1 when something is, 2 when a member of a lake could not be checked.  An
+    engine also scrubs by itself (scrub_interval, scrub_rate).
     """
     if click.get_current_context().invoked_subcommand is not None:
         return 0
@@ -41,7 +42,7 @@ def scrub(where: Target, rate: str | None, restart: bool, as_json: bool) -> int:
         _read_all(lake, rate_bytes_per_s, restart, tell=not as_json)
         report = lake.scrub(damaged=True)
     _tell(report, as_json)
-    return EXIT_DAMAGED if report["damaged"] else 0
+    return _exit_code(report)
 
 
 @scrub.command()
@@ -53,7 +54,14 @@ def status(where: Target, as_json: bool) -> int:
     with where.open() as lake:
         report = lake.scrub(damaged=True)
     _tell(report, as_json)
-    return EXIT_DAMAGED if report["damaged"] else 0
+    return _exit_code(report)
+
+
+def _exit_code(report: dict[str, Any]) -> int:
+    """Return the exit code; members of a lake that are away could not be checked."""
+    if report["damaged"]:
+        return EXIT_DAMAGED
+    return Unchecked.exit_code if report.get("unchecked") else 0
 
 
 def _read_all(lake: Lake, rate: int | None, restart: bool, *, tell: bool) -> None:
@@ -90,6 +98,8 @@ def _tell(report: dict[str, Any], as_json: bool) -> None:
         for name in objects:
             told = f"{escaped(name)}: chunk {item['chunk']}: {escaped(item['reason'])}"
             write_line(f"damage: {told} [{item['code']}]")
+    for missed in report.get("unchecked", []):
+        write_line(f"not checked: {escaped(missed['object'])}: {escaped(missed['reason'])}")
     quarantined = report["quarantined_chunks"]
     if quarantined > len(report["damaged"]):
         write_line(f"and {quarantined - len(report['damaged'])} more damaged chunks")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from cli.operate.lake_lines import lake_lines
 from cli.terminal.output import escaped, human_bytes, json_option, write_json, write_line
 from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.errors import StoreReadOnly
@@ -23,7 +24,7 @@ _SPACES_SHOWN: Final = 20
 @engine_options
 @pass_target
 def status(where: Target, as_json: bool) -> int:
-    """Show the state of the engine; exits with 0 when it serves, with 74 when it only reads."""
+    """Show the state of the engine, and of its lake; exits with 0 when it serves, with 74 when it only reads."""
     with where.open() as lake:
         found = lake.status()
         has_spaces = not as_json and found.get("keyed", {}).get("spaces")  # an older engine has none
@@ -32,7 +33,9 @@ def status(where: Target, as_json: bool) -> int:
         write_json(found)
     else:
         gateways = found.pop("gateways", [])  # an older engine has none
-        for line in [*_lines(found), *_space_lines(spaces), *_gateway_lines(gateways)]:
+        lake_part = found.pop("lake", None)  # one engine has none
+        of_lake = [] if lake_part is None else lake_lines(lake_part)
+        for line in [*_lines(found), *of_lake, *_space_lines(spaces), *_gateway_lines(gateways)]:
             write_line(line)
     return 0 if found.get("state") == "serving" else StoreReadOnly.exit_code
 

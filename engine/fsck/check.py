@@ -23,38 +23,25 @@ from engine.chunks.chunk_store import Chunks, find_shard
 from engine.chunks.manifests import Manifests
 from engine.format.features import ReadOnlyFeature
 from engine.format.keyed import EXPIRIES_END as KEYED_END
-from engine.format.layouts import (
-    ChunkRecord,
-    Node,
-    NodeKind,
-    Table,
-    chunk_id_of_key,
-    node_key,
-    unpack_chunk_record,
-    unpack_name,
-    unpack_node,
-)
+from engine.format.layouts import ChunkRecord, Table, chunk_id_of_key, unpack_chunk_record
 from engine.format.shards import may_be_of, shard_of_key
 from engine.fsck.keyed_check import KeyedCheck
+from engine.fsck.names_check import NamesCheck
 from engine.fsck.report import Problem, Report
-from engine.fsck.upload_check import UploadCheck
-from engine.fsck.version_check import VersionCheck
 from engine.metadata.metadata_store import Metadata
-from engine.namespace.walk import NAMES_END, pages, paths_of, value_of, walk_nodes
+from engine.namespace.walk import pages
 from engine.segments.segment_store import Segments
 from engine.tables.number_set import NumberSet
 from lakefs.content.manifest import Entry, Manifest, check_child
-from lakefs.errors import ChunkDamaged, CorruptionError, IndexDamaged, LakeError, StaleGrant
+from lakefs.errors import ChunkDamaged, LakeError, StaleGrant
 from lakefs.findings import Finding
 from lakefs.ids import (
     EMPTY_CHUNK,
-    ROOT_NODE,
     WHOLE_CHUNK,
     Birth,
     BlobId,
     ChunkId,
     ChunkKind,
-    NodeId,
     SegmentId,
     ShardNumber,
     id_text,
@@ -62,10 +49,8 @@ from lakefs.ids import (
     shard_text,
 )
 
-_LOOKS_FOR_NAMES: Final = 3
 _LOOKS_AT_PAYLOAD: Final = 8
 """A compaction moves a chunk once, and a repair stores it anew."""
-_LookAtName = Callable[[bytes, NodeKind, NodeId], None]
 
 
 async def check_store(
@@ -82,12 +67,12 @@ async def check_store(
     Raises errors of the check itself.
     """
     check = _Check(metadata, segments, chunks, manifests, Report("full" if full else "quick"))
-    await check.index_and_journal()
-    await check.nodes()
-    await check.uploads()
+    await check.names.index_and_journal()
+    await check.names.nodes()
+    await check.names.uploads()
     await check.keyed()
     check.features(has_feature)
-    await check.names()
+    await check.names.names()
     await check.places()
     if full:
         await check.payloads()
@@ -104,48 +89,14 @@ class _Check:
         self._chunks = chunks
         self._manifests = manifests
         self.report = report
+        self.names = NamesCheck(metadata, report, self._blob_problem)
         self._referred = NumberSet()
-        self._nodes = NumberSet()
         self._whole = NumberSet()
         """Births of manifests that were walked and are whole."""
         self._bad: dict[Birth, Problem] = {}
         """Births of chunks that cannot be served, with the problem of their content; about 300 bytes for each."""
         self._bad_before_walk = 0
-        self._damaged: dict[NodeId, Problem] = {}
-        self._bad_names: list[tuple[NodeId, bytes, Problem]] = []
-        self._uploads = UploadCheck(metadata, self._blob_problem)
-        self._versions = VersionCheck(metadata)
         self._keyed = KeyedCheck(metadata, self._chunk_problem)
-
-    async def index_and_journal(self) -> None:
-        """Check the index against its sums, the journal and the checkpoint against their checksums."""
-        for check in (self._metadata.verify_index, self._metadata.verify_journal):
-            try:
-                self.report.count("records", await check())
-            except CorruptionError as error:
-                message = error.message
-                if isinstance(error, IndexDamaged):
-                    self._metadata.index_suspect.set()
-                    message += "; the engine rebuilds it by itself, now or at its next start"
-                self.report.found(error.subject, error.finding, message)
-
-    # --- names and nodes ---------------------------------------------------------------------------
-
-    async def nodes(self) -> None:
-        """Check that every node's blob exists, with its manifest's children, and that a symlink has a target."""
-        await walk_nodes(self._metadata, self._node)
-
-    async def uploads(self) -> None:
-        """Check that every part's blob exists, and its upload; uploads of removed buckets are garbage."""
-        await self._uploads.run()
-        for what, number in self._uploads.counts.items():
-            self.report.count(what, number)
-        if self._uploads.orphans:
-            self.report.found(
-                "store",
-                Finding.UPLOADS_ORPHANED,
-                f"{self._uploads.orphans} uploads are to buckets that are gone; gc removes them",
-            )
 
     async def keyed(self) -> None:
         """Check that every keyed value's chunks exist, and its space."""
@@ -162,28 +113,6 @@ class _Check:
             message = "there are records of keyed blobs, and the superblock does not say so: an earlier release would"
             message += " open the store, and its gc free their chunks; start the engine, which sets the bit"
             self.report.found("superblock", Finding.SUPERBLOCK_FEATURE_MISSING, message)
-
-    async def _node(self, node_id: NodeId, node: Node) -> None:
-        self._nodes.add(node_id)
-        self.report.count("nodes", 1)
-        await self._content_of(node_id, node)
-
-    async def _content_of(self, node_id: NodeId, node: Node) -> None:
-        if node.kind is NodeKind.SYMLINK:
-            target = node.attributes.symlink_target
-            if node.blob is not None or not target or node.size_bytes != len(target):
-                problem = "a symlink that has a blob, no target, or another size than its target"
-                self._damaged[node_id] = Problem(Finding.SYMLINK_DAMAGED, problem)
-        elif node.blob is not None:
-            await self._blob(node_id, node.blob, node.size_bytes)
-
-    async def _blob(self, node_id: NodeId, blob: BlobId, size_bytes: int) -> None:
-        try:
-            problem = await self._blob_problem(blob, size_bytes)
-        except LakeError as error:
-            problem = Problem(error.finding, error.message)
-        if problem and self._node_is(node_id, blob):
-            self._damaged[node_id] = problem
 
     async def _blob_problem(self, blob: BlobId, size_bytes: int) -> Problem | None:
         top = ChunkId(blob)
@@ -259,68 +188,10 @@ class _Check:
         """Name the damaged objects: those met by the walk, and those whose chunks turned out to be damaged later."""
         if len(self._bad) > self._bad_before_walk:
             self._whole = NumberSet()
-            await walk_nodes(self._metadata, self._content_of)
-            await self._uploads.parts_again()
+            await self.names.contents_again()
             await self._keyed.values_again()
-        findings = [*await self._uploads.findings(), *await self._versions.findings(), *self._keyed.findings()]
-        for subject, problem in findings:
-            self.report.found(subject, *problem)
         assert len(self._bad) >= self._bad_before_walk, "a damaged chunk stays noted"
-        wanted = {*self._damaged, *(parent for parent, _, _ in self._bad_names)}
-        paths = await paths_of(self._metadata, wanted) if wanted else {}
-        paths |= await self._versions.paths_of(self._damaged.keys() - paths.keys()) if self._damaged else {}
-        for node_id, problem in self._damaged.items():
-            self.report.found(paths.get(node_id, f"node {node_id}"), *problem)
-        for parent, name, problem in self._bad_names:
-            path = paths.get(parent, "" if parent == ROOT_NODE else f"node {parent}: ")
-            self.report.found(path + name.decode(errors="replace"), *problem)
-
-    async def names(self) -> None:
-        """Check that every name's node exists and is of its kind, every version's too, and that no node is unnamed."""
-        named = NumberSet()
-        await self._walk_names(named, self._name)
-        await self._versions.run(named)
-        self.report.count("versions", self._versions.count)
-        for _ in range(_LOOKS_FOR_NAMES):
-            if not await self._unnamed(named):
-                return
-            # The walk may have missed a name that was moved from behind its place to before it,
-            # and an old version that became the present one as a node that was overwritten.
-            await self._walk_names(named, lambda key, kind, node_id: None)
-            await self._versions.note_named(named)
-        for node_id in await self._unnamed(named):
-            self.report.found(f"node {node_id}", Finding.NODE_UNNAMED, "has no name")
-
-    async def _walk_names(self, named: NumberSet, look: _LookAtName) -> None:
-        for page in pages(self._metadata, Table.NAMES, b"", NAMES_END):
-            for key, value in page:
-                kind, node_id = unpack_name(value)
-                look(key, kind, node_id)
-                named.add(node_id)
-            await trio.lowlevel.checkpoint()
-
-    def _name(self, key: bytes, kind: NodeKind, node_id: NodeId) -> None:
-        node_value = value_of(self._metadata, Table.NODES, node_key(node_id))
-        if node_value is None:
-            self._bad_name(key, Finding.NAME_NODE_MISSING, f"refers to node {node_id}, which is missing")
-        elif unpack_node(node_value).kind is not kind:
-            self._bad_name(key, Finding.NAME_KIND_WRONG, f"says {kind.name.lower()}, its node says otherwise")
-        self.report.count("names", 1)
-
-    def _bad_name(self, key: bytes, finding: Finding, message: str) -> None:
-        parent = NodeId(int.from_bytes(key[:8], "big"))
-        self._bad_names.append((parent, key[8:], Problem(finding, message)))
-
-    async def _unnamed(self, named: NumberSet) -> list[NodeId]:
-        """Return nodes that the walk over nodes met, that still exist, and that no name or version refers to."""
-        unnamed: list[NodeId] = []
-
-        async def look(node_id: NodeId, node: Node) -> None:
-            if node_id != ROOT_NODE and node_id in self._nodes and node_id not in named:
-                unnamed.append(node_id)
-
-        await walk_nodes(self._metadata, look)
-        return unnamed
+        await self.names.report_damaged(self._keyed.findings())
 
     # --- chunks ------------------------------------------------------------------------------------
 
@@ -351,7 +222,7 @@ class _Check:
         self._overlaps(extents)
         if garbage_count:
             # Chunks below a manifest that cannot be read may be among them, so gc frees none.
-            told = "nothing that can be read; gc keeps them" if self._damaged else "nothing; gc frees them"
+            told = "nothing that can be read; gc keeps them" if self.names.damaged else "nothing; gc frees them"
             message = f"{garbage_count} chunks ({garbage_bytes} bytes) are referred to by {told}"
             self.report.found("store", Finding.GARBAGE, message)
 
@@ -425,10 +296,6 @@ class _Check:
     def _record(self, chunk: ChunkId, shard: ShardNumber = WHOLE_CHUNK) -> ChunkRecord | None:
         with self._metadata.view() as view:
             return find_shard(view, chunk, shard)
-
-    def _node_is(self, node_id: NodeId, blob: BlobId) -> bool:
-        value = value_of(self._metadata, Table.NODES, node_key(node_id))
-        return value is not None and unpack_node(value).blob == blob
 
 
 def _misplaced(shard: ShardNumber, record: ChunkRecord, sizes: dict[SegmentId, int]) -> Problem | None:

@@ -30,12 +30,16 @@ class Report:
 
     def found(self, subject: str, finding: Finding, message: str) -> None:
         """Add a finding."""
-        if finding.severity == "damage":
+        self.add(finding.as_json(subject, message))
+
+    def add(self, found: dict[str, str]) -> None:
+        """Add a finding as reports list it."""
+        if found["severity"] == "damage":
             self.damage += 1
         else:
             self.notes += 1
         if len(self.findings) < FINDINGS_MAX:
-            self.findings.append(finding.as_json(subject, message))
+            self.findings.append(found)
         assert len(self.findings) == min(self.damage + self.notes, FINDINGS_MAX), "all are counted"
 
     def count(self, what: str, number: int) -> None:

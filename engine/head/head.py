@@ -71,10 +71,6 @@ NOT_OFFERED: Final[tuple[type[m.Request], ...]] = (
     m.KeyedCommit,
     m.KeyedRemove,
     m.OpenKeyedIndex,
-    # upkeep
-    m.RunGc,
-    m.RunFsck,
-    m.RunScrub,
     # of members and names
     m.SetEpoch,
     m.StoreShards,
@@ -114,6 +110,9 @@ PASSED_ON: Final[tuple[type[m.Request], ...]] = (
     m.UploadList,
     m.UploadAbort,
     m.UploadedParts,
+    m.RunGc,
+    m.RunFsck,
+    m.RunScrub,
 )
 """Requests that names answer, as they are."""
 REFUSAL: Final = "a head of a lake on many members does not offer"

@@ -108,6 +108,9 @@ class LakeGc:
         self._clock = clock
         self._batch = batch
         self._lock = trio.Lock()
+        self.last: LakeGcReport | None = None
+        """The last cycle of this process that ended well, since it began."""
+        self.last_ended_ns = 0
 
     @property
     def running(self) -> bool:
@@ -137,6 +140,7 @@ class LakeGc:
                 report.members = await self._sweep(marks, homes)
         report.freed_shards = sum(member.freed_shards for member in report.members)
         report.freed_bytes = sum(member.freed_bytes for member in report.members)
+        self.last, self.last_ended_ns = report, self._clock.wall_ns()
         return report
 
     async def run_periodically(self, interval_s: float) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from engine.requests.handlers import handles
 from engine.sessions.references import Client
@@ -12,12 +14,16 @@ from lakefs.limits import GATEWAY_REASON_CHARACTERS_MAX, GATEWAY_REASONS_MAX, GA
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
 
+MoreStatus = Callable[[], Awaitable[dict[str, Any]]]
+"""Returns what a status says beside that of the store; JSON-able."""
+
 
 class AboutRequests:
     """Handlers of requests that every process serves."""
 
-    def __init__(self, store: NamesStore) -> None:
+    def __init__(self, store: NamesStore, more_status: MoreStatus | None = None) -> None:
         self._store = store
+        self._more_status = more_status
 
     @handles(m.Hello)
     async def _hello(self, client: Client) -> Reply:
@@ -29,7 +35,10 @@ class AboutRequests:
 
     @handles(m.Status)
     async def _status(self) -> Reply:
-        return Reply(m.StatusReply(json.dumps(await self._store.status())))
+        found = await self._store.status()
+        if self._more_status is not None:
+            found |= await self._more_status()
+        return Reply(m.StatusReply(json.dumps(found)))
 
     @handles(m.NoteGateway)
     async def _note_gateway(self, client: Client, request: m.NoteGateway) -> Reply:

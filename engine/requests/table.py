@@ -11,7 +11,7 @@ from typing import Final
 
 from engine.chunks.manifests import HeldBlobs
 from engine.format.sizes import DEFAULT_STORE_SIZES
-from engine.requests.about import AboutRequests
+from engine.requests.about import AboutRequests, MoreStatus
 from engine.requests.bind import BindGate, BindRequests
 from engine.requests.commit import BlobHolder, CommitRequests, EmptyBlobs
 from engine.requests.dispatch import Dispatch, Group
@@ -47,9 +47,10 @@ _SERVED: Final = [request for request in m.REQUESTS.values() if request not in (
 # --- groups ------------------------------------------------------------------------------------------
 
 
-def about(store: NamesStore) -> Group:
+def about(store: NamesStore, more_status: MoreStatus | None = None) -> Group:
     """Greeting, state, sync; sessions and leases: each process serves them."""
-    return Group([AboutRequests(store), SessionRequests(store.references), LeaseRequests(store.references)])
+    references = store.references
+    return Group([AboutRequests(store, more_status), SessionRequests(references), LeaseRequests(references)])
 
 
 def names(store: NamesStore, blobs: BlobHolder, part_bytes_min: int, gate: BindGate | None = None) -> Group:
@@ -142,7 +143,8 @@ class Service(Dispatch):
 class NamesService(Dispatch):
     """Names without content: a process that keeps no segment.  `blobs` looks at what names are bound to.
 
-    `gate`: those who connect are heads of the lake, and are believed what they say of content.
+    `gate`: those who connect are heads of the lake, and are believed what they say of content.  `upkeep` and
+    `more_status`: requests for the upkeep of that lake, and its part of the status.
     """
 
     def __init__(
@@ -152,6 +154,10 @@ class NamesService(Dispatch):
         *,
         part_bytes_min: int = DEFAULT_STORE_SIZES.part_bytes_min,
         gate: BindGate | None = None,
+        upkeep: Group | None = None,
+        more_status: MoreStatus | None = None,
     ) -> None:
-        groups = about(store), names(store, blobs or EmptyBlobs(), part_bytes_min, gate), opens(store)
+        groups = [about(store, more_status), names(store, blobs or EmptyBlobs(), part_bytes_min, gate), opens(store)]
+        if upkeep is not None:
+            groups.append(upkeep)
         super().__init__(store, groups, offers="names are kept here, without content; this process does not serve")

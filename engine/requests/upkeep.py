@@ -31,8 +31,7 @@ class UpkeepRequests:
     @handles(m.RunScrub)
     async def _run_scrub(self, request: m.RunScrub) -> Reply:
         scrubber = self._store.scrubber
-        if not 0 <= request.for_s <= SCRUB_STEP_S_MAX or request.rate_bytes_per_s < -1:
-            raise InvalidArgument(f"a scrub goes on for 0 to {SCRUB_STEP_S_MAX:.0f} seconds, at a rate of -1 or more")
+        check_scrub(request)
         done = False
         if request.for_s:
             rate = None if request.rate_bytes_per_s < 0 else request.rate_bytes_per_s
@@ -41,3 +40,9 @@ class UpkeepRequests:
         if request.damaged:
             report["damaged"] = await self._store.damaged()
         return Reply(m.ReportReply(json.dumps(report)))
+
+
+def check_scrub(request: m.RunScrub) -> None:
+    """Raise InvalidArgument for a time or rate that no scrub has."""
+    if not 0 <= request.for_s <= SCRUB_STEP_S_MAX or request.rate_bytes_per_s < -1:
+        raise InvalidArgument(f"a scrub goes on for 0 to {SCRUB_STEP_S_MAX:.0f} seconds, at a rate of -1 or more")

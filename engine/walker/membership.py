@@ -17,7 +17,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -62,15 +62,22 @@ class Membership:
         walker: Walker,
         clock: Clock,
         settings: MembershipSettings | None = None,
+        retiring: Callable[[RingEpoch], None] = lambda _: None,
     ) -> None:
+        """`retiring` is called before epochs are retired, with the oldest that stays: names refuse older answers."""
         self._members = members
         self._state = state
         self._walker = walker
         self._clock = clock
         self._settings = settings or MembershipSettings()
+        self._retiring = retiring
         self._silent_since: dict[MemberId, float] = {}
         self._noted: RingEpoch | None = None
         """The newest epoch for which this process noted what older tables have elsewhere."""
+
+    def begin(self) -> None:
+        """Begin to look: silence counts from now on, since this process has not seen what happened before."""
+        self._silent_since.clear()
 
     # --- silence -------------------------------------------------------------------------------------
 
@@ -170,6 +177,7 @@ class Membership:
         dirty = {note.partition for note in await self._state.dirty()}
         if not dirty.isdisjoint(changed_partitions(tables)):
             return []
+        self._retiring(newest.ring_epoch)
         return [t.ring_epoch for t in tables[1:] if await self._state.retire_epoch(t.ring_epoch)]
 
     async def _all_know(self, members: Sequence[MemberId], table: Table) -> bool:

@@ -17,7 +17,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -93,18 +93,21 @@ class WalkerPass:
 
     # --- running -------------------------------------------------------------------------------------
 
-    async def run(self, coordinator: Coordinator) -> None:
-        """Walk while this process may, until cancelled; wait while another one does."""
+    async def run(self, coordinator: Coordinator, beside: Callable[[], Awaitable[None]] = trio.sleep_forever) -> None:
+        """Walk while this process may, until cancelled; wait while another one does.
+
+        `beside` runs beside each time of walking, for what only the process that walks does.
+        """
         while True:
             try:
                 async with hold_lease(coordinator, self._clock, self._settings.lease_s) as lease:
                     if await self._state.begin_to_walk(self._process, lease.id):
-                        await self._walk_until(lease.ended)
+                        await self._walk_until(lease.ended, beside)
             except LakeError as error:
                 _log.warning("the walker begins anew", reason=error.message)
             await trio.sleep(self._settings.idle_s)
 
-    async def _walk_until(self, ended: trio.Event) -> None:
+    async def _walk_until(self, ended: trio.Event, beside: Callable[[], Awaitable[None]]) -> None:
         with plain_errors():
             async with trio.open_nursery() as nursery:
 
@@ -113,6 +116,7 @@ class WalkerPass:
                     nursery.cancel_scope.cancel()
 
                 nursery.start_soon(stop)
+                nursery.start_soon(beside)
                 await self.resume()
                 while True:
                     if not await self.step():

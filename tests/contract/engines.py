@@ -106,6 +106,8 @@ class Engine:
     """For files of the test's own, on a local file system."""
     lake: HeadAndNames | None = None
     """The lake of a head."""
+    chunk_count: Callable[[], Awaitable[int]] | None = None
+    """Returns the number of chunks of which a lake's members have shards."""
 
     def held(self) -> tuple[int, ...]:
         """Return what is held for requests and clients: buffers, extents or bytes of answers, sessions, leases."""
@@ -278,7 +280,9 @@ async def _embedded_blocking(folder: Path) -> AsyncIterator[Engine]:
 
 
 @asynccontextmanager
-async def _asked_head(lake: HeadAndNames, folder: Path) -> AsyncIterator[Engine]:
+async def _asked_head(
+    lake: HeadAndNames, folder: Path, chunk_count: Callable[[], Awaitable[int]]
+) -> AsyncIterator[Engine]:
     @asynccontextmanager
     async def connect() -> AsyncIterator[Asked]:
         client = lake.client()
@@ -289,12 +293,12 @@ async def _asked_head(lake: HeadAndNames, folder: Path) -> AsyncIterator[Engine]
                 await client.aclose()
 
     async with connect() as first:
-        yield Engine(first, connect, None, folder, lake)
+        yield Engine(first, connect, None, folder, lake, chunk_count)
 
 
 @asynccontextmanager
 async def _head(folder: Path) -> AsyncIterator[Engine]:
-    async with lake_of() as lake, _asked_head(lake, folder) as engine:
+    async with lake_of() as lake, _asked_head(lake, folder, lake.chunk_count) as engine:
         yield engine
 
 
@@ -305,7 +309,10 @@ def _head_over_members(*away: int) -> Callable[[Path], AbstractAsyncContextManag
     async def opened(folder: Path) -> AsyncIterator[Engine]:
         async with stripe_rig.lake("4+2", 6) as rig:
             rig.lose(*away)
-            async with head_over(rig.stripes, rig.members) as lake, _asked_head(lake, folder) as engine:
+            async with (
+                head_over(rig.stripes, rig.members, rig.upkeep_of) as lake,
+                _asked_head(lake, folder, rig.chunk_count) as engine,
+            ):
                 yield engine
 
     return opened
@@ -329,7 +336,7 @@ def _served_head(address: str) -> Callable[[Path], AbstractAsyncContextManager[E
 
             try:
                 async with connect() as first:
-                    yield Engine(first, connect, None, folder, lake)
+                    yield Engine(first, connect, None, folder, lake, lake.chunk_count)
             finally:
                 with trio.CancelScope(shield=True):
                     await server.drain(5)

@@ -13,6 +13,7 @@ from lakefs.limits import UNLEASED_BELOW_BYTES
 from lakefs.steps.steps import Step, Steps
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
+from tests.contract.collecting import collected_by
 from tests.contract.engines import Kind
 from tests.contract.test_lake import Driven, content_of, run
 from tests.seen_steps import seen
@@ -67,7 +68,7 @@ def test_content_that_gc_frees_before_it_was_read_is_read_anew(
         def meanwhile() -> Steps[None]:
             contents["bkt/changes"] = content_of(150_000)
             yield from steps.put("bkt/changes", contents["bkt/changes"])
-            assert (yield from steps.gc())["freed_chunks"] == 1
+            assert (yield from collected_by(steps)) == 1
 
         for name, content in contents.items():
             await lake.run(steps.put(name, content))

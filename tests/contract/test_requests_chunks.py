@@ -15,8 +15,9 @@ from lakefs.ids import EMPTY_CHUNK, data_chunk_id, manifest_chunk_id
 from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, CHUNK_BYTES, SESSION_LINGER_S, SOURCES_PER_CONNECTION_MAX
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import EngineClient
+from tests.contract.collecting import collected
 from tests.contract.engines import Engine, Kind
-from tests.store_rig import ask, change, gc, good, put, read, session_of, store_chunks
+from tests.store_rig import ask, change, good, put, read, session_of, store_chunks
 
 LARGE = bytes(range(251)) * 1200
 NO_SESSION = bytes(16)
@@ -386,7 +387,7 @@ def test_a_commit_binds_names_and_ends_its_session_when_all_are_bound(kind: Kind
         assert (one.key, one.size_bytes, one.blob) == ("one", len(LARGE), chunk)
         assert (two.size_bytes, two.etag) == (0, "d41d8cd98f00b204e9800998ecf8427e")
         await refused(client, SessionLost, m.SessionJoin(session))
-        assert (await gc(client))["freed_chunks"] == 0
+        assert (await collected(engine, client))["freed_chunks"] == 0
 
     kind.run(body)
 

@@ -23,9 +23,10 @@ from lakefs.ids import EMPTY_BLOB, data_chunk_id
 from lakefs.limits import ATTRIBUTES_BYTES_MAX, CHUNK_BYTES
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import EngineClient
+from tests.contract.collecting import collected, notes_of
 from tests.contract.engines import Engine, Kind
 from tests.contract.test_requests_chunks import refused
-from tests.store_rig import PLAIN, ask, change, delete, fsck, gc, good, put, session_of
+from tests.store_rig import PLAIN, ask, change, delete, fsck, good, put, session_of
 
 SMALL = b"small payload"
 ABSENT = m.Condition(absent=True)
@@ -343,10 +344,10 @@ def test_the_engine_tells_of_itself(kind: Kind) -> None:
         status = (await ask(client, m.Status(), m.StatusReply)).status_json
         assert '"state": "serving"' in status
         await put(client, "k", SMALL)
-        assert (await gc(client))["live_chunks"] == 1
+        assert (await collected(engine, client))["live_chunks"] == 1
         for full in (False, True) if kind.simulated else (True,):
             report = await fsck(client, full=full)
-            assert (report["level"], report["damage"], report["notes"]) == ("full" if full else "quick", 0, 0)
+            assert (report["level"], report["damage"], notes_of(report)) == ("full" if full else "quick", 0, 0)
         assert PLAIN.mode == 0o644
 
     kind.run(body)

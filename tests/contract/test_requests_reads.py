@@ -28,10 +28,11 @@ from lakefs.ids import EMPTY_BLOB, EMPTY_CHUNK, ChunkId, data_chunk_id
 from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, CHUNK_BYTES, GRANULE_BYTES, LEASES_PER_CONNECTION_MAX
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import EngineClient
-from lakefs.wire.media import MEDIUM_INLINE, MEDIUM_NONE
+from lakefs.wire.media import MEDIUM_INLINE, MEDIUM_NONE, MEDIUM_SEGMENT
+from tests.contract.collecting import collected
 from tests.contract.engines import Engine, Kind
 from tests.contract.test_requests_chunks import refused
-from tests.store_rig import ask, change, delete, gc, good, put, read, session_of, store_chunks
+from tests.store_rig import ask, change, delete, good, put, read, session_of, store_chunks
 
 SMALL, LARGE = b"small payload", bytes(range(251)) * 1200
 
@@ -324,10 +325,12 @@ def test_content_that_was_collected_is_not_there(kind: Kind) -> None:
         await put(client, "k", LARGE)
         await put(client, "other", SMALL)
         await delete(client, "k")
-        assert (await gc(client))["freed_chunks"] == 1
+        assert (await collected(engine, client))["freed_chunks"] == 1
         with pytest.raises(ChunkNotFound):
             await read(client, data_chunk_id(LARGE))
-        assert (await ask(client, m.Locate([data_chunk_id(LARGE)]), m.Located)).grants[0].medium == MEDIUM_NONE
+        if kind.medium == MEDIUM_SEGMENT:  # a stream is found out to be empty when it is read
+            located = await ask(client, m.Locate([data_chunk_id(LARGE)]), m.Located)
+            assert located.grants[0].medium == MEDIUM_NONE
         assert await read(client, data_chunk_id(SMALL)) == SMALL
 
     kind.run(body)

@@ -35,10 +35,11 @@ from lakefs.limits import (
 )
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import EngineClient
+from tests.contract.collecting import collected, notes_of
 from tests.contract.engines import Engine, Kind
 from tests.contract.test_requests_chunks import refused
 from tests.contract.test_requests_names import stat
-from tests.store_rig import PLAIN, ask, delete, fsck, gc, good, put, read, session_of, store_chunks
+from tests.store_rig import PLAIN, ask, delete, fsck, good, put, read, session_of, store_chunks
 
 BIG = b"B" * PART_BYTES_MIN
 
@@ -167,14 +168,14 @@ def test_a_part_that_comes_again_replaces_the_one_before_and_parts_not_listed_ar
         for number, payload in ((2, b"not this"), (1, b"never listed"), (2, b"this")):
             await put_part(client, upload, number, payload)
         assert [found.etag for found in (await parts(client, upload)).parts] == [md5(b"never listed"), md5(b"this")]
-        await gc(client)
+        await collected(engine, client)
         replaced = await completion(client, upload, {2: b"not this"})
         await refused(client, InvalidPart, replaced)
         await ask(client, m.SessionEnd(replaced.session), m.Done)
         whole = await complete(client, upload, {2: b"this"})
         assert (whole.blob, whole.size_bytes) == (data_chunk_id(b"this"), 4)
-        await gc(client)
-        assert (await fsck(client))["notes"] == 0
+        await collected(engine, client)
+        assert notes_of(await fsck(client)) == 0
         for gone in (b"not this", b"never listed"):
             with pytest.raises(ChunkNotFound):
                 await read(client, data_chunk_id(gone))
@@ -189,13 +190,13 @@ def test_parts_outlive_their_session_and_gc(kind: Kind) -> None:
         upload = await begin(client, "k")
         await put_part(client, upload, 1, BIG)
         await put_part(client, upload, 2, b"tail")
-        await gc(client)
+        await collected(engine, client)
         report = await fsck(client)
-        assert (report["damage"], report["notes"]) == (0, 0)
+        assert (report["damage"], notes_of(report)) == (0, 0)
         assert report["checked"]["parts"] == 2
         assert await read(client, data_chunk_id(b"tail")) == b"tail"
         await complete(client, upload, {1: BIG, 2: b"tail"})
-        await gc(client)
+        await collected(engine, client)
         assert await read(client, data_chunk_id(b"tail")) == b"tail"
 
     kind.run(body)
@@ -389,7 +390,7 @@ def test_an_aborted_upload_leaves_the_object_alone_and_its_parts_go(kind: Kind) 
         (chunk,) = await store_chunks(client, session, [b"too late"])
         await refused(client, UploadNotFound, part(first, session, 1, chunk, md5(b"too late")))
         await ask(client, m.SessionEnd(session), m.Done)
-        await gc(client)
+        await collected(engine, client)
         assert await stat(client, "k") == live
         assert await read(client, data_chunk_id(b"live")) == b"live"
         assert await read(client, data_chunk_id(b"part of " + other.upload)) == b"part of " + other.upload
@@ -433,9 +434,9 @@ def test_the_uploads_of_a_bucket_go_with_it(kind: Kind) -> None:
         assert await uploads(client, m.UploadList("bkt")) == []
         await refused(client, UploadNotFound, m.UploadParts("bkt", "k", upload.upload))
         report = await fsck(client)
-        assert (report["damage"], report["notes"]) == (0, 1)
-        assert (await gc(client))["expired_uploads"] == 1
-        assert (await fsck(client))["notes"] == 0
+        assert (report["damage"], notes_of(report)) == (0, 1)
+        assert (await collected(engine, client))["expired_uploads"] == 1
+        assert notes_of(await fsck(client)) == 0
         with pytest.raises(ChunkNotFound):
             await read(client, data_chunk_id(b"part of a bucket that goes"))
 

@@ -15,10 +15,11 @@ from lakefs.errors import (
 )
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import EngineClient
+from tests.contract.collecting import collected, notes_of
 from tests.contract.engines import Engine, Kind
 from tests.contract.test_requests_chunks import refused
 from tests.contract.test_requests_names import kinds_of
-from tests.store_rig import PLAIN, ask, change, delete, fsck, gc, good, put
+from tests.store_rig import PLAIN, ask, change, delete, fsck, good, put
 
 NULL = "null"
 
@@ -91,7 +92,7 @@ def test_what_is_overwritten_and_deleted_can_be_read_by_its_version(kind: Kind) 
             await get(client, "k", "no-id")
         assert (await stat(client, "k", marker)).is_marker
         assert not (await ask(client, m.ListNames("bkt"), m.Listed)).entries
-        await gc(client)
+        await collected(engine, client)
         assert await get(client, "k", first) == b"first"
         assert (await fsck(client))["damage"] == 0
 
@@ -116,8 +117,8 @@ def test_the_newest_version_that_is_left_takes_the_place_of_one_that_goes(kind: 
         await remove(client, "f/k", ids[1])
         assert await versions(client) == []
         await ask(client, m.BucketRemove("bkt"), m.Done)
-        assert (await gc(client))["live_chunks"] == 0
-        assert (await fsck(client))["notes"] == 0
+        assert (await collected(engine, client))["live_chunks"] == 0
+        assert notes_of(await fsck(client)) == 0
 
     kind.run(body)
 

@@ -14,8 +14,12 @@ import msgspec
 import trio
 
 from engine.coordinator.lake_state import LakeState
+from engine.lake_gc.joined_generation import JoinedGeneration
+from engine.lake_upkeep.lake_upkeep import LakeUpkeep, UpkeepSettings
 from engine.members.ports import Got, NewChunk, Wanted
 from engine.process.embedded import EmbeddedEngine
+from engine.requests.bind import BindGate
+from engine.store.keyed_store import KeyedStore
 from engine.store.store import Store
 from engine.stripes.stripes import LakeStripes
 from lakefs.cluster.erasure import ErasureCode
@@ -32,7 +36,9 @@ from lakefs.ids import Buffer, ChunkId, GcGeneration, MemberId, data_chunk_id
 from lakefs.limits import GIB, MEMBER_ANSWER_S, MIB
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Body, Reply
+from tests.head_rig import begin_records
 from tests.memory_coordinator import MemoryCoordinator
+from tests.shards import listed
 from tests.store_rig import client_of, in_flight, run, simulated_store
 
 LAKE: Final = b"a lake of tests."
@@ -173,6 +179,12 @@ class Rig:
     def table(self) -> Table:
         return self.members.tables[0]
 
+    def upkeep_of(self, names: KeyedStore, gate: BindGate) -> LakeUpkeep:
+        """Make the lake's upkeep, for its names."""
+        joined = JoinedGeneration(names.metadata, gate)
+        stripes, settings = self.stripes, UpkeepSettings(name="six")
+        return LakeUpkeep(self.coordinator, self.members, stripes, names, gate, joined, InlineOffload(), settings)
+
     def forget(self) -> None:
         """Let the head start again: it knows no chunk."""
         self.stripes = LakeStripes(self.members, self.state, InlineOffload(), self.parity)
@@ -225,6 +237,10 @@ class Rig:
         """Return the number of a shard's home."""
         return self.table.homes(data_chunk_id(payload))[shard][0] - 1
 
+    async def chunk_count(self) -> int:
+        """Return the number of chunks of which members have shards."""
+        return len({shard.chunk for client in self.members.clients.values() for shard in await listed(client)})
+
     async def dirty(self) -> set[int]:
         """Return the dirty partitions."""
         return {note.partition for note in await self.state.dirty()}
@@ -258,6 +274,7 @@ async def lake(protection: str = "4+2", count: int = 6, machines: int = 0) -> As
         for client in clients.values():
             (await client.call(m.SetEpoch(table.ring_epoch, pack(table), GENERATION))).body.release()
         rig = Rig(RiggedMembers(clients, [table]), stores)
+        await begin_records(rig.state, table)
         yield rig
         rig.check_given_back()
         for client in clients.values():

@@ -1,0 +1,86 @@
+"""A lake's part of `lake status`, for people: a line a member, what may be lost, and how far healing is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cli.terminal.output import escaped, human_bytes, iso_time
+
+
+def lake_lines(lake: dict[str, Any]) -> list[str]:
+    """Return the lines about a lake."""
+    if "members" not in lake:
+        return [_line("lake", lake["reason"])]
+    gc = lake["gc"]
+    lines = [
+        _line(
+            "lake", f"{lake['name'] or lake['id']}, protection {lake['protection']}, ring epoch {lake['ring_epoch']}"
+        ),
+        *[_line(f"member {member['id']}", _member(member)) for member in lake["members"]],
+        outlives(lake),
+        _line("walker", _walker(lake)),
+        _line("gc", f"generation {lake['gc_generation']}, {_gc(gc)}"),
+    ]
+    bad = [copy for copy in lake["names_copies"] if copy["state"] != "good"]
+    return lines + [_line(f"names on {copy['name']}", f"{copy['state']}: {copy['reason']}") for copy in bad]
+
+
+def outlives(lake: dict[str, Any]) -> str:
+    """Return the sentence on losses that the lake outlives: `outlives 1 more device, no machine; names: 2 devices`."""
+    devices, machines = lake["outlives"]["devices"], lake["outlives"]["machines"]
+    if devices < 0:
+        told = "too few members are up: some content cannot be read until they are back"
+    else:
+        told = f"outlives {_count(devices, 'more device')}, {_count(machines, 'machine')}"
+    if copies := [copy for copy in lake["names_copies"] if copy["state"] == "good"]:
+        told += f"; names: {_count(len(copies), 'device')}"
+    dirty = lake["walker"]["dirty_partitions"]
+    if dirty and devices >= 0:
+        told += f"; less until {_count(dirty, 'dirty partition')} {'is' if dirty == 1 else 'are'} healed"
+    return told
+
+
+def _member(member: dict[str, Any]) -> str:
+    state = member["state"] if member["up"] or member["state"] != "up" else "away"
+    told = [state]
+    if member["used_bytes"] is not None:
+        told.append(f"{human_bytes(member['used_bytes'])} used, {human_bytes(member['free_bytes'])} free")
+    if member["machine"]:
+        told.append(f"on {member['machine']}")
+    if member["damaged_chunks"]:
+        told.append(f"{member['damaged_chunks']} damaged")
+    return ", ".join(told) + (f": {member['reason']}" if member["reason"] else "")
+
+
+def _walker(lake: dict[str, Any]) -> str:
+    walker = lake["walker"]
+    last = walker["last_pass"]
+    told = ["healed" if walker["healed"] else _count(walker["dirty_partitions"], "dirty partition")]
+    if walker["position"]:
+        eta_s = walker["eta_s"]
+        told.append(f"{walker['position']:.1%} of a pass" + (f", {eta_s:.0f} s to go" if eta_s is not None else ""))
+    if last["ended_ns"]:
+        told.append(f"last pass {iso_time(last['ended_ns'])}: {last['chunks']} chunks, {last['stripes_left']} left")
+    else:
+        told.append("no full pass yet")
+    if lake["ring_epochs"] > 1:
+        told.append(f"{lake['ring_epochs']} tables in use")
+    return ", ".join(told)
+
+
+def _gc(gc: dict[str, Any]) -> str:
+    last = gc["last"]
+    if last is None:
+        return "no cycle since the start"
+    kept = sum(bool(member.get("kept_because")) for member in last["members"].values())
+    told = f"last cycle {iso_time(gc['last_ended_ns'])}: {human_bytes(last['freed_bytes'])} freed"
+    return told + (f", {_count(kept, 'member')} took no part" if kept else "")
+
+
+def _count(number: int, what: str) -> str:
+    """Return `no WHAT`, `1 WHAT` or `N WHATs`."""
+    return f"{number or 'no'} {what}{'' if number <= 1 else 's'}"
+
+
+def _line(name: str, value: str) -> str:
+    return f"{escaped(name):<39} {escaped(value)}".rstrip()

@@ -1,0 +1,184 @@
+"""fsck over a lake: is every named blob there, and is every store in order?
+
+    members    each member's own check of its store, all at once; what it finds is named by the member
+    names      the names' own store: index, journal, names, versions, uploads
+    content    every blob that names refer to, against the members (`content_check`)
+    deep       full only: the walker compares the shards of all named chunks with what they have to be
+    garbage    shards of chunks that nothing refers to
+
+Rules kept here:
+- *Damage* is content that cannot be read as it was, by bucket and key, and a store whose records or files are.  A
+  damaged or missing shard of a chunk that can be read is a note: the walker makes it anew.  So is garbage.
+- What could not be checked is said: a member that did not answer, by its id and reason, unless it is out and no table
+  gives it a place; and chunks that only such members can tell of.  It is never damage.
+- It changes nothing but what members' own checks change, and notes for the walker; the deep walk repairs.
+- One check at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import trio
+
+from engine.coordinator.lake_state import LakeState
+from engine.coordinator.records import MemberState
+from engine.fsck.names_check import NamesCheck
+from engine.fsck.report import Report
+from engine.lake_upkeep.content_check import ContentCheck
+from engine.lake_upkeep.garbage_count import count_garbage
+from engine.lake_upkeep.member_answers import member_text, present_members, reports_of, unchecked
+from engine.lake_upkeep.stripe_check import StripeCheck
+from engine.members.ports import Members, Stripes
+from engine.store.names_store import NamesStore
+from engine.walker.membership import partitions_with
+from engine.walker.walker import Walker
+from engine.walker.walker_report import WalkReport
+from lakefs.cluster.erasure import ErasureCode
+from lakefs.errors import StaleEpoch
+from lakefs.findings import Finding
+from lakefs.ids import MemberId, Partition
+from lakefs.wire import messages as m
+
+_WALKS_MAX: Final = 3
+"""Walks of one partition, when tables change meanwhile."""
+_COUNTED: Final = ("shards", "payload_bytes")
+"""Counts of members that are added up in the report."""
+
+
+class LakeFsck:
+    """The check of one lake.  Used on the loop."""
+
+    def __init__(
+        self, members: Members, state: LakeState, stripes: Stripes, names: NamesStore, code: ErasureCode, walker: Walker
+    ) -> None:
+        self._members = members
+        self._state = state
+        self._stripes = stripes
+        self._names = names
+        self._code = code
+        self._walker = walker
+        self._lock = trio.Lock()
+
+    async def run(self, *, full: bool) -> dict[str, Any]:
+        """Check everything, and return the report as `lake fsck --json` prints it.  Errors of the coordinator."""
+        async with self._lock:
+            return await _LakeCheck(self, full=full).run()
+
+
+class _LakeCheck:
+    """One check."""
+
+    def __init__(self, fsck: LakeFsck, *, full: bool) -> None:
+        self._fsck = fsck
+        self._members = fsck._members
+        self._full = full
+        self._report = Report("full" if full else "quick")
+        self._looks = StripeCheck(fsck._members, fsck._state, fsck._code)
+        metadata = fsck._names.metadata
+        self._content = ContentCheck(metadata, fsck._stripes, self._looks, self._report, full=full)
+        self._of_names = NamesCheck(metadata, self._report, self._content.problem_of)
+
+    async def run(self) -> dict[str, Any]:
+        states = {record.member: record.state for record in await present_members(self._fsck._state)}
+        away = await self._check_members(states)
+        await self._of_names.index_and_journal()
+        await self._content.run()
+        await self._of_names.nodes()
+        await self._of_names.uploads()
+        await self._of_names.names()
+        if self._full:
+            await self._walk_deep(states)
+        await self._of_names.report_damaged()
+        if self._content.short_count:
+            message = (
+                f"shards of {self._content.short_count} chunks are not at their homes; the walker makes them whole"
+            )
+            self._report.found("lake", Finding.STRIPE_SHORT, message)
+        await self._report_garbage(sorted(states.keys() - away.keys()))
+        missed = self._unchecked(self._looks.away | away, states)
+        return self._report.as_json() | {"unchecked": missed}
+
+    # --- members -----------------------------------------------------------------------------------
+
+    async def _check_members(self, asked: Iterable[MemberId]) -> dict[MemberId, str]:
+        """Have each member check its store; returns the reasons of those that did not."""
+        reports, away = await reports_of(self._members, asked, m.RunFsck(self._full))
+        self._report.count("members", len(reports))
+        for member, found in reports.items():
+            for what in _COUNTED:
+                self._report.count(what, found["checked"].get(what, 0))
+            self._take(member, found)
+        return away
+
+    def _take(self, member: MemberId, found: Mapping[str, Any]) -> None:
+        """Take a member's findings; damage of shards is a note."""
+        name = member_text(member)
+        listed = found["findings"]
+        for finding in listed:
+            subject = f"{name}: {finding['object']}"
+            if _is_of_shard(finding):
+                self._report.found(subject, Finding.SHARD_DAMAGED, f"{finding['message']} ({finding['code']})")
+            else:
+                self._report.add({**finding, "object": subject})
+        more = found["damage"] + found["notes"] - len(listed)
+        if more > 0:
+            has_damage = any(finding["severity"] == "damage" and not _is_of_shard(finding) for finding in listed)
+            kind = Finding.STORE_DAMAGED if has_damage else Finding.SHARD_DAMAGED
+            self._report.found(name, kind, f"{more} more findings, which its report does not list")
+
+    def _unchecked(self, away: Mapping[MemberId, str], states: Mapping[MemberId, MemberState]) -> list[dict[str, str]]:
+        """Return what could not be checked; it is among the findings, too."""
+        for member, reason in away.items():
+            self._report.found(member_text(member), Finding.MEMBER_UNCHECKED, reason)
+        needed = {
+            member: reason
+            for member, reason in away.items()
+            if states.get(member) is not MemberState.OUT or partitions_with(self._members.tables, member)
+        }
+        missed = [*unchecked(needed)]
+        if count := self._content.unknown_count:
+            missed.append(
+                {"object": "lake", "reason": f"{count} chunks cannot be judged without members that did not answer"}
+            )
+        return missed
+
+    # --- deep walk, garbage ------------------------------------------------------------------------
+
+    async def _walk_deep(self, states: Mapping[MemberId, MemberState]) -> None:
+        """Have the walker compare, and mend, the shards of all named chunks."""
+        total = WalkReport()
+        out = {member for member, state in states.items() if state is MemberState.OUT}
+        for partition in self._content.named.partitions(self._members.tables[0].partition_bits):
+            report = await self._walk_one(partition, [*states], out)
+            if report is not None:
+                total.add(report)
+        if total.replaced:
+            message = f"{total.replaced} shards had other bytes than their chunks give them, and were replaced"
+            self._report.found("lake", Finding.SHARD_DAMAGED, message)
+        self._report.count("chunks_walked", total.checked)
+
+    async def _walk_one(self, partition: Partition, others: list[MemberId], out: set[MemberId]) -> WalkReport | None:
+        for _ in range(_WALKS_MAX):
+            try:
+                walk = self._fsck._walker.walk_partition(partition, others=others, out=out, deep=True)
+                return (await walk).report
+            except StaleEpoch:
+                await trio.sleep(1.0)  # until this process has the newer table
+        return None
+
+    async def _report_garbage(self, members: Iterable[MemberId]) -> None:
+        if not self._content.named.is_complete:
+            return
+        generation = await self._fsck._walker.generation()
+        count, size = await count_garbage(self._members, members, self._content.named, generation)
+        if count:
+            told = "nothing that can be read; gc keeps them" if self._of_names.damaged else "nothing; gc frees them"
+            message = f"{count} shards ({size} bytes) are of chunks that are referred to by {told}"
+            self._report.found("lake", Finding.GARBAGE, message)
+
+
+def _is_of_shard(finding: Mapping[str, str]) -> bool:
+    """Return True for damage of a shard: reports name it by its chunk, a slash and its number."""
+    return finding["severity"] == "damage" and finding["object"][:2] in ("c:", "m:") and "/" in finding["object"]

@@ -1,0 +1,160 @@
+"""The lake's part of the status: members, what may be lost, walker, gc, and room for content.
+
+Rules kept here:
+- It is read for each status, but members are asked anew only after MEMBERS_AGE_S: mounts ask it for `df`.
+- *Outlives* counts the members that did not answer as lost, and speaks of stripes whose shards are at home: the
+  walker's dirty partitions are said beside it.
+- *Healed* is said only by a walk that left no stripe, with no partition noted since (`engine.walker.walker_pass`).
+- A coordinator that cannot be asked is a reason in the report, never an error of the status.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+import msgspec
+import trio
+
+from engine.coordinator.lake_state import LakeState
+from engine.coordinator.records import MemberRecord
+from engine.lake_gc.lake_gc import LakeGc
+from engine.lake_upkeep.member_answers import Answers, ask_each, present_members
+from engine.members.ports import Members
+from engine.mirror.good_copies import CopyState
+from engine.walker.walker_pass import WalkerPass
+from lakefs.cluster.losses import losses_outlived
+from lakefs.cluster.members import Level
+from lakefs.errors import LakeError
+from lakefs.ids import MemberId, id_text
+from lakefs.ports import Clock
+from lakefs.wire import messages as m
+
+ANSWER_S: Final = 5.0
+"""Within this a member answers, or counts as away."""
+MEMBERS_AGE_S: Final = 5.0
+_Statuses = dict[MemberId, dict[str, Any]]
+
+
+class LakeStatus:
+    """Reads the lake's part of the status.  Used on the loop."""
+
+    def __init__(
+        self,
+        members: Members,
+        state: LakeState,
+        walks: WalkerPass,
+        gc: LakeGc,
+        clock: Clock,
+        name: str = "",
+        names_copies: Callable[[], Sequence[CopyState]] | None = None,
+    ) -> None:
+        self._members = members
+        self._state = state
+        self._walks = walks
+        self._gc = gc
+        self._clock = clock
+        self._name = name
+        self._names_copies = names_copies
+        self._asking = trio.Lock()
+        self._asked_at = float("-inf")
+        self._statuses: _Statuses = {}
+        self._away: dict[MemberId, str] = {}
+
+    async def read(self) -> dict[str, Any]:
+        """Return `lake`, and `disk`: the room for content, parity not counted."""
+        try:
+            records = await present_members(self._state)
+            lake = await self._state.lake()
+            dirty = len(await self._state.dirty())
+        except LakeError as error:
+            return {"lake": {"name": self._name, "reason": f"the coordinator cannot be asked: {error.message}"}}
+        async with self._asking:
+            if self._clock.monotonic() - self._asked_at >= MEMBERS_AGE_S:
+                await self._ask([record.member for record in records])
+        protection = self._members.tables[0].protection
+        found = {
+            "name": self._name,
+            "id": "" if lake is None else id_text(lake.lake),
+            "protection": str(protection),
+            "ring_epoch": self._members.tables[0].ring_epoch,
+            "ring_epochs": len(self._members.tables),
+            "gc_generation": self._members.generation,
+            "members": [self._member(record) for record in records],
+            "outlives": self._outlives(),
+            "walker": self._walker(dirty),
+            "gc": {"running": self._gc.running, "last_ended_ns": self._gc.last_ended_ns, "last": self._last_gc()},
+            "names_copies": self._copies(),
+        }
+        return {"disk": self._room(protection.data / protection.width), "lake": found}
+
+    # --- members -----------------------------------------------------------------------------------
+
+    async def _ask(self, members: Iterable[MemberId]) -> None:
+        answers: Answers[m.StatusReply] = await ask_each(
+            self._members, dict.fromkeys(members, m.Status()), m.StatusReply, within_s=ANSWER_S
+        )
+        self._statuses = {
+            member: msgspec.json.decode(message.status_json, type=dict[str, Any])
+            for member, message in answers.messages.items()
+        }
+        self._away = answers.away
+        self._asked_at = self._clock.monotonic()
+
+    def _member(self, record: MemberRecord) -> dict[str, Any]:
+        status = self._statuses.get(record.member, {})
+        _, machine, *_ = (*record.domains, "", "")
+        return {
+            "id": id_text(record.member),
+            "state": record.state.value,
+            "up": record.member in self._statuses,
+            "reason": self._away.get(record.member) or status.get("reason", ""),
+            "machine": machine,
+            "addresses": list(record.addresses),
+            "room_bytes": record.room_bytes,
+            "used_bytes": _figure(status, "segments", "allocated_bytes"),
+            "free_bytes": _figure(status, "disk", "free_bytes"),
+            "damaged_chunks": _figure(status, "segments", "damaged_chunks"),
+        }
+
+    def _outlives(self) -> dict[str, int]:
+        """Return how many more devices and machines may be lost; -1: content cannot be read now."""
+        table = self._members.tables[0]
+        away = {member.id for member in table.members if member.id not in self._statuses}
+        levels = {"devices": Level.DEVICE, "machines": Level.MACHINE}
+        return {name: losses_outlived(table, level, away) for name, level in levels.items()}
+
+    def _room(self, share: float) -> dict[str, int]:
+        """Return free and total bytes of the members that answered, as far as they are for content."""
+        statuses = self._statuses.values()
+        return {
+            name: int(share * sum(_figure(status, "disk", name) or 0 for status in statuses))
+            for name in ("free_bytes", "total_bytes")
+        }
+
+    # --- walker, gc, names -------------------------------------------------------------------------
+
+    def _walker(self, dirty: int) -> dict[str, Any]:
+        """Return the walker's state, with the partitions that are noted now."""
+        found = self._walks.status()
+        return {**found, "healed": bool(found["healed"]) and not dirty, "dirty_partitions": dirty}
+
+    def _last_gc(self) -> dict[str, Any] | None:
+        return None if self._gc.last is None else gc_report(asdict(self._gc.last))
+
+    def _copies(self) -> list[dict[str, str]]:
+        copies = [] if self._names_copies is None else self._names_copies()
+        return [{"name": copy.name, "state": copy.state, "reason": copy.reason} for copy in copies]
+
+
+def gc_report(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a report of gc with an entry for each member's id, as commands print it."""
+    members = {each["member"]: {k: v for k, v in each.items() if k != "member"} for each in report["members"]}
+    return {**report, "members": members}
+
+
+def _figure(status: Mapping[str, Any], part: str, name: str) -> int | None:
+    """Return a figure of a member's status; None if it is not known."""
+    figure = status.get(part, {}).get(name)
+    return figure if isinstance(figure, int) else None

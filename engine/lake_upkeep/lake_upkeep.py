@@ -1,0 +1,152 @@
+"""`LakeUpkeep`: what keeps a lake whole, in the process of its names.
+
+    run          gc every `gc_interval_s`; and, while this process is the one that walks:
+                 the walker (dirty partitions at once, all of them once a week), and the members' states and tables
+    requests     handlers of RunGc, RunFsck and RunScrub for the service of the names
+    status       the lake's part of the names' status
+
+Rules kept here:
+- One process walks and changes states and tables: the one with the walker's lease.  Silence of members counts from
+  then on: what happened before, this process has not seen.
+- Names refuse answers of a ring epoch before it is retired; what is retired when names start is refused from then on.
+- Errors of the coordinator and of members are logged, and all is tried again; nothing but a bug ends `run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import structlog
+import trio
+
+from engine.coordinator.coordinator import Coordinator
+from engine.coordinator.lake_state import LakeState
+from engine.host.tasks import plain_errors
+from engine.lake_gc.joined_generation import JoinedGeneration
+from engine.lake_gc.lake_gc import LakeGc
+from engine.lake_upkeep.lake_fsck import LakeFsck
+from engine.lake_upkeep.lake_scrub import LakeScrub
+from engine.lake_upkeep.lake_status import LakeStatus
+from engine.lake_upkeep.upkeep_requests import LakeUpkeepRequests
+from engine.members.ports import Members, Stripes
+from engine.mirror.good_copies import CopyState
+from engine.requests.bind import BindGate
+from engine.requests.dispatch import Group
+from engine.store.names_store import NamesStore
+from engine.uploads.expiry import UploadExpiry
+from engine.walker.membership import Membership, MembershipSettings
+from engine.walker.walker import Walker
+from engine.walker.walker_pace import Pace
+from engine.walker.walker_pass import PassSettings, WalkerPass
+from lakefs.cluster.erasure import ErasureCode
+from lakefs.errors import LakeError
+from lakefs.ids import new_id16
+from lakefs.limits import GC_BATCH
+from lakefs.ports import Offload
+
+GC_INTERVAL_S: Final = 600.0
+"""Time between cycles, as of an engine's own gc."""
+LOOK_INTERVAL_S: Final = 10.0
+"""Members are asked for a sign of life that often: 60 times before one that is silent is out."""
+WALK_SHARE: Final = 0.5
+"""Share of the time in which the walker works: a lake that heals serves its clients with what is left."""
+_log: Final = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class UpkeepSettings:
+    """Times in seconds.  `upload_expiry_s`: age at which unfinished uploads are removed; 0: never.
+
+    `name` is the lake's, for status.  The walker moves at most `walk_rate_bytes_per_s` (0: no limit), and works during
+    at most `walk_share` of the time.
+    """
+
+    name: str = ""
+    gc_interval_s: float = GC_INTERVAL_S
+    look_interval_s: float = LOOK_INTERVAL_S
+    upload_expiry_s: float = 0.0
+    walk_rate_bytes_per_s: int = 0
+    walk_share: float = WALK_SHARE
+    gc_batch: int = GC_BATCH
+    walks: PassSettings = field(default_factory=PassSettings)
+    membership: MembershipSettings = field(default_factory=MembershipSettings)
+
+
+class LakeUpkeep:
+    """The upkeep of one lake.  Used on the loop of the names' process."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        members: Members,
+        stripes: Stripes,
+        names: NamesStore,
+        gate: BindGate,
+        joined: JoinedGeneration,
+        offload: Offload,
+        settings: UpkeepSettings | None = None,
+        *,
+        names_copies: Callable[[], Sequence[CopyState]] | None = None,
+    ) -> None:
+        """`gate` and `joined` are those of the names' service.  `names_copies`: the copies of the names' disk."""
+        settings = settings or UpkeepSettings()
+        table = members.tables[0]
+        clock = names.clock
+        self._coordinator = coordinator
+        self._members = members
+        self._settings = settings
+        gate.retire_below(members.tables[-1].ring_epoch)
+        self.state: Final = LakeState(coordinator)
+        expiry = UploadExpiry(names.metadata, clock, settings.upload_expiry_s, batch=settings.gc_batch)
+        self.gc: Final = LakeGc(
+            coordinator,
+            members,
+            stripes,
+            names.metadata,
+            names.references,
+            joined,
+            expiry,
+            clock,
+            batch=settings.gc_batch,
+        )
+        pace = Pace(clock, rate_bytes_per_s=settings.walk_rate_bytes_per_s, share=settings.walk_share)
+        code = ErasureCode(table.protection.data, table.protection.parity)
+        self.walker: Final = Walker(members, self.state, code, offload, pace)
+        self.walks: Final = WalkerPass(self.walker, members, self.state, clock, new_id16(), settings.walks)
+        self.membership: Final = Membership(
+            members, self.state, self.walker, clock, settings.membership, retiring=gate.retire_below
+        )
+        self.scrub: Final = LakeScrub(members, self.state)
+        self.fsck: Final = LakeFsck(members, self.state, stripes, names, code, self.walker)
+        self._status = LakeStatus(members, self.state, self.walks, self.gc, clock, settings.name, names_copies)
+
+    @property
+    def requests(self) -> Group:
+        """Handlers of the requests for upkeep: `NamesService(..., upkeep=...)`."""
+        return Group([LakeUpkeepRequests(self.state, self._members, self.gc, self.fsck, self.scrub)])
+
+    async def status(self) -> dict[str, Any]:
+        """Return the lake's part of the names' status, JSON-able: `NamesService(..., more_status=...)`."""
+        return await self._status.read()
+
+    async def run(self) -> None:
+        """Keep the lake whole, until cancelled."""
+        with plain_errors():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.gc.run_periodically, self._settings.gc_interval_s)
+                nursery.start_soon(partial(self.walks.run, self._coordinator, beside=self._keep_members))
+
+    async def _keep_members(self) -> None:
+        """Look at the members, and make the tables that follow, while this process walks."""
+        self.membership.begin()
+        while True:
+            try:
+                await self.membership.look()
+                await self.membership.advance()
+                await self.membership.retire()
+            except LakeError as error:
+                _log.warning("the members of the lake were not looked at", reason=error.message)
+            await trio.sleep(self._settings.look_interval_s)

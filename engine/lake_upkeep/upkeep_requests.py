@@ -1,0 +1,60 @@
+"""Requests for upkeep at the names of a lake: one cycle of gc, fsck and scrub, over all its members."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from engine.coordinator.lake_state import LakeState
+from engine.lake_gc.lake_gc import LakeGc
+from engine.lake_upkeep.lake_fsck import LakeFsck
+from engine.lake_upkeep.lake_scrub import LakeScrub
+from engine.lake_upkeep.lake_status import gc_report
+from engine.lake_upkeep.member_answers import present_members, reports_of
+from engine.members.ports import Members
+from engine.requests.handlers import handles
+from engine.requests.upkeep import check_scrub
+from lakefs.ids import id_text
+from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Reply
+
+_OF_MEMBERS: Final = ("freed_chunks", "removed_segments", "disk_bytes_after")
+"""Figures of a member's own gc that the report has."""
+
+
+class LakeUpkeepRequests:
+    """Handlers of requests for the upkeep of a lake."""
+
+    def __init__(self, state: LakeState, members: Members, gc: LakeGc, fsck: LakeFsck, scrub: LakeScrub) -> None:
+        self._state = state
+        self._members = members
+        self._gc = gc
+        self._fsck = fsck
+        self._scrub = scrub
+
+    @handles(m.RunGc)
+    async def _run_gc(self, request: m.RunGc) -> Reply:
+        """Free shards, then have each member collect its own whole chunks, and give room back."""
+        report = gc_report((await self._gc.run()).as_json())
+        asked = [record.member for record in await present_members(self._state)]
+        own, away = await reports_of(self._members, asked, m.RunGc(request.compact))
+        for member in asked:
+            of_member = report["members"].setdefault(id_text(member), {})
+            found = own.get(member, {})
+            of_member |= {name: found[name] for name in _OF_MEMBERS if name in found}
+            if member in away:
+                of_member["not_collected_because"] = away[member]
+        return _reply(report)
+
+    @handles(m.RunFsck)
+    async def _run_fsck(self, request: m.RunFsck) -> Reply:
+        return _reply(await self._fsck.run(full=request.full))
+
+    @handles(m.RunScrub)
+    async def _run_scrub(self, request: m.RunScrub) -> Reply:
+        check_scrub(request)
+        return _reply(await self._scrub.run(request))
+
+
+def _reply(report: dict[str, Any]) -> Reply:
+    return Reply(m.ReportReply(json.dumps(report)))

@@ -1,0 +1,130 @@
+"""Commands for operators, of a lake on many members: the lines they print, and their exit codes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cli.operate import fsck, scrub
+from cli.operate.lake_lines import lake_lines, outlives
+
+WHOLE: dict[str, Any] = {
+    "name": "prod",
+    "id": "6c" * 16,
+    "protection": "4+2",
+    "ring_epoch": 3,
+    "ring_epochs": 1,
+    "gc_generation": 9,
+    "members": [
+        {
+            "id": "01" * 16,
+            "state": "up",
+            "up": True,
+            "reason": "",
+            "machine": "m1",
+            "used_bytes": 1 << 30,
+            "free_bytes": 3 << 30,
+            "damaged_chunks": 0,
+        },
+        {
+            "id": "02" * 16,
+            "state": "up",
+            "up": False,
+            "reason": "it does not answer\n",
+            "machine": "m2",
+            "used_bytes": None,
+            "free_bytes": None,
+            "damaged_chunks": None,
+        },
+    ],
+    "outlives": {"devices": 1, "machines": 0},
+    "walker": {
+        "healed": True,
+        "dirty_partitions": 0,
+        "position": 0.0,
+        "eta_s": None,
+        "last_pass": {"ended_ns": 1_700_000_000 * 10**9, "chunks": 12, "stripes_left": 0},
+    },
+    "gc": {"running": False, "last_ended_ns": 0, "last": None},
+    "names_copies": [
+        {"name": "/a", "state": "good", "reason": ""},
+        {"name": "/b", "state": "good", "reason": ""},
+        {"name": "/c", "state": "out", "reason": "I/O error"},
+    ],
+}
+
+
+def of(**changes: Any) -> dict[str, Any]:
+    return {**WHOLE, **changes}
+
+
+def test_each_member_has_a_line_and_the_lake_a_sentence_of_losses() -> None:
+    assert lake_lines(WHOLE) == [
+        "lake                                    prod, protection 4+2, ring epoch 3",
+        f"member {'01' * 16} up, 1.0 GiB used, 3.0 GiB free, on m1",
+        f"member {'02' * 16} away, on m2: it does not answer\\n",
+        "outlives 1 more device, no machine; names: 2 devices",
+        "walker                                  healed, last pass 2023-11-14T22:13:20Z: 12 chunks, 0 left",
+        "gc                                      generation 9, no cycle since the start",
+        "names on /c                             out: I/O error",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("devices", "machines", "dirty", "copies", "told"),
+    [
+        (2, 1, 0, [], "outlives 2 more devices, 1 machine"),
+        (0, 0, 0, [], "outlives no more device, no machine"),
+        (2, 2, 1, [], "outlives 2 more devices, 2 machines; less until 1 dirty partition is healed"),
+        (-1, -1, 5, [], "too few members are up: some content cannot be read until they are back"),
+    ],
+)
+def test_the_sentence_of_losses(devices: int, machines: int, dirty: int, copies: list[Any], told: str) -> None:
+    walker = {**WHOLE["walker"], "dirty_partitions": dirty}
+    lake = of(outlives={"devices": devices, "machines": machines}, names_copies=copies, walker=walker)
+    assert outlives(lake) == told
+
+
+def test_a_walk_under_way_has_its_position_and_a_cycle_of_gc_those_who_took_no_part() -> None:
+    walker = {
+        "healed": False,
+        "dirty_partitions": 40,
+        "position": 0.25,
+        "eta_s": 90.4,
+        "last_pass": {"ended_ns": 0, "chunks": 0, "stripes_left": 0},
+    }
+    last = {"freed_bytes": 2 << 20, "members": {"01": {"kept_because": ""}, "02": {"kept_because": "away"}}}
+    gc = {"running": False, "last_ended_ns": 1_700_000_000 * 10**9, "last": last}
+    lines = lake_lines(of(walker=walker, gc=gc, ring_epochs=2))
+    told = "40 dirty partitions, 25.0% of a pass, 90 s to go, no full pass yet, 2 tables in use"
+    assert lines[4].endswith(told)
+    assert lines[5].endswith("last cycle 2023-11-14T22:13:20Z: 2.0 MiB freed, 1 member took no part")
+
+
+def test_a_lake_without_its_coordinator_says_so() -> None:
+    (line,) = lake_lines({"name": "prod", "reason": "the coordinator cannot be asked"})
+    assert line.endswith("the coordinator cannot be asked")
+
+
+@pytest.mark.parametrize(
+    ("damage", "unchecked", "repairs", "outcome", "code"),
+    [
+        (0, [], [], "clean", 0),
+        (0, [{"object": "member 01", "reason": "away"}], [], "refused", 2),
+        (1, [{"object": "member 01", "reason": "away"}], [], "damaged", 1),
+        (0, [], [{}], "repaired", 3),
+    ],
+)
+def test_a_member_that_is_away_could_not_be_checked(
+    damage: int, unchecked: list[Any], repairs: list[Any], outcome: str, code: int
+) -> None:
+    assert fsck._outcome({"damage": damage, "unchecked": unchecked, "repairs": repairs}) == outcome
+    assert fsck.EXIT_CODES[outcome] == code
+    if not repairs:
+        assert scrub._exit_code({"damaged": [{}] * damage, "unchecked": unchecked}) == code
+
+
+def test_a_report_of_one_engine_has_no_word_about_members() -> None:
+    assert fsck._outcome({"damage": 0, "repairs": []}) == "clean"
+    assert scrub._exit_code({"damaged": []}) == 0
