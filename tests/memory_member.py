@@ -66,7 +66,8 @@ class MemoryMember:
 
     def _offer(self, request: m.OfferShards) -> m.ShardsOffered:
         names = zip(request.chunks, request.shards, strict=True)
-        return m.ShardsOffered([self._length(chunk, shard) for chunk, shard in names])
+        lengths = [self._length(chunk, shard) for chunk, shard in names]
+        return m.ShardsOffered(lengths, lengths)
 
     def _list(self, request: m.ListShards) -> m.ShardsListed:
         chunks = sorted(self._stripes.chunks)

@@ -21,8 +21,8 @@ def lake_lines(lake: dict[str, Any]) -> list[str]:
         _line("walker", _walker(lake)),
         _line("gc", f"generation {lake['gc_generation']}, {_gc(gc)}"),
     ]
-    bad = [copy for copy in lake["names_copies"] if copy["state"] != "good"]
-    return lines + [_line(f"names on {copy['name']}", f"{copy['state']}: {copy['reason']}") for copy in bad]
+    bad = [copy for copy in lake["names"].get("copies", ()) if copy["state"] != "good"]
+    return lines + [_line(f"names in {copy['folder']}", f"{copy['state']}: {copy['reason']}") for copy in bad]
 
 
 def outlives(lake: dict[str, Any]) -> str:
@@ -32,8 +32,8 @@ def outlives(lake: dict[str, Any]) -> str:
         told = "too few members are up: some content cannot be read until they are back"
     else:
         told = f"outlives {_count(devices, 'more device')}, {_count(machines, 'machine')}"
-    if copies := [copy for copy in lake["names_copies"] if copy["state"] == "good"]:
-        told += f"; names: {_count(len(copies), 'device')}"
+    if lake["names"]:
+        told += f"; names: {_count(lake['names']['devices'], 'device')}"
     dirty = lake["walker"]["dirty_partitions"]
     if dirty and devices >= 0:
         told += f"; less until {_count(dirty, 'dirty partition')} {'is' if dirty == 1 else 'are'} healed"

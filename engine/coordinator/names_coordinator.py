@@ -135,19 +135,11 @@ class NamesCoordinator:
         self._metadata = metadata
         self._clock = clock
         self._leases = Leases()
-        self._listeners: list[Callable[[bytes, bytes | None], None]] = []
         self._used_bytes = 0
         with metadata.view() as view:
             self._history = history(last_state(view).revision)
             self._restore(view)
         self._ends = [metadata.on_joined(self._joined, {_Decided}), metadata.on_durable(self._durable)]
-
-    def on_joined(self, listener: Callable[[bytes, bytes | None], None]) -> None:
-        """Call `listener` with each key that changes, and its new value or None, in the step in which it changes.
-
-        So this process decides nothing more upon the old value; others may see it until the change is durable.
-        """
-        self._listeners.append(listener)
 
     def close(self) -> None:
         """End all watches and further calls with EngineUnreachable; what was decided becomes durable."""
@@ -319,8 +311,6 @@ class NamesCoordinator:
                     self._leases.detach(old.lease, key)
                 if new is not None and new.lease:
                     self._leases.attach(new.lease, key)
-                for listener in self._listeners:
-                    listener(key, None if new is None else new.value)
             self._used_bytes += _added_bytes(note.moves)
             if note.granted is not None:
                 self._leases.grant(*note.granted, self._clock.monotonic())

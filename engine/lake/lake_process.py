@@ -82,6 +82,7 @@ async def run_lake(
         plan = plan_lake(config, member_command, options or LakeOptions())
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with open_lake(plan) as lake, trio.open_nursery() as nursery:
+                nursery.start_soon(lake.upkeep.run)
                 running = _running(config, lake, group, is_new=plan.is_new)
                 await serve_until_signal(running, nursery, signals, printer, faces)
                 nursery.cancel_scope.cancel()
@@ -106,7 +107,8 @@ def plan_lake(config: Config, member_command: MemberCommand, options: LakeOption
         socket = config.socket.with_name(f"{config.socket.name}.{number}")
         members.append(MemberPlan(folder, socket, member_command(folder, socket, found.lake_id)))
     is_chosen = config.origins["protect"] != "default"
-    return LakePlan(found.lake_id, found.is_new, members, protection, is_chosen, options.accept_loss)
+    expiry_s = config.upload_expiry
+    return LakePlan(found.lake_id, found.is_new, members, protection, is_chosen, options.accept_loss, expiry_s)
 
 
 def _running(config: Config, lake: LakeParts, group: int | None, *, is_new: bool) -> RunningLake:

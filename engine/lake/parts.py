@@ -11,7 +11,6 @@ Rules kept here:
 - Protection is chosen when the lake is made, and its record decides from then on.
 - A new lake has its first table when all its members have served once.  A lake that exists begins to serve without
   those that cannot be started, after START_PATIENCE_S without those that take long.
-- What names are bound on learns that a ring epoch was retired in the very step in which that is decided.
 """
 
 from __future__ import annotations
@@ -29,14 +28,15 @@ import structlog
 import trio
 
 from engine.coordinator.lake_state import NO_EPOCH, NO_GENERATION, LakeState
-from engine.coordinator.names_coordinator import NamesCoordinator, open_names_coordinator
-from engine.coordinator.records import EPOCHS, LakeRecord, MemberRecord, epoch_of_key
+from engine.coordinator.names_coordinator import open_names_coordinator
+from engine.coordinator.records import LakeRecord, MemberRecord
 from engine.head.head import Head, open_head
 from engine.head.names_link import ConnectNames, NamesConnection
 from engine.host.local_disk import LocalDisk
 from engine.lake.folders import NAMES_FOLDER
 from engine.lake.member_processes import MemberPlan, MemberProcess, MemberProcesses, Served, open_member_processes
 from engine.lake_gc.joined_generation import JoinedGeneration
+from engine.lake_upkeep.lake_upkeep import LakeUpkeep, UpkeepSettings
 from engine.members.member_links import MemberLinks, connect_member, open_member_links
 from engine.process.embedded import EmbeddedEngine
 from engine.process.mirrored_names import LocalNames
@@ -53,7 +53,7 @@ from lakefs.cluster.table_format import pack
 from lakefs.errors import ConfigError, LakeError, StoreUnusable
 from lakefs.host.buffers import BufferPool
 from lakefs.host.offload import ThreadOffload
-from lakefs.ids import MemberId, RingEpoch
+from lakefs.ids import MemberId
 from lakefs.limits import BUFFER_POOL_BYTES
 from lakefs.ports import Offload
 from lakefs.wire import messages as m
@@ -76,6 +76,7 @@ class LakePlan:
     protection: Protection
     is_chosen: bool
     accept_loss: bool
+    upload_expiry_s: float = 0.0
 
     @property
     def folders(self) -> list[Path]:
@@ -90,6 +91,7 @@ class LakeParts:
     names: LocalNames
     processes: MemberProcesses
     links: MemberLinks
+    upkeep: LakeUpkeep
     head: Head
     protection: Protection
     offload: Offload
@@ -113,18 +115,21 @@ async def open_lake(plan: LakePlan) -> AsyncIterator[LakeParts]:
             )
         )
         store, gate = names.store, BindGate()
-        JoinedGeneration(store.metadata, gate)
+        joined = JoinedGeneration(store.metadata, gate)
         coordinator = await stack.enter_async_context(
             open_names_coordinator(store.metadata, store.clock, store.superblock.incompat_features)
         )
         state = LakeState(coordinator)
         protection = await _recorded(state, plan)
-        await _watch_retired(coordinator, state, gate)
         processes = await stack.enter_async_context(open_member_processes(plan.members, _registering(state, plan)))
         await _wait_for_members(processes, state, plan, protection)
         links = await stack.enter_async_context(open_member_links(coordinator, connect_member))
         stripes = LakeStripes(links, state, offload)
-        service = NamesService(store, gate=gate)
+        settings = UpkeepSettings(upload_expiry_s=plan.upload_expiry_s)
+        upkeep = LakeUpkeep(
+            coordinator, links, stripes, store, gate, joined, offload, settings, names_state=names.state
+        )
+        service = NamesService(store, gate=gate, upkeep=upkeep.requests, more_status=upkeep.status)
         head = await stack.enter_async_context(
             open_head(
                 _connecting(service),
@@ -135,7 +140,7 @@ async def open_lake(plan: LakePlan) -> AsyncIterator[LakeParts]:
                 buffers=BufferPool(BUFFER_POOL_BYTES),
             )
         )
-        yield LakeParts(names, processes, links, head, protection, offload)
+        yield LakeParts(names, processes, links, upkeep, head, protection, offload)
 
 
 async def _recorded(state: LakeState, plan: LakePlan) -> Protection:
@@ -149,17 +154,6 @@ async def _recorded(state: LakeState, plan: LakePlan) -> Protection:
         )
     await state.advance_generation(NO_GENERATION)
     return chosen
-
-
-async def _watch_retired(coordinator: NamesCoordinator, state: LakeState, gate: BindGate) -> None:
-    """Let names refuse what was answered under retired epochs: those of earlier runs now, others when it is decided."""
-    gate.retire_below(min(await state.epoch_tables(), default=NO_EPOCH))
-
-    def changed(key: bytes, value: bytes | None) -> None:
-        if value is None and EPOCHS[0] <= key < EPOCHS[1]:
-            gate.retire_below(RingEpoch(epoch_of_key(key) + 1))
-
-    coordinator.on_joined(changed)
 
 
 # --- members -----------------------------------------------------------------------------------------
@@ -176,7 +170,8 @@ def _registering(state: LakeState, plan: LakePlan) -> Served:
             room_bytes = max(1, disk.total_bytes() // devices[os.stat(folder).st_dev])
             store_id = survey_superblocks(disk).good.store_id
             address = f"unix:{member.plan.socket}"
-            await state.register(MemberRecord(MemberId(store_id), (address,), room_bytes, ("", "", "", "")))
+            domains = (f"device {os.stat(folder).st_dev}", "", "", "")
+            await state.register(MemberRecord(MemberId(store_id), (address,), room_bytes, domains))
         except (LakeError, OSError) as error:
             _log.error("a member is not used: it could not be recorded", folder=str(folder), reason=str(error))
 

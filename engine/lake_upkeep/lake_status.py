@@ -10,8 +10,8 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 import msgspec
@@ -22,7 +22,6 @@ from engine.coordinator.records import MemberRecord
 from engine.lake_gc.lake_gc import LakeGc
 from engine.lake_upkeep.member_answers import Answers, ask_each, present_members
 from engine.members.ports import Members
-from engine.mirror.good_copies import CopyState
 from engine.walker.walker_pass import WalkerPass
 from lakefs.cluster.losses import losses_outlived
 from lakefs.cluster.members import Level
@@ -48,7 +47,7 @@ class LakeStatus:
         gc: LakeGc,
         clock: Clock,
         name: str = "",
-        names_copies: Callable[[], Sequence[CopyState]] | None = None,
+        names_state: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self._members = members
         self._state = state
@@ -56,7 +55,7 @@ class LakeStatus:
         self._gc = gc
         self._clock = clock
         self._name = name
-        self._names_copies = names_copies
+        self._names_state = names_state
         self._asking = trio.Lock()
         self._asked_at = float("-inf")
         self._statuses: _Statuses = {}
@@ -82,10 +81,10 @@ class LakeStatus:
             "ring_epochs": len(self._members.tables),
             "gc_generation": self._members.generation,
             "members": [self._member(record) for record in records],
-            "outlives": self._outlives(),
+            "outlives": self._outlives(records),
             "walker": self._walker(dirty),
             "gc": {"running": self._gc.running, "last_ended_ns": self._gc.last_ended_ns, "last": self._last_gc()},
-            "names_copies": self._copies(),
+            "names": self._names_state(),
         }
         return {"disk": self._room(protection.data / protection.width), "lake": found}
 
@@ -118,12 +117,19 @@ class LakeStatus:
             "damaged_chunks": _figure(status, "segments", "damaged_chunks"),
         }
 
-    def _outlives(self) -> dict[str, int]:
-        """Return how many more devices and machines may be lost; -1: content cannot be read now."""
+    def _outlives(self, records: Iterable[MemberRecord]) -> dict[str, int]:
+        """Return how many more devices and machines may be lost; -1: content cannot be read now.
+
+        Members whose records name one device are lost together.
+        """
         table = self._members.tables[0]
         away = {member.id for member in table.members if member.id not in self._statuses}
-        levels = {"devices": Level.DEVICE, "machines": Level.MACHINE}
-        return {name: losses_outlived(table, level, away) for name, level in levels.items()}
+        devices = {record.member: " ".join(record.domains[:2]) for record in records if any(record.domains[:1])}
+        by_device = [replace(member, machine=devices.get(member.id, member.id.hex())) for member in table.members]
+        return {
+            "devices": losses_outlived(replace(table, members=tuple(by_device)), Level.MACHINE, away),
+            "machines": losses_outlived(table, Level.MACHINE, away),
+        }
 
     def _room(self, share: float) -> dict[str, int]:
         """Return free and total bytes of the members that answered, as far as they are for content."""
@@ -142,10 +148,6 @@ class LakeStatus:
 
     def _last_gc(self) -> dict[str, Any] | None:
         return None if self._gc.last is None else gc_report(asdict(self._gc.last))
-
-    def _copies(self) -> list[dict[str, str]]:
-        copies = [] if self._names_copies is None else self._names_copies()
-        return [{"name": copy.name, "state": copy.state, "reason": copy.reason} for copy in copies]
 
 
 def gc_report(report: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -32,7 +32,6 @@ from engine.lake_upkeep.lake_scrub import LakeScrub
 from engine.lake_upkeep.lake_status import LakeStatus
 from engine.lake_upkeep.upkeep_requests import LakeUpkeepRequests
 from engine.members.ports import Members, Stripes
-from engine.mirror.good_copies import CopyState
 from engine.requests.bind import BindGate
 from engine.requests.dispatch import Group
 from engine.store.names_store import NamesStore
@@ -89,9 +88,10 @@ class LakeUpkeep:
         offload: Offload,
         settings: UpkeepSettings | None = None,
         *,
-        names_copies: Callable[[], Sequence[CopyState]] | None = None,
+        names_state: Callable[[], dict[str, Any]] = dict,
     ) -> None:
-        """`gate` and `joined` are those of the names' service.  `names_copies`: the copies of the names' disk."""
+        """`gate` and `joined` are those of the names' service.  `names_state`: where names lie, for
+        status (`LocalNames.state`)."""
         settings = settings or UpkeepSettings()
         table = members.tables[0]
         clock = names.clock
@@ -121,7 +121,7 @@ class LakeUpkeep:
         )
         self.scrub: Final = LakeScrub(members, self.state)
         self.fsck: Final = LakeFsck(members, self.state, stripes, names, code, self.walker)
-        self._status = LakeStatus(members, self.state, self.walks, self.gc, clock, settings.name, names_copies)
+        self._status = LakeStatus(members, self.state, self.walks, self.gc, clock, settings.name, names_state)
 
     @property
     def requests(self) -> Group:

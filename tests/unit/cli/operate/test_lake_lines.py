@@ -47,11 +47,14 @@ WHOLE: dict[str, Any] = {
         "last_pass": {"ended_ns": 1_700_000_000 * 10**9, "chunks": 12, "stripes_left": 0},
     },
     "gc": {"running": False, "last_ended_ns": 0, "last": None},
-    "names_copies": [
-        {"name": "/a", "state": "good", "reason": ""},
-        {"name": "/b", "state": "good", "reason": ""},
-        {"name": "/c", "state": "out", "reason": "I/O error"},
-    ],
+    "names": {
+        "devices": 2,
+        "copies": [
+            {"folder": "/a", "state": "good", "reason": ""},
+            {"folder": "/b", "state": "good", "reason": ""},
+            {"folder": "/c", "state": "out", "reason": "I/O error"},
+        ],
+    },
 }
 
 
@@ -67,22 +70,22 @@ def test_each_member_has_a_line_and_the_lake_a_sentence_of_losses() -> None:
         "outlives 1 more device, no machine; names: 2 devices",
         "walker                                  healed, last pass 2023-11-14T22:13:20Z: 12 chunks, 0 left",
         "gc                                      generation 9, no cycle since the start",
-        "names on /c                             out: I/O error",
+        "names in /c                             out: I/O error",
     ]
 
 
 @pytest.mark.parametrize(
-    ("devices", "machines", "dirty", "copies", "told"),
+    ("devices", "machines", "dirty", "told"),
     [
-        (2, 1, 0, [], "outlives 2 more devices, 1 machine"),
-        (0, 0, 0, [], "outlives no more device, no machine"),
-        (2, 2, 1, [], "outlives 2 more devices, 2 machines; less until 1 dirty partition is healed"),
-        (-1, -1, 5, [], "too few members are up: some content cannot be read until they are back"),
+        (2, 1, 0, "outlives 2 more devices, 1 machine"),
+        (0, 0, 0, "outlives no more device, no machine"),
+        (2, 2, 1, "outlives 2 more devices, 2 machines; less until 1 dirty partition is healed"),
+        (-1, -1, 5, "too few members are up: some content cannot be read until they are back"),
     ],
 )
-def test_the_sentence_of_losses(devices: int, machines: int, dirty: int, copies: list[Any], told: str) -> None:
+def test_the_sentence_of_losses(devices: int, machines: int, dirty: int, told: str) -> None:
     walker = {**WHOLE["walker"], "dirty_partitions": dirty}
-    lake = of(outlives={"devices": devices, "machines": machines}, names_copies=copies, walker=walker)
+    lake = of(outlives={"devices": devices, "machines": machines}, names={}, walker=walker)
     assert outlives(lake) == told
 
 

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import trio
 
-from engine.mirror.good_copies import CopyState
 from lakefs.errors import InvalidArgument
-from lakefs.ids import CopyId, MemberId, data_chunk_id, id_text
+from lakefs.ids import MemberId, data_chunk_id, id_text
 from lakefs.wire import messages as m
 from tests.lake_rig import SmallLake, with_lake
 from tests.store_rig import ask, delete
@@ -179,7 +178,7 @@ def test_status_has_the_members_and_what_may_be_lost() -> None:
         assert all(member["used_bytes"] > 0 and member["machine"] for member in lake["members"])
         assert lake["walker"]["healed"] is False, "no walk has been through all partitions"
         assert lake["gc"] == {"running": False, "last_ended_ns": 0, "last": None}
-        assert lake["names_copies"] == []
+        assert lake["names"] == {}
         whole = lake["disk"]
         one.rig.lose(0, fault=Fault.LOST)
         one.rig.lose(1, fault=Fault.AWAY)
@@ -208,17 +207,6 @@ def test_members_are_not_asked_for_each_status() -> None:
         assert one.rig.members.calls["Status"] == 12
 
     kept(body)
-
-
-def test_names_copies_are_shown_as_their_disk_has_them() -> None:
-    async def body(lake: SmallLake) -> None:
-        copy = CopyState(CopyId(bytes(16)), "/data/a", "good", "")
-        lake.upkeep._status._names_copies = lambda: [copy]
-        assert (await lake.upkeep.status())["lake"]["names_copies"] == [
-            {"name": "/data/a", "state": "good", "reason": ""}
-        ]
-
-    with_lake(body)
 
 
 def test_a_status_without_the_coordinator_has_its_reason() -> None:
