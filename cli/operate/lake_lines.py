@@ -1,4 +1,4 @@
-"""A lake's part of `lake status`, for people: a line a member, what may be lost, and how far healing is."""
+"""A lake's part of `lake status` and `lake gc`, for people: a line a member, what may be lost, how far healing is."""
 
 from __future__ import annotations
 
@@ -38,6 +38,19 @@ def outlives(lake: dict[str, Any]) -> str:
     if dirty and devices >= 0:
         told += f"; less until {_count(dirty, 'dirty partition')} {'is' if dirty == 1 else 'are'} healed"
     return told
+
+
+def gc_lines(members: dict[str, dict[str, Any]]) -> list[str]:
+    """Return a line for each member's part in a cycle of gc: what it freed, or why it did not."""
+    lines = []
+    for member, part in members.items():
+        told = f"{part.get('freed_shards', 0)} shards, {human_bytes(part.get('freed_bytes', 0))} freed"
+        if part.get("kept_because"):
+            told = f"freed nothing: {part['kept_because']}"
+        elif part.get("not_collected_because"):
+            told += f"; it did not collect its own: {part['not_collected_because']}"
+        lines.append(_line(f"member {member}", told))
+    return lines
 
 
 def _member(member: dict[str, Any]) -> str:

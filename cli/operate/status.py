@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from cli.operate.lake_lines import lake_lines
+from cli.operate.lake_lines import gc_lines, lake_lines
 from cli.terminal.output import escaped, human_bytes, json_option, write_json, write_line
 from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.errors import StoreReadOnly
@@ -52,7 +52,8 @@ def gc(where: Target, compact: bool, as_json: bool) -> None:
     if as_json:
         write_json(report)
         return
-    for line in _lines(report):
+    members = report.pop("members", {})  # one engine has none
+    for line in [*_lines(report), *gc_lines(members)]:
         write_line(line)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cli.operate import fsck, scrub
-from cli.operate.lake_lines import lake_lines, outlives
+from cli.operate.lake_lines import gc_lines, lake_lines, outlives
 
 WHOLE: dict[str, Any] = {
     "name": "prod",
@@ -131,3 +131,17 @@ def test_a_member_that_is_away_could_not_be_checked(
 def test_a_report_of_one_engine_has_no_word_about_members() -> None:
     assert fsck._outcome({"damage": 0, "repairs": []}) == "clean"
     assert scrub._exit_code({"damaged": []}) == 0
+
+
+def test_gc_has_a_line_a_member_with_what_it_freed_or_the_reason_why_it_did_not() -> None:
+    members: dict[str, dict[str, Any]] = {
+        "01" * 16: {"freed_shards": 3, "freed_bytes": 12 << 10, "kept_because": "", "freed_chunks": 0},
+        "02" * 16: {"freed_shards": 0, "freed_bytes": 0, "kept_because": "it is away"},
+        "03" * 16: {"freed_shards": 1, "freed_bytes": 4 << 10, "not_collected_because": "it left\n"},
+    }
+    assert gc_lines(members) == [
+        f"member {'01' * 16} 3 shards, 12.0 KiB freed",
+        f"member {'02' * 16} freed nothing: it is away",
+        f"member {'03' * 16} 1 shards, 4.0 KiB freed; it did not collect its own: it left\\n",
+    ]
+    assert gc_lines({}) == []
