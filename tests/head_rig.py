@@ -10,7 +10,7 @@ import trio
 
 from engine.head.head import Head, open_head
 from engine.head.names_link import ConnectNames, NamesConnection
-from engine.members.ports import Known, Stripes
+from engine.members.ports import Members, Stripes
 from engine.process.embedded import EmbeddedEngine
 from engine.requests.bind import BindGate
 from engine.requests.table import NamesService
@@ -26,7 +26,7 @@ from lakefs.wire import messages as m
 from tests.memory_stripes import KnownState, MemoryStripes
 from tests.names_rig import names_store
 from tests.sim.world.disk import SimDisk
-from tests.store_rig import ask, change, good, run, store_chunks
+from tests.store_rig import ask, change, client_of, good, run, simulated_store, store_chunks
 
 BUFFER_BYTES = 64 * MIB
 
@@ -87,7 +87,7 @@ class Lake(HeadAndNames):
 @asynccontextmanager
 async def head_over(
     stripes: Stripes,
-    known: Known,
+    members: Members,
     disk: SimDisk | None = None,
     *,
     offload: Offload | None = None,
@@ -100,7 +100,7 @@ async def head_over(
         async with open_head(
             connect,
             stripes,
-            known,
+            members,
             offload=offload or InlineOffload(),
             clock=clock or store.clock,
             buffers=BufferPool(BUFFER_BYTES),
@@ -114,10 +114,48 @@ async def head_over(
 async def lake_of(
     disk: SimDisk | None = None, *, offload: Offload | None = None, clock: Clock | None = None
 ) -> AsyncIterator[Lake]:
-    """A lake in this process, whose chunks are in memory."""
-    stripes, known = MemoryStripes(), KnownState()
-    async with head_over(stripes, known, disk, offload=offload, clock=clock) as made:
-        yield Lake(made.head, made.names, stripes, known)
+    """A lake in this process, whose chunks are in memory; its only member keeps keys, and starts when it is asked."""
+    async with trio.open_nursery() as nursery:
+        stripes, keys = MemoryStripes(), KeysMember(nursery)
+        known = KnownState(reach=keys.reach)
+        async with head_over(stripes, known, disk, offload=offload, clock=clock) as made:
+            yield Lake(made.head, made.names, stripes, known)
+        await keys.stop()
+
+
+class KeysMember:
+    """A member that keeps keys: an engine on a simulated disk, started when it is first asked."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self._starting = trio.Lock()
+        self._stopped = trio.Event()
+        self._ended = trio.Event()
+        self.client: EmbeddedEngine | None = None
+
+    async def reach(self) -> EmbeddedEngine:
+        """Return a client of it."""
+        async with self._starting:
+            if self.client is None:
+                self.client = await self._nursery.start(self._run)
+        return self.client
+
+    async def stop(self) -> None:
+        """Stop it, if it runs; nothing is held by then."""
+        self._stopped.set()
+        if self.client is not None:
+            await self._ended.wait()
+
+    async def _run(self, task_status: trio.TaskStatus[EmbeddedEngine]) -> None:
+        async with simulated_store(cluster_id=b"a lake of tests.") as store:
+            client = client_of(store)
+            task_status.started(client)
+            await self._stopped.wait()
+            assert store.buffers.in_use == 0, "a member's memory was not given back"
+            held = store.references.statistics()
+            assert (held["sessions"], held["leases"]) == (0, 0), "a head ends its sessions and leases at members"
+            await client.aclose()
+        self._ended.set()
 
 
 def with_lake(body: Callable[[Lake, EmbeddedEngine], Awaitable[None]]) -> None:

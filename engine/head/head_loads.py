@@ -1,4 +1,5 @@
-"""LoadSlots at a head: chunks are read over the members, checked, and copied into memory that a client has lent.
+"""LoadSlots and KeyedLoad at a head: chunks are read over the members, checked, and copied into memory that a client
+has lent.
 
 Rules kept here:
 - Every chunk has a result: its length, or its failure.  A slot reported as loaded holds that chunk's bytes.
@@ -11,14 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
 from engine.chunks.manifests import checked_chunks
 from engine.head.head_chunks import KnownLengths
 from engine.head.head_clients import HeadClient
+from engine.head.head_keyed import Found, KeyMatches, divided
 from engine.members.ports import Got, Stripes, Wanted
 from engine.memory.lent_memory import LentMemory, put_into
 from engine.memory.while_lent import WhileLent
 from engine.requests.answers import failure_of
 from engine.requests.handlers import handles
+from engine.requests.keyed_batch import check_keys
+from engine.requests.keyed_load import WantedValues, check_lists
 from engine.sessions.lendings import Lendings
 from lakefs.errors import InvalidArgument, LakeError, SessionLost, UnsupportedVersion
 from lakefs.ids import EMPTY_CHUNK, ChunkId
@@ -40,6 +46,10 @@ class HeadLoads:
 
     @handles(m.LoadSlots)
     async def load_slots(self, client: HeadClient, request: m.LoadSlots) -> Reply:
+        return Reply(await self.load(client, request))
+
+    async def load(self, client: HeadClient, request: m.LoadSlots) -> m.SlotsLoaded:
+        """Load chunks into slots.  Each fails by itself; InvalidArgument, SessionLost for the request."""
         chunks = checked_chunks(request.chunks)
         if len(request.offsets) != len(chunks) or len(request.lengths) not in (0, len(chunks)):
             raise InvalidArgument("chunks and offsets go together, and lengths with them when there are any")
@@ -51,7 +61,7 @@ class HeadLoads:
             load = _Load(request, chunks, memory, ask)
             try:
                 await self._load(load)
-                return Reply(load.answer())
+                return load.answer()
             except SessionLost as error:
                 lost = error.with_traceback(None)  # which would keep the memory mapped
         raise lost
@@ -77,6 +87,29 @@ class HeadLoads:
                 if isinstance(got, Got)
             )
             await self._offload.run(load.put_all, batch, found)
+
+
+class HeadKeyedLoads:
+    """Handler of KeyedLoad: the parts of the values that are found are loaded like any chunk."""
+
+    def __init__(self, matches: KeyMatches, loads: HeadLoads) -> None:
+        self._matches = matches
+        self._loads = loads
+
+    @handles(m.KeyedLoad)
+    async def keyed_load(self, client: HeadClient, request: m.KeyedLoad) -> Reply:
+        check_keys(request.keys)
+        check_lists(len(request.keys), request.offsets, request.lengths)
+        found = Found()
+        await self._matches.match(client, request.space, request.keys, divided(request.keys)[1], found)
+        wanted = WantedValues(request)
+        for index in range(len(request.keys)):
+            wanted.is_full = wanted.is_full or index in found.failures  # its home's answer was full
+            value = found.values.get(index)
+            wanted.add(index, None if value is None or wanted.is_full else value.as_record())
+        slots = m.LoadSlots(request.memory, list(wanted.chunks), wanted.offsets, wanted.lengths)
+        slots = replace(slots, checksums=request.checksums, fabric=request.fabric)
+        return Reply(wanted.reply(await self._loads.load(client, slots)))
 
 
 class _Load:

@@ -18,6 +18,7 @@ from engine.requests.dispatch import Dispatch, Group
 from engine.requests.keyed import KeyedRequests, SpaceRequests
 from engine.requests.keyed_load import KeyedLoads
 from engine.requests.keyed_put import KeyedPuts
+from engine.requests.lake_spaces import LakeSpaceRequests
 from engine.requests.lent import LendingStore, LentRequests
 from engine.requests.load_ranges import Loads
 from engine.requests.local_clients import SegmentRequests, StampRequests, TierRequests, TierStore
@@ -107,9 +108,9 @@ def keyed(store: Store) -> Group:
 
 
 def shards(store: Store) -> Group:
-    """Shards of a lake's chunks; refused unless the store is a member of one."""
+    """Shards of a lake's chunks, and the lake's spaces; refused unless the store is a member of one."""
     requests = ShardRequests(store)
-    return Group([requests], bodies={m.StoreShards: requests.receive})
+    return Group([requests, LakeSpaceRequests(store)], bodies={m.StoreShards: requests.receive})
 
 
 def upkeep(store: Store) -> Group:
@@ -140,18 +141,18 @@ class Service(Dispatch):
 
 
 class NamesService(Dispatch):
-    """Names without content: a process that keeps no segment.  `blobs` looks at what names are bound to.
+    """Names and spaces without content: a process that keeps no segment.  `blobs` looks at what names are bound to.
 
     `gate`: those who connect are heads of the lake, and are believed what they say of content.
     """
 
     def __init__(
         self,
-        store: NamesStore,
+        store: KeyedStore,
         blobs: BlobHolder | None = None,
         *,
         part_bytes_min: int = DEFAULT_STORE_SIZES.part_bytes_min,
         gate: BindGate | None = None,
     ) -> None:
-        groups = about(store), names(store, blobs or EmptyBlobs(), part_bytes_min, gate), opens(store)
+        groups = about(store), names(store, blobs or EmptyBlobs(), part_bytes_min, gate), opens(store), spaces(store)
         super().__init__(store, groups, offers="names are kept here, without content; this process does not serve")

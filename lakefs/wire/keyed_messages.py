@@ -65,9 +65,14 @@ class SpaceOpen(Request, frozen=True):
 
 
 class Spaces(Message, frozen=True):
-    """All spaces, in byte order of their names."""
+    """All spaces, in byte order of their names.
+
+    `version` grows with every change of them: of two answers the one with the greater version is later.  0: this one
+    has none, because usage changed all the time.
+    """
 
     spaces: list[SpaceStat]
+    version: int = 0
 
 
 class SpaceList(Request, frozen=True):
@@ -86,6 +91,22 @@ class SpaceRemove(Request, frozen=True):
     OP = 92
     REPLY = Done
     name: str
+
+
+class SetSpaces(Request, frozen=True):
+    """Have a member of a lake keep keys of exactly these spaces; durable when answered.
+
+    `spaces` and `version` are those of the names' answer to SpaceList, with the member's share of each quota; usage is
+    not read.  Spaces that are not listed are removed, and others made or changed.  A list of an earlier version than
+    that which the member has changes nothing.  The answer has the member's spaces, with their usage, and the version
+    that it has.  StaleEpoch; PermissionDenied unless the engine is a member; InvalidArgument, InvalidName; StoreFull.
+    """
+
+    OP = 99
+    REPLY = Spaces
+    epoch: int
+    version: int
+    spaces: list[SpaceStat]
 
 
 # --- keys --------------------------------------------------------------------------------------------
