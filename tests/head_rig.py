@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ from lakefs.content.manifest import CutKind, build
 from lakefs.errors import LakeError
 from lakefs.host.buffers import BufferPool
 from lakefs.host.offload import InlineOffload
-from lakefs.ids import ChunkId, GcGeneration
+from lakefs.ids import ChunkId, GcGeneration, MemberId
 from lakefs.limits import MIB
 from lakefs.ports import Clock, Offload
 from lakefs.wire import messages as m
@@ -64,6 +64,8 @@ class HeadAndNames:
 
     head: Head
     names: Names
+    keepers: Callable[[], Awaitable[Sequence[EmbeddedEngine]]]
+    """Returns clients of the members that keep keys."""
 
     def client(self, *, descriptors: bool = False) -> EmbeddedEngine:
         """Connect one more client."""
@@ -90,10 +92,18 @@ async def head_over(
     members: Members,
     disk: SimDisk | None = None,
     *,
+    clients: Mapping[MemberId, EmbeddedEngine],
     offload: Offload | None = None,
     clock: Clock | None = None,
 ) -> AsyncIterator[HeadAndNames]:
-    """A head over stripes, and names of its own on a simulated disk; at the end nothing is held."""
+    """A head over stripes, and names of its own on a simulated disk; at the end nothing is held.
+
+    `clients`: those of the members.
+    """
+
+    async def keepers() -> Sequence[EmbeddedEngine]:
+        return list(clients.values())
+
     async with names_store(disk) as store:
         names = Names(store)
         connect: ConnectNames = names.connect
@@ -105,7 +115,7 @@ async def head_over(
             clock=clock or store.clock,
             buffers=BufferPool(BUFFER_BYTES),
         ) as head:
-            yield HeadAndNames(head, names)
+            yield HeadAndNames(head, names, keepers)
             assert head.parts.buffers.in_use == 0, "a request's memory was not given back"
             assert head.parts.answers.held_bytes == 0, "an answer's room was not given back"
 
@@ -118,8 +128,12 @@ async def lake_of(
     async with trio.open_nursery() as nursery:
         stripes, keys = MemoryStripes(), KeysMember(nursery)
         known = KnownState(reach=keys.reach)
-        async with head_over(stripes, known, disk, offload=offload, clock=clock) as made:
-            yield Lake(made.head, made.names, stripes, known)
+
+        async def keepers() -> Sequence[EmbeddedEngine]:
+            return [await keys.reach()]
+
+        async with head_over(stripes, known, disk, clients={}, offload=offload, clock=clock) as made:
+            yield Lake(made.head, made.names, keepers, stripes, known)
         await keys.stop()
 
 
