@@ -65,7 +65,7 @@ class KeyHomes:
         table = self._members.tables[0]
         if self._ring is None or self._ring_epoch != table.ring_epoch:
             self._ring, self._ring_epoch = table.key_ring(), table.ring_epoch
-            self._told = {member: told for member, told in self._told.items() if member in set(self._ring.members)}
+            self._told.clear()  # shares are others now
         return self._ring
 
     def by_home(self, space: int, keys: Sequence[bytes], indexes: Iterable[int]) -> dict[MemberId, list[int]]:

@@ -5,7 +5,8 @@ names gave it, and the member's share of the quota.
 
 Pure decisions, as in `engine.keyed.spaces`.  Rules kept here:
 - What the member has becomes what is listed: spaces that are not are removed, with their values.
-- A space that was removed here never comes back, whatever is listed.
+- A list of an earlier version than that which the member has is not used (the caller compares): numbers of spaces are
+  used once, so what is not in the latest list is gone for ever.
 - Numbers that the lake has used are not handed out by the member itself.
 """
 

@@ -121,7 +121,7 @@ class RiggedMembers:
         except StaleEpoch:
             self.tables = self.newer
             raise
-        if fault is Fault.ANSWER_LOST and isinstance(request, m.StoreShards):
+        if fault is Fault.ANSWER_LOST and isinstance(request, m.StoreShards | m.KeyedPut):
             reply.body.release()
             raise EngineUnreachable("the answer was lost")
         return _tampered(fault, request, reply)
