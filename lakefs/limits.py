@@ -286,9 +286,7 @@ HEAD_LENGTHS_MAX: Final = 1 << 17
 HEAD_PLACES_MAX: Final = 1 << 17
 """Chunks of keyed blobs whose member a head keeps, at about 250 bytes each: 32 MiB, four full answers to KeyedMatch."""
 HEAD_SPACES_FRESH_S: Final = 10.0
-"""Time for which a head relies on what it read of the lake's spaces; one short request to the names for each."""
-HEAD_SPACES_ATTEMPTS: Final = 4
-"""Times that a head brings a member the lake's spaces for one request, as spaces and tables change."""
+"""Time for which a head relies on what it read of the lake's spaces: 6 short requests to the names a minute."""
 HEAD_BIND_ATTEMPTS: Final = 4
 """Times that a head binds names, as gc generations and ring epochs advance; each takes minutes to."""
 

@@ -30,7 +30,8 @@ from engine.head.head_binds import HeadBinds, ObjectBinds, SessionBinds
 from engine.head.head_chunks import HeadChunks
 from engine.head.head_clients import HeadClient, HeadSession
 from engine.head.head_keyed import HeadKeyed, KeyMatches
-from engine.head.head_keyed_puts import HeadKeyedCommits, HeadKeyedPuts
+from engine.head.head_keyed_commits import HeadKeyedCommits
+from engine.head.head_keyed_puts import HeadKeyedPuts
 from engine.head.head_loads import HeadKeyedLoads, HeadLoads
 from engine.head.head_manifests import HeadManifests
 from engine.head.head_pins import HeadPins

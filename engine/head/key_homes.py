@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import trio
 from msgspec.structs import replace
@@ -28,11 +28,13 @@ from engine.members.ports import Members
 from lakefs.cluster.key_ring import KeyRing
 from lakefs.errors import EngineBusy, EngineUnreachable, OperationalError, SpaceNotFound, StaleEpoch
 from lakefs.ids import Buffer, MemberId, RingEpoch
-from lakefs.limits import HEAD_SPACES_ATTEMPTS, HEAD_SPACES_FRESH_S
+from lakefs.limits import HEAD_SPACES_FRESH_S
 from lakefs.ports import Clock
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
 
+GIVE_ATTEMPTS: Final = 4
+"""Times that a home is given the lake's spaces for one request, as spaces and tables change."""
 _OfKeys = m.KeyedMatch | m.KeyedPut | m.KeyedCommit | m.KeyedRemove
 
 
@@ -94,7 +96,7 @@ class KeyHomes:
             if began_at < self._read_at:  # somebody else has read them while this waited
                 return list(self._spaces.values())
             begun_at = self._clock.monotonic()
-            for _ in range(HEAD_SPACES_ATTEMPTS):
+            for _ in range(GIVE_ATTEMPTS):
                 listed = await client.names.ask(m.SpaceList(), m.Spaces)
                 if listed.version:
                     break
@@ -138,7 +140,7 @@ class KeyHomes:
 
     async def _give(self, client: HeadClient, home: MemberId) -> m.Spaces:
         """Give a home the lake's spaces; returns its own, with usage.  EngineUnreachable, EngineBusy, StoreFull."""
-        for _ in range(HEAD_SPACES_ATTEMPTS):
+        for _ in range(GIVE_ATTEMPTS):
             ring, table = self.ring, self._members.tables[0]
             if home not in ring.members:
                 raise EngineUnreachable("the member keeps no keys any more", subject=home.hex())
@@ -166,7 +168,7 @@ class KeyHomes:
 
         EngineUnreachable while that is away; SpaceNotFound when the lake has no such space; errors of the request.
         """
-        for _ in range(HEAD_SPACES_ATTEMPTS):
+        for _ in range(GIVE_ATTEMPTS):
             if self._told.get(home) != Told(self._listing, self._members.tables[0].ring_epoch):
                 await self._give(client, home)
             try:

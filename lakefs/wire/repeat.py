@@ -50,6 +50,7 @@ REPEATABLE: Final[frozenset[type[m.Request]]] = frozenset(
         m.SessionJoin,
         m.SessionOpen,
         m.SetEpoch,
+        m.SetSpaces,
         m.SourceClose,
         m.SourceOpen,
         m.SpaceList,

@@ -79,11 +79,6 @@ class Driven:
             return await driver.run(recorded)
         return await trio.to_thread.run_sync(driver.run, recorded)
 
-    async def collect(self) -> None:
-        """Run gc where keys are kept."""
-        for keeper in await self.engine.keepers():
-            await keeper.call(m.RunGc())
-
     def count(self, request: type[m.Request]) -> int:
         return sum(isinstance(asked, request) for asked in self.asked)
 

@@ -285,7 +285,8 @@ def parts_of(value: bytes) -> list[bytes]:
 
 async def chunks_that_exist(space: Asker, parts: Sequence[bytes]) -> list[bool]:
     """Return for each part if its chunk can be read, after a cycle of gc; its bytes are compared."""
-    await space.lake.collect()
+    for keeper in await space.lake.engine.keepers():
+        await keeper.call(m.RunGc())
     found: list[bool] = []
     for part in parts:
         try:
