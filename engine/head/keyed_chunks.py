@@ -118,10 +118,10 @@ class KeyedChunks:
         assert isinstance(reply.message, m.ReadChunksReply), "the answer to ReadChunks"
         body = memoryview(reply.body.joined())
         reply.body.release()
-        return await self._offload.run(_checked, wanted, reply.message.pieces, body)
+        return await self._offload.run(checked, wanted, reply.message.pieces, body)
 
 
-def _checked(wanted: Sequence[Wanted], pieces: Sequence[m.ReadPiece], body: memoryview) -> list[Got | None]:
+def checked(wanted: Sequence[Wanted], pieces: Sequence[m.ReadPiece], body: memoryview) -> list[Got | None]:
     """Return what was read, each piece checked; None for those that failed.  Blocks."""
     if len(pieces) != len(wanted) or sum(piece.length for piece in pieces) != len(body):
         return [None] * len(wanted)

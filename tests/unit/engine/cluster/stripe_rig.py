@@ -71,6 +71,8 @@ class Fault(Enum):
     """Away, and nobody knows yet."""
     SILENT = auto()
     LATE = auto()
+    ANSWER_LATE = auto()
+    """Serves a request at once, and answers late."""
     FULL = auto()
     ANSWER_LOST = auto()
     """Stores, and its answer does not arrive."""
@@ -121,6 +123,8 @@ class RiggedMembers:
         except StaleEpoch:
             self.tables = self.newer
             raise
+        if fault is Fault.ANSWER_LATE:
+            await trio.sleep(2.0)
         if fault is Fault.ANSWER_LOST and isinstance(request, m.StoreShards | m.KeyedPut):
             reply.body.release()
             raise EngineUnreachable("the answer was lost")

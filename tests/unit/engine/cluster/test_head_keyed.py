@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 import trio
+from msgspec.structs import replace
 
+from engine.head.head_keyed import Found, Value, matched
+from engine.head.keyed_chunks import KeyedPlaces, Place, checked
 from engine.keyed.spaces import KEYED_PART_CHARGE
+from engine.members.ports import Got, Wanted
 from lakefs.cluster.placing import next_table
+from lakefs.content.verify import granule_crcs, granules_around
 from lakefs.errors import (
     ERROR_TABLE,
     ClusterDegraded,
@@ -17,13 +22,13 @@ from lakefs.errors import (
     SpaceNotFound,
     StaleEpoch,
 )
-from lakefs.ids import data_chunk_id
+from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import HEAD_SPACES_FRESH_S, KEYED_QUOTA_BYTES_MIN, MIB
 from lakefs.wire import messages as m
 from tests.contract.test_requests_chunks import refused
 from tests.store_rig import ask, client_of, read, session_of, simulated_store, store_chunks
 from tests.unit.engine.cluster.keyed_rig import HOMES, KeyedLake, in_keyed_lake
-from tests.unit.engine.cluster.stripe_rig import Fault
+from tests.unit.engine.cluster.stripe_rig import Fault, id_of
 
 CODES = {row.error: row.wire_code for row in ERROR_TABLE}
 KEYS = [b"key %d" % number for number in range(128)]
@@ -325,7 +330,7 @@ def test_leases_that_a_client_does_not_receive_are_ended(monkeypatch: pytest.Mon
         monkeypatch.setattr("engine.sessions.references.LEASES_PER_CONNECTION_MAX", 100)
         await refused(head.client, EngineBusy, m.KeyedMatch(space, KEYS, lease=True))
         assert leases_at_homes(lake) == 0
-        head.lose(lake.home(space, KEYS[0]), fault=Fault.LATE)
+        head.lose(lake.home(space, KEYS[0]), fault=Fault.ANSWER_LATE)
         with trio.move_on_after(1) as leaving:
             await head.client.call(m.KeyedMatch(space, KEYS[:90], lease=True))
         assert leaving.cancelled_caught
@@ -386,3 +391,68 @@ def test_lists_of_spaces_that_no_lake_has_are_refused() -> None:
             await alone.aclose()
 
     in_keyed_lake(body)
+
+
+def test_a_member_hands_out_no_number_of_the_lakes() -> None:
+    async def body(lake: KeyedLake) -> None:
+        client = next(iter(lake.rig.members.clients.values()))
+        await ask(client, m.SetSpaces(1, 1, [space_stat(41, "one")]), m.Spaces)
+        assert (await ask(client, m.SpaceOpen("its own"), m.SpaceStat)).number == 42
+        await ask(client, m.SetSpaces(1, 2, []), m.Spaces)
+        assert (await ask(client, m.SpaceOpen("its own"), m.SpaceStat)).number == 43
+
+    in_keyed_lake(body)
+
+
+# --- answers put together -------------------------------------------------------------------------------
+
+
+def test_from_the_first_value_on_that_has_no_room_no_key_has_one() -> None:
+    found = Found(failures={1: m.Failure(1, "a bad key")})
+    for index, parts in ((0, 2), (2, 3), (3, 1), (5, 1)):
+        found.values[index] = Value(id_of(0), [b"%d" % part for part in range(parts)], [1] * parts)
+    answer, used = matched([b"a", b"", b"c", b"d", b"e", b"f"], found, parts_max=4)
+    too_large = CODES[RequestTooLarge]
+    assert (answer.counts, used) == ([2, 0, 0, 0, 0, 0], [0])
+    assert [failure and failure.wire_code for failure in answer.failures] == [None, 1, *[too_large] * 4]
+    answer, used = matched([b"a", b"", b"c", b"d", b"e", b"f"], found, parts_max=5)
+    assert (answer.counts, used) == ([2, 0, 3, 0, 0, 0], [0, 2])
+    assert [failure and failure.wire_code for failure in answer.failures] == [None, 1, None, *[too_large] * 3]
+    found.failures[2] = m.Failure(too_large, "its home's own answer was full")
+    del found.values[2]
+    assert matched([b"a", b"", b"c", b"d", b"e", b"f"], found)[1] == [0], "a home that is full ends the whole answer"
+
+
+def test_places_are_kept_for_the_chunks_that_were_found_last() -> None:
+    places = KeyedPlaces(2)
+    places.note(id_of(0), [b"a", b"b"], [1, 2])
+    assert places.of(ChunkId(b"a")) == Place(id_of(0), 1)
+    places.note(id_of(1), [b"c"], [3])
+    assert [places.of(ChunkId(chunk)) for chunk in (b"a", b"b", b"c")] == [Place(id_of(0), 1), None, Place(id_of(1), 3)]
+
+
+@pytest.mark.parametrize("wrong", ["bytes", "checksums", "length", "offset", "pieces", "failure"])
+def test_a_piece_that_is_not_what_was_asked_for_is_not_used(wrong: str) -> None:
+    payload = bytes(range(256)) * 800
+    chunk = data_chunk_id(payload)
+    for wanted in (Wanted(chunk, len(payload)), Wanted(chunk, len(payload), 70_000, 1000)):
+        begin, stop = granules_around(wanted.offset, wanted.length or len(payload), len(payload))
+        part = payload[begin:stop]
+        piece = m.ReadPiece(begin, len(part), granule_crcs(part))
+        [got] = checked([wanted], [piece], memoryview(part))
+        assert got == Got(begin, memoryview(part), granule_crcs(part), len(payload))
+        pieces, body = [piece], part
+        if wrong == "bytes":
+            body = part[:-1] + b"?"
+        elif wrong == "checksums":
+            pieces = [replace(piece, crcs=bytes(len(piece.crcs)))]
+        elif wrong == "length":
+            body = part[:100]
+            pieces = [replace(piece, length=100, crcs=granule_crcs(body))]
+        elif wrong == "offset":
+            pieces = [replace(piece, offset=begin + 65_536)]
+        elif wrong == "pieces":
+            pieces = [piece, piece]
+        else:
+            pieces = [replace(piece, failure=m.Failure(1, "it failed"))]
+        assert checked([wanted], pieces, memoryview(body)) == [None]
