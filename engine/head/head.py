@@ -77,6 +77,7 @@ NOT_OFFERED: Final[tuple[type[m.Request], ...]] = (
     # of members and names
     m.SetEpoch,
     m.SetSpaces,
+    m.KeyedRead,
     m.StoreShards,
     m.OfferShards,
     m.ListShards,
@@ -290,7 +291,7 @@ def _groups(parts: HeadParts) -> list[Group]:
 
 def _keyed_groups(parts: HeadParts, binds: HeadBinds, loads: HeadLoads) -> list[Group]:
     """Return the handlers of a head for spaces and keys."""
-    matches = KeyMatches(parts.homes, parts.stripes.places, parts.chunks.lengths)
+    matches = KeyMatches(parts.homes, parts.stripes.places, parts.chunks.lengths, parts.offload)
     puts = HeadKeyedPuts(parts.homes, matches, parts.lent, parts.payload_memory, parts.offload)
     commits = HeadKeyedCommits(parts.homes, matches, parts.members, parts.stripes, binds)
     keyed = HeadKeyed(parts.homes, matches, parts.pins)

@@ -22,15 +22,17 @@ from engine.head.head_chunks import KnownLengths
 from engine.head.head_clients import HeadClient, HomeLease
 from engine.head.head_pins import HeadPins
 from engine.head.key_homes import KeyHomes
-from engine.head.keyed_chunks import KeyedPlaces
+from engine.head.keyed_chunks import KeyedPlaces, checked
 from engine.host.tasks import run_all
 from engine.keyed.values import key_problem
+from engine.members.ports import Got, Wanted
 from engine.requests.answers import failure_of
 from engine.requests.handlers import handles
 from engine.requests.keyed_batch import check_keys
 from lakefs.errors import ClusterDegraded, EngineBusy, LakeError, OperationalError, RequestTooLarge, StoreFull
 from lakefs.ids import ChunkId, MemberId
-from lakefs.limits import KEYED_PARTS_ANSWERED_MAX, MEMBER_ANSWER_S
+from lakefs.limits import BODY_BYTES_MAX, KEYED_PARTS_ANSWERED_MAX, MEMBER_ANSWER_S
+from lakefs.ports import Offload
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
 
@@ -77,10 +79,11 @@ class Found:
 class KeyMatches:
     """Finds values at their homes."""
 
-    def __init__(self, homes: KeyHomes, places: KeyedPlaces, lengths: KnownLengths) -> None:
+    def __init__(self, homes: KeyHomes, places: KeyedPlaces, lengths: KnownLengths, offload: Offload) -> None:
         self._homes = homes
         self._places = places
         self._lengths = lengths
+        self._offload = offload
 
     async def match(
         self, client: HeadClient, space: int, keys: Sequence[bytes], indexes: Sequence[int], found: Found
@@ -121,11 +124,46 @@ class KeyMatches:
                     return
                 reply.body.release()
                 assert isinstance(reply.message, m.KeyedMatched), "the answer to KeyedMatch"
-                self._places.note(home, reply.message.chunks, reply.message.lengths)
-                self._lengths.note(zip(map(ChunkId, reply.message.chunks), reply.message.lengths, strict=True))
-                found.note(home, by_home[home], reply.message)
+                self._note(found, home, by_home[home], reply.message)
 
         await run_all(match_at, list(by_home))
+
+    async def read(
+        self, client: HeadClient, space: int, keys: Sequence[bytes], indexes: Sequence[int], found: Found
+    ) -> dict[ChunkId, Got]:
+        """Like `match`, and read the first parts of each home's values; returns those that were read, checked.
+
+        All together have at most BODY_BYTES_MAX bytes.
+        """
+        await self._homes.check(client, space)
+        by_home = self._homes.by_home(space, keys, indexes)
+        parts: dict[ChunkId, Got] = {}
+
+        async def read_at(home: MemberId) -> None:
+            asked = [keys[index] for index in by_home[home]]
+            request = m.KeyedRead(space, asked, BODY_BYTES_MAX // len(by_home))
+            try:
+                reply = await self._homes.ask(client, home, request)
+            except OperationalError:
+                return
+            message, body = reply.message, memoryview(reply.body.joined())
+            reply.body.release()
+            assert isinstance(message, m.KeyedFound), "the answer to KeyedRead"
+            matched = m.KeyedMatched(message.counts, message.chunks, message.lengths, failures=message.failures)
+            self._note(found, home, by_home[home], matched)
+            names = zip(message.chunks, message.lengths, message.pieces, strict=False)  # the first parts have pieces
+            wanted = [Wanted(ChunkId(chunk), length) for chunk, length, _ in names]
+            for each, got in zip(wanted, await self._offload.run(checked, wanted, message.pieces, body), strict=True):
+                if got is not None:
+                    parts[each.chunk] = got
+
+        await run_all(read_at, list(by_home))
+        return parts
+
+    def _note(self, found: Found, home: MemberId, indexes: Sequence[int], matched: m.KeyedMatched) -> None:
+        self._places.note(home, matched.chunks, matched.lengths)
+        self._lengths.note(zip(map(ChunkId, matched.chunks), matched.lengths, strict=True))
+        found.note(home, indexes, matched)
 
 
 class HeadKeyed:

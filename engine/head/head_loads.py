@@ -10,7 +10,9 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -33,6 +35,9 @@ from lakefs.ports import Clock, Offload
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
 
+NOT_READ: Final[Mapping[ChunkId, Got]] = MappingProxyType({})
+"""No chunk was read already."""
+
 
 class HeadLoads:
     """Handler of LoadSlots."""
@@ -48,8 +53,13 @@ class HeadLoads:
     async def load_slots(self, client: HeadClient, request: m.LoadSlots) -> Reply:
         return Reply(await self.load(client, request))
 
-    async def load(self, client: HeadClient, request: m.LoadSlots) -> m.SlotsLoaded:
-        """Load chunks into slots.  Each fails by itself; InvalidArgument, SessionLost for the request."""
+    async def load(
+        self, client: HeadClient, request: m.LoadSlots, parts: Mapping[ChunkId, Got] = NOT_READ
+    ) -> m.SlotsLoaded:
+        """Load chunks into slots.  Each fails by itself; InvalidArgument, SessionLost for the request.
+
+        `parts`: chunks that were read already.
+        """
         chunks = checked_chunks(request.chunks)
         if len(request.offsets) != len(chunks) or len(request.lengths) not in (0, len(chunks)):
             raise InvalidArgument("chunks and offsets go together, and lengths with them when there are any")
@@ -60,27 +70,29 @@ class HeadLoads:
             ask = WhileLent(client.check_its_memory, self._clock)
             load = _Load(request, chunks, memory, ask)
             try:
-                await self._load(load)
+                await self._load(load, parts)
                 return load.answer()
             except SessionLost as error:
                 lost = error.with_traceback(None)  # which would keep the memory mapped
         raise lost
 
-    async def _load(self, load: _Load) -> None:
+    async def _load(self, load: _Load, parts: Mapping[ChunkId, Got]) -> None:
         offsets = load.request.offsets
         wanted = [index for index, chunk in enumerate(load.chunks) if chunk != EMPTY_CHUNK]
         wanted.sort(key=lambda index: offsets[index])  # so that a slot can overlap only the one before it
         while wanted:
             batch, room = list[int](), BODY_BYTES_MAX
             for index in wanted:
-                length = self._lengths.of(load.chunks[index]) or CHUNK_BYTES
+                length = 0 if load.chunks[index] in parts else self._lengths.of(load.chunks[index]) or CHUNK_BYTES
                 if batch and length > room:
                     break
                 room -= length
                 batch.append(index)
             wanted = wanted[len(batch) :]
-            ranges = [Wanted(load.chunks[index], self._lengths.of(load.chunks[index])) for index in batch]
-            found = await self._stripes.read(ranges)
+            left = [load.chunks[index] for index in batch if load.chunks[index] not in parts]
+            ranges = [Wanted(chunk, self._lengths.of(chunk)) for chunk in left]
+            read = iter(await self._stripes.read(ranges) if ranges else ())
+            found = [parts[load.chunks[index]] if load.chunks[index] in parts else next(read) for index in batch]
             self._lengths.note(
                 (load.chunks[index], got.chunk_bytes)
                 for index, got in zip(batch, found, strict=True)
@@ -101,7 +113,8 @@ class HeadKeyedLoads:
         check_keys(request.keys)
         check_lists(len(request.keys), request.offsets, request.lengths)
         found = Found()
-        await self._matches.match(client, request.space, request.keys, divided(request.keys)[1], found)
+        indexes = divided(request.keys)[1]
+        parts = await self._matches.read(client, request.space, request.keys, indexes, found)
         wanted = WantedValues(request)
         for index in range(len(request.keys)):
             wanted.is_full = wanted.is_full or index in found.failures  # its home's answer was full
@@ -109,7 +122,7 @@ class HeadKeyedLoads:
             wanted.add(index, None if value is None or wanted.is_full else value.as_record())
         slots = m.LoadSlots(request.memory, list(wanted.chunks), wanted.offsets, wanted.lengths)
         slots = replace(slots, checksums=request.checksums, fabric=request.fabric)
-        return Reply(wanted.reply(await self._loads.load(client, slots)))
+        return Reply(wanted.reply(await self._loads.load(client, slots, parts)))
 
 
 class _Load:

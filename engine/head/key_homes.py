@@ -35,7 +35,7 @@ from lakefs.wire.engine_port import Reply
 
 GIVE_ATTEMPTS: Final = 4
 """Times that a home is given the lake's spaces for one request, as spaces and tables change."""
-_OfKeys = m.KeyedMatch | m.KeyedPut | m.KeyedCommit | m.KeyedRemove
+_OfKeys = m.KeyedMatch | m.KeyedRead | m.KeyedPut | m.KeyedCommit | m.KeyedRemove
 
 
 class Told(NamedTuple):

@@ -18,6 +18,7 @@ from engine.requests.dispatch import Dispatch, Group
 from engine.requests.keyed import KeyedRequests, SpaceRequests
 from engine.requests.keyed_load import KeyedLoads
 from engine.requests.keyed_put import KeyedPuts
+from engine.requests.keyed_read import KeyedReads
 from engine.requests.lake_spaces import LakeSpaceRequests
 from engine.requests.lent import LendingStore, LentRequests
 from engine.requests.load_ranges import Loads
@@ -108,9 +109,10 @@ def keyed(store: Store) -> Group:
 
 
 def shards(store: Store) -> Group:
-    """Shards of a lake's chunks, and the lake's spaces; refused unless the store is a member of one."""
+    """Shards of a lake's chunks, its spaces and values; refused unless the store is a member of one."""
     requests = ShardRequests(store)
-    return Group([requests, LakeSpaceRequests(store)], bodies={m.StoreShards: requests.receive})
+    keys = KeyedReads(store, ChunkReads(store))
+    return Group([requests, LakeSpaceRequests(store), keys], bodies={m.StoreShards: requests.receive})
 
 
 def upkeep(store: Store) -> Group:

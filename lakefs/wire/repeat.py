@@ -25,6 +25,7 @@ REPEATABLE: Final[frozenset[type[m.Request]]] = frozenset(
         m.GcMark,
         m.LendMemory,
         m.KeyedMatch,
+        m.KeyedRead,
         m.ListNames,
         m.ListShards,
         m.ListVersions,

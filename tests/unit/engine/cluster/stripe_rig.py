@@ -133,12 +133,13 @@ class RiggedMembers:
 
 def _tampered(fault: Fault, request: m.Request, reply: Reply) -> Reply:
     """Return the answer to a read as a lying member gives it: other bytes with their right CRCs, or fewer bytes."""
-    if fault not in (Fault.LYING, Fault.SHORT) or not isinstance(reply.message, m.ReadChunksReply):
+    message = reply.message
+    if fault not in (Fault.LYING, Fault.SHORT) or not isinstance(message, m.ReadChunksReply | m.KeyedFound):
         return reply
     body = bytearray(reply.body.joined())
     reply.body.release()
     pieces, parts, at = [], [], 0
-    for piece in reply.message.pieces:
+    for piece in message.pieces:
         part = body[at : at + piece.length]
         at += piece.length
         if part and fault is Fault.LYING:
@@ -148,7 +149,7 @@ def _tampered(fault: Fault, request: m.Request, reply: Reply) -> Reply:
             part = part[:-1]
         pieces.append(msgspec.structs.replace(piece, length=len(part), crcs=granule_crcs(part)))
         parts.append(part)
-    return Reply(m.ReadChunksReply(pieces), Body(parts))
+    return Reply(msgspec.structs.replace(message, pieces=pieces), Body(parts))
 
 
 class Rig:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import trio
 from msgspec.structs import replace
@@ -26,6 +28,7 @@ from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import HEAD_SPACES_FRESH_S, KEYED_QUOTA_BYTES_MIN, MIB
 from lakefs.wire import messages as m
 from tests.contract.test_requests_chunks import refused
+from tests.contract.test_requests_keyed import slots_of
 from tests.store_rig import ask, client_of, read, session_of, simulated_store, store_chunks
 from tests.unit.engine.cluster.keyed_rig import HOMES, KeyedLake, in_keyed_lake
 from tests.unit.engine.cluster.stripe_rig import Fault, id_of
@@ -57,6 +60,38 @@ def test_a_request_about_many_keys_is_one_request_to_each_home() -> None:
         await ask(head.client, m.SpaceList(), m.Spaces)
         await ask(head.client, m.SpaceRemove("space"), m.Done)
         assert head.sent() == {"SetSpaces": 2 * HOMES}
+
+    in_keyed_lake(body)
+
+
+def test_a_load_is_one_request_to_each_home_until_the_answers_are_full() -> None:
+    async def body(lake: KeyedLake) -> None:
+        head, _ = lake.heads
+        space = await head.open()
+        await head.put(space, VALUES)
+        large = {b"large %d" % number: bytes([number]) * (3 * MIB) for number in range(12)}
+        for first in range(0, 12, 4):
+            await head.put(space, dict(list(large.items())[first : first + 4]))
+        client = lake.names.client(descriptors=True)
+        memory, _, descriptor = await slots_of(client, [b""], 40 * MIB)
+        head.sent()
+        for values, sent in ((VALUES, {"KeyedRead": HOMES}), (large, {"KeyedRead": HOMES, "ReadChunks": 5})):
+            offsets = [number * (40 * MIB // len(values)) for number in range(len(values))]
+            loaded = await ask(client, m.KeyedLoad(memory, space, list(values), offsets), m.KeyedLoaded)
+            assert loaded.counts == [1] * len(values)
+            assert loaded.crcs == [granule_crcs(value) for value in values.values()]
+            for offset, value in zip(offsets, values.values(), strict=True):
+                assert os.pread(descriptor, len(value), offset) == value
+            found = head.sent()
+            assert found.keys() == sent.keys()
+            assert all(found[kind] <= count for kind, count in sent.items())
+        home = lake.home(space, KEYS[0])
+        for fault in (Fault.LYING, Fault.AWAY):
+            head.lose(home, fault=fault)
+            loaded = await ask(client, m.KeyedLoad(memory, space, KEYS, [*range(0, 128 * 32, 32)]), m.KeyedLoaded)
+            assert loaded.counts == [int(lake.home(space, key) != home) for key in KEYS]
+        await client.aclose()
+        os.close(descriptor)
 
     in_keyed_lake(body)
 
