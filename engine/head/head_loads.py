@@ -63,8 +63,7 @@ class HeadLoads:
         chunks = checked_chunks(request.chunks)
         if len(request.offsets) != len(chunks) or len(request.lengths) not in (0, len(chunks)):
             raise InvalidArgument("chunks and offsets go together, and lengths with them when there are any")
-        if request.fabric is not None:
-            raise UnsupportedVersion("this lake's head does not move payload by RDMA; ask for the bytes instead")
+        check_not_by_rdma(request)
         client.check_its_memory()
         with self._lent.using(client, request.memory, writable=True) as memory:
             ask = WhileLent(client.check_its_memory, self._clock)
@@ -112,6 +111,7 @@ class HeadKeyedLoads:
     async def keyed_load(self, client: HeadClient, request: m.KeyedLoad) -> Reply:
         check_keys(request.keys)
         check_lists(len(request.keys), request.offsets, request.lengths)
+        check_not_by_rdma(request)
         found = Found()
         indexes = divided(request.keys)[1]
         parts = await self._matches.read(client, request.space, request.keys, indexes, found)
@@ -123,6 +123,12 @@ class HeadKeyedLoads:
         slots = m.LoadSlots(request.memory, list(wanted.chunks), wanted.offsets, wanted.lengths)
         slots = replace(slots, checksums=request.checksums, fabric=request.fabric)
         return Reply(wanted.reply(await self._loads.load(client, slots, parts)))
+
+
+def check_not_by_rdma(request: m.LoadSlots | m.KeyedLoad) -> None:
+    """Raise UnsupportedVersion for a load into memory that is registered for RDMA."""
+    if request.fabric is not None:
+        raise UnsupportedVersion("this lake's head does not move payload by RDMA; ask for the bytes instead")
 
 
 class _Load:

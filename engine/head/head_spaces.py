@@ -41,6 +41,8 @@ class HeadSpaces:
     async def space_remove(self, client: HeadClient, request: m.SpaceRemove) -> Reply:
         try:
             await client.names.ask(request, m.Done)
-        finally:  # also when it was removed before: not every home may have been given that
+        except SpaceNotFound:  # removed before; but not every home may have been given that
             await self._homes.give_all(client, to_each=True)
+            raise
+        await self._homes.give_all(client, to_each=True)
         return Reply(m.Done())

@@ -115,8 +115,9 @@ class Engine:
         """Return what is held for requests and clients: buffers, extents or bytes of answers, sessions, leases."""
         if self.lake is not None:
             parts, names = self.lake.head.parts, self.lake.names.store.references.statistics()
-            sessions = parts.references.statistics()["sessions"]
-            return parts.buffers.in_use, parts.answers.held_bytes, sessions, names["leases"]
+            own = parts.references.statistics()
+            leases = names["leases"] + own["leases"]
+            return parts.buffers.in_use, parts.answers.held_bytes, own["sessions"], leases
         assert self.store is not None, "the engine is out of reach"
         clients = self.store.references.statistics()
         return self.store.buffers.in_use, in_flight(self.store), clients["sessions"], clients["leases"]

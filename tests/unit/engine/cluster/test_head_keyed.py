@@ -21,6 +21,7 @@ from lakefs.errors import (
     InvalidArgument,
     PermissionDenied,
     RequestTooLarge,
+    SessionLost,
     SpaceNotFound,
     StaleEpoch,
 )
@@ -256,6 +257,29 @@ def test_a_value_larger_than_its_homes_share_is_refused_by_itself() -> None:
         assert answer.failures[0] is not None
         assert answer.failures[0].wire_code == CODES[RequestTooLarge]
         await ask(head.client, m.SessionEnd(session), m.Done)
+
+    in_keyed_lake(body)
+
+
+def test_a_commit_whose_home_is_away_fails_by_itself_and_is_done_later_in_the_same_session() -> None:
+    async def body(lake: KeyedLake) -> None:
+        head, _ = lake.heads
+        space = await head.open()
+        session = await session_of(head.client)
+        chunks = await store_chunks(head.client, session, [b"one", b"two" * 30_000])
+        away = lake.home(space, KEYS[0])
+        other = next(key for key in KEYS if lake.home(space, key) != away)
+        commit = m.KeyedCommit(session, space, [KEYS[0], other], [2, 1], [*chunks, chunks[0]], end_session=True)
+        head.lose(away)
+        answer = await ask(head.client, commit, m.KeyedOutcomes)
+        assert answer.outcomes == [m.KEYED_FAILED, m.KEYED_STORED]
+        assert [failure and failure.wire_code for failure in answer.failures] == [CODES[ClusterDegraded], None]
+        head.members.faults.clear()
+        answer = await ask(head.client, commit, m.KeyedOutcomes)
+        assert answer.outcomes == [m.KEYED_STORED, m.KEYED_PRESENT]
+        await refused(head.client, SessionLost, commit)
+        matched = await ask(head.client, m.KeyedMatch(space, [KEYS[0], other]), m.KeyedMatched)
+        assert [await read(head.client, chunk) for chunk in matched.chunks] == [b"one", b"two" * 30_000, b"one"]
 
     in_keyed_lake(body)
 
