@@ -283,6 +283,10 @@ HEAD_ANSWERS_MAX: Final = 1 << 21
 One user gets a quarter: half a million, 2 TiB of chunks of 4 MiB."""
 HEAD_LENGTHS_MAX: Final = 1 << 17
 """Lengths of chunks that a head keeps, at about 200 bytes each: 25 MiB."""
+HEAD_PLACES_MAX: Final = 1 << 17
+"""Chunks of keyed blobs whose member a head keeps, at about 250 bytes each: 32 MiB, four full answers to KeyedMatch."""
+HEAD_SPACES_FRESH_S: Final = 10.0
+"""Time for which a head relies on what it read of the lake's spaces: 6 short requests to the names a minute."""
 HEAD_BIND_ATTEMPTS: Final = 4
 """Times that a head binds names, as gc generations and ring epochs advance; each takes minutes to."""
 

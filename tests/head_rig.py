@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from engine.head.head import Head, open_head
 from engine.head.names_link import ConnectNames, NamesConnection
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep
-from engine.members.ports import Known, Stripes
+from engine.members.ports import Members, Stripes
 from engine.process.embedded import EmbeddedEngine
 from engine.requests.bind import BindGate
 from engine.requests.table import NamesService
@@ -25,7 +25,7 @@ from lakefs.content.manifest import CutKind, build
 from lakefs.errors import LakeError
 from lakefs.host.buffers import BufferPool
 from lakefs.host.offload import InlineOffload
-from lakefs.ids import ChunkId, GcGeneration, RingEpoch
+from lakefs.ids import ChunkId, GcGeneration, MemberId, RingEpoch
 from lakefs.limits import MIB
 from lakefs.ports import Clock, Offload
 from lakefs.wire import messages as m
@@ -34,7 +34,7 @@ from tests.memory_member import MemoryMember
 from tests.memory_stripes import KnownState, MemoryStripes
 from tests.names_rig import names_store
 from tests.sim.world.disk import SimDisk
-from tests.store_rig import ask, change, good, run, store_chunks
+from tests.store_rig import ask, change, client_of, good, run, simulated_store, store_chunks
 
 BUFFER_BYTES = 64 * MIB
 
@@ -46,12 +46,19 @@ UpkeepOf = Callable[[KeyedStore, BindGate], LakeUpkeep]
 class Names:
     """Names that heads connect to; `lose` ends their connections, as when names restart."""
 
-    def __init__(self, store: KeyedStore, upkeep_of: UpkeepOf) -> None:
+    def __init__(self, store: KeyedStore, upkeep_of: UpkeepOf | None = None) -> None:
         self.store = store
         self.gate = BindGate(GcGeneration(1))
-        self.upkeep = upkeep_of(store, self.gate)
-        self.service = NamesService(store, gate=self.gate, upkeep=self.upkeep.requests, more_status=self.upkeep.status)
+        self._upkeep = None if upkeep_of is None else upkeep_of(store, self.gate)
+        requests, status = (None, None) if self._upkeep is None else (self._upkeep.requests, self._upkeep.status)
+        self.service = NamesService(store, gate=self.gate, upkeep=requests, more_status=status)
         self._lost = trio.Event()
+
+    @property
+    def upkeep(self) -> LakeUpkeep:
+        """The upkeep of the lake."""
+        assert self._upkeep is not None, "these names have none"
+        return self._upkeep
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[NamesConnection]:
@@ -77,6 +84,8 @@ class HeadAndNames:
 
     head: Head
     names: Names
+    keepers: Callable[[], Awaitable[Sequence[EmbeddedEngine]]]
+    """Returns clients of the members that keep keys."""
 
     def client(self, *, descriptors: bool = False) -> EmbeddedEngine:
         """Connect one more client."""
@@ -104,26 +113,34 @@ class Lake(HeadAndNames):
 @asynccontextmanager
 async def head_over(
     stripes: Stripes,
-    known: Known,
-    upkeep_of: UpkeepOf,
+    members: Members,
+    upkeep_of: UpkeepOf | None = None,
     disk: SimDisk | None = None,
     *,
+    clients: Mapping[MemberId, EmbeddedEngine] | None = None,
     offload: Offload | None = None,
     clock: Clock | None = None,
 ) -> AsyncIterator[HeadAndNames]:
-    """A head over stripes, and names of its own on a simulated disk; at the end nothing is held."""
+    """A head over stripes, and names of its own on a simulated disk; at the end nothing is held.
+
+    `clients`: those of the members, if they are asked for (`keepers`).
+    """
+
+    async def keepers() -> Sequence[EmbeddedEngine]:
+        return list((clients or {}).values())
+
     async with names_store(disk) as store:
         names = Names(store, upkeep_of)
         connect: ConnectNames = names.connect
         async with open_head(
             connect,
             stripes,
-            known,
+            members,
             offload=offload or InlineOffload(),
             clock=clock or store.clock,
             buffers=BufferPool(BUFFER_BYTES),
         ) as head:
-            yield HeadAndNames(head, names)
+            yield HeadAndNames(head, names, keepers)
             assert head.parts.buffers.in_use == 0, "a request's memory was not given back"
             assert head.parts.answers.held_bytes == 0, "an answer's room was not given back"
 
@@ -132,18 +149,59 @@ async def head_over(
 async def lake_of(
     disk: SimDisk | None = None, *, offload: Offload | None = None, clock: Clock | None = None
 ) -> AsyncIterator[Lake]:
-    """A lake in this process, whose chunks are in memory."""
-    stripes, known = MemoryStripes(), KnownState()
-    coordinator = MemoryCoordinator()
-    await begin_records(LakeState(coordinator), known.tables[0])
-    members = MemoryMember(stripes, known)
+    """A lake in this process, whose chunks are in memory; its only member keeps keys, and starts when it is asked."""
+    async with trio.open_nursery() as nursery:
+        stripes, keys = MemoryStripes(), KeysMember(nursery)
+        known = KnownState(reach=keys.reach)
+        coordinator = MemoryCoordinator()
+        await begin_records(LakeState(coordinator), known.tables[0])
+        members = MemoryMember(stripes, known)
 
-    def upkeep_of(store: KeyedStore, gate: BindGate) -> LakeUpkeep:
-        joined = JoinedGeneration(store.metadata, gate)
-        return LakeUpkeep(coordinator, members, stripes, store, gate, joined, offload or InlineOffload())
+        def upkeep_of(store: KeyedStore, gate: BindGate) -> LakeUpkeep:
+            joined = JoinedGeneration(store.metadata, gate)
+            return LakeUpkeep(coordinator, members, stripes, store, gate, joined, offload or InlineOffload())
 
-    async with head_over(stripes, known, upkeep_of, disk, offload=offload, clock=clock) as made:
-        yield Lake(made.head, made.names, stripes, known)
+        async def keepers() -> Sequence[EmbeddedEngine]:
+            return [await keys.reach()]
+
+        async with head_over(stripes, known, upkeep_of, disk, offload=offload, clock=clock) as made:
+            yield Lake(made.head, made.names, keepers, stripes, known)
+        await keys.stop()
+
+
+class KeysMember:
+    """A member that keeps keys: an engine on a simulated disk, started when it is first asked."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self._starting = trio.Lock()
+        self._stopped = trio.Event()
+        self._ended = trio.Event()
+        self.client: EmbeddedEngine | None = None
+
+    async def reach(self) -> EmbeddedEngine:
+        """Return a client of it."""
+        async with self._starting:
+            if self.client is None:
+                self.client = await self._nursery.start(self._run)
+        return self.client
+
+    async def stop(self) -> None:
+        """Stop it, if it runs; nothing is held by then."""
+        self._stopped.set()
+        if self.client is not None:
+            await self._ended.wait()
+
+    async def _run(self, task_status: trio.TaskStatus[EmbeddedEngine]) -> None:
+        async with simulated_store(cluster_id=b"a lake of tests.") as store:
+            client = client_of(store)
+            task_status.started(client)
+            await self._stopped.wait()
+            assert store.buffers.in_use == 0, "a member's memory was not given back"
+            held = store.references.statistics()
+            assert (held["sessions"], held["leases"]) == (0, 0), "a head ends its sessions and leases at members"
+            await client.aclose()
+        self._ended.set()
 
 
 def with_lake(body: Callable[[Lake, EmbeddedEngine], Awaitable[None]]) -> None:

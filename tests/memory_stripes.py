@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -12,8 +12,10 @@ from lakefs.cluster.members import Member
 from lakefs.cluster.protection import Protection
 from lakefs.cluster.table import NO_MEMBER, Table
 from lakefs.content.verify import granule_crcs, granules_around, matches_id
-from lakefs.errors import ChunkDamaged, ChunkNotFound, InvalidArgument, LakeError
-from lakefs.ids import ChunkId, GcGeneration, MemberId, RingEpoch, id_text
+from lakefs.errors import ChunkDamaged, ChunkNotFound, EngineUnreachable, InvalidArgument, LakeError
+from lakefs.ids import Buffer, ChunkId, GcGeneration, MemberId, RingEpoch, id_text
+from lakefs.wire import messages as m
+from lakefs.wire.engine_port import EngineClient, Reply
 
 
 def table_of(epoch: int) -> Table:
@@ -23,12 +25,27 @@ def table_of(epoch: int) -> Table:
     return Table(RingEpoch(epoch), Protection.parse("1+0"), (member,), rows, 12, 1 << 30)
 
 
+async def no_member() -> EngineClient:
+    """Reach the member of a lake that has none for keys."""
+    raise EngineUnreachable("this lake has no member for keys")
+
+
 @dataclass
 class KnownState:
-    """The gc generation and the tables that a head knows (`engine.members.ports.Known`)."""
+    """The gc generation and the tables that a head knows, and the member that keeps keys (`engine.members.ports`)."""
 
     generation: GcGeneration = field(default=GcGeneration(1))
     tables: Sequence[Table] = field(default_factory=lambda: [table_of(1)])
+    reach: Callable[[], Awaitable[EngineClient]] = no_member
+
+    def is_up(self, member: MemberId) -> bool:
+        return True
+
+    async def call(
+        self, member: MemberId, request: m.Request, body: Sequence[Buffer] = (), *, into: Sequence[memoryview] = ()
+    ) -> Reply:
+        assert member == self.tables[0].members[0].id, "there is no other"
+        return await (await self.reach()).call(request, body, into=into)
 
 
 class MemoryStripes:

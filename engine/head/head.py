@@ -1,10 +1,11 @@
 """A head: the engine service of a lake on many members, without state on disk.
 
     names            asked over one connection for each client (`engine.head.names_link`)
+    keys of spaces   put, found and read at their homes (`engine.head.key_homes`)
     chunks           hashed here, stored and read over the members (`engine.members.ports.Stripes`)
 
 Clients use it as they use one engine.  Memory that one engine shares with clients (segments, pins, stamps, the shared
-index, keys of spaces) does not exist here: these requests are refused, and Hello names no such feature.
+index, the keyed index) does not exist here: these requests are refused, and Hello names no such feature.
 
 Rules kept here:
 - Names and the head see the same clients: each has a connection of its own to the names, and both end together.
@@ -28,12 +29,19 @@ from engine.fabric.engine_fabric import EngineFabric
 from engine.head.head_binds import HeadBinds, ObjectBinds, SessionBinds
 from engine.head.head_chunks import HeadChunks
 from engine.head.head_clients import HeadClient, HeadSession
-from engine.head.head_loads import HeadLoads
+from engine.head.head_keyed import HeadKeyed, KeyMatches
+from engine.head.head_keyed_commits import HeadKeyedCommits
+from engine.head.head_keyed_puts import HeadKeyedPuts
+from engine.head.head_loads import HeadKeyedLoads, HeadLoads
 from engine.head.head_manifests import HeadManifests
+from engine.head.head_pins import HeadPins
 from engine.head.head_reads import ChunkReads, HeadOpens
+from engine.head.head_spaces import HeadSpaces
+from engine.head.key_homes import KeyHomes
+from engine.head.keyed_chunks import KeyedChunks
 from engine.head.names_link import ConnectNames, NamesLink
 from engine.host.tasks import plain_errors
-from engine.members.ports import Known, Stripes
+from engine.members.ports import Members, Stripes
 from engine.requests.about import check_note
 from engine.requests.answer_memory import AnswerMemory
 from engine.requests.dispatch import Group, Groups
@@ -61,18 +69,11 @@ NOT_OFFERED: Final[tuple[type[m.Request], ...]] = (
     m.OpenStamps,
     m.NoteReads,
     m.FabricOpen,
-    # keys of spaces
-    m.SpaceOpen,
-    m.SpaceList,
-    m.SpaceRemove,
-    m.KeyedMatch,
-    m.KeyedLoad,
-    m.KeyedPut,
-    m.KeyedCommit,
-    m.KeyedRemove,
     m.OpenKeyedIndex,
     # of members and names
     m.SetEpoch,
+    m.SetSpaces,
+    m.KeyedRead,
     m.StoreShards,
     m.OfferShards,
     m.ListShards,
@@ -88,7 +89,6 @@ NOT_OFFERED: Final[tuple[type[m.Request], ...]] = (
 """Requests that a head refuses."""
 PASSED_ON: Final[tuple[type[m.Request], ...]] = (
     m.Sync,
-    m.CloseLeases,
     m.StatNames,
     m.ListNames,
     m.ListVersions,
@@ -121,9 +121,10 @@ REFUSAL: Final = "a head of a lake on many members does not offer"
 class HeadParts:
     """The parts of a head that its handlers share."""
 
-    def __init__(self, stripes: Stripes, known: Known, offload: Offload, clock: Clock, buffers: BufferPool) -> None:
-        self.stripes = stripes
-        self.known = known
+    def __init__(self, stripes: Stripes, members: Members, offload: Offload, clock: Clock, buffers: BufferPool) -> None:
+        self.stripes = KeyedChunks(stripes, members, offload)
+        self.members = members
+        self.homes = KeyHomes(members, clock)
         self.offload = offload
         self.clock = clock
         self.buffers = buffers
@@ -131,8 +132,9 @@ class HeadParts:
         self.references = References(clock, sessions=HeadSession, clients=HeadClient)
         self.lent = Lendings(offload)
         self.fabric = EngineFabric(None, "heads do not use RDMA")
-        self.chunks = HeadChunks(stripes, known, offload)
-        self.manifests = HeadManifests(stripes)
+        self.chunks = HeadChunks(self.stripes, members, offload)
+        self.manifests = HeadManifests(self.stripes)
+        self.pins = HeadPins(self.references, members)
         self.answers = AnswerMemory()
 
 
@@ -169,12 +171,12 @@ class Head(Groups):
 
 @asynccontextmanager
 async def open_head(
-    connect: ConnectNames, stripes: Stripes, known: Known, *, offload: Offload, clock: Clock, buffers: BufferPool
+    connect: ConnectNames, stripes: Stripes, members: Members, *, offload: Offload, clock: Clock, buffers: BufferPool
 ) -> AsyncIterator[Head]:
     """Open a head; it ends with the block, and its connections to names with it."""
     with plain_errors():
         async with trio.open_nursery() as nursery:
-            yield Head(HeadParts(stripes, known, offload, clock, buffers), connect, nursery)
+            yield Head(HeadParts(stripes, members, offload, clock, buffers), connect, nursery)
             nursery.cancel_scope.cancel()
 
 
@@ -238,15 +240,17 @@ class HeadAbout:
         names = await client.names.ask(m.Status(), m.StatusReply)
         found: dict[str, Any] = json.loads(names.status_json)
         parts = self._parts
+        own = parts.references.statistics()
+        leases = found["clients"]["leases"], own["leases"]
         found |= {
-            "clients": {**found["clients"], **parts.references.statistics(), "leases": found["clients"]["leases"]},
+            "clients": {**found["clients"], **own, "leases": sum(leases)},
             "gateways": parts.references.gateways(),
             "buffers": {"in_use": parts.buffers.in_use, "capacity": parts.buffers.capacity},
             "lent_memory": parts.lent.statistics(),
             "head": {
-                "ring_epoch": parts.known.tables[0].ring_epoch,
-                "gc_generation": parts.known.generation,
-                "members": len(parts.known.tables[0].members),
+                "ring_epoch": parts.members.tables[0].ring_epoch,
+                "gc_generation": parts.members.generation,
+                "members": len(parts.members.tables[0].members),
                 "chunks_of_puts": parts.chunks.answers,
             },
         }
@@ -273,6 +277,7 @@ def _groups(parts: HeadParts) -> list[Group]:
     loads = HeadLoads(parts.stripes, lengths, parts.lent, parts.offload, parts.clock)
     about = HeadAbout(parts)
     return [
+        *_keyed_groups(parts, binds, loads),
         Group(
             [puts, SessionRequests(parts.references), SessionBinds(binds), objects],
             bodies={m.StoreChunks: puts.receive, m.PutObjects: objects.receive},
@@ -280,6 +285,18 @@ def _groups(parts: HeadParts) -> list[Group]:
         ),
         Group([opens, reads, loads, lent], ends=[lent.disconnected]),
         Group([about], ends=[about.disconnected], others=dict.fromkeys(PASSED_ON, _pass_on)),
+    ]
+
+
+def _keyed_groups(parts: HeadParts, binds: HeadBinds, loads: HeadLoads) -> list[Group]:
+    """Return the handlers of a head for spaces and keys."""
+    matches = KeyMatches(parts.homes, parts.stripes.places, parts.chunks.lengths, parts.offload)
+    puts = HeadKeyedPuts(parts.homes, matches, parts.lent, parts.payload_memory, parts.offload)
+    commits = HeadKeyedCommits(parts.homes, matches, parts.members, parts.stripes, binds)
+    keyed = HeadKeyed(parts.homes, matches, parts.pins)
+    return [
+        Group([HeadSpaces(parts.homes), HeadKeyedLoads(matches, loads), keyed, parts.pins, commits]),
+        Group([puts], bodies={m.KeyedPut: puts.receive}, ends=[parts.pins.disconnected]),
     ]
 
 

@@ -15,14 +15,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from engine.head.names_link import NamesLink
 from engine.host.user_shares import Shares
 from engine.sessions.references import Client, Session
-from lakefs.ids import ChunkId, GcGeneration, RingEpoch
+from lakefs.ids import ChunkId, GcGeneration, MemberId, RingEpoch
 from lakefs.wire import messages as m
 
 NOT_BEGUN = GcGeneration(-1)
+
+
+class HomeLease(NamedTuple):
+    """A lease that a head has at a value's home."""
+
+    home: MemberId
+    number: int
 
 
 @dataclass(eq=False)
@@ -30,6 +38,8 @@ class HeadClient(Client):
     """A client of a head."""
 
     link: NamesLink | None = None
+    values: dict[int, HomeLease] = field(default_factory=dict)
+    """Leases of values at their homes, by the number of the client's lease (`engine.head.head_pins`)."""
 
     @property
     def names(self) -> NamesLink:

@@ -1,4 +1,5 @@
-"""LoadSlots at a head: chunks are read over the members, checked, and copied into memory that a client has lent.
+"""LoadSlots and KeyedLoad at a head: chunks are read over the members, checked, and copied into memory that a client
+has lent.
 
 Rules kept here:
 - Every chunk has a result: its length, or its failure.  A slot reported as loaded holds that chunk's bytes.
@@ -9,16 +10,23 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from msgspec.structs import replace
 
 from engine.chunks.manifests import checked_chunks
 from engine.head.head_chunks import KnownLengths
 from engine.head.head_clients import HeadClient
+from engine.head.head_keyed import Found, KeyMatches, divided
 from engine.members.ports import Got, Stripes, Wanted
 from engine.memory.lent_memory import LentMemory, put_into
 from engine.memory.while_lent import WhileLent
 from engine.requests.answers import failure_of
 from engine.requests.handlers import handles
+from engine.requests.keyed_batch import check_keys
+from engine.requests.keyed_load import WantedValues, check_lists
 from engine.sessions.lendings import Lendings
 from lakefs.errors import InvalidArgument, LakeError, SessionLost, UnsupportedVersion
 from lakefs.ids import EMPTY_CHUNK, ChunkId
@@ -26,6 +34,9 @@ from lakefs.limits import BODY_BYTES_MAX, CHUNK_BYTES
 from lakefs.ports import Clock, Offload
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
+
+NOT_READ: Final[Mapping[ChunkId, Got]] = MappingProxyType({})
+"""No chunk was read already."""
 
 
 class HeadLoads:
@@ -40,43 +51,84 @@ class HeadLoads:
 
     @handles(m.LoadSlots)
     async def load_slots(self, client: HeadClient, request: m.LoadSlots) -> Reply:
+        return Reply(await self.load(client, request))
+
+    async def load(
+        self, client: HeadClient, request: m.LoadSlots, parts: Mapping[ChunkId, Got] = NOT_READ
+    ) -> m.SlotsLoaded:
+        """Load chunks into slots.  Each fails by itself; InvalidArgument, SessionLost for the request.
+
+        `parts`: chunks that were read already.
+        """
         chunks = checked_chunks(request.chunks)
         if len(request.offsets) != len(chunks) or len(request.lengths) not in (0, len(chunks)):
             raise InvalidArgument("chunks and offsets go together, and lengths with them when there are any")
-        if request.fabric is not None:
-            raise UnsupportedVersion("this lake's head does not move payload by RDMA; ask for the bytes instead")
+        check_not_by_rdma(request)
         client.check_its_memory()
         with self._lent.using(client, request.memory, writable=True) as memory:
             ask = WhileLent(client.check_its_memory, self._clock)
             load = _Load(request, chunks, memory, ask)
             try:
-                await self._load(load)
-                return Reply(load.answer())
+                await self._load(load, parts)
+                return load.answer()
             except SessionLost as error:
                 lost = error.with_traceback(None)  # which would keep the memory mapped
         raise lost
 
-    async def _load(self, load: _Load) -> None:
+    async def _load(self, load: _Load, parts: Mapping[ChunkId, Got]) -> None:
         offsets = load.request.offsets
         wanted = [index for index, chunk in enumerate(load.chunks) if chunk != EMPTY_CHUNK]
         wanted.sort(key=lambda index: offsets[index])  # so that a slot can overlap only the one before it
         while wanted:
             batch, room = list[int](), BODY_BYTES_MAX
             for index in wanted:
-                length = self._lengths.of(load.chunks[index]) or CHUNK_BYTES
+                length = 0 if load.chunks[index] in parts else self._lengths.of(load.chunks[index]) or CHUNK_BYTES
                 if batch and length > room:
                     break
                 room -= length
                 batch.append(index)
             wanted = wanted[len(batch) :]
-            ranges = [Wanted(load.chunks[index], self._lengths.of(load.chunks[index])) for index in batch]
-            found = await self._stripes.read(ranges)
+            left = [load.chunks[index] for index in batch if load.chunks[index] not in parts]
+            ranges = [Wanted(chunk, self._lengths.of(chunk)) for chunk in left]
+            read = iter(await self._stripes.read(ranges) if ranges else ())
+            found = [parts[load.chunks[index]] if load.chunks[index] in parts else next(read) for index in batch]
             self._lengths.note(
                 (load.chunks[index], got.chunk_bytes)
                 for index, got in zip(batch, found, strict=True)
                 if isinstance(got, Got)
             )
             await self._offload.run(load.put_all, batch, found)
+
+
+class HeadKeyedLoads:
+    """Handler of KeyedLoad: the parts of the values that are found are loaded like any chunk."""
+
+    def __init__(self, matches: KeyMatches, loads: HeadLoads) -> None:
+        self._matches = matches
+        self._loads = loads
+
+    @handles(m.KeyedLoad)
+    async def keyed_load(self, client: HeadClient, request: m.KeyedLoad) -> Reply:
+        check_keys(request.keys)
+        check_lists(len(request.keys), request.offsets, request.lengths)
+        check_not_by_rdma(request)
+        found = Found()
+        indexes = divided(request.keys)[1]
+        parts = await self._matches.read(client, request.space, request.keys, indexes, found)
+        wanted = WantedValues(request)
+        for index in range(len(request.keys)):
+            wanted.is_full = wanted.is_full or index in found.failures  # its home's answer was full
+            value = found.values.get(index)
+            wanted.add(index, None if value is None or wanted.is_full else value.as_record())
+        slots = m.LoadSlots(request.memory, list(wanted.chunks), wanted.offsets, wanted.lengths)
+        slots = replace(slots, checksums=request.checksums, fabric=request.fabric)
+        return Reply(wanted.reply(await self._loads.load(client, slots, parts)))
+
+
+def check_not_by_rdma(request: m.LoadSlots | m.KeyedLoad) -> None:
+    """Raise UnsupportedVersion for a load into memory that is registered for RDMA."""
+    if request.fabric is not None:
+        raise UnsupportedVersion("this lake's head does not move payload by RDMA; ask for the bytes instead")
 
 
 class _Load:

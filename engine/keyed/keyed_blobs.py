@@ -72,6 +72,8 @@ class KeyedBlobs:
         self.counts = KeyedCounts()
         self.used = trio.Event()
         """Set when the store has, or gets, a space."""
+        self.lake_version = 0
+        """Version of the lake's spaces that this member has; 0 before it is given them, and at other engines."""
         self.round_wanted = trio.Event()
         """Set when upkeep should begin its next round at once."""
         self._room_made = trio.Event()

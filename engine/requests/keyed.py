@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from itertools import islice
+from typing import Final
 
 import msgspec
 
@@ -36,6 +37,9 @@ from lakefs.limits import KEYED_PARTS_ANSWERED_MAX
 from lakefs.shared_index.table_format import entries_max
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
+
+_LISTS_MAX: Final = 4
+"""Times that spaces are listed for an answer with a version: where values are put all the time, no list has one."""
 
 
 class SpaceRequests:
@@ -65,7 +69,14 @@ class SpaceRequests:
 
     @handles(m.SpaceList)
     async def space_list(self) -> Reply:
-        return Reply(m.Spaces(await self._decisions.look(list_spaces)))
+        metadata, spaces = self._store.metadata, list[m.SpaceStat]()
+        for _ in range(_LISTS_MAX):
+            with metadata.view() as view:
+                spaces, sequence, version = list_spaces(view), view.sequence, metadata.durable_sequence
+            if sequence <= version:  # so all that is listed, and no later change is in that group
+                return Reply(m.Spaces(spaces, version))
+            await metadata.wait_durable(sequence)
+        return Reply(m.Spaces(spaces))
 
     @handles(m.SpaceRemove)
     async def space_remove(self, client: Client, request: m.SpaceRemove) -> Reply:

@@ -49,7 +49,7 @@ class KeyedBatch:
         self.number = request.space
         self.keys = keys
         self.depths = request.depths or [0] * len(keys)
-        self._resize = request.resize
+        self.resize = request.resize
         ends = [0, *accumulate(counts)]
         self._parts = [range(begin, end) for begin, end in pairwise(ends)]
         first = {key: index for index, key in reversed(list(enumerate(keys)))}
@@ -82,6 +82,12 @@ class KeyedBatch:
         self.outcomes[index] = m.KEYED_FAILED
         self._failures[index] = failure_of(error)
 
+    def note(self, index: int, outcome: int, failure: m.Failure | None) -> None:
+        """Give the key an outcome that another engine answered."""
+        self.outcomes[index] = outcome
+        if failure is not None:
+            self._failures[index] = failure
+
     def drop_settled(self) -> None:
         """Leave in `wanted` only keys without an outcome."""
         self.wanted = [
@@ -108,7 +114,7 @@ class KeyedBatch:
             if present is not None:
                 parts += len(present.chunks)
                 is_other = present.size_bytes != sum(lengths)
-                if not (is_other and self._resize):
+                if not (is_other and self.resize):
                     self.outcomes[index] = m.KEYED_PRESENT
                 keyed.counts.differed += is_other
         self.drop_settled()
@@ -141,7 +147,7 @@ class KeyedBatch:
             if len(own) < len(self.parts(index)):
                 continue
             value = values.new_value(space, self.depths[index], own, self.lengths_of(index))
-            present = values.put(txn, usage, self.number, self.keys[index], value, resize=self._resize)
+            present = values.put(txn, usage, self.number, self.keys[index], value, resize=self.resize)
             if present is not None:
                 found[index] = present
         usage.save()
@@ -162,15 +168,16 @@ class KeyedBatch:
                 keyed.counts.stored += 1
                 keyed.counts.stored_bytes += self.size_of(index)
 
-    def reply(self, keyed: KeyedBlobs) -> Reply:
-        """Return the reply: an outcome for each key."""
+    def reply(self, keyed: KeyedBlobs | None = None) -> Reply:
+        """Return the reply: an outcome for each key.  `keyed` counts them."""
         for index, first in self._repeats.items():
             if first in self._failures:
                 self._failures[index] = self._failures[first]
             else:
                 self.outcomes[index] = m.KEYED_PRESENT
-        keyed.counts.present += self.outcomes.count(m.KEYED_PRESENT)
-        keyed.counts.failed += len(self._failures)
+        if keyed is not None:
+            keyed.counts.present += self.outcomes.count(m.KEYED_PRESENT)
+            keyed.counts.failed += len(self._failures)
         assert all(
             (outcome == m.KEYED_FAILED) == (index in self._failures) for index, outcome in enumerate(self.outcomes)
         ), "each key has an outcome, or the reason why not"

@@ -26,7 +26,7 @@ from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
 
 
-class _Wanted:
+class WantedValues:
     """The parts to load for one request, flat, and the failures of keys so far."""
 
     def __init__(self, request: m.KeyedLoad) -> None:
@@ -109,8 +109,8 @@ class KeyedLoads:
     @handles(m.KeyedLoad)
     async def keyed_load(self, client: Client, request: m.KeyedLoad) -> Reply:
         check_keys(request.keys)
-        _check_lists(len(request.keys), request.offsets, request.lengths)
-        wanted = _Wanted(request)
+        check_lists(len(request.keys), request.offsets, request.lengths)
+        wanted = WantedValues(request)
 
         def look(view: View) -> None:
             find_space(view, request.space)
@@ -132,6 +132,7 @@ class KeyedLoads:
         return Reply(answer)
 
 
-def _check_lists(key_count: int, offsets: Sequence[int], lengths: Sequence[int]) -> None:
+def check_lists(key_count: int, offsets: Sequence[int], lengths: Sequence[int]) -> None:
+    """Raise InvalidArgument unless the lists of a KeyedLoad fit each other."""
     if len(offsets) != key_count or len(lengths) not in (0, key_count):
         raise InvalidArgument("keys and offsets go together, and lengths with them when there are any")

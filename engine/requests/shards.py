@@ -68,7 +68,7 @@ class ShardRequests:
     @handles(m.SetEpoch)
     async def set_epoch(self, request: m.SetEpoch) -> Reply:
         shards = member_of(self._store).shards
-        _check_epoch_number(request.epoch)
+        check_epoch_number(request.epoch)
         if not 0 <= request.generation <= m.GENERATION_MAX:
             raise InvalidArgument(f"a gc generation is from 1 to {m.GENERATION_MAX}; 0: it was not read")
         if len(request.table) > m.EPOCH_TABLE_BYTES_MAX:
@@ -84,7 +84,7 @@ class ShardRequests:
     async def store_shards(self, client: Client, request: m.StoreShards, body: Body) -> Reply:
         shards = member_of(self._store).shards
         _check_generation(request.generation)
-        _check_epoch_number(request.epoch)
+        check_epoch_number(request.epoch)
         names = checked_names(request.chunks, request.shards)
         if not len(names) == len(request.lengths) == len(request.crcs) == len(request.chunk_lengths):
             raise InvalidArgument("chunks, shards, lengths, checksums and lengths of chunks go together")
@@ -135,7 +135,7 @@ class ShardRequests:
     async def offer_shards(self, request: m.OfferShards) -> Reply:
         shards = member_of(self._store).shards
         _check_generation(request.generation)
-        _check_epoch_number(request.epoch)
+        check_epoch_number(request.epoch)
         names = checked_names(request.chunks, request.shards)
         return Reply(m.ShardsOffered(*await shards.offer(request.epoch, request.generation, names)))
 
@@ -172,7 +172,7 @@ class ShardRequests:
     @handles(m.DropShards)
     async def drop_shards(self, request: m.DropShards) -> Reply:
         shards = member_of(self._store).shards
-        _check_epoch_number(request.epoch)
+        check_epoch_number(request.epoch)
         names = checked_names(request.chunks, request.shards)
         if len(request.touched) != len(names):
             raise InvalidArgument(f"{len(request.touched)} generations for {len(names)} shards")
@@ -215,7 +215,8 @@ def _check_generation(generation: int) -> None:
         raise InvalidArgument(f"a gc generation is from 1 to {m.GENERATION_MAX}")
 
 
-def _check_epoch_number(epoch: int) -> None:
+def check_epoch_number(epoch: int) -> None:
+    """Raise InvalidArgument for what no ring epoch is."""
     if not 0 <= epoch <= m.EPOCH_MAX:
         raise InvalidArgument(f"a ring epoch is from 0 to {m.EPOCH_MAX}")
 

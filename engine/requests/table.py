@@ -18,6 +18,8 @@ from engine.requests.dispatch import Dispatch, Group
 from engine.requests.keyed import KeyedRequests, SpaceRequests
 from engine.requests.keyed_load import KeyedLoads
 from engine.requests.keyed_put import KeyedPuts
+from engine.requests.keyed_read import KeyedReads
+from engine.requests.lake_spaces import LakeSpaceRequests
 from engine.requests.lent import LendingStore, LentRequests
 from engine.requests.load_ranges import Loads
 from engine.requests.local_clients import SegmentRequests, StampRequests, TierRequests, TierStore
@@ -108,9 +110,10 @@ def keyed(store: Store) -> Group:
 
 
 def shards(store: Store) -> Group:
-    """Shards of a lake's chunks; refused unless the store is a member of one."""
+    """Shards of a lake's chunks, its spaces and values; refused unless the store is a member of one."""
     requests = ShardRequests(store)
-    return Group([requests], bodies={m.StoreShards: requests.receive})
+    keys = KeyedReads(store, ChunkReads(store))
+    return Group([requests, LakeSpaceRequests(store), keys], bodies={m.StoreShards: requests.receive})
 
 
 def upkeep(store: Store) -> Group:
@@ -141,7 +144,7 @@ class Service(Dispatch):
 
 
 class NamesService(Dispatch):
-    """Names without content: a process that keeps no segment.  `blobs` looks at what names are bound to.
+    """Names and spaces without content: a process that keeps no segment.  `blobs` looks at what names are bound to.
 
     `gate`: those who connect are heads of the lake, and are believed what they say of content.  `upkeep` and
     `more_status`: requests for the upkeep of that lake, and its part of the status.
@@ -149,7 +152,7 @@ class NamesService(Dispatch):
 
     def __init__(
         self,
-        store: NamesStore,
+        store: KeyedStore,
         blobs: BlobHolder | None = None,
         *,
         part_bytes_min: int = DEFAULT_STORE_SIZES.part_bytes_min,
@@ -157,7 +160,12 @@ class NamesService(Dispatch):
         upkeep: Group | None = None,
         more_status: MoreStatus | None = None,
     ) -> None:
-        groups = [about(store, more_status), names(store, blobs or EmptyBlobs(), part_bytes_min, gate), opens(store)]
+        groups = [
+            about(store, more_status),
+            names(store, blobs or EmptyBlobs(), part_bytes_min, gate),
+            opens(store),
+            spaces(store),
+        ]
         if upkeep is not None:
             groups.append(upkeep)
         super().__init__(store, groups, offers="names are kept here, without content; this process does not serve")

@@ -2,7 +2,6 @@
 
     position of a vnode       8 bytes of BLAKE3 output (extended to 8 x count bytes) over the member's id, big-endian
     position of a partition   its number in the highest bits: 4,096 or 16,384 positions, equally far apart
-    position of a key         8 bytes of keyed BLAKE3 over the space's number (8 bytes, little-endian) and the key
 
 Rules kept here:
 - A member has one vnode for each `vnode_room_bytes` of its room, at least one.  The unit is a 150th of the mean room
@@ -23,15 +22,11 @@ from typing import Final
 import blake3
 
 from lakefs.cluster.members import Member, Standing
-from lakefs.ids import MemberId
 
 VNODES_MEAN: Final = 150
 """Vnodes of a member of mean room: shares of the ring vary by about 1/sqrt(150) = 8%."""
 _MEMBER_CONTEXT: Final = "lakefs-appliance 2026-11 ring member v1"
-_KEYED: Final = blake3.blake3(b"", derive_key_context="lakefs-appliance 2026-11 ring key v1").digest()
-"""Key of the hash of keys; deriving it each time would cost half as much again."""
-_POSITION_BITS: Final = 64
-_SPACE: Final = struct.Struct("<Q")
+POSITION_BITS: Final = 64
 
 
 def vnode_room(members: Sequence[Member], last_bytes: int = 0) -> int:
@@ -61,9 +56,9 @@ class Ring:
 
     def partitions_near(self, index: int, bits: int) -> Iterator[int]:
         """Yield all partitions of a table of 2^bits: before each vnode of member `index` the nearest, then the next."""
-        step = 1 << _POSITION_BITS - bits
+        step = 1 << POSITION_BITS - bits
         own = sorted(self.of_member[index])
-        gaps = [(before // step, vnode // step) for before, vnode in pairwise([own[-1] - (1 << _POSITION_BITS), *own])]
+        gaps = [(before // step, vnode // step) for before, vnode in pairwise([own[-1] - (1 << POSITION_BITS), *own])]
         away = 0
         while gaps := [(first, last) for first, last in gaps if last - away > first]:
             for _, last in gaps:
@@ -73,22 +68,7 @@ class Ring:
 
 def partition_position(partition: int, bits: int) -> int:
     """Return the position on the ring of a partition of a table of 2^bits."""
-    return partition << _POSITION_BITS - bits
-
-
-class KeyRing:
-    """Homes of keyed blobs: one member for each key of a space."""
-
-    def __init__(self, members: Sequence[Member], vnode_room_bytes: int) -> None:
-        ring = Ring(members, vnode_room_bytes)
-        self._positions = ring.positions
-        self._homes = [members[index].id for index in ring.owners]
-        self._homes.append(self._homes[0])
-
-    def home(self, space: int, key: bytes) -> MemberId:
-        """Return the member that keeps this key of that space."""
-        digest = blake3.blake3(_SPACE.pack(space) + key, key=_KEYED).digest(length=8)
-        return self._homes[bisect_left(self._positions, int.from_bytes(digest, "big"))]
+    return partition << POSITION_BITS - bits
 
 
 def _vnodes(member: Member, vnode_room_bytes: int) -> list[int]:

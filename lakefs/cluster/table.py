@@ -17,9 +17,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from lakefs.cluster.key_ring import KeyRing
 from lakefs.cluster.members import Member
 from lakefs.cluster.protection import Protection
-from lakefs.cluster.ring import KeyRing
 from lakefs.ids import ChunkId, MemberId, Partition, RingEpoch
 
 SUBSTITUTE_COUNT: Final = 2

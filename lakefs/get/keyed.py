@@ -20,7 +20,15 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from lakefs.content.verify import Check, granule_crcs, matches_id
-from lakefs.errors import ChunkNotFound, CorruptionError, InvalidArgument, LakeError, RequestTooLarge, StaleGrant
+from lakefs.errors import (
+    ChunkNotFound,
+    ClusterDegraded,
+    CorruptionError,
+    InvalidArgument,
+    LakeError,
+    RequestTooLarge,
+    StaleGrant,
+)
 from lakefs.get.chunks import get_chunks_into
 from lakefs.get.load import BATCH_MAX as LOADS_MAX, BATCH_MIN, BATCHES
 from lakefs.get.objects import close_leases
@@ -35,6 +43,8 @@ from lakefs.wire.messages import Failure, KeyedLoad, KeyedLoaded, KeyedMatch, Ke
 
 MISS: Final = 0
 """Length of a value that was not read."""
+_UNREAD: Final = (ChunkNotFound, ClusterDegraded, CorruptionError, StaleGrant, InvalidArgument)
+"""Errors of a read that make a value a miss."""
 
 
 class Matched(NamedTuple):
@@ -107,11 +117,11 @@ def read_values_into(
     lengths = [MISS] * len(values)
     try:
         yield from get_chunks_into(access, *parts_of([(values[index], targets[index]) for index in fitting]))
-    except (ChunkNotFound, CorruptionError, StaleGrant, InvalidArgument):
+    except _UNREAD:
         for index in fitting:
             try:
                 yield from get_chunks_into(access, *parts_of([(values[index], targets[index])]))
-            except (ChunkNotFound, CorruptionError, StaleGrant, InvalidArgument):
+            except _UNREAD:
                 continue
             lengths[index] = value_bytes(values[index])
         return lengths

@@ -173,8 +173,13 @@ class SpaceSteps:
         return result
 
     def remove(self, keys: Sequence[bytes]) -> Steps[list[bool]]:
-        """Remove values; return for each key if it had one.  Durable on return.  SpaceNotFound."""
+        """Remove values; return for each key if it had one.  Durable on return.  SpaceNotFound.
+
+        ClusterDegraded: the member of the lake that keeps one of the keys is away; the others are removed.
+        """
         result = yield from remove_values(self.number, check_value_keys(keys))
+        for failure in result.failures.values():
+            raise failure
         return [outcome is Outcome.REMOVED for outcome in result.outcomes]
 
     def pin(self, keys: Sequence[bytes]) -> Steps[Pinned]:

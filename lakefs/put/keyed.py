@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple
 
-from lakefs.errors import EngineBusy, LakeError, RequestTooLarge, SessionLost, SourceChanged, StoreFull
+from lakefs.errors import ClusterDegraded, EngineBusy, LakeError, RequestTooLarge, SessionLost, SourceChanged, StoreFull
 from lakefs.ids import Buffer, ChunkKind
 from lakefs.limits import BATCH_MAX, BODY_BYTES_MAX, CHUNK_BYTES, PUT_MANY_WINDOW, STORE_REQUEST_CHUNKS, STORE_WINDOW
 from lakefs.put.batches import batches, by_memory, view_of
@@ -206,7 +206,7 @@ class _Put:
                     self._transfer.lent.pop(item.data.memory, None)
                 if attempt == ATTEMPTS - 1:
                     raise
-            except (StoreFull, EngineBusy, RequestTooLarge, SourceChanged) as error:
+            except (StoreFull, EngineBusy, ClusterDegraded, RequestTooLarge, SourceChanged) as error:
                 self._result.outcomes[item.place] = Outcome.FAILED
                 self._result.failures[item.place] = error
                 return

@@ -223,3 +223,15 @@ class LoadSlots(Request, frozen=True):
     lengths: list[int] = []
     checksums: bool = True
     fabric: FabricMemory | None = None
+
+
+class ReadPiece(Message, frozen=True):
+    """A piece of the body: whole granules (or the whole chunk) from `offset`, and their CRC32Cs, 4 bytes each.
+
+    `length` 0 and a failure when it could not be read.
+    """
+
+    offset: int
+    length: int
+    crcs: bytes
+    failure: Failure | None = None

@@ -14,6 +14,7 @@ from typing import Final
 
 from lakefs.wire.base import Done, Failure, Message, Request
 from lakefs.wire.fabric_messages import FabricMemory
+from lakefs.wire.grants import ReadPiece
 
 # Outcomes of one key of a request that changes.
 KEYED_FAILED: Final = 0
@@ -65,9 +66,14 @@ class SpaceOpen(Request, frozen=True):
 
 
 class Spaces(Message, frozen=True):
-    """All spaces, in byte order of their names."""
+    """All spaces, in byte order of their names.
+
+    `version` grows with every change of them: of two answers the one with the greater version is later.  0: this one
+    has none, because usage changed all the time.
+    """
 
     spaces: list[SpaceStat]
+    version: int = 0
 
 
 class SpaceList(Request, frozen=True):
@@ -86,6 +92,22 @@ class SpaceRemove(Request, frozen=True):
     OP = 92
     REPLY = Done
     name: str
+
+
+class SetSpaces(Request, frozen=True):
+    """Have a member of a lake keep keys of exactly these spaces; durable when answered.
+
+    `spaces` and `version` are those of the names' answer to SpaceList, with the member's share of each quota; usage is
+    not read.  Spaces that are not listed are removed, and others made or changed.  A list of an earlier version than
+    that which the member has changes nothing.  The answer has the member's spaces, with their usage, and the version
+    that it has.  StaleEpoch; PermissionDenied unless the engine is a member; InvalidArgument, InvalidName; StoreFull.
+    """
+
+    OP = 108
+    REPLY = Spaces
+    epoch: int
+    version: int
+    spaces: list[SpaceStat]
 
 
 # --- keys --------------------------------------------------------------------------------------------
@@ -152,6 +174,34 @@ class KeyedLoad(Request, frozen=True):
     lengths: list[int] = []
     checksums: bool = True
     fabric: FabricMemory | None = None
+
+
+class KeyedFound(Message, frozen=True):
+    """Values that were found, and the bytes of their first parts: see `KeyedRead`.
+
+    `counts`, `chunks`, `lengths` and `failures` as in KeyedMatched.  `pieces` are of the first parts of `chunks`, as in
+    ReadChunksReply; their bytes follow each other in the body.
+    """
+
+    counts: list[int]
+    chunks: list[bytes]
+    lengths: list[int]
+    pieces: list[ReadPiece]
+    failures: list[Failure | None] = []
+
+
+class KeyedRead(Request, frozen=True):
+    """Find values at a member of a lake, and read their parts, the first ones that have `bytes_max` bytes together.
+
+    A key fails by itself with InvalidArgument (its length), or RequestTooLarge when the values of the keys before it
+    have 4,096 parts.  SpaceNotFound; PermissionDenied unless the engine is a member.
+    """
+
+    OP = 109
+    REPLY = KeyedFound
+    space: int
+    keys: list[bytes]
+    bytes_max: int
 
 
 class KeyedOutcomes(Message, frozen=True):

@@ -372,18 +372,6 @@ class OpenSegments(Request, frozen=True):
     segments: list[int]
 
 
-class ReadPiece(Message, frozen=True):
-    """A piece of the body: whole granules (or the whole chunk) from `offset`, and their CRC32Cs, 4 bytes each.
-
-    `length` 0 and a failure when it could not be read.
-    """
-
-    offset: int
-    length: int
-    crcs: bytes
-    failure: Failure | None = None
-
-
 class ReadChunksReply(Message, frozen=True):
     """Pieces in the order of the request; their bytes follow each other in the body.
 

@@ -109,12 +109,17 @@ class Engine:
     chunk_count: Callable[[], Awaitable[int]] | None = None
     """Returns the number of chunks of which a lake's members have shards."""
 
+    async def keepers(self) -> list[EngineClient]:
+        """Return clients of the engines that keep keys: this one, or the members of a head's lake."""
+        return [self.client] if self.lake is None else [*await self.lake.keepers()]
+
     def held(self) -> tuple[int, ...]:
         """Return what is held for requests and clients: buffers, extents or bytes of answers, sessions, leases."""
         if self.lake is not None:
             parts, names = self.lake.head.parts, self.lake.names.store.references.statistics()
-            sessions = parts.references.statistics()["sessions"]
-            return parts.buffers.in_use, parts.answers.held_bytes, sessions, names["leases"]
+            own = parts.references.statistics()
+            leases = names["leases"] + own["leases"]
+            return parts.buffers.in_use, parts.answers.held_bytes, own["sessions"], leases
         assert self.store is not None, "the engine is out of reach"
         clients = self.store.references.statistics()
         return self.store.buffers.in_use, in_flight(self.store), clients["sessions"], clients["leases"]
@@ -146,6 +151,10 @@ class Kind:
     medium: int = MEDIUM_SEGMENT
     """Medium of grants of long content."""
     has_stamps: bool = True
+    homes: int = 1
+    """Members that keep keys: each has its share of a quota."""
+    keeps_all_keys: bool = True
+    """False if homes of keys are away: those keys are misses, and cannot be put."""
     refusal: str = ""
     """Beginning of the error for a request that it does not offer.  A test that makes such a request is skipped."""
 
@@ -153,6 +162,11 @@ class Kind:
         """Skip the test where content does not lie in segments."""
         if self.medium != MEDIUM_SEGMENT:
             pytest.skip("content lies in no segment here")
+
+    def need_one_home(self) -> None:
+        """Skip the test where a space's quota is shared among homes."""
+        if self.homes > 1:
+            pytest.skip("each home of keys has its share of the quota here")
 
     def run(self, body: Body) -> None:
         """Run `body` with an engine; afterwards nothing is held, in flight, or open."""
@@ -309,10 +323,8 @@ def _head_over_members(*away: int) -> Callable[[Path], AbstractAsyncContextManag
     async def opened(folder: Path) -> AsyncIterator[Engine]:
         async with stripe_rig.lake("4+2", 6) as rig:
             rig.lose(*away)
-            async with (
-                head_over(rig.stripes, rig.members, rig.upkeep_of) as lake,
-                _asked_head(lake, folder, rig.chunk_count) as engine,
-            ):
+            lake_over = head_over(rig.stripes, rig.members, rig.upkeep_of, clients=rig.members.clients)
+            async with lake_over as lake, _asked_head(lake, folder, rig.chunk_count) as engine:
                 yield engine
 
     return opened
@@ -374,8 +386,16 @@ KINDS: dict[str, Kind] = {
         Kind("head", _head, simulated=True, **_OF_HEADS),
         Kind("head-unix", _served_head(UNIX), code_of=("head", "unix"), **_OF_HEADS),
         # The stripes have suites of their own; here all requests go through them.
-        Kind("head-members", _head_over_members(), simulated=True, code_of=("head",), **_OF_HEADS),
-        Kind("head-degraded", _head_over_members(1, 4), simulated=True, code_of=("head",), **_OF_HEADS),
+        Kind("head-members", _head_over_members(), simulated=True, code_of=("head",), homes=6, **_OF_HEADS),
+        Kind(
+            "head-degraded",
+            _head_over_members(1, 4),
+            simulated=True,
+            code_of=("head",),
+            homes=4,
+            keeps_all_keys=False,
+            **_OF_HEADS,
+        ),
     )
 }
 """The rule: `make test` has each promise once for each kind with code of its own: a disk, a driver, or a transport
@@ -384,6 +404,8 @@ together says so by `code_of`, and runs in the rest of `make test-all`.
 """
 assert not any(KINDS[other].code_of for kind in KINDS.values() for other in kind.code_of), "all code is in `make test`"
 
+KEYED = [name for name, kind in KINDS.items() if kind.keeps_all_keys]
+"""Kinds at which every key can be put; `tests/unit/engine/head/test_key_homes.py` has homes that are away."""
 
 MEMBERS: dict[str, Kind] = {
     kind.name: kind

@@ -14,9 +14,14 @@ from engine.tables.views import View
 from lakefs.errors import RequestTooLarge
 from lakefs.limits import MIB
 from lakefs.wire import messages as m
-from tests.contract.engines import Engine, Kind
+from tests.contract.engines import KEYED, KINDS, Engine, Kind, every
 from tests.contract.test_requests_keyed import CODES, SMALL, codes, slots_of, space_of, stat_of
 from tests.store_rig import ask, session_of, store_chunks
+
+
+@pytest.fixture(params=every(KEYED))
+def kind(request: pytest.FixtureRequest) -> Kind:
+    return KINDS[request.param]
 
 
 def test_values_of_many_parts_are_handled_in_steps(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:

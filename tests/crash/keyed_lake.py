@@ -102,9 +102,9 @@ def _evict_from_any_space() -> None:
 
 def _load_the_neighbour() -> None:
     """Load, for one key in fifty, the value of a key that was loaded before it."""
-    from engine.requests.keyed_load import _Wanted
+    from engine.requests.keyed_load import WantedValues
 
-    add = _Wanted.add
+    add = WantedValues.add
     last: list[Any] = [None]
 
     def wrong(wanted: Any, index: int, value: Any) -> None:
@@ -112,7 +112,7 @@ def _load_the_neighbour() -> None:
         add(wanted, index, last[0] if is_wrong else value)
         last[0] = value or last[0]
 
-    _Wanted.add = wrong  # type: ignore[method-assign,assignment]
+    WantedValues.add = wrong  # type: ignore[method-assign,assignment]
 
 
 BUGS: Final[dict[str, Callable[[], None]]] = {

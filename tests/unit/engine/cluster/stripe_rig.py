@@ -77,6 +77,8 @@ class Fault(Enum):
     """Away, and nobody knows yet."""
     SILENT = auto()
     LATE = auto()
+    ANSWER_LATE = auto()
+    """Serves a request at once, and answers late."""
     FULL = auto()
     ANSWER_LOST = auto()
     """Stores, and its answer does not arrive."""
@@ -132,7 +134,9 @@ class RiggedMembers:
         except StaleEpoch:
             self.tables = self.newer
             raise
-        if fault is Fault.ANSWER_LOST and isinstance(request, m.StoreShards):
+        if fault is Fault.ANSWER_LATE:
+            await trio.sleep(2.0)
+        if fault is Fault.ANSWER_LOST and isinstance(request, m.StoreShards | m.KeyedPut):
             reply.body.release()
             raise EngineUnreachable("the answer was lost")
         self.bytes_read += reply.body.nbytes
@@ -144,12 +148,13 @@ class RiggedMembers:
 
 def _tampered(fault: Fault, request: m.Request, reply: Reply) -> Reply:
     """Return the answer to a read as a lying member gives it: other bytes with their right CRCs, or fewer bytes."""
-    if fault not in (Fault.LYING, Fault.SHORT) or not isinstance(reply.message, m.ReadChunksReply):
+    message = reply.message
+    if fault not in (Fault.LYING, Fault.SHORT) or not isinstance(message, m.ReadChunksReply | m.KeyedFound):
         return reply
     body = bytearray(reply.body.joined())
     reply.body.release()
     pieces, parts, at = [], [], 0
-    for piece in reply.message.pieces:
+    for piece in message.pieces:
         part = body[at : at + piece.length]
         at += piece.length
         if part and fault is Fault.LYING:
@@ -159,7 +164,7 @@ def _tampered(fault: Fault, request: m.Request, reply: Reply) -> Reply:
             part = part[:-1]
         pieces.append(msgspec.structs.replace(piece, length=len(part), crcs=granule_crcs(part)))
         parts.append(part)
-    return Reply(msgspec.structs.replace(reply.message, pieces=pieces), Body(parts))
+    return Reply(msgspec.structs.replace(message, pieces=pieces), Body(parts))
 
 
 class Rig:
