@@ -10,7 +10,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any, Final
 
 import trio
@@ -54,7 +54,7 @@ class LakeScrub:
             if request.for_s:
                 self._note_ended(reports)
             done = self._passes > passes
-        report = _merged(reports)
+            report = _merged(reports, self._ended)
         report |= {"done": done, "unchecked": unchecked(answers.away)}
         if request.damaged:
             report["damaged"] = [item for member, found in reports.items() for item in _damaged(member, found)]
@@ -75,8 +75,11 @@ class LakeScrub:
             await self._state.note_dirty({table.partition_of(chunk) for chunk in chunks}, table.ring_epoch)
 
 
-def _merged(reports: _Reports) -> dict[str, Any]:
-    """Return one report of all members' reports, in the form of each, and these by member."""
+def _merged(reports: _Reports, ended: Set[MemberId]) -> dict[str, Any]:
+    """Return one report of all members' reports, in the form of each, and these by member.
+
+    `ended`: members whose part of the pass is done.
+    """
     each = [*reports.values()]
     lasts = [report["last_pass"] for report in each]
     count = max(1, len(each))
@@ -86,7 +89,7 @@ def _merged(reports: _Reports) -> dict[str, Any]:
     states = {report["state"] for report in each}
     return merged | {
         "state": next((state for state in ("running", "paused") if state in states), "idle"),
-        "position": round(sum(report["position"] for report in each) / count, 4),
+        "position": round(sum(1.0 if one in ended else found["position"] for one, found in reports.items()) / count, 4),
         "passes": min((report["passes"] for report in each), default=0),
         "last_pass": last,
         "members": {id_text(member): report for member, report in reports.items()},

@@ -101,8 +101,9 @@ def test_a_member_that_has_ended_is_not_asked_to_begin_again_before_the_others_h
             return await real(member, request, *args, **more)
 
         one.rig.members.call = call  # type: ignore[method-assign]
-        done = [(await one.ask(m.RunScrub(1.0, 0)))["done"] for _ in range(3)]
-        assert done == [False, False, True]
+        reports = [await one.ask(m.RunScrub(1.0, 0)) for _ in range(3)]
+        assert [report["done"] for report in reports] == [False, False, True]
+        assert [report["position"] for report in reports] == [0.8333, 0.8333, 0.0]
         assert sorted(asked[:6]) == [id_of(number) for number in range(6)]
         assert asked[6:] == [slow, slow]
         assert (await one.ask(m.RunScrub(1.0, 0)))["passes"] == 2
