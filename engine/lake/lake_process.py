@@ -4,8 +4,8 @@
 socket is where clients find an engine; members' sockets lie beside it, `SOCKET.1` and on.
 
 Rules kept here:
-- The folder of a lake that exists is not made a member when it holds nothing, unless the operator says so: most likely
-  its disk is not mounted.  The lake serves without it.
+- The folder of a lake that was made is not made a member when it holds nothing, unless the operator says so: most
+  likely its disk is not mounted.  The lake serves without it.
 - Several folders are one lake's, whatever their order and wherever they are mounted.
 """
 
@@ -21,7 +21,7 @@ import structlog
 import trio
 
 from engine.host.local_disk import LocalDisk
-from engine.lake.folders import check_devices, holds_member, look_at_folders
+from engine.lake.folders import check_devices, look_at_folders
 from engine.lake.member_processes import MemberPlan
 from engine.lake.parts import LakeParts, LakePlan, open_lake
 from engine.process.places import group_id, judge_permissions, places_made
@@ -55,12 +55,11 @@ class RunningLake(Running):
     """A lake on several devices."""
 
     parts: LakeParts
-    is_new: bool
 
     @property
     def is_untouched(self) -> bool:
         """True if this start made the lake."""
-        return self.is_new
+        return self.parts.is_made_now
 
     def read_only_because(self) -> str:
         """See `Running`."""
@@ -82,7 +81,7 @@ async def run_lake(
         plan = plan_lake(config, member_command, options or LakeOptions())
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with open_lake(plan) as lake, trio.open_nursery() as nursery:
-                running = _running(config, lake, group, is_new=plan.is_new)
+                running = _running(config, lake, group)
                 await serve_until_signal(running, nursery, signals, printer, faces)
                 nursery.cancel_scope.cancel()
     printer("stopped")
@@ -96,20 +95,20 @@ def plan_lake(config: Config, member_command: MemberCommand, options: LakeOption
         check_devices(config.devices, protection, accept_loss=options.accept_loss)
     members: list[MemberPlan] = []
     for number, folder in enumerate(config.devices, 1):
-        if not (found.is_new or options.new_devices or holds_member(folder)):
-            _log.error(
-                "the folder holds nothing: is its disk mounted?  The lake is served without it; to add it as a new "
-                "member, start with --new-devices",
-                folder=str(folder),
-            )
-            continue
         socket = config.socket.with_name(f"{config.socket.name}.{number}")
         members.append(MemberPlan(folder, socket, member_command(folder, socket, found.lake_id)))
-    is_chosen = config.origins["protect"] != "default"
-    return LakePlan(found.lake_id, found.is_new, members, protection, is_chosen, options.accept_loss)
+    return LakePlan(
+        found.lake_id,
+        found.is_new,
+        members,
+        protection,
+        is_chosen=config.origins["protect"] != "default",
+        accept_loss=options.accept_loss,
+        new_devices=options.new_devices,
+    )
 
 
-def _running(config: Config, lake: LakeParts, group: int | None, *, is_new: bool) -> RunningLake:
+def _running(config: Config, lake: LakeParts, group: int | None) -> RunningLake:
     disk = LocalDisk(config.data)
     token = native_token(disk) if config.native else None
     connections = connections_limit(STRANGERS_MAX if config.native else 0)
@@ -122,5 +121,4 @@ def _running(config: Config, lake: LakeParts, group: int | None, *, is_new: bool
         disk=disk,
         title=f"lake    {lake_id}  ({len(lake.processes.members)} members, protection {lake.protection})",
         parts=lake,
-        is_new=is_new,
     )
