@@ -15,8 +15,9 @@ Rules kept here:
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -122,8 +123,17 @@ REFUSAL: Final = "a head of a lake on many members does not offer"
 class HeadParts:
     """The parts of a head that its handlers share."""
 
-    def __init__(self, stripes: Stripes, known: Known, offload: Offload, clock: Clock, buffers: BufferPool) -> None:
+    def __init__(
+        self,
+        stripes: Stripes,
+        known: Known,
+        offload: Offload,
+        clock: Clock,
+        buffers: BufferPool,
+        folders: Sequence[Path] = (),
+    ) -> None:
         self.stripes = stripes
+        self.folders = folders
         self.known = known
         self.offload = offload
         self.clock = clock
@@ -170,12 +180,22 @@ class Head(Groups):
 
 @asynccontextmanager
 async def open_head(
-    connect: ConnectNames, stripes: Stripes, known: Known, *, offload: Offload, clock: Clock, buffers: BufferPool
+    connect: ConnectNames,
+    stripes: Stripes,
+    known: Known,
+    *,
+    offload: Offload,
+    clock: Clock,
+    buffers: BufferPool,
+    folders: Sequence[Path] = (),
 ) -> AsyncIterator[Head]:
-    """Open a head; it ends with the block, and its connections to names with it."""
+    """Open a head; it ends with the block, and its connections to names with it.
+
+    `folders`: the lake's on this machine, which clients are not to store in it.
+    """
     with plain_errors():
         async with trio.open_nursery() as nursery:
-            yield Head(HeadParts(stripes, known, offload, clock, buffers), connect, nursery)
+            yield Head(HeadParts(stripes, known, offload, clock, buffers, folders), connect, nursery)
             nursery.cancel_scope.cancel()
 
 
@@ -250,6 +270,7 @@ class HeadAbout:
                 "members": len(parts.known.tables[0].members),
                 "chunks_of_puts": parts.chunks.answers,
             },
+            "folders": [str(folder) for folder in parts.folders],
         }
         return Reply(m.StatusReply(json.dumps(found)))
 

@@ -6,13 +6,14 @@ socket is where clients find an engine; members' sockets lie beside it, `SOCKET.
 Rules kept here:
 - The folder of a lake that was made is not made a member when it holds nothing, unless the operator says so: most
   likely its disk is not mounted.  The lake serves without it.
+- A signal ends a start that is not finished, also one that waits for a member.
 - Several folders are one lake's, whatever their order and wherever they are mounted.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -80,11 +81,24 @@ async def run_lake(
         judge_permissions(config, group)
         plan = plan_lake(config, member_command, options or LakeOptions())
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async with open_lake(plan) as lake, trio.open_nursery() as nursery:
-                running = _running(config, lake, group)
-                await serve_until_signal(running, nursery, signals, printer, faces)
-                nursery.cancel_scope.cancel()
+            async with trio.open_nursery() as opening:
+                opened = await opening.start(_cancel_on_signal, signals, opening.cancel_scope)
+                async with open_lake(plan) as lake, trio.open_nursery() as nursery:
+                    opened.cancel()
+                    running = _running(config, lake, group)
+                    await serve_until_signal(running, nursery, signals, printer, faces)
+                    nursery.cancel_scope.cancel()
     printer("stopped")
+
+
+async def _cancel_on_signal(
+    signals: AsyncIterator[int], scope: trio.CancelScope, *, task_status: trio.TaskStatus[trio.CancelScope]
+) -> None:
+    """Cancel a scope at the first signal, until the scope that this task starts with is cancelled."""
+    with trio.CancelScope() as waiting:
+        task_status.started(waiting)
+        await anext(signals)
+        scope.cancel()
 
 
 def plan_lake(config: Config, member_command: MemberCommand, options: LakeOptions) -> LakePlan:

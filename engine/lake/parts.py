@@ -143,6 +143,7 @@ async def open_lake(plan: LakePlan) -> AsyncIterator[LakeParts]:
                 offload=offload,
                 clock=store.clock,
                 buffers=BufferPool(BUFFER_POOL_BYTES),
+                folders=plan.folders,
             )
         )
         yield LakeParts(names, processes, links, head, protection, offload, is_made_now=not is_made)

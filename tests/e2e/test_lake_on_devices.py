@@ -181,6 +181,9 @@ def test_a_lake_that_one_device_would_harm_is_made_only_on_demand(tmp_path: Path
     with served(tmp_path, folders, "--protect", "2+1", "--accept-loss") as lake_:
         lake_.put("long", OBJECTS["long"])
         assert lake_.get("long") == OBJECTS["long"]
+        into_itself = lake_("put", "-r", tmp_path, "bucket/self")
+        assert into_itself.code == 2
+        assert "data folder of the store" in into_itself.err
     assert "this lake was made with protection 2+1, which stays" in refused(tmp_path, folders, "--protect", "4+2")
 
 
