@@ -15,9 +15,8 @@ Rules kept here:
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -120,6 +119,10 @@ PASSED_ON: Final[tuple[type[m.Request], ...]] = (
 REFUSAL: Final = "a head of a lake on many members does not offer"
 
 
+AboutMachine = Callable[[], dict[str, Any]]
+"""Returns what a machine has of the lake; JSON-able."""
+
+
 class HeadParts:
     """The parts of a head that its handlers share."""
 
@@ -130,10 +133,10 @@ class HeadParts:
         offload: Offload,
         clock: Clock,
         buffers: BufferPool,
-        folders: Sequence[Path] = (),
+        about_machine: AboutMachine = dict,
     ) -> None:
         self.stripes = stripes
-        self.folders = folders
+        self.about_machine = about_machine
         self.known = known
         self.offload = offload
         self.clock = clock
@@ -187,15 +190,15 @@ async def open_head(
     offload: Offload,
     clock: Clock,
     buffers: BufferPool,
-    folders: Sequence[Path] = (),
+    about_machine: AboutMachine = dict,
 ) -> AsyncIterator[Head]:
     """Open a head; it ends with the block, and its connections to names with it.
 
-    `folders`: the lake's on this machine, which clients are not to store in it.
+    `about_machine` returns what this machine has of the lake: it is a part of the status.
     """
     with plain_errors():
         async with trio.open_nursery() as nursery:
-            yield Head(HeadParts(stripes, known, offload, clock, buffers, folders), connect, nursery)
+            yield Head(HeadParts(stripes, known, offload, clock, buffers, about_machine), connect, nursery)
             nursery.cancel_scope.cancel()
 
 
@@ -270,8 +273,7 @@ class HeadAbout:
                 "members": len(parts.known.tables[0].members),
                 "chunks_of_puts": parts.chunks.answers,
             },
-            "folders": [str(folder) for folder in parts.folders],
-        }
+        } | parts.about_machine()
         return Reply(m.StatusReply(json.dumps(found)))
 
 

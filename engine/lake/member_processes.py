@@ -58,6 +58,8 @@ class MemberProcess:
     process: trio.Process | None = None
     exit_code: int | None = None
     """That of the last process that ended."""
+    member_id: bytes = b""
+    """Known once the member has served."""
     is_serving: bool = False
     restarts: int = 0
     settled: trio.Event = field(default_factory=trio.Event)

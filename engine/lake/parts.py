@@ -23,8 +23,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 import trio
@@ -143,7 +144,7 @@ async def open_lake(plan: LakePlan) -> AsyncIterator[LakeParts]:
                 offload=offload,
                 clock=store.clock,
                 buffers=BufferPool(BUFFER_POOL_BYTES),
-                folders=plan.folders,
+                about_machine=partial(_about_machine, plan, names, processes, links),
             )
         )
         yield LakeParts(names, processes, links, head, protection, offload, is_made_now=not is_made)
@@ -203,7 +204,7 @@ def _registering(state: LakeState, members: Sequence[MemberPlan]) -> Served:
         try:
             disk = LocalDisk(folder)
             room_bytes = max(1, disk.total_bytes() // devices[os.stat(folder).st_dev])
-            store_id = survey_superblocks(disk).good.store_id
+            store_id = member.member_id = survey_superblocks(disk).good.store_id
             address = f"unix:{member.plan.socket}"
             await state.register(MemberRecord(MemberId(store_id), (address,), room_bytes, ("", "", "", "")))
         except (LakeError, OSError) as error:
@@ -229,6 +230,24 @@ async def _wait_for_members(
     members = members_of_records(await state.members())
     table = first_table(protection, members, accept_loss=plan.accept_loss)
     await state.next_epoch(NO_EPOCH, pack(table))
+
+
+def _about_machine(plan: LakePlan, names: LocalNames, processes: MemberProcesses, links: MemberLinks) -> dict[str, Any]:
+    """Return the lake's folders on this machine, the members in them, and where its names lie."""
+    serving = {member.plan.folder: member for member in processes.members}
+    members = []
+    for folder in plan.folders:
+        member = serving.get(folder)
+        is_up = member is not None and member.is_serving and links.is_up(MemberId(member.member_id))
+        members.append(
+            {
+                "folder": str(folder),
+                "member": member.member_id.hex() if member else "",
+                "state": "up" if is_up else "away" if member else "no member",
+                "restarts": member.restarts if member else 0,
+            }
+        )
+    return {"folders": [str(folder) for folder in plan.folders], "members": members, "names": names.state()}
 
 
 # --- names -------------------------------------------------------------------------------------------

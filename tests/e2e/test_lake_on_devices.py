@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -181,6 +182,8 @@ def test_a_lake_that_one_device_would_harm_is_made_only_on_demand(tmp_path: Path
     with served(tmp_path, folders, "--protect", "2+1", "--accept-loss") as lake_:
         lake_.put("long", OBJECTS["long"])
         assert lake_.get("long") == OBJECTS["long"]
+        about = json.loads(lake_.good("status", "--json").out)
+        assert [(member["folder"], member["state"]) for member in about["members"]] == [(str(f), "up") for f in folders]
         into_itself = lake_("put", "-r", tmp_path, "bucket/self")
         assert into_itself.code == 2
         assert "data folder of the store" in into_itself.err
