@@ -177,22 +177,23 @@ def _base_of(source: str) -> str:
 
 
 def _refused(lake: Lake, where: Target, recursive: bool) -> frozenset[tuple[int, int]]:
-    """Return device and inode of the target store's data folder, if it is on this machine: it cannot store itself."""
+    """Return device and inode of each of the target's data folders on this machine: a lake cannot store itself."""
     if not recursive:
         return frozenset()
-    data = where.data or _served_data(lake, where)
-    try:
-        found = os.stat(data) if data else None
-    except OSError:
-        found = None
-    return frozenset({(found.st_dev, found.st_ino)}) if found else frozenset()
+    refused = set()
+    for data in [where.data] if where.data else _served_data(lake, where):
+        with contextlib.suppress(OSError):
+            found = os.stat(data)
+            refused.add((found.st_dev, found.st_ino))
+    return frozenset(refused)
 
 
-def _served_data(lake: Lake, where: Target) -> str | None:
+def _served_data(lake: Lake, where: Target) -> list[str]:
     if not where.address().startswith("unix:"):
-        return None
-    data = lake.status().get("data")
-    return data if isinstance(data, str) else None
+        return []
+    status = lake.status()
+    folders = [status.get("data"), *[each["folder"] for each in status.get("folders", ())]]
+    return [folder for folder in folders if isinstance(folder, str)]
 
 
 def _total_bytes(sources: tuple[str, ...]) -> int | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cli.terminal.output import escaped, human_bytes, iso_time
 
 
-def lake_lines(lake: dict[str, Any]) -> list[str]:
-    """Return the lines about a lake."""
+def lake_lines(lake: dict[str, Any], folders: Sequence[dict[str, Any]] = ()) -> list[str]:
+    """Return the lines about a lake; `folders` are those of this machine, with the member in each."""
+    places = {each["member"]: each["folder"] for each in folders}
     if "members" not in lake:
         return [_line("lake", lake["reason"])]
     gc = lake["gc"]
@@ -16,7 +18,8 @@ def lake_lines(lake: dict[str, Any]) -> list[str]:
         _line(
             "lake", f"{lake['name'] or lake['id']}, protection {lake['protection']}, ring epoch {lake['ring_epoch']}"
         ),
-        *[_line(f"member {member['id']}", _member(member)) for member in lake["members"]],
+        *[_line(f"member {member['id']}", _member(member, places)) for member in lake["members"]],
+        *[_line(f"folder {each['folder']}", "no member in it") for each in folders if not each["member"]],
         outlives(lake),
         _line("walker", _walker(lake)),
         _line("gc", f"generation {lake['gc_generation']}, {_gc(gc)}"),
@@ -53,11 +56,13 @@ def gc_lines(members: dict[str, dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _member(member: dict[str, Any]) -> str:
+def _member(member: dict[str, Any], places: Mapping[str, str]) -> str:
     state = member["state"] if member["up"] or member["state"] != "up" else "away"
     told = [state]
     if member["used_bytes"] is not None:
         told.append(f"{human_bytes(member['used_bytes'])} used, {human_bytes(member['free_bytes'])} free")
+    if place := places.get(member["id"]):
+        told.append(f"in {place}")
     if member["machine"]:
         told.append(f"on {member['machine']}")
     if member["damaged_chunks"]:

@@ -34,7 +34,7 @@ def status(where: Target, as_json: bool) -> int:
     else:
         gateways = found.pop("gateways", [])  # an older engine has none
         lake_part = found.pop("lake", None)  # one engine has none
-        of_lake = [] if lake_part is None else lake_lines(lake_part)
+        of_lake = [] if lake_part is None else lake_lines(lake_part, found.pop("folders", ()))
         for line in [*_lines(found), *of_lake, *_space_lines(spaces), *_gateway_lines(gateways)]:
             write_line(line)
     return 0 if found.get("state") == "serving" else StoreReadOnly.exit_code

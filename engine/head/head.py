@@ -118,13 +118,26 @@ PASSED_ON: Final[tuple[type[m.Request], ...]] = (
 REFUSAL: Final = "a head of a lake on many members does not offer"
 
 
+AboutMachine = Callable[[], dict[str, Any]]
+"""Returns what a machine has of the lake; JSON-able."""
+
+
 class HeadParts:
     """The parts of a head that its handlers share."""
 
-    def __init__(self, stripes: Stripes, members: Members, offload: Offload, clock: Clock, buffers: BufferPool) -> None:
+    def __init__(
+        self,
+        stripes: Stripes,
+        members: Members,
+        offload: Offload,
+        clock: Clock,
+        buffers: BufferPool,
+        about_machine: AboutMachine = dict,
+    ) -> None:
         self.stripes = KeyedChunks(stripes, members, offload)
         self.members = members
         self.homes = KeyHomes(members, clock)
+        self.about_machine = about_machine
         self.offload = offload
         self.clock = clock
         self.buffers = buffers
@@ -171,12 +184,22 @@ class Head(Groups):
 
 @asynccontextmanager
 async def open_head(
-    connect: ConnectNames, stripes: Stripes, members: Members, *, offload: Offload, clock: Clock, buffers: BufferPool
+    connect: ConnectNames,
+    stripes: Stripes,
+    members: Members,
+    *,
+    offload: Offload,
+    clock: Clock,
+    buffers: BufferPool,
+    about_machine: AboutMachine = dict,
 ) -> AsyncIterator[Head]:
-    """Open a head; it ends with the block, and its connections to names with it."""
+    """Open a head; it ends with the block, and its connections to names with it.
+
+    `about_machine` returns what this machine has of the lake: it is a part of the status.
+    """
     with plain_errors():
         async with trio.open_nursery() as nursery:
-            yield Head(HeadParts(stripes, members, offload, clock, buffers), connect, nursery)
+            yield Head(HeadParts(stripes, members, offload, clock, buffers, about_machine), connect, nursery)
             nursery.cancel_scope.cancel()
 
 
@@ -253,7 +276,7 @@ class HeadAbout:
                 "members": len(parts.members.tables[0].members),
                 "chunks_of_puts": parts.chunks.answers,
             },
-        }
+        } | parts.about_machine()
         return Reply(m.StatusReply(json.dumps(found)))
 
 

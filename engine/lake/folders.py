@@ -81,3 +81,8 @@ def check_devices(folders: Sequence[Path], protection: Protection, *, accept_los
 def holds_member(folder: Path) -> bool:
     """Return True if the folder holds a member's store.  Blocks."""
     return os.path.lexists(folder / SUPERBLOCK_PATH)
+
+
+def holds_names(folder: Path) -> bool:
+    """Return True if the folder holds a copy of the names.  Blocks."""
+    return os.path.lexists(folder / NAMES_FOLDER / SUPERBLOCK_PATH)

@@ -4,15 +4,16 @@
 socket is where clients find an engine; members' sockets lie beside it, `SOCKET.1` and on.
 
 Rules kept here:
-- The folder of a lake that exists is not made a member when it holds nothing, unless the operator says so: most likely
-  its disk is not mounted.  The lake serves without it.
+- The folder of a lake that was made is not made a member when it holds nothing, unless the operator says so: most
+  likely its disk is not mounted.  The lake serves without it.
+- A signal ends a start that is not finished, also one that waits for a member.
 - Several folders are one lake's, whatever their order and wherever they are mounted.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,7 +22,7 @@ import structlog
 import trio
 
 from engine.host.local_disk import LocalDisk
-from engine.lake.folders import check_devices, holds_member, look_at_folders
+from engine.lake.folders import check_devices, look_at_folders
 from engine.lake.member_processes import MemberPlan
 from engine.lake.parts import LakeParts, LakePlan, open_lake
 from engine.process.places import group_id, judge_permissions, places_made
@@ -55,12 +56,11 @@ class RunningLake(Running):
     """A lake on several devices."""
 
     parts: LakeParts
-    is_new: bool
 
     @property
     def is_untouched(self) -> bool:
         """True if this start made the lake."""
-        return self.is_new
+        return self.parts.is_made_now
 
     def read_only_because(self) -> str:
         """See `Running`."""
@@ -81,12 +81,25 @@ async def run_lake(
         judge_permissions(config, group)
         plan = plan_lake(config, member_command, options or LakeOptions())
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async with open_lake(plan) as lake, trio.open_nursery() as nursery:
-                nursery.start_soon(lake.upkeep.run)
-                running = _running(config, lake, group, is_new=plan.is_new)
-                await serve_until_signal(running, nursery, signals, printer, faces)
-                nursery.cancel_scope.cancel()
+            async with trio.open_nursery() as opening:
+                opened = await opening.start(_cancel_on_signal, signals, opening.cancel_scope)
+                async with open_lake(plan) as lake, trio.open_nursery() as nursery:
+                    opened.cancel()
+                    nursery.start_soon(lake.upkeep.run)
+                    running = _running(config, lake, group)
+                    await serve_until_signal(running, nursery, signals, printer, faces)
+                    nursery.cancel_scope.cancel()
     printer("stopped")
+
+
+async def _cancel_on_signal(
+    signals: AsyncIterator[int], scope: trio.CancelScope, *, task_status: trio.TaskStatus[trio.CancelScope]
+) -> None:
+    """Cancel a scope at the first signal, until the scope that this task starts with is cancelled."""
+    with trio.CancelScope() as waiting:
+        task_status.started(waiting)
+        await anext(signals)
+        scope.cancel()
 
 
 def plan_lake(config: Config, member_command: MemberCommand, options: LakeOptions) -> LakePlan:
@@ -97,21 +110,21 @@ def plan_lake(config: Config, member_command: MemberCommand, options: LakeOption
         check_devices(config.devices, protection, accept_loss=options.accept_loss)
     members: list[MemberPlan] = []
     for number, folder in enumerate(config.devices, 1):
-        if not (found.is_new or options.new_devices or holds_member(folder)):
-            _log.error(
-                "the folder holds nothing: is its disk mounted?  The lake is served without it; to add it as a new "
-                "member, start with --new-devices",
-                folder=str(folder),
-            )
-            continue
         socket = config.socket.with_name(f"{config.socket.name}.{number}")
         members.append(MemberPlan(folder, socket, member_command(folder, socket, found.lake_id)))
-    is_chosen = config.origins["protect"] != "default"
-    expiry_s = config.upload_expiry
-    return LakePlan(found.lake_id, found.is_new, members, protection, is_chosen, options.accept_loss, expiry_s)
+    return LakePlan(
+        found.lake_id,
+        found.is_new,
+        members,
+        protection,
+        is_chosen=config.origins["protect"] != "default",
+        accept_loss=options.accept_loss,
+        new_devices=options.new_devices,
+        upload_expiry_s=config.upload_expiry,
+    )
 
 
-def _running(config: Config, lake: LakeParts, group: int | None, *, is_new: bool) -> RunningLake:
+def _running(config: Config, lake: LakeParts, group: int | None) -> RunningLake:
     disk = LocalDisk(config.data)
     token = native_token(disk) if config.native else None
     connections = connections_limit(STRANGERS_MAX if config.native else 0)
@@ -124,5 +137,4 @@ def _running(config: Config, lake: LakeParts, group: int | None, *, is_new: bool
         disk=disk,
         title=f"lake    {lake_id}  ({len(lake.processes.members)} members, protection {lake.protection})",
         parts=lake,
-        is_new=is_new,
     )

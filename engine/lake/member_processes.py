@@ -5,6 +5,7 @@
 Rules kept here:
 - A member that ends is started again, after pauses that double up to PAUSE_S_MAX until one has served for STABLE_S.
 - A member outlives its parent for as long as its requests in flight: it sees the end of its socket.
+- A member whose folder is locked is waited for, LOCK_PATIENCE_S: the process of a run that was killed is ending there.
 - At the end of the block all members stop at once, cleanly; those that take longer than STOP_TIMEOUT_S are killed.
 """
 
@@ -25,10 +26,12 @@ import trio
 
 from engine.host.tasks import plain_errors
 from engine.process.running import DRAIN_TIMEOUT_S, Running
+from lakefs.errors import StoreLocked
 
 PAUSE_S: Final = 0.1
 PAUSE_S_MAX: Final = 10.0
 STABLE_S: Final = 30.0
+LOCK_PATIENCE_S: Final = DRAIN_TIMEOUT_S + 20.0
 STOP_TIMEOUT_S: Final = DRAIN_TIMEOUT_S + 20.0
 """A store that stops syncs its journal and completes its index."""
 _READY: Final = b"ready"
@@ -55,10 +58,12 @@ class MemberProcess:
     process: trio.Process | None = None
     exit_code: int | None = None
     """That of the last process that ended."""
+    member_id: bytes = b""
+    """Known once the member has served."""
     is_serving: bool = False
     restarts: int = 0
     settled: trio.Event = field(default_factory=trio.Event)
-    """Set once a process has served, or ended."""
+    """Set once a process has served, or ended for another reason than a lock that another one still holds."""
 
     def signal(self, number: int) -> None:
         """Send a signal to the process, if there is one."""
@@ -86,10 +91,12 @@ class MemberProcesses:
     async def keep(self, member: MemberProcess) -> None:
         """Keep one member running until the stop."""
         pause_s = PAUSE_S
+        patience_end = trio.current_time() + LOCK_PATIENCE_S
         while not self._stopping.is_set():
             began = trio.current_time()
             await self._live(member)
-            member.settled.set()
+            if member.exit_code != StoreLocked.exit_code or trio.current_time() > patience_end:
+                member.settled.set()
             if self._stopping.is_set():
                 return
             pause_s = PAUSE_S if trio.current_time() - began > STABLE_S else min(2 * pause_s, PAUSE_S_MAX)

@@ -9,8 +9,9 @@ Opened in this order from below: names, coordinator, members, links to them, hea
 
 Rules kept here:
 - Protection is chosen when the lake is made, and its record decides from then on.
-- A new lake has its first table when all its members have served once.  A lake that exists begins to serve without
-  those that cannot be started, after START_PATIENCE_S without those that take long.
+- A lake has its first table when all its members have served once.  Before that it holds nothing, and a start that was
+  cut off is gone on with.  Later it begins to serve without those that cannot be started, after START_PATIENCE_S
+  without those that take long.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 import trio
@@ -33,7 +35,7 @@ from engine.coordinator.records import LakeRecord, MemberRecord
 from engine.head.head import Head, open_head
 from engine.head.names_link import ConnectNames, NamesConnection
 from engine.host.local_disk import LocalDisk
-from engine.lake.folders import NAMES_FOLDER
+from engine.lake.folders import NAMES_FOLDER, check_devices, holds_member, holds_names
 from engine.lake.member_processes import MemberPlan, MemberProcess, MemberProcesses, Served, open_member_processes
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep, UpkeepSettings
@@ -65,9 +67,10 @@ _log: Final = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class LakePlan:
-    """A lake to open: its folders that hold something or are to, and the member of each.
+    """A lake to open: its folders, and the member of each.
 
-    `protection` is that of a new lake.  `is_chosen`: somebody asked for it, so another one that is recorded is refused.
+    `is_new`: no folder holds anything.  `protection` is that of a new lake.  `is_chosen`: somebody asked for it, so
+    another one that is recorded is refused.  `new_devices`: of a lake that was made, folders without a member get one.
     """
 
     lake_id: bytes
@@ -76,12 +79,19 @@ class LakePlan:
     protection: Protection
     is_chosen: bool
     accept_loss: bool
+    new_devices: bool
     upload_expiry_s: float = 0.0
 
     @property
     def folders(self) -> list[Path]:
         """The members' folders."""
         return [member.folder for member in self.members]
+
+    def names_folders(self) -> list[Path]:
+        """Return the folders in which names may lie: not those that hold nothing of a lake, whose disk may be away."""
+        every = self.is_new or self.new_devices
+        used = [folder for folder in self.folders if every or holds_member(folder) or holds_names(folder)]
+        return [folder / NAMES_FOLDER for folder in used]
 
 
 @dataclass(frozen=True)
@@ -95,6 +105,8 @@ class LakeParts:
     head: Head
     protection: Protection
     offload: Offload
+    is_made_now: bool
+    """This opening made the lake's first table."""
 
 
 @asynccontextmanager
@@ -108,10 +120,7 @@ async def open_lake(plan: LakePlan) -> AsyncIterator[LakeParts]:
         offload = await stack.enter_async_context(ThreadOffload(ENGINE_THREADS, "lake"))
         names = await stack.enter_async_context(
             open_local_names(
-                [folder / NAMES_FOLDER for folder in plan.folders],
-                lake_id=plan.lake_id,
-                protection_losses=plan.protection.parity,
-                is_new=plan.is_new,
+                plan.names_folders(), lake_id=plan.lake_id, protection_losses=plan.protection.parity, is_new=plan.is_new
             )
         )
         store, gate = names.store, BindGate()
@@ -121,8 +130,10 @@ async def open_lake(plan: LakePlan) -> AsyncIterator[LakeParts]:
         )
         state = LakeState(coordinator)
         protection = await _recorded(state, plan)
-        processes = await stack.enter_async_context(open_member_processes(plan.members, _registering(state, plan)))
-        await _wait_for_members(processes, state, plan, protection)
+        is_made = await state.epoch() != NO_EPOCH
+        members = _members(plan, protection, is_made=is_made)
+        processes = await stack.enter_async_context(open_member_processes(members, _registering(state, members)))
+        await _wait_for_members(processes, state, plan, protection, is_made=is_made)
         links = await stack.enter_async_context(open_member_links(coordinator, connect_member))
         stripes = LakeStripes(links, state, offload)
         settings = UpkeepSettings(upload_expiry_s=plan.upload_expiry_s)
@@ -138,9 +149,10 @@ async def open_lake(plan: LakePlan) -> AsyncIterator[LakeParts]:
                 offload=offload,
                 clock=store.clock,
                 buffers=BufferPool(BUFFER_POOL_BYTES),
+                about_machine=partial(_about_machine, plan, processes),
             )
         )
-        yield LakeParts(names, processes, links, upkeep, head, protection, offload)
+        yield LakeParts(names, processes, links, upkeep, head, protection, offload, is_made_now=not is_made)
 
 
 async def _recorded(state: LakeState, plan: LakePlan) -> Protection:
@@ -159,16 +171,34 @@ async def _recorded(state: LakeState, plan: LakePlan) -> Protection:
 # --- members -----------------------------------------------------------------------------------------
 
 
-def _registering(state: LakeState, plan: LakePlan) -> Served:
+def _members(plan: LakePlan, protection: Protection, *, is_made: bool) -> list[MemberPlan]:
+    """Return the members to start: all folders' until the lake is made, later those that hold one.  Blocks."""
+    if not is_made:
+        check_devices(plan.folders, protection, accept_loss=plan.accept_loss)
+        return list(plan.members)
+    members = []
+    for member in plan.members:
+        if plan.new_devices or holds_member(member.folder):
+            members.append(member)
+            continue
+        _log.error(
+            "the folder holds nothing: is its disk mounted?  The lake is served without it; to add it as a new "
+            "member, start with --new-devices",
+            folder=str(member.folder),
+        )
+    return members
+
+
+def _registering(state: LakeState, members: Sequence[MemberPlan]) -> Served:
     """Return the function that records where a member is each time when it begins to serve."""
-    devices = Counter(os.stat(folder).st_dev for folder in plan.folders)
+    devices = Counter(os.stat(member.folder).st_dev for member in members)
 
     async def served(member: MemberProcess) -> None:
         folder = member.plan.folder
         try:
             disk = LocalDisk(folder)
             room_bytes = max(1, disk.total_bytes() // devices[os.stat(folder).st_dev])
-            store_id = survey_superblocks(disk).good.store_id
+            store_id = member.member_id = survey_superblocks(disk).good.store_id
             address = f"unix:{member.plan.socket}"
             domains = (f"device {os.stat(folder).st_dev}", "", "", "")
             await state.register(MemberRecord(MemberId(store_id), (address,), room_bytes, domains))
@@ -179,10 +209,9 @@ def _registering(state: LakeState, plan: LakePlan) -> Served:
 
 
 async def _wait_for_members(
-    processes: MemberProcesses, state: LakeState, plan: LakePlan, protection: Protection
+    processes: MemberProcesses, state: LakeState, plan: LakePlan, protection: Protection, *, is_made: bool
 ) -> None:
     """Wait for the members to serve; make the first table when there is none."""
-    is_made = await state.epoch() != NO_EPOCH
     with trio.move_on_after(START_PATIENCE_S if is_made else math.inf):
         await processes.wait_settled()
     if is_made:
@@ -196,6 +225,21 @@ async def _wait_for_members(
     members = members_of_records(await state.members())
     table = first_table(protection, members, accept_loss=plan.accept_loss)
     await state.next_epoch(NO_EPOCH, pack(table))
+
+
+def _about_machine(plan: LakePlan, processes: MemberProcesses) -> dict[str, Any]:
+    """Return the lake's folders on this machine, and the members in them."""
+    by_folder = {member.plan.folder: member for member in processes.members}
+    folders = []
+    for folder in plan.folders:
+        member = by_folder.get(folder)
+        found = (
+            {"member": "", "serves": False, "restarts": 0}
+            if member is None
+            else {"member": member.member_id.hex(), "serves": member.is_serving, "restarts": member.restarts}
+        )
+        folders.append({"folder": str(folder), **found})
+    return {"folders": folders}
 
 
 # --- names -------------------------------------------------------------------------------------------

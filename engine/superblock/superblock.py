@@ -429,7 +429,9 @@ def _admit(disk: Disk, superblock: Superblock, lock: DiskLock, told: tuple[str, 
             )
         if superblock.cluster_id != NO_CLUSTER:
             raise StoreUnusable(
-                "the store is a copy of a cluster member; run: lake doctor --new-id", subject=SUPERBLOCK_PATH
+                f"the folder is a copy of a member of the lake {superblock.cluster_id.hex()}, not the folder itself; "
+                "bring that one back, or empty this one and start with --new-devices",
+                subject=SUPERBLOCK_PATH,
             )
         engine_id = EngineId(new_id16())
         warnings.append("the store was copied or restored; it has a new engine id now")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -13,7 +14,10 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+import trio
 
+from engine.process.names_place import open_local_names
+from lakefs.ids import new_id16
 from tests.e2e.served import WAIT_S, Served, lake
 from tests.e2e.small_disk import tmpfs
 
@@ -178,6 +182,11 @@ def test_a_lake_that_one_device_would_harm_is_made_only_on_demand(tmp_path: Path
     with served(tmp_path, folders, "--protect", "2+1", "--accept-loss") as lake_:
         lake_.put("long", OBJECTS["long"])
         assert lake_.get("long") == OBJECTS["long"]
+        about = json.loads(lake_.good("status", "--json").out)
+        assert [(each["folder"], each["serves"]) for each in about["folders"]] == [(str(f), True) for f in folders]
+        into_itself = lake_("put", "-r", tmp_path, "bucket/self")
+        assert into_itself.code == 2
+        assert "data folder of the store" in into_itself.err
     assert "this lake was made with protection 2+1, which stays" in refused(tmp_path, folders, "--protect", "4+2")
 
 
@@ -196,3 +205,21 @@ def test_folders_that_belong_elsewhere_are_refused(tmp_path: Path) -> None:
     alone = lake("serve", "--data", mine[0], "--socket", tmp_path / "s", "--s3", "off", "--admin", "off")
     assert "start the lake with all its folders" in alone.err
     assert "given twice" in refused(tmp_path, [mine[0], mine[0]])
+
+
+def test_a_first_start_that_was_cut_off_is_gone_on_with(tmp_path: Path) -> None:
+    folders = [tmp_path / f"d{number}" for number in range(3)]
+
+    async def make_names_alone() -> None:
+        places = [folder / "names" for folder in folders[:2]]
+        async with open_local_names(places, lake_id=new_id16(), protection_losses=1, is_new=True):
+            pass
+
+    for folder in folders:
+        folder.mkdir()
+    trio.run(make_names_alone)
+    assert "protection 2+1 needs 3 devices" in refused(tmp_path, folders, "--protect", "2+1")
+    with served(tmp_path, folders, "--protect", "2+1", "--accept-loss") as lake_:
+        assert lake_.printed[0].endswith("(3 members, protection 2+1)")
+        lake_.put("long", OBJECTS["long"])
+        assert lake_.get("long") == OBJECTS["long"]

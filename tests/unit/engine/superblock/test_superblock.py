@@ -230,7 +230,7 @@ def test_a_copy_of_a_cluster_member_is_refused() -> None:
     disk = SimDisk(10)
     original = created(disk)
     rewrite(disk, replace(original, identity_inode=99_999, cluster_id=new_id16()))
-    with pytest.raises(StoreUnusable, match="--new-id"):
+    with pytest.raises(StoreUnusable, match="is a copy of a member of the lake"):
         open_store(disk, CLOCK, create=True)
 
 
