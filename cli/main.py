@@ -53,6 +53,7 @@ COMMANDS: Final = {
     "fsck": "cli.operate.fsck:fsck",
     "scrub": "cli.operate.scrub:scrub",
     "status": "cli.operate.status:status",
+    "cluster": "cli.operate.cluster:cluster",
     "config": "cli.operate.config:config",
     "doctor": "cli.operate.doctor:doctor",
     "bench": "cli.bench.bench:bench",

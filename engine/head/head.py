@@ -113,6 +113,7 @@ PASSED_ON: Final[tuple[type[m.Request], ...]] = (
     m.RunGc,
     m.RunFsck,
     m.RunScrub,
+    m.ChangeMember,
 )
 """Requests that names answer, as they are."""
 REFUSAL: Final = "a head of a lake on many members does not offer"

@@ -126,7 +126,7 @@ class LakeUpkeep:
     @property
     def requests(self) -> Group:
         """Handlers of the requests for upkeep: `NamesService(..., upkeep=...)`."""
-        return Group([LakeUpkeepRequests(self.state, self._members, self.gc, self.fsck, self.scrub)])
+        return Group([LakeUpkeepRequests(self.state, self._members, self.gc, self.fsck, self.scrub, self.membership)])
 
     async def status(self) -> dict[str, Any]:
         """Return the lake's part of the names' status, JSON-able: `NamesService(..., more_status=...)`."""

@@ -1,4 +1,4 @@
-"""Requests for upkeep at the names of a lake: one cycle of gc, fsck and scrub, over all its members."""
+"""Requests for upkeep at the names of a lake: gc, fsck and scrub over all its members, and changes of members."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from engine.lake_upkeep.member_answers import present_members, reports_of
 from engine.members.ports import Members
 from engine.requests.handlers import handles
 from engine.requests.upkeep import check_scrub
-from lakefs.ids import id_text
+from engine.walker.membership import Membership
+from lakefs.errors import InvalidArgument
+from lakefs.ids import MemberId, id_text
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
 
@@ -25,12 +27,15 @@ _OF_MEMBERS: Final = ("freed_chunks", "removed_segments", "disk_bytes_after")
 class LakeUpkeepRequests:
     """Handlers of requests for the upkeep of a lake."""
 
-    def __init__(self, state: LakeState, members: Members, gc: LakeGc, fsck: LakeFsck, scrub: LakeScrub) -> None:
+    def __init__(
+        self, state: LakeState, members: Members, gc: LakeGc, fsck: LakeFsck, scrub: LakeScrub, membership: Membership
+    ) -> None:
         self._state = state
         self._members = members
         self._gc = gc
         self._fsck = fsck
         self._scrub = scrub
+        self._membership = membership
 
     @handles(m.RunGc)
     async def _run_gc(self, request: m.RunGc) -> Reply:
@@ -54,6 +59,17 @@ class LakeUpkeepRequests:
     async def _run_scrub(self, request: m.RunScrub) -> Reply:
         check_scrub(request)
         return _reply(await self._scrub.run(request))
+
+    @handles(m.ChangeMember)
+    async def _change_member(self, request: m.ChangeMember) -> Reply:
+        member = MemberId(request.member)
+        if request.change == m.MEMBER_DRAIN:
+            await self._membership.drain(member)
+        elif request.change == m.MEMBER_REMOVE:
+            await self._membership.remove(member, accept_loss=request.accept_loss)
+        else:
+            raise InvalidArgument(f"there is no change {request.change} of members")
+        return Reply(m.Done())
 
 
 def _reply(report: dict[str, Any]) -> Reply:

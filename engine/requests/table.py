@@ -42,7 +42,9 @@ from lakefs.wire import messages as m
 
 BOUND_BY_HEADS: Final = (m.BindBlobs, m.BindPart, m.BindUpload, m.AcceptedAnswers)
 """Requests of heads to the names of their lake."""
-_SERVED: Final = [request for request in m.REQUESTS.values() if request not in (m.Watch, *BOUND_BY_HEADS)]
+_SERVED: Final = [
+    request for request in m.REQUESTS.values() if request not in (m.Watch, m.ChangeMember, *BOUND_BY_HEADS)
+]
 """`Dispatch.watch` serves Watch, which has more than one reply."""
 
 

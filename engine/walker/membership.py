@@ -198,9 +198,27 @@ class Membership:
 
     # --- for operators -------------------------------------------------------------------------------
 
-    async def drain(self, member: MemberId) -> bool:
-        """Let others get a member's places; its shards are moved.  False if it is not up.  Safe to repeat."""
-        return await self._state.set_state(member, MemberState.UP, MemberState.DRAINING)
+    async def drain(self, member: MemberId) -> None:
+        """Let others get a member's places; its shards are moved.  Safe to repeat.
+
+        PreconditionFailed if it is out or removed, or no other member could take its places.
+        """
+        record = await self._record(member)
+        if record.state is MemberState.DRAINING:
+            return
+        if record.state is not MemberState.UP:
+            raise PreconditionFailed(
+                f"it is {record.state.value}: its places are others' already", subject=id_text(member)
+            )
+        left = [member for member in members_of_records(await self._state.members()) if member.state is Standing.IN]
+        needed = self._members.tables[0].protection.members_min
+        if len(left) <= needed:
+            raise PreconditionFailed(
+                f"{len(left)} members have places, and {needed} are needed; add another one first",
+                subject=id_text(member),
+            )
+        if not await self._state.set_state(member, MemberState.UP, MemberState.DRAINING):
+            raise PreconditionFailed("its state changed meanwhile; look, and try again", subject=id_text(member))
 
     async def remove(self, member: MemberId, *, accept_loss: bool = False) -> None:
         """Remove a member for ever.  Safe to repeat.
@@ -208,15 +226,19 @@ class Membership:
         PreconditionFailed if it holds shards, cannot be asked, or a table names it: drain it first.  `accept_loss`: it
         is lost, and what it had is made from others.
         """
-        record = next((record for record in await self._state.members() if record.member == member), None)
-        if record is None:
-            raise InvalidArgument("the lake has no such member", subject=id_text(member))
+        record = await self._record(member)
         if record.state is MemberState.REMOVED:
             return
         if not accept_loss:
             await self._check_empty(record)
         if not await self._state.set_state(member, record.state, MemberState.REMOVED):
             raise PreconditionFailed("its state changed meanwhile; look, and try again", subject=id_text(member))
+
+    async def _record(self, member: MemberId) -> MemberRecord:
+        for record in await self._state.members():
+            if record.member == member:
+                return record
+        raise InvalidArgument("the lake has no such member", subject=member.hex())
 
     async def _check_empty(self, record: MemberRecord) -> None:
         member = record.member

@@ -48,6 +48,7 @@ from lakefs.wire.messages import (
     Buckets,
     BucketSet,
     BucketStat,
+    ChangeMember,
     Condition,
     Copy,
     DeleteNames,
@@ -342,6 +343,10 @@ class LakeSteps(UploadSteps, ReadSteps, SpacesSteps):
         reply = yield from send(RunScrub(for_s, rate, restart, damaged))
         assert isinstance(reply.message, ReportReply)
         return _object_of(reply.message.report_json)
+
+    def change_member(self, member: bytes, change: int, *, accept_loss: bool = False) -> Steps[None]:
+        """Change a member of a lake: see ChangeMember."""
+        yield from send(ChangeMember(member, change, accept_loss))
 
     # --- for the modules beside this one ---------------------------------------------------------
 

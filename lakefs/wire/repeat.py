@@ -18,6 +18,7 @@ REPEATABLE: Final[frozenset[type[m.Request]]] = frozenset(
         m.AcceptedAnswers,
         m.AccessKeyList,
         m.BucketList,
+        m.ChangeMember,
         m.CloseLeases,
         m.DropShards,
         m.FabricOpen,

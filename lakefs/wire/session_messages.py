@@ -297,3 +297,23 @@ class RunScrub(Request, frozen=True):
     rate_bytes_per_s: int = -1
     restart: bool = False
     damaged: bool = False
+
+
+MEMBER_DRAIN: Final = 1
+MEMBER_REMOVE: Final = 2
+
+
+class ChangeMember(Request, frozen=True):
+    """Change a member of a lake; safe to repeat.  `change`: MEMBER_DRAIN, its places go to others and its shards move;
+    MEMBER_REMOVE, it is of the lake no more.
+
+    PreconditionFailed for one that is out or removed and cannot be drained, and for one that has places or shards, or
+    cannot be asked, and is to be removed; `accept_loss`: it is lost, and what it had is made from others.
+    InvalidArgument for a member that the lake does not have.
+    """
+
+    OP = 64
+    REPLY = Done
+    member: bytes
+    change: int
+    accept_loss: bool = False

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import trio
@@ -163,6 +163,33 @@ def test_a_new_device_becomes_a_member_only_when_it_is_meant_to(tmp_path: Path, 
     with served(tmp_path, devices, "--new-devices") as lake_:
         assert lake_.printed[0].endswith("(6 members, protection 4+2)")
         assert lake_.get("long") == OBJECTS["long"]
+
+
+@pytest.mark.thorough
+def test_a_member_is_drained_and_removed_and_a_lost_one_is_removed(tmp_path: Path) -> None:
+    folders = [tmp_path / f"d{number}" for number in range(5)]
+    with served(tmp_path, folders, "--protect", "2+1", "--accept-loss") as lake_:
+        for key, payload in OBJECTS.items():
+            lake_.put(key, payload)
+        early = lake_("cluster", "remove", folders[1])
+        assert "it has places in a table; drain it" in early.err
+        lake_.good("cluster", "drain", folders[1])
+        lake_.good("cluster", "drain", folders[1])
+        eventually(lambda: lake_("cluster", "remove", folders[1]).code == 0, "it was not drained")
+        for pid in lake_.members(3):
+            os.kill(pid, signal.SIGKILL)
+        lake_.good("cluster", "remove", folders[2], "--accept-loss")
+        for key, payload in OBJECTS.items():
+            assert lake_.get(key) == payload
+        eventually(lambda: len(_members_of(lake_)) == 3, "a removed member is still shown")
+        assert "names no member" in lake_("cluster", "drain", "ffff0000").err
+        last = lake_("cluster", "drain", folders[-1])
+        assert "3 members have places, and 3 are needed; add another one first" in last.err
+
+
+def _members_of(served: ServedLake) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(served.good("cluster", "status", "--json").out)["members"]
+    return found
 
 
 def refused(folder: Path, devices: list[Path], *options: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import trio
 
-from lakefs.errors import InvalidArgument
+from lakefs.errors import InvalidArgument, PreconditionFailed
 from lakefs.ids import MemberId, data_chunk_id, id_text
 from lakefs.wire import messages as m
 from tests.lake_rig import SmallLake, with_lake
@@ -216,3 +216,37 @@ def test_a_status_without_the_coordinator_has_its_reason() -> None:
         assert "cannot be asked" in (await lake.upkeep.status())["lake"]["reason"]
 
     with_lake(body)
+
+
+def test_members_are_changed_by_a_head_s_clients() -> None:
+    async def body(one: Kept) -> None:
+        async def change(member: bytes, kind: int, *, accept_loss: bool = False) -> None:
+            await ask(one.client, m.ChangeMember(member, kind, accept_loss), m.Done)
+
+        first = id_of(0)
+        with pytest.raises(PreconditionFailed, match="it has places in a table; drain it"):
+            await change(first, m.MEMBER_REMOVE)
+        for _ in range(2):
+            await change(first, m.MEMBER_DRAIN)
+        assert await state_of(one, 0) == "draining"
+        for number in (1, 2):
+            await change(id_of(number), m.MEMBER_DRAIN)
+        with pytest.raises(PreconditionFailed, match="3 members have places, and 3 are needed"):
+            await change(id_of(3), m.MEMBER_DRAIN)
+        one.rig.lose(3)
+        for _ in range(2):
+            await change(id_of(3), m.MEMBER_REMOVE, accept_loss=True)
+        with pytest.raises(PreconditionFailed, match="it is removed"):
+            await change(id_of(3), m.MEMBER_DRAIN)
+        for odd in (b"", b"x" * 16, b"x" * 17):
+            with pytest.raises(InvalidArgument, match="no such member"):
+                await change(odd, m.MEMBER_REMOVE)
+        with pytest.raises(InvalidArgument, match="no change 3"):
+            await change(first, 3)
+
+    kept(body)
+
+
+async def state_of(one: Kept, number: int) -> str:
+    members = (await one.status())["members"]
+    return str(next(member["state"] for member in members if member["id"] == id_text(id_of(number))))
