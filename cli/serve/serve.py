@@ -108,8 +108,10 @@ async def _serve_engine(config: Config) -> None:
 
 async def _serve_lake(config: Config, *, accept_loss: bool, new_devices: bool) -> None:
     from cli.serve.faces import notify_manager, serve_admin_port, serve_s3_port
+    from cli.serve.start_checks import check_first_start
     from engine.lake.lake_process import LakeOptions, run_lake
 
+    await check_first_start(config)
     await run_lake(
         config,
         printer=say,

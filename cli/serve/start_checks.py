@@ -26,8 +26,8 @@ S3_HINT: Final = "--s3 off"
 
 
 async def check_first_start(config: Config) -> None:
-    """Raise the error that keeps an engine from making this store; does nothing if the store exists."""
-    if _is_made(config.data):
+    """Raise the error that keeps an engine from making this store, or lake; does nothing if there is one."""
+    if any(map(_is_made, config.folders)):
         return
     for _, check in CHECKS:
         await check(config)
@@ -62,7 +62,8 @@ async def _group(config: Config) -> str:
 
 async def _data_folder(config: Config) -> str:
     """Raises LocalFileError."""
-    return _writable(config.data, f"data folder {config.data}", "choose another with --data DIR")
+    found = [_writable(each, f"data folder {each}", "choose another with --data DIR") for each in config.folders]
+    return "; ".join(found)
 
 
 async def _socket(config: Config) -> str:

@@ -205,6 +205,8 @@ def test_a_lake_that_one_device_would_harm_is_made_only_on_demand(tmp_path: Path
     message = refused(tmp_path, folders, "--protect", "2+1")
     assert "protection 2+1 needs 3 devices, and these 3 folders lie on 1" in message
     assert "not offered; choose one of" in refused(tmp_path, folders, "--protect", "3+3")
+    (tmp_path / "file").touch()
+    assert f"{tmp_path}/file is no folder" in refused(tmp_path, [folders[0], tmp_path / "file"])
     assert not any(folder.exists() for folder in folders)
     with served(tmp_path, folders, "--protect", "2+1", "--accept-loss") as lake_:
         lake_.put("long", OBJECTS["long"])
