@@ -21,6 +21,7 @@ from engine.process.names_place import LocalFolder, lake_of_names, open_local_na
 from engine.store.local_store import open_local_store
 from lakefs.errors import StoreLocked, StoreUnusable
 from lakefs.ids import CopyId
+from tests.e2e.served import environment
 from tests.store_rig import SMALL_SIZES
 from tests.unit.engine.process.names_machine import bind, keys_of
 from tests.unit.support.metadata_rig import NAMES_OF
@@ -187,7 +188,7 @@ def test_a_copy_that_is_made_while_keys_are_bound_has_all_of_them(tmp_path: Path
 def test_a_killed_process_loses_no_acknowledged_name_on_either_copy(tmp_path: Path) -> None:
     folders = device_folders(tmp_path, 2)
     command = [sys.executable, "-m", "tests.unit.engine.process.names_writer", *map(str, folders)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as writer:
         assert writer.stdout is not None
         seen = list(islice(writer.stdout, 120))
         os.kill(writer.pid, signal.SIGKILL)
