@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -20,6 +21,7 @@ from engine.stripes.stripes import LakeStripes
 from lakefs.client.trio.engine import RemoteEngine
 from lakefs.client.trio.lake import TrioLake
 from lakefs.client.trio.spaces import TrioSpace
+from lakefs.cluster.key_ring import KeyRing
 from lakefs.cluster.members import Member
 from lakefs.cluster.placing import first_table
 from lakefs.cluster.protection import Protection
@@ -46,8 +48,13 @@ class Networked:
     servers: dict[MemberId, Server]
     stores: dict[MemberId, Store]
 
+    @property
+    def keys(self) -> list[bytes]:
+        """Keys, each of another home than the one before."""
+        return list(self.homes)
 
-KEYS = [b"key %d" % number for number in range(12)]
+
+KEYS_OF_EACH_HOME = 4
 
 
 def over_network(body: Callable[[Networked], Awaitable[None]]) -> None:
@@ -82,7 +89,7 @@ def over_network(body: Callable[[Networked], Awaitable[None]]) -> None:
                     trio_lake = TrioLake(client, offload, network=True)
                     space = await trio_lake.space("llama", quota="10G")
                     ring = table.key_ring()
-                    homes = {key: ring.home(space.number, key) for key in KEYS}
+                    homes = homes_of_keys(ring, space.number)
                     await body(Networked(space, homes, servers, stores))
                     await trio_lake.aclose()
             for server in servers.values():
@@ -92,6 +99,18 @@ def over_network(body: Callable[[Networked], Awaitable[None]]) -> None:
                 assert store.buffers.in_use == 0
 
     run(main)
+
+
+def homes_of_keys(ring: KeyRing, space: int) -> dict[bytes, MemberId]:
+    """Return keys in turn of each home, which is random, with their homes."""
+    found: dict[MemberId, list[bytes]] = {member: [] for member in ring.members}
+    for number in itertools.count():
+        key = b"key %d" % number
+        found[ring.home(space, key)].append(key)
+        if min(map(len, found.values())) == KEYS_OF_EACH_HOME:
+            break
+    turns = zip(*[keys[:KEYS_OF_EACH_HOME] for keys in found.values()], strict=True)
+    return {key: home for turn in turns for key, home in zip(turn, found, strict=True)}
 
 
 def value_of(number: int) -> bytes:
@@ -106,38 +125,38 @@ async def got(space: TrioSpace, keys: list[bytes]) -> list[bytes]:
 
 def test_values_are_put_matched_read_pinned_and_removed() -> None:
     async def body(lake: Networked) -> None:
-        values = [value_of(number) for number in range(len(KEYS))]
-        result = await lake.space.put_many(KEYS, values)
-        assert result.outcomes == [Outcome.STORED] * len(KEYS)
+        values = [value_of(number) for number in range(len(lake.keys))]
+        result = await lake.space.put_many(lake.keys, values)
+        assert result.outcomes == [Outcome.STORED] * len(lake.keys)
         assert len(set(lake.homes.values())) == 3
         for home, store in lake.stores.items():
             assert store.keyed.statistics()["entries"] == sum(home == each for each in lake.homes.values())
-        assert await lake.space.match([*KEYS, b"none"]) == (len(KEYS), [True] * len(KEYS) + [False])
-        assert await got(lake.space, KEYS) == values
-        pinned = await lake.space.pin(KEYS)
-        assert await lake.space.remove([*KEYS[:5], b"none"]) == [True] * 5 + [False]
+        assert await lake.space.match([*lake.keys, b"none"]) == (len(lake.keys), [True] * len(lake.keys) + [False])
+        assert await got(lake.space, lake.keys) == values
+        pinned = await lake.space.pin(lake.keys)
+        assert await lake.space.remove([*lake.keys[:5], b"none"]) == [True] * 5 + [False]
         await lake.space.unpin(pinned)
-        assert (await lake.space.match(KEYS)).present == [False] * 5 + [True] * 7
+        assert (await lake.space.match(lake.keys)).present == [False] * 5 + [True] * 7
 
     over_network(body)
 
 
 def test_values_of_a_member_that_ends_are_misses_and_the_others_are_used_as_before() -> None:
     async def body(lake: Networked) -> None:
-        values = [value_of(number) for number in range(len(KEYS))]
-        await lake.space.put_many(KEYS[:8], values[:8])
-        gone = lake.homes[KEYS[0]]
+        values = [value_of(number) for number in range(len(lake.keys))]
+        await lake.space.put_many(lake.keys[:8], values[:8])
+        gone = lake.homes[lake.keys[0]]
         await lake.servers[gone].drain(0)
-        here = [lake.homes[key] != gone for key in KEYS]
-        assert (await lake.space.match(KEYS)).present == [is_here and at < 8 for at, is_here in enumerate(here)]
+        here = [lake.homes[key] != gone for key in lake.keys]
+        assert (await lake.space.match(lake.keys)).present == [is_here and at < 8 for at, is_here in enumerate(here)]
         expected = [value if is_here else b"" for value, is_here in zip(values, here, strict=True)]
-        assert await got(lake.space, KEYS[:8]) == expected[:8]
-        result = await lake.space.put_many(KEYS, values)
+        assert await got(lake.space, lake.keys[:8]) == expected[:8]
+        result = await lake.space.put_many(lake.keys, values)
         assert [outcome is not Outcome.FAILED for outcome in result.outcomes] == here
         assert all(isinstance(error, ClusterDegraded) for error in result.failures.values())
-        assert await got(lake.space, KEYS) == expected
+        assert await got(lake.space, lake.keys) == expected
         with pytest.raises(ClusterDegraded, match="member that keeps this key"):
-            await lake.space.remove(KEYS)
-        assert (await lake.space.match(KEYS)).prefix == 0
+            await lake.space.remove(lake.keys)
+        assert (await lake.space.match(lake.keys)).prefix == 0
 
     over_network(body)
