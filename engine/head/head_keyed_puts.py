@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.chunks.hashing import bytes_of
-from engine.chunks.payload import Payload, PayloadMemory, ReceivedBody, check_body, check_lengths
+from engine.chunks.payload import Payload, PayloadMemory, ReceivedBody, check_lengths
 from engine.head.head_clients import HeadClient
 from engine.head.head_keyed import Found, KeyMatches, not_changed
 from engine.head.key_homes import KeyHomes
@@ -23,7 +23,7 @@ from engine.host.tasks import run_all
 from engine.keyed.values import key_problem, value_problem
 from engine.memory.lent_memory import LentMemory, read_into
 from engine.requests.handlers import handles
-from engine.requests.keyed_batch import KeyedBatch
+from engine.requests.keyed_batch import KeyedBatch, batch_of_put, parts_in_body, receive_parts
 from engine.sessions.lendings import Lendings
 from lakefs.errors import InvalidArgument, OperationalError, SourceChanged
 from lakefs.host.buffers import PooledPayload
@@ -47,19 +47,11 @@ class HeadKeyedPuts:
 
     async def receive(self, request: m.KeyedPut, body_bytes: int, _: PooledPayload | None) -> ReceivedBody:
         """Allocate memory for the parts of a request that brings them in its body."""
-        if not body_bytes:
-            return ReceivedBody()
-        check_body(request.lengths, body_bytes)
-        if request.offsets:
-            raise InvalidArgument("the parts are slots of lent memory, or in the body, and not both")
-        return await self._memory.take([ChunkKind.DATA] * len(request.lengths), request.lengths)
+        return await receive_parts(self._memory, request, body_bytes)
 
     @handles(m.KeyedPut)
     async def keyed_put(self, client: HeadClient, request: m.KeyedPut, body: Body) -> Reply:
-        batch = KeyedBatch(request, len(request.lengths))
-        batch.lengths = request.lengths
-        if request.offsets and len(request.offsets) != len(request.lengths):
-            raise InvalidArgument(f"{len(request.offsets)} offsets for {len(request.lengths)} parts")
+        batch = batch_of_put(request)
         await self._homes.check(client, request.space)
         fail_bad_keys(batch)
         fail_bad_values(batch)
@@ -67,10 +59,7 @@ class HeadKeyedPuts:
             with self._lent.using(client, request.memory) as memory:
                 await self._put_slots(client, batch, request.offsets, memory)
         else:
-            payloads = body.payloads if isinstance(body, ReceivedBody) else []
-            if len(payloads) != len(request.lengths):
-                raise InvalidArgument(f"{len(request.lengths)} parts, and neither slots nor a body for them")
-            await self._put(client, batch, [bytes_of(payload) for payload in payloads])
+            await self._put(client, batch, [bytes_of(payload) for payload in parts_in_body(request, body)])
         return batch.reply()
 
     async def _put_slots(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Final
 
+from engine.chunks.payload import Payload, PayloadMemory, ReceivedBody, check_body
 from engine.format.keyed import KeyedValue, SpaceRecord
 from engine.keyed.keyed_blobs import KeyedBlobs
 from engine.keyed.spaces import Usage, charge, find_space
@@ -18,10 +19,10 @@ from engine.keyed.values import key_problem, value_problem
 from engine.requests.answers import failure_of
 from engine.tables.views import Transaction, View
 from lakefs.errors import EngineBusy, InvalidArgument, LakeError, RequestTooLarge
-from lakefs.ids import ChunkId
+from lakefs.ids import ChunkId, ChunkKind
 from lakefs.limits import BATCH_MAX
 from lakefs.wire import messages as m
-from lakefs.wire.engine_port import Reply
+from lakefs.wire.engine_port import Body, Reply
 
 KEYED_PARTS_PER_STEP: Final = 8192
 """Parts of the values that one step of the loop reads for a request about keys: about two milliseconds."""
@@ -185,3 +186,33 @@ class KeyedBatch:
         if self._failures:
             failures = [self._failures.get(index) for index in range(len(self.keys))]
         return Reply(m.KeyedOutcomes(self.outcomes, failures))
+
+
+# --- values of a KeyedPut ----------------------------------------------------------------------------
+
+
+async def receive_parts(memory: PayloadMemory, request: m.KeyedPut, body_bytes: int) -> ReceivedBody:
+    """Allocate memory for the parts of a request that brings them in its body.  InvalidArgument, EngineBusy."""
+    if not body_bytes:
+        return ReceivedBody()
+    check_body(request.lengths, body_bytes)
+    if request.offsets:
+        raise InvalidArgument("the parts are slots of lent memory, or in the body, and not both")
+    return await memory.take([ChunkKind.DATA] * len(request.lengths), request.lengths)
+
+
+def batch_of_put(request: m.KeyedPut) -> KeyedBatch:
+    """Return the keys of a request with the lengths of their parts.  InvalidArgument, RequestTooLarge."""
+    batch = KeyedBatch(request, len(request.lengths))
+    batch.lengths = request.lengths
+    if request.offsets and len(request.offsets) != len(request.lengths):
+        raise InvalidArgument(f"{len(request.offsets)} offsets for {len(request.lengths)} parts")
+    return batch
+
+
+def parts_in_body(request: m.KeyedPut, body: Body) -> Sequence[Payload]:
+    """Return the parts that came in the request's body.  InvalidArgument if it has another number of them."""
+    payloads = body.payloads if isinstance(body, ReceivedBody) else []
+    if len(payloads) != len(request.lengths):
+        raise InvalidArgument(f"{len(request.lengths)} parts, and neither slots nor a body for them")
+    return payloads

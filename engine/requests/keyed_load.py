@@ -6,10 +6,12 @@ A key has one result: all its parts are in its slot, or it has a failure, the fi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from msgspec.structs import replace
 
 from engine.format.keyed import KeyedValue
+from engine.keyed.keyed_blobs import KeyedBlobs
 from engine.keyed.spaces import find_space
 from engine.keyed.values import key_problem
 from engine.requests.answers import Decisions, failure_of
@@ -40,6 +42,14 @@ class WantedValues:
         """Indexes of keys without a value."""
         self.is_full = False
         """No more parts are taken, and no more records are read."""
+
+    def find(self, keyed: KeyedBlobs, view: View) -> None:
+        """Add each key's value, as `view` has it.  SpaceNotFound."""
+        space, values = self._request.space, keyed.values()
+        find_space(view, space)
+        for index, key in enumerate(self._request.keys):
+            known = not self.is_full and key_problem(key) is None
+            self.add(index, values.find(view, space, key) if known else None)
 
     def add(self, index: int, value: KeyedValue | None) -> None:
         """Add the parts of a key's value, or its failure."""
@@ -111,15 +121,7 @@ class KeyedLoads:
         check_keys(request.keys)
         check_lists(len(request.keys), request.offsets, request.lengths)
         wanted = WantedValues(request)
-
-        def look(view: View) -> None:
-            find_space(view, request.space)
-            values = self._keyed.values()
-            for index, key in enumerate(request.keys):
-                known = not wanted.is_full and key_problem(key) is None
-                wanted.add(index, values.find(view, request.space, key) if known else None)
-
-        await self._decisions.look(look)
+        await self._decisions.look(partial(wanted.find, self._keyed))
         slots = m.LoadSlots(request.memory, list(wanted.chunks), wanted.offsets, wanted.lengths)
         slots = replace(slots, checksums=request.checksums, fabric=request.fabric)
         answer = wanted.reply(await self._loads.load(client, slots, wanted.chunks))

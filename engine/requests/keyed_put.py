@@ -17,14 +17,14 @@ import trio
 
 from engine.chunks.bound_payloads import BoundPayloads
 from engine.chunks.chunk_store import find_chunk
-from engine.chunks.payload import Fill, Hashed, Payload, ReceivedBody, check_body, check_lengths
+from engine.chunks.payload import Fill, Hashed, Payload, ReceivedBody, check_lengths
 from engine.format.checksums import vector_of
 from engine.format.keyed import KeyedValue
 from engine.memory.lent_memory import LentMemory, read_into
 from engine.namespace.tree import ChangedBy
 from engine.requests.answers import Decisions
 from engine.requests.handlers import handles
-from engine.requests.keyed_batch import KeyedBatch
+from engine.requests.keyed_batch import KeyedBatch, batch_of_put, parts_in_body, receive_parts
 from engine.sessions.references import Client
 from engine.store.store import Store
 from engine.tables.views import Transaction
@@ -46,29 +46,18 @@ class KeyedPuts:
 
     async def receive(self, request: m.KeyedPut, body_bytes: int, _: PooledPayload | None) -> ReceivedBody:
         """Allocate memory for the parts of a request that brings them in its body."""
-        if not body_bytes:
-            return ReceivedBody()
-        check_body(request.lengths, body_bytes)
-        if request.offsets:
-            raise InvalidArgument("the parts are slots of lent memory, or in the body, and not both")
-        return await self._store.payload_memory.take([ChunkKind.DATA] * len(request.lengths), request.lengths)
+        return await receive_parts(self._store.payload_memory, request, body_bytes)
 
     # --- from slots, or a body -----------------------------------------------------------------------
 
     @handles(m.KeyedPut)
     async def keyed_put(self, client: Client, request: m.KeyedPut, body: Body) -> Reply:
-        batch = KeyedBatch(request, len(request.lengths))
-        batch.lengths = request.lengths
-        if request.offsets and len(request.offsets) != len(request.lengths):
-            raise InvalidArgument(f"{len(request.offsets)} offsets for {len(request.lengths)} parts")
+        batch = batch_of_put(request)
         if request.offsets:
             with self._store.lent.using(client, request.memory) as memory:
                 await self._put_slots(client, batch, request.offsets, memory)
         else:
-            payloads = body.payloads if isinstance(body, ReceivedBody) else []
-            if len(payloads) != len(request.lengths):
-                raise InvalidArgument(f"{len(request.lengths)} parts, and neither slots nor a body for them")
-            await self._put_body(client, batch, payloads)
+            await self._put_body(client, batch, parts_in_body(request, body))
         self._keyed.note_used(batch.number, batch.keys)
         return batch.reply(self._keyed)
 

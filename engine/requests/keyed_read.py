@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import accumulate, takewhile
 
-from engine.keyed.spaces import find_space
-from engine.keyed.values import key_problem
 from engine.requests.answers import Decisions
 from engine.requests.handlers import handles
 from engine.requests.keyed_batch import check_keys
@@ -14,7 +13,6 @@ from engine.requests.read_chunks import ChunkReads
 from engine.requests.shards import member_of
 from engine.sessions.references import Client
 from engine.store.store import Store
-from engine.tables.views import View
 from lakefs.limits import BODY_BYTES_MAX
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
@@ -34,15 +32,7 @@ class KeyedReads:
         member_of(self._store)
         check_keys(request.keys)
         wanted = WantedValues(m.KeyedLoad(0, request.space, request.keys, [0] * len(request.keys)))
-
-        def look(view: View) -> None:
-            find_space(view, request.space)
-            values = self._keyed.values()
-            for index, key in enumerate(request.keys):
-                known = not wanted.is_full and key_problem(key) is None
-                wanted.add(index, values.find(view, request.space, key) if known else None)
-
-        await self._decisions.look(look)
+        await self._decisions.look(partial(wanted.find, self._keyed))
         room = min(request.bytes_max, BODY_BYTES_MAX)
         count = sum(1 for _ in takewhile(lambda total: total <= room, accumulate(wanted.lengths)))
         zeros = [0] * count
