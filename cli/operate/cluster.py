@@ -1,26 +1,131 @@
-"""`lake cluster status|drain|remove`: the members of a lake on several devices."""
+"""`lake cluster`: the machines and members of a lake on several devices."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from cli.terminal.output import json_option, notice, write_json, write_line
 from cli.terminal.target import Target, engine_options, pass_target
-from lakefs.errors import InvalidArgument
+from lakefs.errors import ConfigError, InvalidArgument, LocalFileError
 
 if TYPE_CHECKING:
     from lakefs.client.blocking.lake import Lake
+    from lakefs.config.settings import Config
 
 
 @click.group()
 @engine_options
 def cluster() -> None:
-    """Show, drain and remove members of a lake on several devices.
+    """Show, add, drain and remove members of a lake on several devices, and join machines to one.
 
-    MEMBER is the beginning of its id, as lake cluster status shows it, or its folder on this machine.
+    MEMBER is the beginning of its id, as lake cluster status shows it, or its folder on this machine.  init, join and
+    add write into this machine's data folders, and are run as the user of lake serve, or as root.
     """
+
+
+def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a machine's place in the lake, and of its folders."""
+    for option in (
+        click.option("--config", "file", metavar="FILE", help="Instead of /etc/lake/lake.toml."),
+        click.option("--zone", default="", metavar="NAME", help="The zone that the rack is in."),
+        click.option("--rack", default="", metavar="NAME", help="The rack that the machine is in."),
+        click.option("--data", metavar="DIR", multiple=True, help="A folder on each device; else the settings' ones."),
+        click.option(
+            "--listen", required=True, metavar="HOST:PORT", help="Where other machines find this one; members count up."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@cluster.command()
+@click.argument("name")
+@place_options
+@click.option("--protect", default="", metavar="K+M", help="Data and parity shards of a new lake; 4+2, chosen once.")
+@click.option("--accept-loss", is_flag=True, help="Make a lake although the loss of one device would harm it.")
+def init(
+    name: str,
+    listen: str,
+    data: tuple[str, ...],
+    rack: str,
+    zone: str,
+    file: str | None,
+    protect: str,
+    accept_loss: bool,
+) -> None:
+    """Make a lake of several machines in this one's folders, or open the lake in them to other machines.
+
+    Names will be on this machine.  It listens from the next start of lake serve on.
+    """
+    from engine.lake.joining import Place, open_to_machines
+    from engine.superblock.secret_files import CLUSTER_TOKEN_FILE
+
+    folders, settings = _folders(data, file)
+    protect = protect or (settings.protect if settings.origins["protect"] != "default" else "")
+    open_to_machines(folders, name, Place(listen, rack, zone), protect=protect, accept_loss=accept_loss)
+    notice(f"lake: {name} listens at {listen} from the next start of lake serve on")
+    notice(
+        f"lake: copy {folders[0] / CLUSTER_TOKEN_FILE} to each other machine, readable by its owner alone, and there:"
+    )
+    notice(f"lake: lake cluster join {listen} --token-file FILE --listen HOST:PORT --data DIR")
+
+
+@cluster.command()
+@click.argument("names_at", metavar="HOST:PORT")
+@click.option(
+    "--token-file", required=True, metavar="FILE", type=click.Path(path_type=Path), help="The lake's cluster.token."
+)
+@place_options
+def join(
+    names_at: str, token_file: Path, listen: str, data: tuple[str, ...], rack: str, zone: str, file: str | None
+) -> None:
+    """Let this machine's folders become members of the lake whose names listen at HOST:PORT.
+
+    They are members from the next start of lake serve on, with these folders as its data.
+    """
+    from functools import partial
+
+    from cli.terminal.process import run_loop
+    from engine.lake.joining import Place, join as joined
+
+    folders, _ = _folders(data, file)
+    token = _token(token_file)
+    record = run_loop(partial(joined, folders, names_at, token, Place(listen, rack, zone)))
+    notice(f"lake: this machine joins the lake {record.name or record.lake} with the next start of lake serve")
+
+
+@cluster.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--config", "file", metavar="FILE", help="Instead of /etc/lake/lake.toml.")
+@click.option("--data", metavar="DIR", multiple=True, help="The folders in use; else those of the settings.")
+def add(folder: Path, data: tuple[str, ...], file: str | None) -> None:
+    """Let an empty folder on this machine become a member.
+
+    If lake serve has it among its data, it is one within seconds; else with the next start that has.
+    """
+    _add(folder, data, file)
+
+
+@cluster.command()
+@click.argument("member")
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--config", "file", metavar="FILE", help="Instead of /etc/lake/lake.toml.")
+@engine_options
+@pass_target
+def replace(where: Target, member: str, folder: Path, file: str | None) -> None:
+    """Let an empty folder on this machine become a member in place of one whose device is lost.
+
+    It is remove --accept-loss and add: what the lost one had is made from the other shards.
+    """
+    with where.open() as lake:
+        found = _member_of(lake, member)
+        _add(folder, (), file)
+        _remove(lake, found, accept_loss=True)
+    notice(f"lake: member {found} was removed")
 
 
 @cluster.command()
@@ -66,14 +171,46 @@ def drain(where: Target, member: str) -> None:
 @pass_target
 def remove(where: Target, member: str, accept_loss: bool) -> None:
     """Remove a member for ever: one that was drained and holds nothing, or whose device is lost.  Safe to repeat."""
+    with where.open() as lake:
+        found = _member_of(lake, member)
+        _remove(lake, found, accept_loss=accept_loss)
+    notice(f"lake: member {found} was removed; its folder is not used any more")
+
+
+def _remove(lake: Lake, member: str, *, accept_loss: bool) -> None:
+    """Remove a member."""
     from lakefs.client.facade import driver_of
     from lakefs.wire.messages import MEMBER_REMOVE
 
-    with where.open() as lake:
-        found = _member_of(lake, member)
-        driver = driver_of(lake)
-        driver.run(driver.steps.change_member(bytes.fromhex(found), MEMBER_REMOVE, accept_loss=accept_loss))
-    notice(f"lake: member {found} was removed; its folder is not used any more")
+    driver = driver_of(lake)
+    driver.run(driver.steps.change_member(bytes.fromhex(member), MEMBER_REMOVE, accept_loss=accept_loss))
+
+
+def _add(folder: Path, data: tuple[str, ...], file: str | None) -> None:
+    from engine.lake.joining import add_folder
+
+    add_folder(_folders(data, file)[0], folder.absolute())
+    notice(f"lake: {folder} becomes a member; see it with: lake cluster status")
+
+
+def _folders(data: tuple[str, ...], file: str | None) -> tuple[list[Path], Config]:
+    """Return this machine's data folders, and its settings.  ConfigError."""
+    from lakefs.config.settings import load
+
+    settings = load(file=file, flags={"data": data})
+    return list(settings.folders), settings
+
+
+def _token(file: Path) -> str:
+    """Return the lake's token.  LocalFileError if the file cannot be read, ConfigError if others may read it."""
+    try:
+        text = file.read_text().strip()
+        mode = file.stat().st_mode
+    except (OSError, ValueError) as error:
+        raise LocalFileError(f"{file}: the token cannot be read: {error}", subject=str(file)) from error
+    if mode & 0o077:
+        raise ConfigError(f"{file} is open to others; run: chmod 600 {file}", subject=str(file))
+    return text
 
 
 def _lake_of(lake: Lake) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.lake.lake_process import RunningLake
+from engine.lake.parts import LakeNames
 from engine.process.running import Running
 from gateway.admin.metrics import Reading
 
@@ -11,7 +12,6 @@ def lake_readings(running: Running) -> list[Reading]:
     """Return the metrics of the process that serves the lake."""
     assert isinstance(running, RunningLake), "an engine has other metrics"
     parts = running.parts
-    store = parts.names.store
     return [
         Reading("lake_ready", "1 when the engine serves", lambda: running.not_ready() is None),
         Reading("lake_connections", "Open connections", lambda: running.server.connection_count),
@@ -29,10 +29,17 @@ def lake_readings(running: Running) -> list[Reading]:
         Reading("lake_ring_epoch", "Number of the newest ring epoch", lambda: parts.links.tables[0].ring_epoch),
         Reading("lake_ring_epochs", "Ring epochs that are not retired", lambda: len(parts.links.tables)),
         Reading("lake_gc_generation", "Generation of gc", lambda: parts.links.generation),
-        Reading(
-            "lake_durable_sequence",
-            "Last durable journal group",
-            lambda: float(store.metadata.stats()["durable_sequence"]),
-        ),
         Reading("lake_buffers_in_use", "Payload buffers in use", lambda: parts.head.parts.buffers.in_use),
+        *_readings_of_names(parts.names),
+    ]
+
+
+def _readings_of_names(names: LakeNames | None) -> list[Reading]:
+    if names is None:
+        return []
+    metadata = names.local.store.metadata
+    return [
+        Reading(
+            "lake_durable_sequence", "Last durable journal group", lambda: float(metadata.stats()["durable_sequence"])
+        )
     ]

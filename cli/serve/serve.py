@@ -14,12 +14,12 @@ from cli.serve.s3_options import s3_options
 from cli.terminal.process import run_loop, say
 
 if TYPE_CHECKING:
-    from lakefs.config.settings import Config
+    from lakefs.config.settings import Address, Config
 
 _OF_MEMBERS: Final = ("log_level", "scrub_interval", "scrub_rate", "io_uring")
 """Settings of a lake that are each member's."""
 _NO_FACES: Final = (
-    *("--native", "off", "--s3", "off", "--admin", "off", "--rdma", "off"),
+    *("--s3", "off", "--admin", "off", "--rdma", "off"),
     *("--hot-index", "off", "--dram-tier-bytes", "0", "--upload-expiry", "0"),
 )
 """A member has no client but the lake: no ports, and no memory for clients of this machine."""
@@ -91,7 +91,7 @@ def serve(
     log_to_stderr(config.log_level)
     if member is not None and parent is not None:
         run_loop(partial(_serve_member, config, bytes.fromhex(member), parent))
-    elif config.devices:
+    elif _is_lake(config):
         run_loop(partial(_serve_lake, config, accept_loss=accept_loss, new_devices=new_devices))
     else:
         run_loop(partial(_serve_engine, config))
@@ -128,7 +128,18 @@ async def _serve_member(config: Config, lake_id: bytes, parent: int) -> None:
     await run_engine(config, printer=lambda _: None, faces=(partial(report_to_parent, parent),), cluster_id=lake_id)
 
 
-def member_command(config: Config, folder: Path, socket: Path, lake_id: bytes) -> list[str]:
+def _is_lake(config: Config) -> bool:
+    """Return True if a lake is served, and not one engine: several folders, or one that belongs to a lake's machine."""
+    if config.devices:
+        return True
+    from engine.lake.machine import MACHINE_FILE
+
+    return (config.data / MACHINE_FILE).exists()
+
+
+def member_command(
+    config: Config, folder: Path, socket: Path, lake_id: bytes, address: Address | None = None
+) -> list[str]:
     """Return the command of a member's process: an engine of its own, which only this lake's processes ask."""
     shown = config.as_text()
     passed_on = [f"--{name.replace('_', '-')}={shown[name]}" for name in _OF_MEMBERS]
@@ -137,6 +148,8 @@ def member_command(config: Config, folder: Path, socket: Path, lake_id: bytes) -
         str(folder),
         "--socket",
         str(socket),
+        "--native",
+        str(address or "off"),
         *_NO_FACES,
         *passed_on,
         "--member",

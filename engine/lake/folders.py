@@ -1,10 +1,11 @@
 """The folders of a lake on several devices of this machine: their lake, and their devices.
 
-A folder holds one member's store, and in `names/` a copy of the lake's names, if it has one.  Looking changes nothing.
+A folder holds one member's store, in `names/` a copy of the lake's names, if it has one, and the record of its machine
+(`engine.lake.machine`).  Looking changes nothing.
 
 Rules kept here:
 - All folders that hold something are of one lake.  The store of one engine is not made a part of a lake.
-- A lake is made only of folders that hold nothing: with names lost from sight, all content would be garbage.
+- A lake is made only of folders that hold nothing, and once: with names lost from sight, all content would be garbage.
 - Folders on one file system are lost together, so they count as one device.
 """
 
@@ -18,9 +19,10 @@ from typing import Final, NamedTuple
 import structlog
 
 from engine.host.local_disk import LocalDisk
+from engine.lake.machine import MACHINE_FILE, MachineRecord, machine_of, new_machine, read_machine
 from engine.superblock.superblock import NO_CLUSTER, SUPERBLOCK_PATH, refuse_other_role, survey_superblocks
 from lakefs.cluster.protection import Protection
-from lakefs.errors import InvalidArgument, StoreUnusable
+from lakefs.errors import InvalidArgument, LakeError, StoreUnusable
 from lakefs.ids import new_id16
 
 NAMES_FOLDER: Final = "names"
@@ -28,22 +30,30 @@ _log: Final = structlog.get_logger(__name__)
 
 
 class LakeFolders(NamedTuple):
-    """The lake of some folders.  `is_new`: it is to be made, of folders that hold nothing."""
+    """The lake of some folders, and their machine.  `is_new`: it is to be made, of folders that hold nothing."""
 
-    lake_id: bytes
+    machine: MachineRecord
     is_new: bool
+
+    @property
+    def lake_id(self) -> bytes:
+        """The lake's id."""
+        return bytes.fromhex(self.machine.lake)
 
 
 def look_at_folders(folders: Sequence[Path]) -> LakeFolders:
-    """Return the lake of the folders, or the id of one that is to be made of them.
+    """Return the lake and the machine of the folders, or new ones that are to be made of them.
 
-    StoreUnusable, StoreDamaged, naming a folder that is of another lake or of one engine.  Blocks.
+    StoreUnusable, StoreDamaged, naming a folder that is of another lake or of one engine; StoreUnusable when the lake
+    was made, and none of the folders holds anything of it.  Blocks.
     """
     lake_id = NO_CLUSTER
+    holds_anything = False
     for folder in folders:
         for place, has_names in ((folder, False), (folder / NAMES_FOLDER, True)):
             if not os.path.lexists(place / SUPERBLOCK_PATH):
                 continue
+            holds_anything = True
             found = survey_superblocks(LocalDisk(place)).good
             try:
                 if found.cluster_id == NO_CLUSTER:
@@ -55,7 +65,39 @@ def look_at_folders(folders: Sequence[Path]) -> LakeFolders:
                 refuse_other_role(found, lake_id, has_names=has_names)
             except StoreUnusable as error:
                 raise StoreUnusable(f"{place}: {error.message}", subject=str(place)) from error
-    return LakeFolders(new_id16() if lake_id == NO_CLUSTER else lake_id, lake_id == NO_CLUSTER)
+    machine = machine_of(records_in(folders, lake_id))
+    if machine is None:
+        machine = new_machine(new_id16() if lake_id == NO_CLUSTER else lake_id)
+    if not holds_anything and machine.is_made and not machine.names_at:
+        raise StoreUnusable(
+            "the lake of these folders was made, and none of them holds anything of it: are their disks mounted?",
+            subject=str(folders[0]),
+        )
+    return LakeFolders(machine, is_new=not holds_anything and not machine.names_at)
+
+
+def records_in(folders: Sequence[Path], lake_id: bytes = NO_CLUSTER) -> list[MachineRecord]:
+    """Return the machine's records that the folders have; one that cannot be read is logged.
+
+    StoreUnusable for one of another lake than `lake_id`, or than the others.  Blocks.
+    """
+    records: list[MachineRecord] = []
+    for folder in folders:
+        try:
+            record = read_machine(folder)
+        except LakeError as error:
+            _log.error("the machine's record is not used", reason=error.message)
+            continue
+        if record is None:
+            continue
+        lake_id = bytes.fromhex(record.lake) if lake_id == NO_CLUSTER else lake_id
+        if record.lake != lake_id.hex():
+            raise StoreUnusable(
+                f"{folder / MACHINE_FILE} is of another lake, {record.lake}, not of {lake_id.hex()}",
+                subject=str(folder),
+            )
+        records.append(record)
+    return records
 
 
 def check_devices(folders: Sequence[Path], protection: Protection, *, accept_loss: bool) -> None:
@@ -81,6 +123,11 @@ def check_devices(folders: Sequence[Path], protection: Protection, *, accept_los
 def holds_member(folder: Path) -> bool:
     """Return True if the folder holds a member's store.  Blocks."""
     return os.path.lexists(folder / SUPERBLOCK_PATH)
+
+
+def is_prepared(folder: Path) -> bool:
+    """Return True if the folder is to become a member's: it holds the record of a machine, and no member.  Blocks."""
+    return os.path.lexists(folder / MACHINE_FILE) and not holds_member(folder)
 
 
 def holds_names(folder: Path) -> bool:

@@ -1,11 +1,11 @@
-"""A lake on several devices of this machine, served until SIGTERM or SIGINT (`engine.process.running`).
+"""The part of a lake that is on this machine, served until SIGTERM or SIGINT (`engine.process.running`).
 
-`run_lake` is the parent of all: it starts a process for each member, and serves names and a head itself.  The head's
-socket is where clients find an engine; members' sockets lie beside it, `SOCKET.1` and on.
+`run_lake` is the parent of all: it starts a process for each member, and serves a head itself, and the names where they
+are this machine's.  The head's socket is where clients find an engine; members' sockets lie beside it, `SOCKET.1` and
+on.  Where other machines belong to the lake, the names listen for them at the machine's address, and members at the
+ports behind it, PORT + 1 and on; all ask for the lake's token.
 
 Rules kept here:
-- The folder of a lake that was made is not made a member when it holds nothing, unless the operator says so: most
-  likely its disk is not mounted.  The lake serves without it.
 - A signal ends a start that is not finished, also one that waits for a member.
 - Several folders are one lake's, whatever their order and wherever they are mounted.
 """
@@ -23,19 +23,24 @@ import trio
 
 from engine.host.local_disk import LocalDisk
 from engine.lake.folders import check_devices, look_at_folders
+from engine.lake.lake_members import take_new_folders
+from engine.lake.machine import MachineRecord, token_in
 from engine.lake.member_processes import MemberPlan
-from engine.lake.parts import LakeParts, LakePlan, open_lake
+from engine.lake.parts import LakeParts, open_lake
+from engine.lake.plan import LakePlan
 from engine.process.places import group_id, judge_permissions, places_made
 from engine.process.running import Face, Running, connections_limit, serve_until_signal
 from engine.server.listener import Server
-from engine.superblock.secret_files import native_token
+from engine.superblock.secret_files import native_token, new_token
 from lakefs.cluster.protection import Protection
-from lakefs.config.settings import Config
+from lakefs.config.settings import Address, Config, parse_address
+from lakefs.errors import ConfigError
 from lakefs.limits import STRANGERS_MAX
 from lakefs.transport.streams import TrioNetwork
 
-MemberCommand = Callable[[Path, Path, bytes], Sequence[str]]
-"""Returns the command of a member's process, from its folder, its socket and the lake's id (see `MemberPlan`)."""
+MemberCommand = Callable[[Path, Path, bytes, Address | None], Sequence[str]]
+"""Returns the command of a member's process (see `MemberPlan`): of its folder, its socket, the lake's id, and the
+address for other machines, None for none."""
 _log: Final = structlog.get_logger(__name__)
 
 
@@ -64,7 +69,8 @@ class RunningLake(Running):
 
     def read_only_because(self) -> str:
         """See `Running`."""
-        return self.parts.names.store.read_only_because
+        names = self.parts.names
+        return "" if names is None else names.local.store.read_only_because
 
 
 async def run_lake(
@@ -85,9 +91,11 @@ async def run_lake(
                 opened = await opening.start(_cancel_on_signal, signals, opening.cancel_scope)
                 async with open_lake(plan) as lake, trio.open_nursery() as nursery:
                     opened.cancel()
-                    nursery.start_soon(lake.upkeep.run)
+                    nursery.start_soon(take_new_folders, lake.plan, lake.processes)
+                    if lake.names is not None:
+                        nursery.start_soon(lake.names.upkeep.run)
                     running = _running(config, lake, group)
-                    await serve_until_signal(running, nursery, signals, printer, faces)
+                    await serve_until_signal(running, nursery, signals, printer, (_serve_machines, *faces))
                     nursery.cancel_scope.cancel()
     printer("stopped")
 
@@ -103,38 +111,86 @@ async def _cancel_on_signal(
 
 
 def plan_lake(config: Config, member_command: MemberCommand, options: LakeOptions) -> LakePlan:
-    """Return the lake that lies in the folders, or is to be made of them.  Errors of `lake_folders`.  Blocks."""
-    protection = Protection.parse(config.protect)
-    found = look_at_folders(config.devices)
+    """Return the lake that lies in the folders, or is to be made of them.
+
+    Errors of `look_at_folders` and `check_devices`.  ConfigError when its token is missing.  Blocks.
+    """
+    found = look_at_folders(config.folders)
+    machine, lake_id = found.machine, found.lake_id
+    is_chosen = config.origins["protect"] != "default"
+    protection = Protection.parse(machine.protect if machine.protect and not is_chosen else config.protect)
+    accept_loss = options.accept_loss or machine.accept_loss
     if found.is_new:
-        check_devices(config.devices, protection, accept_loss=options.accept_loss)
+        check_devices(config.folders, protection, accept_loss=accept_loss)
     members: list[MemberPlan] = []
-    for number, folder in enumerate(config.devices, 1):
+    for number, folder in enumerate(config.folders, 1):
         socket = config.socket.with_name(f"{config.socket.name}.{number}")
-        members.append(MemberPlan(folder, socket, member_command(folder, socket, found.lake_id)))
+        command = member_command(folder, socket, lake_id, port_of(machine, number))
+        members.append(MemberPlan(folder, socket, command))
     return LakePlan(
-        found.lake_id,
+        machine,
+        _token(config, machine),
         found.is_new,
         members,
         protection,
-        is_chosen=config.origins["protect"] != "default",
-        accept_loss=options.accept_loss,
+        is_chosen=is_chosen,
+        accept_loss=accept_loss,
         new_devices=options.new_devices,
         upload_expiry_s=config.upload_expiry,
     )
+
+
+def port_of(machine: MachineRecord, number: int) -> Address | None:
+    """Return the address for other machines of this machine's names (`number` 0) or a member; None if it has none."""
+    if not machine.listen:
+        return None
+    listen = parse_address(machine.listen)
+    return Address(listen.host, listen.port + number)
+
+
+def _token(config: Config, machine: MachineRecord) -> str:
+    """Return the lake's token, empty for a machine that is alone.  ConfigError when it is lost.  Blocks."""
+    if not machine.listen:
+        return ""
+    token = token_in(config.folders)
+    if token:
+        return token
+    if machine.names_at:
+        raise ConfigError("the lake's token is in none of the folders; run lake cluster join again", subject="data")
+    return new_token()
 
 
 def _running(config: Config, lake: LakeParts, group: int | None) -> RunningLake:
     disk = LocalDisk(config.data)
     token = native_token(disk) if config.native else None
     connections = connections_limit(STRANGERS_MAX if config.native else 0)
-    lake_id = lake.names.store.superblock.cluster_id.hex()
+    machine = lake.plan.machine
+    title = f"lake    {machine.name or machine.lake}  ({len(lake.processes.members)} members"
+    title += f", protection {lake.protection}" + (f", names at {machine.names_at})" if machine.names_at else ")")
     return RunningLake(
         config=config,
         service=lake.head,
         server=Server(lake.head, TrioNetwork(group=group), token=token, connections_max=connections),
         offload=lake.offload,
         disk=disk,
-        title=f"lake    {lake_id}  ({len(lake.processes.members)} members, protection {lake.protection})",
+        title=title,
         parts=lake,
     )
+
+
+async def _serve_machines(
+    running: Running, *, task_status: trio.TaskStatus[str | None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Serve the names to other machines, if the lake has any and the names are here."""
+    assert isinstance(running, RunningLake), "the face of a lake"
+    parts = running.parts
+    address = port_of(parts.plan.machine, 0)
+    if address is None or parts.names is None:
+        task_status.started(None)
+        return
+    connections = connections_limit(STRANGERS_MAX)
+    server = Server(parts.names.service, TrioNetwork(), token=parts.plan.token, connections_max=connections)
+    running.drains.append(server.drain)
+    async with trio.open_nursery() as nursery:
+        bound = await nursery.start(server.listen_and_serve, f"tcp://{address}")
+        task_status.started(f"cluster {bound}")

@@ -1,6 +1,6 @@
 """The members of this machine, each a process of its own, kept running by the process that serves the lake.
 
-    starting --"ready"--> serving --ends--> waiting --after a pause--> starting
+    starting --says its addresses--> serving --ends--> waiting --after a pause--> starting
 
 Rules kept here:
 - A member that ends is started again, after pauses that double up to PAUSE_S_MAX until one has served for STABLE_S.
@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import structlog
 import trio
 
@@ -34,7 +35,9 @@ STABLE_S: Final = 30.0
 LOCK_PATIENCE_S: Final = DRAIN_TIMEOUT_S + 20.0
 STOP_TIMEOUT_S: Final = DRAIN_TIMEOUT_S + 20.0
 """A store that stops syncs its journal and completes its index."""
-_READY: Final = b"ready"
+REPORT_BYTES_MAX: Final = 4096
+"""Two addresses: of a socket, whose path has 107 bytes, and of a port."""
+_END: Final = b"\n"
 _log: Final = structlog.get_logger(__name__)
 
 
@@ -58,6 +61,8 @@ class MemberProcess:
     process: trio.Process | None = None
     exit_code: int | None = None
     """That of the last process that ended."""
+    addresses: Sequence[str] = ()
+    """Those at which the present process listens."""
     member_id: bytes = b""
     """Known once the member has served."""
     is_serving: bool = False
@@ -78,10 +83,17 @@ Served = Callable[[MemberProcess], Awaitable[None]]
 class MemberProcesses:
     """All members of this machine.  Made by `open_member_processes`."""
 
-    def __init__(self, plans: Sequence[MemberPlan], served: Served) -> None:
-        self.members = [MemberProcess(plan) for plan in plans]
+    def __init__(self, served: Served, nursery: trio.Nursery) -> None:
+        self.members: list[MemberProcess] = []
         self._served = served
+        self._nursery = nursery
         self._stopping = trio.Event()
+
+    def add(self, plan: MemberPlan) -> None:
+        """Start one more member, and keep it running."""
+        member = MemberProcess(plan)
+        self.members.append(member)
+        self._nursery.start_soon(self.keep, member)
 
     async def wait_settled(self) -> None:
         """Wait until each member has served, or could not."""
@@ -144,24 +156,29 @@ class MemberProcesses:
             nursery.cancel_scope.cancel()
 
     async def _hear(self, member: MemberProcess, stream: trio.SocketStream) -> None:
-        try:
-            heard = await stream.receive_some(len(_READY))
-        except trio.BrokenResourceError:
-            return
-        if heard == _READY:
-            member.is_serving = True
-            await self._served(member)
-            member.settled.set()
+        heard = b""
+        while not heard.endswith(_END):
+            try:
+                part = await stream.receive_some(REPORT_BYTES_MAX)
+            except trio.BrokenResourceError:
+                return
+            heard += part
+            if not part or len(heard) > REPORT_BYTES_MAX:
+                return
+        member.addresses = msgspec.json.decode(heard, type=list[str])
+        member.is_serving = True
+        await self._served(member)
+        member.settled.set()
 
 
 @asynccontextmanager
 async def open_member_processes(plans: Sequence[MemberPlan], served: Served) -> AsyncIterator[MemberProcesses]:
     """Start a process for each plan, and keep it running until the block ends."""
-    members = MemberProcesses(plans, served)
     with plain_errors():
         async with trio.open_nursery() as nursery:
-            for member in members.members:
-                nursery.start_soon(members.keep, member)
+            members = MemberProcesses(served, nursery)
+            for plan in plans:
+                members.add(plan)
             try:
                 yield members
             finally:
@@ -173,11 +190,11 @@ async def open_member_processes(plans: Sequence[MemberPlan], served: Served) -> 
 async def report_to_parent(
     descriptor: int, running: Running, *, task_status: trio.TaskStatus[str | None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    """Be the face of a member's process to its parent: say when it serves, and stop it when the parent is gone."""
+    """Be the face of a member's process to its parent: say where it serves, and stop it when the parent is gone."""
     async with trio.SocketStream(trio.socket.from_stdlib_socket(socket.socket(fileno=descriptor))) as stream:
         task_status.started(None)
         try:
-            await stream.send_all(_READY)
+            await stream.send_all(msgspec.json.encode(running.addresses) + _END)
             await stream.receive_some(1)
         except trio.BrokenResourceError:
             pass  # the parent was killed

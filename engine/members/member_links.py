@@ -55,17 +55,15 @@ async def open_member_links(coordinator: Coordinator, connect: Connect) -> Async
 
 @asynccontextmanager
 async def connect_member(
-    record: MemberRecord, *, token: str = "", network: Network | None = None
+    record: MemberRecord, *, token: str = "", machine: str = "", network: Network | None = None
 ) -> AsyncIterator[RemoteEngine]:
     """Connect to a member at the first of its addresses that answers; lost when it is silent for MEMBER_SILENCE_S.
 
-    A member's id is its store's, so another engine at its address is found out: EngineUnreachable.
-    PermissionDenied, UnsupportedVersion, EngineBusy.
+    `machine` is this one's id: a socket of another machine is not looked for here.  A member's id is its store's, so
+    another engine at its address is found out.  EngineUnreachable, PermissionDenied, UnsupportedVersion, EngineBusy.
     """
     async with AsyncExitStack() as stack:
-        engine = await _first_that_answers(stack, record, token, network)
-        if engine.hello.store_id != record.member:
-            raise EngineUnreachable(f"the engine at {engine.address} is another one", subject=engine.address)
+        engine = await _first_that_answers(stack, record, token, machine, network)
         engine.leaves_into = True
         with plain_errors():
             async with trio.open_nursery() as nursery:
@@ -75,15 +73,28 @@ async def connect_member(
 
 
 async def _first_that_answers(
-    stack: AsyncExitStack, record: MemberRecord, token: str, network: Network | None
+    stack: AsyncExitStack, record: MemberRecord, token: str, machine: str, network: Network | None
 ) -> RemoteEngine:
-    error = EngineUnreachable("it has registered no address")
+    error = EngineUnreachable("it has registered no address that leads to it from this machine")
     for address in record.addresses:
+        if address.startswith("unix:") and not _is_here(record, machine):
+            continue
         try:
-            return await stack.enter_async_context(connect_engine(address, token=token, network=network))
+            async with AsyncExitStack() as connecting:
+                engine = await connecting.enter_async_context(connect_engine(address, token=token, network=network))
+                if engine.hello.store_id == record.member:
+                    stack.push_async_exit(connecting.pop_all())
+                    return engine
+            error = EngineUnreachable(f"the engine at {address} is another one", subject=address)
         except EngineUnreachable as unreachable:
             error = unreachable
     raise error
+
+
+def _is_here(record: MemberRecord, machine: str) -> bool:
+    """Return True unless a member is known to be on another machine."""
+    _, its_machine, *_ = (*record.domains, "", "")
+    return not machine or its_machine in ("", machine)
 
 
 class MemberLinks:

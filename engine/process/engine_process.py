@@ -24,7 +24,7 @@ from engine.requests.table import Service
 from engine.server.listener import Server
 from engine.store.local_store import open_local_store
 from engine.store.store import Store
-from engine.superblock.secret_files import native_token
+from engine.superblock.secret_files import CLUSTER_TOKEN_FILE, native_token, read_token
 from engine.superblock.superblock import NO_CLUSTER
 from engine.tiers.arena import tier_bytes
 from lakefs.config.settings import Config
@@ -105,7 +105,7 @@ async def _run_in_places(
             store.after_collecting = give_back_free_heap
             if config.io_uring and (reason := store.segments.batches.statistics()["reason"]):
                 _log.warning("the disk is read through threads", reason=reason)
-            engine = _running(config, store, group, connections)
+            engine = _running(config, store, _token(config, store), group, connections)
             async with trio.open_nursery() as nursery:
                 await nursery.start(run_shared_index, store, config.hot_index, config.hot_index_entries)
                 await nursery.start(run_keyed_index, store)
@@ -116,8 +116,16 @@ async def _run_in_places(
                 nursery.cancel_scope.cancel()
 
 
-def _running(config: Config, store: Store, group: int | None, connections: int) -> RunningEngine:
-    token = native_token(store.disk) if config.native else None
+def _token(config: Config, store: Store) -> str | None:
+    """Return the token that is asked for over TCP: of a member its lake's, which lies in its folder."""
+    if not config.native:
+        return None
+    if store.superblock.cluster_id == NO_CLUSTER:
+        return native_token(store.disk)
+    return read_token(store.disk, CLUSTER_TOKEN_FILE)
+
+
+def _running(config: Config, store: Store, token: str | None, group: int | None, connections: int) -> RunningEngine:
     service = Service(store)
     return RunningEngine(
         config=config,

@@ -33,7 +33,7 @@ from typing import Final
 import structlog
 
 from engine.host.local_disk import make_folders
-from engine.superblock.secret_files import FIRST_KEY_FILE, TOKEN_FILE
+from engine.superblock.secret_files import CLUSTER_TOKEN_FILE, FIRST_KEY_FILE, TOKEN_FILE
 from lakefs.config.settings import Config
 from lakefs.errors import ConfigError, LocalFileError
 from lakefs.host.file_systems import lacks_inode
@@ -128,7 +128,8 @@ def open_places(data: Path, socket: Path, socket_group: int | None) -> list[str]
     """Return a sentence for each open place, with what to do.  Skips places that do not exist or cannot be read."""
     readers = {socket_group}
     found = [_opened("the data folder", data, readers)]
-    found += [_opened("the file", data / name, set()) for name in (TOKEN_FILE, FIRST_KEY_FILE)]
+    secrets = (TOKEN_FILE, CLUSTER_TOKEN_FILE, FIRST_KEY_FILE)
+    found += [_opened("the file", data / name, set()) for name in secrets]
     if socket.parent != data:
         found.append(_opened("the socket's folder", socket.parent, readers | {os.getegid()}, may_be_sticky=True))
     return [sentence for sentence in found if sentence]

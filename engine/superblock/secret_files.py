@@ -1,7 +1,10 @@
-"""Files with a secret of a store, each with mode 0600: the token for clients on TCP, and the first access key.
+"""Files with a secret of a store, each with mode 0600: tokens for those on TCP, and the first access key.
 
-The token, DATA/native.token, is made at the first start that needs it.  It is durable before it is used.  It is never
-changed; to get another one, remove the file and restart.
+The token of clients, DATA/native.token, is made at the first start that needs it.  It is durable before it is used.  It
+is never changed; to get another one, remove the file and restart.
+
+The token of a lake, DATA/cluster.token, lies in each folder of each of its machines.  Who shows it is believed to be
+one of the lake's own processes.
 
 The first access key, DATA/s3-first-key, is kept for the user who started the store.  It is written once, when there is
 no terminal to show the secret on: other output ends in a journal or log, which keeps it for longer and for more people
@@ -21,7 +24,7 @@ from lakefs.ports import Disk, DiskFile
 
 FIRST_KEY_FILE: Final = "s3-first-key"
 TOKEN_FILE: Final = "native.token"  # noqa: S105 - a file name
-_TEMPORARY: Final = f"{TOKEN_FILE}.new"
+CLUSTER_TOKEN_FILE: Final = "cluster.token"  # noqa: S105 - a file name
 _ROOT: Final = ""
 _TOKEN_BYTES: Final = 32
 _READ_BYTES: Final = 4096
@@ -33,15 +36,38 @@ def native_token(disk: Disk) -> str:
     ConfigError when the file is empty.  DiskFailed, StoreFull.
     """
     if disk.exists(TOKEN_FILE):
-        return _read_token(disk)
-    token = secrets.token_urlsafe(_TOKEN_BYTES)
-    if disk.exists(_TEMPORARY):
-        disk.unlink(_TEMPORARY)
-    _fill(disk.open(_TEMPORARY, create=True), f"{token}\n")
+        return read_token(disk, TOKEN_FILE)
+    token = new_token()
+    keep_token(disk, TOKEN_FILE, token)
+    return token
+
+
+def new_token() -> str:
+    """Return a secret that nobody has."""
+    return secrets.token_urlsafe(_TOKEN_BYTES)
+
+
+def keep_token(disk: Disk, name: str, token: str) -> None:
+    """Write a token's file, in place of one that is there; durable on return.  Blocks.  DiskFailed, StoreFull."""
+    temporary = f"{name}.new"
+    if disk.exists(temporary):
+        disk.unlink(temporary)
+    _fill(disk.open(temporary, create=True), f"{token}\n")
     reached("token.synced")
-    disk.rename(_TEMPORARY, TOKEN_FILE)
+    disk.rename(temporary, name)
     reached("token.renamed")
     disk.sync_folder(_ROOT)
+
+
+def read_token(disk: Disk, name: str) -> str:
+    """Return the token in a file that exists.  ConfigError when it is empty.  DiskFailed.  Blocks."""
+    with closing(disk.open(name, read_only=True)) as file:
+        content = bytearray(min(file.size(), _READ_BYTES))
+        file.pread_into(memoryview(content), 0)
+    token = content.decode(errors="replace").strip()
+    if not token:
+        path = disk.local_path(name)
+        raise ConfigError(f"{path} is empty; remove it, and the next start makes a token", subject=path)
     return token
 
 
@@ -69,14 +95,3 @@ def _fill(new: DiskFile, text: str) -> None:
     with closing(new) as file:
         file.pwrite(text.encode(), 0)
         file.sync_data()
-
-
-def _read_token(disk: Disk) -> str:
-    with closing(disk.open(TOKEN_FILE, read_only=True)) as file:
-        content = bytearray(min(file.size(), _READ_BYTES))
-        file.pread_into(memoryview(content), 0)
-    token = content.decode(errors="replace").strip()
-    if not token:
-        path = disk.local_path(TOKEN_FILE)
-        raise ConfigError(f"{path} is empty; remove it, and the next start makes a token", subject=path)
-    return token

@@ -28,9 +28,9 @@ pytestmark = [pytest.mark.slow]
 class ServedLake(Served):
     """A lake whose members lie in these folders."""
 
-    def __init__(self, folder: Path, devices: list[Path], *options: str) -> None:
+    def __init__(self, folder: Path, devices: list[Path], *options: str, start: bool = True) -> None:
         self.devices = devices
-        super().__init__(folder, *options)
+        super().__init__(folder, *options, started=start)
 
     def _folders(self) -> list[str]:
         return [part for device in self.devices for part in ("--data", str(device))]

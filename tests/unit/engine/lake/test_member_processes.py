@@ -15,7 +15,7 @@ import os, sys, time
 if not os.path.exists("unlocked"):
     open("unlocked", "w").close()
     sys.exit({StoreLocked.exit_code})
-os.write(int(sys.argv[1]), b"ready")
+os.write(int(sys.argv[1]), b'["unix:/nowhere"]\\n')
 time.sleep(600)
 """
 
@@ -35,5 +35,6 @@ def test_a_member_is_waited_for_while_a_process_of_an_earlier_run_holds_its_lock
                 [member] = processes.members
                 assert member.is_serving
                 assert member.restarts == 1
+                assert member.addresses == ["unix:/nowhere"]
 
     trio.run(main)

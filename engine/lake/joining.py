@@ -1,0 +1,147 @@
+"""A machine becomes part of a lake of several: it opens its lake to others, joins another one's, or gets a new device.
+
+Each of these writes the record of the machine, and the lake's token, into its folders; the process that serves the lake
+acts on them at its next start, and on a new device's within some seconds.  All are safe to repeat.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from engine.coordinator.lake_state import LakeState
+from engine.coordinator.remote_coordinator import open_remote_coordinator
+from engine.host.local_disk import make_folders
+from engine.lake.folders import check_devices, holds_member, holds_names, look_at_folders, records_in
+from engine.lake.machine import MachineRecord, machine_of, new_machine, token_in, write_machine
+from engine.superblock.secret_files import new_token
+from lakefs.cluster.protection import Protection
+from lakefs.config.settings import Config, parse_address
+from lakefs.errors import AlreadyExists, InvalidArgument, PreconditionFailed, StoreUnusable
+
+_PORT_MAX: Final = 65_535
+
+
+class Place(NamedTuple):
+    """A machine as its lake sees it: where it listens for the others, and the domains that it is in."""
+
+    listen: str
+    rack: str = ""
+    zone: str = ""
+
+
+def open_to_machines(
+    folders: Sequence[Path], name: str, place: Place, *, protect: str = "", accept_loss: bool = False
+) -> MachineRecord:
+    """Let the lake of these folders have a name, and listen for other machines; folders that hold nothing become one.
+
+    `protect` and `accept_loss` are for a lake that is yet to be made.  InvalidArgument for an address that others
+    cannot use, or fewer devices than the protection needs; PreconditionFailed on a machine that has joined a lake, and
+    for `protect` of a lake that was made.  Errors of `look_at_folders` and `write_machine`.  Blocks.
+    """
+    _check_listen(place.listen, len(folders))
+    for folder in folders:
+        make_folders(folder)
+    machine, is_new = look_at_folders(folders)
+    if machine.names_at:
+        raise PreconditionFailed(f"this machine has joined a lake, whose names are at {machine.names_at}")
+    if is_new:
+        check_devices(folders, Protection.parse(protect or Config.protect), accept_loss=accept_loss)
+    elif protect:
+        raise PreconditionFailed("this lake was made already, and its protection stays", subject="protect")
+    wanted = msgspec.structs.replace(
+        machine,
+        name=name,
+        listen=place.listen,
+        rack=place.rack,
+        zone=place.zone,
+        protect=protect or machine.protect,
+        accept_loss=accept_loss or machine.accept_loss,
+    )
+    used = [folder for folder in folders if is_new or holds_member(folder)]
+    return _written(used, machine, wanted, token_in(folders) or new_token())
+
+
+async def join(folders: Sequence[Path], names_at: str, token: str, place: Place) -> MachineRecord:
+    """Let this machine's folders become members of the lake whose names listen at an address.
+
+    EngineUnreachable, PermissionDenied, UnsupportedVersion when there are no names, or the token is another one's.
+    InvalidArgument for an address that others cannot use; PreconditionFailed where the names are on this machine;
+    StoreUnusable for folders of another lake or of one engine.  Cancelled, some folders may be prepared.
+    """
+    _check_listen(place.listen, len(folders))
+    parse_address(names_at)
+    async with open_remote_coordinator(f"tcp://{names_at}", token=token) as coordinator:
+        await coordinator.connect()
+        lake = await LakeState(coordinator).lake()
+    if lake is None:
+        raise PreconditionFailed(f"the lake at {names_at} has not been made yet", subject=names_at)
+    for folder in folders:
+        make_folders(folder)
+    machine = _machine_for(folders, lake.lake)
+    wanted = msgspec.structs.replace(
+        machine, listen=place.listen, names_at=names_at, rack=place.rack, zone=place.zone, is_made=True
+    )
+    return _written(folders, machine, wanted, token)
+
+
+def add_folder(folders: Sequence[Path], new: Path) -> MachineRecord:
+    """Let an empty folder become a member of the lake that lies in this machine's folders.
+
+    PreconditionFailed where no folder is of a lake, or the lake was not made; AlreadyExists when the folder holds a
+    member.  Errors of `look_at_folders` and `write_machine`.  Blocks.
+    """
+    others = [folder for folder in folders if folder != new]
+    machine = machine_of(records_in(others))
+    if machine is None or not machine.is_made:
+        raise PreconditionFailed("the folders of `data` have no lake that was made", subject=str(new))
+    make_folders(new)
+    look_at_folders([*others, new])
+    if holds_member(new):
+        raise AlreadyExists(f"{new} holds a member of the lake already", subject=str(new))
+    write_machine(new, machine, token_in(others))
+    return machine
+
+
+def _machine_for(folders: Sequence[Path], lake_id: bytes) -> MachineRecord:
+    """Return the record of this machine in a lake.  StoreUnusable, PreconditionFailed as for `join`."""
+    for folder in folders:
+        if holds_names(folder) and not any(record.names_at for record in records_in([folder])):
+            raise PreconditionFailed(f"{folder} holds names: this machine is the one to join", subject=str(folder))
+    found = look_at_folders(folders)
+    if found.lake_id == lake_id:
+        return found.machine
+    if not found.is_new or records_in(folders):
+        raise StoreUnusable(
+            f"the folders are of another lake, {found.lake_id.hex()}, not of {lake_id.hex()}", subject=str(folders[0])
+        )
+    return new_machine(lake_id)
+
+
+def _written(folders: Sequence[Path], before: MachineRecord, wanted: MachineRecord, token: str) -> MachineRecord:
+    """Write a record with the next number if it changes anything; return it."""
+    if wanted != before:
+        wanted = msgspec.structs.replace(wanted, number=before.number + 1)
+    for folder in folders:
+        write_machine(folder, wanted, token)
+    return wanted
+
+
+def _check_listen(listen: str, members: int) -> None:
+    """Refuse an address at which other machines cannot find this one.  InvalidArgument."""
+    address = parse_address(listen)
+    with suppress(ValueError):  # a name
+        if ipaddress.ip_address(address.host).is_unspecified:
+            raise InvalidArgument(
+                f"other machines find this one at {listen}, so give an address of its own", subject=listen
+            )
+    if not 0 < address.port <= _PORT_MAX - members:
+        raise InvalidArgument(
+            f"members listen at the ports behind {address.port}, one each; give one from 1 to {_PORT_MAX - members}",
+            subject=listen,
+        )

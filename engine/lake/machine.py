@@ -1,0 +1,151 @@
+"""The record of a machine of a lake, `machine.json`, which lies in each of the machine's data folders.
+
+It says which lake the folder is of, where this machine listens for the others, and where the names are.  So a folder
+says for itself what it belongs to, wherever its disk is mounted, and an empty folder that has a record is wanted as a
+new member.  Beside it lies the lake's token (`engine.superblock.secret_files`).
+
+Rules kept here:
+- A machine is known by an id that was made on it, not by its name.  When disks come from another machine, the id that
+  most folders have stays this machine's.
+- The record with the highest number is the newest.  All folders get it; one that cannot be written to keeps the others
+  from nothing.
+- Files are replaced as a whole, durable on return; they belong to the owner of their folder, with mode 0600.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import structlog
+
+from engine.host.local_disk import LocalDisk
+from engine.superblock.secret_files import CLUSTER_TOKEN_FILE, keep_token, read_token
+from lakefs.errors import LakeError, StoreUnusable
+from lakefs.ids import new_id16
+
+MACHINE_FILE: Final = "machine.json"
+RECORD_BYTES_MAX: Final = 16 << 10
+"""Names of hosts and domains: a record has some hundred bytes."""
+_ROOT: Final = ""
+_VERSION: Final = 1
+_log: Final = structlog.get_logger(__name__)
+
+
+class MachineRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A machine of a lake; ids are hex.
+
+    `number` grows with each change.  `listen`: HOST:PORT for other machines; empty: there are none.  `names_at`:
+    HOST:PORT of the machine with the names; empty: that is this one.  `is_made`: the lake has had its first table, and
+    is never made anew.  `protect` and `accept_loss` are for making it.
+    """
+
+    machine: str
+    lake: str
+    number: int = 1
+    name: str = ""
+    listen: str = ""
+    names_at: str = ""
+    rack: str = ""
+    zone: str = ""
+    is_made: bool = False
+    protect: str = ""
+    accept_loss: bool = False
+    version: int = _VERSION
+
+
+def new_machine(lake_id: bytes) -> MachineRecord:
+    """Return the record of a machine that has none."""
+    return MachineRecord(new_id16().hex(), lake_id.hex())
+
+
+def made(record: MachineRecord) -> MachineRecord:
+    """Return the record of a machine whose lake has its first table."""
+    return record if record.is_made else msgspec.structs.replace(record, is_made=True, number=record.number + 1)
+
+
+def read_machine(folder: Path) -> MachineRecord | None:
+    """Return a folder's record; None if it has none.  StoreUnusable for one that cannot be read.  Blocks."""
+    path = folder / MACHINE_FILE
+    if not os.path.lexists(path):
+        return None
+    disk = LocalDisk(folder)
+    with closing(disk.open(MACHINE_FILE, read_only=True)) as file:
+        content = bytearray(min(file.size(), RECORD_BYTES_MAX))
+        file.pread_into(memoryview(content), 0)
+    try:
+        record = msgspec.json.decode(bytes(content), type=MachineRecord)
+        bytes.fromhex(record.lake)
+    except ValueError as error:  # msgspec's are of that kind
+        raise StoreUnusable(
+            f"{path} cannot be read; where another folder of this machine has one, remove it: {error}",
+            subject=str(path),
+        ) from error
+    if record.version != _VERSION:
+        raise StoreUnusable(f"{path} has version {record.version}: it is of a later release", subject=str(path))
+    return record
+
+
+def machine_of(records: Iterable[MachineRecord]) -> MachineRecord | None:
+    """Return the record that counts of those in a machine's folders, in their order; None if there is none."""
+    found = list(records)
+    if not found:
+        return None
+    by_machine = Counter(record.machine for record in found)
+    machine = max(by_machine, key=by_machine.__getitem__)  # of equal ones the first
+    return max((record for record in found if record.machine == machine), key=lambda record: record.number)
+
+
+def keep_machine(folders: Sequence[Path], record: MachineRecord, token: str = "") -> None:
+    """Let folders have a record, and the lake's token if it has one; a folder that cannot be written to is logged."""
+    for folder in folders:
+        try:
+            write_machine(folder, record, token)
+        except (LakeError, OSError) as error:
+            _log.error("the machine's record could not be written", folder=str(folder), reason=str(error))
+
+
+def write_machine(folder: Path, record: MachineRecord, token: str = "") -> None:
+    """Let a folder have a record, and the lake's token unless it is empty; durable on return.  Blocks.
+
+    What it has already is not written.  StoreUnusable for a record that cannot be read, ConfigError for such a token;
+    DiskFailed, StoreFull, OSError.
+    """
+    if read_machine(folder) != record:
+        _write(folder, msgspec.json.encode(record) + b"\n")
+    if token and token_in([folder]) != token:
+        keep_token(LocalDisk(folder), CLUSTER_TOKEN_FILE, token)
+        _give_to_owner(folder, CLUSTER_TOKEN_FILE)
+
+
+def token_in(folders: Sequence[Path]) -> str:
+    """Return the lake's token from the first folder that has it; empty if none has.  Blocks.  ConfigError."""
+    for folder in folders:
+        if os.path.lexists(folder / CLUSTER_TOKEN_FILE):
+            return read_token(LocalDisk(folder), CLUSTER_TOKEN_FILE)
+    return ""
+
+
+def _write(folder: Path, content: bytes) -> None:
+    disk = LocalDisk(folder)
+    temporary = f"{MACHINE_FILE}.new"
+    if disk.exists(temporary):
+        disk.unlink(temporary)
+    with closing(disk.open(temporary, create=True)) as file:
+        file.pwrite(content, 0)
+        file.sync_data()
+    disk.rename(temporary, MACHINE_FILE)
+    disk.sync_folder(_ROOT)
+    _give_to_owner(folder, MACHINE_FILE)
+
+
+def _give_to_owner(folder: Path, name: str) -> None:
+    """Let a file that root has made belong to the user of the service, who owns the folder."""
+    owner = folder.stat()
+    if os.geteuid() == 0 and owner.st_uid != 0:
+        os.chown(folder / name, owner.st_uid, owner.st_gid)

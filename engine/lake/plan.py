@@ -1,0 +1,50 @@
+"""The plan of one start of a lake on this machine: its folders, the member of each, and the operator's words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.lake.folders import NAMES_FOLDER, holds_member, holds_names, is_prepared
+from engine.lake.machine import MachineRecord
+from engine.lake.member_processes import MemberPlan
+from lakefs.cluster.protection import Protection
+
+
+@dataclass(frozen=True)
+class LakePlan:
+    """A lake to open on this machine.
+
+    `is_new`: no folder holds anything.  `protection` is that of a new lake.  `is_chosen`: somebody asked for it, so
+    another one that is recorded is refused.  `new_devices`: of a lake that was made, folders without a member get one.
+    `token` is the lake's; empty for a machine that is alone.
+    """
+
+    machine: MachineRecord
+    token: str
+    is_new: bool
+    members: Sequence[MemberPlan]
+    protection: Protection
+    is_chosen: bool
+    accept_loss: bool
+    new_devices: bool
+    upload_expiry_s: float = 0.0
+
+    @property
+    def lake_id(self) -> bytes:
+        """The lake's id."""
+        return bytes.fromhex(self.machine.lake)
+
+    @property
+    def folders(self) -> list[Path]:
+        """The members' folders."""
+        return [member.folder for member in self.members]
+
+    def is_wanted(self, folder: Path) -> bool:
+        """Return True if a folder holds a member, or is to become one's; else its disk may be away.  Blocks."""
+        return self.is_new or self.new_devices or holds_member(folder) or is_prepared(folder)
+
+    def names_folders(self) -> list[Path]:
+        """Return the folders in which names may lie: not those that hold nothing of a lake."""
+        return [folder / NAMES_FOLDER for folder in self.folders if self.is_wanted(folder) or holds_names(folder)]
