@@ -276,6 +276,18 @@ COORDINATOR_LEASE_KEYS_MAX: Final = 128
 COORDINATOR_LEASE_S_MIN: Final = 2
 """The least that etcd grants."""
 COORDINATOR_LEASE_S_MAX: Final = 86_400
+COORDINATOR_SEEN_BYTES_MAX: Final = 2 * MIB
+"""Keys and values of the entries that a transaction's comparisons saw; it fits in a frame with their framing, 128 x 300
+bytes.  Values behind it are left out."""
+COORDINATOR_WATCH_S_MAX: Final = 60.0
+"""One request of a watch waits so long: a process that watches asks once or twice a minute while nothing changes."""
+NAMES_CONNECT_S: Final = 4.0
+"""Time to connect to the names of a lake and have them answer: shorter than a client's patience with a head's Hello
+(HELLO_TIMEOUT_S), and than MEMBER_CONNECT_S, in which the generation is read."""
+NAMES_SILENCE_S: Final = 4.0
+"""Time that the names may leave requests, a Ping too, unanswered before a connection to them counts as lost."""
+NAMES_PAUSE_S_MAX: Final = 2.0
+"""Pause between two attempts to reach names that are away: some hundred processes, each every other second."""
 
 # --- cluster: heads ---------------------------------------------------------------------------------------
 HEAD_ANSWERS_MAX: Final = 1 << 21

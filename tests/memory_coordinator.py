@@ -31,6 +31,7 @@ from engine.coordinator.coordinator import (
     Watch,
 )
 from engine.coordinator.coordinator_bounds import check_key, check_page, check_range, check_transaction, check_ttl
+from engine.coordinator.coordinator_table import bounded
 from engine.host.tasks import plain_errors
 from lakefs.errors import EngineUnreachable, RequestTooLarge
 from lakefs.ids import LeaseId, Revision
@@ -96,14 +97,14 @@ class MemoryCoordinator:
         operations = then_ops if holds else else_ops
         leases = {operation.lease for operation in operations if isinstance(operation, Put)} - {NO_LEASE}
         if not leases <= self._leases.keys():
-            return Transacted(Outcome.LEASE_GONE, self.revision, seen)
+            return Transacted(Outcome.LEASE_GONE, self.revision, bounded(seen))
         for lease in leases:
             keys = {key for key, entry in self.entries.items() if entry.lease == lease}
             keys |= {put.key for put in operations if isinstance(put, Put) and put.lease == lease}
             if len(keys) > COORDINATOR_LEASE_KEYS_MAX:
                 raise RequestTooLarge(f"a lease has at most {COORDINATOR_LEASE_KEYS_MAX} keys")
         self._change(operations)
-        return Transacted(Outcome.DONE if holds else Outcome.CONFLICT, self.revision, seen)
+        return Transacted(Outcome.DONE if holds else Outcome.CONFLICT, self.revision, bounded(seen))
 
     def watch(self, begin: bytes, end: bytes, from_revision: Revision) -> _MemoryWatching:
         check_range(begin, end)
@@ -184,20 +185,31 @@ class _MemoryWatch:
         self._next: int = from_revision
         self._ended = False
 
+    @property
+    def resumes_at(self) -> Revision:
+        event = self._next_event()
+        return max(Revision(self._next), Revision(self._coordinator.revision + 1)) if event is None else event.revision
+
     def __aiter__(self) -> Watch:
         return self
+
+    def _next_event(self) -> Changes | None:
+        for event in self._coordinator.history[max(0, self._next - 1) :]:
+            inside = tuple(change for change in event.changes if self._begin <= change.key < self._end)
+            if inside:
+                return Changes(event.revision, inside)
+        return None
 
     async def __anext__(self) -> Changes | ReadAnew:
         await trio.lowlevel.checkpoint()
         while not self._ended:
-            for event in self._coordinator.history[max(0, self._next - 1) :]:
-                inside = tuple(change for change in event.changes if self._begin <= change.key < self._end)
-                if inside and event.revision <= self._coordinator.revision - HISTORY:
-                    self._ended = True
-                    return ReadAnew()
-                if inside:
-                    self._next = event.revision + 1
-                    return Changes(event.revision, inside)
+            event = self._next_event()
+            if event is not None and event.revision <= self._coordinator.revision - HISTORY:
+                self._ended = True
+                return ReadAnew()
+            if event is not None:
+                self._next = event.revision + 1
+                return event
             if self._coordinator.closed:
                 raise EngineUnreachable("the coordinator has ended")
             await self._coordinator.changed.park()

@@ -14,7 +14,8 @@ Duties of an implementation:
   a transaction has been done whole, or not at all.
 - *Cancelled.*  Each call is a checkpoint before it does anything.  A call that is cancelled later has been done whole,
   or not at all; a watch that is cancelled has taken no event.
-- *Bounded.*  Past changes are held for a while.  A watch that needs one that is not held any more ends with `ReadAnew`.
+- *Bounded.*  Past changes are held for a while.  A watch that needs one that is not held any more ends with `ReadAnew`;
+  one that nobody waits for may also end so when others were forgotten in the meantime.
 
 It does not know what the keys mean: `engine.coordinator.records` does.
 """
@@ -114,7 +115,8 @@ class Transacted(msgspec.Struct, frozen=True):
     """The answer of `transact`.
 
     `revision` is the transaction's, or the last one before it if it changed nothing.  `seen` has the entry of each
-    comparison, in order, as the transaction found it, None if absent: it shows which one failed and why.
+    comparison, in order, as the transaction found it, None if absent: it shows which one failed and why.  Values behind
+    the first COORDINATOR_SEEN_BYTES_MAX bytes of keys and values are left out, as b"".
     """
 
     outcome: Outcome
@@ -150,6 +152,11 @@ class ReadAnew(msgspec.Struct, frozen=True):
 
 class Watch(Protocol):
     """The events of one range, for one task.  Iteration ends behind `ReadAnew`."""
+
+    @property
+    def resumes_at(self) -> Revision:
+        """The revision from which another watch of the range would return what this one returns from here on."""
+        ...
 
     def __aiter__(self) -> Watch: ...
 

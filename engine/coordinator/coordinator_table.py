@@ -5,10 +5,14 @@ Nothing here changes the table, or waits: `engine.coordinator.names_coordinator`
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import msgspec
+
 from engine.coordinator.coordinator import Compare, Entry, HasRevision, HasValue, Page
 from engine.format.coordinator import STATE_KEY, TABLE, StateRecord, entry_key, unpack_entry, unpack_state
 from engine.tables.views import View
-from lakefs.limits import COORDINATOR_KEY_COST_BYTES, COORDINATOR_PAGE_BYTES_MAX
+from lakefs.limits import COORDINATOR_KEY_COST_BYTES, COORDINATOR_PAGE_BYTES_MAX, COORDINATOR_SEEN_BYTES_MAX
 
 
 def last_state(view: View) -> StateRecord:
@@ -49,6 +53,17 @@ def holds(compare: Compare, entry: Entry | None) -> bool:
     if isinstance(compare, HasValue):
         return entry is not None and entry.value == compare.value
     return entry is None
+
+
+def bounded(seen: Iterable[Entry | None]) -> tuple[Entry | None, ...]:
+    """Return what a transaction's comparisons saw, without the values behind COORDINATOR_SEEN_BYTES_MAX."""
+    found: list[Entry | None] = []
+    seen_bytes = 0
+    for entry in seen:
+        seen_bytes += 0 if entry is None else len(entry.key) + len(entry.value)
+        is_cut = entry is not None and seen_bytes > COORDINATOR_SEEN_BYTES_MAX
+        found.append(msgspec.structs.replace(entry, value=b"") if entry is not None and is_cut else entry)
+    return tuple(found)
 
 
 def cost_bytes(entry: Entry | None) -> int:

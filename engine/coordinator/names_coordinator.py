@@ -42,7 +42,7 @@ from engine.coordinator.coordinator import (
     Transacted,
 )
 from engine.coordinator.coordinator_bounds import check_key, check_page, check_range, check_transaction, check_ttl
-from engine.coordinator.coordinator_table import cost_bytes, entry_of, holds, last_state, page_of, unpacked
+from engine.coordinator.coordinator_table import bounded, cost_bytes, entry_of, holds, last_state, page_of, unpacked
 from engine.coordinator.leases import Leases
 from engine.coordinator.watch_history import History, HistoryWatch
 from engine.format.coordinator import (
@@ -221,9 +221,9 @@ class NamesCoordinator:
         operations = then_ops if is_held else else_ops
         leases = {operation.lease for operation in operations if isinstance(operation, Put)} - {NO_LEASE}
         if any(txn.get(TABLE, lease_key(lease)) is None for lease in leases):
-            return Transacted(Outcome.LEASE_GONE, last_state(txn).revision, seen)
+            return Transacted(Outcome.LEASE_GONE, last_state(txn).revision, bounded(seen))
         self._refuse_many_keys(operations)
-        return Transacted(Outcome.DONE if is_held else Outcome.CONFLICT, self._change(txn, operations), seen)
+        return Transacted(Outcome.DONE if is_held else Outcome.CONFLICT, self._change(txn, operations), bounded(seen))
 
     def _change(self, txn: Transaction, operations: Sequence[Operation], ended: LeaseId = NO_LEASE) -> Revision:
         """Do the operations at the next revision, and return it; the last one if they change nothing."""

@@ -157,6 +157,11 @@ class HistoryWatch:
         self._ended = True
         self._history.forget(self, self._range)
 
+    @property
+    def resumes_at(self) -> Revision:
+        """See `Watch`: the next change's revision, or one that is yet to come."""
+        return max(self._first, Revision(self._history.last + 1)) if self._position is None else self._position
+
     def __aiter__(self) -> HistoryWatch:
         return self
 

@@ -85,6 +85,12 @@ NOT_OFFERED: Final[tuple[type[m.Request], ...]] = (
     m.BindPart,
     m.BindUpload,
     m.AcceptedAnswers,
+    m.CoordinatorRange,
+    m.CoordinatorTransact,
+    m.CoordinatorWatch,
+    m.CoordinatorLease,
+    m.CoordinatorKeepAlive,
+    m.CoordinatorRevoke,
 )
 """Requests that a head refuses."""
 PASSED_ON: Final[tuple[type[m.Request], ...]] = (

@@ -42,8 +42,19 @@ from lakefs.wire import messages as m
 
 BOUND_BY_HEADS: Final = (m.BindBlobs, m.BindPart, m.BindUpload, m.AcceptedAnswers)
 """Requests of heads to the names of their lake."""
+OF_THE_COORDINATOR: Final = (
+    m.CoordinatorRange,
+    m.CoordinatorTransact,
+    m.CoordinatorWatch,
+    m.CoordinatorLease,
+    m.CoordinatorKeepAlive,
+    m.CoordinatorRevoke,
+)
+"""Requests of a lake's processes to its coordinator, which is with the names."""
 _SERVED: Final = [
-    request for request in m.REQUESTS.values() if request not in (m.Watch, m.ChangeMember, *BOUND_BY_HEADS)
+    request
+    for request in m.REQUESTS.values()
+    if request not in (m.Watch, m.ChangeMember, *BOUND_BY_HEADS, *OF_THE_COORDINATOR)
 ]
 """`Dispatch.watch` serves Watch, which has more than one reply."""
 
@@ -149,7 +160,8 @@ class NamesService(Dispatch):
     """Names and spaces without content: a process that keeps no segment.  `blobs` looks at what names are bound to.
 
     `gate`: those who connect are heads of the lake, and are believed what they say of content.  `upkeep` and
-    `more_status`: requests for the upkeep of that lake, and its part of the status.
+    `more_status`: requests for the upkeep of that lake, and its part of the status.  `coordinator`: requests to the
+    lake's coordinator (`engine.coordinator.coordinator_requests`), for those who connect.
     """
 
     def __init__(
@@ -161,6 +173,7 @@ class NamesService(Dispatch):
         gate: BindGate | None = None,
         upkeep: Group | None = None,
         more_status: MoreStatus | None = None,
+        coordinator: Group | None = None,
     ) -> None:
         groups = [
             about(store, more_status),
@@ -168,6 +181,5 @@ class NamesService(Dispatch):
             opens(store),
             spaces(store),
         ]
-        if upkeep is not None:
-            groups.append(upkeep)
+        groups += [group for group in (upkeep, coordinator) if group is not None]
         super().__init__(store, groups, offers="names are kept here, without content; this process does not serve")

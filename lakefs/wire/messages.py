@@ -16,6 +16,7 @@ from typing import Final
 from lakefs.wire.base import *
 from lakefs.wire.bind_messages import *
 from lakefs.wire.bucket_messages import *
+from lakefs.wire.coordinator_messages import *
 from lakefs.wire.fabric_messages import *
 from lakefs.wire.grants import *
 from lakefs.wire.keyed_messages import *
