@@ -61,10 +61,12 @@ def _member(member: dict[str, Any], places: Mapping[str, str]) -> str:
     told = [state]
     if member["used_bytes"] is not None:
         told.append(f"{human_bytes(member['used_bytes'])} used, {human_bytes(member['free_bytes'])} free")
+    if not member["places"] and state == "up":
+        told.append("no places yet")
     if place := places.get(member["id"]):
         told.append(f"in {place}")
     if member["machine"]:
-        told.append(f"on {member['machine']}")
+        told.append(f"on machine {member['machine'][:12]}")
     if member["damaged_chunks"]:
         told.append(f"{member['damaged_chunks']} damaged")
     return ", ".join(told) + (f": {member['reason']}" if member["reason"] else "")

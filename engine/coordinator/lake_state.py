@@ -83,6 +83,17 @@ class LakeState:
         done = await self._coordinator.transact([IsAbsent(LAKE_KEY)], [Put(LAKE_KEY, encode(lake))])
         return lake if done.seen[0] is None else decode(LakeRecord, done.seen[0].value)
 
+    async def name_lake(self, name: str) -> None:
+        """Give the lake, which was made, a name."""
+        while True:
+            entry = (await self._coordinator.get(LAKE_KEY)).entry
+            assert entry is not None, "the lake was made"
+            known = decode(LakeRecord, entry.value)
+            if known.name == name or await self._replace(
+                LAKE_KEY, entry, encode(msgspec.structs.replace(known, name=name))
+            ):
+                return
+
     async def lake(self) -> LakeRecord | None:
         """Return the lake; None before it was made."""
         entry = (await self._coordinator.get(LAKE_KEY)).entry

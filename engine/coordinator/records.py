@@ -56,11 +56,12 @@ class MemberState(StrEnum):
 
 
 class LakeRecord(msgspec.Struct, frozen=True, array_like=True):
-    """The lake: its id, and the numbers of data and parity shards of a stripe."""
+    """The lake: its id, the numbers of data and parity shards of a stripe, and the name that its operator gave it."""
 
     lake: bytes
     data_shards: int
     parity_shards: int
+    name: str = ""
 
 
 class MemberRecord(msgspec.Struct, frozen=True, array_like=True):

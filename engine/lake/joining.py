@@ -85,7 +85,7 @@ async def join(folders: Sequence[Path], names_at: str, token: str, place: Place)
         make_folders(folder)
     machine = _machine_for(folders, lake.lake)
     wanted = msgspec.structs.replace(
-        machine, listen=place.listen, names_at=names_at, rack=place.rack, zone=place.zone, is_made=True
+        machine, name=lake.name, listen=place.listen, names_at=names_at, rack=place.rack, zone=place.zone, is_made=True
     )
     return _written(folders, machine, wanted, token)
 

@@ -126,7 +126,16 @@ async def _open_with_names(plan: LakePlan) -> AsyncIterator[LakeParts]:
         stripes = LakeStripes(links, state, offload)
         settings = UpkeepSettings(name=plan.machine.name, upload_expiry_s=plan.upload_expiry_s)
         upkeep = LakeUpkeep(
-            coordinator, links, stripes, store, gate, joined, offload, settings, names_state=names.state
+            coordinator,
+            links,
+            stripes,
+            store,
+            gate,
+            joined,
+            offload,
+            settings,
+            names_state=names.state,
+            on_change=links.view.on_change,
         )
         service = NamesService(store, gate=gate, upkeep=upkeep.requests, more_status=upkeep.status)
         head = await _open_head(stack, plan, processes, _connecting(service), links, stripes, offload, store.clock)
@@ -150,6 +159,8 @@ async def _recorded(state: LakeState, plan: LakePlan) -> Protection:
         raise ConfigError(
             f"this lake was made with protection {chosen}, which stays; start it without --protect", subject="protect"
         )
+    if plan.machine.name:
+        await state.name_lake(plan.machine.name)
     await state.advance_generation(NO_GENERATION)
     return chosen
 

@@ -10,14 +10,16 @@ Rules kept here:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
 import trio
 
-from engine.coordinator.lake_state import LakeState
+from engine.coordinator.lake_state import NO_EPOCH, LakeState
 from engine.coordinator.records import MemberRecord
 from engine.lake_gc.lake_gc import LakeGc
 from engine.lake_upkeep.member_answers import Answers, ask_each, present_members
@@ -60,6 +62,9 @@ class LakeStatus:
         self._asked_at = float("-inf")
         self._statuses: _Statuses = {}
         self._away: dict[MemberId, str] = {}
+        self._counts: dict[MemberId, int] = {}
+        self._counted = NO_EPOCH
+        """The ring epoch whose places were counted."""
 
     async def read(self) -> dict[str, Any]:
         """Return `lake`, and `disk`: the room for content, parity not counted."""
@@ -112,10 +117,21 @@ class LakeStatus:
             "machine": machine,
             "addresses": list(record.addresses),
             "room_bytes": record.room_bytes,
+            "places": self._places().get(record.member, 0),
             "used_bytes": _figure(status, "segments", "allocated_bytes"),
             "free_bytes": _figure(status, "disk", "free_bytes"),
             "damaged_chunks": _figure(status, "segments", "damaged_chunks"),
         }
+
+    def _places(self) -> Mapping[MemberId, int]:
+        """Return the number of shards' homes that each member is, by the newest table."""
+        table = self._members.tables[0]
+        if self._counted != table.ring_epoch:
+            width = table.protection.width
+            counts = Counter(chain.from_iterable(row[:width] for row in table.rows))
+            self._counts = {table.members[index].id: count for index, count in counts.items()}
+            self._counted = table.ring_epoch
+        return self._counts
 
     def _outlives(self, records: Iterable[MemberRecord]) -> dict[str, int]:
         """Return how many more devices and machines may be lost; -1: content cannot be read now.

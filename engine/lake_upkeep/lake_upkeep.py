@@ -14,7 +14,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -45,13 +45,18 @@ from lakefs.errors import LakeError
 from lakefs.ids import new_id16
 from lakefs.limits import GC_BATCH
 from lakefs.ports import Offload
+from lakefs.wire.engine_port import nothing
 
 GC_INTERVAL_S: Final = 600.0
 """Time between cycles, as of an engine's own gc."""
 LOOK_INTERVAL_S: Final = 10.0
 """Members are asked for a sign of life that often: 60 times before one that is silent is out."""
+STEP_PAUSE_S: Final = 0.5
+"""Least time between two steps of tables."""
 WALK_SHARE: Final = 0.5
 """Share of the time in which the walker works: a lake that heals serves its clients with what is left."""
+OnChange = Callable[[Callable[[], None]], Callable[[], None]]
+"""Calls the given function after each change, until the returned one is called."""
 _log: Final = structlog.get_logger(__name__)
 
 
@@ -89,15 +94,21 @@ class LakeUpkeep:
         settings: UpkeepSettings | None = None,
         *,
         names_state: Callable[[], dict[str, Any]] = dict,
+        on_change: OnChange | None = None,
     ) -> None:
-        """`gate` and `joined` are those of the names' service.  `names_state`: where names lie, for
-        status (`LocalNames.state`)."""
+        """`gate` and `joined` are those of the names' service.
+
+        `names_state`: where names lie, for status (`LocalNames.state`).  `on_change`: calls a function after each
+        change of the lake's records (`LakeView.on_change`); without, they are looked at every `look_interval_s`.
+        """
         settings = settings or UpkeepSettings()
         table = members.tables[0]
         clock = names.clock
         self._coordinator = coordinator
         self._members = members
         self._settings = settings
+        self._on_change = on_change
+        self._changed = trio.Event()
         gate.retire_below(members.tables[-1].ring_epoch)
         self.state: Final = LakeState(coordinator)
         expiry = UploadExpiry(names.metadata, clock, settings.upload_expiry_s, batch=settings.gc_batch)
@@ -142,11 +153,30 @@ class LakeUpkeep:
     async def _keep_members(self) -> None:
         """Look at the members, and make the tables that follow, while this process walks."""
         self.membership.begin()
-        while True:
-            try:
-                await self.membership.look()
-                await self.membership.advance()
-                await self.membership.retire()
-            except LakeError as error:
-                _log.warning("the members of the lake were not looked at", reason=error.message)
-            await trio.sleep(self._settings.look_interval_s)
+        ended = self._on_change(self._note_change) if self._on_change is not None else nothing
+        try:
+            while True:
+                next_look = trio.current_time() + self._settings.look_interval_s
+                await self._tried(self.membership.look)
+                while trio.current_time() < next_look:
+                    self._changed = trio.Event()
+                    await self._tried(self._follow_members)
+                    await trio.sleep(STEP_PAUSE_S)
+                    is_moving = len(self._members.tables) > 1  # and the walker's progress changes no record
+                    with trio.move_on_at(trio.current_time() + STEP_PAUSE_S if is_moving else next_look):
+                        await self._changed.wait()
+        finally:
+            ended()
+
+    def _note_change(self) -> None:
+        self._changed.set()
+
+    async def _follow_members(self) -> None:
+        await self.membership.advance()
+        await self.membership.retire()
+
+    async def _tried(self, step: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await step()
+        except LakeError as error:
+            _log.warning("the members of the lake were not looked at", reason=error.message)
