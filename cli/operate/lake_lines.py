@@ -35,6 +35,7 @@ def outlives(lake: dict[str, Any]) -> str:
         told = "too few members are up: some content cannot be read until they are back"
     else:
         told = f"outlives {_count(devices, 'more device')}, {_count(machines, 'machine')}"
+        told += " (not the one with the names)" if machines > 0 else ""
     if lake["names"]:
         told += f"; names: {_count(lake['names']['devices'], 'device')}"
     dirty = lake["walker"]["dirty_partitions"]
@@ -61,12 +62,11 @@ def _member(member: dict[str, Any], places: Mapping[str, str]) -> str:
     told = [state]
     if member["used_bytes"] is not None:
         told.append(f"{human_bytes(member['used_bytes'])} used, {human_bytes(member['free_bytes'])} free")
-    if not member["places"] and state == "up":
-        told.append("no places yet")
+    if not member["places"]:
+        told.append("no places")
     if place := places.get(member["id"]):
         told.append(f"in {place}")
-    if member["machine"]:
-        told.append(f"on machine {member['machine'][:12]}")
+    told += [f"at {address.removeprefix('tcp://')}" for address in member["addresses"] if address.startswith("tcp:")]
     if member["damaged_chunks"]:
         told.append(f"{member['damaged_chunks']} damaged")
     return ", ".join(told) + (f": {member['reason']}" if member["reason"] else "")

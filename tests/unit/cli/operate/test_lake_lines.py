@@ -22,7 +22,8 @@ WHOLE: dict[str, Any] = {
             "state": "up",
             "up": True,
             "reason": "",
-            "machine": "m1",
+            "addresses": ["unix:/run/lake.sock.1", "tcp://10.0.0.4:9101"],
+            "places": 8192,
             "used_bytes": 1 << 30,
             "free_bytes": 3 << 30,
             "damaged_chunks": 0,
@@ -32,7 +33,8 @@ WHOLE: dict[str, Any] = {
             "state": "up",
             "up": False,
             "reason": "it does not answer\n",
-            "machine": "m2",
+            "addresses": ["unix:/run/lake.sock.1"],
+            "places": 0,
             "used_bytes": None,
             "free_bytes": None,
             "damaged_chunks": None,
@@ -65,8 +67,8 @@ def of(**changes: Any) -> dict[str, Any]:
 def test_each_member_has_a_line_and_the_lake_a_sentence_of_losses() -> None:
     assert lake_lines(WHOLE) == [
         "lake                                    prod, protection 4+2, ring epoch 3",
-        f"member {'01' * 16} up, 1.0 GiB used, 3.0 GiB free, on m1",
-        f"member {'02' * 16} away, on m2: it does not answer\\n",
+        f"member {'01' * 16} up, 1.0 GiB used, 3.0 GiB free, at 10.0.0.4:9101",
+        f"member {'02' * 16} away, no places: it does not answer\\n",
         "outlives 1 more device, no machine; names: 2 devices",
         "walker                                  healed, last pass 2023-11-14T22:13:20Z: 12 chunks, 0 left",
         "gc                                      generation 9, no cycle since the start",
@@ -77,9 +79,9 @@ def test_each_member_has_a_line_and_the_lake_a_sentence_of_losses() -> None:
 @pytest.mark.parametrize(
     ("devices", "machines", "dirty", "told"),
     [
-        (2, 1, 0, "outlives 2 more devices, 1 machine"),
+        (2, 1, 0, "outlives 2 more devices, 1 machine (not the one with the names)"),
         (0, 0, 0, "outlives no more device, no machine"),
-        (2, 2, 1, "outlives 2 more devices, 2 machines; less until 1 dirty partition is healed"),
+        (2, 2, 1, "outlives 2 more devices, 2 machines (not the one with the names); less until 1 dirty partition is healed"),
         (-1, -1, 5, "too few members are up: some content cannot be read until they are back"),
     ],
 )

@@ -14,7 +14,7 @@ from engine.lake.lake_process import LakeOptions, run_lake
 from lakefs.config.settings import load
 
 
-def silent_member(folder: Path, socket: Path, lake_id: bytes) -> Sequence[str]:
+def silent_member(folder: Path, socket: Path, lake_id: bytes, address: object) -> Sequence[str]:
     """A member that runs and never serves."""
     return ["sh", "-c", f"touch {folder}/runs; exec sleep 600"]
 
