@@ -51,9 +51,7 @@ class CoordinatorRequests:
     @handles(m.CoordinatorRange)
     async def range(self, request: m.CoordinatorRange) -> Reply:
         if request.end:
-            page = await self._coordinator.range(
-                request.begin, request.end, limit=request.limit, after=request.after
-            )
+            page = await self._coordinator.range(request.begin, request.end, limit=request.limit, after=request.after)
             return Reply(sent_page(page))
         if request.after:
             raise InvalidArgument("a single key is not behind another: leave out `after`, or give `end`")

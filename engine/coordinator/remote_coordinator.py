@@ -22,20 +22,15 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import trio
 
 from engine.coordinator.coordinator import Changes, Compare, Found, Operation, Page, ReadAnew, Transacted
 from engine.coordinator.coordinator_bounds import check_key, check_page, check_range, check_transaction, check_ttl
-from engine.coordinator.on_the_wire import (
-    received_changes,
-    received_outcome,
-    received_page,
-    sent_transaction,
-)
+from engine.coordinator.on_the_wire import received_changes, received_outcome, received_page, sent_transaction
 from engine.coordinator.records import LAKE_KEY, LakeRecord, decode
 from engine.coordinator.remote_link import NamesClient, RemoteLink
 from engine.host.tasks import plain_errors
@@ -43,23 +38,30 @@ from lakefs.client.trio.engine import connect_engine
 from lakefs.errors import (
     EngineBusy,
     EngineUnreachable,
+    InvalidArgument,
     LakeError,
     OperationalError,
     PreconditionFailed,
+    RequestTooLarge,
     StoreFull,
     UserError,
 )
-from lakefs.errors import InvalidArgument, PermissionDenied, RequestTooLarge
 from lakefs.ids import LeaseId, Revision
 from lakefs.limits import COORDINATOR_WATCH_S_MAX, NAMES_SILENCE_S, WATCHES_PER_CONNECTION_MAX
 from lakefs.ports import Network
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import Reply
 from lakefs.wire.repeat import REPEATABLE, loss_error
 
 M = TypeVar("M", bound=m.Message)
-_ATTEMPTS: Final = 2
 _WATCH_S: Final = COORDINATOR_WATCH_S_MAX / 2
 _OF_THE_PORT: Final = EngineUnreachable, EngineBusy, StoreFull, InvalidArgument, RequestTooLarge
+
+
+class Ask(Protocol):
+    """Asks the names, as `RemoteCoordinator.ask`."""
+
+    async def __call__(self, request: m.Request, answer: type[M]) -> M: ...
 
 
 @asynccontextmanager
@@ -104,7 +106,8 @@ async def _connected(
 
 async def _check_lake(engine: NamesClient, address: str, lake: bytes | None) -> None:
     """Raise PreconditionFailed for the names of another lake, UnsupportedVersion where there are no names."""
-    page = await _ask(engine, m.CoordinatorRange(LAKE_KEY), m.CoordinatorPage)
+    request = m.CoordinatorRange(LAKE_KEY)
+    page = answer_of(request, await engine.call(request), m.CoordinatorPage)
     if lake is None:
         return
     if not page.entries:
@@ -116,8 +119,8 @@ async def _check_lake(engine: NamesClient, address: str, lake: bytes | None) -> 
         )
 
 
-async def _ask(client: NamesClient, request: m.Request, answer: type[M]) -> M:
-    reply = await client.call(request)
+def answer_of(request: m.Request, reply: Reply, answer: type[M]) -> M:
+    """Return the message of a reply, which has no body."""
     reply.body.release()
     assert isinstance(reply.message, answer), f"{type(request).__name__} is answered by {answer.__name__}"
     return reply.message
@@ -145,13 +148,13 @@ class RemoteCoordinator:
     async def get(self, key: bytes) -> Found:
         """Return a key's entry; see the port."""
         check_key(key)
-        page = received_page(await self._call(m.CoordinatorRange(key), m.CoordinatorPage))
+        page = received_page(await self.ask(m.CoordinatorRange(key), m.CoordinatorPage))
         return Found(page.entries[0] if page.entries else None, page.revision)
 
     async def range(self, begin: bytes, end: bytes, *, limit: int, after: bytes = b"") -> Page:
         """Return a page of entries; see the port."""
         check_page(begin, end, limit, after)
-        return received_page(await self._call(m.CoordinatorRange(begin, end, limit, after), m.CoordinatorPage))
+        return received_page(await self.ask(m.CoordinatorRange(begin, end, limit, after), m.CoordinatorPage))
 
     async def transact(
         self, compares: Sequence[Compare], then_ops: Sequence[Operation], else_ops: Sequence[Operation] = ()
@@ -159,25 +162,115 @@ class RemoteCoordinator:
         """Compare and change keys at one revision; see the port."""
         check_transaction(compares, then_ops, else_ops)
         request = sent_transaction(compares, then_ops, else_ops)
-        return received_outcome(await self._call(request, m.CoordinatorTransacted))
+        return received_outcome(await self.ask(request, m.CoordinatorTransacted))
+
+    def watch(self, begin: bytes, end: bytes, from_revision: Revision) -> AbstractAsyncContextManager[RemoteWatch]:
+        """Watch a range; see the port.  EngineBusy: this process has too many.  Nothing is asked at its beginning."""
+        check_range(begin, end)
+        return self._watch(begin, end, from_revision)
 
     @asynccontextmanager
-    async def watch(self, begin: bytes, end: bytes, from_revision: Revision) -> AsyncIterator[RemoteWatch]:
-        """Watch a range; see the port."""
-        raise NotImplementedError
-        yield
+    async def _watch(self, begin: bytes, end: bytes, from_revision: Revision) -> AsyncIterator[RemoteWatch]:
+        await trio.lowlevel.checkpoint()
+        if self._watches >= WATCHES_PER_CONNECTION_MAX:
+            raise EngineBusy(f"this process has {self._watches} watches of the coordinator, the most that it may have")
+        watch = RemoteWatch(self.ask, begin, end, from_revision)
+        self._watches += 1
+        try:
+            yield watch
+        finally:
+            self._watches -= 1
+            watch.end()
 
     # --- leases ------------------------------------------------------------------------------------------
 
     async def lease(self, ttl_s: int) -> LeaseId:
         """Grant a lease; see the port."""
         check_ttl(ttl_s)
-        return LeaseId((await self._call(m.CoordinatorLease(ttl_s), m.CoordinatorLeased)).lease)
+        return LeaseId((await self.ask(m.CoordinatorLease(ttl_s), m.CoordinatorLeased)).lease)
 
     async def keep_alive(self, lease: LeaseId) -> bool:
         """Let a lease run for its whole time again; see the port."""
-        return (await self._call(m.CoordinatorKeepAlive(lease), m.CoordinatorKept)).lasts
+        return (await self.ask(m.CoordinatorKeepAlive(lease), m.CoordinatorKept)).lasts
 
     async def revoke(self, lease: LeaseId) -> None:
         """End a lease; see the port."""
-        await self._call(m.CoordinatorRevoke(lease), m.Done)
+        await self.ask(m.CoordinatorRevoke(lease), m.Done)
+
+    # --- asking the names --------------------------------------------------------------------------------
+
+    async def ask(self, request: m.Request, answer: type[M]) -> M:
+        """Return the names' answer; always a checkpoint before that.  See the head of the module for errors."""
+        await trio.lowlevel.checkpoint()
+        for is_last in (False, True):
+            client = await self._usable()
+            try:
+                with self._as_the_port_says():
+                    reply = await self._link.send(client, request)
+            except EngineBusy:
+                if not client.draining:
+                    raise
+                continue  # it was not done
+            except EngineUnreachable as error:
+                if client.lost is None:
+                    raise
+                if is_last or error.goes_on or type(request) not in REPEATABLE:
+                    raise loss_error(request, error) from error
+                continue
+            if reply is not None:
+                return answer_of(request, reply, answer)
+        raise EngineUnreachable(f"the names at {self._link.address} shut down", subject=self._link.address)
+
+    async def _usable(self) -> NamesClient:
+        try:
+            return await self._link.usable()
+        except LakeError as error:
+            raise self._unreachable(error) from error
+
+    @contextmanager
+    def _as_the_port_says(self) -> Iterator[None]:
+        """Turn the errors of names that refuse this process into EngineUnreachable."""
+        try:
+            yield
+        except _OF_THE_PORT:
+            raise
+        except (OperationalError, UserError) as error:
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: LakeError) -> EngineUnreachable:
+        return EngineUnreachable(f"the lake's coordinator cannot be reached: {error.message}", subject=error.subject)
+
+
+class RemoteWatch:
+    """A watch of one range (`engine.coordinator.coordinator.Watch`): its place, and a row of requests."""
+
+    def __init__(self, ask: Ask, begin: bytes, end: bytes, from_revision: Revision) -> None:
+        self._ask = ask
+        self._range = begin, end
+        self._ended = False
+        self._resumes_at = from_revision
+
+    @property
+    def resumes_at(self) -> Revision:
+        """See `Watch`."""
+        return self._resumes_at
+
+    def __aiter__(self) -> RemoteWatch:
+        return self
+
+    async def __anext__(self) -> Changes | ReadAnew:
+        """Return the next event; always a checkpoint.  A cancelled call takes none.  EngineUnreachable, EngineBusy."""
+        while not self._ended:
+            answer = await self._ask(m.CoordinatorWatch(*self._range, self._resumes_at, _WATCH_S), m.CoordinatorChanges)
+            self._resumes_at = Revision(answer.next_revision)
+            if answer.read_anew:
+                self._ended = True
+                return ReadAnew()
+            if answer.changes:
+                return received_changes(answer)
+        await trio.lowlevel.checkpoint()
+        raise StopAsyncIteration
+
+    def end(self) -> None:
+        """End the watch with its block."""
+        self._ended = True

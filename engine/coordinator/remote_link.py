@@ -26,7 +26,7 @@ import trio
 from lakefs.errors import EngineUnreachable, LakeError
 from lakefs.limits import AWAY_PAUSE_S_MIN, MEMBER_ANSWER_S, NAMES_CONNECT_S, NAMES_PAUSE_S_MAX
 from lakefs.wire.engine_port import Reply
-from lakefs.wire.messages import Request
+from lakefs.wire.messages import CoordinatorWatch, Request
 
 _log: Final = structlog.get_logger(__name__)
 
@@ -106,8 +106,10 @@ class RemoteLink:
             await self._settled.wait()
         raise EngineUnreachable("the coordinator was closed", subject=self.address)
 
-    async def wait_on(self, client: NamesClient, request: Request) -> Reply | None:
-        """Send a request that only waits; returns None if the names shut down in the meantime."""
+    async def send(self, client: NamesClient, request: Request) -> Reply | None:
+        """Send a request.  None for one that only waits for a change, if the names shut down in the meantime."""
+        if not isinstance(request, CoordinatorWatch):
+            return await client.call(request)
         with trio.CancelScope() as scope:
             self._waiting[scope] = None
             try:
