@@ -110,12 +110,6 @@ async def _over_simulated_network(_: Path) -> AsyncIterator[Coordinator]:
 
 
 @asynccontextmanager
-async def _over_unix_socket(folder: Path) -> AsyncIterator[Coordinator]:
-    async with _remote(TrioNetwork(), f"unix:{folder}/names") as coordinator:
-        yield coordinator
-
-
-@asynccontextmanager
 async def _over_tcp(_: Path) -> AsyncIterator[Coordinator]:
     async with _remote(TrioNetwork(), "tcp://127.0.0.1:0") as coordinator:
         yield coordinator
@@ -126,7 +120,6 @@ KINDS: Final = (
     CoordinatorKind("names", _on_simulated_disk),
     CoordinatorKind("names-local", _on_local_disk),
     CoordinatorKind("remote", _over_simulated_network),
-    CoordinatorKind("remote-unix", _over_unix_socket),
     CoordinatorKind("remote-tcp", _over_tcp),
 )
 
