@@ -6,20 +6,24 @@ too: the client then does what it does when an engine restarts.
 
 Rules kept here:
 - A connection is made when it is first needed, and once: a client has one state at the names, or none.
+- No client waits for names that are silent or away longer than NAMES_CONNECT_S and NAMES_SILENCE_S.
 - A request that was under way when the connection was lost is not answered over a socket: its client repeats what may
   be repeated, and reports others as in doubt.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import NamedTuple, TypeVar
 
 import trio
 
+from engine.host.tasks import plain_errors
 from lakefs.client.trio.engine import connect_engine
 from lakefs.errors import EngineUnreachable, LakeError
+from lakefs.limits import NAMES_CONNECT_S, NAMES_SILENCE_S
 from lakefs.ports import Network
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import EngineClient
@@ -39,13 +43,25 @@ ConnectNames = Callable[[], AbstractAsyncContextManager[NamesConnection]]
 """Connects to names; the connection ends with the block.  EngineUnreachable, PermissionDenied, EngineBusy."""
 
 
-def names_at(address: str, *, token: str = "", network: Network | None = None) -> ConnectNames:
-    """Return what connects to the names that listen at an address."""
+def names_at(
+    address: str, *, token: str = "", network: Network | None = None, silence_s: float = NAMES_SILENCE_S
+) -> ConnectNames:
+    """Return what connects to the names that listen at an address.
+
+    A connect takes at most NAMES_CONNECT_S.  Names that leave a request, and a Ping, unanswered for `silence_s` are
+    lost, as when their machine died; a connection without requests is ended by TCP's keep-alive then.
+    """
 
     @asynccontextmanager
     async def connect() -> AsyncIterator[NamesConnection]:
-        async with connect_engine(address, token=token, network=network) as engine:
-            yield NamesConnection(engine, engine.hello, engine.wait_ended)
+        with trio.CancelScope(deadline=trio.current_time() + NAMES_CONNECT_S) as connecting, plain_errors():
+            async with connect_engine(address, token=token, network=network) as engine, trio.open_nursery() as nursery:
+                connecting.deadline = math.inf
+                nursery.start_soon(engine.end_when_silent, silence_s)
+                yield NamesConnection(engine, engine.hello, engine.wait_ended)
+                nursery.cancel_scope.cancel()
+        if connecting.cancelled_caught:
+            raise EngineUnreachable(f"nothing answers at {address}", subject=address)
 
     return connect
 

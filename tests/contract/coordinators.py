@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -12,21 +13,29 @@ from typing import Final
 import trio
 
 from engine.coordinator.coordinator import END, NO_LEASE, Changes, Coordinator, Entry, Put, ReadAnew, Watch
+from engine.coordinator.coordinator_requests import coordinator_group
 from engine.coordinator.names_coordinator import NamesCoordinator, open_names_coordinator
+from engine.coordinator.remote_coordinator import open_remote_coordinator
 from engine.coordinator.watch_history import History
 from engine.format.features import Feature
 from engine.format.sizes import DEFAULT_SIZES, MetadataSizes
 from engine.host.local_disk import LocalDisk
 from engine.metadata.metadata_store import Metadata
+from engine.requests.table import NamesService
+from engine.server.listener import Server
 from lakefs.ids import LeaseId, Revision
-from lakefs.ports import Disk, Offload
+from lakefs.ports import Disk, Listener, Network, Offload
+from lakefs.transport.streams import TrioNetwork
 from tests.memory_coordinator import HISTORY, memory_coordinator
+from tests.names_rig import names_store as names_store_of_a_lake
 from tests.sim.world.clock import SimClock
 from tests.sim.world.disk import SimDisk
+from tests.sim.world.network import SimulatedNetwork
 from tests.unit.support.metadata_rig import opened
 
 SCHEDULES: Final = range(6)
 """Seeds of the order of tasks, for what many of them do at once."""
+TOKEN: Final = "token of the lake"
 short_history: Final = partial(History, count_max=HISTORY)
 
 
@@ -68,10 +77,50 @@ async def _in_memory(_: Path) -> AsyncIterator[Coordinator]:
         yield coordinator
 
 
+@asynccontextmanager
+async def served_names(listener: Listener, disk: SimDisk) -> AsyncIterator[None]:
+    """Serve names with a coordinator, by the token TOKEN.  They shut down at the end of the block."""
+    async with (
+        names_store_of_a_lake(disk) as store,
+        open_names_coordinator(
+            store.metadata, store.clock, store.superblock.incompat_features, short_history
+        ) as coordinator,
+        trio.open_nursery() as nursery,
+    ):
+        server = Server(NamesService(store, coordinator=coordinator_group(coordinator)), TrioNetwork(), token=TOKEN)
+        await nursery.start(partial(server.serve, listener, trusted=False))
+        yield
+        await server.drain(1)
+
+
+@asynccontextmanager
+async def _remote(network: Network, address: str) -> AsyncIterator[Coordinator]:
+    listener = await network.listen(address)
+    async with (
+        open_remote_coordinator(listener.address, token=TOKEN, network=network) as coordinator,
+        served_names(listener, SimDisk()),
+    ):
+        yield coordinator
+
+
+@asynccontextmanager
+async def _over_simulated_network(_: Path) -> AsyncIterator[Coordinator]:
+    async with _remote(SimulatedNetwork(random.Random(1), latency_s=0.001), "tcp://names:0") as coordinator:
+        yield coordinator
+
+
+@asynccontextmanager
+async def _over_tcp(_: Path) -> AsyncIterator[Coordinator]:
+    async with _remote(TrioNetwork(), "tcp://127.0.0.1:0") as coordinator:
+        yield coordinator
+
+
 KINDS: Final = (
     CoordinatorKind("memory", _in_memory),
     CoordinatorKind("names", _on_simulated_disk),
     CoordinatorKind("names-local", _on_local_disk),
+    CoordinatorKind("remote", _over_simulated_network),
+    CoordinatorKind("remote-tcp", _over_tcp),
 )
 
 
