@@ -1,4 +1,4 @@
-# make setup | demo | check | test | test-all | test-plugins | bench | mount-ways | torture | docs
+# make setup | demo | demo-cluster | check | test | test-all | test-plugins | bench | mount-ways | torture | docs
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -11,7 +11,7 @@ export PYTHON
 # A test that starts a process would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup clients plugins lab lock demo check test test-all test-rest test-plugins bench mount-ways torture docs clean
+.PHONY: help setup clients plugins lab lock demo demo-cluster check test test-all test-rest test-plugins bench mount-ways torture docs clean
 .PHONY: check-ruff check-format check-types check-imports check-tests test-promises
 
 help: ## what there is to make
@@ -36,6 +36,10 @@ lock: ## write requirements/*.txt anew from pyproject.toml
 demo: ## a store, an engine, objects in and out: two minutes on a new machine, then seconds
 	@scripts/setup.sh demo
 	@$(BIN)/python -m bench.demo
+
+demo-cluster: ## one lake on three machines: kill, replace and add devices while it is used; three minutes
+	@scripts/setup.sh demo
+	@$(BIN)/python -m bench.demo_cluster
 
 check: setup ## lint, types, layering, style and the quick tests
 	@$(MAKE) --no-print-directory -j 3 --keep-going --output-sync=target $(STATIC) check-tests

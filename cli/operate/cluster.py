@@ -107,23 +107,22 @@ def add(folder: Path, data: tuple[str, ...], file: str | None) -> None:
 
     If lake serve has it among its data, it is one within seconds; else with the next start that has.
     """
-    _add(folder, data, file)
+    _add(folder, _folders(data, file)[0])
 
 
 @cluster.command()
 @click.argument("member")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--config", "file", metavar="FILE", help="Instead of /etc/lake/lake.toml.")
 @engine_options
 @pass_target
-def replace(where: Target, member: str, folder: Path, file: str | None) -> None:
+def replace(where: Target, member: str, folder: Path) -> None:
     """Let an empty folder on this machine become a member in place of one whose device is lost.
 
     It is remove --accept-loss and add: what the lost one had is made from the other shards.
     """
     with where.open() as lake:
         found = _member_of(lake, member)
-        _add(folder, (), file)
+        _add(folder, [Path(each["folder"]) for each in _lake_of(lake)[1]])
         _remove(lake, found, accept_loss=True)
     notice(f"lake: member {found} was removed")
 
@@ -186,10 +185,11 @@ def _remove(lake: Lake, member: str, *, accept_loss: bool) -> None:
     driver.run(driver.steps.change_member(bytes.fromhex(member), MEMBER_REMOVE, accept_loss=accept_loss))
 
 
-def _add(folder: Path, data: tuple[str, ...], file: str | None) -> None:
+def _add(folder: Path, folders: list[Path]) -> None:
+    """Let a folder become a member of the lake in others of this machine."""
     from engine.lake.joining import add_folder
 
-    add_folder(_folders(data, file)[0], folder.absolute())
+    add_folder(folders, folder.absolute())
     notice(f"lake: {folder} becomes a member; see it with: lake cluster status")
 
 

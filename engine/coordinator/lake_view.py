@@ -123,7 +123,8 @@ class LakeView:
                         self._changed()
                 revision = await self.read()
             except (EngineUnreachable, EngineBusy) as error:
-                _log.warning("coordinator_away", reason=error.message)
+                if pause_s == _PAUSE_S_MIN:  # each time that it goes, not each time that it is tried
+                    _log.warning("coordinator_away", reason=error.message)
                 await trio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _PAUSE_S_MAX)
 

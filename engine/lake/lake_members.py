@@ -35,6 +35,7 @@ from lakefs.ids import MemberId
 
 START_PATIENCE_S: Final = 30.0
 """Time for which the start of a lake that was made waits for members that take long."""
+RECORD_PAUSE_S: Final = 0.1
 RECORD_PAUSE_S_MAX: Final = 10.0
 FOLDERS_LOOK_S: Final = 5.0
 _log: Final = structlog.get_logger(__name__)
@@ -51,8 +52,8 @@ def members_to_start(plan: LakePlan, protection: Protection, *, is_made: bool) -
             members.append(member)
             continue
         _log.error(
-            "the folder holds nothing: is its disk mounted?  The lake is served without it; to add it as a new "
-            "member, start with --new-devices",
+            "the folder holds nothing: is its disk mounted?  The lake is served without it; to make it a new member: "
+            "lake cluster add DIR",
             folder=str(member.folder),
         )
     return members
@@ -145,12 +146,13 @@ def _device_of(member: MemberPlan) -> int:
 
 
 async def _register(state: LakeState, record: MemberRecord) -> None:
-    pause_s = 0.1
+    pause_s = RECORD_PAUSE_S
     while True:
         try:
             await state.register(record)
         except EngineUnreachable as error:
-            _log.warning("a member waits to be recorded", member=record.member.hex(), reason=error.message)
+            if pause_s == RECORD_PAUSE_S:
+                _log.warning("a member waits to be recorded", member=record.member.hex(), reason=error.message)
             await trio.sleep(pause_s)
             pause_s = min(2 * pause_s, RECORD_PAUSE_S_MAX)
         else:

@@ -62,7 +62,7 @@ class MemberProcess:
     exit_code: int | None = None
     """That of the last process that ended."""
     addresses: Sequence[str] = ()
-    """Those at which the present process listens."""
+    """Addresses at which the present process listens."""
     member_id: bytes = b""
     """Known once the member has served."""
     is_serving: bool = False

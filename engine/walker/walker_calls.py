@@ -16,7 +16,7 @@ import structlog
 from engine.members.ports import Members
 from engine.walker.walker_report import WalkReport
 from engine.walker.walker_stripe import Place
-from lakefs.errors import AlreadyExists, DiskFailed, LakeError, StaleEpoch, StoreFull, StoreReadOnly
+from lakefs.errors import AlreadyExists, DiskFailed, EngineUnreachable, LakeError, StaleEpoch, StoreFull, StoreReadOnly
 from lakefs.ids import Buffer, ChunkId, GcGeneration, MemberId, RingEpoch, id_text
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
@@ -146,7 +146,8 @@ class ShardCalls:
             return None
 
     def _lose(self, member: MemberId, error: LakeError) -> None:
-        _log.warning("a member fails during a walk", member=member.hex(), reason=error.message)
+        if not isinstance(error, EngineUnreachable):  # that it is away was said once, by its link
+            _log.warning("a member fails during a walk", member=member.hex(), reason=error.message)
         self._place.answered.discard(member)
         self._report.unanswered.add(member.hex())
 

@@ -21,7 +21,7 @@ import structlog
 
 from engine.host.tasks import run_all
 from engine.members.ports import Members
-from lakefs.errors import LakeError, ProtocolError
+from lakefs.errors import EngineUnreachable, LakeError, ProtocolError
 from lakefs.ids import MemberId
 from lakefs.wire import messages as m
 
@@ -109,7 +109,8 @@ class ShardList:
                 if page.chunks:
                     return
         except LakeError as error:
-            _log.warning("a member's shards are not listed", member=self.member.hex(), reason=error.message)
+            if not isinstance(error, EngineUnreachable):  # that it is away was said once, by its link
+                _log.warning("a member's shards are not listed", member=self.member.hex(), reason=error.message)
             self.has_failed = self._is_done = True
             self._buffer = Columns()
 

@@ -1,0 +1,313 @@
+"""`make demo-cluster`: one lake on three machines, whose devices are killed, replaced and added while it is used.
+
+Three machines (processes with folders and a loopback address each) have two devices each: six members at 4+2.  A real
+model (see `bench.demo`) is stored through S3 on one machine and loaded from a mount on another.  Under a load that
+never pauses, two members are killed and their content is lost; everything is still read and written; they are replaced
+and healed, a seventh is added, garbage is collected, and a KV cache is kept over all.  Every answer is compared.  Exits
+with 0 if every check held.  Nothing leaves this machine, and nothing is left on it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import boto3
+from safetensors import safe_open
+
+import lakefs
+from bench.demo import FAILURES, KEPT, SMALL, DemoFailed, fetch_model
+from bench.harness.machines import LakeMachine
+from bench.harness.mounts import lake_mounted
+
+WAIT_S: Final = 120.0
+OBJECT_BYTES: Final = (100, 70_000, 1_500_000)
+BLOCK_BYTES: Final = 64 << 10
+BLOCKS: Final = 64
+MIB: Final = 1 << 20
+_BEGAN: Final = time.monotonic()
+
+
+def main() -> int:
+    """Run the command; return its exit code."""
+    try:
+        model = fetch_model(SMALL)
+        KEPT.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=KEPT, prefix="cluster-") as folder:
+            _run(model, Path(folder))
+    except (*FAILURES, RuntimeError) as error:
+        print(f"\ndemo-cluster: FAILED: {error}", file=sys.stderr)
+        return 1
+    _say("all of it was as it should be")
+    return 0
+
+
+def _run(model: Path, folder: Path) -> None:
+    with ExitStack() as stack:
+        machines = _make_lake(stack, folder)
+        first, second, third = machines
+        s3 = _s3(second, first)
+        keys = _store_through_s3(s3, model)
+        mount = _mounted(stack, third, folder)
+        _load_from_mount(mount, model)
+        with Load(machines) as load:
+            _kill_two(machines, model, mount)
+            _same_through_s3(s3, keys)
+            _check_load(load, "two members are gone for ever")
+            _replace(second, third)
+            _wait_whole(first, 6, "healed")
+            _check_load(load, "healed")
+            _grow(first, second)
+            _check_load(load, "a seventh member has its share")
+            _collect(first, folder)
+            _keep_kv(machines)
+        _check_load(load, "the load has ended", is_last=True)
+        _same_through_s3(s3, keys)
+        _say("$ lake fsck", first.lake("fsck").strip().splitlines()[-1])
+        print(first.lake("cluster", "status"))
+
+
+# --- the lake ----------------------------------------------------------------------------------------
+
+
+def _make_lake(stack: ExitStack, folder: Path) -> list[LakeMachine]:
+    hosts = [f"127.{os.getpid() >> 8 & 0xFF}.{os.getpid() & 0xFF}.{number}" for number in (1, 2, 3)]
+    first, *others = machines = [
+        LakeMachine(folder / "machine1", hosts[0], 2, "--s3", f"{hosts[0]}:0"),
+        LakeMachine(folder / "machine2", hosts[1], 2, "--s3", f"{hosts[1]}:0", spares=1),
+        LakeMachine(folder / "machine3", hosts[2], 2),
+    ]
+    _say(f"lake cluster init demo --listen {first.listen}", "names, and two devices")
+    first.init("demo", "--protect", "4+2", "--accept-loss")
+    stack.enter_context(first)
+    for machine in others:
+        _say(f"lake cluster join {first.listen} --listen {machine.listen}", "two devices")
+        machine.join(first)
+        stack.enter_context(machine)
+    _wait_whole(first, 6, "six members in three machines, four data and two parity shards of each chunk")
+    return machines
+
+
+def _wait_whole(machine: LakeMachine, members: int, what: str) -> None:
+    """Wait until so many members are up and have places, and nothing is to be moved or made anew."""
+
+    def is_whole() -> bool:
+        found = machine.status()
+        up = [each for each in found["members"] if each["up"] and each["places"]]
+        is_settled = found["ring_epochs"] == 1 and not found["walker"]["dirty_partitions"]
+        return len(up) == members and is_settled and found["outlives"]["devices"] == 2
+
+    began = time.monotonic()
+    _eventually(is_whole, what)
+    _say(what, f"after {time.monotonic() - began:.1f} s; {_outlives(machine)}")
+
+
+def _outlives(machine: LakeMachine) -> str:
+    lines = machine.lake("cluster", "status").splitlines()
+    return next(line for line in lines if line.startswith(("outlives", "too few")))
+
+
+# --- clients -----------------------------------------------------------------------------------------
+
+
+def _s3(machine: LakeMachine, first: LakeMachine) -> Any:
+    """Return a client of a machine's gateway, with the access key that the lake's first start has made."""
+    [url] = [line.split()[1] for line in machine.printed if line.startswith("s3 ")]
+    _, access_key, secret_key = first.s3()
+    return boto3.client(
+        "s3", endpoint_url=url, region_name="us-east-1", aws_access_key_id=access_key, aws_secret_access_key=secret_key
+    )
+
+
+def _store_through_s3(s3: Any, model: Path) -> dict[str, str]:
+    """Store the model's files; return the SHA-256 of each key's content."""
+    s3.create_bucket(Bucket="models")
+    began, keys, total = time.monotonic(), {}, 0
+    for path in sorted(path for path in model.rglob("*") if path.is_file()):
+        content = path.read_bytes()
+        key = f"v1/{path.relative_to(model)}"
+        s3.put_object(Bucket="models", Key=key, Body=content)
+        keys[key] = hashlib.sha256(content).hexdigest()
+        total += len(content)
+    _say(f"boto3 put {len(keys)} files", f"{total / MIB:.1f} MiB in {time.monotonic() - began:.1f} s, machine 2")
+    return keys
+
+
+def _same_through_s3(s3: Any, keys: dict[str, str]) -> None:
+    for key, digest in keys.items():
+        content = s3.get_object(Bucket="models", Key=key)["Body"].read()
+        _expect(hashlib.sha256(content).hexdigest() == digest, f"other bytes of {key} through S3")
+    _say("boto3 get", f"{len(keys)} files, compared byte by byte: the same")
+
+
+def _mounted(stack: ExitStack, machine: LakeMachine, folder: Path) -> Path | None:
+    if not Path("/dev/fuse").exists():
+        _say("lake mount", "left out: this machine has no /dev/fuse")
+        return None
+    (folder / "mounted").mkdir()
+    return stack.enter_context(lake_mounted(machine, folder / "mounted")).folder
+
+
+def _load_from_mount(mount: Path | None, model: Path) -> None:
+    if mount is None:
+        return
+    weights = next(iter(sorted(model.rglob("*.safetensors"))))
+    there = mount / "models" / "v1" / weights.relative_to(model)
+    _expect(_tensors(there) == _tensors(weights), "other tensors from the mount")
+    _say("lake mount", "safetensors loads the model on machine 3, every tensor the same")
+
+
+def _tensors(path: Path) -> dict[str, bytes]:
+    with safe_open(path, framework="numpy") as file:
+        return {name: file.get_tensor(name).tobytes() for name in file.keys()}  # noqa: SIM118 - not a mapping
+
+
+class Load:
+    """Puts and gets that never pause: a thread for each machine; every answer is compared."""
+
+    def __init__(self, machines: list[LakeMachine]) -> None:
+        self.operations = 0
+        self.failed: list[str] = []
+        self.longest_s = 0.0
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._threads = [threading.Thread(target=self._use, args=(machine,), daemon=True) for machine in machines]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _use(self, machine: LakeMachine) -> None:
+        rng = random.Random(machine.host)
+        known: dict[str, bytes] = {}
+        with machine.connect() as lake:
+            while not self._ended.wait(0.02):
+                name = f"bench/{machine.host}/{rng.randrange(50)}"
+                began = time.monotonic()
+                failure = self._step(lake, rng, name, known)
+                took_s = time.monotonic() - began
+                with self._lock:
+                    self.operations += 1
+                    self.longest_s = max(self.longest_s, took_s)
+                    self.failed += [failure] if failure else []
+
+    @staticmethod
+    def _step(lake: lakefs.Lake, rng: random.Random, name: str, known: dict[str, bytes]) -> str:
+        """Put or get one object; return how it failed, empty if it did not."""
+        try:
+            if name not in known or rng.random() < 0.3:
+                content = rng.randbytes(rng.choice(OBJECT_BYTES))
+                lake.put(name, content)
+                known[name] = content
+            elif lake.get(name) != known[name]:
+                return f"other bytes of {name}"
+        except lakefs.LakeError as error:
+            return f"{name}: {error}"
+        return ""
+
+
+def _check_load(load: Load, when: str, *, is_last: bool = False) -> None:
+    _expect(not load.failed, f"{len(load.failed)} operations of the load failed: {load.failed[:1]}")
+    _say(f"load: {when}", f"{load.operations} puts and gets, none failed, the longest took {load.longest_s:.2f} s")
+    if is_last:
+        _expect(load.operations > 100, "the load did next to nothing")
+
+
+# --- the story ---------------------------------------------------------------------------------------
+
+
+def _kill_two(machines: list[LakeMachine], model: Path, mount: Path | None) -> None:
+    first, second, third = machines
+    for machine, number in ((second, 1), (third, 0)):
+        machine.lose(machine.devices[number])
+        _say(f"kill -9, and rm -r {machine.devices[number].parent.name}/{machine.devices[number].name}", "under load")
+    _load_from_mount(mount, model)
+    if mount is not None:
+        (mount / "models" / "meanwhile").write_bytes(b"written while two of six are gone")
+        _expect(first.lake("cat", "models/meanwhile") == "written while two of six are gone", "other bytes written")
+    _say("two of six are gone", _outlives(first))
+
+
+def _replace(second: LakeMachine, third: LakeMachine) -> None:
+    for machine, number in ((second, 1), (third, 0)):
+        device = machine.devices[number]
+        gone = [each["id"] for each in machine.status()["members"] if not each["up"]]
+        machine.lake("cluster", "replace", gone[0], str(device))
+        _say(f"lake cluster replace {gone[0][:8]} {device.name}", "an empty disk in its place")
+
+
+def _grow(first: LakeMachine, second: LakeMachine) -> None:
+    [new] = second.spares
+    second.add(new)
+    _say("lake cluster add disk3", "a seventh device, on machine 2")
+    _wait_whole(first, 7, "rebalanced over seven members")
+
+
+def _collect(machine: LakeMachine, folder: Path) -> None:
+    garbage = folder / "garbage"
+    garbage.write_bytes(random.Random(1).randbytes(8 * MIB))
+    machine.lake("put", str(garbage), "models/garbage")
+    machine.lake("rm", "models/garbage")
+    freed = [machine.lake("gc").strip().splitlines()[0] for _ in range(3)]
+    _say("lake rm, then lake gc", f"in the third cycle: {freed[-1]}")
+
+
+def _keep_kv(machines: list[LakeMachine]) -> None:
+    """Store blocks by each machine, and load all of them on every machine."""
+    rng = random.Random(2)
+    blocks = {hashlib.sha256(b"%d" % number).digest(): rng.randbytes(BLOCK_BYTES) for number in range(BLOCKS)}
+    keys = list(blocks)
+    for number, machine in enumerate(machines):
+        with lakefs.connect(machine.address) as lake:
+            part = keys[number :: len(machines)]
+            lake.space("kv", quota="1G").put_many(part, [blocks[key] for key in part])
+    for machine in machines:
+        with lakefs.connect(machine.address) as lake, lake.pool(size_bytes=BLOCKS * BLOCK_BYTES) as pool:
+            space = lake.space("kv")
+            lengths = space.load(keys, pool, [number * BLOCK_BYTES for number in range(BLOCKS)])
+            _expect(lengths == [BLOCK_BYTES] * BLOCKS, "blocks of the KV cache are missing")
+            for number, key in enumerate(keys):
+                place = slice(number * BLOCK_BYTES, (number + 1) * BLOCK_BYTES)
+                _expect(bytes(pool.buffer[place]) == blocks[key], "another block of the KV cache")
+    _say("KV cache", f"{BLOCKS} blocks of 64 KiB stored by three machines, each loads all of them")
+
+
+# --- saying and waiting ------------------------------------------------------------------------------
+
+
+def _eventually(happens: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + WAIT_S
+    while not happens():
+        _expect(time.monotonic() < end, f"not after {WAIT_S:g} s: {what}")
+        time.sleep(0.25)
+
+
+def _expect(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise DemoFailed(otherwise)
+
+
+def _say(what: str, result: str = "") -> None:
+    print(f"{time.monotonic() - _BEGAN:6.1f} s  {what:<44} {result}".rstrip(), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

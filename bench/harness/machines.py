@@ -1,0 +1,106 @@
+"""Machines of a lake, each a `lake serve` process with folders and a loopback address of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from bench.harness.process import ROOT, EngineProcess, clean_environment, lake_command
+
+PORT: Final = 9100
+"""Names listen at it, and members at those behind it."""
+
+
+class LakeMachine(EngineProcess):
+    """One machine: started at the beginning of its block, stopped cleanly at its end."""
+
+    def __init__(self, folder: Path, host: str, devices: int, *flags: str, spares: int = 0) -> None:
+        """Prepare a machine with so many devices, each a folder; `flags` are further flags of `lake serve`.
+
+        `spares`: folders more that it serves once they are added.
+        """
+        super().__init__(folder, *flags)
+        self.host = host
+        self.listen = f"{host}:{PORT}"
+        self.devices = [folder / f"disk{number}" for number in range(1, devices + 1)]
+        self.spares = [folder / f"disk{number}" for number in range(devices + 1, devices + spares + 1)]
+        self.data = self.devices[0]
+        folder.mkdir(parents=True)
+
+    def serve_command(self) -> list[str]:
+        """Return the command that serves this machine."""
+        folders = [part for device in (*self.devices, *self.spares) for part in ("--data", str(device))]
+        return [*lake_command(), "serve", *folders, "--socket", str(self.socket)]
+
+    def init(self, name: str, *options: str) -> None:
+        """Make a lake with the names on this machine."""
+        run_lake("cluster", "init", name, "--listen", self.listen, *self._data(), *options)
+
+    def join(self, names: LakeMachine) -> None:
+        """Join the lake of another machine."""
+        token = str(names.devices[0] / "cluster.token")
+        run_lake("cluster", "join", names.listen, "--token-file", token, "--listen", self.listen, *self._data())
+
+    def add(self, device: Path) -> None:
+        """Let a spare folder become a member."""
+        run_lake("cluster", "add", str(device), *self._data())
+
+    def lake(self, *arguments: str) -> str:
+        """Run a command against this machine; return its output."""
+        return run_lake("--server", self.address, *arguments)
+
+    def status(self) -> dict[str, Any]:
+        """Return the lake's part of the status."""
+        found: dict[str, Any] = json.loads(self.lake("cluster", "status", "--json"))
+        return found
+
+    def member_of(self, device: Path) -> str:
+        """Return the id of the member in a folder."""
+        folders = json.loads(self.lake("status", "--json"))["folders"]
+        return str(next(each["member"] for each in folders if each["folder"] == str(device)))
+
+    def lose(self, device: Path) -> str:
+        """Kill the member in a folder, with all that it has; return its id."""
+        member = self.member_of(device)
+        for pid in self.pids_of(device):
+            os.kill(pid, signal.SIGKILL)
+        lost = device.with_name(f"{device.name}.lost")
+        device.rename(lost)
+        device.mkdir()
+        shutil.rmtree(lost)
+        return member
+
+    def pids_of(self, device: Path) -> list[int]:
+        """Return the processes of the member in a folder."""
+        socket = f"{self.socket}.{self.devices.index(device) + 1}"
+        return [pid for pid, arguments in _processes() if socket in arguments]
+
+    def _data(self) -> list[str]:
+        return [part for device in self.devices for part in ("--data", str(device))]
+
+
+def run_lake(*arguments: str) -> str:
+    """Run one `lake` command; return its output.  RuntimeError with its message if it fails."""
+    done = subprocess.run(
+        [*lake_command(), *arguments], capture_output=True, text=True, cwd=ROOT, env=clean_environment(), check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"lake {' '.join(arguments)} exited with {done.returncode}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _processes() -> Sequence[tuple[int, list[str]]]:
+    found = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            try:
+                found.append((int(entry.name), Path(entry.path, "cmdline").read_bytes().decode().split("\0")))
+            except (OSError, UnicodeDecodeError):
+                continue
+    return found
