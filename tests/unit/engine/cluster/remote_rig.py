@@ -145,11 +145,10 @@ class RemoteNames:
         self._process = Process()
         self._server: Server | None = None
 
-    async def start(self) -> Faulty:
-        """Start; returns the coordinator that is served."""
+    async def start(self) -> None:
+        """Start; `faulty` is the coordinator that is served."""
         self._process = Process()
         self.faulty: Faulty = await self._nursery.start(self._process.run, self._opened())
-        return self.faulty
 
     async def stop(self) -> None:
         """Cut the connections and stop, as a process that is killed."""
