@@ -136,7 +136,7 @@ class RemoteLink:
                     continue  # else the names end each connection
             else:
                 if self._away is None:
-                    _log.warning("coordinator_away", address=self.address, reason=error.message)
+                    _log.warning("names_away", address=self.address, reason=error.message)
                 self._away = error
                 self._settled.set()
             await trio.sleep(pause_s)
@@ -161,7 +161,7 @@ class RemoteLink:
     async def _serve(self, client: NamesClient) -> None:
         """Offer the connection to callers until it is lost, or the names shut down and have answered."""
         if self._away is not None:
-            _log.info("coordinator_reached", address=self.address)
+            _log.info("names_reached", address=self.address)
         self._client, self._away = client, None
         self._settled.set()
         await client.wait_ended()

@@ -30,6 +30,7 @@ from lakefs.limits import (
     COORDINATOR_OPERATIONS_MAX,
     COORDINATOR_PAGE_BYTES_MAX,
     COORDINATOR_PAGE_MAX,
+    COORDINATOR_SEEN_BYTES_MAX,
     COORDINATOR_VALUE_BYTES_MAX,
     MIB,
 )
@@ -321,6 +322,24 @@ def test_a_transaction_at_the_bounds_is_done(opened: Opened) -> None:
             assert len((await entry_of(coordinator, key)).value) == COORDINATOR_VALUE_BYTES_MAX
             page = await coordinator.range(b"\0", END, limit=COORDINATOR_PAGE_MAX)
             assert len(page.entries) == COORDINATOR_OPERATIONS_MAX
+
+    run(scenario)
+
+
+def test_long_values_that_comparisons_saw_are_left_out_behind_a_bound(opened: Opened) -> None:
+    async def scenario() -> None:
+        async with opened() as coordinator:
+            keys = [b"k%d" % number for number in range(6)]
+            for key in keys:
+                await put(coordinator, key, key * (MIB // 4))
+            revisions = [(await entry_of(coordinator, key)).revision for key in keys]
+            compares = [IsAbsent(b"absent"), *map(HasRevision, keys, revisions)]
+            done = await coordinator.transact(compares, [], [Put(b"done", b"")])
+            assert (done.outcome, done.seen[0]) == (Outcome.DONE, None)
+            seen = [entry for entry in done.seen[1:] if entry is not None]
+            assert [(entry.key, entry.revision) for entry in seen] == [*zip(keys, revisions, strict=True)]
+            whole = COORDINATOR_SEEN_BYTES_MAX // (MIB // 2 + 2)
+            assert [len(entry.value) for entry in seen] == [MIB // 2] * whole + [0] * (len(keys) - whole)
 
     run(scenario)
 

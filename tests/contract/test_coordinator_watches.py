@@ -177,6 +177,29 @@ def test_a_range_read_by_pages_and_watched_from_behind_the_first_is_known_whole(
     run(scenario)
 
 
+def test_another_watch_from_where_one_has_stopped_misses_nothing_and_repeats_nothing(opened: Opened) -> None:
+    async def scenario() -> None:
+        async with opened() as coordinator:
+            seen: list[Revision] = []
+            place = FIRST
+            for turn in range(8):
+                await put(coordinator, b"ax"[turn % 2 : turn % 2 + 1])
+                await put(coordinator, b"xa"[turn // 4 : turn // 4 + 1])
+                async with coordinator.watch(b"a", b"b", place) as watch:
+                    with trio.move_on_after(100):
+                        while True:
+                            seen.append((await next_changes(watch)).revision)
+                            assert watch.resumes_at > seen[-1]
+                            if turn == 5:
+                                break  # others are left for the next
+                    assert watch.resumes_at >= place
+                    place = watch.resumes_at
+            assert place == 17, "changes of other keys are behind it too"
+        assert seen == [1, 5, 9, 10, 12, 13, 14, 16]
+
+    run(scenario)
+
+
 def test_a_cancelled_watch_has_taken_no_event(opened: Opened) -> None:
     async def scenario() -> None:
         async with opened() as coordinator, coordinator.watch(b"a", b"b", FIRST) as watch:

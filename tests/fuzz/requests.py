@@ -13,11 +13,17 @@ from typing import Any, Final, cast, get_args, get_origin
 
 import msgspec
 
+from engine.coordinator.coordinator_requests import coordinator_group
+from engine.coordinator.names_coordinator import open_names_coordinator
+from engine.process.embedded import EmbeddedEngine
+from engine.requests.table import NamesService
 from engine.superblock.superblock import NO_CLUSTER
 from lakefs.content.verify import granule_crcs
 from lakefs.errors import InternalError, LakeError
 from lakefs.limits import CHUNK_BYTES
 from lakefs.wire import messages as m
+from lakefs.wire.engine_port import EngineClient
+from tests.names_rig import names_store
 from tests.store_rig import ask, client_of, simulated_store
 
 BUCKET: Final = "bucket"
@@ -110,6 +116,16 @@ def as_sent(request: m.Request) -> m.Request | None:
     return sent
 
 
+async def survive_at_names(seed: int, count: int, shapes: Sequence[type[m.Request]]) -> tuple[int, int]:
+    """Send so many requests to names with a coordinator; return how many were done, and how many refused."""
+    async with (
+        names_store() as store,
+        open_names_coordinator(store.metadata, store.clock, store.superblock.incompat_features) as coordinator,
+    ):
+        service = NamesService(store, coordinator=coordinator_group(coordinator))
+        return await _send(OddRequests(seed, shapes), EmbeddedEngine(service, descriptors=False), count)
+
+
 async def survive(
     seed: int, count: int, shapes: Sequence[type[m.Request]] = _SENT, cluster_id: bytes = NO_CLUSTER
 ) -> tuple[int, int]:
@@ -117,26 +133,31 @@ async def survive(
 
     `cluster_id`: of the lake that the engine is a member of.
     """
-    odd = OddRequests(seed, shapes)
-    done = refused = 0
     async with simulated_store(cluster_id=cluster_id) as store:
         client = client_of(store)
         await ask(client, m.BucketCreate(BUCKET), m.Buckets)
-        for _ in range(count):
-            request, body = odd.next()
-            sent = as_sent(request)
-            if sent is None or sum(map(len, body)) > CHUNK_BYTES:
-                continue
-            try:
-                reply = await client.call(sent, body)
-            except InternalError:
-                raise
-            except LakeError:
-                refused += 1
-                continue
-            reply.body.release()
-            odd.learn(reply.message)
-            done += 1
+        done, refused = await _send(OddRequests(seed, shapes), client, count)
         report = msgspec.json.decode((await ask(client, m.RunFsck(), m.ReportReply)).report_json)
         assert report["damage"] == 0, report["findings"]
+    return done, refused
+
+
+async def _send(odd: OddRequests, client: EngineClient, count: int) -> tuple[int, int]:
+    """Send so many requests; return how many were done, and how many refused."""
+    done = refused = 0
+    for _ in range(count):
+        request, body = odd.next()
+        sent = as_sent(request)
+        if sent is None or sum(map(len, body)) > CHUNK_BYTES:
+            continue
+        try:
+            reply = await client.call(sent, body)
+        except InternalError:
+            raise
+        except LakeError:
+            refused += 1
+            continue
+        reply.body.release()
+        odd.learn(reply.message)
+        done += 1
     return done, refused

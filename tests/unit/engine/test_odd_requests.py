@@ -7,9 +7,10 @@ from functools import partial
 import pytest
 
 from engine.namespace import buckets
+from engine.requests.table import OF_THE_COORDINATOR
 from lakefs.wire import messages as m
 from tests.contract.engines import LAKE
-from tests.fuzz.requests import survive
+from tests.fuzz.requests import survive, survive_at_names
 from tests.store_rig import run
 
 REQUESTS = 1500
@@ -32,6 +33,13 @@ def test_senseless_requests_to_a_member_are_done_or_refused(seed: int) -> None:
     done, refused = run(lambda: survive(seed, 800, shapes, LAKE))
     assert done > 80
     assert refused > 80
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_senseless_requests_to_a_coordinator_are_done_or_refused(seed: int) -> None:
+    done, refused = run(lambda: survive_at_names(seed, 1500, OF_THE_COORDINATOR))
+    assert done > 100
+    assert refused > 100
 
 
 def test_a_check_that_was_forgotten_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
