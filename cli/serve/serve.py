@@ -6,7 +6,7 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -35,6 +35,8 @@ _NO_FACES: Final = (
 @click.option("--protect", metavar="K+M", help="Of several devices: data and parity shards; 4+2, chosen once.")
 @click.option("--accept-loss", is_flag=True, help="Make a lake although the loss of one device would harm it.")
 @click.option("--new-devices", is_flag=True, help="Empty folders become new members of a lake that exists.")
+@click.option("--without", metavar="ID", multiple=True, help="A copy of a lake's names that is lost for ever.")
+@click.option("--restored", is_flag=True, help="The folders of a lake's names were put back from a backup.")
 @click.option("--member", hidden=True, metavar="LAKE", help="Be the process of a member of this lake.")
 @click.option("--parent", hidden=True, type=int, metavar="FD", help="Socket to the process that serves the lake.")
 @click.option("--socket", metavar="PATH", help="Unix socket of the native protocol.")
@@ -70,6 +72,8 @@ def serve(
     file: str | None,
     accept_loss: bool,
     new_devices: bool,
+    without: tuple[str, ...],
+    restored: bool,
     member: str | None,
     parent: int | None,
     **settings: str | tuple[str, ...] | None,
@@ -92,7 +96,8 @@ def serve(
     if member is not None and parent is not None:
         run_loop(partial(_serve_member, config, bytes.fromhex(member), parent))
     elif _is_lake(config):
-        run_loop(partial(_serve_lake, config, accept_loss=accept_loss, new_devices=new_devices))
+        options = {"accept_loss": accept_loss, "new_devices": new_devices, "without": without, "restored": restored}
+        run_loop(partial(_serve_lake, config, options))
     else:
         run_loop(partial(_serve_engine, config))
 
@@ -106,7 +111,7 @@ async def _serve_engine(config: Config) -> None:
     await run_engine(config, printer=say, faces=(serve_s3_port, serve_admin_port, notify_manager))
 
 
-async def _serve_lake(config: Config, *, accept_loss: bool, new_devices: bool) -> None:
+async def _serve_lake(config: Config, options: dict[str, Any]) -> None:
     from cli.serve.faces import notify_manager, serve_admin_port, serve_s3_port
     from cli.serve.start_checks import check_first_start
     from engine.lake.lake_process import LakeOptions, run_lake
@@ -117,7 +122,7 @@ async def _serve_lake(config: Config, *, accept_loss: bool, new_devices: bool) -
         printer=say,
         member_command=partial(member_command, config),
         faces=(serve_s3_port, serve_admin_port, notify_manager),
-        options=LakeOptions(accept_loss=accept_loss, new_devices=new_devices),
+        options=LakeOptions(**options),
     )
 
 

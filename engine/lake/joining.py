@@ -18,7 +18,7 @@ from engine.coordinator.lake_state import LakeState
 from engine.coordinator.remote_coordinator import open_remote_coordinator
 from engine.host.local_disk import make_folders
 from engine.lake.folders import check_devices, holds_member, holds_names, look_at_folders, records_in
-from engine.lake.machine import MachineRecord, machine_of, new_machine, token_in, write_machine
+from engine.lake.machine import MachineRecord, machine_of, made, new_machine, token_in, write_machine
 from engine.superblock.secret_files import new_token
 from lakefs.cluster.protection import Protection
 from lakefs.config.settings import Config, parse_address
@@ -85,8 +85,9 @@ async def join(folders: Sequence[Path], names_at: str, token: str, place: Place)
         make_folders(folder)
     machine = _machine_for(folders, lake.lake)
     wanted = msgspec.structs.replace(
-        machine, name=lake.name, listen=place.listen, names_at=names_at, rack=place.rack, zone=place.zone, is_made=True
+        machine, name=lake.name, listen=place.listen, names_at=names_at, rack=place.rack, zone=place.zone
     )
+    wanted = made(wanted, Protection(lake.data_shards, lake.parity_shards))
     return _written(folders, machine, wanted, token)
 
 

@@ -22,7 +22,7 @@ from engine.coordinator.lake_state import NO_EPOCH, LakeState
 from engine.coordinator.records import MemberRecord
 from engine.host.local_disk import LocalDisk
 from engine.lake.folders import check_devices
-from engine.lake.machine import keep_machine, made
+from engine.lake.machine import keep_machine
 from engine.lake.member_processes import MemberPlan, MemberProcess, MemberProcesses, Served
 from engine.lake.plan import LakePlan
 from engine.superblock.superblock import survey_superblocks
@@ -85,7 +85,7 @@ async def take_new_folders(plan: LakePlan, processes: MemberProcesses) -> None:
         for member in plan.members:
             if member.folder not in served and plan.is_wanted(member.folder):
                 _log.info("a member is started in a folder that held none", folder=str(member.folder))
-                keep_machine([member.folder], made(plan.machine), plan.token)
+                keep_machine([member.folder], plan.machine, plan.token)
                 processes.add(member)
 
 

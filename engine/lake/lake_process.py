@@ -34,7 +34,8 @@ from engine.server.listener import Server
 from engine.superblock.secret_files import native_token, new_token
 from lakefs.cluster.protection import Protection
 from lakefs.config.settings import Address, Config, parse_address
-from lakefs.errors import ConfigError
+from lakefs.errors import ConfigError, InvalidArgument
+from lakefs.ids import CopyId
 from lakefs.limits import STRANGERS_MAX
 from lakefs.transport.streams import TrioNetwork
 
@@ -49,11 +50,21 @@ class LakeOptions:
     """The operator's words for one start.
 
     `accept_loss`: a lake is made although one device's loss harms it.  `new_devices`: folders that hold nothing become
-    new members of a lake that exists.
+    new members of a lake that exists.  `without`: ids of copies of the names that are given up, in hex.  `restored`:
+    the folders were put back from a backup.
     """
 
     accept_loss: bool = False
     new_devices: bool = False
+    without: Sequence[str] = ()
+    restored: bool = False
+
+    def lost_copies(self) -> frozenset[CopyId]:
+        """Return the ids in `without`.  InvalidArgument for text that is none."""
+        try:
+            return frozenset(CopyId(bytes.fromhex(text)) for text in self.without)
+        except ValueError as error:
+            raise InvalidArgument(f"--without takes the id of a copy, as the refusal shows it: {error}") from error
 
 
 @dataclass(kw_only=True)
@@ -136,6 +147,8 @@ def plan_lake(config: Config, member_command: MemberCommand, options: LakeOption
         is_chosen=is_chosen,
         accept_loss=accept_loss,
         new_devices=options.new_devices,
+        without=options.lost_copies(),
+        restored=options.restored,
         upload_expiry_s=config.upload_expiry,
     )
 

@@ -26,6 +26,7 @@ import structlog
 
 from engine.host.local_disk import LocalDisk
 from engine.superblock.secret_files import CLUSTER_TOKEN_FILE, keep_token, read_token
+from lakefs.cluster.protection import Protection
 from lakefs.errors import LakeError, StoreUnusable
 from lakefs.ids import new_id16
 
@@ -42,7 +43,7 @@ class MachineRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `number` grows with each change.  `listen`: HOST:PORT for other machines; empty: there are none.  `names_at`:
     HOST:PORT of the machine with the names; empty: that is this one.  `is_made`: the lake has had its first table, and
-    is never made anew.  `protect` and `accept_loss` are for making it.
+    is never made anew.  `protect` is its protection.  `accept_loss` is for making it.
     """
 
     machine: str
@@ -64,9 +65,10 @@ def new_machine(lake_id: bytes) -> MachineRecord:
     return MachineRecord(new_id16().hex(), lake_id.hex())
 
 
-def made(record: MachineRecord) -> MachineRecord:
-    """Return the record of a machine whose lake has its first table."""
-    return record if record.is_made else msgspec.structs.replace(record, is_made=True, number=record.number + 1)
+def made(record: MachineRecord, protection: Protection) -> MachineRecord:
+    """Return the record of a machine whose lake has its first table, with that protection."""
+    found = msgspec.structs.replace(record, is_made=True, protect=str(protection))
+    return found if found == record else msgspec.structs.replace(found, number=record.number + 1)
 
 
 def read_machine(folder: Path) -> MachineRecord | None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -108,7 +108,12 @@ async def _open_with_names(plan: LakePlan) -> AsyncIterator[LakeParts]:
         offload = await stack.enter_async_context(ThreadOffload(ENGINE_THREADS, "lake"))
         names = await stack.enter_async_context(
             open_local_names(
-                plan.names_folders(), lake_id=plan.lake_id, protection_losses=plan.protection.parity, is_new=plan.is_new
+                plan.names_folders(),
+                lake_id=plan.lake_id,
+                protection_losses=plan.protection.parity,
+                is_new=plan.is_new,
+                without=plan.without,
+                restored=plan.restored,
             )
         )
         store, gate = names.store, BindGate()
@@ -121,7 +126,9 @@ async def _open_with_names(plan: LakePlan) -> AsyncIterator[LakeParts]:
         is_made = await state.epoch() != NO_EPOCH
         processes = await _open_processes(stack, plan, state, protection, is_made=is_made)
         await wait_for_members(processes, state, plan, protection, is_made=is_made)
-        keep_machine([member.plan.folder for member in processes.members], made(plan.machine), plan.token)
+        machine = made(plan.machine, protection)
+        keep_machine([member.plan.folder for member in processes.members], machine, plan.token)
+        plan = replace(plan, machine=machine)
         links = await stack.enter_async_context(open_member_links(coordinator, _connecting_members(plan)))
         stripes = LakeStripes(links, state, offload)
         settings = UpkeepSettings(name=plan.machine.name, upload_expiry_s=plan.upload_expiry_s)

@@ -10,6 +10,7 @@ from engine.lake.folders import NAMES_FOLDER, holds_member, holds_names, is_prep
 from engine.lake.machine import MachineRecord
 from engine.lake.member_processes import MemberPlan
 from lakefs.cluster.protection import Protection
+from lakefs.ids import CopyId
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class LakePlan:
 
     `is_new`: no folder holds anything.  `protection` is that of a new lake.  `is_chosen`: somebody asked for it, so
     another one that is recorded is refused.  `new_devices`: of a lake that was made, folders without a member get one.
-    `token` is the lake's; empty for a machine that is alone.
+    `token` is the lake's; empty for a machine that is alone.  `without` and `restored` are of the names' copies
+    (`open_local_names`).
     """
 
     machine: MachineRecord
@@ -30,6 +32,8 @@ class LakePlan:
     accept_loss: bool
     new_devices: bool
     upload_expiry_s: float = 0.0
+    without: frozenset[CopyId] = frozenset()
+    restored: bool = False
 
     @property
     def lake_id(self) -> bytes:

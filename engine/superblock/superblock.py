@@ -430,7 +430,7 @@ def _admit(disk: Disk, superblock: Superblock, lock: DiskLock, told: tuple[str, 
         if superblock.cluster_id != NO_CLUSTER:
             raise StoreUnusable(
                 f"the folder is a copy of a member of the lake {superblock.cluster_id.hex()}, not the folder itself; "
-                "bring that one back, or empty this one and start with --new-devices",
+                "bring that one back, or empty this one and run: lake cluster add DIR",
                 subject=SUPERBLOCK_PATH,
             )
         engine_id = EngineId(new_id16())

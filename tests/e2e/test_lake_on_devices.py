@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -232,7 +233,7 @@ def test_folders_that_belong_elsewhere_are_refused(tmp_path: Path) -> None:
     assert "of another lake" in refused(tmp_path, [mine[0], other[0]])
     assert "is the store of one engine" in refused(tmp_path, [mine[0], engine.data])
     alone = lake("serve", "--data", mine[0], "--socket", tmp_path / "s", "--s3", "off", "--admin", "off")
-    assert "start the lake with all its folders" in alone.err
+    assert "of 2 copies of the names too few are here to know that none is newer" in alone.err
     assert "given twice" in refused(tmp_path, [mine[0], mine[0]])
 
 
@@ -252,3 +253,17 @@ def test_a_first_start_that_was_cut_off_is_gone_on_with(tmp_path: Path) -> None:
         assert lake_.printed[0].endswith("(3 members, protection 2+1)")
         lake_.put("long", OBJECTS["long"])
         assert lake_.get("long") == OBJECTS["long"]
+
+
+@pytest.mark.thorough
+def test_a_copy_of_the_names_that_is_lost_is_given_up_by_the_very_words_of_the_refusal(tmp_path: Path) -> None:
+    folders = [tmp_path / f"d{number}" for number in range(3)]
+    with served(tmp_path, folders, "--protect", "2+1", "--accept-loss") as lake_:
+        lake_.put("long", OBJECTS["long"])
+    shutil.rmtree(folders[0])
+    message = refused(tmp_path, folders)
+    assert "of 2 copies of the names too few are here" in message
+    word = message.split("start with: ")[1].split(";")[0]
+    with served(tmp_path, folders, *word.split()) as lake_:
+        assert lake_.get("long") == OBJECTS["long"]
+    assert "--without takes the id of a copy" in refused(tmp_path, folders, "--without", "first")

@@ -26,9 +26,11 @@ from engine.lake.machine import (
 )
 from engine.superblock.secret_files import CLUSTER_TOKEN_FILE
 from engine.superblock.superblock import open_store
+from lakefs.cluster.protection import Protection
 from lakefs.errors import AlreadyExists, InvalidArgument, LakeError, PreconditionFailed, StoreUnusable
 
 LAKE = bytes(range(16))
+TWO = Protection(2, 1)
 HERE = Place("10.0.0.4:9100")
 
 
@@ -55,8 +57,8 @@ def test_a_record_and_a_token_are_kept_private_and_only_written_when_they_differ
     assert {(tmp_path / name).stat().st_mode & 0o777 for name in before} == {0o600}
     write_machine(tmp_path, record, "secret")
     assert {name: os.stat(tmp_path / name).st_ino for name in before} == before
-    write_machine(tmp_path, made(record), "another")
-    assert read_machine(tmp_path) == made(record)
+    write_machine(tmp_path, made(record, TWO), "another")
+    assert read_machine(tmp_path) == made(record, TWO)
     assert token_in([tmp_path]) == "another"
 
 
@@ -73,7 +75,7 @@ def test_a_record_that_cannot_be_read_is_refused_by_name_and_others_are_used(tmp
     (damaged / MACHINE_FILE).write_bytes(content)
     with pytest.raises(StoreUnusable, match="cannot be read"):
         read_machine(damaged)
-    record = made(new_machine(LAKE))
+    record = made(new_machine(LAKE), TWO)
     write_machine(good, record)
     make_member(good)
     assert look_at_folders([damaged, good]).machine == record
@@ -101,7 +103,7 @@ def test_disks_of_another_machine_are_taken_over_by_the_one_that_most_folders_ha
 def test_a_lake_that_was_made_is_never_made_anew(tmp_path: Path) -> None:
     write_machine(tmp_path, new_machine(LAKE))
     assert look_at_folders([tmp_path]).is_new
-    write_machine(tmp_path, made(new_machine(LAKE)))
+    write_machine(tmp_path, made(new_machine(LAKE), TWO))
     with pytest.raises(StoreUnusable, match="none of them holds anything of it"):
         look_at_folders([tmp_path])
 
@@ -136,7 +138,7 @@ def test_a_lake_is_opened_to_other_machines_and_that_is_safe_to_repeat(tmp_path:
 def test_a_lake_that_serves_alone_is_opened_to_others_and_keeps_its_machine(tmp_path: Path) -> None:
     member, empty = folders_in(tmp_path, "member", "empty")
     make_member(member)
-    before = made(new_machine(LAKE))
+    before = made(new_machine(LAKE), TWO)
     write_machine(member, before)
     record = open_to_machines([member, empty], "prod", HERE)
     assert (record.machine, record.is_made) == (before.machine, True)
@@ -171,7 +173,7 @@ def test_too_few_devices_are_refused_unless_that_is_accepted(tmp_path: Path) -> 
 
 
 def joined(folder: Path) -> MachineRecord:
-    record = msgspec.structs.replace(made(new_machine(LAKE)), listen="10.0.0.5:9100", names_at="10.0.0.4:9100")
+    record = msgspec.structs.replace(made(new_machine(LAKE), TWO), listen="10.0.0.5:9100", names_at="10.0.0.4:9100")
     write_machine(folder, record, "secret")
     make_member(folder)
     return record
