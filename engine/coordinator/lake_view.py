@@ -111,6 +111,7 @@ class LakeView:
         """Follow changes from behind `revision`, until cancelled; waits while the coordinator is away."""
         pause_s = _PAUSE_S_MIN
         while True:
+            began = trio.current_time()
             try:
                 async with self._coordinator.watch(_BEGIN, _END, Revision(revision + 1)) as watch:
                     async for event in watch:
@@ -123,7 +124,9 @@ class LakeView:
                         self._changed()
                 revision = await self.read()
             except (EngineUnreachable, EngineBusy) as error:
-                if pause_s == _PAUSE_S_MIN:  # each time that it goes, not each time that it is tried
+                if trio.current_time() > began + _PAUSE_S_MAX:  # it was followed for a while
+                    pause_s = _PAUSE_S_MIN
+                if pause_s == _PAUSE_S_MIN:  # said once, not with each attempt
                     _log.warning("coordinator_away", reason=error.message)
                 await trio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _PAUSE_S_MAX)

@@ -164,7 +164,7 @@ def test_names_that_are_silent_are_given_up_in_bounded_time_and_calls_are_refuse
             names.network.freeze()
             began = trio.current_time()
             for call in (partial(remote.get, b"a"), partial(put, remote, b"a", b"2")):
-                with pytest.raises(EngineUnreachable, match=r"does not answer|nothing answers"):
+                with trio.fail_after(10), pytest.raises(EngineUnreachable, match=r"does not answer|nothing answers"):
                     await call()
             assert trio.current_time() - began < 1.25 * NAMES_SILENCE_S + NAMES_CONNECT_S + 0.1
             began = trio.current_time()
@@ -267,6 +267,26 @@ def test_names_that_shut_down_are_not_held_back_by_watches_and_refused_calls_are
             nursery.cancel_scope.cancel()
 
     run(scenario)
+
+
+@pytest.mark.parametrize("seed", SCHEDULES)
+def test_calls_that_names_refuse_because_they_shut_down_are_of_a_coordinator_that_is_away(seed: int) -> None:
+    async def ask_on(remote: Coordinator) -> None:
+        with pytest.raises(EngineUnreachable):
+            while True:
+                await put(remote, b"a")
+
+    async def scenario() -> None:
+        async with names_and_remote(seed) as (names, remote):
+            await remote.connect()
+            async with trio.open_nursery() as nursery:
+                for _ in range(10):
+                    nursery.start_soon(ask_on, remote)
+                await trio.sleep(0.05)
+                nursery.start_soon(names.shut_down)
+            await names.start()
+
+    run(scenario, seed)
 
 
 def test_a_view_of_the_lake_goes_on_when_the_coordinator_was_away() -> None:
