@@ -30,7 +30,6 @@ from engine.coordinator.coordinator import (
     Put,
 )
 from engine.coordinator.records import (
-    DIRTY,
     EPOCH_KEY,
     EPOCHS,
     GENERATION_KEY,
@@ -59,6 +58,8 @@ from lakefs.limits import COORDINATOR_OPERATIONS_MAX, COORDINATOR_PAGE_MAX
 
 NO_EPOCH: Final = RingEpoch(0)
 NO_GENERATION: Final = GcGeneration(0)
+FIRST_PARTITION: Final = Partition(0)
+LAST_PARTITION: Final = Partition(0xFFFF)
 
 
 class Dirty(msgspec.Struct, frozen=True):
@@ -203,23 +204,33 @@ class LakeState:
         for first in range(0, len(notes), COORDINATOR_OPERATIONS_MAX):
             await self._coordinator.transact([], notes[first : first + COORDINATOR_OPERATIONS_MAX])
 
-    async def dirty(self) -> list[Dirty]:
-        """Return all dirty partitions, in order; the caller reads each anew before its walk."""
-        return [_dirty(entry) async for entry in self._all(*DIRTY)]
+    async def dirty(self, first: Partition = FIRST_PARTITION, last: Partition = LAST_PARTITION) -> list[Dirty]:
+        """Return the dirty partitions from `first` to `last`, in order; the caller reads each anew before its walk."""
+        return [_dirty(entry) async for entry in self._all(dirty_key(first), dirty_key(last) + b"\0")]
 
-    async def dirty_partition(self, partition: Partition) -> Dirty | None:
-        """Return the last note of one partition; None if it is clean."""
-        entry = (await self._coordinator.get(dirty_key(partition))).entry
-        return None if entry is None else _dirty(entry)
+    async def clear_dirty(self, notes: Sequence[Dirty]) -> set[Partition]:
+        """Clear partitions that were walked since these notes of them were read; returns those that are clean now.
 
-    async def clear_dirty(self, dirty: Dirty) -> bool:
-        """Clear a partition that was walked since this was read; False, and nothing is done, if it was noted anew.
-
-        True if it is clean already.
+        Those that were noted anew stay as they are.  Cancelled, some may have been cleared.
         """
-        key = dirty_key(dirty.partition)
-        done = await self._coordinator.transact([HasRevision(key, dirty.revision)], [Delete(key)])
-        return done.succeeded or done.seen[0] is None
+        clean: set[Partition] = set()
+        for first in range(0, len(notes), COORDINATOR_OPERATIONS_MAX):
+            clean |= await self._clear(notes[first : first + COORDINATOR_OPERATIONS_MAX])
+        return clean
+
+    async def _clear(self, notes: Sequence[Dirty]) -> set[Partition]:
+        """Clear in one transaction all that are as they were read, once more for each time that others were first."""
+        clean: set[Partition] = set()
+        while notes:
+            keys = [dirty_key(note.partition) for note in notes]
+            compares = [HasRevision(key, note.revision) for key, note in zip(keys, notes, strict=True)]
+            done = await self._coordinator.transact(compares, list(map(Delete, keys)))
+            if done.succeeded:
+                return clean | {note.partition for note in notes}
+            pairs = list(zip(notes, done.seen, strict=True))
+            clean |= {note.partition for note, entry in pairs if entry is None}
+            notes = [note for note, entry in pairs if entry is not None and entry.revision == note.revision]
+        return clean
 
     # --- the walker --------------------------------------------------------------------------------------
 

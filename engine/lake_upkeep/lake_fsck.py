@@ -162,8 +162,8 @@ class _LakeCheck:
     async def _walk_one(self, partition: Partition, others: list[MemberId], out: set[MemberId]) -> WalkReport | None:
         for _ in range(_WALKS_MAX):
             try:
-                walk = self._fsck._walker.walk_partition(partition, others=others, out=out, deep=True)
-                return (await walk).report
+                walked = await self._fsck._walker.walk([partition], others=others, out=out, deep=True)
+                return walked.reports[partition]
             except StaleEpoch:
                 await trio.sleep(1.0)  # until this process has the newer table
         return None

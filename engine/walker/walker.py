@@ -1,16 +1,20 @@
-"""The walker: looks at one partition of a lake, and makes every stripe of it whole and at home.
+"""The walker: looks at partitions of a lake, and makes every stripe of them whole and at home.
 
 Heal, return of a member, drain, rebalance, replaced devices and shards that were quarantined are this one walk: the
-lists of all members that may have shards of the partition are merged and compared, chunk by chunk; what is missing is
+lists of all members that may have shards of the partitions are merged and compared, chunk by chunk; what is missing is
 decoded from the others, what lies elsewhere is moved.
+
+Partitions that are walked together are one list of each member: so empty ones cost nothing, and those with a few
+chunks share pages.
 
 Rules kept here:
 - Before a member is listed, it has said this walk's ring epoch.  So a walk of an older table, wherever it is still
   running, can drop nothing at a home that this walk relies on, and what a writer stores by an older table is refused
   from then on.  If a member knows a newer epoch, the walk ends with StaleEpoch and is done anew.
 - Asked are homes and substitutes of every table that is not retired, and the members that the caller names.
-- The partition is settled only if homes and substitutes answered, but for those that are out, and every stripe was
+- A partition is settled only if homes and substitutes answered, but for those that are out, and every stripe was
   found or made whole.  A member that is out is asked if it answers; as a home of the newest table it is waited for.
+- A member that answered and then failed leaves all partitions of the walk unsettled: its list is not known to be whole.
 - A chunk of which too few shards are listed is looked at once more, a while later: a writer may be storing it, or gc
   may be freeing it.
 - Memory: a page for each member, a batch of `BATCH_BYTES` and what is decoded of it, and `SECOND_LOOKS_MAX` chunks.
@@ -19,7 +23,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,7 +35,7 @@ from engine.host.tasks import run_all
 from engine.members.ports import Members
 from engine.walker.walker_calls import ShardCalls
 from engine.walker.walker_compare import Verdicts, compare, copies_of
-from engine.walker.walker_lists import ShardList, Window, Windows
+from engine.walker.walker_lists import ShardList, Window, Windows, by_partition
 from engine.walker.walker_pace import Pace
 from engine.walker.walker_repair import Repair
 from engine.walker.walker_report import Left, WalkReport
@@ -51,7 +55,7 @@ BATCH_STRIPES: Final = 256
 PAGE: Final = 4096
 """Shards of a page of a list: 1 MiB of memory."""
 SECOND_LOOKS_MAX: Final = 256
-"""Chunks of a partition, with too few shards, that are looked at once more."""
+"""Chunks of a walk, with too few shards, that are looked at once more."""
 SECOND_LOOK_S: Final = 2.0
 """A store of one chunk takes less, and so does the sweep of one partition by all its members."""
 
@@ -60,19 +64,18 @@ _log: Final = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Walked:
-    """The end of one walk."""
+    """The end of one walk: a report of each partition."""
 
     epoch: RingEpoch
-    report: WalkReport
+    reports: Mapping[Partition, WalkReport]
 
-    @property
-    def is_settled(self) -> bool:
-        """True if every stripe of the partition is whole and at home, and nothing lies elsewhere."""
-        return self.report.is_healed
+    def is_settled(self, partition: Partition) -> bool:
+        """Return True if every stripe of a partition is whole and at home, and nothing lies elsewhere."""
+        return self.reports[partition].is_healed
 
 
 class Walker:
-    """Walks partitions, one at a time."""
+    """Walks partitions, for one task at a time."""
 
     def __init__(
         self,
@@ -97,23 +100,25 @@ class Walker:
         """The ring epochs that members have said.  They only grow, durably."""
         self._packed: tuple[RingEpoch, bytes] = RingEpoch(0), b""
 
-    async def walk_partition(
+    async def walk(
         self,
-        partition: Partition,
+        partitions: Sequence[Partition],
         *,
         others: Iterable[MemberId] = (),
         out: Set[MemberId] = frozenset(),
         deep: bool = False,
     ) -> Walked:
-        """Walk a partition of the newest table; `others` are asked as well, those that are `out` need not answer.
+        """Walk partitions of the newest table, which ascend; `others` are asked as well, those `out` need not answer.
 
+        Members list all from the first partition to the last: what is between them is read, and not looked at.
         `deep`: every chunk is read, compared with its id, and its shards with what they have to be.
-        StaleEpoch when a newer table was made meanwhile, and errors of the coordinator: then walk it again.
+        StaleEpoch when a newer table was made meanwhile, and errors of the coordinator: then walk them again.
         """
         tables = list(self._members.tables)
-        walk = _Walk(self, tables, partition, deep=deep)
-        await walk.run(others, out)
-        return Walked(tables[0].ring_epoch, walk.report)
+        walk = _Walk(self, tables, partitions, deep=deep)
+        if partitions:
+            await walk.run(others, out)
+        return Walked(tables[0].ring_epoch, walk.reports)
 
     async def say_epoch(self, member: MemberId, table: Table) -> None:
         """Let a member know a table, unless it has said that it does.  StaleEpoch if it knows a newer one."""
@@ -139,61 +144,78 @@ class Walker:
         return GcGeneration(max(1, await self._state.generation()))
 
 
-class _Walk:
-    """One walk of one partition."""
+class _Part:
+    """One partition of a walk, in which there are shards."""
 
-    def __init__(self, walker: Walker, tables: Sequence[Table], partition: Partition, *, deep: bool) -> None:
-        self.report = WalkReport(partitions=1)
-        self._walker = walker
-        self._tables = tables
-        self._partition = partition
+    def __init__(self, walk: _Walk, partition: Partition) -> None:
+        newest, walker = walk.tables[0], walk.walker
+        self.report: Final = walk.reports[partition]
+        self.place: Final = Place(homes_of(newest, partition), walk.answered)
+        calls = ShardCalls(walker._members, newest.ring_epoch, self.place, self.report)
+        code, offload = walker._code, walker._offload
+        self.repair: Final = Repair(calls, self.place, code, offload, self.report, walker.generation)
+
+
+class _Walk:
+    """One walk of some partitions."""
+
+    def __init__(self, walker: Walker, tables: Sequence[Table], partitions: Sequence[Partition], *, deep: bool) -> None:
+        self.walker: Final = walker
+        self.tables: Final = tables
+        self.reports: Final = {partition: WalkReport(partitions=1) for partition in partitions}
+        self.answered: Final[set[MemberId]] = set()
+        """Members that were asked, and have answered everything so far."""
         self._deep = deep
-        newest = tables[0]
-        row = newest.rows[partition][: newest.protection.width]
-        self._place = Place(tuple(newest.members[index].id for index in row), set())
-        calls = ShardCalls(walker._members, newest.ring_epoch, self._place, self.report)
-        self._repair = Repair(calls, self._place, walker._code, walker._offload, self.report, walker.generation)
-        self._doubtful: list[ChunkId] = []
+        self._walked: dict[Partition, _Part] = {}
+        self._doubtful: list[tuple[_Part, ChunkId]] = []
 
     async def run(self, others: Iterable[MemberId], out: Set[MemberId]) -> None:
-        needed = set(members_of(self._tables, self._partition)) - (out - set(self._place.homes))
-        asked = {*needed, *members_of(self._tables, self._partition), *others}
-        await run_all(self._greet, sorted(asked))
-        self.report.unanswered = {member.hex() for member in needed - self._place.answered}
-        begin, end = digests_of(self._partition, self._tables[0].partition_bits)
-        lists = self._lists(begin, end)
+        rows = {partition: members_of(self.tables, partition) for partition in self.reports}
+        await run_all(self._greet, sorted({*others}.union(*rows.values())))
+        greeted = frozenset(self.answered)
+        partitions, bits = list(rows), self.tables[0].partition_bits
+        lists = self._lists(digests_of(partitions[0], bits)[0], digests_of(partitions[-1], bits)[1])
         merged = Windows(lists)
         while (window := await merged.next()) is not None:
             self._note_failed(lists)
-            await self._look_at(window)
+            for partition, part in by_partition(window, bits):
+                if partition in self.reports:
+                    await self._look_at(self._part(partition), part)
         self._note_failed(lists)
         await self._second_look()
+        failed = greeted - self.answered
+        for partition, row in rows.items():
+            needed = set(row) - (out - set(homes_of(self.tables[0], partition)))
+            self.reports[partition].unanswered = {member.hex() for member in failed | (needed - greeted)}
+
+    def _part(self, partition: Partition) -> _Part:
+        part = self._walked.get(partition)
+        if part is None:
+            part = self._walked[partition] = _Part(self, partition)
+        return part
 
     async def _greet(self, member: MemberId) -> None:
         """Say the epoch to a member; what fails is asked nothing more."""
         try:
-            await self._walker.say_epoch(member, self._tables[0])
+            await self.walker.say_epoch(member, self.tables[0])
         except StaleEpoch:
             raise
         except LakeError as error:
             _log.debug("a member does not answer a walk", member=member.hex(), reason=error.message)
         else:
-            self._place.answered.add(member)
+            self.answered.add(member)
 
     def _lists(self, begin: bytes, end: bytes) -> list[ShardList]:
-        walker = self._walker
-        return [ShardList(walker._members, member, begin, end, walker._page) for member in sorted(self._place.answered)]
+        walker = self.walker
+        return [ShardList(walker._members, member, begin, end, walker._page) for member in sorted(self.answered)]
 
     def _note_failed(self, lists: Sequence[ShardList]) -> None:
-        for one in lists:
-            if one.has_failed:
-                self._place.answered.discard(one.member)
-                self.report.unanswered.add(one.member.hex())
+        self.answered.difference_update([one.member for one in lists if one.has_failed])
 
-    async def _look_at(self, window: Window) -> None:
-        """Compare a window, and work on the chunks that are not whole."""
-        compared = compare(window, self._place.homes, self._place.answered, self._walker._verdicts)
-        self.report.chunks += compared.chunk_count
+    async def _look_at(self, part: _Part, window: Window) -> None:
+        """Compare a window of one partition, and work on the chunks that are not whole."""
+        compared = compare(window, part.place.homes, self.answered, self.walker._verdicts)
+        part.report.chunks += compared.chunk_count
         chunks = compared.odd
         if self._deep:
             chunks = sorted({chunk for _, columns in window for chunk in columns.chunks})
@@ -204,37 +226,43 @@ class _Walk:
             batch.append(stripe)
             size += sum(copy.length for copy in stripe.copies)
             if size >= BATCH_BYTES or len(batch) == BATCH_STRIPES:
-                await self._work(batch)
+                await self._work(part, batch)
                 batch, size = [], 0
-        await self._work(batch)
+        await self._work(part, batch)
 
-    async def _work(self, batch: Sequence[Stripe], *, is_last: bool = False) -> None:
+    async def _work(self, part: _Part, batch: Sequence[Stripe], *, is_last: bool = False) -> None:
         if not batch:
             return
-        before = self.report.bytes_read + self.report.bytes_written
-        async with self._walker._pace.paced() as spent:
-            ended = await self._repair.work(batch)
-            spent(self.report.bytes_read + self.report.bytes_written - before)
+        report = part.report
+        before = report.bytes_read + report.bytes_written
+        async with self.walker._pace.paced() as spent:
+            ended = await part.repair.work(batch)
+            spent(report.bytes_read + report.bytes_written - before)
         for stripe, left in ended:
             if left is Left.TOO_FEW and not is_last and len(self._doubtful) < SECOND_LOOKS_MAX:
-                self._doubtful.append(stripe.chunk)
+                self._doubtful.append((part, stripe.chunk))
             elif left is not None:
-                self.report.leave(id_text(stripe.chunk), left)
+                report.leave(id_text(stripe.chunk), left)
 
     async def _second_look(self) -> None:
         """Look again at chunks with too few shards, after a pause."""
         if not self._doubtful:
             return
-        await trio.sleep(self._walker._second_look_s)
-        for chunk in self._doubtful:
+        await trio.sleep(self.walker._second_look_s)
+        for part, chunk in self._doubtful:
             digest = chunk[1:]
             lists = self._lists(digest, _next_digest(digest))
             merged = Windows(lists)
             while (window := await merged.next()) is not None:
                 self._note_failed(lists)
                 if copies := copies_of(chunk, window):
-                    await self._work([Stripe(chunk, copies)], is_last=True)
+                    await self._work(part, [Stripe(chunk, copies)], is_last=True)
             self._note_failed(lists)
+
+
+def homes_of(table: Table, partition: Partition) -> tuple[MemberId, ...]:
+    """Return the home of each shard number in a partition; a member may be home of several."""
+    return tuple([table.members[index].id for index in table.rows[partition][: table.protection.width]])
 
 
 def members_of(tables: Iterable[Table], partition: Partition) -> list[MemberId]:

@@ -1,6 +1,7 @@
 """Members' lists of shards of one range of digests, read page by page and merged as windows.
 
     window = await Windows(lists).next()        per member its shards of the same chunks, in the order of chunks
+    by_partition(window, bits)                  the same, partition by partition
 
 Rules kept here:
 - A window holds all listed shards of each of its chunks: a chunk at the end of a page waits for the next page.
@@ -13,7 +14,7 @@ Rules kept here:
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,7 +23,7 @@ import structlog
 from engine.host.tasks import run_all
 from engine.members.ports import Members
 from lakefs.errors import EngineUnreachable, LakeError, ProtocolError
-from lakefs.ids import MemberId
+from lakefs.ids import MemberId, Partition
 from lakefs.wire import messages as m
 
 _log: Final = structlog.get_logger(__name__)
@@ -51,16 +52,20 @@ class Columns:
         self.touched += other.touched
         self.chunk_lengths += other.chunk_lengths
 
+    def part(self, begin: int, end: int) -> Columns:
+        """Return a copy of some of the shards."""
+        return Columns(
+            self.chunks[begin:end],
+            self.shards[begin:end],
+            self.lengths[begin:end],
+            self.crcs[begin:end],
+            self.touched[begin:end],
+            self.chunk_lengths[begin:end],
+        )
+
     def take(self, count: int) -> Columns:
         """Remove and return the first shards."""
-        taken = Columns(
-            self.chunks[:count],
-            self.shards[:count],
-            self.lengths[:count],
-            self.crcs[:count],
-            self.touched[:count],
-            self.chunk_lengths[:count],
-        )
+        taken = self.part(0, count)
         for column in (self.chunks, self.shards, self.lengths, self.crcs, self.touched, self.chunk_lengths):
             del column[:count]
         return taken
@@ -139,3 +144,27 @@ class Windows:
             if window:
                 return window
         return None
+
+
+def by_partition(window: Window, partition_bits: int) -> Iterator[tuple[Partition, Window]]:
+    """Yield the parts of a window that are of one partition and of one kind of chunk, in the order of chunks."""
+    at = [0] * len(window)
+    while True:
+        first = min((c.chunks[i] for (_, c), i in zip(window, at, strict=True) if i < len(c)), default=None)
+        if first is None:
+            return
+        partition = (first[1] << 8 | first[2]) >> 16 - partition_bits
+        boundary = _end_of_partition(first[0], partition, 16 - partition_bits)
+        ends = [bisect_left(c.chunks, boundary, i) for (_, c), i in zip(window, at, strict=True)]
+        part = [
+            (member, columns.part(begin, end))
+            for (member, columns), begin, end in zip(window, at, ends, strict=True)
+            if begin < end
+        ]
+        yield Partition(partition), part
+        at = ends
+
+
+def _end_of_partition(kind: int, partition: int, shift: int) -> bytes:
+    """Return the least id of a chunk behind those of a kind in a partition."""
+    return ((kind << 16) + (partition + 1 << shift)).to_bytes(3, "big")

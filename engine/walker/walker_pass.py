@@ -1,6 +1,6 @@
 """The walker's order of work, kept going by the one process of a lake that walks.
 
-In this order, a partition at a time:
+In this order, some partitions at a time (`engine.walker.dirty_queue`):
 1. dirty partitions of which a stripe may be short;
 2. dirty partitions of which shards have to be moved: rows that a newer table changed, members that returned;
 3. all partitions, once in `full_pass_s`, from where the last process stopped.
@@ -10,7 +10,8 @@ Rules kept here:
   that walk at once for a moment do no harm (`engine.walker.walker`), they only work twice.
 - A note is read before the walk, and cleared only at the revision that was read, and only if the walk settled the
   partition by a table at least as new as the note.
-- A partition that a walk leaves unsettled stays dirty, or is noted as dirty; it is walked again after `retry_s`.
+- A partition that a walk leaves unsettled stays dirty, or is noted as dirty; it is walked again after `retry_s`, or soon
+  after a member that did not answer is up again.
 - So *healed* is: nothing is dirty, one table is left, and a walk through all partitions has ended.
 - The position of that walk is recorded every `SAVE_INTERVAL_S`; partitions walked since are walked again.
 """
@@ -31,6 +32,7 @@ from engine.coordinator.lake_state import Dirty, LakeState
 from engine.coordinator.records import MemberState, WalkRecord
 from engine.host.tasks import plain_errors
 from engine.members.ports import Members
+from engine.walker.dirty_queue import DirtyQueue, Width
 from engine.walker.walker import Walked, Walker
 from engine.walker.walker_report import WalkReport
 from lakefs.cluster.table import Table
@@ -40,6 +42,8 @@ from lakefs.limits import PARTITION_BITS, PARTITION_BITS_MANY
 from lakefs.ports import Clock
 
 SAVE_INTERVAL_S: Final = 10.0
+AWAITED_INTERVAL_S: Final = 0.5
+"""While nothing is to be done, members for which partitions wait are looked at that often; no request is sent."""
 LOOK_INTERVAL_S: Final = 5.0
 """Dirty partitions and members are read anew that often; a read of 4,096 notes is 5 pages."""
 OTHERS_MAX: Final = 128
@@ -82,9 +86,8 @@ class WalkerPass:
         self._process = process
         self._walk = WalkRecord()
         self._saved_at = self._looked_at = -1e9
-        self._queue: list[Dirty] = []
-        self._dirty_count = 0
-        self._not_before: dict[Partition, float] = {}
+        self._dirty = DirtyQueue(self._settings.retry_s)
+        self._width_dirty, self._width_all = Width(), Width()
         self._others: list[MemberId] = []
         self._out: set[MemberId] = set()
         """Out or removed: nobody waits for them."""
@@ -120,7 +123,7 @@ class WalkerPass:
                 await self.resume()
                 while True:
                     if not await self.step():
-                        await trio.sleep(self._settings.idle_s)
+                        await self._idle()
 
     async def resume(self) -> None:
         """Read where the last process stopped."""
@@ -129,49 +132,58 @@ class WalkerPass:
         self._since = None
 
     async def step(self) -> bool:
-        """Walk the next partition; returns False if there is nothing to do now.  Errors of the coordinator."""
-        if self._clock.monotonic() - self._looked_at >= LOOK_INTERVAL_S or not self._queue:
+        """Walk the next partitions; returns False if there is nothing to do now.  Errors of the coordinator."""
+        if self._clock.monotonic() - self._looked_at >= LOOK_INTERVAL_S or not self._dirty:
             await self._look()
-        while self._queue:
-            partition = self._queue.pop(0).partition
-            if await self._walk_dirty(partition):
+        while self._dirty:
+            if await self._walk_dirty():
                 return True
         return await self._walk_on()
 
     async def _look(self) -> None:
         """Read the dirty partitions and the members."""
         now = self._clock.monotonic()
-        dirty = await self._state.dirty()
-        self._dirty_count = len(dirty)
-        present = {note.partition for note in dirty}
-        self._not_before = {p: at for p, at in self._not_before.items() if at > now and p in present}
-        due = [note for note in dirty if note.partition not in self._not_before]
-        self._queue = sorted(due, key=lambda note: (note.is_moving, note.partition))
+        notes = await self._state.dirty()
+        self._dirty.read(notes, self._members.tables[0].ring_epoch, now, self._members.is_up)
         states = {record.member: record.state for record in await self._state.members()}
         self._out = {member for member, state in states.items() if state in (MemberState.OUT, MemberState.REMOVED)}
         kept = [member for member, state in states.items() if state is not MemberState.REMOVED]
         self._others = kept if len(kept) <= OTHERS_MAX else []
         self._looked_at = now
 
+    async def _idle(self) -> None:
+        """Wait for `idle_s`, or until a partition that waits for a member is due."""
+        ends_at = self._clock.monotonic() + self._settings.idle_s
+        while (left_s := ends_at - self._clock.monotonic()) > 0:
+            if self._dirty.is_any_due(self._clock.monotonic(), self._members.is_up):
+                return
+            await trio.sleep(min(left_s, AWAITED_INTERVAL_S) if self._dirty.count else left_s)
+
     # --- partitions ----------------------------------------------------------------------------------
 
-    async def _walk_dirty(self, partition: Partition) -> bool:
-        """Walk a partition that is dirty; returns False if it is not (any more)."""
-        dirty = await self._state.dirty_partition(partition)
-        if dirty is None:
+    async def _walk_dirty(self) -> bool:
+        """Walk the next dirty partitions; returns False if they are not (any more)."""
+        taken = {note.partition for note in self._dirty.take(self._width_dirty)}
+        notes = [note for note in await self._state.dirty(min(taken), max(taken)) if note.partition in taken]
+        self._dirty.cleared(taken.difference([note.partition for note in notes]))
+        if not notes:
             return False
-        is_settled = True
-        for number in partitions_of(dirty, self._members.tables):
-            walked = await self._walk_one(number)
-            is_settled &= walked is not None and walked.is_settled and walked.epoch >= dirty.epoch
-        if is_settled and await self._state.clear_dirty(dirty):
-            self._dirty_count -= 1
-        else:
-            self._not_before[partition] = self._clock.monotonic() + self._settings.retry_s
+        tables = self._members.tables
+        about = {note.partition: partitions_of(note, tables) for note in notes}
+        walked = await self._walk_some(sorted(set().union(*about.values())), self._width_dirty)
+        if walked is None:
+            return True  # by the newer table, once more
+        is_settled = walked.is_settled
+        settled = [note for note in notes if note.epoch <= walked.epoch and all(map(is_settled, about[note.partition]))]
+        clean = await self._state.clear_dirty(settled)
+        self._dirty.cleared(clean)
+        for note in notes:
+            if note.partition not in clean:
+                self._leave(note.partition, about[note.partition], walked)
         return True
 
     async def _walk_on(self) -> bool:
-        """Walk the next partition of the walk through all; returns False if none is due."""
+        """Walk the next partitions of the walk through all; returns False if none is due."""
         walk, now_ns = self._walk, self._clock.wall_ns()
         bits = self._members.tables[0].partition_bits
         if walk.next_partition < 0:
@@ -182,20 +194,22 @@ class WalkerPass:
             walk = WalkRecord(0, bits, walk.began_ns, walk.ended_ns, walk.chunks, walk.left)
         if self._since is None:
             self._since = self._clock.monotonic(), walk.next_partition
-        partition = Partition(walk.next_partition)
-        walked = await self._walk_one(partition)
+        end = min(walk.next_partition + self._width_all.partitions, 1 << bits)
+        walked = await self._walk_some(list(map(Partition, range(walk.next_partition, end))), self._width_all)
         if walked is None:
             return True  # by the newer table, once more
-        if not walked.is_settled:
-            await self._state.note_dirty([partition], walked.epoch)
-            self._not_before[partition] = self._clock.monotonic() + self._settings.retry_s
-        await self._move_on(walk, walked.report)
+        left = [partition for partition in walked.reports if not walked.is_settled(partition)]
+        await self._state.note_dirty(left, walked.epoch)
+        for partition in left:
+            self._leave(partition, [partition], walked)
+        await self._move_on(walk, walked)
         return True
 
-    async def _move_on(self, walk: WalkRecord, report: WalkReport) -> None:
-        chunks = walk.chunks_so_far + report.chunks
-        left = walk.left_so_far + sum(report.left.values())
-        following = walk.next_partition + 1
+    async def _move_on(self, walk: WalkRecord, walked: Walked) -> None:
+        reports = walked.reports.values()
+        chunks = walk.chunks_so_far + sum(report.chunks for report in reports)
+        left = walk.left_so_far + sum(count for report in reports for count in report.left.values())
+        following = walk.next_partition + len(reports)
         if following < 1 << walk.partition_bits:
             self._walk = msgspec.structs.replace(walk, next_partition=following, chunks_so_far=chunks, left_so_far=left)
             if self._clock.monotonic() - self._saved_at < SAVE_INTERVAL_S:
@@ -207,24 +221,36 @@ class WalkerPass:
         self._saved_at = self._clock.monotonic()
         await self._state.save_walk(self._walk, self._process)
 
-    async def _walk_one(self, partition: Partition) -> Walked | None:
-        """Walk a partition; None if the table changed meanwhile."""
+    async def _walk_some(self, partitions: Sequence[Partition], width: Width) -> Walked | None:
+        """Walk partitions; None if the table changed during it."""
         others = [member for member in self._others if self._members.is_up(member)]
+        began = self._clock.monotonic()
         try:
-            walked = await self._walker.walk_partition(partition, others=others, out=self._out)
+            walked = await self._walker.walk(partitions, others=others, out=self._out)
         except StaleEpoch as error:
             _log.info("a walk ends: there is a newer table", reason=error.message)
             await trio.sleep(1.0)  # until this process has it too
             return None
-        self.totals.add(walked.report)
+        if partitions:
+            span = partitions[-1] - partitions[0] + 1
+            chunks = sum(report.chunks for report in walked.reports.values())
+            width.walked(span, len(partitions), chunks, self._clock.monotonic() - began)
+        for report in walked.reports.values():
+            self.totals.add(report)
         return walked
+
+    def _leave(self, noted: Partition, partitions: Iterable[Partition], walked: Walked) -> None:
+        """Let a partition that a walk left dirty wait."""
+        missing = set[str]().union(*(walked.reports[partition].unanswered for partition in partitions))
+        members = [MemberId(bytes.fromhex(member)) for member in missing]
+        self._dirty.leave(noted, walked.epoch, members, self._clock.monotonic(), self._members.is_up)
 
     # --- report --------------------------------------------------------------------------------------
 
     @property
     def is_healed(self) -> bool:
         """True if every stripe was found or made whole, as far as this process knows."""
-        return not self._dirty_count and len(self._members.tables) == 1 and self._walk.ended_ns > 0
+        return not self._dirty.count and len(self._members.tables) == 1 and self._walk.ended_ns > 0
 
     def status(self) -> dict[str, Any]:
         """Return the walker's state for people and scripts; JSON-able."""
@@ -232,7 +258,7 @@ class WalkerPass:
         whole = 1 << walk.partition_bits
         return {
             "healed": self.is_healed,
-            "dirty_partitions": self._dirty_count,
+            "dirty_partitions": self._dirty.count,
             "ring_epochs": len(self._members.tables),
             "position": round(walk.next_partition / whole, 4) if walk.next_partition >= 0 else 0.0,
             "eta_s": self._eta_s(),

@@ -144,11 +144,10 @@ def test_dirty_partitions_are_noted_and_cleared_one_by_one() -> None:
             Dirty(Partition(9), RingEpoch(4), Revision(1)),
             Dirty(Partition(300), RingEpoch(4), Revision(1)),
         ]
-        found = await state.dirty_partition(Partition(9))
-        assert found is not None
-        assert await state.clear_dirty(found)
-        assert await state.clear_dirty(found), "it is clean"
-        assert await state.dirty_partition(Partition(9)) is None
+        found = await state.dirty(Partition(9), Partition(299))
+        assert [dirty.partition for dirty in found] == [9]
+        assert await state.clear_dirty(found) == {9}
+        assert await state.clear_dirty(found) == {9}, "it is clean"
         assert [dirty.partition for dirty in await state.dirty()] == [300]
 
     scheduled(scenario)
@@ -168,12 +167,12 @@ def test_a_partition_that_is_noted_anew_during_its_walk_stays_dirty() -> None:
         await state.note_dirty([Partition(9)], RingEpoch(4))
         (before,) = await state.dirty()
         await state.note_dirty([Partition(9)], RingEpoch(4))
-        assert not await state.clear_dirty(before)
+        assert await state.clear_dirty([before]) == set()
         (after,) = await state.dirty()
         assert after == Dirty(Partition(9), RingEpoch(4), Revision(2))
-        assert await state.clear_dirty(after)
+        assert await state.clear_dirty([after]) == {9}
         await state.note_dirty([Partition(9)], RingEpoch(5))
-        assert not await state.clear_dirty(after)
+        assert await state.clear_dirty([after]) == set()
 
     scheduled(scenario)
 
@@ -192,18 +191,33 @@ def test_whatever_the_order_a_note_after_the_walk_began_is_never_lost(seed: int)
         async def walk() -> None:
             nonlocal walked_upto
             for _ in range(10):
-                dirty = await state.dirty_partition(Partition(9))
-                if dirty is not None:
+                dirty = await state.dirty(Partition(9), Partition(9))
+                if dirty:
                     upto = stored
                     await trio.lowlevel.checkpoint()
                     if await state.clear_dirty(dirty):
                         walked_upto = upto
 
         await at_once(write, walk, walk)
-        if await state.dirty_partition(Partition(9)) is None:
+        if not await state.dirty(Partition(9)):
             assert walked_upto == stored
 
     scheduled(scenario, seed)
+
+
+def test_many_partitions_are_cleared_in_few_transactions_and_those_that_were_noted_anew_stay() -> None:
+    async def scenario(state: LakeState, coordinator: MemoryCoordinator) -> None:
+        await state.note_dirty(map(Partition, range(300)), RingEpoch(1))
+        notes = await state.dirty()
+        assert await state.clear_dirty(notes[250:260]) == {*range(250, 260)}
+        again = {Partition(number) for number in (0, 127, 128, 200)}
+        await state.note_dirty(again, RingEpoch(1))
+        before = coordinator.revision
+        assert await state.clear_dirty(notes) == {*range(300)} - again, "also those that were clean already"
+        assert {note.partition for note in await state.dirty()} == again
+        assert coordinator.revision == before + 3, "one transaction of 128, and one that is refused does nothing"
+
+    scheduled(scenario)
 
 
 class _Failing(MemoryCoordinator):

@@ -194,7 +194,7 @@ def test_a_walk_by_an_older_table_ends_when_a_member_knows_a_newer_one() -> None
         await made.write(*SIZES)
         walker = made.walker()
         for partition in PARTITIONS:
-            await walker.walk_partition(partition)
+            await walker.walk([partition])
         await set_epoch(made.clients[member_id(5)], 9, b"a newer table")
         with pytest.raises(StaleEpoch):
             await made.walk()
@@ -203,7 +203,7 @@ def test_a_walk_by_an_older_table_ends_when_a_member_knows_a_newer_one() -> None
         await made.put(member_id(5) if made.home(shard) != member_id(5) else member_id(4), shard)
         with pytest.raises(StaleEpoch):
             for partition in PARTITIONS:
-                await walker.walk_partition(partition)
+                await walker.walk([partition])
 
     on_a_lake(scenario)
 
@@ -226,7 +226,7 @@ def test_two_walks_of_two_tables_never_drop_both_copies() -> None:
                 await made.change(*six, member(6, Standing.DRAINING))
                 walker = made.walker()
                 for partition in PARTITIONS:
-                    await walker.walk_partition(partition)
+                    await walker.walk([partition])
                 await made.check()
 
         made.before = [newer_walk]

@@ -95,6 +95,12 @@ def running(scenario: Callable[[Running], Awaitable[None]], count: int = 6) -> N
     on_a_lake(main, count)
 
 
+async def slow(_: MemberId, request: m.Request) -> None:
+    """Let members list so slowly that one partition is walked at a time."""
+    if isinstance(request, m.ListShards):
+        await trio.sleep(1)
+
+
 # --- order -------------------------------------------------------------------------------------------------
 
 
@@ -108,7 +114,7 @@ def test_short_partitions_are_walked_first_then_moving_ones_then_all() -> None:
 
         await one.made.state.note_dirty([Partition(0), Partition(2)], RingEpoch(1), is_moving=True)
         await one.made.state.note_dirty([Partition(3)], RingEpoch(1))
-        one.made.before = [note]
+        one.made.before = [note, slow]
         assert not one.walks.status()["healed"]
         assert await one.walk() == 3 + len(PARTITIONS)
         assert [begin[0] >> 6 for begin in order] == [3, 0, 2, 0, 1, 2, 3]
@@ -192,6 +198,7 @@ def test_a_note_of_a_table_with_fewer_rows_is_about_all_that_a_row_became() -> N
 def test_the_walk_through_all_goes_on_where_the_last_process_stopped() -> None:
     async def scenario(one: Running) -> None:
         await one.made.write(*SIZES)
+        one.made.before = [slow]
         await one.made.state.begin_to_walk(b"process 1", await one.made.coordinator.lease(3600))
         for _ in range(3):
             await one.walks.step()

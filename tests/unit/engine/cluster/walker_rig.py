@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import cache
+from itertools import cycle
 
 import trio
 
@@ -18,7 +19,7 @@ from engine.format.layouts import Table as StoreTable, unpack_chunk_record
 from engine.format.shards import shard_key
 from engine.segments.files import segment_path
 from engine.store.store import Store
-from engine.walker.walker import Walked, Walker
+from engine.walker.walker import Walker
 from engine.walker.walker_pace import Pace
 from engine.walker.walker_report import WalkReport
 from lakefs.cluster.erasure import ErasureCode
@@ -44,6 +45,13 @@ PROTECTION = Protection(4, 2)
 CODE = ErasureCode(4, 2)
 BITS = 2
 PARTITIONS = [Partition(number) for number in range(1 << BITS)]
+WAYS = [
+    [PARTITIONS],
+    [[one] for one in PARTITIONS],
+    [PARTITIONS[::3], PARTITIONS[1:3]],
+    [PARTITIONS[:3], PARTITIONS[3:]],
+]
+"""Ways to walk all partitions: some at once."""
 SIZES = (1, 5_000, GRANULE_BYTES, GRANULE_BYTES + 1, 2 * GRANULE_BYTES, 200 * KIB, 300_000)
 Hook = Callable[[MemberId, m.Request], Awaitable[None]]
 
@@ -89,6 +97,7 @@ class Lake:
         """Called before each request, and after it."""
         self.after: list[Hook] = []
         self.nursery = nursery
+        self._ways = cycle(WAYS)
         self._ends: dict[MemberId, tuple[trio.Event, trio.Event]] = {}
 
     # --- the port --------------------------------------------------------------------------------------
@@ -215,11 +224,12 @@ class Lake:
         return Walker(self, self.state, CODE, InlineOffload(), pace or Pace(SimClock()), page=page)
 
     async def walk(self, *others: MemberId, deep: bool = False, page: int = 3) -> WalkReport:
-        """Walk all partitions; return the sum."""
+        """Walk all partitions, each time in other parts; return the sum."""
         walker, report = self.walker(page=page), WalkReport()
-        for partition in PARTITIONS:
-            walked: Walked = await walker.walk_partition(partition, others=others, deep=deep)
-            report.add(walked.report)
+        for partitions in next(self._ways):
+            walked = await walker.walk(partitions, others=others, deep=deep)
+            for one in walked.reports.values():
+                report.add(one)
         return report
 
     async def lists(self) -> dict[tuple[str, int], list[MemberId]]:
