@@ -1,10 +1,11 @@
 """`make demo-cluster`: one lake on three machines, whose devices are killed, replaced and added while it is used.
 
 Three machines (processes with folders and a loopback address each) have two devices each: six members at 4+2.  Their
-devices are folders of one disk here, so a machine counts as one device of those that may be lost.  A real model (see `bench.demo`) is stored through S3 on one machine and loaded from a mount on another.  Under a load that
-never pauses, two members are killed and their content is lost; everything is still read and written; they are replaced
-and healed, a seventh is added, garbage is collected, and a KV cache is kept over all.  Every answer is compared.  Exits
-with 0 if every check held.  Nothing leaves this machine, and nothing is left on it.
+devices are folders of one disk here, so a machine counts as one device of those that may be lost.  A real model (see
+`bench.demo`) is stored through S3 on one machine and loaded from a mount on another.  Under a load that never pauses,
+two members are killed and their content is lost; everything is still read and written; they are replaced and healed, a
+seventh is added, garbage is collected, and a KV cache is kept over all.  Every answer is compared.  Exits with 0 if
+every check held.  Nothing leaves this machine, and nothing is left on it.
 """
 
 from __future__ import annotations
@@ -61,10 +62,12 @@ def _run(model: Path, folder: Path) -> None:
         mount = _mounted(stack, third, folder)
         _load_from_mount(mount, model)
         with Load(machines) as load:
-            _kill_two(machines, model, mount)
+            lost = _kill_two(machines, model, mount)
             _same_through_s3(s3, keys)
             _check_load(load, "two members are gone for ever")
-            _replace(second, third)
+            for machine, device, member in lost:
+                machine.lake("cluster", "replace", member, str(device))
+                _say(f"lake cluster replace {member[:8]} {device.name}", "an empty disk in its place")
             _wait_whole(first, 6, "healed")
             _check_load(load, "healed")
             _grow(first, second)
@@ -234,24 +237,19 @@ def _check_load(load: Load, when: str, *, is_last: bool = False) -> None:
 # --- the story ---------------------------------------------------------------------------------------
 
 
-def _kill_two(machines: list[LakeMachine], model: Path, mount: Path | None) -> None:
+def _kill_two(machines: list[LakeMachine], model: Path, mount: Path | None) -> list[tuple[LakeMachine, Path, str]]:
+    """Kill two members with all that they have; return the machine, the folder and the id of each."""
     first, second, third = machines
-    for machine, number in ((second, 1), (third, 0)):
-        machine.lose(machine.devices[number])
-        _say(f"kill -9, and rm -r {machine.devices[number].parent.name}/{machine.devices[number].name}", "under load")
+    lost = []
+    for machine, device in ((second, second.devices[1]), (third, third.devices[0])):
+        lost.append((machine, device, machine.lose(device)))
+        _say(f"kill -9, and rm -r {device.parent.name}/{device.name}", "under load")
     _load_from_mount(mount, model)
     if mount is not None:
         (mount / "models" / "meanwhile").write_bytes(b"written while two of six are gone")
         _expect(first.lake("cat", "models/meanwhile") == "written while two of six are gone", "other bytes written")
     _say("two of six are gone", _outlives(first))
-
-
-def _replace(second: LakeMachine, third: LakeMachine) -> None:
-    for machine, number in ((second, 1), (third, 0)):
-        device = machine.devices[number]
-        gone = [each["id"] for each in machine.status()["members"] if not each["up"]]
-        machine.lake("cluster", "replace", gone[0], str(device))
-        _say(f"lake cluster replace {gone[0][:8]} {device.name}", "an empty disk in its place")
+    return lost
 
 
 def _grow(first: LakeMachine, second: LakeMachine) -> None:

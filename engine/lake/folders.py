@@ -130,6 +130,11 @@ def is_prepared(folder: Path) -> bool:
     return os.path.lexists(folder / MACHINE_FILE) and not holds_member(folder)
 
 
+def is_wanted(folder: Path) -> bool:
+    """Return True if a member lies in the folder, or is to be made in it; else its disk may be away.  Blocks."""
+    return holds_member(folder) or is_prepared(folder)
+
+
 def holds_names(folder: Path) -> bool:
     """Return True if the folder holds a copy of the names.  Blocks."""
     return os.path.lexists(folder / NAMES_FOLDER / SUPERBLOCK_PATH)

@@ -23,7 +23,7 @@ from engine.coordinator.records import MemberRecord
 from engine.host.local_disk import LocalDisk
 from engine.lake.folders import check_devices
 from engine.lake.machine import keep_machine
-from engine.lake.member_processes import MemberPlan, MemberProcess, MemberProcesses, Served
+from engine.lake.member_processes import FOLDER_LOOK_S, MemberPlan, MemberProcess, MemberProcesses, Served
 from engine.lake.plan import LakePlan
 from engine.superblock.superblock import survey_superblocks
 from engine.walker.membership import members_of_records
@@ -37,7 +37,6 @@ START_PATIENCE_S: Final = 30.0
 """Time for which the start of a lake that was made waits for members that take long."""
 RECORD_PAUSE_S: Final = 0.1
 RECORD_PAUSE_S_MAX: Final = 10.0
-FOLDERS_LOOK_S: Final = 5.0
 _log: Final = structlog.get_logger(__name__)
 
 
@@ -80,10 +79,10 @@ async def take_new_folders(plan: LakePlan, processes: MemberProcesses) -> None:
     Runs until cancelled.
     """
     while True:
-        await trio.sleep(FOLDERS_LOOK_S)
+        await trio.sleep(FOLDER_LOOK_S)
         served = {member.plan.folder for member in processes.members}
         for member in plan.members:
-            if member.folder not in served and plan.is_wanted(member.folder):
+            if member.folder not in served and member.is_wanted():
                 _log.info("a member is started in a folder that held none", folder=str(member.folder))
                 keep_machine([member.folder], plan.machine, plan.token)
                 processes.add(member)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +23,7 @@ import structlog
 import trio
 
 from engine.host.local_disk import LocalDisk
-from engine.lake.folders import check_devices, look_at_folders
+from engine.lake.folders import check_devices, is_wanted, look_at_folders
 from engine.lake.lake_members import take_new_folders
 from engine.lake.machine import MachineRecord, token_in
 from engine.lake.member_processes import MemberPlan
@@ -137,7 +138,7 @@ def plan_lake(config: Config, member_command: MemberCommand, options: LakeOption
     for number, folder in enumerate(config.folders, 1):
         socket = config.socket.with_name(f"{config.socket.name}.{number}")
         command = member_command(folder, socket, lake_id, port_of(machine, number))
-        members.append(MemberPlan(folder, socket, command))
+        members.append(MemberPlan(folder, socket, command, partial(is_wanted, folder)))
     return LakePlan(
         machine,
         _token(config, machine),

@@ -4,6 +4,8 @@
 
 Rules kept here:
 - A member that ends is started again, after pauses that double up to PAUSE_S_MAX until one has served for STABLE_S.
+- In a folder that holds nothing any more no member is started: it would be another one.  It is looked for every
+  FOLDER_LOOK_S: its disk may be mounted, or the operator may want a new member there.
 - A member outlives its parent for as long as its requests in flight: it sees the end of its socket.
 - A member whose folder is locked is waited for, LOCK_PATIENCE_S: the process of a run that was killed is ending there.
 - At the end of the block all members stop at once, cleanly; those that take longer than STOP_TIMEOUT_S are killed.
@@ -32,6 +34,7 @@ from lakefs.errors import StoreLocked
 PAUSE_S: Final = 0.1
 PAUSE_S_MAX: Final = 10.0
 STABLE_S: Final = 30.0
+FOLDER_LOOK_S: Final = 5.0
 LOCK_PATIENCE_S: Final = DRAIN_TIMEOUT_S + 20.0
 STOP_TIMEOUT_S: Final = DRAIN_TIMEOUT_S + 20.0
 """A store that stops syncs its journal and completes its index."""
@@ -45,12 +48,15 @@ _log: Final = structlog.get_logger(__name__)
 class MemberPlan:
     """One member: its folder, the socket at which it listens, and the command of its process.
 
-    To the command the number of a descriptor is appended: the socket to the parent (`report_to_parent`).
+    To the command the number of a descriptor is appended: the socket to the parent (`report_to_parent`).  `is_wanted`
+    says if the process may be started again: not in a folder that holds nothing any more, where it would make another
+    member.  Blocks.
     """
 
     folder: Path
     socket: Path
     command: Sequence[str]
+    is_wanted: Callable[[], bool] = lambda: True
 
 
 @dataclass(eq=False)
@@ -120,6 +126,14 @@ class MemberProcesses:
             )
             member.restarts += 1
             with trio.move_on_after(pause_s):
+                await self._stopping.wait()
+            await self._wait_until_wanted(member.plan)
+
+    async def _wait_until_wanted(self, plan: MemberPlan) -> None:
+        if not plan.is_wanted():
+            _log.error("the folder holds nothing any more: is its disk mounted?", folder=str(plan.folder))
+        while not plan.is_wanted() and not self._stopping.is_set():
+            with trio.move_on_after(FOLDER_LOOK_S):
                 await self._stopping.wait()
 
     async def stop(self) -> None:

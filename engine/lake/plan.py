@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.lake.folders import NAMES_FOLDER, holds_member, holds_names, is_prepared
+from engine.lake.folders import NAMES_FOLDER, holds_names, is_wanted
 from engine.lake.machine import MachineRecord
 from engine.lake.member_processes import MemberPlan
 from lakefs.cluster.protection import Protection
@@ -46,8 +46,8 @@ class LakePlan:
         return [member.folder for member in self.members]
 
     def is_wanted(self, folder: Path) -> bool:
-        """Return True if a folder holds a member, or is to become one's; else its disk may be away.  Blocks."""
-        return self.is_new or self.new_devices or holds_member(folder) or is_prepared(folder)
+        """Return True if a folder has a member, or gets one at this start.  Blocks."""
+        return self.is_new or self.new_devices or is_wanted(folder)
 
     def names_folders(self) -> list[Path]:
         """Return the folders in which names may lie: not those that hold nothing of a lake."""

@@ -28,7 +28,7 @@ from engine.superblock.secret_files import CLUSTER_TOKEN_FILE, native_token, rea
 from engine.superblock.superblock import NO_CLUSTER
 from engine.tiers.arena import tier_bytes
 from lakefs.config.settings import Config
-from lakefs.errors import LakeError
+from lakefs.errors import ConfigError, LakeError
 from lakefs.fabric.devices import OpenFabric, open_device
 from lakefs.grants.dram_slabs import SLAB_BYTES
 from lakefs.host.memory_limits import memory_bytes
@@ -117,11 +117,14 @@ async def _run_in_places(
 
 
 def _token(config: Config, store: Store) -> str | None:
-    """Return the token that is asked for over TCP: of a member its lake's, which lies in its folder."""
+    """Return the token that is asked for over TCP: of a member its lake's, which lies in its folder.  ConfigError."""
     if not config.native:
         return None
     if store.superblock.cluster_id == NO_CLUSTER:
         return native_token(store.disk)
+    if not store.disk.exists(CLUSTER_TOKEN_FILE):
+        path = store.disk.local_path(CLUSTER_TOKEN_FILE)
+        raise ConfigError(f"{path} is missing; copy it from another folder of this machine", subject=path)
     return read_token(store.disk, CLUSTER_TOKEN_FILE)
 
 

@@ -81,7 +81,12 @@ def test_each_member_has_a_line_and_the_lake_a_sentence_of_losses() -> None:
     [
         (2, 1, 0, "outlives 2 more devices, 1 machine (not the one with the names)"),
         (0, 0, 0, "outlives no more device, no machine"),
-        (2, 2, 1, "outlives 2 more devices, 2 machines (not the one with the names); less until 1 dirty partition is healed"),
+        (
+            2,
+            2,
+            1,
+            "outlives 2 more devices, 2 machines (not the one with the names); less until 1 dirty partition is healed",
+        ),
         (-1, -1, 5, "too few members are up: some content cannot be read until they are back"),
     ],
 )

@@ -20,6 +20,16 @@ time.sleep(600)
 """
 
 
+ENDS_ONCE = """
+import os, sys, time
+os.write(int(sys.argv[1]), b"[]\\n")
+if not os.path.exists("runs-on"):
+    os.remove("kept")
+    sys.exit(1)
+time.sleep(600)
+"""
+
+
 async def nothing(_: MemberProcess) -> None:
     """Record nothing."""
 
@@ -36,5 +46,38 @@ def test_a_member_is_waited_for_while_a_process_of_an_earlier_run_holds_its_lock
                 assert member.is_serving
                 assert member.restarts == 1
                 assert member.addresses == ["unix:/nowhere"]
+
+    trio.run(main)
+
+
+def test_a_member_is_not_started_again_in_a_folder_that_holds_nothing(tmp_path: Path) -> None:
+    code = f"import os; os.chdir({str(tmp_path)!r}){ENDS_ONCE}"
+    kept = tmp_path / "kept"
+    kept.touch()
+
+    async def main() -> None:
+        looked_twice, served_again = trio.Event(), trio.Event()
+        looks: list[bool] = []
+
+        def is_wanted() -> bool:
+            looks.append(kept.exists())
+            if looks[-2:] == [False, False]:
+                looked_twice.set()
+            return looks[-1]
+
+        async def served(member: MemberProcess) -> None:
+            if member.restarts:
+                served_again.set()
+
+        plan = MemberPlan(tmp_path, tmp_path / "s", [sys.executable, "-c", code], is_wanted)
+        with trio.fail_after(60):
+            async with open_member_processes([plan], served) as processes:
+                [member] = processes.members
+                await looked_twice.wait()
+                assert not member.is_serving
+                kept.touch()
+                (tmp_path / "runs-on").touch()
+                await served_again.wait()
+                assert member.is_serving
 
     trio.run(main)
