@@ -68,6 +68,7 @@ class Dirty(msgspec.Struct, frozen=True):
     epoch: RingEpoch
     revision: Revision
     is_moving: bool = False
+    is_home: bool = False
 
 
 class LakeState:
@@ -210,6 +211,16 @@ class LakeState:
         done = await self._coordinator.transact([HasRevision(key, dirty.revision)], [Delete(key)])
         return done.succeeded or done.seen[0] is None
 
+    async def note_home(self, dirty: Dirty, epoch: RingEpoch) -> None:
+        """Note that all shards of a partition are at home by an epoch's table, unless it was noted since this was read.
+
+        The partition stays dirty.
+        """
+        compare = HasRevision(dirty_key(dirty.partition), dirty.revision)
+        await self._coordinator.transact(
+            [compare], [Put(dirty_key(dirty.partition), encode(DirtyRecord(epoch, is_home=True)))]
+        )
+
     # --- the walker --------------------------------------------------------------------------------------
 
     async def begin_to_walk(self, process: bytes, lease: LeaseId) -> bool:
@@ -266,4 +277,4 @@ def _as_read(key: bytes, entry: Entry | None) -> Compare:
 
 def _dirty(entry: Entry) -> Dirty:
     record = decode(DirtyRecord, entry.value)
-    return Dirty(partition_of_key(entry.key), record.epoch, entry.revision, record.is_moving)
+    return Dirty(partition_of_key(entry.key), record.epoch, entry.revision, record.is_moving, record.is_home)

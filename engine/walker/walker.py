@@ -70,6 +70,11 @@ class Walked:
         """True if every stripe of the partition is whole and at home, and nothing lies elsewhere."""
         return self.report.is_healed
 
+    @property
+    def is_home(self) -> bool:
+        """True if nothing lies elsewhere; some stripes may have too few shards to be made whole."""
+        return self.report.is_home
+
 
 class Walker:
     """Walks partitions, one at a time."""
@@ -218,7 +223,10 @@ class _Walk:
         for stripe, left in ended:
             if left is Left.TOO_FEW and not is_last and len(self._doubtful) < SECOND_LOOKS_MAX:
                 self._doubtful.append(stripe.chunk)
-            elif left is not None:
+                continue
+            if left is Left.TOO_FEW and stripe.strays(self._place):
+                left = Left.STRAY_KEPT
+            if left is not None:
                 self.report.leave(id_text(stripe.chunk), left)
 
     async def _second_look(self) -> None:

@@ -10,14 +10,15 @@ Rules kept here:
   that walk at once for a moment do no harm (`engine.walker.walker`), they only work twice.
 - A note is read before the walk, and cleared only at the revision that was read, and only if the walk settled the
   partition by a table at least as new as the note.
-- A partition that a walk leaves unsettled stays dirty, or is noted as dirty; it is walked again after `retry_s`.
+- A partition that a walk leaves unsettled stays dirty, or is noted as dirty; it is walked again after `retry_s`.  If it
+  has too few shards of some stripe, and each is at its home, the note says so: no older table is needed for them.
 - So *healed* is: nothing is dirty, one table is left, and a walk through all partitions has ended.
 - The position of that walk is recorded every `SAVE_INTERVAL_S`; partitions walked since are walked again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -35,7 +36,7 @@ from engine.walker.walker import Walked, Walker
 from engine.walker.walker_report import WalkReport
 from lakefs.cluster.table import Table
 from lakefs.errors import LakeError, StaleEpoch
-from lakefs.ids import MemberId, Partition
+from lakefs.ids import MemberId, Partition, RingEpoch
 from lakefs.limits import PARTITION_BITS, PARTITION_BITS_MANY
 from lakefs.ports import Clock
 
@@ -160,15 +161,25 @@ class WalkerPass:
         dirty = await self._state.dirty_partition(partition)
         if dirty is None:
             return False
-        is_settled = True
-        for number in partitions_of(dirty, self._members.tables):
-            walked = await self._walk_one(number)
-            is_settled &= walked is not None and walked.is_settled and walked.epoch >= dirty.epoch
-        if is_settled and await self._state.clear_dirty(dirty):
-            self._dirty_count -= 1
-        else:
-            self._not_before[partition] = self._clock.monotonic() + self._settings.retry_s
+        numbers = partitions_of(dirty, self._members.tables)
+        walks = [await self._walk_one(number) for number in numbers]
+        known = [walked for walked in walks if walked is not None and walked.epoch >= dirty.epoch]
+        if len(known) == len(walks) and all(walked.is_settled for walked in known):
+            if await self._state.clear_dirty(dirty):
+                self._dirty_count -= 1
+                return True
+        elif len(known) == len(walks) and all(walked.is_home for walked in known):
+            await self._note_home(dirty, numbers, min(walked.epoch for walked in known))
+        self._not_before[partition] = self._clock.monotonic() + self._settings.retry_s
         return True
+
+    async def _note_home(self, dirty: Dirty, numbers: Sequence[Partition], epoch: RingEpoch) -> None:
+        """Note that nothing of a partition lies elsewhere, though it cannot be made whole: older tables may go."""
+        if numbers != [dirty.partition]:  # of a table with fewer rows
+            await self._state.note_dirty(numbers, epoch)
+            await self._state.clear_dirty(dirty)
+        elif (dirty.epoch, dirty.is_home) != (epoch, True):
+            await self._state.note_home(dirty, epoch)
 
     async def _walk_on(self) -> bool:
         """Walk the next partition of the walk through all; returns False if none is due."""
@@ -249,7 +260,7 @@ class WalkerPass:
         return round(each_s * ((1 << self._walk.partition_bits) - self._walk.next_partition), 1)
 
 
-def partitions_of(dirty: Dirty, tables: Sequence[Table]) -> Iterable[Partition]:
+def partitions_of(dirty: Dirty, tables: Sequence[Table]) -> list[Partition]:
     """Return the partitions of the newest table that a note is about, which may be of a table with fewer.
 
     Where that table is not known any more, those of both readings: a walk too many does no harm.
