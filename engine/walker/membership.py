@@ -11,8 +11,9 @@ Rules kept here:
   are retired; a change of states does not, up to `EPOCHS_MAX` tables.
 - An epoch is retired when every member that it names has said the newest one, or is out or removed, and since then no
   partition is dirty whose row it changed, but for those of which all shards are at home: what is left of stripes that
-  nobody can make whole (a cancelled put, a lost disk) is freed by gc once no older table is left.  This process notes these partitions itself, after it has seen that the epoch
-  is the newest: so a process that ended between an epoch and its notes hides nothing.
+  nobody can make whole (a cancelled put, a lost disk) is freed by gc once no older table is left.  This process notes
+  these partitions itself, after it has seen that the epoch is the newest: so a process that ended between an epoch and
+  its notes hides nothing.
 - A member is removed only when it holds nothing and no table names it, or by `accept_loss`.
 """
 

@@ -84,6 +84,30 @@ def test_a_chunk_that_was_freed_before_its_old_generation_is_renewed_loses_the_s
     with_lake(body)
 
 
+def test_a_manifest_that_was_freed_before_its_commit_loses_the_session() -> None:
+    """As a chunk does: its client offers everything again.  ChunkNotFound would end the put."""
+
+    async def body(lake: Lake, client: EmbeddedEngine) -> None:
+        await ask(client, m.BucketCreate("bkt"), m.Buckets)
+        upload = await ask(client, m.UploadCreate("bkt", "big", PLAIN), m.UploadStat)
+        for number, request in enumerate(("commit", "part")):
+            session = await session_of(client)
+            blob = await store_blob(client, session, LONG, request.encode())
+            lake.advance(5 + 4 * number)
+            del lake.stripes.chunks[ChunkId(blob)]
+            with pytest.raises(SessionLost):
+                if request == "commit":
+                    await commit(client, session, "k", blob)
+                else:
+                    part = m.UploadPut(session, "bkt", "big", upload.upload, 1, blob, bytes(16))
+                    await ask(client, part, m.PartStat)
+            again = await session_of(client)
+            assert await store_blob(client, again, LONG, request.encode()) == blob
+            await commit(client, again, "k", blob)
+
+    with_lake(body)
+
+
 def test_parts_and_completions_of_an_old_generation_are_repeated_too() -> None:
     async def body(lake: Lake, client: EmbeddedEngine) -> None:
         await ask(client, m.BucketCreate("bkt"), m.Buckets)
