@@ -116,8 +116,13 @@ class Customer:
             await self._leave()
         if self._client is None:
             assert self._head is not None
-            self._client = await self._stack.enter_async_context(self._head.connect())
-            await self._client.call(m.Hello(1, "customer"))
+            client = await self._stack.enter_async_context(self._head.connect())
+            try:
+                await client.call(m.Hello(1, "customer"))
+            except LakeError:
+                await self._leave()  # as a handshake that fails
+                raise
+            self._client = client
         return self._client
 
     async def _try(self, what: str, call: Callable[[SimClient], Awaitable[T]]) -> T | None:
@@ -285,7 +290,7 @@ class Customer:
             lake = TrioLake(client, offload, network=True)
             async with await lake.open(f"{BUCKET}/{name}") as opened:
                 contents = look.contents()
-                await trio.sleep(self._rng.choice((1.0, 30.0, 90.0)))
+                await trio.sleep(self._rng.choice((1.0, 20.0, 40.0)))
                 if not client.is_connected():
                     return
                 found = await opened.read(0, opened.stat.size_bytes)

@@ -70,7 +70,7 @@ class Faults:
             self._nursery.start_soon(self._look_if_healed)
             async with trio.open_nursery() as events:
                 for _ in range(count):
-                    await trio.sleep(self._rng.choice((0.5, 4.0, 12.0, 30.0)))
+                    await trio.sleep(self._rng.choice((0.2, 2.0, 6.0, 15.0)))
                     kind = self._rng.choices([kind for _, kind in kinds], weights)[0]
                     events.start_soon(kind)
             self._nursery.cancel_scope.cancel()
@@ -111,7 +111,7 @@ class Faults:
         is_kept_away = self._rng.random() < 0.5
         place.is_wanted = not is_kept_away
         place.crash(power=power, at_operation=at_operation)
-        await trio.sleep(self._rng.choice((1.0, 10.0, 60.0, 120.0)))
+        await trio.sleep(self._rng.choice((1.0, 10.0, 25.0, 40.0)))
         place.is_wanted = True
         if place.lives == lives:
             place.crash(power=power)
@@ -132,7 +132,7 @@ class Faults:
         pairs = [pair for other in others for pair in ((other, place.host), (place.host, other))]
         if is_one_way:
             pairs = pairs[self._rng.randint(0, 1) :: 2]
-        await self._with_ways(pairs, way, self._rng.choice((2.0, 8.0, 30.0, 90.0)))
+        await self._with_ways(pairs, way, self._rng.choice((2.0, 8.0, 25.0, 40.0)))
         self._health.end(place.name)
 
     async def _with_ways(self, pairs: Sequence[tuple[str, str]], way: Way, seconds: float) -> None:
@@ -153,7 +153,7 @@ class Faults:
         self._log(f"{place.name} is slow")
         place.slowest_s = self._rng.choice((0.3, 2.0))
         await self._restart(place)
-        await trio.sleep(self._rng.choice((20.0, 60.0)))
+        await trio.sleep(self._rng.choice((10.0, 30.0)))
         place.slowest_s = 0.001
         await self._restart(place)
         self._health.end(place.name)
@@ -175,7 +175,7 @@ class Faults:
         self._log(f"{place.name} is full")
         disk = place.disk
         disk.capacity_bytes = max(0, MEMBER_BYTES - disk.free_bytes())
-        await trio.sleep(self._rng.choice((5.0, 60.0)))
+        await trio.sleep(self._rng.choice((5.0, 25.0)))
         place.disk.capacity_bytes = disk.capacity_bytes = MEMBER_BYTES
         await trio.sleep(6.0)
         self._health.end(place.name)
@@ -198,7 +198,7 @@ class Faults:
         lives = place.lives
         place.is_wanted = False
         place.lose()
-        await trio.sleep(self._rng.choice((0.5, 20.0, 90.0)))
+        await trio.sleep(self._rng.choice((0.5, 15.0, 40.0)))
         place.is_wanted = True
         await until(lambda: place.is_up and place.lives > lives and place.id is not None)
         await self.remove_lost(lost)
@@ -265,7 +265,7 @@ class Faults:
         pairs = [(head.host, place.host), (place.host, head.host)]
         if self._rng.random() < 0.4:
             pairs = pairs[self._rng.randint(0, 1) :][:1]
-        await self._with_ways(pairs, way, self._rng.choice((2.0, 8.0, 30.0, 90.0)))
+        await self._with_ways(pairs, way, self._rng.choice((2.0, 8.0, 25.0, 40.0)))
         self._health.end(place.name)
 
     async def kill_head(self) -> None:

@@ -12,7 +12,7 @@ import trio
 
 from tests.sim.judges.history import SimFailure
 
-RESTS_S = 90.0
+RESTS_S = 30.0
 """Longer than any request is under way."""
 Content = tuple[bytes, ...]
 """The chunks of an object."""

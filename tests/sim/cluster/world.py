@@ -57,7 +57,7 @@ class History:
 class LakeWorld:
     """The run of one seed."""
 
-    def __init__(self, seed: int, operations: int = 40, events: int = 10) -> None:
+    def __init__(self, seed: int, operations: int = 30, events: int = 12) -> None:
         self.seed = seed
         self.history = History(seed)
         self._operations = operations
@@ -103,12 +103,12 @@ class LakeWorld:
         rng = self._rng
         return UpkeepSettings(
             name="simulated",
-            gc_interval_s=rng.choice((7.0, 25.0)),
-            look_interval_s=rng.choice((1.0, 4.0)),
+            gc_interval_s=rng.choice((5.0, 15.0)),
+            look_interval_s=rng.choice((2.0, 5.0)),
             gc_batch=rng.choice((2, 10)),
             walk_share=1.0,
-            walks=PassSettings(full_pass_s=60.0, retry_s=5.0, idle_s=1.0),
-            membership=MembershipSettings(out_after_s=rng.choice((15.0, 50.0)), answer_s=3.0),
+            walks=PassSettings(full_pass_s=60.0, retry_s=5.0, idle_s=2.0),
+            membership=MembershipSettings(out_after_s=rng.choice((8.0, 25.0)), answer_s=3.0),
         )
 
     async def _main(self) -> None:
