@@ -155,7 +155,9 @@ class Customer:
         free = [name for name in names if not self._promises.key(name).rests]
         return self._rng.choice(free) if free else None
 
-    async def _write(self, name: str, content: Content | None, what: str, call: Callable[[SimClient], Awaitable[T]]) -> None:
+    async def _write(
+        self, name: str, content: Content | None, what: str, call: Callable[[SimClient], Awaitable[T]]
+    ) -> None:
         key = self._promises.key(name)
         key.begins(content)
         self._log(f"{self.name}: {what} {name}")

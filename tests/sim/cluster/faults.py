@@ -5,20 +5,27 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 
 import trio
 
 from engine.coordinator.lake_state import LakeState
 from engine.coordinator.records import MemberState
-from lakefs.errors import LakeError
+from engine.format.layouts import Table, unpack_chunk_record
+from engine.format.shards import is_whole
+from engine.segments.files import segment_path
+from lakefs.errors import DiskFailed, LakeError
 from lakefs.ids import MemberId
 from lakefs.wire import messages as m
+from tests.sim.cluster.devices import Device
 from tests.sim.cluster.health import Health
+from tests.sim.cluster.liars import Lie
 from tests.sim.cluster.network import Way
 from tests.sim.cluster.places import MEMBER_BYTES, HeadPlace, MemberPlace, NamesPlace, Place, Surroundings
+from tests.sim.judges.history import SimFailure
 
 Event = Callable[[], Awaitable[None]]
+EVENT_S = 400.0
+"""Every event has ended by then: what was stopped or broken works again."""
 
 
 class Faults:
@@ -64,6 +71,10 @@ class Faults:
             (2, self.drain),
             (2, self.add_member),
             (2, self.check),
+            (3, self.lie),
+            (3, self.rot),
+            (2, self.fail_disk),
+            (4, self.break_names_device),
         ]
         weights = [weight for weight, _ in kinds]
         async with trio.open_nursery() as self._nursery:
@@ -72,8 +83,15 @@ class Faults:
                 for _ in range(count):
                     await trio.sleep(self._rng.choice((0.2, 2.0, 6.0, 15.0)))
                     kind = self._rng.choices([kind for _, kind in kinds], weights)[0]
-                    events.start_soon(kind)
+                    events.start_soon(self._bounded, kind)
             self._nursery.cancel_scope.cancel()
+
+    async def _bounded(self, kind: Event) -> None:
+        """Run an event, which has to end."""
+        with trio.move_on_after(EVENT_S) as bound:
+            await kind()
+        if bound.cancelled_caught:
+            raise SimFailure(f"{kind.__name__} has not ended in {EVENT_S:g} s")
 
     def _log(self, text: str) -> None:
         self._world.log(text)
@@ -209,7 +227,7 @@ class Faults:
         await self.tell(m.ChangeMember(lost, m.MEMBER_REMOVE, accept_loss=True), "remove the lost member")
         self.lost_ids.discard(lost)
 
-    async def tell(self, request: m.ChangeMember, what: str) -> None:
+    async def tell(self, request: m.Request, what: str) -> None:
         """Send a request of the operator to the lake until it is answered."""
         while True:
             try:
@@ -222,6 +240,67 @@ class Faults:
             except LakeError as error:
                 self._log(f"operator: {what}: {error!r}")
             await trio.sleep(5.0)
+
+    async def lie(self) -> None:
+        """Let a member lie to heads."""
+        place = self._victim()
+        if place is None:
+            return
+        self._health.begin(place.name)
+        place.lies = self._rng.choice((Lie.BYTES, Lie.LENGTH))
+        self.met[f"lies: {place.lies.name}"] += 1
+        self._log(f"{place.name} lies: {place.lies.name}")
+        await trio.sleep(self._rng.choice((5.0, 25.0)))
+        place.lies = Lie.NONE
+        self._log(f"{place.name} lies no more")
+        self._health.end(place.name)
+
+    async def rot(self) -> None:
+        """Flip bits of shards on a member's medium, and have the lake checked."""
+        place = self._victim()
+        if place is None or place.store is None or place.disk.is_dead:
+            return
+        places = self._shard_places(place)
+        if not places or not self._health.may_lose(place.name):
+            return
+        self._health.begin(place.name)
+        self._health.lost.add(place.name)
+        self.met["rot"] += 1
+        self._log(f"bits flip on {place.name}")
+        for path, offset in self._rng.sample(places, min(len(places), 3)):
+            place.disk.flip_bit(path, offset, self._rng.randrange(8))
+        await trio.sleep(self._rng.choice((1.0, 10.0)))
+        await self.tell(m.RunFsck(True), "check every shard")
+        self._health.end(place.name)
+
+    def _shard_places(self, place: MemberPlace) -> list[tuple[str, int]]:
+        """Return where the first byte of each shard is on a member's medium."""
+        store = place.store
+        assert store is not None
+        kinds = store.segments.register.kinds
+        with store.metadata.view() as view:
+            records = [
+                unpack_chunk_record(value) for key, value in view.scan(Table.CHUNKS, b"", b"\xff") if not is_whole(key)
+            ]
+        return [(segment_path(found.segment, kinds[found.segment]), found.offset) for found in records]
+
+    async def fail_disk(self) -> None:
+        """Let one operation of a member's disk fail; the member is started again."""
+        place = self._victim()
+        if place is None or place.disk.is_dead:
+            return
+        self._health.begin(place.name)
+        operation = self._rng.choice(("sync_data", "pwrite", "pread_into"))
+        self.met[f"disk failed: {operation}"] += 1
+        self._log(f"{operation} of {place.name} fails")
+        error = DiskFailed(f"planted failure of {operation}")
+        place.disk.fail_next(
+            operation, error, path=self._rng.choice(("segments/", "journal/")), skip=self._rng.randint(0, 3)
+        )
+        await trio.sleep(self._rng.choice((3.0, 15.0)))
+        place.disk.forget_failures()
+        await self._restart(place)
+        self._health.end(place.name)
 
     # --- names, heads, ways --------------------------------------------------------------------------
 
@@ -238,6 +317,30 @@ class Faults:
             names.crash(power=power)
         await until(lambda: names.is_up and names.lives > lives)
         self._health.end_elsewhere()
+
+    async def break_names_device(self) -> None:
+        """Let one of the names' devices break: for ever, so that an empty one takes its place, or for a while."""
+        names = self._names
+        if names.is_breaking or len(names.good_copies()) < len(names.disks) or len(names.disks) < 2:
+            return
+        names.is_breaking = True
+        name = self._rng.choice(sorted(names.disks))
+        disk = names.disks[name]
+        assert isinstance(disk, Device)
+        self.met["names' device broken"] += 1
+        self._log(f"the names' device {name} breaks")
+        disk.is_broken = True
+        await trio.sleep(self._rng.choice((0.1, 5.0, 20.0)))
+        if self._rng.random() < 0.5:
+            self._log(f"an empty device takes the place of the names' device {name}")
+            names.disks[name] = names.new_disk()
+        else:
+            self._log(f"the names' device {name} works again")
+            now = names.disks[name]
+            assert isinstance(now, Device)
+            now.is_broken = False
+        await until(lambda: len(names.good_copies()) == len(names.disks))
+        names.is_breaking = False
 
     async def trouble_names(self) -> None:
         """Let the way between names and a head be bad."""

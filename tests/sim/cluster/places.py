@@ -22,7 +22,7 @@ from engine.head.head import Head, open_head
 from engine.head.names_link import NamesConnection
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep, UpkeepSettings
-from engine.members.member_link import Connect
+from engine.members.member_link import Connect, MemberClient
 from engine.members.member_links import open_member_links
 from engine.mirror.copy_calls import InTurn
 from engine.process.mirrored_names import LocalNames, NamesHost, open_names_in
@@ -35,13 +35,15 @@ from engine.walker.membership import members_of_records
 from lakefs.cluster.placing import first_table
 from lakefs.cluster.protection import Protection
 from lakefs.cluster.table_format import pack
-from lakefs.errors import EngineUnreachable, LakeError
+from lakefs.errors import DiskFailed, EngineUnreachable, LakeError
 from lakefs.host.buffers import BufferPool
 from lakefs.ids import MemberId
 from lakefs.limits import GIB, MIB
 from lakefs.wire import messages as m
 from tests.sim.cluster.clients import SimClient, client_of
+from tests.sim.cluster.devices import Device, new_device
 from tests.sim.cluster.far_coordinator import FarCoordinator
+from tests.sim.cluster.liars import Lie, LyingClient
 from tests.sim.cluster.network import Network
 from tests.sim.cluster.process import SimProcess
 from tests.sim.world.clock import SimClock
@@ -142,6 +144,8 @@ class MemberPlace(Place):
         self.service: Service | None = None
         self.id: MemberId | None = None
         """The present member's; None until it has served."""
+        self.lies = Lie.NONE
+        """To heads: the walker would take its word for shards that it moves."""
         self._next_disk: SimDisk | None = None
         self._power_fails = True
 
@@ -210,12 +214,20 @@ class NamesPlace(Place):
         self.upkeep: LakeUpkeep | None = None
         self.local: LocalNames | None = None
         self.is_made = False
+        self.is_breaking = False
+        """One of the devices is broken, or a new copy is not yet made."""
         self.disks = {name: self.new_disk() for name in ("a", "b", "c")[: world.protection.parity + 1]}
         self._power_fails = True
 
     def new_disk(self) -> SimDisk:
         """Return an empty device."""
-        return SimDisk(self.world.new_random(), capacity_bytes=NAMES_BYTES)
+        return new_device(self.world.rng, NAMES_BYTES)
+
+    def good_copies(self) -> list[str]:
+        """Return the devices with a good copy; none while the names are away."""
+        if self.local is None:
+            return []
+        return [copy["folder"] for copy in self.local.state()["copies"] if copy["state"] in ("good", "suspect")]
 
     async def live(self, process: SimProcess) -> None:
         """Open names and coordinator, make the lake if it is new, and keep it."""
@@ -241,13 +253,9 @@ class NamesPlace(Place):
                 connect = connecting(world.network, self.host, self.members)
                 async with open_member_links(self.coordinator, connect) as links, trio.open_nursery() as nursery:
                     stripes = LakeStripes(links, state, offload)
-                    upkeep = LakeUpkeep(
-                        self.coordinator, links, stripes, store, gate, joined, offload, world.settings
-                    )
+                    upkeep = LakeUpkeep(self.coordinator, links, stripes, store, gate, joined, offload, world.settings)
                     self.upkeep = upkeep
-                    self.service = NamesService(
-                        store, gate=gate, upkeep=upkeep.requests, more_status=upkeep.status
-                    )
+                    self.service = NamesService(store, gate=gate, upkeep=upkeep.requests, more_status=upkeep.status)
                     nursery.start_soon(upkeep.run)
                     nursery.start_soon(self._register, state)
                     process.is_up = True
@@ -287,9 +295,15 @@ class NamesPlace(Place):
         self.coordinator, self.service, self.upkeep, self.local = None, None, None, None
         dead = any(disk.is_dead for disk in self.disks.values())
         if dead or process.error is not None:
-            self.disks = {
-                name: disk.crash() if self._power_fails else disk.kill() for name, disk in self.disks.items()
-            }
+            self.disks = {name: self._survived(disk) for name, disk in self.disks.items()}
+
+    def _survived(self, disk: SimDisk) -> SimDisk:
+        """Return what a crash leaves of a disk; a broken device stays so."""
+        is_broken = isinstance(disk, Device) and disk.is_broken
+        left = disk.crash() if self._power_fails else disk.kill()
+        if isinstance(left, Device):
+            left.is_broken = is_broken
+        return left
 
     def crash(self, *, power: bool, at_operation: int = 0) -> None:
         """Let the process, or the power, fail: now, or at one of the next operations of one of its disks."""
@@ -305,6 +319,8 @@ class NamesPlace(Place):
 
     def _note_index(self) -> None:
         for disk in self.disks.values():
+            if isinstance(disk, Device) and disk.is_broken:
+                continue
             if os.path.exists(disk.local_path("index/data.mdb")):
                 disk.note_index_sync()
 
@@ -318,7 +334,8 @@ class DeviceFolder:
 
     def device(self) -> int | None:
         """See `CopyFolder`."""
-        return ord(self.name)
+        disk = self._place.disks[self.name]
+        return None if isinstance(disk, Device) and disk.is_broken else ord(self.name)
 
     def disk(self) -> SimDisk:
         """See `CopyFolder`."""
@@ -326,6 +343,8 @@ class DeviceFolder:
 
     def set_aside(self) -> None:
         """See `CopyFolder`."""
+        if isinstance(old := self._place.disks[self.name], Device) and old.is_broken:
+            raise DiskFailed("the device does not work")
         self._place.disks[self.name] = self._place.new_disk()
 
 
@@ -347,7 +366,12 @@ class HeadPlace(Place):
             async with open_member_links(coordinator, connect) as links:
                 stripes = LakeStripes(links, LakeState(coordinator), offload)
                 async with open_head(
-                    self._connect_names, stripes, links, offload=offload, clock=world.clock, buffers=BufferPool(64 * MIB)
+                    self._connect_names,
+                    stripes,
+                    links,
+                    offload=offload,
+                    clock=world.clock,
+                    buffers=BufferPool(64 * MIB),
                 ) as self.head:
                     process.is_up = True
                     await process.wait_stopped()
@@ -377,13 +401,13 @@ def connecting(network: Network, near: str, members: list[MemberPlace]) -> Conne
     """Return what connects a host to members."""
 
     @asynccontextmanager
-    async def connect(record: MemberRecord) -> AsyncIterator[SimClient]:
+    async def connect(record: MemberRecord) -> AsyncIterator[MemberClient]:
         place = next((member for member in members if member.id == record.member), None)
         if place is None:
             await trio.sleep(0.001)
             raise EngineUnreachable("nothing listens there")
         async with client_of(network, near, place.process, place.service) as client:
-            yield client
+            yield client if near == NAMES_HOST else LyingClient(client, place)
 
     return connect
 

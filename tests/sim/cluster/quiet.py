@@ -9,12 +9,10 @@ from typing import Any
 import trio
 
 from engine.coordinator.lake_state import LakeState
-from engine.coordinator.records import MemberState
 from engine.format.layouts import Table, chunk_id_of_key
 from engine.format.shards import is_whole, shard_of_key
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.content.manifest import CutKind, build
-from lakefs.errors import LakeError
 from lakefs.ids import ChunkId, MemberId, data_chunk_id
 from lakefs.wire import messages as m
 from tests.sim.cluster.customers import Customer
@@ -81,9 +79,7 @@ class Quiet:
         for name in sorted(self._promises.keys):
             if not await reader.read(name):
                 raise SimFailure(f"{name} cannot be read from a quiet lake")
-        bound = {
-            name: key.may_be[0] for name, key in self._promises.keys.items() if key.may_be[0] is not None
-        }
+        bound = {name: key.may_be[0] for name, key in self._promises.keys.items() if key.may_be[0] is not None}
         vague = [name for name, key in self._promises.keys.items() if len(key.may_be) != 1]
         if vague:
             raise SimFailure(f"{vague} have several contents")
@@ -111,7 +107,11 @@ class Quiet:
         missing = {key for key in expected if key not in found}
         surplus = {key for key in found if key not in expected}
         elsewhere = {key for key in expected if key in found and found[key] != expected[key]}
-        told = [f"{what}: {sorted((chunk.hex()[:10], number) for chunk, number in keys)[:6]} ({len(keys)})" for what, keys in (("missing", missing), ("garbage", surplus), ("elsewhere", elsewhere)) if keys]
+        told = [
+            f"{what}: {sorted((chunk.hex()[:10], number) for chunk, number in keys)[:6]} ({len(keys)})"
+            for what, keys in (("missing", missing), ("garbage", surplus), ("elsewhere", elsewhere))
+            if keys
+        ]
         raise SimFailure(f"shards of a quiet lake: {'; '.join(told)}")
 
     def shards(self) -> Where:

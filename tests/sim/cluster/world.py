@@ -1,8 +1,8 @@
 """One seed, one history of a lake: members, names, two heads and their clients, and what happens to them.
 
-    made     members are started, the lake's first table is made
-    busy     clients put, read, move and remove; members crash, are cut off, fill up, are lost, drained, added
-    quiet    all faults end, the lake heals, garbage is collected; everything has to be whole, at home, and nothing else
+made     members are started, the lake's first table is made
+busy     clients put, read, move and remove; members crash, are cut off, fill up, are lost, drained, added
+quiet    all faults end, the lake heals, garbage is collected; everything has to be whole, at home, and nothing else
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.sim.cluster.customers import Customer, Pool
 from tests.sim.cluster.faults import Faults, until
 from tests.sim.cluster.health import Health
 from tests.sim.cluster.network import Network
-from tests.sim.cluster.places import MEMBER_BYTES, HeadPlace, MemberPlace, NamesPlace, Place, Surroundings
+from tests.sim.cluster.places import MEMBER_BYTES, HeadPlace, MemberPlace, NamesPlace, Surroundings
 from tests.sim.cluster.promises import RESTS_S, Promises
 from tests.sim.cluster.quiet import Quiet
 from tests.sim.judges.history import SimFailure
@@ -65,7 +65,14 @@ class LakeWorld:
         self._rng = random.Random(seed)
         self._ids = random.Random(self._rng.getrandbits(64))
         self._protection, self._member_count = self._rng.choice(
-            [(Protection(4, 2), 6), (Protection(4, 2), 7), (Protection(4, 2), 8), (Protection(2, 1), 4), (Protection(2, 1), 5), (Protection(1, 1), 3)]
+            [
+                (Protection(4, 2), 6),
+                (Protection(4, 2), 7),
+                (Protection(4, 2), 8),
+                (Protection(2, 1), 4),
+                (Protection(2, 1), 5),
+                (Protection(1, 1), 3),
+            ]
         )
         self._is_rough = self._rng.random() < 0.3
 
@@ -138,7 +145,9 @@ class LakeWorld:
             nursery.start_soon(place.keep)
         await until(lambda: all(place.is_up for place in (*members, names, *heads)))
         health, promises = Health(self._protection.parity), Promises()
-        faults = Faults(world, random.Random(rng.getrandbits(64)), members, names, heads, health, is_rough=self._is_rough)
+        faults = Faults(
+            world, random.Random(rng.getrandbits(64)), members, names, heads, health, is_rough=self._is_rough
+        )
         faults.keep = lambda place: nursery.start_soon(place.keep)
         pool = Pool(random.Random(rng.getrandbits(64)))
         customers = [
