@@ -11,6 +11,7 @@ import trio
 from engine.coordinator.lake_state import LakeState
 from engine.format.layouts import Table, chunk_id_of_key
 from engine.format.shards import is_whole, shard_of_key
+from engine.keyed.spaces import list_spaces
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.content.manifest import CutKind, build
 from lakefs.ids import ChunkId, MemberId, data_chunk_id
@@ -73,6 +74,20 @@ class Quiet:
             kept = {name: told["kept_because"] for name, told in report["members"].items() if told.get("kept_because")}
             if kept and cycle:
                 raise SimFailure(f"gc of a quiet lake is kept from collecting: {kept}")
+
+    async def check_spaces(self) -> None:
+        """Check that members have the spaces that names have, and no other."""
+        async with self._heads[0].connect() as client:
+            await client.call(m.Hello(1, "quiet"))
+            reply = await client.call(m.SpaceList())
+            assert isinstance(reply.message, m.Spaces)
+            wanted = {(space.name, space.number) for space in reply.message.spaces}
+        for place in self._members:
+            assert place.store is not None
+            with place.store.metadata.view() as view:
+                found = {(space.name, space.number) for space in list_spaces(view)}
+            if not found <= wanted:
+                raise SimFailure(f"{place.name} has the spaces {found}, and the lake has {wanted}")
 
     async def check(self, reader: Customer) -> None:
         """Check everything."""

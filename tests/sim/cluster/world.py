@@ -24,6 +24,7 @@ from lakefs.cluster.protection import Protection
 from tests.sim.cluster.customers import Customer, Pool
 from tests.sim.cluster.faults import Faults, until
 from tests.sim.cluster.health import Health
+from tests.sim.cluster.keyed import KeyedCustomer
 from tests.sim.cluster.network import Network
 from tests.sim.cluster.places import MEMBER_BYTES, HeadPlace, MemberPlace, NamesPlace, Surroundings
 from tests.sim.cluster.promises import RESTS_S, Promises
@@ -154,13 +155,17 @@ class LakeWorld:
             Customer(f"c{number}", random.Random(rng.getrandbits(64)), promises, pool, health, self._log)
             for number in range(3)
         ]
+        keyed = KeyedCustomer(random.Random(rng.getrandbits(64)), names, health, self._log)
         self._log(f"{self._protection}, {self._member_count} members, {'rough' if self._is_rough else 'gentle'}")
         async with trio.open_nursery() as busy:
             busy.start_soon(faults.run, self._events)
+            busy.start_soon(keyed.work, heads, self._operations)
             for customer in customers:
                 busy.start_soon(customer.work, heads, self._operations)
         self.history.met.update(faults.met)
         self.history.met["operations"] = sum(customer.operations for customer in customers)
+        self.history.met["keyed operations"] = keyed.operations
+        self.history.met["keyed hits"] = keyed._hits
         self.history.met["failures"] = sum(customer.failures for customer in customers)
         self._log("quiet")
         network.heal()
@@ -174,6 +179,7 @@ class LakeWorld:
         self._log("healed")
         await quiet.collect()
         await quiet.wait_healed()
+        await quiet.check_spaces()
         reader = Customer("reader", random.Random(0), promises, pool, health, self._log)
         reader.is_reader = True
         for head in heads:
