@@ -69,6 +69,7 @@ class Dirty(msgspec.Struct, frozen=True):
     epoch: RingEpoch
     revision: Revision
     is_moving: bool = False
+    is_home: bool = False
 
 
 class LakeState:
@@ -232,6 +233,16 @@ class LakeState:
             notes = [note for note, entry in pairs if entry is not None and entry.revision == note.revision]
         return clean
 
+    async def note_home(self, dirty: Dirty, epoch: RingEpoch) -> None:
+        """Note that all shards of a partition are at home by an epoch's table, unless it was noted since this was read.
+
+        The partition stays dirty.
+        """
+        compare = HasRevision(dirty_key(dirty.partition), dirty.revision)
+        await self._coordinator.transact(
+            [compare], [Put(dirty_key(dirty.partition), encode(DirtyRecord(epoch, is_home=True)))]
+        )
+
     # --- the walker --------------------------------------------------------------------------------------
 
     async def begin_to_walk(self, process: bytes, lease: LeaseId) -> bool:
@@ -288,4 +299,4 @@ def _as_read(key: bytes, entry: Entry | None) -> Compare:
 
 def _dirty(entry: Entry) -> Dirty:
     record = decode(DirtyRecord, entry.value)
-    return Dirty(partition_of_key(entry.key), record.epoch, entry.revision, record.is_moving)
+    return Dirty(partition_of_key(entry.key), record.epoch, entry.revision, record.is_moving, record.is_home)

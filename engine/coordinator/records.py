@@ -90,10 +90,12 @@ class DirtyRecord(msgspec.Struct, frozen=True, array_like=True):
     """A dirty partition: the ring epoch in which it was noted last.
 
     `is_moving`: as far as the last note knows, its stripes are whole, and have shards to be moved.
+    `is_home`: a walk by that epoch's table found every shard at its home, and stripes of which too few shards are left.
     """
 
     epoch: RingEpoch
     is_moving: bool = False
+    is_home: bool = False
 
 
 class WalkRecord(msgspec.Struct, frozen=True, array_like=True):

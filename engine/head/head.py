@@ -40,6 +40,7 @@ from engine.head.head_spaces import HeadSpaces
 from engine.head.key_homes import KeyHomes
 from engine.head.keyed_chunks import KeyedChunks
 from engine.head.names_link import ConnectNames, NamesLink
+from engine.head.session_renewal import SessionRenewal
 from engine.host.tasks import plain_errors
 from engine.members.ports import Members, Stripes
 from engine.requests.about import check_note
@@ -206,7 +207,9 @@ async def open_head(
     """
     with plain_errors():
         async with trio.open_nursery() as nursery:
-            yield Head(HeadParts(stripes, members, offload, clock, buffers, about_machine), connect, nursery)
+            parts = HeadParts(stripes, members, offload, clock, buffers, about_machine)
+            nursery.start_soon(SessionRenewal(parts.references, parts.chunks).run)
+            yield Head(parts, connect, nursery)
             nursery.cancel_scope.cancel()
 
 

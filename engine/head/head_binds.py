@@ -70,7 +70,7 @@ class HeadBinds:
             try:
                 held = await hold()
             except ChunkNotFound:
-                if session.beginnings == beginning:
+                if session.beginnings == beginning and not await self.has_begun_anew(client, session):
                     raise
                 continue
             if session.is_over:
@@ -84,12 +84,20 @@ class HeadBinds:
             try:
                 return held, await client.names.call(request)
             except SessionLost:
-                generation = await self.later_generation(client, answered)
-                if generation is None:
+                if session.beginnings == beginning and not await self.has_begun_anew(client, session):
                     raise
-                if session.beginnings == beginning:
-                    session.begin_anew(generation)
         raise _outrun()
+
+    async def has_begun_anew(self, client: HeadClient, session: HeadSession) -> bool:
+        """Let a session begin anew if names do not accept its answers any more; False if they do.
+
+        What it was answered may have been freed then.
+        """
+        beginning, answered = session.beginnings, session.answered(self.chunks.epoch)
+        generation = await self.later_generation(client, answered)
+        if generation is not None and session.beginnings == beginning:
+            session.begin_anew(generation)
+        return generation is not None
 
     async def later_generation(self, client: HeadClient, answered: m.Answered) -> GcGeneration | None:
         """Return a generation that names accept; None if they accept these answers, and refused for another reason."""
@@ -117,7 +125,7 @@ class SessionBinds:
             return bind_request(held, answered, durable=request.durable, folders=request.folders) if held else None
 
         blobs, answer = await self._binds.bind(
-            client, session, lambda: self._hold_all(session, request.changes), request_for
+            client, session, lambda: self._hold_all(client, session, request.changes), request_for
         )
         bound = iter(answer.results if isinstance(answer, m.NameResults) else ())
         results = [failed(blob) if isinstance(blob, LakeError) else next(bound) for blob in blobs]
@@ -125,8 +133,13 @@ class SessionBinds:
             self._binds.references.end_session(session.identifier)
         return Reply(m.NameResults(results))
 
-    async def _hold_all(self, session: HeadSession, changes: Sequence[m.NameChange]) -> list[HeldBlob | LakeError]:
-        """Hold the blob of each change, or return the error that it ends with."""
+    async def _hold_all(
+        self, client: HeadClient, session: HeadSession, changes: Sequence[m.NameChange]
+    ) -> list[HeldBlob | LakeError]:
+        """Hold the blob of each change, or return the error that it ends with.
+
+        ChunkNotFound if the session has begun anew: a manifest may have been freed, and is to be offered again.
+        """
         tops = [ChunkId(change.blob) for change in changes if is_well_formed(change.blob)]
         await self._binds.chunks.prepare(session, tops)
         blobs: list[HeldBlob | LakeError] = []
@@ -135,6 +148,9 @@ class SessionBinds:
                 blobs.append(await self._blobs.hold(session, change.blob))
             except (UserError, ChunkNotFound) as error:
                 blobs.append(error)
+        missing = next((blob for blob in blobs if isinstance(blob, ChunkNotFound)), None)
+        if missing is not None and await self._binds.has_begun_anew(client, session):
+            raise missing
         return blobs
 
     # --- uploads -----------------------------------------------------------------------------------

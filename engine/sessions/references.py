@@ -208,6 +208,11 @@ class References:
             self._drop(self._sessions[identifier])
         return len(over)
 
+    def sessions(self) -> list[Session]:
+        """Return all sessions; some may end while the caller waits for something."""
+        self.expire()
+        return list(self._sessions.values())
+
     def hold(self, session: Session, birth: Birth) -> None:
         """Keep a chunk for the session."""
         session.held.add(birth)

@@ -10,8 +10,10 @@ Rules kept here:
 - An epoch changes at most m homes of a row, or those that are out.  What is left to be changed waits until older tables
   are retired; a change of states does not, up to `EPOCHS_MAX` tables.
 - An epoch is retired when every member that it names has said the newest one, or is out or removed, and since then no
-  partition is dirty whose row it changed.  This process notes these partitions itself, after it has seen that the epoch
-  is the newest: so a process that ended between an epoch and its notes hides nothing.
+  partition is dirty whose row it changed, but for those of which all shards are at home: what is left of stripes that
+  nobody can make whole (a cancelled put, a lost disk) is freed by gc once no older table is left.  This process notes
+  these partitions itself, after it has seen that the epoch is the newest: so a process that ended between an epoch and
+  its notes hides nothing.
 - A member is removed only when it holds nothing and no table names it, or by `accept_loss`.
 """
 
@@ -174,7 +176,8 @@ class Membership:
         if self._noted != newest.ring_epoch:
             await self._note_changes(tables, gone)
             self._noted = newest.ring_epoch
-        dirty = {note.partition for note in await self._state.dirty()}
+        notes = await self._state.dirty()
+        dirty = {note.partition for note in notes if not (note.is_home and note.epoch == newest.ring_epoch)}
         if not dirty.isdisjoint(changed_partitions(tables)):
             return []
         self._retiring(newest.ring_epoch)

@@ -73,6 +73,10 @@ class Walked:
         """Return True if every stripe of a partition is whole and at home, and nothing lies elsewhere."""
         return self.reports[partition].is_healed
 
+    def is_home(self, partition: Partition) -> bool:
+        """Return True if nothing of a partition lies elsewhere; stripes may have too few shards to be made whole."""
+        return self.reports[partition].is_home
+
 
 class Walker:
     """Walks partitions, for one task at a time."""
@@ -241,7 +245,10 @@ class _Walk:
         for stripe, left in ended:
             if left is Left.TOO_FEW and not is_last and len(self._doubtful) < SECOND_LOOKS_MAX:
                 self._doubtful.append((part, stripe.chunk))
-            elif left is not None:
+                continue
+            if left is Left.TOO_FEW and stripe.strays(part.place):
+                left = Left.STRAY_KEPT
+            if left is not None:
                 report.leave(id_text(stripe.chunk), left)
 
     async def _second_look(self) -> None:

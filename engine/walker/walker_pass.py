@@ -11,14 +11,15 @@ Rules kept here:
 - A note is read before the walk, and cleared only at the revision that was read, and only if the walk settled the
   partition by a table at least as new as the note.
 - A partition that a walk leaves unsettled stays dirty, or is noted as dirty; it is walked again after `retry_s`, or
-  soon after a member that did not answer is up again.
+  soon after a member that did not answer is up again.  If it has too few shards of some stripe, and each is at its
+  home, the note says so: no older table is needed for them.
 - So *healed* is: nothing is dirty, one table is left, and a walk through all partitions has ended.
 - The position of that walk is recorded every `SAVE_INTERVAL_S`; partitions walked since are walked again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -37,7 +38,7 @@ from engine.walker.walker import Walked, Walker
 from engine.walker.walker_report import WalkReport
 from lakefs.cluster.table import Table
 from lakefs.errors import LakeError, StaleEpoch
-from lakefs.ids import MemberId, Partition
+from lakefs.ids import MemberId, Partition, RingEpoch
 from lakefs.limits import PARTITION_BITS, PARTITION_BITS_MANY
 from lakefs.ports import Clock
 
@@ -173,14 +174,25 @@ class WalkerPass:
         walked = await self._walk_some(sorted(set().union(*about.values())), self._width_dirty)
         if walked is None:
             return True  # by the newer table, once more
-        is_settled = walked.is_settled
-        settled = [note for note in notes if note.epoch <= walked.epoch and all(map(is_settled, about[note.partition]))]
+        known = [note for note in notes if note.epoch <= walked.epoch]
+        settled = [note for note in known if all(map(walked.is_settled, about[note.partition]))]
         clean = await self._state.clear_dirty(settled)
         self._dirty.cleared(clean)
+        for note in known:
+            if note not in settled and all(map(walked.is_home, about[note.partition])):
+                await self._note_home(note, about[note.partition], walked.epoch)
         for note in notes:
             if note.partition not in clean:
                 self._leave(note.partition, about[note.partition], walked)
         return True
+
+    async def _note_home(self, dirty: Dirty, numbers: Sequence[Partition], epoch: RingEpoch) -> None:
+        """Note that nothing of a partition lies elsewhere, though it cannot be made whole: older tables may go."""
+        if numbers != [dirty.partition]:  # of a table with fewer rows
+            await self._state.note_dirty(numbers, epoch)
+            await self._state.clear_dirty(dirty)
+        elif (dirty.epoch, dirty.is_home) != (epoch, True):
+            await self._state.note_home(dirty, epoch)
 
     async def _walk_on(self) -> bool:
         """Walk the next partitions of the walk through all; returns False if none is due."""
@@ -275,7 +287,7 @@ class WalkerPass:
         return round(each_s * ((1 << self._walk.partition_bits) - self._walk.next_partition), 1)
 
 
-def partitions_of(dirty: Dirty, tables: Sequence[Table]) -> Iterable[Partition]:
+def partitions_of(dirty: Dirty, tables: Sequence[Table]) -> list[Partition]:
     """Return the partitions of the newest table that a note is about, which may be of a table with fewer.
 
     Where that table is not known any more, those of both readings: a walk too many does no harm.

@@ -35,7 +35,7 @@ from lakefs.wire.shard_messages import GENERATION_MAX
 DROP_ATTEMPTS: Final = 3
 """Times that home is asked anew for a copy that was touched meanwhile."""
 
-_MAY_DROP: Final = (None, Left.FULL, Left.REFUSED)
+_MAY_DROP: Final = (None, Left.FULL, Left.REFUSED, Left.TOO_FEW)
 """A stripe left for other reasons is not understood: nothing of it is dropped."""
 
 T = TypeVar("T")
@@ -82,7 +82,9 @@ class Repair:
             ended += failed
             gone = {id(stripe) for stripe, _ in failed}
             waiting = [stripe for stripe, _ in steps if id(stripe) not in gone]
-        kept = await self._drop_strays([stripe for stripe, left in ended if left in _MAY_DROP])
+        kept = await self._drop_strays(
+            [stripe for stripe, left in ended if left in _MAY_DROP and not stripe.must_check]
+        )
         return [(stripe, left or kept.get(id(stripe))) for stripe, left in ended]
 
     # --- one round -----------------------------------------------------------------------------------

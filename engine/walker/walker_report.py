@@ -1,7 +1,8 @@
 """Counts of a walk, and what it left undone: for status, JSON-able.
 
 A stripe is *left* when the walk could not make it whole, or could not see that it is: `left` counts them by reason.
-Healed is what a walk says that left none, and that every member it asked has answered.
+Healed is what a walk says that left none, and that every member it asked has answered.  A stripe with too few shards
+cannot be made whole; what is left of it is at home all the same, where gc may free it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Left(StrEnum):
     TOO_FEW = "fewer shards than make the chunk: damage, or what a writer or gc has left"
     DAMAGED = "no choice of the shards makes the chunk"
     NO_CHUNK = "shards that no chunk has, by their numbers or lengths"
-    STRAY_KEPT = "a shard elsewhere was touched while it was moved"
+    STRAY_KEPT = "a shard elsewhere was touched while it was moved, or nobody knows which of its copies is right"
     CHANGING = "it changed as often as it was looked at"
 
 
@@ -56,6 +57,11 @@ class WalkReport(msgspec.Struct):
     def is_healed(self) -> bool:
         """True if every stripe that was walked is whole now, all shards at home, and nobody was silent."""
         return not self.left and not self.unanswered
+
+    @property
+    def is_home(self) -> bool:
+        """True if every shard that exists is at its home, and nobody was silent: some stripes may have too few."""
+        return not self.unanswered and self.left.keys() <= {Left.TOO_FEW.value}
 
     def leave(self, chunk: str, reason: Left) -> None:
         """Count a stripe that is left."""

@@ -133,7 +133,7 @@ class SimDisk:
 
     def _successor(self, index: bytes | None) -> SimDisk:
         self._dead = True
-        heir = SimDisk(self.rng, capacity_bytes=self.capacity_bytes, supports_direct=self.supports_direct)
+        heir = type(self)(self.rng, capacity_bytes=self.capacity_bytes, supports_direct=self.supports_direct)
         heir._names = self._names
         heir._inode_count = self._inode_count
         heir.trace, heir.met = self.trace, self.met

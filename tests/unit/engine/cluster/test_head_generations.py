@@ -11,6 +11,7 @@ import trio.testing
 from engine.process.embedded import EmbeddedEngine
 from lakefs.errors import EngineBusy, SessionLost
 from lakefs.ids import ChunkId, RingEpoch, data_chunk_id
+from lakefs.limits import HEAD_SESSIONS_LOOK_S
 from lakefs.wire import messages as m
 from tests.head_rig import Lake, commit, exists, store_blob, with_lake
 from tests.memory_stripes import table_of
@@ -80,6 +81,30 @@ def test_a_chunk_that_was_freed_before_its_old_generation_is_renewed_loses_the_s
         assert not await exists(client, "k")
         await store_chunks(client, session, [SHORT])
         assert (await commit(client, session, "k", blob)).chunk_count == 2
+
+    with_lake(body)
+
+
+def test_a_manifest_that_was_freed_before_its_commit_loses_the_session() -> None:
+    """As a chunk does: its client offers everything again.  ChunkNotFound would end the put."""
+
+    async def body(lake: Lake, client: EmbeddedEngine) -> None:
+        await ask(client, m.BucketCreate("bkt"), m.Buckets)
+        upload = await ask(client, m.UploadCreate("bkt", "big", PLAIN), m.UploadStat)
+        for number, request in enumerate(("commit", "part")):
+            session = await session_of(client)
+            blob = await store_blob(client, session, LONG, request.encode())
+            lake.advance(5 + 4 * number)
+            del lake.stripes.chunks[ChunkId(blob)]
+            with pytest.raises(SessionLost):
+                if request == "commit":
+                    await commit(client, session, "k", blob)
+                else:
+                    part = m.UploadPut(session, "bkt", "big", upload.upload, 1, blob, bytes(16))
+                    await ask(client, part, m.PartStat)
+            again = await session_of(client)
+            assert await store_blob(client, again, LONG, request.encode()) == blob
+            await commit(client, again, "k", blob)
 
     with_lake(body)
 
@@ -158,6 +183,28 @@ def test_a_session_keeps_its_generation_when_the_head_learns_of_a_later_one() ->
         lake.advance(2, tell_head=True)
         await commit(client, session, "k", chunk)
         assert lake.stripes.offered == [(1, [chunk])]
+
+    with_lake(body)
+
+
+def test_what_a_put_in_progress_holds_is_touched_in_each_generation_for_as_long_as_it_lasts() -> None:
+    """A put of hours would be lost otherwise: gc frees what was not touched in the last two generations."""
+
+    async def body(lake: Lake, client: EmbeddedEngine) -> None:
+        session, ended = await session_of(client), await session_of(client)
+        blob = await store_blob(client, session, LONG, SHORT)
+        (left,) = await store_chunks(client, ended, [b"of a put that ends"])
+        for generation in range(2, 9):
+            lake.advance(generation, tell_head=True)
+            await trio.sleep(HEAD_SESSIONS_LOOK_S + 1)
+            for chunk in (data_chunk_id(LONG), data_chunk_id(SHORT), ChunkId(blob)):
+                assert lake.stripes.touched[chunk] == generation
+            if generation == 3:
+                await ask(client, m.SessionEnd(ended), m.Done)
+        assert lake.stripes.touched[ChunkId(left)] == 3
+        offered = len(lake.stripes.offered)
+        assert (await commit(client, session, "k", blob)).size_bytes == len(LONG) + len(SHORT)
+        assert len(lake.stripes.offered) == offered, "what it holds is current"
 
     with_lake(body)
 

@@ -1,0 +1,149 @@
+"""The end of a history: all faults have ended, and everything has to be whole, tidy and where it belongs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import trio
+
+from engine.coordinator.lake_state import LakeState
+from engine.format.layouts import Table, chunk_id_of_key
+from engine.format.shards import is_whole, shard_of_key
+from engine.keyed.spaces import list_spaces
+from lakefs.cluster.erasure import ErasureCode
+from lakefs.content.manifest import CutKind, build
+from lakefs.ids import ChunkId, MemberId, data_chunk_id
+from lakefs.wire import messages as m
+from tests.sim.cluster.customers import Customer
+from tests.sim.cluster.faults import is_healed
+from tests.sim.cluster.places import HeadPlace, MemberPlace, NamesPlace
+from tests.sim.cluster.promises import Content, Promises
+from tests.sim.judges.history import SimFailure
+
+HEALS_S = 300.0
+"""The lake says that it is healed so soon."""
+CYCLES = 4
+Where = dict[tuple[ChunkId, int], list[MemberId]]
+
+
+class Quiet:
+    """The last checks of a world."""
+
+    def __init__(
+        self, names: NamesPlace, members: Sequence[MemberPlace], heads: Sequence[HeadPlace], promises: Promises
+    ) -> None:
+        self._names = names
+        self._members = members
+        self._heads = heads
+        self._promises = promises
+
+    async def wait_healed(self) -> None:
+        """Wait until the lake says that it is healed."""
+        with trio.move_on_after(HEALS_S) as bound:
+            while not await is_healed(self._names, self._members):
+                await trio.sleep(2.0)
+        if bound.cancelled_caught:
+            raise SimFailure(f"the lake is not healed in {HEALS_S:g} s: {await self._state()}")
+
+    async def _state(self) -> str:
+        upkeep = self._names.upkeep
+        if upkeep is None:
+            return "no names"
+        state = LakeState(upkeep._coordinator)
+        dirty = [(note.partition, note.epoch, note.is_moving) for note in await state.dirty()]
+        records = {record.member.hex()[:6]: record.state.value for record in await state.members()}
+        tables = [(t.ring_epoch, [member.id.hex()[:6] for member in t.members]) for t in upkeep._members.tables]
+        present = {place.name: (place.id or b"").hex()[:6] for place in self._members if place.is_up}
+        return f"dirty {dirty}, members {records}, tables {tables}, up {present}, {upkeep.walks.status()}"
+
+    async def ask(self, request: m.Request) -> dict[str, Any]:
+        """Return the report of gc or fsck."""
+        async with self._heads[0].connect() as client:
+            await client.call(m.Hello(1, "quiet"))
+            reply = await client.call(request)
+            assert isinstance(reply.message, m.ReportReply)
+            found: dict[str, Any] = json.loads(reply.message.report_json)
+            return found
+
+    async def collect(self) -> None:
+        """Collect garbage until everything that nothing refers to is gone."""
+        for cycle in range(CYCLES):
+            report = await self.ask(m.RunGc())
+            kept = {name: told["kept_because"] for name, told in report["members"].items() if told.get("kept_because")}
+            if kept and cycle:
+                raise SimFailure(f"gc of a quiet lake is kept from collecting: {kept}")
+
+    async def check_spaces(self) -> None:
+        """Check that members have the spaces that names have, and no other."""
+        async with self._heads[0].connect() as client:
+            await client.call(m.Hello(1, "quiet"))
+            reply = await client.call(m.SpaceList())
+            assert isinstance(reply.message, m.Spaces)
+            wanted = {(space.name, space.number) for space in reply.message.spaces}
+        for place in self._members:
+            assert place.store is not None
+            with place.store.metadata.view() as view:
+                found = {(space.name, space.number) for space in list_spaces(view)}
+            if not found <= wanted:
+                raise SimFailure(f"{place.name} has the spaces {found}, and the lake has {wanted}")
+
+    async def check(self, reader: Customer) -> None:
+        """Check everything."""
+        for name in sorted(self._promises.keys):
+            if not await reader.read(name):
+                raise SimFailure(f"{name} cannot be read from a quiet lake")
+        bound = {name: key.may_be[0] for name, key in self._promises.keys.items() if key.may_be[0] is not None}
+        vague = [name for name, key in self._promises.keys.items() if len(key.may_be) != 1]
+        if vague:
+            raise SimFailure(f"{vague} have several contents")
+        self._check_places({content for content in bound.values() if content is not None})
+        report = await self.ask(m.RunFsck(True))
+        if report["damage"] or report["unchecked"] or report["notes"]:
+            raise SimFailure(f"fsck of a quiet lake: {report['findings']} {report['unchecked']}")
+        self._check_places({content for content in bound.values() if content is not None})
+
+    def _check_places(self, contents: set[Content]) -> None:
+        """Check that each shard of what is named is at its home, and nothing else is anywhere."""
+        upkeep = self._names.upkeep
+        assert upkeep is not None
+        (table,) = upkeep._members.tables
+        code = ErasureCode(table.protection.data, table.protection.parity)
+        expected: Where = {}
+        for content in contents:
+            for chunk, length in chunks_of(content):
+                homes = table.homes(chunk)
+                for number in code.shards(length):
+                    expected[chunk, number] = [homes[number]]
+        found = self.shards()
+        if found == expected:
+            return
+        missing = {key for key in expected if key not in found}
+        surplus = {key for key in found if key not in expected}
+        elsewhere = {key for key in expected if key in found and found[key] != expected[key]}
+        told = [
+            f"{what}: {sorted((chunk.hex()[:10], number) for chunk, number in keys)[:6]} ({len(keys)})"
+            for what, keys in (("missing", missing), ("garbage", surplus), ("elsewhere", elsewhere))
+            if keys
+        ]
+        raise SimFailure(f"shards of a quiet lake: {'; '.join(told)}")
+
+    def shards(self) -> Where:
+        """Return where each shard is, from the members' own records."""
+        found: Where = {}
+        for place in self._members:
+            if place.store is None or place.id is None:
+                continue
+            with place.store.metadata.view() as view:
+                for key, _ in view.scan(Table.CHUNKS, b"", b"\xff"):
+                    if not is_whole(key):
+                        found.setdefault((chunk_id_of_key(key), shard_of_key(key)), []).append(place.id)
+        return found
+
+
+def chunks_of(content: Content) -> list[tuple[ChunkId, int]]:
+    """Return the chunks of an object with their lengths, manifests too."""
+    chunks = [(data_chunk_id(payload), len(payload)) for payload in content]
+    tree = build(CutKind.PARTS, chunks)
+    return [*chunks, *((chunk, len(payload)) for chunk, payload in tree.manifests)]

@@ -1,0 +1,196 @@
+"""One seed, one history of a lake: members, names, two heads and their clients, and what happens to them.
+
+made     members are started, the lake's first table is made
+busy     clients put, read, move and remove; members crash, are cut off, fill up, are lost, drained, added
+quiet    all faults end, the lake heals, garbage is collected; everything has to be whole, at home, and nothing else
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from unittest import mock
+
+import trio
+
+from engine.lake_upkeep.lake_upkeep import UpkeepSettings
+from engine.walker.membership import MembershipSettings
+from engine.walker.walker_pass import PassSettings
+from lakefs.cluster.protection import Protection
+from tests.sim.cluster.customers import Customer, Pool
+from tests.sim.cluster.faults import Faults, until
+from tests.sim.cluster.health import Health
+from tests.sim.cluster.keyed import KeyedCustomer
+from tests.sim.cluster.network import Network
+from tests.sim.cluster.places import MEMBER_BYTES, HeadPlace, MemberPlace, NamesPlace, Surroundings
+from tests.sim.cluster.promises import RESTS_S, Promises
+from tests.sim.cluster.quiet import Quiet
+from tests.sim.judges.history import SimFailure
+from tests.sim.workloads.lives import draw_sizes
+from tests.sim.world.clock import SimClock
+from tests.sim.world.determinism import run_seeded
+from tests.sim.world.sim_time import SimTime
+from tests.sim.world.standstill import _place, _tasks
+
+BITS = 3
+"""Rows of a table: 8, so that a few objects meet in each, and a walk through all takes no time."""
+LONGEST_S = 8000.0
+"""Simulated seconds of a history, at most."""
+
+
+@dataclass
+class History:
+    """What a seed's history was like.  `log`: its steps, for people."""
+
+    seed: int
+    log: list[str] = field(default_factory=list)
+    met: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}: {self.seconds:.0f} simulated s, {dict(sorted(self.met.items()))}"
+
+
+class LakeWorld:
+    """The run of one seed."""
+
+    def __init__(self, seed: int, operations: int = 30, events: int = 12) -> None:
+        self.seed = seed
+        self.history = History(seed)
+        self._operations = operations
+        self._events = events
+        self._rng = random.Random(seed)
+        self._ids = random.Random(self._rng.getrandbits(64))
+        self._protection, self._member_count = self._rng.choice(
+            [
+                (Protection(4, 2), 6),
+                (Protection(4, 2), 7),
+                (Protection(4, 2), 8),
+                (Protection(2, 1), 4),
+                (Protection(2, 1), 5),
+                (Protection(1, 1), 3),
+            ]
+        )
+        self._is_rough = self._rng.random() < 0.3
+
+    def run(self) -> History:
+        """Live the history; raise SimFailure when the lake broke a promise."""
+        with self._determined():
+            try:
+                run_seeded(self._main, self._rng.getrandbits(32), clock=SimTime())
+            except BaseExceptionGroup as group:
+                causes = [cause for cause in _leaves(group) if not isinstance(cause, trio.Cancelled)]
+                failures = [cause for cause in causes if isinstance(cause, SimFailure)]
+                raise (failures or causes)[0] from None
+        return self.history
+
+    def _log(self, text: str) -> None:
+        self.history.log.append(f"{trio.current_time():9.3f}  {text}")
+
+    @contextmanager
+    def _determined(self) -> Iterator[None]:
+        """Take ids of the product's own making from the seed, and make tables small."""
+        urandom = SimpleNamespace(urandom=self._ids.randbytes)
+        with ExitStack() as stack:
+            for target, instead in (
+                ("lakefs.ids.os", urandom),
+                ("engine.mirror.copy_list.os", urandom),
+                ("lakefs.cluster.placing.PARTITION_BITS", BITS),
+                ("lakefs.cluster.table_format.PARTITION_BITS", BITS),
+                ("engine.walker.walker_pass.PARTITION_BITS", BITS),
+                ("engine.lake_upkeep.named_chunks._BUCKET_BITS", BITS),
+            ):
+                stack.enter_context(mock.patch(target, instead))
+            yield
+
+    def _settings(self) -> UpkeepSettings:
+        rng = self._rng
+        return UpkeepSettings(
+            name="simulated",
+            gc_interval_s=rng.choice((5.0, 15.0)),
+            look_interval_s=rng.choice((2.0, 5.0)),
+            gc_batch=rng.choice((2, 10)),
+            walk_share=1.0,
+            walks=PassSettings(full_pass_s=60.0, retry_s=5.0, idle_s=2.0),
+            membership=MembershipSettings(out_after_s=rng.choice((8.0, 25.0)), answer_s=3.0),
+        )
+
+    async def _main(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch)
+            await self._live(nursery)
+            self.history.seconds = trio.current_time()
+            nursery.cancel_scope.cancel()
+
+    async def _watch(self) -> None:
+        await trio.sleep(LONGEST_S)
+        root = trio.lowlevel.current_root_task()
+        assert root is not None
+        waits = "\n".join(f"  {task.name}: {_place(task.coro)}" for task in _tasks(root))
+        raise SimFailure(f"the history stands still; tasks wait here:\n{waits}")
+
+    async def _live(self, nursery: trio.Nursery) -> None:
+        rng = self._rng
+        network = Network(random.Random(rng.getrandbits(64)), nursery)
+        world = Surroundings(
+            rng, network, SimClock(), self._protection, draw_sizes(rng, huge=False), self._settings(), self._log
+        )
+        members = [MemberPlace(world, number) for number in range(self._member_count)]
+        names = NamesPlace(world, members)
+        heads = [HeadPlace(world, number, names) for number in range(2)]
+        for place in (*members, names, *heads):
+            nursery.start_soon(place.keep)
+        await until(lambda: all(place.is_up for place in (*members, names, *heads)))
+        health, promises = Health(self._protection.parity), Promises()
+        faults = Faults(
+            world, random.Random(rng.getrandbits(64)), members, names, heads, health, is_rough=self._is_rough
+        )
+        faults.keep = lambda place: nursery.start_soon(place.keep)
+        pool = Pool(random.Random(rng.getrandbits(64)))
+        customers = [
+            Customer(f"c{number}", random.Random(rng.getrandbits(64)), promises, pool, health, self._log)
+            for number in range(3)
+        ]
+        keyed = KeyedCustomer(random.Random(rng.getrandbits(64)), names, health, self._log)
+        self._log(f"{self._protection}, {self._member_count} members, {'rough' if self._is_rough else 'gentle'}")
+        async with trio.open_nursery() as busy:
+            busy.start_soon(faults.run, self._events)
+            busy.start_soon(keyed.work, heads, self._operations)
+            for customer in customers:
+                busy.start_soon(customer.work, heads, self._operations)
+        self.history.met.update(faults.met)
+        self.history.met["operations"] = sum(customer.operations for customer in customers)
+        self.history.met["keyed operations"] = keyed.operations
+        self.history.met["keyed hits"] = keyed._hits
+        self.history.met["failures"] = sum(customer.failures for customer in customers)
+        self._log("quiet")
+        network.heal()
+        for member in members:
+            member.disk.capacity_bytes = MEMBER_BYTES
+        await trio.sleep(RESTS_S)
+        await until(lambda: all(place.is_up for place in (*members, names, *heads)))
+        quiet = Quiet(names, members, heads, promises)
+        await quiet.wait_healed()
+        health.was_hurt.clear()
+        self._log("healed")
+        await quiet.collect()
+        await quiet.wait_healed()
+        await quiet.check_spaces()
+        reader = Customer("reader", random.Random(0), promises, pool, health, self._log)
+        reader.is_reader = True
+        for head in heads:
+            reader._head = head
+            async with reader._connected():
+                await quiet.check(reader)
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
