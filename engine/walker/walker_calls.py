@@ -16,7 +16,7 @@ import structlog
 from engine.members.ports import Members
 from engine.walker.walker_report import WalkReport
 from engine.walker.walker_stripe import Place
-from lakefs.errors import AlreadyExists, DiskFailed, LakeError, StaleEpoch, StoreFull, StoreReadOnly
+from lakefs.errors import AlreadyExists, DiskFailed, EngineUnreachable, LakeError, StaleEpoch, StoreFull, StoreReadOnly
 from lakefs.ids import Buffer, ChunkId, GcGeneration, MemberId, RingEpoch, id_text
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Reply
@@ -146,7 +146,9 @@ class ShardCalls:
             return None
 
     def _lose(self, member: MemberId, error: LakeError) -> None:
-        _log.warning("a member fails during a walk", member=member.hex(), reason=error.message)
+        # Who is away is said once, by its link.
+        say = _log.debug if isinstance(error, EngineUnreachable) else _log.warning
+        say("a member fails during a walk", member=member.hex(), reason=error.message)
         self._place.answered.discard(member)
         self._report.unanswered.add(member.hex())
 

@@ -21,7 +21,7 @@ import structlog
 
 from engine.host.tasks import run_all
 from engine.members.ports import Members
-from lakefs.errors import LakeError, ProtocolError
+from lakefs.errors import EngineUnreachable, LakeError, ProtocolError
 from lakefs.ids import MemberId
 from lakefs.wire import messages as m
 
@@ -109,7 +109,9 @@ class ShardList:
                 if page.chunks:
                     return
         except LakeError as error:
-            _log.warning("a member's shards are not listed", member=self.member.hex(), reason=error.message)
+            # Who is away is said once, by its link, and not for each partition.
+            say = _log.debug if isinstance(error, EngineUnreachable) else _log.warning
+            say("a member's shards are not listed", member=self.member.hex(), reason=error.message)
             self.has_failed = self._is_done = True
             self._buffer = Columns()
 
