@@ -1,5 +1,7 @@
 """Commands forked from a process that has `lake` imported: each starts in a tenth of the time.
 
+A `lake serve` over several folders has its members forked likewise, by a process of its own (`_forking_members`).
+
 A forked command is a whole `lake`, child of the process that asked for it, with a pid, arguments, environment, folder
 and standard streams of its own.  It differs from one that is started in what it need not import.
 
@@ -31,13 +33,17 @@ import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO, Final, NoReturn
+from typing import IO, Any, Final, NoReturn
+
+import trio
 
 from tests.crash import small_lake
 
 _SET_CHILD_SUBREAPER: Final = 36
 _POLL_S: Final = 0.002
 _REQUEST_BYTES: Final = 1 << 17
+_STREAMS_MAX: Final = 4
+"""Descriptors of a request: the standard streams, and a member's socket to its parent."""
 _PACKAGES: Final = ("lakefs", "engine", "fuse", "gateway", "cli")
 _OF_HOSTS: Final = ("lakefs.plugins.kv.vllm_tier",)
 """Plug-ins that only their host can import."""
@@ -157,23 +163,35 @@ class WarmLake:
             return code, outputs[1], outputs[2]
 
     def _fork(self, arguments: Sequence[str], environment: dict[str, str], folder: str, streams: dict[int, int]) -> int:
-        """Have a command forked whose standard streams are these; return its pid."""
-        assert _LIBC.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
-        try:
-            request = json.dumps([list(arguments), environment, folder, list(streams)]).encode()
-            assert len(request) <= _REQUEST_BYTES, "the request is received whole"
-            socket.send_fds(self._socket, [request], list(streams.values()))
-            told = self._socket.recv(64)
-        finally:
-            # From now on only: children that it has adopted stay its own, and it wants no other orphans.
-            _LIBC.prctl(_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
-        assert told, "the process to fork from has ended"
-        return int(told)
+        return _forked(self._socket, arguments, environment, folder, streams)
 
     def close(self) -> None:
         """End it; its commands go on."""
         self._socket.close()
         self._process.wait()
+
+
+def _forked(
+    asked: socket.socket,
+    arguments: Sequence[str],
+    environment: dict[str, str],
+    folder: str,
+    streams: dict[int, int],
+    *,
+    own_group: bool = False,
+) -> int:
+    """Have a command forked that has these descriptors, the standard streams among them; return its pid."""
+    assert _LIBC.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+    try:
+        request = json.dumps([list(arguments), environment, folder, list(streams), own_group]).encode()
+        assert len(request) <= _REQUEST_BYTES, "the request is received whole"
+        socket.send_fds(asked, [request], list(streams.values()))
+        told = asked.recv(64)
+    finally:
+        # From now on only: children that it has adopted stay its own, and it wants no other orphans.
+        _LIBC.prctl(_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+    assert told, "the process to fork from has ended"
+    return int(told)
 
 
 def _feed(stream: IO[bytes], content: bytes) -> None:
@@ -200,35 +218,36 @@ def _import_all(*, small: bool) -> None:
 
 def _serve(asked: socket.socket) -> None:
     """Fork for each request, until nobody is left to send one."""
+    heard, told = os.pipe()
     while True:
-        request, descriptors, _, _ = socket.recv_fds(asked, _REQUEST_BYTES, 3)
+        request, descriptors, _, _ = socket.recv_fds(asked, _REQUEST_BYTES, _STREAMS_MAX)
         if not request:
             return
         between = os.fork()
         if between == 0:
-            _fork_an_orphan(asked, request, descriptors)
+            os.close(heard)
+            _fork_an_orphan(asked, told, request, descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
         os.waitpid(between, 0)
-        asked.send(os.read(_TOLD[0], 64))
+        asked.send(os.read(heard, 64))
 
 
-_TOLD: Final = os.pipe()
-
-
-def _fork_an_orphan(asked: socket.socket, request: bytes, descriptors: list[int]) -> None:
+def _fork_an_orphan(asked: socket.socket, told: int, request: bytes, descriptors: list[int]) -> None:
     """Fork the command and end, so that it becomes the child of the process that asked."""
     pid = os.fork()
     if pid:
-        os.write(_TOLD[1], str(pid).encode())
+        os.write(told, str(pid).encode())
         os._exit(0)
     asked.close()
-    for descriptor in _TOLD:
-        os.close(descriptor)
-    arguments, environment, folder, streams = json.loads(request)
+    os.close(told)
+    arguments, environment, folder, streams, own_group = json.loads(request)
     for descriptor, number in zip(descriptors, streams, strict=True):
-        os.dup2(descriptor, number)
-        os.close(descriptor)
+        if descriptor != number:
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+    if own_group:
+        os.setpgid(0, 0)
     # The old objects know what the descriptors were before.
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
@@ -238,7 +257,60 @@ def _fork_an_orphan(asked: socket.socket, request: bytes, descriptors: list[int]
         os.chdir(folder)
     sys.argv = ["lake", *arguments]
     random.seed()
+    if arguments[:1] == ["serve"] and "SERVED_DEVICES" in environment:
+        _fork_members()
     _be_lake()
+
+
+# --- members of a lake -----------------------------------------------------------------------------------------------
+
+
+class _ForkedMember:
+    """Has what the parent of members uses of `trio.Process`."""
+
+    def __init__(self, pid: int) -> None:
+        self._process = ForkedProcess(pid, None)
+        self._pidfd = os.pidfd_open(pid)
+        self._one_waits = trio.Lock()
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, None while it runs."""
+        return self._process.poll()
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        self._process.send_signal(number)
+
+    async def wait(self) -> int:
+        """Wait for its end; return its exit code."""
+        async with self._one_waits:
+            if self._process.poll() is None:
+                await trio.lowlevel.wait_readable(self._pidfd)
+            code = self._process.wait()
+            if self._pidfd >= 0:
+                os.close(self._pidfd)
+                self._pidfd = -1
+        return code
+
+
+def _fork_members() -> None:
+    """Let a child of this process, which has no threads yet, fork the members that this process will start."""
+    ours, theirs = socket.socketpair()
+    if os.fork() == 0:
+        ours.close()
+        os.dup2(os.open(os.devnull, os.O_RDWR), 1)  # who started the lake waits for the end of its output
+        _serve(theirs)
+        os._exit(0)
+    theirs.close()
+    nothing = os.open(os.devnull, os.O_RDWR)
+
+    async def open_process(command: list[str], *, pass_fds: Sequence[int], **_: Any) -> _ForkedMember:
+        assert command[1:4] == ["-P", "-m", "cli.main"], "a member is started"
+        streams = {0: nothing, 1: nothing, 2: 2} | {number: number for number in pass_fds}
+        return _ForkedMember(_forked(ours, command[4:], dict(os.environ), "", streams, own_group=True))
+
+    trio.lowlevel.open_process = open_process
 
 
 def _be_lake() -> NoReturn:

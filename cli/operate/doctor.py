@@ -30,6 +30,7 @@ from cli.terminal.target import Target, engine_options, pass_target
 from lakefs.errors import EngineUnreachable, LakeError
 
 if TYPE_CHECKING:
+    from engine.superblock.superblock import Superblock
     from lakefs.config.settings import Config
 
 EXIT_UNFIT = 78
@@ -115,10 +116,11 @@ def _findings(where: Target, file: str | None) -> Iterator[Finding]:
     except LakeError as error:
         yield Finding("fail", "configuration", error.message)
         return
-    yield Finding("ok", "configuration", f"data {config.data}, socket {config.socket}")
-    yield from _disk(config.data)
-    if engine_runs:
-        yield from _store(config.data)
+    yield Finding("ok", "configuration", f"data {', '.join(map(str, config.folders))}, socket {config.socket}")
+    for folder in config.folders:
+        yield from _disk(folder)
+        if engine_runs:
+            yield from _store(folder)
     engine = list(_engine(where))
     yield from engine
     if engine_runs and not any(finding.verdict == "ok" for finding in engine):
@@ -309,11 +311,22 @@ def _store(data: Path) -> Iterator[Finding]:
 
         found = read_superblock(LocalDisk(data))
         clean = "closed cleanly" if found.clean_sequence is not None else "open, or not closed cleanly"
-        yield Finding("ok", "store", f"{found.store_id.hex()} at {data}: {clean}")
+        yield Finding("ok", "store", f"{found.store_id.hex()} at {data}{_role(found)}: {clean}")
     except PermissionError:
         yield Finding("warn", "store", f"{data} may not be read by this user")
     except LakeError as error:
         yield Finding("fail", "store", error.message)
+
+
+def _role(found: Superblock) -> str:
+    """Return the part of a store in its lake; nothing for the store of one engine."""
+    from engine.format.features import Feature
+    from engine.superblock.superblock import NO_CLUSTER
+
+    if found.cluster_id == NO_CLUSTER:
+        return ""
+    part = "a copy of the names" if found.incompat_features & Feature.CLUSTER_NAMES else "a member"
+    return f", {part} of the lake {found.cluster_id.hex()}, which is started with all its folders"
 
 
 def _engine(where: Target) -> Iterator[Finding]:

@@ -7,6 +7,7 @@
 Rules kept here:
 - One connect at a time.  Callers wait for the first one; while the member is known to be away they are refused at once,
   and it is tried in the background, after pauses that grow to AWAY_PAUSE_S_MAX.
+- While a caller waits for a member that went away only just now, it is tried every AWAY_PAUSE_S_AWAITED.
 - A connect, with SetEpoch, takes at most MEMBER_CONNECT_S.
 - On each connection SetEpoch is sent before anything else, with the newest table and the gc generation, which is read
   from the coordinator after connecting.  It is sent again when there is a newer table, or when the generation could not
@@ -30,7 +31,15 @@ from engine.coordinator.lake_view import LakeView
 from engine.coordinator.records import MemberRecord, MemberState
 from lakefs.errors import EngineUnreachable, LakeError
 from lakefs.ids import Buffer, MemberId, RingEpoch
-from lakefs.limits import AWAY_PAUSE_S_MAX, AWAY_PAUSE_S_MIN, MEMBER_ANSWER_S, MEMBER_CONNECT_S, MEMBER_IDLE_S
+from lakefs.limits import (
+    AWAY_PAUSE_S_AWAITED,
+    AWAY_PAUSE_S_MAX,
+    AWAY_PAUSE_S_MIN,
+    MEMBER_ANSWER_S,
+    MEMBER_CONNECT_S,
+    MEMBER_IDLE_S,
+    MEMBER_RETURN_S,
+)
 from lakefs.wire.engine_port import Reply
 from lakefs.wire.messages import EpochKnown, Request, SetEpoch
 
@@ -81,6 +90,12 @@ class MemberLink:
         self._has_served = False
         """True if the last connect succeeded."""
         self._is_surplus = False
+        self._away_since = -math.inf
+        self._returned = trio.Event()
+        """Set when the member is not away any more."""
+        self._awaited = trio.Event()
+        """Set when a caller begins to wait for the return."""
+        self._waiting = 0
         self._sent = RingEpoch(0), False
         """The ring epoch that was sent on this connection, and if the gc generation was."""
 
@@ -95,6 +110,19 @@ class MemberLink:
                 self._nursery.start_soon(self._keep)
             await self._settled.wait()
         return self.client
+
+    async def wait_return(self) -> bool:
+        """Wait until the member is up again, at most MEMBER_RETURN_S from when it went away; return if it is."""
+        self._waiting += 1
+        if self.away is not None and self._waiting == 1:
+            self._awaited.set()
+        try:
+            with trio.move_on_at(self._away_since + MEMBER_RETURN_S):
+                while self.away is not None:
+                    await self._returned.wait()
+        finally:
+            self._waiting -= 1
+        return self.away is None
 
     def begin(self) -> None:
         """Note that a request begins."""
@@ -111,7 +139,7 @@ class MemberLink:
         """Note that a connection is of no use any more; does nothing if it is not the present one."""
         if client is self.client:
             self._lost = error
-            self.away = self._as_away(error)
+            self._note_away(error)
             self.client = None
             self._settled = trio.Event()
             self._woken.set()
@@ -125,8 +153,11 @@ class MemberLink:
         self._is_surplus = True
         self._woken.set()
 
-    def _as_away(self, error: LakeError) -> EngineUnreachable:
-        return EngineUnreachable(f"member {self.member.hex()[:12]}: {error.message}", subject=self.member.hex())
+    def _note_away(self, error: LakeError) -> None:
+        if self.away is None:
+            self._away_since = trio.current_time()
+            self._returned = trio.Event()
+        self.away = EngineUnreachable(f"member {self.member.hex()[:12]}: {error.message}", subject=self.member.hex())
 
     async def _keep(self) -> None:
         """Connect and serve until the link is idle; while the member is away, try again and again."""
@@ -139,12 +170,14 @@ class MemberLink:
                 pause_s = AWAY_PAUSE_S_MIN
             if self._has_served or pause_s == AWAY_PAUSE_S_MIN:
                 _log.warning("member_away", member=self.member.hex(), reason=error.message)
-            self.away = self._as_away(error)
+            self._note_away(error)
             self._settled.set()
-            await trio.sleep(pause_s)
+            with trio.move_on_after(min(pause_s, AWAY_PAUSE_S_AWAITED) if self._waiting else pause_s):
+                await self._awaited.wait()
+            self._awaited = trio.Event()
             pause_s = min(2 * pause_s, AWAY_PAUSE_S_MAX)
         if record is None:
-            self.away = self._as_away(EngineUnreachable("it was removed from the lake"))
+            self._note_away(EngineUnreachable("it was removed from the lake"))
         self._is_kept = False
         self._settled.set()
 
@@ -173,6 +206,7 @@ class MemberLink:
         self.client, self.away, self._has_served, self._is_surplus = client, None, True, False
         self.used_at = trio.current_time()
         self._settled.set()
+        self._returned.set()
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._note_end, client)

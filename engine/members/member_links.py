@@ -126,6 +126,11 @@ class MemberLinks:
         link = self._links.get(member)
         return link.away is None if link is not None else self._is_known(member)
 
+    async def wait_return(self, member: MemberId) -> bool:
+        """See `ReturningMembers`; True for a member that nobody has asked yet."""
+        link = self._links.get(member)
+        return await link.wait_return() if link is not None else self._is_known(member)
+
     async def call(
         self, member: MemberId, request: m.Request, body: Sequence[Buffer] = (), *, into: Sequence[memoryview] = ()
     ) -> Reply:

@@ -50,6 +50,17 @@ class Members(Known, Protocol):
         ...
 
 
+class ReturningMembers(Members, Protocol):
+    """Members that may be waited for."""
+
+    async def wait_return(self, member: MemberId) -> bool:
+        """Wait until a member that went away only just now is up again.
+
+        Return False if it is not within MEMBER_RETURN_S of its going, at once when that time is over.
+        """
+        ...
+
+
 class NewChunk(NamedTuple):
     """A chunk to store: its id, its bytes, which are whole and hashed, and the CRC32C of each of its granules."""
 

@@ -7,6 +7,8 @@ Rules kept here ("An answer means"):
 - All shards of a portion for one member are one request, split where it is over the limits of a frame.
 - Stored is answered when `is_stored` says so of each chunk, and when partitions of chunks with a shard missing, or at
   another place than its home, have been noted as dirty: that note is durable before the answer.
+- When too few shards found a place, a member of the row that went away only just now is waited for
+  (`ReturningMembers.wait_return`), so that the smallest lakes take writes while the process of one is started again.
 - With a newer table all shards of the portion are stored anew by it: a shard that is present is only touched.
 - A shard is named by its chunk, and its bytes are a function of it, so a repeated store is harmless.
 """
@@ -16,9 +18,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import trio
+
 from engine.coordinator.lake_state import LakeState
 from engine.host.tasks import run_all
-from engine.members.ports import Members, NewChunk
+from engine.members.ports import NewChunk, ReturningMembers
 from engine.stripes.known_chunks import KnownChunks
 from engine.stripes.newest_table import by_newest_table
 from engine.stripes.request_parts import request_parts
@@ -27,8 +31,9 @@ from engine.stripes.stripe_layout import is_at_home, is_stored, placed
 from engine.stripes.stripe_shards import ParityMemory, Stripe, portions
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.cluster.table import Table
-from lakefs.errors import AlreadyExists, InvalidArgument, LakeError, RequestTooLarge, StaleEpoch
+from lakefs.errors import AlreadyExists, EngineUnreachable, InvalidArgument, LakeError, RequestTooLarge, StaleEpoch
 from lakefs.ids import EMPTY_CHUNK, ChunkId, GcGeneration, MemberId, ShardNumber, shard_text
+from lakefs.limits import MEMBER_RETURN_S
 from lakefs.ports import Offload
 from lakefs.wire import messages as m
 
@@ -42,7 +47,7 @@ class StripeWriter:
 
     def __init__(
         self,
-        members: Members,
+        members: ReturningMembers,
         code: ErasureCode,
         state: LakeState,
         offload: Offload,
@@ -96,7 +101,7 @@ class _Storing:
     """One portion being stored: what each member has refused."""
 
     def __init__(
-        self, members: Members, code: ErasureCode, generation: GcGeneration, stripes: Sequence[Stripe]
+        self, members: ReturningMembers, code: ErasureCode, generation: GcGeneration, stripes: Sequence[Stripe]
     ) -> None:
         self._members = members
         self._code = code
@@ -110,14 +115,18 @@ class _Storing:
     async def run(self) -> Table:
         """Store all; returns the table by which they are stored.  ClusterDegraded, StoreFull."""
         await by_newest_table(self._members, self._run_by)
+        until = trio.current_time() + MEMBER_RETURN_S
+        while (missed := self._missed()) and trio.current_time() < until and await self._wait_for_one(missed):
+            await by_newest_table(self._members, self._run_by)
         self._check()
         return self._table
 
     async def _run_by(self, table: Table) -> None:
         """Store what can be stored by a table.  StaleEpoch when a member knows a newer one."""
-        self._table = table
-        for stripe in self._stripes:
-            stripe.stored.clear()
+        if table.ring_epoch != self._table.ring_epoch:
+            self._table = table
+            for stripe in self._stripes:
+                stripe.stored.clear()
         while sends := self._next_sends():
             await run_all(self._send, sends)
 
@@ -175,6 +184,35 @@ class _Storing:
                 self._refused.add((member, stripe.chunk, shard))
                 return
         self._failed[member] = error
+
+    def _missed(self) -> set[MemberId]:
+        """Return the members that are away in the rows of chunks that do not count as stored."""
+        missed: set[MemberId] = set()
+        for stripe in self._stripes:
+            if not is_stored(stripe.stored, stripe.data_shards, len(stripe.shards)):
+                row = {*self._table.homes(stripe.chunk), *self._table.substitutes(stripe.chunk)}
+                missed |= {member for member in row if self._is_away(member)}
+        return missed
+
+    def _is_away(self, member: MemberId) -> bool:
+        error = self._failed.get(member)
+        return isinstance(error, EngineUnreachable) if error is not None else not self._members.is_up(member)
+
+    async def _wait_for_one(self, missed: set[MemberId]) -> bool:
+        """Wait until one of these is up again, and use it again; return False if none is in time."""
+        returned: set[MemberId] = set()
+
+        async def wait_for(member: MemberId) -> None:
+            if await self._members.wait_return(member):
+                returned.add(member)
+                nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            for member in missed:
+                nursery.start_soon(wait_for, member)
+        for member in returned:
+            self._failed.pop(member, None)
+        return bool(returned)
 
     def _check(self) -> None:
         """Raise ClusterDegraded or StoreFull unless all stripes count as stored.

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.coordinator.lake_state import LakeState
-from engine.members.ports import Got, Members, NewChunk, Wanted
+from engine.members.ports import Got, NewChunk, ReturningMembers, Wanted
 from engine.stripes.known_chunks import KnownChunks
 from engine.stripes.stripe_errors import not_found
 from engine.stripes.stripe_lengths import BEHIND_ALL, First, Said, StripeLengths
@@ -35,7 +35,7 @@ class LakeStripes:
     """`Stripes` over the members of a lake."""
 
     def __init__(
-        self, members: Members, state: LakeState, offload: Offload, parity_memory: BufferPool | None = None
+        self, members: ReturningMembers, state: LakeState, offload: Offload, parity_memory: BufferPool | None = None
     ) -> None:
         """`parity_memory`: at least BUFFERS_PER_PORTION_MAX buffers.  StoreUnusable without the native erasure code."""
         protection = members.tables[0].protection

@@ -234,6 +234,8 @@ def test_folders_that_belong_elsewhere_are_refused(tmp_path: Path) -> None:
     assert "is the store of one engine" in refused(tmp_path, [mine[0], engine.data])
     alone = lake("serve", "--data", mine[0], "--socket", tmp_path / "s", "--s3", "off", "--admin", "off")
     assert "of 2 copies of the names too few are here to know that none is newer" in alone.err
+    for folder, part in ((mine[0], "a member"), (mine[0] / "names", "a copy of the names")):
+        assert f"{part} of the lake" in lake("doctor", "--data", folder).text
     assert "given twice" in refused(tmp_path, [mine[0], mine[0]])
 
 

@@ -102,6 +102,8 @@ class RiggedMembers:
         """The tables after the next StaleEpoch."""
         self.generation = GENERATION
         self.faults: dict[MemberId, Fault] = {}
+        self.returning: dict[MemberId, float] = {}
+        """The seconds after which a member returns that is waited for; others do not."""
         self.misstated = 1
         """Added to the length of each chunk by members that misstate it; 0: they say that it is 0."""
         self.calls: Counter[str] = Counter()
@@ -110,6 +112,13 @@ class RiggedMembers:
 
     def is_up(self, member: MemberId) -> bool:
         return self.faults.get(member) is not Fault.AWAY and member in self.clients
+
+    async def wait_return(self, member: MemberId) -> bool:
+        if member in self.returning:
+            await trio.sleep(self.returning.pop(member))
+            del self.faults[member]
+            return True
+        return False
 
     async def call(
         self, member: MemberId, request: m.Request, body: Sequence[Buffer] = (), *, into: Sequence[memoryview] = ()

@@ -12,7 +12,7 @@ import trio
 from engine.members.ports import Wanted
 from lakefs.errors import ChunkDamaged, ChunkNotFound, ClusterDegraded, LakeError, StoreFull
 from lakefs.ids import data_chunk_id
-from lakefs.limits import KIB, MIB
+from lakefs.limits import KIB, MEMBER_RETURN_S, MIB
 from lakefs.wire import messages as m
 from tests.shards import Shard, store_request
 from tests.store_rig import ask
@@ -68,6 +68,49 @@ def test_three_of_six_lost_is_said_and_nothing_is_made_up() -> None:
         await rig.reads_back(LONG)
 
     in_lake(body)
+
+
+@pytest.mark.parametrize("fault", [Fault.AWAY, Fault.LOST])
+def test_a_write_that_needs_a_member_which_went_away_just_now_waits_for_its_return(fault: Fault) -> None:
+    async def body(rig: Rig) -> None:
+        rig.lose(1, fault=fault)
+        rig.members.returning[id_of(1)] = 3.0
+        assert await rig.store(LONG, SHORT, ODD) == [True] * 3
+        assert trio.current_time() == pytest.approx(3.0)
+        assert await rig.present([data_chunk_id(payload) for payload in (LONG, SHORT, ODD)]) == [True] * 3
+        assert not await rig.dirty(), "each shard is at its home"
+
+    async def six(rig: Rig) -> None:
+        rig.lose(1, fault=fault)
+        rig.members.returning[id_of(1)] = 3.0
+        await rig.store(LONG, SHORT, ODD)
+        assert trio.current_time() == 0, "where others take the shards nobody is waited for"
+
+    in_lake(body, "2+1", 3)
+    in_lake(six)
+
+
+def test_a_write_that_waits_is_refused_when_nobody_returns_or_those_who_do_fail_again() -> None:
+    async def alone(rig: Rig) -> None:
+        rig.lose(1)
+        with pytest.raises(ClusterDegraded, match=r"member .* away"):
+            await rig.store(LONG)
+        assert trio.current_time() == 0, "it went away long ago"
+
+    async def flaps(rig: Rig) -> None:
+        rig.lose(1, fault=Fault.LOST)
+
+        async def back_for_a_moment(_: object) -> bool:
+            await trio.sleep(2.0)
+            return True
+
+        rig.members.wait_return = back_for_a_moment  # type: ignore[method-assign,assignment]
+        with pytest.raises(ClusterDegraded):
+            await rig.store(LONG)
+        assert trio.current_time() == pytest.approx(MEMBER_RETURN_S, abs=2.0), "it is given up"
+
+    in_lake(alone, "2+1", 3)
+    in_lake(flaps, "2+1", 3)
 
 
 def test_two_of_six_gone_and_writes_go_on() -> None:
