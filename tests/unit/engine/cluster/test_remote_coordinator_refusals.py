@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -9,7 +10,8 @@ import pytest
 import trio
 
 from engine.coordinator.coordinator import IsAbsent, Put
-from engine.requests.table import Service
+from engine.host.user_shares import user_of
+from engine.requests.table import NamesService, Service
 from engine.server.listener import Server
 from lakefs.client.trio.engine import connect_engine
 from lakefs.errors import (
@@ -24,6 +26,7 @@ from lakefs.ids import Revision
 from lakefs.limits import COORDINATOR_PAGE_MAX, WATCHES_PER_CONNECTION_MAX
 from lakefs.wire import messages as m
 from tests.contract.coordinators import keys_of, put
+from tests.names_rig import names_store
 from tests.store_rig import simulated_store
 from tests.unit.engine.cluster.remote_rig import (
     ADDRESS,
@@ -116,6 +119,29 @@ def test_after_its_block_calls_end_and_nothing_connects_again() -> None:
 
 
 # --- bounds ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("of_the_lake", "places"), [(False, 2), (True, 6)])
+def test_processes_of_the_lake_have_three_quarters_of_the_places_at_its_names_and_other_clients_over_tcp_a_quarter(
+    of_the_lake: bool, places: int
+) -> None:
+    async def scenario() -> None:
+        network = FrozenNetwork()
+        async with names_store() as store, trio.open_nursery() as nursery, AsyncExitStack() as stack:
+            server = Server(NamesService(store), network, token=TOKEN, connections_max=8, of_the_lake=of_the_lake)
+            await nursery.start(server.listen_and_serve, ADDRESS)
+            for _ in range(places):
+                await stack.enter_async_context(connect_engine(ADDRESS, token=TOKEN, network=network))
+            with pytest.raises(EngineBusy):
+                await stack.enter_async_context(connect_engine(ADDRESS, token=TOKEN, network=network))
+            with pytest.raises(PermissionDenied):
+                await stack.enter_async_context(connect_engine(ADDRESS, token="another", network=network))
+            users = {client.user for client in store.references._clients.values()}
+            assert users == {user_of(os.geteuid() if of_the_lake else None)}
+            await stack.aclose()
+            nursery.cancel_scope.cancel()
+
+    run(scenario)
 
 
 def test_a_process_has_a_bounded_number_of_watches_and_a_connection_of_requests_that_wait() -> None:
