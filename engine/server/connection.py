@@ -78,7 +78,8 @@ class _Job(msgspec.Struct, frozen=True, gc=False):
 class ServedConnection:
     """Serves one stream until the client leaves, breaks the protocol, or `close` is called.
 
-    `let_in` is called when an untrusted client has shown the token; an error that it raises is sent as the reply.
+    `uid` is that of the client's user, None if nobody knows it.  `let_in` is called when an untrusted client has shown
+    the token; an error that it raises is sent as the reply.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class ServedConnection:
         token: str | None,
         trusted: bool,
         limits: ServerLimits,
+        uid: int | None,
         let_in: Callable[[ServedConnection], None],
     ) -> None:
         self._service = service
@@ -96,6 +98,7 @@ class ServedConnection:
         self._token = token
         self._trusted = trusted
         self._limits = limits
+        self._uid = uid
         self._let_in = let_in
         self._wire = ServerConnection()
         self._sender = FrameSender(stream, on_room=self._notice)
@@ -197,7 +200,7 @@ class ServedConnection:
             self._stream.peer,
             descriptors=carried,
             trusted=self._trusted,
-            uid=self._stream.uid,
+            uid=self._uid,
             has_left=self._stream.has_peer_left,
             end=self.close,
         )

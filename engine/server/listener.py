@@ -14,6 +14,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import Final
 
@@ -35,7 +36,8 @@ _log: Final = structlog.get_logger(__name__)
 class Server:
     """Serves one service on any number of listeners.
 
-    Untrusted clients must present `token`; with None they are never let in.
+    Untrusted clients must present `token`; with None they are never let in.  `of_the_lake`: who has the token is a
+    process of the same lake, and counts as the engine's own user, not as one of many who share a quarter.
     """
 
     def __init__(
@@ -46,12 +48,14 @@ class Server:
         token: str | None,
         connections_max: int = CONNECTIONS_MAX,
         limits: ServerLimits | None = None,
+        of_the_lake: bool = False,
     ) -> None:
         self._service = service
         self._network = network
         self._token = token
         self._shares = Shares(connections_max, "connections", own_quarters=3)
         self._limits = limits or ServerLimits()
+        self._uid_over_tcp = os.geteuid() if of_the_lake else None
         self._connections: dict[ServedConnection, str | None] = {}
         """Each connection with the user whose place it has; None: a stranger."""
         self._strangers: dict[ServedConnection, None] = {}
@@ -115,7 +119,8 @@ class Server:
                 stream = await listener.accept()
             except EngineUnreachable:  # the listener was closed
                 return
-            user = user_of(stream.uid) if trusted else None
+            uid = self._uid_over_tcp if stream.uid is None else stream.uid
+            user = user_of(uid) if trusted else None
             try:
                 if user is not None:
                     self._shares.take(user)
@@ -128,7 +133,8 @@ class Server:
                 token=self._token,
                 trusted=trusted,
                 limits=self._limits,
-                let_in=partial(self._let_in, user_of(stream.uid)),
+                uid=uid,
+                let_in=partial(self._let_in, user_of(uid)),
             )
             self._connections[connection] = user
             if user is None:

@@ -333,7 +333,7 @@ def test_long_values_that_comparisons_saw_are_left_out_behind_a_bound(opened: Op
             for key in keys:
                 await put(coordinator, key, key * (MIB // 4))
             revisions = [(await entry_of(coordinator, key)).revision for key in keys]
-            compares = [IsAbsent(b"absent"), *map(HasRevision, keys, revisions)]
+            compares: list[Compare] = [IsAbsent(b"absent"), *map(HasRevision, keys, revisions)]
             done = await coordinator.transact(compares, [], [Put(b"done", b"")])
             assert (done.outcome, done.seen[0]) == (Outcome.DONE, None)
             seen = [entry for entry in done.seen[1:] if entry is not None]

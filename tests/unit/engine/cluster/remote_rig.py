@@ -42,6 +42,8 @@ from tests.unit.support.metadata_rig import NAMES_OF
 T = TypeVar("T")
 ADDRESS: Final = "tcp://names:7000"
 TOKEN: Final = "token of the lake"
+FIRST_REVISION: Final = 2
+"""The first revision of a test: the lake was recorded before it."""
 BEFORE, AFTER = "cut before it is done", "cut after it was done"
 
 
