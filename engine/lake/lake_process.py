@@ -203,7 +203,9 @@ async def _serve_machines(
         task_status.started(None)
         return
     connections = connections_limit(STRANGERS_MAX)
-    server = Server(parts.names.service, TrioNetwork(), token=parts.plan.token, connections_max=connections)
+    server = Server(
+        parts.names.service, TrioNetwork(), token=parts.plan.token, connections_max=connections, of_the_lake=True
+    )
     running.drains.append(server.drain)
     async with trio.open_nursery() as nursery:
         bound = await nursery.start(server.listen_and_serve, f"tcp://{address}")
