@@ -24,13 +24,21 @@ import trio
 from engine.host.local_disk import LocalDisk
 from engine.lake.folders import check_devices, look_at_folders
 from engine.lake.member_processes import MemberPlan
-from engine.lake.parts import LakeParts, LakePlan, open_lake
+from engine.lake.parts import LakeParts, LakePlan, TierPlan, open_lake
 from engine.process.places import group_id, judge_permissions, places_made
-from engine.process.running import Face, Running, connections_limit, serve_until_signal
+from engine.process.running import (
+    DESCRIPTORS_PER_SLAB,
+    Face,
+    Running,
+    connections_limit,
+    serve_until_signal,
+    tier_size_of,
+)
 from engine.server.listener import Server
 from engine.superblock.secret_files import native_token
 from lakefs.cluster.protection import Protection
 from lakefs.config.settings import Config
+from lakefs.grants.dram_slabs import SLAB_BYTES
 from lakefs.limits import STRANGERS_MAX
 from lakefs.transport.streams import TrioNetwork
 
@@ -86,7 +94,7 @@ async def run_lake(
                 async with open_lake(plan) as lake, trio.open_nursery() as nursery:
                     opened.cancel()
                     nursery.start_soon(lake.upkeep.run)
-                    running = _running(config, lake, group)
+                    running = _running(config, lake, group, plan.tier.size_bytes // SLAB_BYTES)
                     await serve_until_signal(running, nursery, signals, printer, faces)
                     nursery.cancel_scope.cancel()
     printer("stopped")
@@ -121,13 +129,15 @@ def plan_lake(config: Config, member_command: MemberCommand, options: LakeOption
         accept_loss=options.accept_loss,
         new_devices=options.new_devices,
         upload_expiry_s=config.upload_expiry,
+        tier=TierPlan(tier_size_of(config), config.hot_index, config.hot_index_entries),
     )
 
 
-def _running(config: Config, lake: LakeParts, group: int | None) -> RunningLake:
+def _running(config: Config, lake: LakeParts, group: int | None, slabs: int) -> RunningLake:
+    """`slabs`: most slabs of the DRAM tier."""
     disk = LocalDisk(config.data)
     token = native_token(disk) if config.native else None
-    connections = connections_limit(STRANGERS_MAX if config.native else 0)
+    connections = connections_limit(DESCRIPTORS_PER_SLAB * slabs + (STRANGERS_MAX if config.native else 0))
     lake_id = lake.names.store.superblock.cluster_id.hex()
     return RunningLake(
         config=config,

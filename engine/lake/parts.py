@@ -20,7 +20,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,9 @@ import trio
 from engine.coordinator.lake_state import NO_EPOCH, NO_GENERATION, LakeState
 from engine.coordinator.names_coordinator import open_names_coordinator
 from engine.coordinator.records import LakeRecord, MemberRecord
+from engine.format.layouts import StoreIdentity
 from engine.head.head import Head, open_head
+from engine.head.head_tier import HeadMemory
 from engine.head.names_link import ConnectNames, NamesConnection
 from engine.host.local_disk import LocalDisk
 from engine.lake.folders import NAMES_FOLDER, check_devices, holds_member, holds_names
@@ -48,11 +50,15 @@ from engine.requests.table import NamesService
 from engine.store.local_store import ENGINE_THREADS
 from engine.stripes.stripes import LakeStripes
 from engine.superblock.superblock import survey_superblocks
+from engine.tiers.arena import Arena
+from engine.tiers.dram_tier import DramTier
+from engine.tiers.tier_index import open_tier_index
 from engine.walker.membership import members_of_records
 from lakefs.cluster.placing import first_table
 from lakefs.cluster.protection import Protection
 from lakefs.cluster.table_format import pack
 from lakefs.errors import ConfigError, LakeError, StoreUnusable
+from lakefs.grants.dram_slabs import SLAB_BYTES
 from lakefs.host.buffers import BufferPool
 from lakefs.host.offload import ThreadOffload
 from lakefs.ids import MemberId
@@ -63,6 +69,15 @@ from lakefs.wire.frames import PROTOCOL_VERSION
 
 START_PATIENCE_S: Final = 30.0
 _log: Final = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class TierPlan:
+    """The DRAM tier of the head, and its shared index: settings as those of one engine (`hot_index`)."""
+
+    size_bytes: int = 0
+    hot_index: str = "auto"
+    hot_index_entries: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,6 +96,7 @@ class LakePlan:
     accept_loss: bool
     new_devices: bool
     upload_expiry_s: float = 0.0
+    tier: TierPlan = TierPlan()
 
     @property
     def folders(self) -> list[Path]:
@@ -150,9 +166,22 @@ async def open_lake(plan: LakePlan) -> AsyncIterator[LakeParts]:
                 clock=store.clock,
                 buffers=BufferPool(BUFFER_POOL_BYTES),
                 about_machine=partial(_about_machine, plan, processes),
+                memory=await stack.enter_async_context(_head_memory(plan.tier, store.superblock.identity, offload)),
             )
         )
         yield LakeParts(names, processes, links, upkeep, head, protection, offload, is_made_now=not is_made)
+
+
+@asynccontextmanager
+async def _head_memory(plan: TierPlan, identity: StoreIdentity, offload: Offload) -> AsyncIterator[HeadMemory]:
+    """Open the head's DRAM tier as planned, and its shared index.  EngineBusy: memory is short."""
+    slabs_max = plan.size_bytes // SLAB_BYTES
+    if not slabs_max:
+        yield HeadMemory()
+        return
+    with closing(DramTier(await offload.run(Arena, slabs_max))) as tier:
+        async with open_tier_index(tier, offload, identity, plan.hot_index, plan.hot_index_entries) as index:
+            yield HeadMemory(tier, index)
 
 
 async def _recorded(state: LakeState, plan: LakePlan) -> Protection:
