@@ -1,6 +1,8 @@
 """LoadSlots and KeyedLoad at a head: chunks are read, checked, and copied into memory that a client has lent.
 
-Chunks in the DRAM tier are copied by the kernel, from their slab; others are read over the members.
+Chunks in the DRAM tier are copied by the kernel, from their slab, and checked by the client alone, as from an engine's
+page cache: one that does not match is asked for anew, then as a stream, which is checked here.  Others are read over
+the members, and checked.
 
 Rules kept here:
 - Every chunk has a result: its length, or its failure.  A slot reported as loaded holds that chunk's bytes.
@@ -16,6 +18,7 @@ from contextlib import ExitStack
 from types import MappingProxyType
 from typing import Final
 
+import trio
 from msgspec.structs import replace
 
 from engine.chunks.manifests import checked_chunks
@@ -30,8 +33,10 @@ from engine.requests.answers import failure_of
 from engine.requests.handlers import handles
 from engine.requests.keyed_batch import check_keys
 from engine.requests.keyed_load import WantedValues, check_lists
+from engine.requests.load_ranges import AT_ONCE_BYTES, are_plain
 from engine.sessions.lendings import Lendings
-from lakefs.errors import InvalidArgument, LakeError, SessionLost, UnsupportedVersion
+from engine.tiers.dram_tier import Placement
+from lakefs.errors import InvalidArgument, LakeError, SessionLost, SourceChanged, UnsupportedVersion
 from lakefs.ids import EMPTY_CHUNK, ChunkId
 from lakefs.limits import BODY_BYTES_MAX, CHUNK_BYTES
 from lakefs.ports import Clock, Offload
@@ -72,11 +77,34 @@ class HeadLoads:
             ask = WhileLent(client.check_its_memory, self._clock)
             load = _Load(request, chunks, memory, ask)
             try:
-                await self._load(load, parts)
+                if not await self._load_from_memory(load):
+                    await self._load(load, parts)
                 return load.answer()
             except SessionLost as error:
                 lost = error.with_traceback(None)  # which would keep the memory mapped
         raise lost
+
+    async def _load_from_memory(self, load: _Load) -> bool:
+        """Load short chunks that are all in the tier; True if that was done.  On False, `_load` does it, and reports.
+
+        The loop copies at most INLINE_BYTES, and at most AT_ONCE_BYTES before other tasks may run.
+        """
+        places = self._tier.places_of(load.chunks)
+        if not places or not are_plain(load.request, [place.stored_bytes for place in places], load.memory_bytes):
+            return False
+        try:
+            at_once = 0
+            for index, place in enumerate(places):
+                if at_once + place.stored_bytes > AT_ONCE_BYTES:
+                    await trio.lowlevel.checkpoint()
+                    at_once = 0
+                if not self._tier.holds(load.chunks[index], place):
+                    return False
+                load.copy(index, place, self._tier.descriptor_of(place))
+                at_once += place.stored_bytes
+        except SourceChanged:
+            return False
+        return True
 
     async def _load(self, load: _Load, parts: Mapping[ChunkId, Got]) -> None:
         offsets = load.request.offsets
@@ -151,6 +179,19 @@ class _Load:
         """Failures by index, as messages: an error's traceback would keep the memory mapped."""
         self._end = -1
         """End of the last slot."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Length of the lent memory."""
+        return self._memory.size_bytes
+
+    def copy(self, index: int, place: Placement, descriptor: int) -> None:
+        """Copy a chunk of one granule from the tier to its slot, which it fits.  SourceChanged, SessionLost."""
+        offset = self.request.offsets[index]
+        self._ask()
+        copy_into(self._memory.mapping[offset : offset + place.stored_bytes], descriptor, place.offset)
+        self._lengths[index] = place.stored_bytes
+        self._crcs[index] = place.crc.to_bytes(4, "little")
 
     def put_all(self, indexes: Sequence[int], found: Sequence[InSlab | Got | LakeError]) -> None:
         """Copy chunks to their slots, by ascending offset; blocks.  SessionLost when the client has left."""

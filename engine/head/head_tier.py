@@ -31,7 +31,7 @@ from engine.requests.handlers import handles
 from engine.requests.locate import reads_slabs
 from engine.sessions.references import Client
 from engine.tiers.dram_filler import Dram, PinnedRange
-from engine.tiers.dram_tier import DramTier
+from engine.tiers.dram_tier import DramTier, Placement
 from engine.tiers.tier_index import TierIndex
 from lakefs.content.verify import vector_bytes
 from lakefs.errors import ChunkDamaged, InvalidArgument, LakeError, UnsupportedVersion
@@ -50,7 +50,7 @@ class HeadMemory(NamedTuple):
 
 
 class InSlab(NamedTuple):
-    """A whole chunk in the tier, pinned and checked: its bytes, their CRC32Cs, and where a descriptor has them."""
+    """A whole chunk in the tier, pinned: its bytes, the CRC32Cs of its granules, and where a descriptor has them."""
 
     payload: memoryview
     crcs: bytes
@@ -117,11 +117,31 @@ class HeadTier:
         return [found for found in done if found is not None]
 
     async def read_whole(self, wanted: Sequence[Wanted], releases: ExitStack) -> list[InSlab | Got | LakeError]:
-        """Like `read`, of whole chunks: those in the tier with their place."""
-        found: list[InSlab | None] = [await self._whole_in_tier(want.chunk, releases) for want in wanted]
+        """Like `read`, of whole chunks: those in the tier with their place, for a reader that checks them itself."""
+        found = [self._whole_in_tier(want.chunk, releases) for want in wanted]
         left = [want for want, place in zip(wanted, found, strict=True) if place is None]
         read = iter(await self.read(left, releases) if left else ())
         return [next(read) if place is None else place for place in found]
+
+    def places_of(self, chunks: Sequence[ChunkId]) -> list[Placement] | None:
+        """Return the places of chunks if all are in the tier, else None; counted as reads.  They hold for this step."""
+        tier = self.dram.tier
+        if tier is None or not all(chunk in tier for chunk in chunks):
+            return None
+        places = [place for chunk in chunks if (place := tier.find(chunk)) is not None]
+        for chunk, place in zip(chunks, places, strict=True):
+            self.dram.note_read(chunk, place.stored_bytes)
+        return places
+
+    def holds(self, chunk: ChunkId, place: Placement) -> bool:
+        """Return True if a place that `places_of` returned is still the chunk's."""
+        grant = None if self.dram.tier is None else self.dram.tier.grant(chunk)
+        return grant is not None and (grant.segment, grant.offset, grant.epoch) == place[:3]
+
+    def descriptor_of(self, place: Placement) -> int:
+        """Return the descriptor of the slab that has a place."""
+        assert self.dram.tier is not None, "a place is in a tier"
+        return self.dram.tier.arena.slabs[place.slab].memory.descriptor
 
     def length_of(self, chunk: ChunkId) -> int:
         """Return the length of a chunk that is in the tier, or whose length is known; else 0."""
@@ -165,14 +185,13 @@ class HeadTier:
         pinned = await self._pinned(want.chunk, want.offset, end - want.offset, releases)
         return None if pinned is None else Got(pinned.begin, pinned.payload, pinned.crcs, length)
 
-    async def _whole_in_tier(self, chunk: ChunkId, releases: ExitStack) -> InSlab | None:
-        length = self._in_tier_bytes(chunk)
-        pinned = await self._pinned(chunk, 0, length, releases) if length else None
-        if pinned is None:
+    def _whole_in_tier(self, chunk: ChunkId, releases: ExitStack) -> InSlab | None:
+        pinned = self.dram.pin_whole(chunk)
+        if pinned is None or self.dram.tier is None:
             return None
-        assert self.dram.tier is not None, "it has the chunk"
-        slab = self.dram.tier.arena.slabs[pinned.place.slab]
-        return InSlab(pinned.payload, pinned.crcs, slab.memory.descriptor, pinned.place.offset)
+        releases.callback(pinned.release)
+        self.dram.note_read(chunk, len(pinned.payload))
+        return InSlab(pinned.payload, pinned.crcs, self.descriptor_of(pinned.place), pinned.place.offset)
 
     def _in_tier_bytes(self, chunk: ChunkId) -> int:
         grant = None if self.dram.tier is None else self.dram.tier.grant(chunk)

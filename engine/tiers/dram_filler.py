@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 import trio
+from crc32c import crc32c
 
 from engine.format.checksums import check_payload, check_vector, vector_of
 from engine.format.layouts import ChunkRecord
@@ -198,6 +199,22 @@ class Dram:
         if found is None:
             self._mismatch(chunk)
         return found
+
+    def pin_whole(self, chunk: ChunkId) -> PinnedRange | None:
+        """Return a whole chunk, and the CRC32C of each granule, for a reader that checks it; None if it is not here.
+
+        Only the vector is checked here.
+        """
+        place = None if self.tier is None else self.tier.pin(chunk)
+        if place is None or self.tier is None:
+            return None
+        extent, length = self.tier.extent(place), place.stored_bytes
+        crcs = bytes(extent[length:]) or place.crc.to_bytes(4, "little")
+        if len(extent) > length and crc32c(crcs) != place.crc:
+            self.tier.unpin(place)
+            self._mismatch(chunk)
+            return None
+        return PinnedRange(0, extent[:length], crcs, partial(self.tier.unpin, place), place)
 
     def _mismatch(self, chunk: ChunkId) -> None:
         """Log and forget a chunk whose bytes do not match: bad memory, or a bug.  The disk's bytes count."""

@@ -341,34 +341,56 @@ def test_bits_that_flip_in_memory_are_noticed_and_the_members_are_asked(
         run(body)
 
 
-def test_a_load_from_memory_is_checked_and_what_does_not_match_is_loaded_from_the_members() -> None:
+def test_loads_come_from_memory_with_the_checksums_of_what_was_read() -> None:
     async def body(world: World) -> None:
-        contents = [os.urandom(length) for length in (64 * KIB, 300 * KIB, 20 * KIB)]
+        lengths = (64 * KIB, 300 * KIB, 20 * KIB)
+        contents = [os.urandom(length) for length in lengths]
         chunks = await world.warm(*contents)
+        world.lose_members()
         client = world.client()
         descriptor = new_memory(MIB)
         try:
             lent = await client.call(m.LendMemory(MIB, True), descriptors=[descriptor])
             assert isinstance(lent.message, m.MemoryLent)
-            request = m.LoadSlots(lent.message.memory, [*chunks], [0, 400_000, 100_000], checksums=True)
-            for flips in (False, True):
-                reads = len(world.lake.stripes.reads)
-                if flips:
-                    place = world.tier.find(chunks[1])
-                    assert place is not None
-                    world.tier.extent(place)[200_000] ^= 1
+            offsets = [0, 400_000, 100_000]
+            for some in (slice(0, 3), slice(0, 3, 2)):  # with a long one, and all short
+                request = m.LoadSlots(lent.message.memory, [*chunks[some]], offsets[some], checksums=True)
                 loaded = await ask(client, request, m.SlotsLoaded)
-                assert loaded.lengths == [len(content) for content in contents]
-                assert loaded.crcs == [granule_crcs(content) for content in contents]
-                for offset, content in zip(request.offsets, contents, strict=True):
+                assert loaded.lengths == [*lengths[some]]
+                assert loaded.crcs == [granule_crcs(content) for content in contents[some]]
+                for offset, content in zip(offsets[some], contents[some], strict=True):
                     assert os.pread(descriptor, len(content), offset) == content
-                assert (len(world.lake.stripes.reads) > reads) == flips
+                    os.pwrite(descriptor, bytes(len(content)), offset)
+            for slots in ([0, 60_000], [0, MIB - 10_000]):  # overlapping, outside
+                request = m.LoadSlots(lent.message.memory, [chunks[0], chunks[2]], slots)
+                loaded = await ask(client, request, m.SlotsLoaded)
+                assert [failure and type(failure.as_error()) for failure in loaded.failures] == [None, InvalidArgument]
             os.ftruncate(descriptor, 0)
-            assert all((await ask(client, request, m.SlotsLoaded)).failures), "the memory was shrunk"
+            for wanted in (chunks, chunks[:1]):
+                request = m.LoadSlots(lent.message.memory, [*wanted], offsets[: len(wanted)])
+                assert all((await ask(client, request, m.SlotsLoaded)).failures), "the memory was shrunk"
             await ask(client, m.ReturnMemory(lent.message.memory), m.Done)
         finally:
             close_all([descriptor])
             await client.aclose()
+
+    run(body)
+
+
+@pytest.mark.parametrize("check", [Check.BLAKE3, Check.CRC32C])
+@pytest.mark.parametrize("length", [64 * KIB, 300 * KIB])
+def test_bits_that_flipped_before_a_load_are_noticed_by_the_client_then_by_the_head(check: Check, length: int) -> None:
+    async def body(world: World) -> None:
+        contents = [os.urandom(length) for _ in range(2)]
+        chunks = await world.warm(*contents)
+        place = world.tier.find(chunks[1])
+        assert place is not None
+        world.tier.extent(place)[length - 5] ^= 1
+        async with world.connected(check=check) as lake, lake.pool(size_bytes=MIB) as pool:
+            assert await lake.load_many(chunks, pool, [0, 400_000]) == [length] * 2
+            assert bytes(pool.buffer[:length]) == contents[0]
+            assert bytes(pool.buffer[400_000 : 400_000 + length]) == contents[1]
+        assert world.tier.statistics()["forgotten"] == 1
 
     run(body)
 
