@@ -29,17 +29,16 @@ from lakefs.ids import data_chunk_id
 
 KIB: Final = 1 << 10
 BLOCK: Final = 64 * KIB
-SHORT: Final = 4 * KIB
 BLOCKS: Final = 256
 """Blocks of 64 KiB: more than the processor's caches hold."""
 AT_ONCE: Final = 16
 """Blocks of one load into a pool."""
 WARM_UP: Final = 4
-CALLS: Final = 256
-"""Calls of one side before the next side's turn."""
 TIER: Final = ("--dram-tier-bytes", "512M")
 HEAD, ENGINE, CACHE = "head", "one engine", "one engine, page cache"
-BY_ID, POOL, MOVED, BY_NAME = "GET 64 KiB by id", "16 x 64 KiB into a pool", "the same, asked for", "GET 4 KiB by name"
+BY_ID, POOL, MOVED = "GET 64 KiB by id", "16 x 64 KiB into a pool", "the same, by request"
+CALLS: Final = {BY_ID: 4096, POOL: 256, MOVED: 128}
+"""Calls of one side before the next side's turn."""
 
 Call = Callable[[int], object]
 """Does one call of a row; its number says which content is read."""
@@ -59,10 +58,11 @@ class Side:
         """Do the calls of one turn."""
         call, turn = self.calls[row], self.turn.setdefault(row, itertools.count())
         cpu, begin = cpu_s(self.pids) + time.process_time(), time.perf_counter()
-        for _ in range(CALLS):
+        for _ in range(CALLS[row]):
             call(next(turn))
-        self.time_us.setdefault(row, []).append((time.perf_counter() - begin) / CALLS * 1e6)
-        self.cpu_us.setdefault(row, []).append((cpu_s(self.pids) + time.process_time() - cpu) / CALLS * 1e6)
+        self.time_us.setdefault(row, []).append((time.perf_counter() - begin) / CALLS[row] * 1e6)
+        spent = cpu_s(self.pids) + time.process_time() - cpu
+        self.cpu_us.setdefault(row, []).append(spent / CALLS[row] * 1e6)
 
 
 @contextmanager
@@ -74,7 +74,6 @@ def side_of(folder: Path, blocks: Sequence[bytes], *flags: str) -> Iterator[Side
         for first in range(0, BLOCKS, AT_ONCE):
             numbers = range(first, first + AT_ONCE)
             lake.put_many([(f"bench/{number}", blocks[number]) for number in numbers])
-            lake.put_many([(f"bench/short-{number}", blocks[number][:SHORT]) for number in numbers])
         os.sync()
         with lake.pool(size_bytes=BLOCKS * BLOCK) as pool:
             target = memoryview(bytearray(BLOCK))
@@ -96,7 +95,6 @@ def side_of(folder: Path, blocks: Sequence[bytes], *flags: str) -> Iterator[Side
                 BY_ID: lambda number: lake.chunks.get_into(chunks[number % BLOCKS], target),
                 POOL: load,
                 MOVED: load_by_request,
-                BY_NAME: lambda number: lake.get(f"bench/short-{number % BLOCKS}"),
             }
             side = Side(rows, process_tree(engine.pid))
             for _ in range(WARM_UP):
@@ -125,10 +123,10 @@ def main() -> None:
         }
         entered = {side: stack.enter_context(opened) for side, opened in sides.items()}
         for _ in range(rounds):
-            for row in (BY_ID, POOL, MOVED, BY_NAME):
+            for row in CALLS:
                 for one in entered.values():
                     one.run(row)
-        for row in (BY_ID, POOL, MOVED, BY_NAME):
+        for row in CALLS:
             for what, unit in (("cpu_us", "CPU"), ("time_us", "time")):
                 print(_line(row, unit, {side: getattr(one, what)[row] for side, one in entered.items()}))
 
