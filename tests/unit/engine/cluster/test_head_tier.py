@@ -8,6 +8,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
@@ -15,10 +16,14 @@ import pytest
 import trio
 import trio.testing
 
-from engine.head.head import Head
+from engine.head.head import Head, open_head
 from engine.host.clock import SystemClock
 from engine.process.embedded import EmbeddedEngine
+from engine.server.listener import Server
 from engine.tiers.dram_tier import DramTier
+from lakefs.client.blocking.driver import BlockingDriver
+from lakefs.client.blocking.engine import connect_blocking
+from lakefs.client.blocking.lake import Lake as BlockingLake
 from lakefs.client.facade import driver_of
 from lakefs.client.trio.driver import TrioDriver
 from lakefs.client.trio.lake import TrioLake
@@ -29,9 +34,10 @@ from lakefs.host.new_memory import new_memory
 from lakefs.host.offload import ThreadOffload
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.limits import CHUNK_BYTES, KIB, MIB
+from lakefs.transport.streams import TrioNetwork
 from lakefs.wire import messages as m
 from lakefs.wire.media import MEDIA_DRAM, MEDIUM_DRAM, MEDIUM_STREAMED
-from tests.head_rig import SLAB_BYTES, Lake, head_over, lake_of
+from tests.head_rig import SLAB_BYTES, Lake, head_over, lake_of, tier_of as rig_tier
 from tests.store_rig import ask, read, session_of, store_chunks
 from tests.unit.engine.cluster import stripe_rig
 from tests.unit.engine.cluster.stripe_rig import Fault
@@ -377,6 +383,36 @@ def test_loads_come_from_memory_with_the_checksums_of_what_was_read() -> None:
     run(body)
 
 
+def test_a_cell_that_is_given_up_during_a_load_is_not_loaded_from() -> None:
+    async def body(world: World) -> None:
+        contents = [os.urandom(64 * KIB) for _ in range(12)]
+        chunks = await world.warm(*contents)
+        client = world.client()
+        descriptor = new_memory(MIB)
+        lent = await client.call(m.LendMemory(MIB, True), descriptors=[descriptor])
+        assert isinstance(lent.message, m.MemoryLent)
+        original = trio.lowlevel.checkpoint
+
+        async def given_up() -> None:
+            for chunk in chunks:
+                place = world.tier.find(chunk)
+                if place is not None:
+                    world.tier.forget(chunk)
+                    world.tier.extent(place)[:] = bytes(64 * KIB)
+            await original()
+
+        with mock.patch("engine.head.head_loads.trio.lowlevel.checkpoint", given_up):
+            request = m.LoadSlots(lent.message.memory, [*chunks], [at * 64 * KIB for at in range(12)])
+            assert (await ask(client, request, m.SlotsLoaded)).lengths == [64 * KIB] * 12
+        for at, content in enumerate(contents):
+            assert os.pread(descriptor, 64 * KIB, at * 64 * KIB) == content
+        await ask(client, m.ReturnMemory(lent.message.memory), m.Done)
+        close_all([descriptor])
+        await client.aclose()
+
+    run(body)
+
+
 @pytest.mark.parametrize("check", [Check.BLAKE3, Check.CRC32C])
 @pytest.mark.parametrize("length", [64 * KIB, 300 * KIB])
 def test_bits_that_flipped_before_a_load_are_noticed_by_the_client_then_by_the_head(check: Check, length: int) -> None:
@@ -439,6 +475,69 @@ def test_a_grant_of_a_cell_that_was_given_up_is_found_out() -> None:
             world.tier.forget(chunk)
             assert await driver.run(driver.steps.read(opened, 0, len(content))) == content
             await driver.run(driver.steps.close(opened))
+
+    run(body)
+
+
+def test_a_head_that_starts_again_has_another_tier_and_clients_use_nothing_of_the_first(tmp_path: Path) -> None:
+    contents = [os.urandom(64 * KIB) for _ in range(4)]
+    chunks = [data_chunk_id(content) for content in contents]
+
+    def reads(lake: BlockingLake) -> None:
+        for _ in range(3):  # behind the first ones the client has the index, and slabs
+            for chunk, content in zip(chunks, contents, strict=True):
+                assert lake.chunks.get(chunk) == content
+
+    def reads_without_a_request(lake: BlockingLake) -> None:
+        with mock.patch.object(BlockingDriver, "run", side_effect=AssertionError("the head was asked")):
+            reads(lake)
+
+    @asynccontextmanager
+    async def served(head: Head) -> AsyncIterator[None]:
+        server = Server(head, TrioNetwork(), token=None)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(server.listen_and_serve, f"unix:{tmp_path}/socket")
+            yield
+            await server.drain(5)
+            nursery.cancel_scope.cancel()
+
+    async def body(world: World) -> None:
+        await world.warm(*contents)
+        async with served(world.lake.head):
+            blocking = await trio.to_thread.run_sync(connect_blocking, f"unix:{tmp_path}/socket")
+            lake = BlockingLake(blocking)
+            await trio.to_thread.run_sync(reads, lake)
+            await trio.to_thread.run_sync(reads_without_a_request, lake)
+            first = driver_of(lake).shares.descriptors.slabs.arena
+            assert first is not None
+        identity = world.lake.names.store.superblock.identity
+        async with (
+            rig_tier(SLABS, world.offload, identity) as memory,
+            open_head(
+                world.lake.names.connect,
+                world.lake.stripes,
+                world.lake.known,
+                offload=world.offload,
+                clock=SystemClock(),
+                buffers=world.lake.head.parts.buffers,
+                memory=memory,
+            ) as head,
+            served(head),
+        ):
+            await trio.to_thread.run_sync(reads_without_a_request, lake)  # content is named by its hash
+            for chunk in chunks:
+                world.tier.forget(chunk)  # as when it is closed
+            contents.reverse()  # so that the cells have other chunks than they had
+            chunks.reverse()
+            await trio.to_thread.run_sync(reads, lake)
+            await in_tier(tier_of(head), chunks)
+            await trio.to_thread.run_sync(reads, lake)
+            await trio.to_thread.run_sync(reads_without_a_request, lake)
+            now = driver_of(lake).shares.descriptors.slabs.arena
+            assert now is not None
+            assert now.file != first.file
+            del now, first
+            await trio.to_thread.run_sync(lake.close)
 
     run(body)
 
