@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cli.serve.engine_metrics import dram_readings, shared_index_readings
 from engine.lake.lake_process import RunningLake
 from engine.process.running import Running
 from gateway.admin.metrics import Reading
@@ -11,7 +12,7 @@ def lake_readings(running: Running) -> list[Reading]:
     """Return the metrics of the process that serves the lake."""
     assert isinstance(running, RunningLake), "an engine has other metrics"
     parts = running.parts
-    store = parts.names.store
+    store, tier = parts.names.store, parts.head.parts.tier
     return [
         Reading("lake_ready", "1 when the engine serves", lambda: running.not_ready() is None),
         Reading("lake_connections", "Open connections", lambda: running.server.connection_count),
@@ -34,5 +35,7 @@ def lake_readings(running: Running) -> list[Reading]:
             "Last durable journal group",
             lambda: float(store.metadata.stats()["durable_sequence"]),
         ),
+        *shared_index_readings(lambda: None if tier.shared_index is None else tier.shared_index.statistics()),
+        *dram_readings(lambda: tier.dram),
         Reading("lake_buffers_in_use", "Payload buffers in use", lambda: parts.head.parts.buffers.in_use),
     ]
