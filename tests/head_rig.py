@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 
 import trio
 
 from engine.coordinator.lake_state import LakeState
 from engine.coordinator.records import LakeRecord, MemberRecord
+from engine.format.layouts import StoreIdentity
 from engine.head.head import Head, open_head
+from engine.head.head_tier import HeadMemory
 from engine.head.names_link import ConnectNames, NamesConnection
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep
@@ -19,6 +21,9 @@ from engine.process.embedded import EmbeddedEngine
 from engine.requests.bind import BindGate
 from engine.requests.table import NamesService
 from engine.store.keyed_store import KeyedStore
+from engine.tiers.arena import Arena
+from engine.tiers.dram_tier import DramTier
+from engine.tiers.tier_index import open_tier_index
 from lakefs.cluster.table import Table
 from lakefs.cluster.table_format import pack
 from lakefs.content.manifest import CutKind, build
@@ -37,6 +42,8 @@ from tests.sim.world.disk import SimDisk
 from tests.store_rig import ask, change, client_of, good, run, simulated_store, store_chunks
 
 BUFFER_BYTES = 64 * MIB
+SLAB_BYTES = 9 * MIB
+INDEX_ENTRIES = 1000
 
 
 UpkeepOf = Callable[[KeyedStore, BindGate], LakeUpkeep]
@@ -120,25 +127,28 @@ async def head_over(
     clients: Mapping[MemberId, EmbeddedEngine] | None = None,
     offload: Offload | None = None,
     clock: Clock | None = None,
+    slabs: int = 0,
 ) -> AsyncIterator[HeadAndNames]:
     """A head over stripes, and names of its own on a simulated disk; at the end nothing is held.
 
-    `clients`: those of the members, if they are asked for (`keepers`).
+    `clients`: those of the members, if they are asked for (`keepers`).  `slabs`: of its DRAM tier.
     """
 
     async def keepers() -> Sequence[EmbeddedEngine]:
         return list((clients or {}).values())
 
-    async with names_store(disk) as store:
+    offload = offload or InlineOffload()
+    async with names_store(disk) as store, tier_of(slabs, offload, store.superblock.identity) as memory:
         names = Names(store, upkeep_of)
         connect: ConnectNames = names.connect
         async with open_head(
             connect,
             stripes,
             members,
-            offload=offload or InlineOffload(),
+            offload=offload,
             clock=clock or store.clock,
             buffers=BufferPool(BUFFER_BYTES),
+            memory=memory,
         ) as head:
             yield HeadAndNames(head, names, keepers)
             assert head.parts.buffers.in_use == 0, "a request's memory was not given back"
@@ -146,8 +156,20 @@ async def head_over(
 
 
 @asynccontextmanager
+async def tier_of(slabs: int, offload: Offload, identity: StoreIdentity) -> AsyncIterator[HeadMemory]:
+    """A DRAM tier of small slabs, and its index; at the end nothing is pinned."""
+    if not slabs:
+        yield HeadMemory()
+        return
+    with closing(DramTier(Arena(slabs, SLAB_BYTES))) as tier:
+        async with open_tier_index(tier, offload, identity, "memory", INDEX_ENTRIES) as index:
+            yield HeadMemory(tier, index)
+        assert tier.statistics()["pinned_bytes"] == 0, "a pin was not taken back"
+
+
+@asynccontextmanager
 async def lake_of(
-    disk: SimDisk | None = None, *, offload: Offload | None = None, clock: Clock | None = None
+    disk: SimDisk | None = None, *, offload: Offload | None = None, clock: Clock | None = None, slabs: int = 0
 ) -> AsyncIterator[Lake]:
     """A lake in this process, whose chunks are in memory; its only member keeps keys, and starts when it is asked."""
     async with trio.open_nursery() as nursery:
@@ -164,7 +186,7 @@ async def lake_of(
         async def keepers() -> Sequence[EmbeddedEngine]:
             return [await keys.reach()]
 
-        async with head_over(stripes, known, upkeep_of, disk, offload=offload, clock=clock) as made:
+        async with head_over(stripes, known, upkeep_of, disk, offload=offload, clock=clock, slabs=slabs) as made:
             yield Lake(made.head, made.names, keepers, stripes, known)
         await keys.stop()
 

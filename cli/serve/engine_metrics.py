@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from typing import Any
 
 from engine.process.engine_process import RunningEngine
 from engine.store.store import Store
+from engine.tiers.dram_filler import Dram
 from gateway.admin.metrics import Reading
 
 
@@ -40,8 +42,8 @@ def readings(engine: RunningEngine) -> list[Reading]:
         *gc_readings(store),
         *keyed_readings(store),
         *scrub_readings(store),
-        *shared_index_readings(store),
-        *dram_readings(store),
+        *shared_index_readings(lambda: None if store.shared_index is None else store.shared_index.statistics()),
+        *dram_readings(lambda: store.dram),
         Reading("lake_overlay_entries", "Entries not yet in the index", metadata("overlay_entries")),
         Reading("lake_journal_bytes", "Journal since the last checkpoint", metadata("journal_bytes_since_checkpoint")),
         Reading("lake_durable_sequence", "Last durable journal group", metadata("durable_sequence")),
@@ -50,11 +52,11 @@ def readings(engine: RunningEngine) -> list[Reading]:
     ]
 
 
-def shared_index_readings(store: Store) -> list[Reading]:
+def shared_index_readings(statistics: Callable[[], dict[str, Any] | None]) -> list[Reading]:
     """Return the metrics of the shared index; zeros if there is none."""
 
     def statistic(name: str) -> float:
-        return float(store.shared_index.statistics()[name]) if store.shared_index is not None else 0.0
+        return float((statistics() or {}).get(name, 0))
 
     return [
         Reading("lake_hot_index_entries", "Chunks in the shared index", lambda: statistic("entries")),
@@ -150,11 +152,11 @@ def scrub_readings(store: Store) -> list[Reading]:
     ]
 
 
-def dram_readings(store: Store) -> list[Reading]:
+def dram_readings(dram: Callable[[], Dram]) -> list[Reading]:
     """Return the metrics of the DRAM tier; zeros if there is none."""
 
     def figure(name: str) -> Callable[[], float]:
-        return lambda: float(store.dram.statistics().get(name, 0))
+        return lambda: float(dram().statistics().get(name, 0))
 
     return [
         Reading("lake_dram_limit_bytes", "Memory that the DRAM tier may take", figure("limit_bytes")),

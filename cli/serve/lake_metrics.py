@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cli.serve.engine_metrics import dram_readings, shared_index_readings
 from engine.lake.lake_process import RunningLake
 from engine.lake.parts import LakeNames
 from engine.process.running import Running
@@ -12,6 +13,7 @@ def lake_readings(running: Running) -> list[Reading]:
     """Return the metrics of the process that serves the lake."""
     assert isinstance(running, RunningLake), "an engine has other metrics"
     parts = running.parts
+    tier = parts.head.parts.tier
     return [
         Reading("lake_ready", "1 when the engine serves", lambda: running.not_ready() is None),
         Reading("lake_connections", "Open connections", lambda: running.server.connection_count),
@@ -29,6 +31,8 @@ def lake_readings(running: Running) -> list[Reading]:
         Reading("lake_ring_epoch", "Number of the newest ring epoch", lambda: parts.links.tables[0].ring_epoch),
         Reading("lake_ring_epochs", "Ring epochs that are not retired", lambda: len(parts.links.tables)),
         Reading("lake_gc_generation", "Generation of gc", lambda: parts.links.generation),
+        *shared_index_readings(lambda: None if tier.shared_index is None else tier.shared_index.statistics()),
+        *dram_readings(lambda: tier.dram),
         Reading("lake_buffers_in_use", "Payload buffers in use", lambda: parts.head.parts.buffers.in_use),
         *_readings_of_names(parts.names),
     ]

@@ -4,8 +4,10 @@
     keys of spaces   put, found and read at their homes (`engine.head.key_homes`)
     chunks           hashed here, stored and read over the members (`engine.members.ports.Stripes`)
 
-Clients use it as they use one engine.  Memory that one engine shares with clients (segments, pins, stamps, the shared
-index, the keyed index) does not exist here: these requests are refused, and Hello names no such feature.
+    DRAM tier        chunks that are read again, shared with clients on this machine (`engine.head.head_tier`)
+
+Clients use it as they use one engine.  Other memory that one engine shares with clients (segments, pins, stamps, the
+keyed index) does not exist here: these requests are refused, and Hello names no such feature.
 
 Rules kept here:
 - Names and the head see the same clients: each has a connection of its own to the names, and both end together.
@@ -37,6 +39,7 @@ from engine.head.head_manifests import HeadManifests
 from engine.head.head_pins import HeadPins
 from engine.head.head_reads import ChunkReads, HeadOpens
 from engine.head.head_spaces import HeadSpaces
+from engine.head.head_tier import HeadMemory, HeadTier
 from engine.head.key_homes import KeyHomes
 from engine.head.keyed_chunks import KeyedChunks
 from engine.head.names_link import ConnectNames, NamesLink
@@ -48,6 +51,7 @@ from engine.requests.answer_memory import AnswerMemory
 from engine.requests.dispatch import Group, Groups
 from engine.requests.handlers import handles
 from engine.requests.lent import LentRequests
+from engine.requests.local_clients import TierRequests
 from engine.requests.put import Puts
 from engine.requests.sessions import SessionRequests
 from engine.requests.slots import SlotPayloads
@@ -59,16 +63,13 @@ from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Body, Reply, ServedClient, never, nothing
 
 _OFFERED: Final = m.FEATURE_EACH | m.FEATURE_SOURCES | m.FEATURE_LENT_MEMORY
-"""Features of a head by itself: descriptors of clients are taken, and none is given."""
+"""Features of a head by itself, beside those of its DRAM tier."""
 NOT_OFFERED: Final[tuple[type[m.Request], ...]] = (
-    # memory of an engine: segments, slabs, the shared index, stamps
+    # memory of an engine: segments, stamps, the keyed index
     m.OpenSegments,
     m.PinChunks,
     m.UnpinChunks,
-    m.OpenSlabs,
-    m.OpenSharedIndex,
     m.OpenStamps,
-    m.NoteReads,
     m.FabricOpen,
     m.OpenKeyedIndex,
     # of members and names
@@ -128,6 +129,8 @@ REFUSAL: Final = "a head of a lake on many members does not offer"
 
 AboutMachine = Callable[[], dict[str, Any]]
 """Returns what a machine has of the lake; JSON-able."""
+NO_MEMORY: Final = HeadMemory()
+"""That of a head without a DRAM tier."""
 
 
 class HeadParts:
@@ -141,6 +144,7 @@ class HeadParts:
         clock: Clock,
         buffers: BufferPool,
         about_machine: AboutMachine = dict,
+        memory: HeadMemory = NO_MEMORY,
     ) -> None:
         self.stripes = KeyedChunks(stripes, members, offload)
         self.members = members
@@ -154,6 +158,7 @@ class HeadParts:
         self.lent = Lendings(offload)
         self.fabric = EngineFabric(None, "heads do not use RDMA")
         self.chunks = HeadChunks(self.stripes, members, offload)
+        self.tier = HeadTier(self.stripes, self.chunks.lengths, offload, memory)
         self.manifests = HeadManifests(self.stripes)
         self.pins = HeadPins(self.references, members)
         self.answers = AnswerMemory()
@@ -200,15 +205,21 @@ async def open_head(
     clock: Clock,
     buffers: BufferPool,
     about_machine: AboutMachine = dict,
+    memory: HeadMemory = NO_MEMORY,
 ) -> AsyncIterator[Head]:
     """Open a head; it ends with the block, and its connections to names with it.
 
-    `about_machine` returns what this machine has of the lake: it is a part of the status.
+    `about_machine` returns what this machine has of the lake: it is a part of the status.  `memory`: the head's DRAM
+    tier, which the caller closes behind it.
     """
+    parts = HeadParts(stripes, members, offload, clock, buffers, about_machine, memory)
     with plain_errors():
         async with trio.open_nursery() as nursery:
-            parts = HeadParts(stripes, members, offload, clock, buffers, about_machine)
             nursery.start_soon(SessionRenewal(parts.references, parts.chunks).run)
+            if memory.tier is not None:
+                nursery.start_soon(parts.tier.dram.run)
+            if memory.shared_index is not None:
+                nursery.start_soon(memory.shared_index.run)
             yield Head(parts, connect, nursery)
             nursery.cancel_scope.cancel()
 
@@ -255,7 +266,7 @@ class HeadAbout:
     @handles(m.Hello)
     async def hello(self, client: HeadClient) -> Reply:
         names = (await client.names.connection()).hello
-        features = (names.features & (m.FEATURE_PLACES | m.FEATURE_WATCH_ALL)) | _OFFERED
+        features = (names.features & (m.FEATURE_PLACES | m.FEATURE_WATCH_ALL)) | _OFFERED | self._parts.tier.features
         return Reply(msgspec.structs.replace(names, features=features, descriptors=client.descriptors))
 
     @handles(m.Ping)
@@ -286,6 +297,8 @@ class HeadAbout:
                 "members": len(parts.members.tables[0].members),
                 "chunks_of_puts": parts.chunks.answers,
             },
+            "dram": parts.tier.dram.statistics(),
+            "hot_index": {"state": "off"} if parts.tier.shared_index is None else parts.tier.shared_index.statistics(),
         } | parts.about_machine()
         return Reply(m.StatusReply(json.dumps(found)))
 
@@ -305,9 +318,9 @@ def _groups(parts: HeadParts) -> list[Group]:
     blobs = HeldBlobs(parts.chunks, parts.manifests, parts.chunks.prepare)
     binds = HeadBinds(parts.references, parts.chunks, blobs)
     objects = ObjectBinds(binds, slots, parts.payload_memory, parts.offload)
-    opens = HeadOpens(parts.stripes, parts.manifests, lengths, parts.answers)
-    reads = ChunkReads(parts.stripes, lengths, parts.answers)
-    loads = HeadLoads(parts.stripes, lengths, parts.lent, parts.offload, parts.clock)
+    opens = HeadOpens(parts.tier, parts.manifests, lengths, parts.answers)
+    reads = ChunkReads(parts.stripes, parts.tier, lengths, parts.answers)
+    loads = HeadLoads(parts.tier, lengths, parts.lent, parts.offload, parts.clock)
     about = HeadAbout(parts)
     return [
         *_keyed_groups(parts, binds, loads),
@@ -316,7 +329,7 @@ def _groups(parts: HeadParts) -> list[Group]:
             bodies={m.StoreChunks: puts.receive, m.PutObjects: objects.receive},
             ends=[puts.disconnected],
         ),
-        Group([opens, reads, loads, lent], ends=[lent.disconnected]),
+        Group([opens, reads, loads, parts.tier, TierRequests(parts.tier), lent], ends=[lent.disconnected]),
         Group([about], ends=[about.disconnected], others=dict.fromkeys(PASSED_ON, _pass_on)),
     ]
 

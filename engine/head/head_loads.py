@@ -1,5 +1,8 @@
-"""LoadSlots and KeyedLoad at a head: chunks are read over the members, checked, and copied into memory that a client
-has lent.
+"""LoadSlots and KeyedLoad at a head: chunks are read, checked, and copied into memory that a client has lent.
+
+Chunks in the DRAM tier are copied by the kernel, from their slab, and checked by the client alone, as from an engine's
+page cache: one that does not match is asked for anew, then as a stream, which is checked here.  Others are read over
+the members, and checked.
 
 Rules kept here:
 - Every chunk has a result: its length, or its failure.  A slot reported as loaded holds that chunk's bytes.
@@ -11,24 +14,29 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from types import MappingProxyType
 from typing import Final
 
+import trio
 from msgspec.structs import replace
 
 from engine.chunks.manifests import checked_chunks
 from engine.head.head_chunks import KnownLengths
 from engine.head.head_clients import HeadClient
 from engine.head.head_keyed import Found, KeyMatches, divided
-from engine.members.ports import Got, Stripes, Wanted
-from engine.memory.lent_memory import LentMemory, put_into
+from engine.head.head_tier import HeadTier, InSlab
+from engine.members.ports import Got, Wanted
+from engine.memory.lent_memory import LentMemory, copy_into, put_into
 from engine.memory.while_lent import WhileLent
 from engine.requests.answers import failure_of
 from engine.requests.handlers import handles
 from engine.requests.keyed_batch import check_keys
 from engine.requests.keyed_load import WantedValues, check_lists
+from engine.requests.load_ranges import AT_ONCE_BYTES, are_plain
 from engine.sessions.lendings import Lendings
-from lakefs.errors import InvalidArgument, LakeError, SessionLost, UnsupportedVersion
+from engine.tiers.dram_tier import Placement
+from lakefs.errors import InvalidArgument, LakeError, SessionLost, SourceChanged, UnsupportedVersion
 from lakefs.ids import EMPTY_CHUNK, ChunkId
 from lakefs.limits import BODY_BYTES_MAX, CHUNK_BYTES
 from lakefs.ports import Clock, Offload
@@ -42,8 +50,8 @@ NOT_READ: Final[Mapping[ChunkId, Got]] = MappingProxyType({})
 class HeadLoads:
     """Handler of LoadSlots."""
 
-    def __init__(self, stripes: Stripes, lengths: KnownLengths, lent: Lendings, offload: Offload, clock: Clock) -> None:
-        self._stripes = stripes
+    def __init__(self, tier: HeadTier, lengths: KnownLengths, lent: Lendings, offload: Offload, clock: Clock) -> None:
+        self._tier = tier
         self._lengths = lengths
         self._lent = lent
         self._offload = offload
@@ -69,11 +77,34 @@ class HeadLoads:
             ask = WhileLent(client.check_its_memory, self._clock)
             load = _Load(request, chunks, memory, ask)
             try:
-                await self._load(load, parts)
+                if not await self._load_from_memory(load):
+                    await self._load(load, parts)
                 return load.answer()
             except SessionLost as error:
                 lost = error.with_traceback(None)  # which would keep the memory mapped
         raise lost
+
+    async def _load_from_memory(self, load: _Load) -> bool:
+        """Load short chunks that are all in the tier; True if that was done.  On False, `_load` does it, and reports.
+
+        The loop copies at most INLINE_BYTES, and at most AT_ONCE_BYTES before other tasks may run.
+        """
+        places = self._tier.places_of(load.chunks)
+        if not places or not are_plain(load.request, [place.stored_bytes for place in places], load.memory_bytes):
+            return False
+        try:
+            at_once = 0
+            for index, place in enumerate(places):
+                if at_once + place.stored_bytes > AT_ONCE_BYTES:
+                    await trio.lowlevel.checkpoint()
+                    at_once = 0
+                if not self._tier.holds(load.chunks[index], place):
+                    return False
+                load.copy(index, place, self._tier.descriptor_of(place))
+                at_once += place.stored_bytes
+        except SourceChanged:
+            return False
+        return True
 
     async def _load(self, load: _Load, parts: Mapping[ChunkId, Got]) -> None:
         offsets = load.request.offsets
@@ -82,7 +113,7 @@ class HeadLoads:
         while wanted:
             batch, room = list[int](), BODY_BYTES_MAX
             for index in wanted:
-                length = 0 if load.chunks[index] in parts else self._lengths.of(load.chunks[index]) or CHUNK_BYTES
+                length = 0 if load.chunks[index] in parts else self._tier.length_of(load.chunks[index]) or CHUNK_BYTES
                 if batch and length > room:
                     break
                 room -= length
@@ -90,14 +121,15 @@ class HeadLoads:
             wanted = wanted[len(batch) :]
             left = [load.chunks[index] for index in batch if load.chunks[index] not in parts]
             ranges = [Wanted(chunk, self._lengths.of(chunk)) for chunk in left]
-            read = iter(await self._stripes.read(ranges) if ranges else ())
-            found = [parts[load.chunks[index]] if load.chunks[index] in parts else next(read) for index in batch]
-            self._lengths.note(
-                (load.chunks[index], got.chunk_bytes)
-                for index, got in zip(batch, found, strict=True)
-                if isinstance(got, Got)
-            )
-            await self._offload.run(load.put_all, batch, found)
+            with ExitStack() as pins:
+                read = iter(await self._tier.read_whole(ranges, pins) if ranges else ())
+                found = [parts[load.chunks[index]] if load.chunks[index] in parts else next(read) for index in batch]
+                self._lengths.note(
+                    (load.chunks[index], len(got.payload))
+                    for index, got in zip(batch, found, strict=True)
+                    if not isinstance(got, LakeError)
+                )
+                await self._offload.run(load.put_all, batch, found)
 
 
 class HeadKeyedLoads:
@@ -148,7 +180,20 @@ class _Load:
         self._end = -1
         """End of the last slot."""
 
-    def put_all(self, indexes: Sequence[int], found: Sequence[Got | LakeError]) -> None:
+    @property
+    def memory_bytes(self) -> int:
+        """Length of the lent memory."""
+        return self._memory.size_bytes
+
+    def copy(self, index: int, place: Placement, descriptor: int) -> None:
+        """Copy a chunk of one granule from the tier to its slot, which it fits.  SourceChanged, SessionLost."""
+        offset = self.request.offsets[index]
+        self._ask()
+        copy_into(self._memory.mapping[offset : offset + place.stored_bytes], descriptor, place.offset)
+        self._lengths[index] = place.stored_bytes
+        self._crcs[index] = place.crc.to_bytes(4, "little")
+
+    def put_all(self, indexes: Sequence[int], found: Sequence[InSlab | Got | LakeError]) -> None:
         """Copy chunks to their slots, by ascending offset; blocks.  SessionLost when the client has left."""
         for index, got in zip(indexes, found, strict=True):
             try:
@@ -167,12 +212,16 @@ class _Load:
             failures = [self._failures.get(index) for index in range(len(self.chunks))]
         return m.SlotsLoaded(self._lengths, self._crcs if self.request.checksums else [], failures)
 
-    def _put(self, index: int, got: Got) -> None:
+    def _put(self, index: int, got: InSlab | Got) -> None:
         """Copy one chunk to its slot.  InvalidArgument, SourceChanged, SessionLost."""
         offset, length = self.request.offsets[index], len(got.payload)
         self._check_slot(index, offset, length)
         self._ask()
-        put_into(self._memory.mapping[offset : offset + length], got.payload)
+        slot = self._memory.mapping[offset : offset + length]
+        if isinstance(got, InSlab):
+            copy_into(slot, got.descriptor, got.at)
+        else:
+            put_into(slot, got.payload)
         self._lengths[index] = length
         self._crcs[index] = got.crcs
 

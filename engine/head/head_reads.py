@@ -1,18 +1,21 @@
 """Requests that read at a head: objects opened, chunks located and streamed.
 
-A head has no segments, so its grants name no place (`MEDIUM_STREAMED`): clients ask for the bytes with ReadChunks.
-Payloads under 64 KiB are in the answer to OpenObjects itself, read together over the members.
+A head has no segments, so its grants name a cell of its DRAM tier, for clients on its machine, or no place
+(`MEDIUM_STREAMED`): clients ask for the bytes with ReadChunks.  Payloads under 64 KiB are in the answer to OpenObjects
+itself.  Bytes come from the tier (`engine.head.head_tier`), or over the members.
 
 Rules kept here:
 - Names take leases; those that the client never receives are ended here.
 - A payload that cannot be read now is left out of the answer: its reader asks for it, and gets the error.  What is
   damaged is the failure of its object.
-- Payload of answers is bounded, for each client and in all, until it is sent (`AnswerMemory`).
+- Payload of answers is bounded, for each client and in all, until it is sent (`AnswerMemory`); until then cells of
+  the tier that have it are pinned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Final, NamedTuple
 
 import msgspec
@@ -21,6 +24,7 @@ import trio
 from engine.chunks.manifests import CachedManifests, checked_chunks
 from engine.head.head_chunks import KnownLengths
 from engine.head.head_clients import HeadClient
+from engine.head.head_tier import HeadTier
 from engine.members.ports import Got, Stripes, Wanted
 from engine.requests.answer_memory import AnswerMemory
 from engine.requests.answers import failure_of
@@ -57,10 +61,8 @@ def streamed_grant(length: int) -> m.Grant:
 class HeadOpens:
     """Handler of OpenObjects."""
 
-    def __init__(
-        self, stripes: Stripes, manifests: CachedManifests, lengths: KnownLengths, memory: AnswerMemory
-    ) -> None:
-        self._stripes = stripes
+    def __init__(self, tier: HeadTier, manifests: CachedManifests, lengths: KnownLengths, memory: AnswerMemory) -> None:
+        self._tier = tier
         self._manifests = manifests
         self._lengths = lengths
         self._memory = memory
@@ -75,6 +77,7 @@ class HeadOpens:
             results = await self._with_layouts(answer.results, min(request.layout_max, LAYOUT_MAX))
             results = [_granted(result, request) for result in results]
             results, body = await self._with_payloads(client, results, min(request.inline_bytes, BODY_BYTES_MAX))
+            self._grant_cells(client, request.media, results)
             leases -= {result.opened.lease for result in results if result.opened is not None}
         finally:
             if leases:
@@ -122,36 +125,46 @@ class HeadOpens:
                     chosen.append((index, opened))
         if not chosen:
             return results, Body()
-        release = await room_for(self._memory, client, total)
-        try:
+        with ExitStack() as releases:
+            releases.callback(await room_for(self._memory, client, total))
             wanted = [Wanted(ChunkId(opened.chunks[0]), opened.lengths[0]) for _, opened in chosen]
             parts: list[memoryview] = []
             offset = 0
-            for (index, opened), got in zip(chosen, await self._stripes.read(wanted), strict=True):
+            for (index, opened), got in zip(chosen, await self._tier.read(wanted, releases), strict=True):
                 if isinstance(got, CorruptionError):
                     results[index] = m.OpenResult(None, failure_of(damaged(opened.stat, got)))
                 elif isinstance(got, Got) and len(got.payload) == opened.lengths[0]:
                     results[index] = m.OpenResult(msgspec.structs.replace(opened, grants=[_inline(got, offset)]))
                     parts.append(got.payload)
                     offset += len(got.payload)
-        except BaseException:
-            release()
-            raise
-        return results, Body(parts, release)
+            return results, Body(parts, releases.pop_all().close)
+
+    def _grant_cells(self, client: HeadClient, media: int, results: Sequence[m.OpenResult]) -> None:
+        """Grant cells of the tier instead of streams, where they are granted and it has them."""
+        for result in results:
+            opened = result.opened
+            if opened is None:
+                continue
+            streamed = [index for index, grant in enumerate(opened.grants) if grant.medium == MEDIUM_STREAMED]
+            grants = [opened.grants[index] for index in streamed]
+            self._tier.grant(client, media, [opened.chunks[index] for index in streamed], grants)
+            for index, grant in zip(streamed, grants, strict=True):
+                opened.grants[index] = grant
 
 
 class ChunkReads:
     """Handlers of Locate and ReadChunks."""
 
-    def __init__(self, stripes: Stripes, lengths: KnownLengths, memory: AnswerMemory) -> None:
+    def __init__(self, stripes: Stripes, tier: HeadTier, lengths: KnownLengths, memory: AnswerMemory) -> None:
         self._stripes = stripes
+        self._tier = tier
         self._lengths = lengths
         self._memory = memory
 
     @handles(m.Locate)
-    async def locate(self, request: m.Locate) -> Reply:
+    async def locate(self, client: HeadClient, request: m.Locate) -> Reply:
         chunks = checked_chunks(request.chunks)
-        lengths = [self._lengths.of(chunk) for chunk in chunks]
+        lengths = [self._tier.length_of(chunk) for chunk in chunks]
         unknown = [index for index, length in enumerate(lengths) if not length and chunks[index] != EMPTY_CHUNK]
         found = await self._stripes.lengths([chunks[index] for index in unknown]) if unknown else []
         for index, length in zip(unknown, found, strict=True):
@@ -160,7 +173,9 @@ class ChunkReads:
                 self._lengths.note([(chunks[index], length)])
             elif not isinstance(length, ChunkNotFound | CorruptionError):
                 raise length
-        return Reply(m.Located([streamed_grant(length) if length else NO_GRANT for length in lengths]))
+        grants = [streamed_grant(length) if length else NO_GRANT for length in lengths]
+        self._tier.grant(client, request.media, chunks, grants)
+        return Reply(m.Located(grants))
 
     @handles(m.ReadChunks)
     async def read_chunks(self, client: HeadClient, request: m.ReadChunks) -> Reply:
@@ -172,24 +187,21 @@ class ChunkReads:
         ranges = zip(chunks, request.offsets, request.lengths, strict=True)
         planned = [self._planned(*each) for each in ranges]
         total = sum(plan.room for plan in planned if isinstance(plan, _Plan))
-        release = await room_for(self._memory, client, min(total, BODY_BYTES_MAX))
         pieces: list[m.ReadPiece] = []
         parts: list[memoryview] = []
-        try:
-            for read in await self._read(planned):
+        with ExitStack() as releases:
+            releases.callback(await room_for(self._memory, client, min(total, BODY_BYTES_MAX)))
+            for read in await self._read(planned, releases):
                 if isinstance(read, LakeError):
                     pieces.append(m.ReadPiece(0, 0, b"", failure_of(read)))
                 else:
                     pieces.append(m.ReadPiece(read.offset, len(read.payload), read.crcs))
                     parts.append(read.payload)
-        except BaseException:
-            release()
-            raise
-        return Reply(m.ReadChunksReply(pieces), Body(parts, release))
+            return Reply(m.ReadChunksReply(pieces), Body(parts, releases.pop_all().close))
 
     def _planned(self, chunk: ChunkId, offset: int, length: int) -> _Plan | LakeError:
         """Return what to read for a range, and the most bytes that this may be."""
-        chunk_bytes = self._lengths.of(chunk)
+        chunk_bytes = self._tier.length_of(chunk)
         limit = chunk_bytes or CHUNK_BYTES
         end = offset + length if length else limit
         if not 0 <= offset < end <= limit:
@@ -197,7 +209,7 @@ class ChunkReads:
         begin, stop = granules_around(offset, end - offset, limit)
         return _Plan(Wanted(chunk, chunk_bytes, offset, length), stop - begin)
 
-    async def _read(self, planned: Sequence[_Plan | LakeError]) -> list[Got | LakeError]:
+    async def _read(self, planned: Sequence[_Plan | LakeError], releases: ExitStack) -> list[Got | LakeError]:
         """Read each range; those that do not fit the body any more are RequestTooLarge."""
         done: list[Got | LakeError | None] = [plan if isinstance(plan, LakeError) else None for plan in planned]
         left = [index for index, plan in enumerate(planned) if isinstance(plan, _Plan)]
@@ -206,7 +218,7 @@ class ChunkReads:
             batch = _batch(planned, left, room)
             left = left[len(batch) :]
             wanted = [plan.wanted for index in batch if isinstance(plan := planned[index], _Plan)]
-            for index, got in zip(batch, await self._stripes.read(wanted), strict=True):
+            for index, got in zip(batch, await self._tier.read(wanted, releases), strict=True):
                 if isinstance(got, Got):
                     self._lengths.note([(wanted[batch.index(index)].chunk, got.chunk_bytes)])
                     if len(got.payload) > room:

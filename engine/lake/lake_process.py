@@ -28,14 +28,22 @@ from engine.lake.lake_members import take_new_folders
 from engine.lake.machine import MachineRecord, token_in
 from engine.lake.member_processes import MemberPlan
 from engine.lake.parts import LakeParts, open_lake
-from engine.lake.plan import LakePlan
+from engine.lake.plan import LakePlan, TierPlan
 from engine.process.places import group_id, judge_permissions, places_made
-from engine.process.running import Face, Running, connections_limit, serve_until_signal
+from engine.process.running import (
+    DESCRIPTORS_PER_SLAB,
+    Face,
+    Running,
+    connections_limit,
+    serve_until_signal,
+    tier_size_of,
+)
 from engine.server.listener import Server
 from engine.superblock.secret_files import native_token, new_token
 from lakefs.cluster.protection import Protection
 from lakefs.config.settings import Address, Config, parse_address
 from lakefs.errors import ConfigError, InvalidArgument
+from lakefs.grants.dram_slabs import SLAB_BYTES
 from lakefs.ids import CopyId
 from lakefs.limits import STRANGERS_MAX
 from lakefs.transport.streams import TrioNetwork
@@ -151,6 +159,7 @@ def plan_lake(config: Config, member_command: MemberCommand, options: LakeOption
         without=options.lost_copies(),
         restored=options.restored,
         upload_expiry_s=config.upload_expiry,
+        tier=TierPlan(tier_size_of(config), config.hot_index, config.hot_index_entries),
     )
 
 
@@ -177,7 +186,8 @@ def _token(config: Config, machine: MachineRecord) -> str:
 def _running(config: Config, lake: LakeParts, group: int | None) -> RunningLake:
     disk = LocalDisk(config.data)
     token = native_token(disk) if config.native else None
-    connections = connections_limit(STRANGERS_MAX if config.native else 0)
+    slabs = lake.plan.tier.size_bytes // SLAB_BYTES
+    connections = connections_limit(DESCRIPTORS_PER_SLAB * slabs + (STRANGERS_MAX if config.native else 0))
     machine = lake.plan.machine
     title = f"lake    {machine.name or machine.lake}  ({len(lake.processes.members)} members"
     title += f", protection {lake.protection}" + (f", names at {machine.names_at})" if machine.names_at else ")")

@@ -18,7 +18,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -32,13 +32,15 @@ from engine.coordinator.lake_state import NO_EPOCH, NO_GENERATION, LakeState
 from engine.coordinator.names_coordinator import open_names_coordinator
 from engine.coordinator.records import LakeRecord
 from engine.coordinator.remote_coordinator import RemoteCoordinator, open_remote_coordinator
+from engine.format.layouts import StoreIdentity
 from engine.head.head import Head, open_head
+from engine.head.head_tier import HeadMemory
 from engine.head.names_link import ConnectNames, NamesConnection, names_at
 from engine.host.clock import SystemClock
 from engine.lake.lake_members import about_machine, members_to_start, registering, wait_for_members
 from engine.lake.machine import keep_machine, made
 from engine.lake.member_processes import MemberProcesses, open_member_processes
-from engine.lake.plan import LakePlan
+from engine.lake.plan import LakePlan, TierPlan
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep, UpkeepSettings
 from engine.members.member_link import Connect
@@ -50,10 +52,15 @@ from engine.requests.bind import BindGate
 from engine.requests.table import NamesService
 from engine.store.local_store import ENGINE_THREADS
 from engine.stripes.stripes import LakeStripes
+from engine.tiers.arena import Arena
+from engine.tiers.dram_tier import DramTier
+from engine.tiers.tier_index import open_tier_index
 from lakefs.cluster.protection import Protection
 from lakefs.errors import ConfigError, EngineBusy, EngineUnreachable
+from lakefs.grants.dram_slabs import SLAB_BYTES
 from lakefs.host.buffers import BufferPool
 from lakefs.host.offload import ThreadOffload
+from lakefs.ids import BootId, new_id16
 from lakefs.limits import BUFFER_POOL_BYTES
 from lakefs.ports import Clock, Offload
 from lakefs.wire import messages as m
@@ -145,7 +152,9 @@ async def _open_with_names(plan: LakePlan) -> AsyncIterator[LakeParts]:
             on_change=links.view.on_change,
         )
         service = NamesService(store, gate=gate, upkeep=upkeep.requests, more_status=upkeep.status)
-        head = await _open_head(stack, plan, processes, _connecting(service), links, stripes, offload, store.clock)
+        memory = await stack.enter_async_context(_head_memory(plan.tier, store.superblock.identity, offload))
+        connect = _connecting(service)
+        head = await _open_head(stack, plan, processes, connect, links, stripes, offload, store.clock, memory)
         for_others = NamesService(
             store,
             gate=gate,
@@ -207,7 +216,9 @@ async def _open_beside_names(plan: LakePlan) -> AsyncIterator[LakeParts]:
         protection = Protection(record.data_shards, record.parity_shards)
         stripes = LakeStripes(links, state, offload)
         connect = names_at(address, token=plan.token)
-        head = await _open_head(stack, plan, processes, connect, links, stripes, offload, SystemClock())
+        identity = StoreIdentity(plan.lake_id, BootId(new_id16()))
+        memory = await stack.enter_async_context(_head_memory(plan.tier, identity, offload))
+        head = await _open_head(stack, plan, processes, connect, links, stripes, offload, SystemClock(), memory)
         yield LakeParts(plan, processes, links, head, protection, offload, None, is_made_now=False)
 
 
@@ -262,6 +273,7 @@ async def _open_head(
     stripes: LakeStripes,
     offload: Offload,
     clock: Clock,
+    memory: HeadMemory,
 ) -> Head:
     opening = open_head(
         connect,
@@ -271,8 +283,21 @@ async def _open_head(
         clock=clock,
         buffers=BufferPool(BUFFER_POOL_BYTES),
         about_machine=partial(about_machine, plan, processes),
+        memory=memory,
     )
     return await stack.enter_async_context(opening)
+
+
+@asynccontextmanager
+async def _head_memory(plan: TierPlan, identity: StoreIdentity, offload: Offload) -> AsyncIterator[HeadMemory]:
+    """Open the head's DRAM tier as planned, and its shared index.  EngineBusy: memory is short."""
+    slabs_max = plan.size_bytes // SLAB_BYTES
+    if not slabs_max:
+        yield HeadMemory()
+        return
+    with closing(DramTier(await offload.run(Arena, slabs_max))) as tier:
+        async with open_tier_index(tier, offload, identity, plan.hot_index, plan.hot_index_entries) as index:
+            yield HeadMemory(tier, index)
 
 
 def _connecting_members(plan: LakePlan) -> Connect:

@@ -14,6 +14,15 @@ from lakefs.ids import CopyId
 
 
 @dataclass(frozen=True)
+class TierPlan:
+    """The DRAM tier of the head, and its shared index: settings as those of one engine (`hot_index`)."""
+
+    size_bytes: int = 0
+    hot_index: str = "auto"
+    hot_index_entries: int = 0
+
+
+@dataclass(frozen=True)
 class LakePlan:
     """A lake to open on this machine.
 
@@ -34,6 +43,7 @@ class LakePlan:
     upload_expiry_s: float = 0.0
     without: frozenset[CopyId] = frozenset()
     restored: bool = False
+    tier: TierPlan = TierPlan()
 
     @property
     def lake_id(self) -> bytes:

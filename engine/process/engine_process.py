@@ -18,7 +18,14 @@ from engine.fabric.engine_fabric import EngineFabric
 from engine.host.memory_limits import give_back_free_heap
 from engine.process.places import group_id, judge_permissions, places_made
 from engine.process.rdma_device import rdma_device
-from engine.process.running import Face, Running, connections_limit, serve_until_signal
+from engine.process.running import (
+    DESCRIPTORS_PER_SLAB,
+    Face,
+    Running,
+    connections_limit,
+    serve_until_signal,
+    tier_size_of,
+)
 from engine.process.shared_index_life import run_keyed_index, run_shared_index
 from engine.requests.table import Service
 from engine.server.listener import Server
@@ -26,12 +33,10 @@ from engine.store.local_store import open_local_store
 from engine.store.store import Store
 from engine.superblock.secret_files import CLUSTER_TOKEN_FILE, native_token, read_token
 from engine.superblock.superblock import NO_CLUSTER
-from engine.tiers.arena import tier_bytes
 from lakefs.config.settings import Config
 from lakefs.errors import ConfigError, LakeError
 from lakefs.fabric.devices import OpenFabric, open_device
 from lakefs.grants.dram_slabs import SLAB_BYTES
-from lakefs.host.memory_limits import memory_bytes
 from lakefs.limits import SCRUB_STEP_S_MAX, STRANGERS_MAX
 from lakefs.transport.streams import TrioNetwork
 
@@ -40,8 +45,6 @@ KEYED_GC_GAP_S: Final = 60.0
 """Least time between cycles of gc that eviction asks for."""
 SCRUB_DELAY_S: Final = 60.0
 """Delay of the scrub after the start, so that clients reconnect first."""
-DESCRIPTORS_PER_SLAB: Final = 2
-"""Descriptors of a slab: one to send to clients, and one that its mapping keeps."""
 _log: Final = structlog.get_logger()
 
 
@@ -85,7 +88,7 @@ async def _run_in_places(
     group = group_id(config.socket_group)
     if cluster_id == NO_CLUSTER:  # else the process that serves the lake has judged them
         judge_permissions(config, group)
-    tier_size = _dram_tier_bytes(config.dram_tier_bytes)
+    tier_size = tier_size_of(config)
     slabs = tier_size // SLAB_BYTES
     others = DESCRIPTORS_PER_SLAB * slabs + (STRANGERS_MAX if config.native else 0)
     connections = connections_limit(others)
@@ -182,10 +185,3 @@ async def _scrub_periodically(store: Store, interval_s: float) -> None:
         except LakeError as error:
             _log.error("scrub failed", error=error.message)
             await trio.sleep(GC_INTERVAL_S)
-
-
-def _dram_tier_bytes(asked: int | None) -> int:
-    size, warning = tier_bytes(asked, memory_bytes())
-    if warning:
-        _log.warning(warning)
-    return size

@@ -15,10 +15,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import structlog
 import trio
 
 from engine.server.listener import Server
+from engine.tiers.arena import tier_bytes
 from lakefs.config.settings import Config
+from lakefs.host.memory_limits import memory_bytes
 from lakefs.limits import CONNECTIONS_MAX
 from lakefs.ports import Disk, Offload
 from lakefs.wire.engine_port import EngineService
@@ -26,7 +29,10 @@ from lakefs.wire.engine_port import EngineService
 DRAIN_TIMEOUT_S: Final = 20.0
 OWN_DESCRIPTORS: Final = 128
 """Descriptors for journal, index, open segments, listeners and spares; read files and connections share the rest."""
+DESCRIPTORS_PER_SLAB: Final = 2
+"""Descriptors of a slab: one to send to clients, and one that its mapping keeps."""
 _CONNECTIONS_MIN: Final = 8
+_log: Final = structlog.get_logger()
 
 
 @dataclass(kw_only=True)
@@ -93,6 +99,14 @@ def connections_limit(others: int) -> int:
     The process's limit of descriptors is raised to the most that it may have.
     """
     return max(_CONNECTIONS_MIN, min(CONNECTIONS_MAX, (_raise_descriptor_limit() - others - OWN_DESCRIPTORS) // 3))
+
+
+def tier_size_of(config: Config) -> int:
+    """Return the bytes of the DRAM tier, in whole slabs; 0: none.  Logs when less is taken than was asked for."""
+    size, warning = tier_bytes(config.dram_tier_bytes, memory_bytes())
+    if warning:
+        _log.warning(warning)
+    return size
 
 
 async def _start_faces(

@@ -119,17 +119,8 @@ class _Loading:
         )
 
     def is_plain(self, lengths: Seq[int]) -> bool:
-        """Return True if the lengths are one granule each at most, few bytes in all, and fit disjoint slots."""
-        if sum(lengths) > INLINE_BYTES or max(lengths) > GRANULE_BYTES:
-            return False
-        if self.request.lengths and any(map(operator.gt, lengths, self.request.lengths)):
-            return False
-        end = 0
-        for offset, length in sorted(zip(self.request.offsets, lengths, strict=True)):
-            if offset < end:
-                return False
-            end = offset + length
-        return end <= self.memory.size_bytes
+        """See `are_plain`."""
+        return are_plain(self.request, lengths, self.memory.size_bytes)
 
     def targets(self, begin: int, end: int, lengths: Seq[int]) -> list[memoryview]:
         """Return the slots of chunks [begin, end), as parts of the mapping."""
@@ -165,6 +156,20 @@ class _Loading:
         if self.failures:
             failures = [self.failures.get(index) for index in range(len(self.chunks))]
         return m.SlotsLoaded(self.lengths, self.crcs if self.request.checksums else [], failures)
+
+
+def are_plain(request: m.LoadSlots, lengths: Seq[int], memory_bytes: int) -> bool:
+    """Return True if chunks of these lengths are one granule each at most, few bytes in all, and fit disjoint slots."""
+    if sum(lengths) > INLINE_BYTES or max(lengths) > GRANULE_BYTES:
+        return False
+    if request.lengths and any(map(operator.gt, lengths, request.lengths)):
+        return False
+    end = 0
+    for offset, length in sorted(zip(request.offsets, lengths, strict=True)):
+        if offset < end:
+            return False
+        end = offset + length
+    return end <= memory_bytes
 
 
 class Loads:

@@ -1,6 +1,7 @@
 """The DRAM tier in an engine: fills it after reads, serves reads from it before its source, and drops freed chunks.
 
-The source (`engine.tiers.dram_source`) is an engine's segments.
+The source (`engine.tiers.dram_source`) is an engine's segments, or at a head the members of its lake; "the disk" below
+stands for either.
 
 Rules kept here:
 - A chunk is read from its source, checked by CRC32C, into a cell that no reader can see yet; it is published in the
@@ -22,6 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import structlog
 import trio
+from crc32c import crc32c
 
 from engine.format.checksums import check_payload, check_vector, vector_of
 from engine.format.layouts import ChunkRecord
@@ -48,10 +50,11 @@ _log: Final = structlog.get_logger(__name__)
 
 
 class _Payload(NamedTuple):
-    """A whole chunk that was read and checked: its payload, and its vector of CRCs if it has one."""
+    """A whole chunk that was read and checked: its payload, its vector of CRCs if it has one, and its checksum."""
 
     payload: Buffer
     vector: bytes
+    crc: int
 
     def copy_to(self, memory: memoryview) -> None:
         """Write it as in its segment: payload, then vector."""
@@ -63,13 +66,14 @@ class _Payload(NamedTuple):
 class PinnedRange(NamedTuple):
     """Checked whole granules of a chunk in the arena: their offset in the payload, the bytes, the CRC32C of each.
 
-    The bytes stay valid until `release`, which is called once.
+    The bytes stay valid until `release`, which is called once.  `place` is that of the chunk.
     """
 
     begin: int
     payload: memoryview
     crcs: bytes
     release: Callable[[], None]
+    place: Placement
 
 
 class Dram:
@@ -144,14 +148,14 @@ class Dram:
     def offer(self, chunk: ChunkId, record: ChunkRecord, payload: Buffer, vector: bytes = b"") -> None:
         """Bring in a chunk just read whole and checked, or queue it.  Nothing may change its memory any more."""
         assert len(payload) == record.stored_bytes
-        tier, read = self.tier, _Payload(payload, vector)
+        tier, read = self.tier, _Payload(payload, vector, record.crc)
         if tier is None or chunk in tier or chunk in self._queued:
             return
         if len(payload) > _COPIED_AT_ONCE_BYTES or tier.needs_slab(chunk, record.extent_bytes) is not None:
             self.want(chunk)
             if chunk in self._queued and self._held_bytes + len(payload) <= DRAM_HELD_BYTES_MAX:
                 if len(payload) <= GRANULE_BYTES:  # a view of memory that many chunks share
-                    read = _Payload(bytes(payload), vector)
+                    read = _Payload(bytes(payload), vector, record.crc)
                 self._held[chunk] = read
                 self._held_bytes += len(payload)
             return
@@ -196,6 +200,22 @@ class Dram:
             self._mismatch(chunk)
         return found
 
+    def pin_whole(self, chunk: ChunkId) -> PinnedRange | None:
+        """Return a whole chunk, and the CRC32C of each granule, for a reader that checks it; None if it is not here.
+
+        Only the vector is checked here.
+        """
+        place = None if self.tier is None else self.tier.pin(chunk)
+        if place is None or self.tier is None:
+            return None
+        extent, length = self.tier.extent(place), place.stored_bytes
+        crcs = bytes(extent[length:]) or place.crc.to_bytes(4, "little")
+        if len(extent) > length and crc32c(crcs) != place.crc:
+            self.tier.unpin(place)
+            self._mismatch(chunk)
+            return None
+        return PinnedRange(0, extent[:length], crcs, partial(self.tier.unpin, place), place)
+
     def _mismatch(self, chunk: ChunkId) -> None:
         """Log and forget a chunk whose bytes do not match: bad memory, or a bug.  The disk's bytes count."""
         _log.error("dram_mismatch", chunk=id_text(chunk))
@@ -236,12 +256,13 @@ class Dram:
         is_in = False
         try:
             if read is None:
-                await self._source.read(record, tier.arena.memory(cell))
+                crc = await self._source.read(chunk, record, tier.arena.memory(cell))
             else:
+                crc = read.crc
                 await self._offload.run(read.copy_to, tier.arena.memory(cell))
             if self._source.find(chunk) is not None:
                 is_in = True
-                self.offered += tier.publish(cell, record.stored_bytes, record.crc) and read is not None
+                self.offered += tier.publish(cell, record.stored_bytes, crc) and read is not None
         finally:
             if not is_in:
                 tier.abandon(cell)
@@ -279,7 +300,7 @@ async def _checked_range(
     if not record.vector_bytes:
         if not check_payload(record, payload):
             return None
-        return PinnedRange(0, payload, record.crc.to_bytes(4, "little"), release)
+        return PinnedRange(0, payload, record.crc.to_bytes(4, "little"), release, place)
     vector = extent[record.stored_bytes : record.extent_bytes]
     if not check_vector(record, vector):
         return None
@@ -291,4 +312,4 @@ async def _checked_range(
         step = payload[begin:stop][at : at + READ_STEP_BYTES]
         if vector_of(step) != crcs_between(crcs, at, at + len(step)):
             return None
-    return PinnedRange(begin, payload[begin:stop], crcs, release)
+    return PinnedRange(begin, payload[begin:stop], crcs, release, place)

@@ -1,4 +1,7 @@
-"""Where the DRAM tier's chunks come from, and when they must go: an engine's own segments here."""
+"""Where the DRAM tier's chunks come from, and when they must go: an engine's own segments here.
+
+A head's are those of the members of its lake (`engine.head.tier_source`).
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,10 @@ class DramSource(Protocol):
         """Return the record of a chunk that is there and not known to be damaged; else None.  Does not wait."""
         ...
 
-    async def read(self, record: ChunkRecord, memory: memoryview) -> None:
-        """Read payload and vector of a chunk, checked, into memory of `record.extent_bytes`.
+    async def read(self, chunk: ChunkId, record: ChunkRecord, memory: memoryview) -> int:
+        """Read payload and vector of a chunk, checked, into memory of `record.extent_bytes`; return its checksum.
 
+        The checksum is as in a chunk's record; a source that learns it here has none in what `find` returns.
         Raises the errors of reading.  Once cancelled, nothing is written any more on return.
         """
         ...
@@ -47,9 +51,10 @@ class SegmentSource:
         with self._metadata.view() as view:
             return find_chunk(view, chunk)
 
-    async def read(self, record: ChunkRecord, memory: memoryview) -> None:
+    async def read(self, chunk: ChunkId, record: ChunkRecord, memory: memoryview) -> int:
         """See `DramSource.read`."""
         await self._segments.reader.read_chunk(record, memory)
+        return record.crc
 
     def on_gone(self, forget: Callable[[ChunkId], None]) -> None:
         """See `DramSource.on_gone`."""

@@ -10,33 +10,51 @@ Rules kept here:
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from typing import Any, Final
 
+import structlog
 import trio
 
 from engine.format.layouts import StoreIdentity
-from engine.memory.backing import Backing
+from engine.memory.backing import Backing, open_backing
 from engine.tiers.dram_entries import slab_place
 from engine.tiers.dram_tier import DramTier
-from engine.tiers.owned_table import OwnedTable, TableCounts
-from lakefs.limits import GC_BATCH
+from engine.tiers.owned_table import OwnedTable, TableCounts, capacity_allowed
+from lakefs.errors import LakeError
+from lakefs.grants.dram_slabs import UNIT_BYTES
+from lakefs.limits import GC_BATCH, HOT_INDEX_ENTRIES_MIN
 from lakefs.ports import Offload
 from lakefs.shared_index.table import SharedTable
+from lakefs.shared_index.table_format import capacity_for, entries_max, table_bytes
+
+OFF: Final = "off"
+IN_MEMORY: Final = ("auto", "memory")
+_log: Final = structlog.get_logger(__name__)
 
 
 class TierIndex(OwnedTable):
     """The table of one tier.  `run` keeps it large enough."""
 
     def __init__(
-        self, tier: DramTier, offload: Offload, identity: StoreIdentity, backing: Backing, table: SharedTable
+        self,
+        tier: DramTier,
+        offload: Offload,
+        identity: StoreIdentity,
+        backing: Backing,
+        table: SharedTable,
+        *,
+        is_growing: bool = True,
     ) -> None:
-        """`identity`: that of the process, as its reply to Hello has it; readers compare it."""
+        """`identity`: that of the process, as its reply to Hello has it.  `is_growing`: the table may grow."""
         self._tier: Final = tier
         self.offload = offload
         self.identity = identity
         self.backing = backing
         self.table = table
-        self.is_growing = True
+        self.is_growing = is_growing
         self.state = "filling"
         self.counts = TableCounts()
         self.full = trio.Event()
@@ -65,8 +83,53 @@ class TierIndex(OwnedTable):
     def emptied(self) -> None:
         """See `OwnedTable.emptied`."""
 
+    def statistics(self) -> dict[str, Any]:
+        """For people and scripts; JSON-able."""
+        return {
+            "state": self.state,
+            "backing": self.backing.kind,
+            "note": self.backing.note,
+            "huge_pages": self.backing.on_huge_pages,
+            "native": True,
+            "was_kept": False,
+            "entries": self.table.count,
+            "entries_max": entries_max(self.table.capacity),
+            "bytes": table_bytes(self.table.capacity),
+            **asdict(self.counts),
+            "in_slabs": self.table.count,
+        }
+
     def close(self) -> None:
         """Release the table.  No look-up may follow."""
         self._tier.on_admitted.remove(self._put)
         self._tier.on_demoted.remove(self._remove)
         self.end_table()
+
+
+@asynccontextmanager
+async def open_tier_index(
+    tier: DramTier, offload: Offload, identity: StoreIdentity, setting: str = "auto", entries: int = 0
+) -> AsyncIterator[TierIndex | None]:
+    """Open the index of a tier; None when it is off, or memory is short, which is logged.  It is to be run.
+
+    `entries` 0: it sizes itself.  A path as setting is for indexes that are kept; this one lies in memory.
+    """
+    if setting == OFF:
+        yield None
+        return
+    if setting not in IN_MEMORY:
+        _log.warning("hot_index: the index of a DRAM tier is not kept over a restart; it lies in memory", path=setting)
+    most = tier.arena.slabs_max * tier.arena.slab_bytes // UNIT_BYTES
+    capacity = min(capacity_for(entries or min(HOT_INDEX_ENTRIES_MIN, most)), capacity_allowed())
+    try:
+        backing = await offload.run(open_backing, "memory", table_bytes(capacity))
+    except LakeError as error:
+        _log.warning("there is no shared index", reason=error.message)
+        yield None
+        return
+    table = SharedTable(backing.memory, capacity)
+    index = TierIndex(tier, offload, identity, backing, table, is_growing=not entries)
+    try:
+        yield index
+    finally:
+        index.close()

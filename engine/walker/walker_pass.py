@@ -19,7 +19,7 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -190,7 +190,7 @@ class WalkerPass:
         """Note that nothing of a partition lies elsewhere, though it cannot be made whole: older tables may go."""
         if numbers != [dirty.partition]:  # of a table with fewer rows
             await self._state.note_dirty(numbers, epoch)
-            await self._state.clear_dirty(dirty)
+            await self._state.clear_dirty([dirty])
         elif (dirty.epoch, dirty.is_home) != (epoch, True):
             await self._state.note_home(dirty, epoch)
 

@@ -25,7 +25,7 @@ from lakefs.host.writable_memory import WritableBuffer, chunk_memories
 from lakefs.ids import ChunkId, SegmentId
 from lakefs.limits import GRANULE_BYTES, KIB
 from lakefs.shared_index.table_format import PLACE, Found
-from lakefs.wire.media import IN_FILES
+from lakefs.wire.media import IN_FILES, IN_SLABS
 
 PART_BYTES: Final = 512 * KIB
 """Most bytes of one task: one thread reads them, then checks them while the processor's cache still has them."""
@@ -39,7 +39,9 @@ class DirectBatch:
 
     `targets` are writable, and stay locked until the batch is freed.  `places`: the place at which the caller wants
     each chunk read, packed or not; without it all places are looked up.  `helper`: a thread that may take a part.
-    `asks`: read only what the page cache is known to have, so that no read makes the kernel fetch a page.
+    `asks`: for memory that other programs may make shorter.  Only what the page cache is known to have is read, so that
+    no read makes the kernel fetch a page, and the kernel copies from slabs too: it reports missing memory, where a
+    copy here would raise a signal.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class DirectBatch:
         self._targets = targets
         self._places = self._look_up() if places is None else _packed(places)
         self._helper = helper
+        self._asks = asks
         self._is_checked = reads.check is Check.CRC32C
         # Longer chunks have a vector of granule CRCs behind them: those in slabs are copied alone, with their vector.
         longest = GRANULE_BYTES if self._is_checked else _ANY_LENGTH
@@ -97,7 +100,8 @@ class DirectBatch:
             tasks = [partial(self._read_part, *part) for part in plan.parts(PART_BYTES)]
         if plan.slots:
             tasks += [partial(self._copy_part, *part) for part in self._pieces(is_shared=is_shared)]
-        tasks += [partial(self._read_alone, number) for number in plan.others]
+        others = [number for number in plan.others if not (self._asks and self._place(number)[0] in IN_SLABS)]
+        tasks += [partial(self._read_alone, number) for number in others]
         return tasks
 
     def _descriptors(self) -> list[Descriptor | None]:
@@ -128,7 +132,7 @@ class DirectBatch:
         arena = self._reads.descriptors.slabs.arena
         if arena is not None:
             slabs = arena.generations, arena.slabs, arena.slab_bytes
-            self._check(self._plan.copy(first, stop, *slabs))
+            self._check(self._plan.copy(first, stop, *slabs, self._asks))
 
     def _check(self, arrived: list[Arrived]) -> None:
         """Check arrived chunks, and set the lengths of those that are right."""

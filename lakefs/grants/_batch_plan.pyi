@@ -30,7 +30,13 @@ class ReadPlan:
     @property
     def slots(self) -> int: ...
     def copy(
-        self, first: int, stop: int, generations: memoryview, slabs: Mapping[int, memoryview], slab_bytes: int
+        self,
+        first: int,
+        stop: int,
+        generations: memoryview,
+        slabs: Mapping[int, memoryview],
+        slab_bytes: int,
+        by_call: bool = False,
     ) -> list[Arrived]: ...
     def parts(self, part_bytes: int) -> list[tuple[int, int]]: ...
     def read(self, first: int, stop: int, descriptors: Sequence[Descriptor | None]) -> list[Arrived]: ...

@@ -23,6 +23,7 @@ from lakefs.host.crc32c cimport lake_crc32c_begin
 cdef extern from *:
     """
     #include "../../lakefs/grants/checked_reads.h"
+    #include "../../lakefs/grants/copy_by_call.h"
     #include "../../lakefs/grants/helper_thread.h"
 
     #define LAKE_DATA 1
@@ -72,6 +73,7 @@ cdef extern from *:
         uint64_t ask_from,
     ) nogil
     void lake_work_off(void *job) nogil
+    bint lake_extent_copy_by_call(const lake_extent *source, size_t length, void *into) nogil
     int helper_start(helper_thread *helper)
     int helper_begin(helper_thread *helper, void (*work)(void *), void *job) nogil
     void helper_end(helper_thread *helper) nogil
@@ -260,9 +262,13 @@ cdef class ReadPlan:
         return self.slot_count
 
     def copy(
-        self, Py_ssize_t first, Py_ssize_t stop, generations not None, slabs not None, uint64_t slab_bytes
+        self, Py_ssize_t first, Py_ssize_t stop, generations not None, slabs not None, uint64_t slab_bytes,
+        bint by_call=False,
     ):
-        """Copy those of the chunks [first, stop) that are in slots; return the ones whose slot did not change."""
+        """Copy those of the chunks [first, stop) that are in slots; return the ones whose slot did not change.
+
+        `by_call`: the targets may become shorter meanwhile, so the kernel copies, and says so.
+        """
         cdef Py_buffer marks, memory
         cdef Py_ssize_t number
         cdef lake_place *place
@@ -284,9 +290,14 @@ cdef class ReadPlan:
                 is_same = False
                 if lake_extent_of_cell(&cells, <uint8_t *>memory.buf, memory.len, place, &source):
                     with nogil:
-                        is_same = lake_extent_copy(
-                            &source, 0, place.stored_bytes, <uint8_t *>self.targets[number].at
-                        )
+                        if by_call:
+                            is_same = lake_extent_copy_by_call(
+                                &source, place.stored_bytes, self.targets[number].at
+                            )
+                        else:
+                            is_same = lake_extent_copy(
+                                &source, 0, place.stored_bytes, <uint8_t *>self.targets[number].at
+                            )
                 PyBuffer_Release(&memory)
                 if is_same:
                     arrived.append((number, place.stored_bytes, place.crc))

@@ -5,8 +5,8 @@
 Rules kept here:
 - A plan does not check bytes: its owner checks the chunks that `read` and `copy` return.  Exception: `read_checked`
   checks by CRC32C, each piece right after its copy, and reports only chunks that are right.
-- A run has only data chunks that lie in segments and fit their memory.  `copy` copies data chunks from slabs.  A plan
-  leaves out all others, manifests too.
+- A run has only data chunks that lie in segments and fit their memory.  `copy` copies data chunks from slabs, by a
+  system call if their memory may become shorter.  A plan leaves out all others, manifests too.
 - Nothing waits for a disk: pages that are not cached make a read short, and the chunks in them were not read.
 - Several threads may read parts of a plan at once, each part by one thread.  `read_checked` reads all of it, and lets
   a `HelperThread` take runs.

@@ -63,6 +63,8 @@ class EngineShares:
         self._contents: list[SharedContent] = []
         self._asked: set[tuple[int, SegmentId]] = set()
         """(Epoch, segment) of descriptors that were requested: once for each connection is enough."""
+        self._asked_slabs: set[tuple[int, int]] = set()
+        """(Epoch, slab), likewise."""
 
     # --- found ---------------------------------------------------------------------------------------------------
 
@@ -114,6 +116,17 @@ class EngineShares:
         if len(self._asked) + len(new) > DESCRIPTORS_MAX:
             self._asked.clear()
         self._asked.update((epoch, segment) for segment in new)
+        return new
+
+    def slabs_not_asked(self, slabs: set[int]) -> list[int]:
+        """Like `not_asked`, of slabs of the DRAM tier."""
+        if not slabs or not self._client.steps.offers.slabs:
+            return []
+        epoch = self._client.epoch
+        new = [slab for slab in self.descriptors.slabs.missing(slabs) if (epoch, slab) not in self._asked_slabs]
+        if len(self._asked_slabs) + len(new) > DESCRIPTORS_MAX:
+            self._asked_slabs.clear()
+        self._asked_slabs.update((epoch, slab) for slab in new)
         return new
 
     # --- renewed, forgotten, closed ------------------------------------------------------------------------------

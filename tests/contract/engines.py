@@ -155,6 +155,8 @@ class Kind:
     """Members that keep keys: each has its share of a quota."""
     keeps_all_keys: bool = True
     """False if homes of keys are away: those keys are misses, and cannot be put."""
+    shares_tier: bool = False
+    """A head with a DRAM tier, which it shares with its clients."""
     refusal: str = ""
     """Beginning of the error for a request that it does not offer.  A test that makes such a request is skipped."""
 
@@ -162,6 +164,11 @@ class Kind:
         """Skip the test where content does not lie in segments."""
         if self.medium != MEDIUM_SEGMENT:
             pytest.skip("content lies in no segment here")
+
+    def need_what_is_freed_to_be_gone(self) -> None:
+        """Skip the test where a DRAM tier may keep the bytes of chunks that are freed."""
+        if self.shares_tier:
+            pytest.skip("the tier of a head may keep what is freed")
 
     def need_one_home(self) -> None:
         """Skip the test where a space's quota is shared among homes."""
@@ -330,12 +337,12 @@ def _head_over_members(*away: int) -> Callable[[Path], AbstractAsyncContextManag
     return opened
 
 
-def _served_head(address: str) -> Callable[[Path], AbstractAsyncContextManager[Engine]]:
+def _served_head(address: str, *, slabs: int = 0) -> Callable[[Path], AbstractAsyncContextManager[Engine]]:
     @asynccontextmanager
     async def opened(folder: Path) -> AsyncIterator[Engine]:
         async with AsyncExitStack() as stack:
             offload = await stack.enter_async_context(ThreadOffload(3, "contract"))
-            lake = await stack.enter_async_context(lake_of(offload=offload, clock=SystemClock()))
+            lake = await stack.enter_async_context(lake_of(offload=offload, clock=SystemClock(), slabs=slabs))
             network = TrioNetwork()
             server = Server(lake.head, network, token=TOKEN)
             nursery = await stack.enter_async_context(trio.open_nursery())
@@ -384,7 +391,7 @@ KINDS: dict[str, Kind] = {
         ),
         Kind("blocking-embedded", _embedded_blocking, can_watch=False),
         Kind("head", _head, simulated=True, **_OF_HEADS),
-        Kind("head-unix", _served_head(UNIX), code_of=("head", "unix"), **_OF_HEADS),
+        Kind("head-unix", _served_head(UNIX, slabs=3), shares_tier=True, **_OF_HEADS),
         # The stripes have suites of their own; here all requests go through them.
         Kind("head-members", _head_over_members(), simulated=True, code_of=("head",), homes=6, **_OF_HEADS),
         Kind(

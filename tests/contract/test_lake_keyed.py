@@ -298,6 +298,8 @@ async def chunks_that_exist(space: Asker, parts: Sequence[bytes]) -> list[bool]:
 
 
 def test_a_pin_keeps_the_bytes_of_removed_values_until_it_ends_and_no_others(kind: Kind) -> None:
+    kind.need_what_is_freed_to_be_gone()
+
     async def body(space: Asker) -> None:
         pinned_value, other_value = value_of(CHUNK_BYTES + 70_000), value_of(200_000)
         parts = [*parts_of(pinned_value), *parts_of(other_value)]

@@ -1,4 +1,4 @@
-"""`lake.load_many` of the blocking client: copies chunks in the page cache itself; the engine loads the rest."""
+"""`lake.load_many` of the blocking client: copies chunks that are in memory itself; the engine loads the rest."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from lakefs.client.blocking.chunks import read_directly, renew
 from lakefs.direct.chunk_reads import NOT_READ, DirectReads
 from lakefs.direct.keyed_reads import NAMELESS
-from lakefs.direct.pool_loads import in_segments, segments_of, slots_fit
+from lakefs.direct.pool_loads import segments_of, slabs_of, slots_fit
 from lakefs.errors import LakeError
-from lakefs.get.fetch import need_segments
+from lakefs.get.fetch import need_segments, need_slabs
 from lakefs.get.pools import Pool
 from lakefs.shared_index.table_format import Found
+from lakefs.wire.media import IN_SLABS
 
 if TYPE_CHECKING:
     from lakefs.client.blocking.driver import BlockingDriver
@@ -41,7 +42,8 @@ class PoolLoads:
             return lengths
         buffer = pool.buffer
         targets = [buffer[offset : offset + place[3]] for offset, place in zip(offsets, found, strict=True)]
-        lengths = self._read(shared, chunks, targets, found)
+        lengths = read_directly(self._driver, shared, chunks, targets, found, asks=True)
+        self._note(chunks, found)
         left = [index for index, length in enumerate(lengths) if length == NOT_READ]
         if left:
             asked = [wanted[index] for index in left], pool, [offsets[index] for index in left]
@@ -59,28 +61,18 @@ class PoolLoads:
         """
         return read_directly(self._driver, shared, [NAMELESS] * len(targets), targets, packed, asks=True)
 
-    def _read(
-        self, shared: DirectReads, chunks: list[bytes], targets: list[memoryview], found: list[Found]
-    ) -> list[int]:
-        """Copy chunks that are in the page cache and pass their check; return the lengths, NOT_READ for the rest.
-
-        The engine loads chunks of the DRAM tier: if another program has shrunk the pool, a system call returns an
-        error, but a copy here would raise a signal.
-        """
-        kept = in_segments(found)
-        if len(kept) == len(found):
-            return read_directly(self._driver, shared, chunks, targets, found, asks=True)
-        lengths = [NOT_READ] * len(chunks)
-        some = [chunks[at] for at in kept], [targets[at] for at in kept], [found[at] for at in kept]
-        for index, length in zip(kept, read_directly(self._driver, shared, *some, asks=True), strict=True):
-            lengths[index] = length
-        return lengths
+    def _note(self, chunks: list[bytes], found: list[Found]) -> None:
+        """Note reads from the DRAM tier: what is not read leaves it.  A load from segments leaves their heat alone."""
+        if any(place[0] in IN_SLABS for place in found) and self._index.notes.note_many(chunks):
+            self._index.tell_notes()
 
     def prepare(self, found: Sequence[Found]) -> None:
-        """Get what the next load of these chunks needs: a current index, and their segments' descriptors."""
+        """Get what the next load of these chunks needs: a current index, their segments' descriptors, their slabs."""
         renew(self._driver)
-        missing = self._driver.shares.not_asked(segments_of(found))
-        if not missing:
-            return
+        shares = self._driver.shares
+        segments, slabs = shares.not_asked(segments_of(found)), shares.slabs_not_asked(slabs_of(found))
         with suppress(LakeError):  # without them the engine loads these chunks
-            self._driver.run(need_segments(self._driver.shares.descriptors, missing))
+            if segments:
+                self._driver.run(need_segments(shares.descriptors, segments))
+            if slabs:
+                self._driver.run(need_slabs(shares.descriptors.slabs, slabs))

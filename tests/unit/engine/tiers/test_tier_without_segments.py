@@ -66,15 +66,16 @@ class Chunks:
     def find(self, chunk: ChunkId) -> ChunkRecord | None:
         return self.record(chunk) if chunk in self.contents else None
 
-    async def read(self, record: ChunkRecord, memory: memoryview) -> None:
+    async def read(self, chunk: ChunkId, record: ChunkRecord, memory: memoryview) -> int:
         await trio.lowlevel.checkpoint()
         self.reads += 1
         if self.failure is not None:
             raise self.failure
-        (content,) = [each for chunk, each in self.contents.items() if self.record(chunk) == record]
+        content = self.contents[chunk]
         memory[: len(content)] = content
         if vector_bytes(len(content)):
             memory[len(content) : len(content) + vector_bytes(len(content))] = vector_of(content)
+        return record.crc
 
     def on_gone(self, forget: Callable[[ChunkId], None]) -> None:
         self.forgets.append(forget)
