@@ -112,7 +112,7 @@ class LakeStatus:
         return {
             "id": id_text(record.member),
             "state": record.state.value,
-            "up": record.member in self._statuses,
+            "up": self._is_up(record.member),
             "reason": self._away.get(record.member) or status.get("reason", ""),
             "machine": machine,
             "addresses": list(record.addresses),
@@ -122,6 +122,10 @@ class LakeStatus:
             "free_bytes": _figure(status, "disk", "free_bytes"),
             "damaged_chunks": _figure(status, "segments", "damaged_chunks"),
         }
+
+    def _is_up(self, member: MemberId) -> bool:
+        """Return True if a member answered when it was asked last, and was not found away since."""
+        return member in self._statuses and self._members.is_up(member)
 
     def _places(self) -> Mapping[MemberId, int]:
         """Return the number of shards' homes that each member is, by the newest table."""
@@ -139,7 +143,7 @@ class LakeStatus:
         Members whose records name one device are lost together.
         """
         table = self._members.tables[0]
-        away = {member.id for member in table.members if member.id not in self._statuses}
+        away = {member.id for member in table.members if not self._is_up(member.id)}
         devices = {record.member: " ".join(record.domains[:2]) for record in records if any(record.domains[:1])}
         by_device = [replace(member, machine=devices.get(member.id, member.id.hex())) for member in table.members]
         return {
