@@ -13,7 +13,7 @@ all; only `note_dirty`, which may take several transactions, may have noted some
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Final
 
 import msgspec

@@ -10,8 +10,8 @@ Rules kept here:
   that walk at once for a moment do no harm (`engine.walker.walker`), they only work twice.
 - A note is read before the walk, and cleared only at the revision that was read, and only if the walk settled the
   partition by a table at least as new as the note.
-- A partition that a walk leaves unsettled stays dirty, or is noted as dirty; it is walked again after `retry_s`, or soon
-  after a member that did not answer is up again.
+- A partition that a walk leaves unsettled stays dirty, or is noted as dirty; it is walked again after `retry_s`, or
+  soon after a member that did not answer is up again.
 - So *healed* is: nothing is dirty, one table is left, and a walk through all partitions has ended.
 - The position of that walk is recorded every `SAVE_INTERVAL_S`; partitions walked since are walked again.
 """
