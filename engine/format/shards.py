@@ -80,11 +80,11 @@ def unpack_columns(values: Sequence[bytes]) -> RecordColumns:
 
     So many at once cost a third of one by one.
     """
-    if any(len(value) != CHUNK_RECORD.size for value in values):
-        raise StoreUnusable(f"a chunk record has not {CHUNK_RECORD.size} bytes")
+    for value in values:
+        if len(value) != CHUNK_RECORD.size or value[:4] != _KNOWN:
+            unpack_chunk_record(value)
+            raise AssertionError("such a record is refused")
     fields = list(zip(*CHUNK_RECORD.struct.iter_unpack(b"".join(values)), strict=True))
-    if any(set(column) != {known} for column, known in zip(fields, (1, 0, 0, CHECKSUM_CRC32C_GRANULE), strict=False)):
-        unpack_chunk_record(next(value for value in values if value[:4] != _KNOWN))
     return RecordColumns(fields[5], fields[8], fields[9], fields[10])
 
 
