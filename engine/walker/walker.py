@@ -17,7 +17,8 @@ Rules kept here:
 - A member that answered and then failed leaves all partitions of the walk unsettled: its list is not known to be whole.
 - A chunk of which too few shards are listed is looked at once more, a while later: a writer may be storing it, or gc
   may be freeing it.
-- Memory: a page for each member (`LISTED_MAX`), a batch of `BATCH_BYTES` and what is decoded of it, and `SECOND_LOOKS_MAX` chunks.
+- Memory: a page for each member (`LISTED_MAX` shards in all), a batch of `BATCH_BYTES` and what is decoded of it, and
+  `SECOND_LOOKS_MAX` chunks.
 - It holds nothing on disk.  Cancelled or killed anywhere, a walk leaves nothing that the next does not find.
 """
 
