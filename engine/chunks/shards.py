@@ -31,12 +31,21 @@ from engine.chunks.quarantine import Quarantine
 from engine.chunks.touched import Touched
 from engine.format.checksums import seal_payload, vector_of
 from engine.format.layouts import ChunkRecord, Table, chunk_id_of_key, unpack_chunk_record
-from engine.format.shards import EPOCH_KEY, EpochRecord, is_whole, ranges_between, shard_key, shard_of_key, unpack_epoch
+from engine.format.shards import (
+    EPOCH_KEY,
+    EpochRecord,
+    is_whole,
+    ranges_between,
+    shard_key,
+    shard_of_key,
+    unpack_columns,
+    unpack_epoch,
+)
 from engine.metadata.metadata_store import Metadata
 from engine.segments.segment_store import Segments
 from engine.tables.views import Transaction, View
 from lakefs.errors import AlreadyExists, InvalidArgument, StaleEpoch
-from lakefs.ids import Birth, ChunkId, Sequence, ShardNumber, shard_text
+from lakefs.ids import WHOLE_CHUNK, Birth, ChunkId, Sequence, ShardNumber, shard_text
 from lakefs.limits import GC_BATCH
 from lakefs.ports import Offload
 
@@ -61,14 +70,18 @@ class Sealed(Hashed, frozen=True):
     chunk_bytes: int
 
 
-class Listed(msgspec.Struct, frozen=True):
-    """A shard that the member has, as it is listed."""
+@dataclass
+class ShardPage:
+    """Shards that the member has, in the order of their keys: one list for each field."""
 
-    key: bytes
-    length: int
-    crc: int
-    touched: int
-    chunk_bytes: int
+    keys: list[bytes] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    crcs: list[int] = field(default_factory=list)
+    touched: list[int] = field(default_factory=list)
+    chunk_lengths: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.keys)
 
 
 @dataclass(frozen=True)
@@ -237,31 +250,40 @@ class Shards:
 
     # --- listing and dropping ----------------------------------------------------------------------
 
-    def list_page(self, begin: bytes, end: bytes, after: bytes, limit: int) -> tuple[list[Listed], bytes, Sequence]:
-        """Return shards behind the key `after`: at most `limit`, the key to continue at, and the sequence to wait for.
+    def list_page(self, page: ShardPage, begin: bytes, end: bytes, after: bytes, limit: int) -> tuple[bytes, Sequence]:
+        """Add shards behind the key `after`: at most `limit`; return the key to go on at, and a sequence to wait for.
 
         At most GC_BATCH records are looked at.  The key is empty at the end.
         """
-        found: list[Listed] = []
         looked = 0
+        damaged = self._quarantine.shards
         with self._metadata.view() as view:
             for low, high in ranges_between(begin, end):
                 start = max(low, after + b"\0")
                 if start >= high:
                     continue
-                for key, value in islice(view.scan(Table.CHUNKS, start, high), GC_BATCH - looked):
-                    looked += 1
-                    after = key
-                    if is_whole(key) or key in self._quarantine.shards:
-                        continue
-                    record = unpack_chunk_record(value)
-                    touched = self.touched.of(record.birth)
-                    found.append(Listed(key, record.stored_bytes, record.crc, touched, record.logical_bytes))
-                    if len(found) == limit:
-                        return found, after, view.sequence
-                if looked == GC_BATCH:
-                    return found, after, view.sequence
-            return found, b"", view.sequence
+                count = min(limit, GC_BATCH - looked)
+                entries = list(islice(view.scan(Table.CHUNKS, start, high), count))
+                listed = [(key, value) for key, value in entries if key[-1] != WHOLE_CHUNK and key not in damaged]
+                self._add(page, listed)
+                looked += len(entries)
+                limit -= len(listed)
+                if entries:
+                    after = entries[-1][0]
+                if len(entries) == count:
+                    return after, view.sequence
+            return b"", view.sequence
+
+    def _add(self, page: ShardPage, listed: Seq[tuple[bytes, bytes]]) -> None:
+        """Add shards to a page: keys and packed records."""
+        if not listed:
+            return
+        records = unpack_columns([value for _, value in listed])
+        page.keys += [key for key, _ in listed]
+        page.lengths += records.lengths
+        page.crcs += records.crcs
+        page.touched += self.touched.of_each(records.births)
+        page.chunk_lengths += records.chunk_lengths
 
     async def drop(self, epoch: int, names: Seq[Name], touched: Seq[int]) -> list[int]:
         """Drop shards that were not touched later than in these generations; durable on return.  StaleEpoch.

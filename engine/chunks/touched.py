@@ -12,6 +12,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from typing import Final
 
 from engine.tables.number_set import NumberSet
@@ -74,3 +75,9 @@ class Touched:
             if birth in self._sets[generation]:
                 return generation
         return self._floor
+
+    def of_each(self, births: Seq[Birth]) -> list[int]:
+        """Return the generation of each shard; see `of`."""
+        if not self._is_known or all(generation <= self._floor for generation in self._sets):
+            return [TOUCHED_UNKNOWN if not self._is_known else self._floor] * len(births)
+        return list(map(self.of, births))

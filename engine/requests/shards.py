@@ -15,9 +15,8 @@ import trio
 
 from engine.chunks.manifests import checked_chunks
 from engine.chunks.payload import Fill, Payload, ReceivedBody, check_body, check_lengths
-from engine.chunks.shards import Incoming, Listed, Name
-from engine.format.layouts import chunk_id_of_key
-from engine.format.shards import may_be_of, shard_of_key
+from engine.chunks.shards import Incoming, Name, ShardPage
+from engine.format.shards import may_be_of
 from engine.memory.lent_memory import LentMemory, read_into
 from engine.requests.handlers import handles
 from engine.sessions.references import Client
@@ -146,28 +145,20 @@ class ShardRequests:
             raise InvalidArgument(f"a digest has {DIGEST_BYTES} bytes; `after` is that of the answer before")
         if not 1 <= request.limit <= m.LIST_SHARDS_MAX:
             raise InvalidArgument(f"a page has 1 to {m.LIST_SHARDS_MAX} shards")
-        found: list[Listed] = []
+        page = ShardPage()
         after = request.after
         sequence = Sequence(0)
         while True:
-            page, after, seen = shards.list_page(request.begin, request.end, after, request.limit - len(found))
-            found += page
+            left = request.limit - len(page)
+            after, seen = shards.list_page(page, request.begin, request.end, after, left)
             sequence = max(sequence, seen)
-            if not after or len(found) == request.limit:
+            if not after or len(page) == request.limit:
                 break
             await trio.lowlevel.checkpoint()
         await self._metadata.wait_durable(sequence)
-        return Reply(
-            m.ShardsListed(
-                [chunk_id_of_key(item.key) for item in found],
-                [shard_of_key(item.key) for item in found],
-                [item.length for item in found],
-                [item.crc for item in found],
-                [item.touched for item in found],
-                after,
-                [item.chunk_bytes for item in found],
-            )
-        )
+        chunks = [key[:1] + key[3:35] for key in page.keys]
+        numbers = [key[-1] for key in page.keys]
+        return Reply(m.ShardsListed(chunks, numbers, page.lengths, page.crcs, page.touched, after, page.chunk_lengths))
 
     @handles(m.DropShards)
     async def drop_shards(self, request: m.DropShards) -> Reply:

@@ -38,7 +38,7 @@ IsUp = Callable[[MemberId], bool]
 
 
 class Width:
-    """How many partitions are walked at once."""
+    """The number of partitions that are walked at once."""
 
     def __init__(self) -> None:
         self._width = 1.0
@@ -69,7 +69,7 @@ class _Left(NamedTuple):
     soon_at: float
     """When it is walked again if the members that it was left for are up."""
     away: frozenset[MemberId]
-    """Those of these members that were away when the walk ended."""
+    """The ones among these members that were away when the walk ended."""
     tries: int
 
     def is_due(self, now: float, is_up: IsUp) -> bool:

@@ -17,7 +17,8 @@ Rules kept here:
 - A member that answered and then failed leaves all partitions of the walk unsettled: its list is not known to be whole.
 - A chunk of which too few shards are listed is looked at once more, a while later: a writer may be storing it, or gc
   may be freeing it.
-- Memory: a page for each member, a batch of `BATCH_BYTES` and what is decoded of it, and `SECOND_LOOKS_MAX` chunks.
+- Memory: a page for each member (`LISTED_MAX` shards in all), a batch of `BATCH_BYTES` and what is decoded of it, and
+  `SECOND_LOOKS_MAX` chunks.
 - It holds nothing on disk.  Cancelled or killed anywhere, a walk leaves nothing that the next does not find.
 """
 
@@ -54,6 +55,8 @@ BATCH_BYTES: Final = 12 * MIB
 BATCH_STRIPES: Final = 256
 PAGE: Final = 4096
 """Shards of a page of a list: 1 MiB of memory."""
+LISTED_MAX: Final = 128 * PAGE
+"""Shards of the pages of all members that are asked at once: 128 MiB; if more members are, pages are shorter."""
 SECOND_LOOKS_MAX: Final = 256
 """Chunks of a walk, with too few shards, that are looked at once more."""
 SECOND_LOOK_S: Final = 2.0
@@ -210,8 +213,9 @@ class _Walk:
             self.answered.add(member)
 
     def _lists(self, begin: bytes, end: bytes) -> list[ShardList]:
-        walker = self.walker
-        return [ShardList(walker._members, member, begin, end, walker._page) for member in sorted(self.answered)]
+        page = max(1, min(self.walker._page, LISTED_MAX // max(1, len(self.answered))))
+        members = self.walker._members
+        return [ShardList(members, member, begin, end, page) for member in sorted(self.answered)]
 
     def _note_failed(self, lists: Sequence[ShardList]) -> None:
         self.answered.difference_update([one.member for one in lists if one.has_failed])

@@ -1,8 +1,10 @@
 """Compares the lists of one window: which chunks have all their shards at home, and which the walker must look at.
 
-Nearly all chunks are whole, so they are not looked at one by one.  For each shard number there is a table from chunk
-to the length of that shard at its home, and of the chunk as its home says it.  A chunk's *signature* is what these
-tables have of it; there is one for each length of whole chunks, and it is judged once (`Verdicts`).
+Nearly all chunks are whole, so they are not looked at one by one.  First whole columns are compared: the first home
+lists all chunks, which say what the other homes have to list (`_is_all_whole`).  If one differs, there is for each
+shard number a table from chunk to the length of that shard at its home, and of the chunk as its home says it.  A
+chunk's *signature* is what these tables have of it; there is one for each length of whole chunks, and it is judged once
+(`Verdicts`).
 
 Rules kept here:
 - What a home that has not answered has is not known: its shards count neither as present nor as missing.
@@ -16,8 +18,8 @@ Pure.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence, Set
-from itertools import repeat
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from itertools import compress, repeat
 from typing import Final, NamedTuple
 
 from engine.walker.walker_lists import Columns, Window
@@ -60,6 +62,15 @@ class Verdicts:
     def __init__(self, code: ErasureCode) -> None:
         self.code: Final = code
         self._known: dict[Signature, bool] = {}
+        self._rows: dict[int, tuple[int, ...]] = {}
+
+    def rows(self, lengths: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        """Return for each shard number the lengths of that shard of chunks of these lengths; 0: it has none."""
+        if len(self._rows) >= VERDICTS_MAX:
+            self._rows.clear()
+        for length in set(lengths).difference(self._rows):
+            self._rows[length] = _row(self.code, length)
+        return zip(*map(self._rows.__getitem__, lengths), strict=True)
 
     def is_whole(self, signature: Signature) -> bool:
         """Return the verdict on a signature."""
@@ -71,20 +82,30 @@ class Verdicts:
         return verdict
 
 
+def _row(code: ErasureCode, length: int) -> tuple[int, ...]:
+    """Return the length of each shard of a chunk, 0 for one that it has not; all are 0 if no chunk has that length."""
+    if not 0 < length <= CHUNK_BYTES:
+        return (0,) * (code.data + code.parity)
+    size = code.shard_bytes(length)
+    before_last = (length - 1) // size
+    last = length - before_last * size
+    return *(size,) * before_last, last, *(0,) * (code.data - before_last - 1), *(size,) * code.parity
+
+
 def is_whole(code: ErasureCode, signature: Signature) -> bool:
     """Return True if all shards of a chunk are at their homes, as far as they are known, and say one length of it."""
     length = next((one[1] for one in signature if one), 0)
     if not 0 < length <= CHUNK_BYTES:
         return False
-    size = code.shard_bytes(length)
-    full, before_last = (size, length), (length - 1) // size
-    last = length - before_last * size, length
-    whole = *(full,) * before_last, last, *(None,) * (code.data - before_last - 1), *(full,) * code.parity
+    whole = tuple([(size, length) if size else None for size in _row(code, length)])
     return signature == whole or all(one in (UNKNOWN, other) for one, other in zip(signature, whole, strict=True))
 
 
 def compare(window: Window, homes: Sequence[MemberId], answered: Set[MemberId], verdicts: Verdicts) -> Compared:
     """Compare the lists of a window.  `homes` has the home of each shard number, `answered` the members that listed."""
+    lists = dict(window)
+    if _is_all_whole(lists, homes, verdicts):
+        return Compared(len(lists[homes[0]]), [])
     at_home: list[dict[bytes, Sizes]] = [{} for _ in homes]
     odd: set[bytes] = set()
     for member, columns in window:
@@ -102,6 +123,22 @@ def compare(window: Window, homes: Sequence[MemberId], answered: Set[MemberId], 
     odd.update([chunk for chunk, signature in zip(chunks, signatures, strict=False) if not judge(signature)])
     count = len(chunks) + len(odd.difference(chunks))
     return Compared(count, sorted(odd))
+
+
+def _is_all_whole(lists: Mapping[MemberId, Columns], homes: Sequence[MemberId], verdicts: Verdicts) -> bool:
+    """Return True if the homes, each of one shard number, list all shards of the same chunks, and nothing else does."""
+    if len(lists) != len(homes) or not all(home in lists for home in homes):
+        return False  # the window of few chunks, or a member has several numbers, or a stray
+    first = lists[homes[0]]
+    for number, (home, expected) in enumerate(zip(homes, verdicts.rows(first.chunk_lengths), strict=True)):
+        columns, chunks, lengths = lists[home], first.chunks, first.chunk_lengths
+        if not all(expected):
+            chunks, lengths = list(compress(chunks, expected)), list(compress(lengths, expected))
+            expected = tuple(filter(None, expected))
+        same = columns.chunks == chunks and columns.chunk_lengths == lengths and columns.lengths == list(expected)
+        if not same or columns.shards.count(number) != len(columns):
+            return False
+    return True
 
 
 def _sort_in(columns: Columns, numbers: list[int], at_home: list[dict[bytes, Sizes]], odd: set[bytes]) -> None:

@@ -37,7 +37,6 @@ class Columns:
     shards: list[int] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     crcs: list[int] = field(default_factory=list)
-    touched: list[int] = field(default_factory=list)
     chunk_lengths: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -49,7 +48,6 @@ class Columns:
         self.shards += other.shards
         self.lengths += other.lengths
         self.crcs += other.crcs
-        self.touched += other.touched
         self.chunk_lengths += other.chunk_lengths
 
     def part(self, begin: int, end: int) -> Columns:
@@ -59,14 +57,13 @@ class Columns:
             self.shards[begin:end],
             self.lengths[begin:end],
             self.crcs[begin:end],
-            self.touched[begin:end],
             self.chunk_lengths[begin:end],
         )
 
     def take(self, count: int) -> Columns:
         """Remove and return the first shards."""
         taken = self.part(0, count)
-        for column in (self.chunks, self.shards, self.lengths, self.crcs, self.touched, self.chunk_lengths):
+        for column in (self.chunks, self.shards, self.lengths, self.crcs, self.chunk_lengths):
             del column[:count]
         return taken
 

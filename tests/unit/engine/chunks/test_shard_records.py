@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec import structs
 
 from engine.chunks.chunk_store import find_shard
 from engine.format.layouts import ChunkRecord, Table
-from engine.format.shards import shard_key
+from engine.format.shards import shard_key, unpack_columns
 from lakefs.content.verify import granule_crcs
+from lakefs.errors import StoreUnusable
 from lakefs.ids import Birth, SegmentId
 from tests.contract.engines import LAKE
 from tests.shards import Shard, chunk_at, offer, store
@@ -35,6 +37,24 @@ def test_the_record_of_a_whole_chunk_has_its_length_twice_as_ever() -> None:
     assert record.pack().hex() == (
         "01000001000000000100000000000000020000000000000000100000000000007011010070110100ddccbbaa"
     )
+
+
+def test_many_records_are_unpacked_as_each_by_itself_is() -> None:
+    records = [ChunkRecord(Birth(n), SegmentId(2 * n), 4096 * n, n, 3 * n, 0xAABBCCDD - n) for n in range(1, 300)]
+    columns = unpack_columns([record.pack() for record in records])
+    assert list(zip(*columns, strict=True)) == [(r.birth, r.stored_bytes, r.logical_bytes, r.crc) for r in records]
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 3, 43])
+def test_one_of_many_records_that_a_later_release_wrote_is_refused(at: int) -> None:
+    values = [ChunkRecord(Birth(n), SegmentId(1), 0, 5, 5, 7).pack() for n in range(1, 4)]
+    later = bytearray(values[1])
+    later[at] += 1
+    if at == 43:
+        later += b"\0"
+    values[1] = bytes(later)
+    with pytest.raises(StoreUnusable):
+        unpack_columns(values)
 
 
 def test_a_record_with_a_length_that_no_chunk_has_is_reported_and_the_shard_is_absent() -> None:

@@ -33,9 +33,9 @@ def read(queue: DirtyQueue, notes: Iterable[Dirty], now: float = 0.0, up: Iterab
 
 def taken(queue: DirtyQueue, width: Width) -> list[list[int]]:
     """Take all that are due."""
-    found = []
+    found: list[list[int]] = []
     while queue:
-        found.append([one.partition for one in queue.take(width)])
+        found.append([int(one.partition) for one in queue.take(width)])
     return found
 
 

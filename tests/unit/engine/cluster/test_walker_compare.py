@@ -9,8 +9,9 @@ from typing import cast
 import pytest
 
 from engine.members.ports import Members
+from engine.walker import walker_compare
 from engine.walker.walker_compare import UNKNOWN, Sizes, Verdicts, compare, copies_of, is_whole
-from engine.walker.walker_lists import Columns, ShardList, Windows
+from engine.walker.walker_lists import Columns, ShardList, Windows, by_partition
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.ids import Buffer, MemberId
 from lakefs.limits import GRANULE_BYTES
@@ -94,6 +95,67 @@ def test_whatever_the_pages_each_chunk_is_in_one_window_with_all_its_shards_and_
     run(main, seed)
 
 
+def columns_of(entries: Sequence[Entry]) -> Columns:
+    """Return a member's list, in order."""
+    found = Columns()
+    for chunk, shard, length, chunk_length in sorted(entries):
+        found.append(Columns([chunk], [shard], [length], [7], [chunk_length]))
+    return found
+
+
+def changed(entry: Entry, rng: random.Random, *, is_other: bool) -> Entry:
+    """Return another shard, or one that has other lengths."""
+    chunk, shard, length, chunk_length = entry
+    other = rng.choice((0, 3) if is_other else (0, 1, 2, 3))
+    if other == 0:
+        return chunk, (shard + 1) % 6, length, chunk_length
+    if other == 1:
+        return chunk, shard, length + 1, chunk_length
+    if other == 2:
+        return chunk, shard, length, rng.choice([0, chunk_length + 1, max(1, chunk_length - 1)])
+    return chunk[:-1] + bytes([chunk[-1] ^ 1]), shard, length, chunk_length
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whole_columns_say_the_same_as_chunks_one_by_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(seed)
+    lists, lengths = some_lists(rng, 12)
+    damage = seed % 4
+    if damage:
+        victims = lists[rng.choice(HOMES)]
+        at = rng.randrange(len(victims))
+        one = victims.pop(at)
+        victims += [[], [changed(one, rng, is_other=False)], [one, changed(one, rng, is_other=True)]][damage - 1]
+    window = [(member, columns_of(entries)) for member, entries in lists.items() if entries]
+    quick = compare(window, HOMES, set(HOMES), Verdicts(CODE))
+    monkeypatch.setattr(walker_compare, "_is_all_whole", lambda *_: False)
+    slow = compare(window, HOMES, set(HOMES), Verdicts(CODE))
+    assert quick == slow
+    assert bool(quick.odd) == bool(damage)
+    if not damage:
+        assert quick.chunk_count == len(lengths)
+
+
+@pytest.mark.parametrize("bits", [2, 8, 12, 14])
+def test_a_window_is_split_by_partition_and_nothing_of_it_is_lost(bits: int) -> None:
+    rng = random.Random(bits)
+    lists, _ = some_lists(rng, 80)
+    kinds = {
+        member: [(bytes([rng.choice((1, 2))]) + entry[0][1:], *entry[1:]) for entry in entries]
+        for member, entries in lists.items()
+    }
+    window = [(member, columns_of(entries)) for member, entries in kinds.items()]
+    parts = list(by_partition(window, bits))
+    begins = [(part[0][1].chunks[0][0], partition) for partition, part in parts]
+    assert begins == sorted(set(begins)), "each partition of each kind once, in order"
+    joined = {member: Columns() for member, _ in window}
+    for partition, part in parts:
+        for member, columns in part:
+            joined[member].append(columns)
+            assert all(int.from_bytes(chunk[1:3], "big") >> 16 - bits == partition for chunk in columns.chunks)
+    assert joined == dict(window)
+
+
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_shard_that_is_missing_is_seen_and_one_that_is_not_known_is_not(length: int) -> None:
     sizes = CODE.sizes(length)
@@ -118,7 +180,7 @@ def test_of_homes_that_have_several_shards_of_a_row_each_counts() -> None:
     chunk, length = b"\1" * 33, 1 << 22
     columns = {home: Columns() for home in homes}
     for number, home in enumerate(homes):
-        columns[home].append(Columns([chunk], [number], [CODE.part_bytes(length, number)], [1], [1], [length]))
+        columns[home].append(Columns([chunk], [number], [CODE.part_bytes(length, number)], [1], [length]))
     window = list(columns.items())
     assert compare(window, homes, set(homes), Verdicts(CODE)) == (1, [])
     columns[HOMES[1]].take(1)

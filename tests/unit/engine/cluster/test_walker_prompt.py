@@ -45,7 +45,7 @@ async def is_clean(one: Running) -> bool:
     return await one.made.state.dirty() == []
 
 
-@pytest.mark.parametrize("away_s", [3, 30, 300, 3000])
+@pytest.mark.parametrize("away_s", [3, 30, 700])
 def test_what_a_member_was_missed_for_is_walked_when_it_is_back(away_s: int) -> None:
     async def scenario(one: Running) -> None:
         made = one.made
@@ -55,7 +55,7 @@ def test_what_a_member_was_missed_for_is_walked_when_it_is_back(away_s: int) -> 
         await made.state.note_dirty(PARTITIONS, RingEpoch(1))
         await trio.sleep(6 + away_s)
         assert not await is_clean(one)
-        if any(shard == number for shard in (0, 4, 5)):
+        if number in (0, 4, 5):
             await made.take(made.shard(chunk, number))
         made.away.clear()
         await trio.sleep(1.6)
