@@ -39,6 +39,7 @@ from engine.lake.folders import NAMES_FOLDER, check_devices, holds_member, holds
 from engine.lake.member_processes import MemberPlan, MemberProcess, MemberProcesses, Served, open_member_processes
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep, UpkeepSettings
+from engine.members.lent_area import LentArea
 from engine.members.member_links import MemberLinks, connect_member, open_member_links
 from engine.process.embedded import EmbeddedEngine
 from engine.process.mirrored_names import LocalNames
@@ -56,7 +57,7 @@ from lakefs.errors import ConfigError, LakeError, StoreUnusable
 from lakefs.host.buffers import BufferPool
 from lakefs.host.offload import ThreadOffload
 from lakefs.ids import MemberId
-from lakefs.limits import BUFFER_POOL_BYTES
+from lakefs.limits import BUFFER_POOL_BYTES, PARITY_MEMORY_BYTES
 from lakefs.ports import Offload
 from lakefs.wire import messages as m
 from lakefs.wire.frames import PROTOCOL_VERSION
@@ -134,8 +135,11 @@ async def open_lake(plan: LakePlan) -> AsyncIterator[LakeParts]:
         members = _members(plan, protection, is_made=is_made)
         processes = await stack.enter_async_context(open_member_processes(members, _registering(state, members)))
         await _wait_for_members(processes, state, plan, protection, is_made=is_made)
-        links = await stack.enter_async_context(open_member_links(coordinator, connect_member))
-        stripes = LakeStripes(links, state, offload)
+        area = LentArea(BUFFER_POOL_BYTES + PARITY_MEMORY_BYTES)
+        buffers = BufferPool(BUFFER_POOL_BYTES, memory=area.part(BUFFER_POOL_BYTES))
+        parity = BufferPool(PARITY_MEMORY_BYTES, memory=area.part(PARITY_MEMORY_BYTES))
+        links = await stack.enter_async_context(open_member_links(coordinator, partial(connect_member, area=area)))
+        stripes = LakeStripes(links, state, offload, parity)
         settings = UpkeepSettings(upload_expiry_s=plan.upload_expiry_s)
         upkeep = LakeUpkeep(
             coordinator, links, stripes, store, gate, joined, offload, settings, names_state=names.state
@@ -148,7 +152,7 @@ async def open_lake(plan: LakePlan) -> AsyncIterator[LakeParts]:
                 links,
                 offload=offload,
                 clock=store.clock,
-                buffers=BufferPool(BUFFER_POOL_BYTES),
+                buffers=buffers,
                 about_machine=partial(_about_machine, plan, processes),
             )
         )

@@ -12,7 +12,7 @@ Rules kept here:
 - A portion that fails is repeated for each of its calls by itself: none gets an error for chunks of another.
 - A member that is slow holds up calls that wait for GATHER_S at most.
 - The memory of chunks is the caller's again when `store` returns or raises.  So a call that is cancelled while its
-  chunks are on their way with others, or in lent memory, waits for the outcome; one that still waits withdraws them.
+  chunks are on their way with others waits for the outcome; before that it withdraws them.
 
 Used on the loop.  No task of its own: the first call of a portion stores it for the others.
 """
@@ -32,9 +32,9 @@ from lakefs.errors import LakeError
 from lakefs.ids import ChunkId, GcGeneration
 from lakefs.limits import BATCH_MAX
 
-PORTIONS: Final = 2
+PORTIONS: Final = 1
 """Portions under way: one is encoded and sent while members write the other."""
-GATHER_S: Final = 0.1
+GATHER_S: Final = 0.25
 """A disk takes less to sync; a person notices more."""
 Store = Callable[[GcGeneration, Sequence[NewChunk]], Awaitable[Mapping[ChunkId, bool]]]
 """Stores chunks, each named once; returns for each if it was new."""
@@ -95,11 +95,12 @@ class GatheredStores:
         except trio.Cancelled:
             if call in self._waiting:
                 self._waiting.remove(call)
-                raise
-            with trio.CancelScope(shield=True):
-                if call.portion:
-                    await self._store_all(call.portion)
-                await call.woken.wait()
+            elif call.portion:  # nothing of it has been sent
+                self._under_way -= 1
+                self._go_on(call.portion[1:])
+            else:
+                with trio.CancelScope(shield=True):
+                    await call.woken.wait()
             raise
 
     def _begin(self, calls: Sequence[_Call]) -> None:
@@ -126,8 +127,14 @@ class GatheredStores:
             self._under_way -= 1
             for call in calls:
                 call.woken.set()
-            if self._waiting and self._under_way < self._portions:
-                self._begin(self._taken(self._waiting[0]))
+            self._go_on()
+
+    def _go_on(self, calls: Sequence[_Call] = ()) -> None:
+        """Begin the next portion: of these calls, or of those that wait."""
+        if not calls and self._waiting and self._under_way < self._portions:
+            calls = self._taken(self._waiting[0])
+        if calls:
+            self._begin(calls)
 
     def _taken(self, first: _Call) -> list[_Call]:
         """Take a call and others that go with it: as many as fit, and name no chunk twice."""
