@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +36,8 @@ CONNECTIONS: Final = 64
 ONE: Final = "one engine"
 STREAMED: Final = "one engine, by TCP"
 _OWN_CPU: Final = "the CPU of the serving processes counts, whatever the generator's speed"
+_IDLE_CPU_S: Final = 0.05
+"""CPU in a second of a lake that nobody asks."""
 _Sided = Callable[[Bench, EngineProcess, Lake], Side]
 
 
@@ -49,7 +52,19 @@ def _served(bench: Bench, name: str, made: Callable[[Path], EngineProcess], side
     folder = bench.folder / name
     folder.mkdir()
     with made(folder) as engine, engine.connect() as lake:
+        wait_idle(engine, bench.scale.pick(180, 1))
         yield side(bench, engine, lake)
+
+
+def wait_idle(engine: EngineProcess, patience_s: float) -> None:
+    """Wait until the walker has been through a new lake: the processes spend no CPU then."""
+    until = time.monotonic() + patience_s
+    pids = process_tree(engine.pid)
+    spent = math.inf
+    while spent > _IDLE_CPU_S and time.monotonic() < until:
+        before = cpu_s(pids)
+        time.sleep(1)
+        spent = cpu_s(pids) - before
 
 
 @contextmanager
@@ -204,7 +219,7 @@ def measure_idle(bench: Bench) -> dict[str, float]:
         pids = process_tree(engine.pid)
         parent, members = pids[0], pids[-MEMBERS:]
         start_cpu_s = cpu_s(pids)
-        time.sleep(bench.scale.pick(90, 1))  # the walker's first pass
+        wait_idle(engine, bench.scale.pick(180, 1))
         before = {pid: cpu_s([pid]) for pid in pids}
         time.sleep(watched_s)
         spent = {pid: (cpu_s([pid]) - before[pid]) * 60 / watched_s for pid in pids}
@@ -228,7 +243,9 @@ def _nothing() -> None:
     return None
 
 
-def _against_one(name: str, title: str, side: _Sided, goal: Goal, expected_s: float, *, stores: bool = False) -> Sampled:
+def _against_one(
+    name: str, title: str, side: _Sided, goal: Goal, expected_s: float, *, stores: bool = False
+) -> Sampled:
     return Sampled(
         f"lake-{name}",
         f"six members at 4+2: {title}",

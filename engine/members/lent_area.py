@@ -1,17 +1,15 @@
-"""`LentArea`: memory of this process that members on its machine read shards from, and write shards to.
+"""`LentArea`: memory of this process that members on its machine read shards from.
 
 One memfd, lent to each member over its connection; payload that lies in it is named by its offset, and passes no
 socket.  The pools of a head (payload that it receives, parity) lie here, so nothing is copied to get there.
 
 Rules kept here:
-- The file's size is sealed: a member may map it, and touch the mapping, without the danger of an end (SIGBUS).
+- The file's size is sealed, so a member finds all of it.
 - Pages are allocated when they are first used, and kept, as those of any pool.  So the area takes what its pools would
   take elsewhere, and its size bounds them.
-- A slot that a member may still write to is never used again (`retire`): a member that was stopped, and goes on after
-  its connection was given up, may do so at any later time.  No more than RETIRED_BYTES_MAX are kept for that; then
-  nothing is read into the area any more, and answers pass the socket.
+- Members read it, and write nothing there: what they send arrives through their sockets.
 
-Used on the loop, but for `offset_of`.
+Used on the loop.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ async def lend(engine: RemoteEngine, area: LentArea) -> int:
     if not engine.carries_descriptors or not engine.offers.lent_memory:
         return 0
     try:
-        reply = await engine.call(m.LendMemory(area.size_bytes, writable=True), descriptors=[area.descriptor])
+        reply = await engine.call(m.LendMemory(area.size_bytes), descriptors=[area.descriptor])
     except EngineUnreachable:
         raise
     except LakeError as error:
@@ -70,9 +70,7 @@ class LentPayload:
         if isinstance(request, m.StoreShards) and sum(map(len, body)) >= LENT_FROM_BYTES:
             offsets = self._area.offsets_of(body)
             if offsets is not None:
-                return await self._call_to_end(
-                    msgspec.structs.replace(request, memory=self._number, offsets=offsets)
-                )
+                return await self._call_to_end(msgspec.structs.replace(request, memory=self._number, offsets=offsets))
         return await self._engine.call(request, body, into=into)
 
     async def _call_to_end(self, request: m.Request) -> Reply:
