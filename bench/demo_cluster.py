@@ -111,7 +111,11 @@ def _wait_whole(machine: LakeMachine, members: int, what: str) -> None:
         return len(up) == members and is_settled and found["outlives"]["machines"] == 1
 
     began = time.monotonic()
-    _eventually(is_whole, what)
+    try:
+        _eventually(is_whole, what)
+    except DemoFailed:
+        print(machine.lake("cluster", "status"), file=sys.stderr)
+        raise
     _say(what, f"after {time.monotonic() - began:.1f} s; {_outlives(machine)}")
 
 

@@ -43,6 +43,7 @@ SECTIONS: Final[Sequence[tuple[str, str, tuple[str, ...]]]] = (
     ("kv", "Key-value blocks: the hot path against its peers", ("kv-", "keyed-", "pool-", "lookup")),
     ("tails", "Tails: open loops", ("open-get", "open-s3", "null-")),
     ("cores", "Many cores", ("engines-",)),
+    ("lake", "A lake on several devices", ("lake-",)),
     ("s3", "S3", ("s3-",)),
     ("mount", "The mount", ("mount-",)),
     ("peers", "The mount against other mounts", ("peers-",)),

@@ -36,7 +36,7 @@ EXPECTED_S: Final[Mapping[str, float]] = {
     "memory-large": 40, "memory-million": 110, "rename-million": 2, "list-million": 15, "open-million": 10,
     "erasure-encode": 5, "erasure-decode-1": 5, "erasure-decode-2": 5, "erasure-short": 5,
     "mixed": 210, "keyed-hits": 40, "keyed-match": 110, "keyed-present": 5, "keyed-memory": 2,
-    "keyed-cycle": 20, "keyed-beside": 60,
+    "keyed-cycle": 20, "keyed-beside": 60, "lake-space": 25, "lake-idle": 170,
 }  # fmt: skip
 
 _CPU: Final = "the server's own CPU time counts, whatever the generator's speed; its share of a core is recorded"

@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 import trio
@@ -43,6 +43,7 @@ from engine.lake.member_processes import MemberProcesses, open_member_processes
 from engine.lake.plan import LakePlan, TierPlan
 from engine.lake_gc.joined_generation import JoinedGeneration
 from engine.lake_upkeep.lake_upkeep import LakeUpkeep, UpkeepSettings
+from engine.members.lent_area import LentArea
 from engine.members.member_link import Connect
 from engine.members.member_links import MemberLinks, connect_member, open_member_links
 from engine.process.embedded import EmbeddedEngine
@@ -61,8 +62,8 @@ from lakefs.grants.dram_slabs import SLAB_BYTES
 from lakefs.host.buffers import BufferPool
 from lakefs.host.offload import ThreadOffload
 from lakefs.ids import BootId, new_id16
-from lakefs.limits import BUFFER_POOL_BYTES
-from lakefs.ports import Clock, Offload
+from lakefs.limits import BUFFER_POOL_BYTES, PARITY_MEMORY_BYTES
+from lakefs.ports import Offload
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import EngineService
 from lakefs.wire.frames import PROTOCOL_VERSION
@@ -136,8 +137,9 @@ async def _open_with_names(plan: LakePlan) -> AsyncIterator[LakeParts]:
         machine = made(plan.machine, protection)
         keep_machine([member.plan.folder for member in processes.members], machine, plan.token)
         plan = replace(plan, machine=machine)
-        links = await stack.enter_async_context(open_member_links(coordinator, _connecting_members(plan)))
-        stripes = LakeStripes(links, state, offload)
+        payload = _payload_memory()
+        links = await stack.enter_async_context(open_member_links(coordinator, _connecting_members(plan, payload)))
+        stripes = LakeStripes(links, state, offload, payload.parity)
         settings = UpkeepSettings(name=plan.machine.name, upload_expiry_s=plan.upload_expiry_s)
         upkeep = LakeUpkeep(
             coordinator,
@@ -153,8 +155,17 @@ async def _open_with_names(plan: LakePlan) -> AsyncIterator[LakeParts]:
         )
         service = NamesService(store, gate=gate, upkeep=upkeep.requests, more_status=upkeep.status)
         memory = await stack.enter_async_context(_head_memory(plan.tier, store.superblock.identity, offload))
-        connect = _connecting(service)
-        head = await _open_head(stack, plan, processes, connect, links, stripes, offload, store.clock, memory)
+        opening = open_head(
+            _connecting(service),
+            stripes,
+            links,
+            offload=offload,
+            clock=store.clock,
+            buffers=payload.buffers,
+            about_machine=partial(about_machine, plan, processes),
+            memory=memory,
+        )
+        head = await stack.enter_async_context(opening)
         for_others = NamesService(
             store,
             gate=gate,
@@ -212,13 +223,23 @@ async def _open_beside_names(plan: LakePlan) -> AsyncIterator[LakeParts]:
         state = LakeState(coordinator)
         processes = await _open_processes(stack, plan, state, plan.protection, is_made=True)
         record = await _wait_for_lake(coordinator, address)
-        links = await stack.enter_async_context(_links(coordinator, plan))
+        payload = _payload_memory()
+        links = await stack.enter_async_context(_links(coordinator, _connecting_members(plan, payload)))
         protection = Protection(record.data_shards, record.parity_shards)
-        stripes = LakeStripes(links, state, offload)
-        connect = names_at(address, token=plan.token)
+        stripes = LakeStripes(links, state, offload, payload.parity)
         identity = StoreIdentity(plan.lake_id, BootId(new_id16()))
         memory = await stack.enter_async_context(_head_memory(plan.tier, identity, offload))
-        head = await _open_head(stack, plan, processes, connect, links, stripes, offload, SystemClock(), memory)
+        opening = open_head(
+            names_at(address, token=plan.token),
+            stripes,
+            links,
+            offload=offload,
+            clock=SystemClock(),
+            buffers=payload.buffers,
+            about_machine=partial(about_machine, plan, processes),
+            memory=memory,
+        )
+        head = await stack.enter_async_context(opening)
         yield LakeParts(plan, processes, links, head, protection, offload, None, is_made_now=False)
 
 
@@ -239,12 +260,12 @@ async def _wait_for_lake(coordinator: RemoteCoordinator, address: str) -> LakeRe
 
 
 @asynccontextmanager
-async def _links(coordinator: Coordinator, plan: LakePlan) -> AsyncIterator[MemberLinks]:
+async def _links(coordinator: Coordinator, connect: Connect) -> AsyncIterator[MemberLinks]:
     """Open links to the members, when the coordinator can be asked for them."""
     async with AsyncExitStack() as stack:
         while True:
             try:
-                links = await stack.enter_async_context(open_member_links(coordinator, _connecting_members(plan)))
+                links = await stack.enter_async_context(open_member_links(coordinator, connect))
             except (EngineUnreachable, EngineBusy) as error:
                 _log.warning("waiting for the names of the lake", reason=error.message)
                 await trio.sleep(NAMES_PAUSE_S)
@@ -264,28 +285,21 @@ async def _open_processes(
     return await stack.enter_async_context(open_member_processes(members, registering(state, plan)))
 
 
-async def _open_head(
-    stack: AsyncExitStack,
-    plan: LakePlan,
-    processes: MemberProcesses,
-    connect: ConnectNames,
-    links: MemberLinks,
-    stripes: LakeStripes,
-    offload: Offload,
-    clock: Clock,
-    memory: HeadMemory,
-) -> Head:
-    opening = open_head(
-        connect,
-        stripes,
-        links,
-        offload=offload,
-        clock=clock,
-        buffers=BufferPool(BUFFER_POOL_BYTES),
-        about_machine=partial(about_machine, plan, processes),
-        memory=memory,
+class _PayloadMemory(NamedTuple):
+    """Memory for what a head receives, and for parity, in one area that members on this machine map."""
+
+    area: LentArea
+    buffers: BufferPool
+    parity: BufferPool
+
+
+def _payload_memory() -> _PayloadMemory:
+    area = LentArea(BUFFER_POOL_BYTES + PARITY_MEMORY_BYTES)
+    return _PayloadMemory(
+        area,
+        BufferPool(BUFFER_POOL_BYTES, memory=area.part(BUFFER_POOL_BYTES)),
+        BufferPool(PARITY_MEMORY_BYTES, memory=area.part(PARITY_MEMORY_BYTES)),
     )
-    return await stack.enter_async_context(opening)
 
 
 @asynccontextmanager
@@ -300,5 +314,5 @@ async def _head_memory(plan: TierPlan, identity: StoreIdentity, offload: Offload
             yield HeadMemory(tier, index)
 
 
-def _connecting_members(plan: LakePlan) -> Connect:
-    return partial(connect_member, token=plan.token, machine=plan.machine.machine)
+def _connecting_members(plan: LakePlan, payload: _PayloadMemory) -> Connect:
+    return partial(connect_member, token=plan.token, machine=plan.machine.machine, area=payload.area)

@@ -21,7 +21,9 @@ from engine.coordinator.coordinator import Coordinator
 from engine.coordinator.lake_view import LakeView, open_lake_view
 from engine.coordinator.records import MemberRecord, MemberState
 from engine.host.tasks import plain_errors
-from engine.members.member_link import Connect, MemberLink
+from engine.members.lent_area import LentArea
+from engine.members.lent_payload import LentPayload, lend
+from engine.members.member_link import Connect, MemberClient, MemberLink
 from lakefs.client.trio.engine import RemoteEngine, connect_engine
 from lakefs.cluster.table import Table
 from lakefs.errors import EngineBusy, EngineUnreachable, StaleEpoch
@@ -55,12 +57,18 @@ async def open_member_links(coordinator: Coordinator, connect: Connect) -> Async
 
 @asynccontextmanager
 async def connect_member(
-    record: MemberRecord, *, token: str = "", machine: str = "", network: Network | None = None
-) -> AsyncIterator[RemoteEngine]:
+    record: MemberRecord,
+    *,
+    token: str = "",
+    machine: str = "",
+    network: Network | None = None,
+    area: LentArea | None = None,
+) -> AsyncIterator[MemberClient]:
     """Connect to a member at the first of its addresses that answers; lost when it is silent for MEMBER_SILENCE_S.
 
-    `machine` is this one's id: a socket of another machine is not looked for here.  A member's id is its store's, so
-    another engine at its address is found out.  EngineUnreachable, PermissionDenied, UnsupportedVersion, EngineBusy.
+    `machine` is this one's id: a socket of another machine is not looked for here.  `area`: memory for payload, lent to
+    the member if it is on this machine.  A member's id is its store's, so another engine at its address is found out.
+    EngineUnreachable, PermissionDenied, UnsupportedVersion, EngineBusy.
     """
     async with AsyncExitStack() as stack:
         engine = await _first_that_answers(stack, record, token, machine, network)
@@ -68,7 +76,8 @@ async def connect_member(
         with plain_errors():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(engine.end_when_silent, MEMBER_SILENCE_S)
-                yield engine
+                number = 0 if area is None else await lend(engine, area)
+                yield engine if area is None or not number else LentPayload(engine, area, number)
                 nursery.cancel_scope.cancel()
 
 

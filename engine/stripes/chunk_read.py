@@ -5,7 +5,8 @@
     then     when these are too few: every shard that is lacking, everywhere where it may lie
 
 Shards are looked for at other places after the others were asked, because in a lake that a member has left, others make
-the chunk in one more step, and a shard that moved is found in two.
+the chunk in one more step, and a shard that moved is found in two.  One whose answer is only late is not looked for
+there: where many are late the members are busy, and more requests would not make them faster.
 
 Rules kept here:
 - No I/O.  `next_asks` says what to ask; each ask is answered once, by `answered` or `failed`.  A late one counts as not
@@ -147,8 +148,9 @@ class ChunkRead:
         if self.is_degraded and (self.wants_all or not self.is_ready):
             enough = len(self._existing) if self.wants_all else self.needed
             asks += self._at_homes(self._existing, enough - len(self._coming(asks)), is_up)
-            if len(self._coming(asks)) < enough:
-                asks += self._anywhere(self._coming(asks), is_up)
+            found = self._coming(asks) | {ask.shard for ask in self.pending}
+            if len(found) < enough:
+                asks += self._anywhere(found, is_up)
         self.pending += asks
         self.is_exhausted = not self.pending
         return asks

@@ -4,6 +4,7 @@ Rules kept here ("An answer means"):
 - Shards go where `engine.stripes.stripe_layout` says.  A member that fails, is full, or refuses a shard gets no more of
   it in this call, and the shard goes to the next place.  So each round stores shards or rules a place out, and there
   are few of them.  A shard that a member holds with other bytes stays there: fsck and the walker judge it.
+- Chunks of puts at the same time are stored in portions (`gathered_stores`).
 - All shards of a portion for one member are one request, split where it is over the limits of a frame.
 - Stored is answered when `is_stored` says so of each chunk, and when partitions of chunks with a shard missing, or at
   another place than its home, have been noted as dirty: that note is durable before the answer.
@@ -15,7 +16,7 @@ Rules kept here ("An answer means"):
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import trio
@@ -23,6 +24,7 @@ import trio
 from engine.coordinator.lake_state import LakeState
 from engine.host.tasks import run_all
 from engine.members.ports import NewChunk, ReturningMembers
+from engine.stripes.gathered_stores import GatheredStores
 from engine.stripes.known_chunks import KnownChunks
 from engine.stripes.newest_table import by_newest_table
 from engine.stripes.request_parts import request_parts
@@ -55,6 +57,7 @@ class StripeWriter:
         known: KnownChunks,
     ) -> None:
         self._members = members
+        self._gathered = GatheredStores(code, self._store)
         self._code = code
         self._state = state
         self._offload = offload
@@ -64,12 +67,16 @@ class StripeWriter:
     async def store(self, generation: GcGeneration, chunks: Sequence[NewChunk]) -> list[bool]:
         """Store chunks; see `Stripes.store`."""
         once = {new.chunk: new for new in chunks if new.chunk != EMPTY_CHUNK}
-        fresh: dict[ChunkId, bool] = {}
-        for portion in portions(self._code, [*once.values()]):
-            fresh |= await self._store_portion(generation, portion)
+        fresh = dict(await self._gathered.store(generation, once)) if once else {}
         for new in once.values():
             self._known.note(new.chunk, len(new.payload), new.crcs)
         return [fresh.pop(new.chunk, False) for new in chunks]
+
+    async def _store(self, generation: GcGeneration, chunks: Sequence[NewChunk]) -> Mapping[ChunkId, bool]:
+        fresh: dict[ChunkId, bool] = {}
+        for portion in portions(self._code, chunks):
+            fresh |= await self._store_portion(generation, portion)
+        return fresh
 
     async def _store_portion(self, generation: GcGeneration, portion: Sequence[NewChunk]) -> dict[ChunkId, bool]:
         code = self._code

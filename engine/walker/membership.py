@@ -76,6 +76,8 @@ class Membership:
         self._silent_since: dict[MemberId, float] = {}
         self._noted: RingEpoch | None = None
         """The newest epoch for which this process noted what older tables have elsewhere."""
+        self._settled: tuple[RingEpoch, Sequence[Member]] | None = None
+        """The last table, and members, of which no other table is made: to make one takes a second of CPU."""
 
     def begin(self) -> None:
         """Begin to look: silence counts from now on, since this process has not seen what happened before."""
@@ -147,6 +149,8 @@ class Membership:
         wanted = members_of_records(await self._state.members())
         if (len(tables) > 1 and wanted == newest.members) or len(tables) >= EPOCHS_MAX:
             return None
+        if self._settled == (newest.ring_epoch, wanted):
+            return None
         placing = sum(member.state is Standing.IN for member in newest.members)
         try:
             table = next_table(newest, wanted, accept_loss=placing < newest.protection.members_min)
@@ -154,6 +158,7 @@ class Membership:
             _log.error("the next table cannot be made", reason=error.message)
             return None
         if (table.members, table.rows) == (newest.members, newest.rows):
+            self._settled = newest.ring_epoch, wanted
             return None
         made = await self._state.next_epoch(newest.ring_epoch, pack(table))
         if made is not None:

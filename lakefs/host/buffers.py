@@ -71,12 +71,16 @@ class PooledPayload(list[Buffer]):
 class BufferPool:
     """A bounded set of payload buffers, allocated when first needed."""
 
-    def __init__(self, total_bytes: int, huge_buffers: int = 0) -> None:
-        """Create a pool; `huge_buffers` of its buffers are on huge pages, if the machine provides them on request."""
+    def __init__(self, total_bytes: int, huge_buffers: int = 0, memory: memoryview | None = None) -> None:
+        """Create a pool; `huge_buffers` of its buffers are on huge pages, if the machine provides them on request.
+
+        `memory`: page-aligned, of at least `total_bytes`; the buffers lie there.
+        """
         self._count_max = total_bytes // BUFFER_BYTES
         assert self._count_max > 0, "a pool holds at least one buffer"
         self._huge_wanted = min(huge_buffers, self._count_max)
         self._huge: mmap.mmap | None = None
+        self._memory = memory
         self._made = 0
         self._free: list[memoryview] = []
         self._waiting: OrderedDict[trio.lowlevel.Task, None] = OrderedDict()
@@ -104,7 +108,7 @@ class BufferPool:
             assert not self._waiting
             return PooledBuffer(self, self._free.pop())
         if self._made < self._count_max:
-            memory = memoryview(mmap.mmap(-1, BUFFER_BYTES))
+            memory = self._new_buffer()
             self._made += 1
             return PooledBuffer(self, memory)
         return None
@@ -130,6 +134,11 @@ class BufferPool:
             return
         task, _ = self._waiting.popitem(last=False)
         trio.lowlevel.reschedule(task, outcome.Value(PooledBuffer(self, memory)))
+
+    def _new_buffer(self) -> memoryview:
+        if self._memory is None:
+            return memoryview(mmap.mmap(-1, BUFFER_BYTES))
+        return self._memory[self._made * BUFFER_BYTES :][:BUFFER_BYTES]
 
     def _make_huge(self) -> None:
         """Allocate the buffers on huge pages: once, and none if the machine provides none."""

@@ -13,12 +13,12 @@ import trio
 
 from engine.coordinator.lake_state import LakeState
 from engine.coordinator.records import MemberRecord
+from engine.members.member_link import MemberClient
 from engine.members.member_links import connect_member, open_member_links
 from engine.requests.table import Service
 from engine.server.listener import Server
 from engine.store.store import Store
 from engine.stripes.stripes import LakeStripes
-from lakefs.client.trio.engine import RemoteEngine
 from lakefs.client.trio.lake import TrioLake
 from lakefs.client.trio.spaces import TrioSpace
 from lakefs.cluster.key_ring import KeyRing
@@ -78,7 +78,7 @@ def over_network(body: Callable[[Networked], Awaitable[None]]) -> None:
             for member, address in addresses.items():
                 await state.register(MemberRecord(member, (address,), GIB, ()))
 
-            def connect(record: MemberRecord) -> AbstractAsyncContextManager[RemoteEngine]:
+            def connect(record: MemberRecord) -> AbstractAsyncContextManager[MemberClient]:
                 return connect_member(record, token="secret", network=network)
 
             offload = InlineOffload()
