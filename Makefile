@@ -11,7 +11,7 @@ export PYTHON
 # A test that starts a process would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup clients plugins lab lock demo demo-cluster check test test-all test-rest test-plugins bench mount-ways torture docs clean
+.PHONY: help setup clients plugins lab lock demo demo-cluster check test test-all test-rest lake-suites test-plugins bench mount-ways torture docs clean
 .PHONY: check-ruff check-format check-types check-imports check-tests test-promises
 
 help: ## what there is to make
@@ -69,11 +69,18 @@ test: setup ## lint, types and layering, and every promise once
 test-promises:
 	@$(TESTS) -m "not thorough and not plugins" tests
 
-test-all: test test-rest ## every test but those of make test-plugins
+test-all: test test-rest lake-suites ## every test but those of make test-plugins
 
 test-rest: setup clients
 	@lab/setup
 	@$(TESTS) -m "thorough and not plugins" tests
+
+# Suites that ask an engine as users do, at a lake over six folders.  What is about one engine is skipped, and says why.
+LAKE_SUITES := tests/keyed tests/e2e/test_s3_boto3.py tests/e2e/test_s3_conditions.py tests/e2e/test_s3_content.py \
+	tests/e2e/test_s3_multipart.py
+
+lake-suites: setup ## suites of S3 and KV caches at a running lake of six members
+	@SERVED_DEVICES=6 $(TESTS) -m "not thorough and not plugins" $(LAKE_SUITES)
 
 test-plugins: setup plugins ## the plug-ins with the libraries that use them: torch, pandas, datasets
 	@$(BIN)/python -m pytest -q -m plugins tests/plugins

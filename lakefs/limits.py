@@ -544,11 +544,6 @@ MEMBER_IDLE_S: Final = 60.0
 """Time without a request after which a connection to a member is closed."""
 MEMBER_LINKS_MAX: Final = 4096
 """Connections to members: 96 machines of 32 are 3,072; a receive buffer of 16 KiB each, 64 MiB."""
-MEMBER_RETURN_S: Final = 10.0
-"""Time for which a write that has nowhere else to go waits for a member that went away; counted from that moment.  The
-process of a member that was killed is started again after 0.2 s, and opens its store in 1 to 3 s."""
-AWAY_PAUSE_S_AWAITED: Final = 0.25
-"""Pause between attempts to reach a member while a write waits for it."""
 AWAY_PAUSE_S_MIN: Final = 0.1
 AWAY_PAUSE_S_MAX: Final = 5.0
 """Pause between two attempts to reach a member that is away: it is back in use 5 s after its return."""

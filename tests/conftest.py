@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 from cli.terminal import logs
 from fuse.kernel.mount_point import all_mounts, answers, unmount
 from lakefs.config.settings import CLIENT_VARIABLES, SETTING_NAMES
+from tests.served_devices import DEVICES
 from tests.style.source_tree import forget_trees
 
 settings.register_profile("lake", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -91,6 +92,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if str(item.path).startswith(thorough):
             item.add_marker(pytest.mark.thorough)
+        one_engine = item.get_closest_marker("one_engine")
+        if one_engine is not None and DEVICES:
+            item.add_marker(pytest.mark.skip(reason=f"one engine only: {one_engine.args[0]}"))
     if Path("/dev/fuse").exists():
         return
     no_device = pytest.mark.skip(reason="/dev/fuse is missing: load the fuse module or pass the device in")

@@ -310,7 +310,7 @@ def _fork_members() -> None:
         streams = {0: nothing, 1: nothing, 2: 2} | {number: number for number in pass_fds}
         return _ForkedMember(_forked(ours, command[4:], dict(os.environ), "", streams, own_group=True))
 
-    trio.lowlevel.open_process = open_process
+    trio.lowlevel.open_process = open_process  # type: ignore[assignment]  # all that the parent of members uses of it
 
 
 def _be_lake() -> NoReturn:

@@ -29,20 +29,15 @@ import trio
 from engine.coordinator.lake_state import NO_GENERATION
 from engine.coordinator.lake_view import LakeView
 from engine.coordinator.records import MemberRecord, MemberState
+from engine.members.ports import MEMBER_RETURN_S
 from lakefs.errors import EngineUnreachable, LakeError
 from lakefs.ids import Buffer, MemberId, RingEpoch
-from lakefs.limits import (
-    AWAY_PAUSE_S_AWAITED,
-    AWAY_PAUSE_S_MAX,
-    AWAY_PAUSE_S_MIN,
-    MEMBER_ANSWER_S,
-    MEMBER_CONNECT_S,
-    MEMBER_IDLE_S,
-    MEMBER_RETURN_S,
-)
+from lakefs.limits import AWAY_PAUSE_S_MAX, AWAY_PAUSE_S_MIN, MEMBER_ANSWER_S, MEMBER_CONNECT_S, MEMBER_IDLE_S
 from lakefs.wire.engine_port import Reply
 from lakefs.wire.messages import EpochKnown, Request, SetEpoch
 
+AWAY_PAUSE_S_AWAITED: Final = 0.25
+"""Pause between attempts to reach a member while a write waits for it."""
 _log: Final = structlog.get_logger(__name__)
 
 

@@ -7,13 +7,19 @@ head's handlers store and read whole chunks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from lakefs.cluster.table import Table
 from lakefs.errors import LakeError
 from lakefs.ids import Buffer, ChunkId, GcGeneration, MemberId
 from lakefs.wire.engine_port import Reply
 from lakefs.wire.messages import Request
+
+MEMBER_RETURN_S: Final = 10.0
+"""Time for which a write that has nowhere else to go waits for a member that went away, counted from that moment.
+
+The process of a member that was killed is started again after 0.2 s, and opens its store in 1 to 3 s.
+"""
 
 
 class Known(Protocol):

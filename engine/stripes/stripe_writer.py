@@ -23,7 +23,7 @@ import trio
 
 from engine.coordinator.lake_state import LakeState
 from engine.host.tasks import run_all
-from engine.members.ports import NewChunk, ReturningMembers
+from engine.members.ports import MEMBER_RETURN_S, NewChunk, ReturningMembers
 from engine.stripes.gathered_stores import GatheredStores
 from engine.stripes.known_chunks import KnownChunks
 from engine.stripes.newest_table import by_newest_table
@@ -35,7 +35,6 @@ from lakefs.cluster.erasure import ErasureCode
 from lakefs.cluster.table import Table
 from lakefs.errors import AlreadyExists, EngineUnreachable, InvalidArgument, LakeError, RequestTooLarge, StaleEpoch
 from lakefs.ids import EMPTY_CHUNK, ChunkId, GcGeneration, MemberId, ShardNumber, shard_text
-from lakefs.limits import MEMBER_RETURN_S
 from lakefs.ports import Offload
 from lakefs.wire import messages as m
 

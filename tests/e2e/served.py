@@ -1,6 +1,6 @@
 """A real `lake serve` process on a folder of its own, and the command line beside it.
 
-SERVED_DEVICES=6 has the tests start lakes over six folders instead of one engine (`make lake-suites`).
+With SERVED_DEVICES=6 the tests start lakes over six folders instead of one engine (`tests.served_devices`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from bench.harness.mounts import Running, started
+from tests.served_devices import DEVICES
 from tests.warm_lake import ForkedProcess, WarmLake
 
 ROOT = Path(__file__).resolve().parents[2]
 LAKE = [sys.executable, "-m", "cli.main"]
 WAIT_S = 60.0
-DEVICES = int(os.environ.get("SERVED_DEVICES", "0"))
-"""Members of each lake that the tests start; 0: each is one engine."""
 
 
 @dataclass(frozen=True)

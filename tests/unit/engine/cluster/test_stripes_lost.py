@@ -9,10 +9,10 @@ from itertools import combinations
 import pytest
 import trio
 
-from engine.members.ports import Wanted
+from engine.members.ports import MEMBER_RETURN_S, Wanted
 from lakefs.errors import ChunkDamaged, ChunkNotFound, ClusterDegraded, LakeError, StoreFull
 from lakefs.ids import data_chunk_id
-from lakefs.limits import KIB, MEMBER_RETURN_S, MIB
+from lakefs.limits import KIB, MIB
 from lakefs.wire import messages as m
 from tests.shards import Shard, store_request
 from tests.store_rig import ask
