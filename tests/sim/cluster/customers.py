@@ -54,13 +54,21 @@ class Customer:
     """One client of one head."""
 
     def __init__(
-        self, name: str, rng: random.Random, promises: Promises, pool: Pool, health: Health, log: Callable[[str], None]
+        self,
+        name: str,
+        rng: random.Random,
+        promises: Promises,
+        pool: Pool,
+        health: Health,
+        log: Callable[[str], None],
+        *,
+        is_reader: bool = False,
     ) -> None:
+        """`is_reader`: nobody else is at work, so what it reads is what every key has."""
         self.name = name
         self.operations = 0
         self.failures = 0
-        self.is_reader = False
-        """Nobody else is at work: what it reads is so."""
+        self.is_reader = is_reader
         self._rng = rng
         self._promises = promises
         self._pool = pool
@@ -82,10 +90,9 @@ class Customer:
         """Do that many operations."""
         kinds, weights = [kind for _, kind in self._kinds], [weight for weight, _ in self._kinds]
         while count > 0:
-            self._head = self._rng.choice(heads)
             some = min(count, self._rng.randint(1, 12))
             count -= some
-            async with self._connected():
+            async with self.at(self._rng.choice(heads)):
                 for _ in range(some):
                     await self._do(self._rng.choices(kinds, weights)[0])
                     await trio.sleep(self._rng.choice((0.0, 0.01, 0.5, 3.0)))
@@ -100,7 +107,9 @@ class Customer:
     # --- the connection ------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[None]:
+    async def at(self, head: HeadPlace) -> AsyncIterator[None]:
+        """Work at a head during the block."""
+        self._head = head
         self._stack = AsyncExitStack()
         try:
             yield
@@ -297,9 +306,9 @@ class Customer:
                     return
                 found = await opened.read(0, opened.stat.size_bytes)
         except LakeError as error:
-            if self._health.is_owed and self._client is not None and self._client.is_connected():
-                if not isinstance(error, (UserError, EngineUnreachable)):
-                    raise SimFailure(f"{self.name}: {name} was open, and cannot be read: {error!r}") from error
+            is_connected = self._client is not None and self._client.is_connected()
+            if self._health.is_owed and is_connected and not isinstance(error, (UserError, EngineUnreachable)):
+                raise SimFailure(f"{self.name}: {name} was open, and cannot be read: {error!r}") from error
             return
         if not any(content is not None and b"".join(content) == found for content in contents):
             raise SimFailure(f"{self.name}: {name} was open, and has other bytes: {found[:20]!r}")

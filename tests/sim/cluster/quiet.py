@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import trio
@@ -17,9 +16,9 @@ from lakefs.content.manifest import CutKind, build
 from lakefs.ids import ChunkId, MemberId, data_chunk_id
 from lakefs.wire import messages as m
 from tests.sim.cluster.customers import Customer
-from tests.sim.cluster.faults import is_healed
-from tests.sim.cluster.places import HeadPlace, MemberPlace, NamesPlace
-from tests.sim.cluster.promises import Content, Promises
+from tests.sim.cluster.lake import SimLake, until
+from tests.sim.cluster.places import MEMBER_BYTES
+from tests.sim.cluster.promises import RESTS_S, Content, Promises
 from tests.sim.judges.history import SimFailure
 
 HEALS_S = 300.0
@@ -31,18 +30,35 @@ Where = dict[tuple[ChunkId, int], list[MemberId]]
 class Quiet:
     """The last checks of a world."""
 
-    def __init__(
-        self, names: NamesPlace, members: Sequence[MemberPlace], heads: Sequence[HeadPlace], promises: Promises
-    ) -> None:
-        self._names = names
-        self._members = members
-        self._heads = heads
+    def __init__(self, lake: SimLake, promises: Promises) -> None:
+        self._lake = lake
+        self._names = lake.names
+        self._members = lake.members
+        self._heads = lake.heads
         self._promises = promises
+
+    async def end(self, reader: Customer) -> None:
+        """End all faults, wait, and check everything."""
+        lake = self._lake
+        lake.world.network.heal()
+        for member in lake.members:
+            member.disk.capacity_bytes = MEMBER_BYTES
+        await trio.sleep(RESTS_S)
+        await until(lambda: lake.is_all_up)
+        await self.wait_healed()
+        lake.health.was_hurt.clear()
+        lake.log("healed")
+        await self.collect()
+        await self.wait_healed()
+        await self.check_spaces()
+        for head in lake.heads:
+            async with reader.at(head):
+                await self.check(reader)
 
     async def wait_healed(self) -> None:
         """Wait until the lake says that it is healed."""
         with trio.move_on_after(HEALS_S) as bound:
-            while not await is_healed(self._names, self._members):
+            while not await self._lake.is_healed():  # noqa: ASYNC110 - on a clock that jumps
                 await trio.sleep(2.0)
         if bound.cancelled_caught:
             raise SimFailure(f"the lake is not healed in {HEALS_S:g} s: {await self._state()}")
@@ -119,12 +135,14 @@ class Quiet:
         found = self.shards()
         if found == expected:
             return
-        missing = {key for key in expected if key not in found}
-        surplus = {key for key in found if key not in expected}
-        elsewhere = {key for key in expected if key in found and found[key] != expected[key]}
+        kinds = {
+            "missing": {key for key in expected if key not in found},
+            "garbage": {key for key in found if key not in expected},
+            "elsewhere": {key for key in expected if key in found and found[key] != expected[key]},
+        }
         told = [
             f"{what}: {sorted((chunk.hex()[:10], number) for chunk, number in keys)[:6]} ({len(keys)})"
-            for what, keys in (("missing", missing), ("garbage", surplus), ("elsewhere", elsewhere))
+            for what, keys in kinds.items()
             if keys
         ]
         raise SimFailure(f"shards of a quiet lake: {'; '.join(told)}")
