@@ -7,7 +7,7 @@ import trio
 from engine.format.layouts import Table, unpack_chunk_record
 from engine.format.shards import is_whole
 from engine.segments.files import segment_path
-from lakefs.errors import LakeError
+from lakefs.errors import InvalidArgument, LakeError
 from lakefs.ids import MemberId
 from lakefs.wire import messages as m
 from tests.sim.cluster.lake import SimLake, until
@@ -117,6 +117,8 @@ class Operator:
                     (await client.call(request)).body.release()
                     self._lake.log(f"operator: {what}: done")
                     return
+            except InvalidArgument:
+                return  # it was lost before the lake had heard of it
             except LakeError as error:
                 self._lake.log(f"operator: {what}: {error!r}")
             await trio.sleep(5.0)
