@@ -15,7 +15,7 @@ import trio
 
 from lakefs.client.trio.lake import TrioLake
 from lakefs.content.manifest import CutKind, build
-from lakefs.errors import BugError, EngineUnreachable, KeyNotFound, LakeError, UserError
+from lakefs.errors import BucketNotFound, BugError, EngineUnreachable, KeyNotFound, LakeError, UserError
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.wire import messages as m
 from tests.sim.cluster.clients import SimClient
@@ -266,18 +266,14 @@ class Customer:
         """Read an object whole and check it; False if it could not be read, and need not be."""
         look = self._promises.look(name)
         may_learn = (self.is_reader or name.startswith(f"{self.name}-")) and not look.key.rests
-        offload = SimOffload(random.Random(self._rng.getrandbits(32)), slowest_s=0.0)
+        offload = self._offload()
 
         async def call(client: SimClient) -> list[bytes | None]:
             lake = TrioLake(client, offload, network=True)
             try:
                 return [bytes(await lake.get(f"{BUCKET}/{name}"))]
-            except KeyNotFound:
+            except (KeyNotFound, BucketNotFound):
                 return [None]
-            except UserError as error:
-                if type(error).__name__ == "BucketNotFound":
-                    return [None]
-                raise
 
         found = await self._try(f"get {name}", call)
         if found is None:
@@ -290,18 +286,18 @@ class Customer:
         return True
 
     async def hold_open(self) -> None:
-        """Open an object, and read it later: what was opened stays."""
-        name = self._rng.choice(sorted(self._promises.keys) or [f"{self.name}-0"])
-        look = self._promises.look(name)
-        if not self._health.is_owed:
+        """Open an object, remove or replace it, and read it later: what was opened stays."""
+        name = self._own()
+        if name is None or not self._health.is_owed:
             return
-        offload = SimOffload(random.Random(self._rng.getrandbits(32)), slowest_s=0.0)
+        look = self._promises.look(name)
         try:
             client = await self._reach()
-            lake = TrioLake(client, offload, network=True)
+            lake = TrioLake(client, self._offload(), network=True)
             async with await lake.open(f"{BUCKET}/{name}") as opened:
                 contents = look.contents()
-                await trio.sleep(self._rng.choice((1.0, 20.0, 40.0)))
+                await self._write(name, None, "remove", lambda client: _delete(client, name))
+                await trio.sleep(self._rng.choice((1.0, 20.0, 50.0)))
                 if not client.is_connected():
                     return
                 found = await opened.read(0, opened.stat.size_bytes)
@@ -312,6 +308,9 @@ class Customer:
             return
         if not any(content is not None and b"".join(content) == found for content in contents):
             raise SimFailure(f"{self.name}: {name} was open, and has other bytes: {found[:20]!r}")
+
+    def _offload(self) -> SimOffload:
+        return SimOffload(random.Random(self._rng.getrandbits(32)), slowest_s=0.0)
 
 
 async def store_in_session(client: SimClient, name: str, content: Content, pauses: Sequence[float]) -> None:

@@ -1,4 +1,4 @@
-"""What happens to a simulated lake: events that are drawn one after the other, each of which also ends."""
+"""Events of a simulated lake: drawn one after the other, and each also ends."""
 
 from __future__ import annotations
 

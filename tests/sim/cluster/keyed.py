@@ -36,7 +36,7 @@ _ROOM = max(SIZES)
 
 @dataclass
 class KeyedValue:
-    """What is known of a key, in the table of an epoch."""
+    """The knowledge about a key, in the table of an epoch."""
 
     ever: set[bytes] = field(default_factory=set)
     """Values that were put since the space was made."""

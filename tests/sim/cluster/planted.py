@@ -22,12 +22,12 @@ from engine.coordinator.coordinator import Delete
 from engine.coordinator.lake_state import Dirty, LakeState
 from engine.coordinator.records import MemberState, dirty_key
 from engine.head import head_keyed
+from engine.keyed import lake_spaces
 from engine.lake_gc.lake_gc_marks import Marks, MemberMarks
 from engine.members.member_link import MemberClient, MemberLink
 from engine.metadata.metadata_store import Metadata
 from engine.mirror.copy import Copy
 from engine.mirror.good_copies import GoodCopies
-from engine.requests import lake_spaces
 from engine.requests.bind import BindGate
 from engine.sessions.references import References
 from engine.stripes import chunk_assembly, decode, stripe_writer, stripes
@@ -316,13 +316,7 @@ def _answers_are_not_durable() -> AbstractContextManager[Any]:
 
 
 def _removed_spaces_stay_at_their_homes() -> AbstractContextManager[Any]:
-    original = lake_spaces.set_spaces
-
-    def set_spaces(txn: Any, spaces: Any) -> None:
-        with _instead(original.__globals__["remove_space"], "__code__", (lambda txn, name: 0).__code__):
-            original(txn, spaces)
-
-    return _instead(lake_spaces, "set_spaces", set_spaces)
+    return _instead(lake_spaces, "remove_space", lambda txn, name: 0)
 
 
 def _removals_of_keys_are_answered_unsent() -> AbstractContextManager[Any]:

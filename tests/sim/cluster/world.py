@@ -47,7 +47,7 @@ LONGEST_S = 8000.0
 
 @dataclass
 class History:
-    """What a seed's history was like.  `log`: its steps, for people."""
+    """The history of a seed.  `log`: its steps, for people."""
 
     seed: int
     log: list[str] = field(default_factory=list)
@@ -106,7 +106,7 @@ class LakeWorld:
                 ("lakefs.cluster.table_format.PARTITION_BITS", BITS),
                 ("engine.walker.walker_pass.PARTITION_BITS", BITS),
                 ("engine.lake_upkeep.named_chunks._BUCKET_BITS", BITS),
-                ("engine.head.session_renewal.HEAD_SESSIONS_LOOK_S", 2.0),  # a cycle of gc takes seconds here
+                ("engine.head.session_renewal.LOOK_EVERY_S", 2.0),  # a cycle of gc takes seconds here
             ):
                 stack.enter_context(mock.patch(target, instead))
             yield
