@@ -302,12 +302,15 @@ class Customer:
                     return
                 found = await opened.read(0, opened.stat.size_bytes)
         except LakeError as error:
-            is_connected = self._client is not None and self._client.is_connected()
-            if self._health.is_owed and is_connected and not isinstance(error, (UserError, EngineUnreachable)):
+            if self._is_owed_here() and not isinstance(error, (UserError, EngineUnreachable)):
                 raise SimFailure(f"{self.name}: {name} was open, and cannot be read: {error!r}") from error
             return
         if not any(content is not None and b"".join(content) == found for content in contents):
             raise SimFailure(f"{self.name}: {name} was open, and has other bytes: {found[:20]!r}")
+
+    def _is_owed_here(self) -> bool:
+        """Return True if the lake owes answers, and this connection stands."""
+        return self._health.is_owed and self._client is not None and self._client.is_connected()
 
     def _offload(self) -> SimOffload:
         return SimOffload(random.Random(self._rng.getrandbits(32)), slowest_s=0.0)

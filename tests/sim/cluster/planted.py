@@ -22,6 +22,7 @@ from engine.coordinator.coordinator import Delete
 from engine.coordinator.lake_state import Dirty, LakeState
 from engine.coordinator.records import MemberState, dirty_key
 from engine.head import head_keyed
+from engine.host import tasks
 from engine.keyed import lake_spaces
 from engine.lake_gc.lake_gc_marks import Marks, MemberMarks
 from engine.members.member_link import MemberClient, MemberLink
@@ -30,7 +31,7 @@ from engine.mirror.copy import Copy
 from engine.mirror.good_copies import GoodCopies
 from engine.requests.bind import BindGate
 from engine.sessions.references import References
-from engine.stripes import chunk_assembly, decode, stripe_writer, stripes
+from engine.stripes import chunk_assembly, decode, stripe_layout, stripe_writer, stripes
 from engine.stripes.stripe_offers import Found, StripeOffers
 from engine.stripes.stripe_writer import StripeWriter
 from engine.upkeep.roots import Roots
@@ -131,13 +132,11 @@ def _stored_is_what_can_be_read() -> AbstractContextManager[Any]:
 
 
 def _many_on_one_member() -> AbstractContextManager[Any]:
-    original = stripe_writer.placed
+    original = stripe_layout.placed
 
     def placed(table: Table, chunk: ChunkId, kept: Any, shards: Any, can_take: Any) -> dict[int, MemberId]:
         wanted = [*shards]
         found = original(table, chunk, kept, wanted, can_take)
-        if set(found) == set(table.homes(chunk)) or all(found.get(n) == table.homes(chunk)[n] for n in wanted):
-            return found
         for shard in wanted:
             home = table.homes(chunk)[shard]
             if found.get(shard) != home:
@@ -320,7 +319,7 @@ def _removed_spaces_stay_at_their_homes() -> AbstractContextManager[Any]:
 
 
 def _removals_of_keys_are_answered_unsent() -> AbstractContextManager[Any]:
-    original = head_keyed.run_all
+    original = tasks.run_all
 
     async def run_some(call: Callable[[Any], Awaitable[None]], items: Sequence[Any]) -> None:
         await original(call, items[:1] if call.__name__ == "remove_at" else items)

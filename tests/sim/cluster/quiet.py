@@ -110,15 +110,16 @@ class Quiet:
         for name in sorted(self._promises.keys):
             if not await reader.read(name):
                 raise SimFailure(f"{name} cannot be read from a quiet lake")
-        bound = {name: key.may_be[0] for name, key in self._promises.keys.items() if key.may_be[0] is not None}
         vague = [name for name, key in self._promises.keys.items() if len(key.may_be) != 1]
         if vague:
             raise SimFailure(f"{vague} have several contents")
-        self._check_places({content for content in bound.values() if content is not None})
+        bound = {key.may_be[0] for key in self._promises.keys.values()}
+        contents = {content for content in bound if content is not None}
+        self._check_places(contents)
         report = await self.ask(m.RunFsck(True))
         if report["damage"] or report["unchecked"] or report["notes"]:
             raise SimFailure(f"fsck of a quiet lake: {report['findings']} {report['unchecked']}")
-        self._check_places({content for content in bound.values() if content is not None})
+        self._check_places(contents)
 
     def _check_places(self, contents: set[Content]) -> None:
         """Check that each shard of what is named is at its home, and nothing else is anywhere."""
