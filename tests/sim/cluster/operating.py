@@ -22,9 +22,12 @@ class Operator:
 
     async def lose_device(self) -> None:
         """Lose a member's device for ever; an empty one comes back as a new member."""
-        place = self._lake.victim()
-        if place is None or not self._lake.health.may_lose(place.name) or self._lake.health.hurt.get(place.name):
+        lake = self._lake
+        found = [place for place in lake.members if place.id is not None and not lake.health.hurt.get(place.name)]
+        found = [place for place in found if lake.health.may_lose(place.name)]
+        if not found:
             return
+        place = lake.rng.choice(found)
         await self._lose(place)
 
     async def _lose(self, place: MemberPlace) -> None:

@@ -119,7 +119,7 @@ class LakeWorld:
             look_interval_s=rng.choice((2.0, 5.0)),
             gc_batch=rng.choice((2, 10)),
             walk_share=1.0,
-            walks=PassSettings(full_pass_s=60.0, retry_s=5.0, idle_s=2.0),
+            walks=PassSettings(full_pass_s=rng.choice((60.0, 1000.0)), retry_s=5.0, idle_s=2.0),
             membership=MembershipSettings(out_after_s=rng.choice((8.0, 25.0)), answer_s=3.0),
         )
 
