@@ -194,7 +194,7 @@ class Customer:
         if name is None:
             return
         content = tuple(self._pool.take() for _ in range(self._rng.randint(1, 4)))
-        pauses = [self._rng.choice((0.0, 0.0, 1.0, 15.0)) for _ in range(2)]
+        pauses = [self._rng.choice((0.0, 1.0, 10.0)) for _ in range(2)]
 
         async def call(client: SimClient) -> bool:
             taken, pauses[:] = [*pauses], [0.0, 0.0]  # who begins anew is in a hurry
