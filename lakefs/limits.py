@@ -299,8 +299,6 @@ HEAD_PLACES_MAX: Final = 1 << 17
 """Chunks of keyed blobs whose member a head keeps, at about 250 bytes each: 32 MiB, four full answers to KeyedMatch."""
 HEAD_SPACES_FRESH_S: Final = 10.0
 """Time for which a head relies on what it read of the lake's spaces: 6 short requests to the names a minute."""
-HEAD_SESSIONS_LOOK_S: Final = 30.0
-"""Time between looks at puts in progress: 20 in a cycle of gc, and what they hold outlives one whole cycle."""
 HEAD_BIND_ATTEMPTS: Final = 4
 """Times that a head binds names, as gc generations and ring epochs advance; each takes minutes to."""
 

@@ -1,8 +1,8 @@
 """Keeps the puts in progress at a head current: what a session holds is offered again when gc has gone on.
 
 In the cycle of generation g members free what was touched before g - 1 and has no name.  A put of hours has no name
-until its end, and its source may be a stream that cannot be sent again.  So a head looks every HEAD_SESSIONS_LOOK_S
-which sessions are of an earlier generation than it knows, and lets them begin anew in that one, chunk by chunk.
+until its end, and its source may be a stream that cannot be sent again.  So a head looks every
+30 s which sessions are of an earlier generation than it knows, and lets them begin anew in that one, chunk by chunk.
 
 Rules kept here:
 - A session is renewed as long as it lasts, and no longer: chunks of one that has ended are garbage two cycles later.
@@ -21,8 +21,9 @@ from engine.head.head_chunks import HeadChunks
 from engine.head.head_clients import NOT_BEGUN, HeadSession
 from engine.sessions.references import References
 from lakefs.errors import LakeError
-from lakefs.limits import HEAD_SESSIONS_LOOK_S
 
+LOOK_EVERY_S: Final = 30.0
+"""20 looks in a cycle of gc; what sessions hold outlives one whole cycle."""
 _log: Final = structlog.get_logger(__name__)
 
 
@@ -36,7 +37,7 @@ class SessionRenewal:
     async def run(self) -> None:
         """Renew sessions until cancelled."""
         while True:
-            await trio.sleep(HEAD_SESSIONS_LOOK_S)
+            await trio.sleep(LOOK_EVERY_S)
             for session in self._references.sessions():
                 assert isinstance(session, HeadSession)
                 await self._renew(session)

@@ -24,26 +24,41 @@ def main() -> int:
     asked = parser.parse_args()
     if not asked.log:
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    seeds = range(*asked.seeds) if asked.seed is None else [asked.seed]
-    failed = 0
-    for seed in seeds:
-        began = time.process_time()
-        world = LakeWorld(seed)
-        try:
-            found = world.run()
-        except Exception as error:  # noqa: BLE001 - whatever went wrong is the seed's finding
-            failed += 1
-            if asked.seed is not None:
-                say("\n".join(world.history.log[-LOG_LINES:]))
-                say("".join(traceback.format_exception(error)))
-            say(f"FAILED seed {seed}: {type(error).__name__}: {error}"[:1500])
-            say(f"  again: python -m tests.sim.cluster {seed}")
-        else:
-            if asked.seed is not None:
-                say("\n".join(found.log))
-            say(f"{time.process_time() - began:.2f} s {found}")
-    say(f"{len(seeds)} histories, {failed} failed")
+    if asked.seed is not None:
+        return _show(asked.seed)
+    failed = sum(not _run(seed) for seed in range(*asked.seeds))
+    say(f"{len(range(*asked.seeds))} histories, {failed} failed")
     return 1 if failed else 0
+
+
+def _run(seed: int) -> bool:
+    world, began = LakeWorld(seed), time.process_time()
+    try:
+        world.run()
+    except Exception as error:  # noqa: BLE001 - whatever went wrong is the seed's finding
+        say(failure_of(world, error))
+        return False
+    say(f"{time.process_time() - began:.2f} s {world.history}")
+    return True
+
+
+def _show(seed: int) -> int:
+    """Run one history, and show its steps."""
+    world = LakeWorld(seed)
+    try:
+        world.run()
+    except Exception as error:  # noqa: BLE001 - whatever went wrong is the seed's finding
+        say("\n".join(world.history.log[-LOG_LINES:]))
+        say("".join(traceback.format_exception(error)))
+        return 1
+    say("\n".join(world.history.log))
+    say(str(world.history))
+    return 0
+
+
+def failure_of(world: LakeWorld, error: Exception) -> str:
+    """Return a failure in short, with the line that repeats it and shows the steps."""
+    return f"FAILED {type(error).__name__}: {error}"[:1500] + f"\n  again: python -m tests.sim.cluster {world.seed}"
 
 
 def say(line: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, cast
 
 import trio
@@ -77,9 +77,11 @@ class SimClient:
         reply = await self.connection.ask(served)
         return _into(reply, into) if into else reply
 
-    def watch(self, bucket: str, *, others_only: bool = False) -> object:
-        """Refuse: nobody watches here."""
-        raise EngineUnreachable("no watches over this connection")
+    def watch(
+        self, bucket: str, *, others_only: bool = False
+    ) -> AbstractAsyncContextManager[AsyncIterator[m.WatchEvent]]:
+        """See `EngineClient.watch`; events take no time."""
+        return self._engine.watch(bucket, others_only=others_only)
 
 
 def _into(reply: Reply, into: Sequence[memoryview]) -> Reply:

@@ -15,7 +15,7 @@ import trio
 
 from lakefs.client.trio.lake import TrioLake
 from lakefs.content.manifest import CutKind, build
-from lakefs.errors import BugError, EngineUnreachable, KeyNotFound, LakeError, UserError
+from lakefs.errors import BucketNotFound, BugError, EngineUnreachable, KeyNotFound, LakeError, UserError
 from lakefs.ids import ChunkId, data_chunk_id
 from lakefs.wire import messages as m
 from tests.sim.cluster.clients import SimClient
@@ -54,13 +54,21 @@ class Customer:
     """One client of one head."""
 
     def __init__(
-        self, name: str, rng: random.Random, promises: Promises, pool: Pool, health: Health, log: Callable[[str], None]
+        self,
+        name: str,
+        rng: random.Random,
+        promises: Promises,
+        pool: Pool,
+        health: Health,
+        log: Callable[[str], None],
+        *,
+        is_reader: bool = False,
     ) -> None:
+        """`is_reader`: nobody else is at work, so what it reads is what every key has."""
         self.name = name
         self.operations = 0
         self.failures = 0
-        self.is_reader = False
-        """Nobody else is at work: what it reads is so."""
+        self.is_reader = is_reader
         self._rng = rng
         self._promises = promises
         self._pool = pool
@@ -82,10 +90,9 @@ class Customer:
         """Do that many operations."""
         kinds, weights = [kind for _, kind in self._kinds], [weight for weight, _ in self._kinds]
         while count > 0:
-            self._head = self._rng.choice(heads)
             some = min(count, self._rng.randint(1, 12))
             count -= some
-            async with self._connected():
+            async with self.at(self._rng.choice(heads)):
                 for _ in range(some):
                     await self._do(self._rng.choices(kinds, weights)[0])
                     await trio.sleep(self._rng.choice((0.0, 0.01, 0.5, 3.0)))
@@ -100,7 +107,9 @@ class Customer:
     # --- the connection ------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[None]:
+    async def at(self, head: HeadPlace) -> AsyncIterator[None]:
+        """Work at a head during the block."""
+        self._head = head
         self._stack = AsyncExitStack()
         try:
             yield
@@ -185,7 +194,7 @@ class Customer:
         if name is None:
             return
         content = tuple(self._pool.take() for _ in range(self._rng.randint(1, 4)))
-        pauses = [self._rng.choice((0.0, 0.0, 1.0, 15.0)) for _ in range(2)]
+        pauses = [self._rng.choice((0.0, 1.0, 10.0)) for _ in range(2)]
 
         async def call(client: SimClient) -> bool:
             taken, pauses[:] = [*pauses], [0.0, 0.0]  # who begins anew is in a hurry
@@ -257,18 +266,14 @@ class Customer:
         """Read an object whole and check it; False if it could not be read, and need not be."""
         look = self._promises.look(name)
         may_learn = (self.is_reader or name.startswith(f"{self.name}-")) and not look.key.rests
-        offload = SimOffload(random.Random(self._rng.getrandbits(32)), slowest_s=0.0)
+        offload = self._offload()
 
         async def call(client: SimClient) -> list[bytes | None]:
             lake = TrioLake(client, offload, network=True)
             try:
                 return [bytes(await lake.get(f"{BUCKET}/{name}"))]
-            except KeyNotFound:
+            except (KeyNotFound, BucketNotFound):
                 return [None]
-            except UserError as error:
-                if type(error).__name__ == "BucketNotFound":
-                    return [None]
-                raise
 
         found = await self._try(f"get {name}", call)
         if found is None:
@@ -281,28 +286,34 @@ class Customer:
         return True
 
     async def hold_open(self) -> None:
-        """Open an object, and read it later: what was opened stays."""
-        name = self._rng.choice(sorted(self._promises.keys) or [f"{self.name}-0"])
-        look = self._promises.look(name)
-        if not self._health.is_owed:
+        """Open an object, remove or replace it, and read it later: what was opened stays."""
+        name = self._own()
+        if name is None or not self._health.is_owed:
             return
-        offload = SimOffload(random.Random(self._rng.getrandbits(32)), slowest_s=0.0)
+        look = self._promises.look(name)
         try:
             client = await self._reach()
-            lake = TrioLake(client, offload, network=True)
+            lake = TrioLake(client, self._offload(), network=True)
             async with await lake.open(f"{BUCKET}/{name}") as opened:
                 contents = look.contents()
-                await trio.sleep(self._rng.choice((1.0, 20.0, 40.0)))
+                await self._write(name, None, "remove", lambda client: _delete(client, name))
+                await trio.sleep(self._rng.choice((1.0, 20.0, 50.0)))
                 if not client.is_connected():
                     return
                 found = await opened.read(0, opened.stat.size_bytes)
         except LakeError as error:
-            if self._health.is_owed and self._client is not None and self._client.is_connected():
-                if not isinstance(error, (UserError, EngineUnreachable)):
-                    raise SimFailure(f"{self.name}: {name} was open, and cannot be read: {error!r}") from error
+            if self._is_owed_here() and not isinstance(error, (UserError, EngineUnreachable)):
+                raise SimFailure(f"{self.name}: {name} was open, and cannot be read: {error!r}") from error
             return
         if not any(content is not None and b"".join(content) == found for content in contents):
             raise SimFailure(f"{self.name}: {name} was open, and has other bytes: {found[:20]!r}")
+
+    def _is_owed_here(self) -> bool:
+        """Return True if the lake owes answers, and this connection stands."""
+        return self._health.is_owed and self._client is not None and self._client.is_connected()
+
+    def _offload(self) -> SimOffload:
+        return SimOffload(random.Random(self._rng.getrandbits(32)), slowest_s=0.0)
 
 
 async def store_in_session(client: SimClient, name: str, content: Content, pauses: Sequence[float]) -> None:

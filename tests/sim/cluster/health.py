@@ -64,7 +64,8 @@ class Health:
         return len(self.was_hurt | {member}) <= self.losses_max
 
     def may_lose(self, member: str) -> bool:
-        """Return True if the device of this member may be lost for ever without content being lost."""
-        if not self.lost:
-            return not (self.was_hurt - {member}) or len(self.was_hurt | {member}) <= self.losses_max
-        return len(self.was_hurt | {member}) <= self.losses_max
+        """Return True if content of this member may be lost for ever: the first loss always, more up to m in all.
+
+        What was stored while members were away lies so that it is read when one more goes.
+        """
+        return not self.lost or len(self.was_hurt | {member}) <= self.losses_max

@@ -36,7 +36,7 @@ _ROOM = max(SIZES)
 
 @dataclass
 class KeyedValue:
-    """What is known of a key, in the table of an epoch."""
+    """The knowledge about a key, in the table of an epoch."""
 
     ever: set[bytes] = field(default_factory=set)
     """Values that were put since the space was made."""
@@ -53,14 +53,13 @@ class KeyedCustomer:
 
     def __init__(self, rng: random.Random, names: NamesPlace, health: Health, log: Callable[[str], None]) -> None:
         self.operations = 0
-        self.is_space_in_doubt = False
         self._rng = rng
         self._names = names
         self._health = health
         self._log = log
         self._keys: dict[bytes, KeyedValue] = {}
         self._hurts = 0
-        self._hits = 0
+        self.hits = 0
 
     async def work(self, heads: Sequence[HeadPlace], count: int) -> None:
         """Do that many operations."""
@@ -138,7 +137,7 @@ class KeyedCustomer:
         self._look_at_table()
         for key, buffer, length in zip(keys, buffers, lengths, strict=True):
             known, found = self._keys[key], bytes(buffer[:length])
-            self._hits += bool(found)
+            self.hits += bool(found)
             if found and found not in known.ever:
                 raise SimFailure(f"{key!r} has {found[:20]!r}, which was never put to it")
             if epoch != self._epoch:

@@ -10,7 +10,7 @@ import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from enum import Enum, auto
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import trio
 
@@ -121,7 +121,7 @@ class Connection:
         self._reason = ""
         self._network = network
         self._arrives: dict[str, float] = {}
-        self._waiting: dict[Outcome[object], None] = {}
+        self._waiting: dict[Outcome[Any], None] = {}
 
     def lose(self, reason: str) -> None:
         """End it; whoever waits for an answer gets EngineUnreachable."""
@@ -168,11 +168,11 @@ class Connection:
         self.check()
         outcome: Outcome[T] = Outcome()
         self._network.nursery.start_soon(self._deliver, call, outcome)
-        self._waiting[outcome] = None  # type: ignore[index]  # only its error is set here
+        self._waiting[outcome] = None
         try:
             await outcome.done.wait()
         finally:
-            self._waiting.pop(outcome, None)  # type: ignore[call-overload]
+            self._waiting.pop(outcome, None)
         return outcome.result()
 
     async def _deliver(self, call: Callable[[], Awaitable[T]], outcome: Outcome[T]) -> None:

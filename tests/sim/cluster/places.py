@@ -58,7 +58,7 @@ NAMES_HOST = "names"
 
 @dataclass
 class Surroundings:
-    """What all places share."""
+    """The surroundings of all places."""
 
     rng: random.Random
     network: Network

@@ -93,7 +93,7 @@ class SimProcess:
                 await body()
                 self._end()
                 self._nursery.cancel_scope.cancel()
-        except (LakeError, BaseExceptionGroup) as error:
+        except (LakeError, SimCrashed, BaseExceptionGroup) as error:
             self._end()
             self._judge(error)
         finally:

@@ -1,4 +1,4 @@
-"""What clients of a simulated lake were promised: the contents that each key may have.
+"""Promises to the clients of a simulated lake: the contents that each key may have.
 
 A key is written by one client, and read by all.  After an answer it has one content.  After a request that failed it
 has one of several, and rests for `RESTS_S`: until then the request may yet be done.

@@ -22,12 +22,13 @@ from engine.walker.membership import MembershipSettings
 from engine.walker.walker_pass import PassSettings
 from lakefs.cluster.protection import Protection
 from tests.sim.cluster.customers import Customer, Pool
-from tests.sim.cluster.faults import Faults, until
+from tests.sim.cluster.faults import Faults
 from tests.sim.cluster.health import Health
 from tests.sim.cluster.keyed import KeyedCustomer
+from tests.sim.cluster.lake import SimLake, until
 from tests.sim.cluster.network import Network
-from tests.sim.cluster.places import MEMBER_BYTES, HeadPlace, MemberPlace, NamesPlace, Surroundings
-from tests.sim.cluster.promises import RESTS_S, Promises
+from tests.sim.cluster.places import HeadPlace, MemberPlace, NamesPlace, Place, Surroundings
+from tests.sim.cluster.promises import Promises
 from tests.sim.cluster.quiet import Quiet
 from tests.sim.judges.history import SimFailure
 from tests.sim.workloads.lives import draw_sizes
@@ -38,13 +39,15 @@ from tests.sim.world.standstill import _place, _tasks
 
 BITS = 3
 """Rows of a table: 8, so that a few objects meet in each, and a walk through all takes no time."""
+HEADS = 2
+CUSTOMERS = 3
 LONGEST_S = 8000.0
 """Simulated seconds of a history, at most."""
 
 
 @dataclass
 class History:
-    """What a seed's history was like.  `log`: its steps, for people."""
+    """The history of a seed.  `log`: its steps, for people."""
 
     seed: int
     log: list[str] = field(default_factory=list)
@@ -103,6 +106,7 @@ class LakeWorld:
                 ("lakefs.cluster.table_format.PARTITION_BITS", BITS),
                 ("engine.walker.walker_pass.PARTITION_BITS", BITS),
                 ("engine.lake_upkeep.named_chunks._BUCKET_BITS", BITS),
+                ("engine.head.session_renewal.LOOK_EVERY_S", self._rng.choice((2.0, 1000.0))),
             ):
                 stack.enter_context(mock.patch(target, instead))
             yield
@@ -115,7 +119,7 @@ class LakeWorld:
             look_interval_s=rng.choice((2.0, 5.0)),
             gc_batch=rng.choice((2, 10)),
             walk_share=1.0,
-            walks=PassSettings(full_pass_s=60.0, retry_s=5.0, idle_s=2.0),
+            walks=PassSettings(full_pass_s=rng.choice((60.0, 1000.0)), retry_s=5.0, idle_s=2.0),
             membership=MembershipSettings(out_after_s=rng.choice((8.0, 25.0)), answer_s=3.0),
         )
 
@@ -133,59 +137,49 @@ class LakeWorld:
         waits = "\n".join(f"  {task.name}: {_place(task.coro)}" for task in _tasks(root))
         raise SimFailure(f"the history stands still; tasks wait here:\n{waits}")
 
-    async def _live(self, nursery: trio.Nursery) -> None:
-        rng = self._rng
-        network = Network(random.Random(rng.getrandbits(64)), nursery)
-        world = Surroundings(
-            rng, network, SimClock(), self._protection, draw_sizes(rng, huge=False), self._settings(), self._log
-        )
+    def _new_random(self) -> random.Random:
+        """Make a source of chance for a part, so that parts do not disturb each other."""
+        return random.Random(self._rng.getrandbits(64))
+
+    def _lake(self, nursery: trio.Nursery) -> SimLake:
+        """Make the places of a lake, and let their processes run."""
+
+        def keep(place: Place) -> None:
+            nursery.start_soon(place.keep)
+
+        network, sizes = Network(self._new_random(), nursery), draw_sizes(self._rng, huge=False)
+        world = Surroundings(self._rng, network, SimClock(), self._protection, sizes, self._settings(), self._log)
         members = [MemberPlace(world, number) for number in range(self._member_count)]
         names = NamesPlace(world, members)
-        heads = [HeadPlace(world, number, names) for number in range(2)]
+        heads = [HeadPlace(world, number, names) for number in range(HEADS)]
+        health = Health(self._protection.parity)
+        lake = SimLake(world, self._new_random(), members, names, heads, health, self._is_rough, keep)
         for place in (*members, names, *heads):
-            nursery.start_soon(place.keep)
-        await until(lambda: all(place.is_up for place in (*members, names, *heads)))
-        health, promises = Health(self._protection.parity), Promises()
-        faults = Faults(
-            world, random.Random(rng.getrandbits(64)), members, names, heads, health, is_rough=self._is_rough
-        )
-        faults.keep = lambda place: nursery.start_soon(place.keep)
-        pool = Pool(random.Random(rng.getrandbits(64)))
-        customers = [
-            Customer(f"c{number}", random.Random(rng.getrandbits(64)), promises, pool, health, self._log)
-            for number in range(3)
-        ]
-        keyed = KeyedCustomer(random.Random(rng.getrandbits(64)), names, health, self._log)
+            keep(place)
+        return lake
+
+    async def _live(self, nursery: trio.Nursery) -> None:
+        lake = self._lake(nursery)
+        await until(lambda: lake.is_all_up)
         self._log(f"{self._protection}, {self._member_count} members, {'rough' if self._is_rough else 'gentle'}")
+        promises, pool = Promises(), Pool(self._new_random())
+        customers = [
+            Customer(f"c{number}", self._new_random(), promises, pool, lake.health, self._log)
+            for number in range(CUSTOMERS)
+        ]
+        keyed = KeyedCustomer(self._new_random(), lake.names, lake.health, self._log)
         async with trio.open_nursery() as busy:
-            busy.start_soon(faults.run, self._events)
-            busy.start_soon(keyed.work, heads, self._operations)
+            busy.start_soon(Faults(lake).run, self._events)
+            busy.start_soon(keyed.work, lake.heads, self._operations)
             for customer in customers:
-                busy.start_soon(customer.work, heads, self._operations)
-        self.history.met.update(faults.met)
+                busy.start_soon(customer.work, lake.heads, self._operations)
+        self.history.met.update(lake.met)
         self.history.met["operations"] = sum(customer.operations for customer in customers)
-        self.history.met["keyed operations"] = keyed.operations
-        self.history.met["keyed hits"] = keyed._hits
         self.history.met["failures"] = sum(customer.failures for customer in customers)
+        self.history.met["keyed operations"], self.history.met["keyed hits"] = keyed.operations, keyed.hits
         self._log("quiet")
-        network.heal()
-        for member in members:
-            member.disk.capacity_bytes = MEMBER_BYTES
-        await trio.sleep(RESTS_S)
-        await until(lambda: all(place.is_up for place in (*members, names, *heads)))
-        quiet = Quiet(names, members, heads, promises)
-        await quiet.wait_healed()
-        health.was_hurt.clear()
-        self._log("healed")
-        await quiet.collect()
-        await quiet.wait_healed()
-        await quiet.check_spaces()
-        reader = Customer("reader", random.Random(0), promises, pool, health, self._log)
-        reader.is_reader = True
-        for head in heads:
-            reader._head = head
-            async with reader._connected():
-                await quiet.check(reader)
+        reader = Customer("reader", self._new_random(), promises, pool, lake.health, self._log, is_reader=True)
+        await Quiet(lake, promises).end(reader)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

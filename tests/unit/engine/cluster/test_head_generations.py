@@ -8,10 +8,10 @@ import pytest
 import trio
 import trio.testing
 
+from engine.head.session_renewal import LOOK_EVERY_S
 from engine.process.embedded import EmbeddedEngine
 from lakefs.errors import EngineBusy, SessionLost
 from lakefs.ids import ChunkId, RingEpoch, data_chunk_id
-from lakefs.limits import HEAD_SESSIONS_LOOK_S
 from lakefs.wire import messages as m
 from tests.head_rig import Lake, commit, exists, store_blob, with_lake
 from tests.memory_stripes import table_of
@@ -86,7 +86,7 @@ def test_a_chunk_that_was_freed_before_its_old_generation_is_renewed_loses_the_s
 
 
 def test_a_manifest_that_was_freed_before_its_commit_loses_the_session() -> None:
-    """As a chunk does: its client offers everything again.  ChunkNotFound would end the put."""
+    """Its client offers everything again then; ChunkNotFound would end the put."""
 
     async def body(lake: Lake, client: EmbeddedEngine) -> None:
         await ask(client, m.BucketCreate("bkt"), m.Buckets)
@@ -196,7 +196,7 @@ def test_what_a_put_in_progress_holds_is_touched_in_each_generation_for_as_long_
         (left,) = await store_chunks(client, ended, [b"of a put that ends"])
         for generation in range(2, 9):
             lake.advance(generation, tell_head=True)
-            await trio.sleep(HEAD_SESSIONS_LOOK_S + 1)
+            await trio.sleep(LOOK_EVERY_S + 1)
             for chunk in (data_chunk_id(LONG), data_chunk_id(SHORT), ChunkId(blob)):
                 assert lake.stripes.touched[chunk] == generation
             if generation == 3:

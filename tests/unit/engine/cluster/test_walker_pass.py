@@ -19,12 +19,12 @@ from lakefs.cluster import placing, table_format
 from lakefs.cluster.placing import first_table
 from lakefs.cluster.table_format import pack, unpack
 from lakefs.errors import PreconditionFailed
-from lakefs.ids import ChunkKind, MemberId, Partition, Revision, RingEpoch, chunk_id_of, id_text
+from lakefs.ids import MemberId, Partition, Revision, RingEpoch
 from lakefs.wire import messages as m
 from tests.shards import listed
 from tests.sim.world.clock import SimClock
 from tests.unit.engine.cluster.test_walker import on_a_lake
-from tests.unit.engine.cluster.walker_rig import BITS, PARTITIONS, PROTECTION, SIZES, Lake, member, member_id, shards_of
+from tests.unit.engine.cluster.walker_rig import BITS, PARTITIONS, PROTECTION, SIZES, Lake, member, member_id
 from tests.unit.support.metadata_rig import run
 
 WEEK_S = 1000.0
@@ -431,33 +431,5 @@ def test_what_a_member_took_for_another_that_was_away_is_moved_when_that_one_ret
         assert one.walks.totals.moved == one.walks.totals.dropped > 0
         assert one.walks.is_healed
         await made.check()
-
-    running(scenario)
-
-
-def test_what_is_left_of_a_chunk_that_nobody_can_make_moves_home_and_keeps_no_older_table() -> None:
-    """Else its partition were dirty for ever: gc frees a shard only where it is at home by every table."""
-
-    async def scenario(one: Running) -> None:
-        made = one.made
-        payload = made.rng.randbytes(300_000)
-        shards = shards_of(chunk_id_of(ChunkKind.DATA, payload), payload)
-        for shard in shards[:2]:
-            await made.put(made.home(shard), shard)
-        for number in range(6, 8):
-            await one.register(number)
-            await made.start(member_id(number))
-        for _ in range(6):
-            await one.turn()
-        assert len(made.whole_tables) == 1, "older tables are retired"
-        assert len(await made.state.dirty()) == 1
-        assert not one.walks.is_healed, "a stripe is short"
-        for shard in shards[:2]:
-            (holder,) = (await made.lists())[id_text(shard.chunk), shard.number]
-            assert holder == made.home(shard)
-        for shard in shards[:2]:
-            await made.take(shard)
-        await one.turn()
-        assert one.walks.is_healed
 
     running(scenario)

@@ -1,0 +1,392 @@
+"""Rules of a lake weakened on purpose, to see that histories would notice: `python -m tests.sim.cluster.planted`.
+
+Each is said by the head of the module that it changes.  `seeds`: within so many histories it has to be noticed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Any, Final
+from unittest import mock
+
+import structlog
+
+from engine.chunks.shards import Shards
+from engine.chunks.touched import Touched
+from engine.coordinator.coordinator import Delete
+from engine.coordinator.lake_state import Dirty, LakeState
+from engine.coordinator.records import MemberState, dirty_key
+from engine.head import head_keyed
+from engine.host import tasks
+from engine.keyed import lake_spaces
+from engine.lake_gc.lake_gc_marks import Marks, MemberMarks
+from engine.members.member_link import MemberClient, MemberLink
+from engine.metadata.metadata_store import Metadata
+from engine.mirror.copy import Copy
+from engine.mirror.good_copies import GoodCopies
+from engine.requests.bind import BindGate
+from engine.sessions.references import References
+from engine.stripes import chunk_assembly, decode, stripe_layout, stripe_writer, stripes
+from engine.stripes.stripe_offers import Found, StripeOffers
+from engine.stripes.stripe_writer import StripeWriter
+from engine.upkeep.roots import Roots
+from engine.upkeep.shard_gc import ShardCollector
+from engine.walker.membership import Membership
+from engine.walker.walker_calls import Name, ShardCalls
+from engine.walker.walker_pass import WalkerPass
+from engine.walker.walker_repair import Repair, Stored
+from lakefs.cluster.table import Table
+from lakefs.errors import LakeError
+from lakefs.ids import ChunkId, GcGeneration, MemberId
+from lakefs.wire import messages as m
+from lakefs.wire.shard_messages import GENERATION_MAX
+from tests.sim.cluster.world import LakeWorld
+
+Plant = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Weakening:
+    """A rule that is weakened, and the number of seeds within which that must be noticed."""
+
+    what: str
+    plant: Plant
+    seeds: int = 20
+
+
+def _instead(owner: object, name: str, instead: object) -> AbstractContextManager[Any]:
+    return mock.patch.object(owner, name, instead)
+
+
+# --- gc ----------------------------------------------------------------------------------------------
+
+
+def _sweep_ignores_touched() -> AbstractContextManager[Any]:
+    original = ShardCollector._is_garbage
+
+    def is_garbage(self: ShardCollector, cycle: Any, key: bytes, record: Any, homes: bytes) -> bool:
+        with _instead(self._shards.touched, "of", lambda birth: 0):
+            return original(self, cycle, key, record, homes)
+
+    return _instead(ShardCollector, "_is_garbage", is_garbage)
+
+
+def _sweep_by_the_newest_table() -> AbstractContextManager[Any]:
+    original = LakeState.begin_gc
+
+    async def begin_gc(self: LakeState) -> Any:
+        number, tables = await original(self)
+        newest = max(tables)
+        return number, {newest: tables[newest]}
+
+    return _instead(LakeState, "begin_gc", begin_gc)
+
+
+def _missed_marks_are_no_matter() -> AbstractContextManager[Any]:
+    stack = ExitStack()
+
+    async def send_batch(self: Marks, marks: MemberMarks, number: int, batch: list[ChunkId]) -> None:
+        try:
+            if not await self._is_sent(marks, m.GcMark(self.walk, number, [*batch])):
+                await self._is_sent(marks, m.GcMark(self.walk, number, []))
+        except LakeError as error:
+            marks.leave_out(error.message)
+        finally:
+            marks.slots.release()
+
+    stack.enter_context(_instead(ShardCollector, "_why_not", lambda self, cycle, batches: ""))
+    stack.enter_context(_instead(Marks, "_send_batch", send_batch))
+    return stack
+
+
+def _leases_are_not_marked() -> AbstractContextManager[Any]:
+    return _instead(References, "leased_blobs", lambda self: iter(()))
+
+
+def _rebound_nodes_are_not_looked_at() -> AbstractContextManager[Any]:
+    return _instead(Roots, "_note_rebound", lambda self, sequence, notes: None)
+
+
+def _touched_is_0_behind_a_restart() -> AbstractContextManager[Any]:
+    original = Touched.opened
+    return _instead(Touched, "opened", lambda self, generation: original(self, 0))
+
+
+def _old_answers_are_bound() -> AbstractContextManager[Any]:
+    return _instead(BindGate, "check", lambda self, answered: None)
+
+
+# --- stripes -----------------------------------------------------------------------------------------
+
+
+def _stored_is_what_can_be_read() -> AbstractContextManager[Any]:
+    def is_stored(stored: Mapping[int, MemberId], data_shards: int, shard_count: int) -> bool:
+        return len(stored) >= data_shards
+
+    return _instead(stripe_writer, "is_stored", is_stored)
+
+
+def _many_on_one_member() -> AbstractContextManager[Any]:
+    original = stripe_layout.placed
+
+    def placed(table: Table, chunk: ChunkId, kept: Any, shards: Any, can_take: Any) -> dict[int, MemberId]:
+        wanted = [*shards]
+        found = original(table, chunk, kept, wanted, can_take)
+        for shard in wanted:
+            home = table.homes(chunk)[shard]
+            if found.get(shard) != home:
+                taker = next((member for member in table.homes(chunk) if can_take(member, shard)), None)
+                if taker is not None:
+                    found[shard] = taker
+        return found
+
+    return _instead(stripe_writer, "placed", placed)
+
+
+def _offer_says_what_can_be_read_is_stored() -> AbstractContextManager[Any]:
+    def is_whole(self: StripeOffers, table: Table, found: Found) -> bool:
+        return len(found.places) >= self._code.data_shards(found.length)
+
+    return _instead(StripeOffers, "_is_whole", is_whole)
+
+
+def _dirty_is_noted_before_the_store() -> AbstractContextManager[Any]:
+    original = StripeWriter._store_portion
+
+    async def store_portion(self: StripeWriter, generation: GcGeneration, portion: Sequence[Any]) -> Any:
+        table = self._members.tables[0]
+        away = [new for new in portion if not all(map(self._members.is_up, table.homes(new.chunk)))]
+        if away:
+            await self._state.note_dirty({table.partition_of(new.chunk) for new in away}, table.ring_epoch)
+
+        async def nothing(*_: object, **__: object) -> None:
+            return None
+
+        with _instead(self, "_state", mock.Mock(note_dirty=nothing)):
+            return await original(self, generation, portion)
+
+    return _instead(StripeWriter, "_store_portion", store_portion)
+
+
+def _decoded_is_not_compared() -> AbstractContextManager[Any]:
+    stack = ExitStack()
+    stack.enter_context(_instead(chunk_assembly, "matches_id", lambda chunk, memory: True))
+    original = decode._solve_one
+
+    def solve_one(code: Any, chunk: ChunkId, length: int, chosen: Any) -> Any:
+        with _instead(decode, "_hasher", lambda chunk: mock.Mock(digest=lambda: chunk[-32:])):
+            return original(code, chunk, length, chosen)
+
+    stack.enter_context(_instead(decode, "_solve_one", solve_one))
+    return stack
+
+
+def _lengths_are_not_disputed() -> AbstractContextManager[Any]:
+    return _instead(stripes, "_is_final", lambda outcome: outcome is not None)
+
+
+# --- walker, members ---------------------------------------------------------------------------------
+
+
+def _strays_are_dropped_whatever_touched_them() -> AbstractContextManager[Any]:
+    original = ShardCalls.drop
+
+    async def drop(self: ShardCalls, member: MemberId, touched: int, names: Sequence[Name]) -> Any:
+        return await original(self, member, GENERATION_MAX, names)
+
+    return _instead(ShardCalls, "drop", drop)
+
+
+def _strays_are_dropped_before_home_has_them() -> AbstractContextManager[Any]:
+    async def offered(self: Repair, strays: Sequence[Any], generation: GcGeneration) -> set[tuple[int, int]]:
+        return {(id(stripe), copy.shard) for stripe, copy in strays}
+
+    stack = ExitStack()
+    stack.enter_context(_instead(Repair, "_offered", offered))
+    stack.enter_context(_instead(Repair, "_may_drop", lambda self, stripe, copy: True))
+    return stack
+
+
+def _moved_shards_are_old() -> AbstractContextManager[Any]:
+    original = Repair._store
+
+    async def store(self: Repair, stores: Sequence[Stored], generation: GcGeneration, moved: set[int]) -> None:
+        await original(self, stores, GcGeneration(1), moved)
+
+    return _instead(Repair, "_store", store)
+
+
+def _notes_are_cleared_although_noted_again() -> AbstractContextManager[Any]:
+    async def clear_dirty(self: LakeState, dirty: Dirty) -> bool:
+        await self._coordinator.transact([], [Delete(dirty_key(dirty.partition))])
+        return True
+
+    return _instead(LakeState, "clear_dirty", clear_dirty)
+
+
+def _partitions_are_cleared_unsettled() -> AbstractContextManager[Any]:
+    original = WalkerPass._walk_dirty
+
+    async def walk_dirty(self: WalkerPass, partition: Any) -> bool:
+        walked = await original(self, partition)
+        dirty = await self._state.dirty_partition(partition)
+        if dirty is not None:
+            await self._state.clear_dirty(dirty)
+        return walked
+
+    return _instead(WalkerPass, "_walk_dirty", walk_dirty)
+
+
+def _epochs_are_retired_unsaid() -> AbstractContextManager[Any]:
+    async def all_know(self: Membership, members: Any, table: Table) -> bool:
+        return True
+
+    stack = ExitStack()
+    stack.enter_context(_instead(Membership, "_all_know", all_know))
+    stack.enter_context(_instead(Shards, "check_epoch", lambda self, epoch: None))
+    return stack
+
+
+def _epochs_are_retired_unwalked() -> AbstractContextManager[Any]:
+    async def retire(self: Membership) -> list[Any]:
+        tables = list(self._members.tables)
+        self._retiring(tables[0].ring_epoch)
+        return [table.ring_epoch for table in tables[1:] if await self._state.retire_epoch(table.ring_epoch)]
+
+    return _instead(Membership, "retire", retire)
+
+
+def _more_than_m_are_put_out() -> AbstractContextManager[Any]:
+    async def put_out(self: Membership, records: Any, now: float) -> None:
+        for record in records:
+            silent = now - self._silent_since.get(record.member, now)
+            if record.state is MemberState.UP and silent >= self._settings.out_after_s:
+                await self._state.set_state(record.member, MemberState.UP, MemberState.OUT)
+
+    return _instead(Membership, "_put_out", put_out)
+
+
+def _returned_members_are_not_noted() -> AbstractContextManager[Any]:
+    async def returned(self: Membership, record: Any) -> None:
+        await self._state.set_state(record.member, MemberState.OUT, MemberState.UP)
+
+    return _instead(Membership, "_returned", returned)
+
+
+def _no_generation_on_a_connection() -> AbstractContextManager[Any]:
+    async def greet(self: MemberLink, client: MemberClient) -> None:
+        self._sent = self._view.tables[0].ring_epoch, True
+
+    return _instead(MemberLink, "_greet", greet)
+
+
+# --- names -------------------------------------------------------------------------------------------
+
+
+def _lists_are_not_written() -> AbstractContextManager[Any]:
+    """A copy that has failed is not read any more, and the list that says so is on no device."""
+    original = GoodCopies.install
+
+    def install(self: GoodCopies, wanted: Sequence[Copy], gone: dict[Copy, str], **more: Any) -> None:
+        with _instead(self, "calls", mock.Mock(each=lambda *_, **__: [])) if gone else ExitStack():
+            original(self, wanted, gone, **more)
+
+    return _instead(GoodCopies, "install", install)
+
+
+def _failed_copies_stay() -> AbstractContextManager[Any]:
+    """A copy that missed a write stays good, and is read from."""
+    return _instead(GoodCopies, "_throw_out_failed", lambda self, failed: None)
+
+
+def _answers_are_not_durable() -> AbstractContextManager[Any]:
+    async def wait_durable(self: Metadata, sequence: Any) -> None:
+        return None
+
+    return _instead(Metadata, "wait_durable", wait_durable)
+
+
+# --- keyed -------------------------------------------------------------------------------------------
+
+
+def _removed_spaces_stay_at_their_homes() -> AbstractContextManager[Any]:
+    return _instead(lake_spaces, "remove_space", lambda txn, name: 0)
+
+
+def _removals_of_keys_are_answered_unsent() -> AbstractContextManager[Any]:
+    original = tasks.run_all
+
+    async def run_some(call: Callable[[Any], Awaitable[None]], items: Sequence[Any]) -> None:
+        await original(call, items[:1] if call.__name__ == "remove_at" else items)
+
+    return _instead(head_keyed, "run_all", run_some)
+
+
+WEAKENED: Final = [
+    Weakening("the sweep ignores what was touched", _sweep_ignores_touched),
+    Weakening("the sweep looks at the newest table only", _sweep_by_the_newest_table, 60),
+    Weakening("marks that a member missed are no matter", _missed_marks_are_no_matter, 60),
+    Weakening("open objects are not marked", _leases_are_not_marked),
+    Weakening("the walk does not look again at nodes that got other content", _rebound_nodes_are_not_looked_at, 60),
+    Weakening("behind a restart a member's shards count as never touched", _touched_is_0_behind_a_restart),
+    Weakening("names bind answers of old generations", _old_answers_are_bound),
+    Weakening("stored is what can be read just now", _stored_is_what_can_be_read, 60),
+    Weakening("more than m shards of a chunk on one member", _many_on_one_member, 60),
+    Weakening("an offer says that what can be read is stored", _offer_says_what_can_be_read_is_stored, 60),
+    Weakening("a partition is noted as dirty before the store", _dirty_is_noted_before_the_store),
+    Weakening("bytes are not compared with the chunk's id", _decoded_is_not_compared),
+    Weakening("what one member says of a chunk's length is believed", _lengths_are_not_disputed),
+    Weakening("strays are dropped whatever touched them", _strays_are_dropped_whatever_touched_them, 60),
+    Weakening("strays are dropped before home has them", _strays_are_dropped_before_home_has_them),
+    Weakening("shards that moved count as old", _moved_shards_are_old),
+    Weakening("a note is cleared although it was noted again", _notes_are_cleared_although_noted_again, 60),
+    Weakening("a note is cleared although the partition is not whole", _partitions_are_cleared_unsettled),
+    Weakening("epochs are retired before all members know", _epochs_are_retired_unsaid, 60),
+    Weakening("epochs are retired before the walks", _epochs_are_retired_unwalked),
+    Weakening("more than m members are put out", _more_than_m_are_put_out, 60),
+    Weakening("partitions of a member that returns are not noted", _returned_members_are_not_noted, 60),
+    Weakening("no epoch and generation on a new connection", _no_generation_on_a_connection),
+    Weakening("the list of good copies of the names is not written", _lists_are_not_written, 60),
+    Weakening("a copy of the names that missed a write stays good", _failed_copies_stay, 60),
+    Weakening("answers leave before they are durable", _answers_are_not_durable),
+    Weakening("removed spaces stay at their homes", _removed_spaces_stay_at_their_homes),
+    Weakening("keys are removed at one home only", _removals_of_keys_are_answered_unsent),
+]
+
+
+def seeds_to_notice(weakened: Weakening, first: int = 0, most: int = 1000) -> tuple[int, str] | None:
+    """Return the number of seeds until one failed, `first` before the others, and the failure; None if none did."""
+    order = [first, *(seed for seed in range(weakened.seeds) if seed != first)]
+    with weakened.plant():
+        for count, seed in enumerate(order[:most], 1):
+            try:
+                LakeWorld(seed).run()
+            except Exception as error:  # noqa: BLE001 - a weaker rule may break anything
+                return count, f"seed {seed}: {type(error).__name__}: {error}"
+    return None
+
+
+def main() -> int:
+    """Weaken rules until each is noticed; return 1 when one was not."""
+    parser = argparse.ArgumentParser(prog="python -m tests.sim.cluster.planted")
+    parser.add_argument("--only", type=int, nargs="+", default=list(range(len(WEAKENED))), help="by number")
+    parser.add_argument("--seeds", type=int, default=1000, help="at most so many of each")
+    asked = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    unnoticed = 0
+    for number in asked.only:
+        began = time.process_time()
+        found = seeds_to_notice(WEAKENED[number], most=asked.seeds)
+        unnoticed += found is None
+        told = "NOT NOTICED" if found is None else f"{found[0]} seeds, {found[1]}"
+        print(f"{number} {WEAKENED[number].what}: {time.process_time() - began:.0f} s, {told}"[:260], flush=True)  # noqa: T201
+    return 1 if unnoticed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,95 @@
+"""Histories of a whole lake: whatever happens to its processes, disks and ways, it keeps its promises."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.sim.cluster.world import History, LakeWorld
+from tests.sim.seeds import groups
+
+pytestmark = pytest.mark.slow
+
+SEEDS = range(50)
+MUST_HAPPEN = {
+    "crashes": 20,
+    "cut off: SILENT": 10,
+    "cut off: CUT": 5,
+    "cut off: LATE": 5,
+    "way: SILENT": 3,
+    "way: CUT": 3,
+    "way: LATE": 3,
+    "slow": 5,
+    "full": 5,
+    "lost": 5,
+    "rot": 5,
+    "lies: BYTES": 2,
+    "lies: LENGTH": 2,
+    "disk failed: sync_data": 1,
+    "disk failed: pwrite": 1,
+    "disk failed: pread_into": 1,
+    "names crashed": 10,
+    "names cut off": 5,
+    "names' device broken": 10,
+    "head killed": 5,
+    "drain": 5,
+    "added": 5,
+    "healed": 20,
+    "gc asked for": 5,
+    "fsck asked for": 5,
+    "keyed hits": 100,
+    "operations": 4000,
+}
+_ROOT = Path(__file__).resolve().parents[3]
+_PRINT_LOG = """
+import hashlib, structlog
+structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+from tests.sim.cluster.world import LakeWorld
+print(hashlib.blake2b(str(LakeWorld(3).run().log).encode()).hexdigest())
+"""
+
+
+@cache
+def history_of(seed: int) -> History:
+    """Return a seed's history, which is run once a process."""
+    world = LakeWorld(seed)
+    try:
+        return world.run()
+    except Exception as error:
+        error.add_note("\n".join([*world.history.log[-60:], f"again: python -m tests.sim.cluster {seed}"]))
+        raise
+
+
+@pytest.mark.parametrize("seeds", groups(SEEDS.start, SEEDS.stop), ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
+def test_a_lake_keeps_its_promises_whatever_happens_to_its_parts(seeds: range) -> None:
+    for seed in seeds:
+        history_of(seed)
+
+
+def test_the_histories_come_across_everything_that_they_are_meant_to() -> None:
+    met: Counter[str] = Counter()
+    for seed in SEEDS:
+        met.update(history_of(seed).met)
+    rare = {what: met[what] for what, least in MUST_HAPPEN.items() if met[what] < least}
+    assert rare == {}
+
+
+def test_a_seed_is_the_same_history_in_any_process_however_it_hashes() -> None:
+    logs = set()
+    for hashing in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", _PRINT_LOG],
+            env={**os.environ, "PYTHONHASHSEED": hashing},
+            cwd=_ROOT,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        logs.add(done.stdout.split()[-1])
+    assert len(logs) == 1
