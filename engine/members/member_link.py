@@ -10,8 +10,8 @@ Rules kept here:
 - While a caller waits for a member that went away only just now, it is tried every AWAY_PAUSE_S_AWAITED.
 - A connect, with SetEpoch, takes at most MEMBER_CONNECT_S.
 - On each connection SetEpoch is sent before any other request but LendMemory, with the newest table and the gc
-  generation, which is read from the coordinator after connecting.  It is sent again when there is a newer table, or when
-  the generation could not be read before.
+  generation, which is read from the coordinator after connecting.  It is sent again when there is a newer table, or
+  when the generation could not be read before.
 - A connection ends when it is lost, when its member drains, or when it was not used for MEMBER_IDLE_S.  Requests in
   flight are waited for.
 """

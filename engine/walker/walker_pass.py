@@ -182,7 +182,7 @@ class WalkerPass:
             if note not in settled and all(map(walked.is_home, about[note.partition])):
                 await self._note_home(note, about[note.partition], walked.epoch)
         for note in notes:
-            if note.partition not in clean:
+            if note.partition not in clean and note not in settled:  # else it was noted again, and is walked again
                 self._leave(note.partition, about[note.partition], walked)
         return True
 

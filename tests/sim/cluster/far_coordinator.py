@@ -121,7 +121,12 @@ class _FarWatch:
         self._connection = connection
         self._watch = watch
 
-    def __aiter__(self) -> _FarWatch:
+    @property
+    def resumes_at(self) -> Revision:
+        """See the port."""
+        return self._watch.resumes_at
+
+    def __aiter__(self) -> Watch:
         return self
 
     async def __anext__(self) -> Changes | ReadAnew:

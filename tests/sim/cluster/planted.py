@@ -37,12 +37,12 @@ from engine.stripes.stripe_writer import StripeWriter
 from engine.upkeep.roots import Roots
 from engine.upkeep.shard_gc import ShardCollector
 from engine.walker.membership import Membership
+from engine.walker.walker import Walked
 from engine.walker.walker_calls import Name, ShardCalls
-from engine.walker.walker_pass import WalkerPass
 from engine.walker.walker_repair import Repair, Stored
 from lakefs.cluster.table import Table
 from lakefs.errors import LakeError
-from lakefs.ids import ChunkId, GcGeneration, MemberId
+from lakefs.ids import ChunkId, GcGeneration, MemberId, Partition
 from lakefs.wire import messages as m
 from lakefs.wire.shard_messages import GENERATION_MAX
 from tests.sim.cluster.world import LakeWorld
@@ -222,24 +222,16 @@ def _moved_shards_are_old() -> AbstractContextManager[Any]:
 
 
 def _notes_are_cleared_although_noted_again() -> AbstractContextManager[Any]:
-    async def clear_dirty(self: LakeState, dirty: Dirty) -> bool:
-        await self._coordinator.transact([], [Delete(dirty_key(dirty.partition))])
-        return True
+    async def clear_dirty(self: LakeState, notes: Sequence[Dirty]) -> set[Partition]:
+        for dirty in notes:
+            await self._coordinator.transact([], [Delete(dirty_key(dirty.partition))])
+        return {dirty.partition for dirty in notes}
 
     return _instead(LakeState, "clear_dirty", clear_dirty)
 
 
 def _partitions_are_cleared_unsettled() -> AbstractContextManager[Any]:
-    original = WalkerPass._walk_dirty
-
-    async def walk_dirty(self: WalkerPass, partition: Any) -> bool:
-        walked = await original(self, partition)
-        dirty = await self._state.dirty_partition(partition)
-        if dirty is not None:
-            await self._state.clear_dirty(dirty)
-        return walked
-
-    return _instead(WalkerPass, "_walk_dirty", walk_dirty)
+    return _instead(Walked, "is_settled", lambda self, partition: True)
 
 
 def _epochs_are_retired_unsaid() -> AbstractContextManager[Any]:

@@ -14,10 +14,10 @@ import trio
 from engine.coordinator.lake_state import LakeState
 from engine.coordinator.records import MemberRecord, MemberState
 from engine.members import member_links
+from engine.members.member_link import MemberClient
 from engine.members.member_links import MemberLinks, connect_member, open_member_links
 from engine.requests.table import Service
 from engine.server.listener import Server
-from lakefs.client.trio.engine import RemoteEngine
 from lakefs.cluster.table_format import pack
 from lakefs.errors import EngineBusy, EngineUnreachable, StaleEpoch, StoreUnusable
 from lakefs.ids import Buffer, GcGeneration, MemberId, RingEpoch
@@ -356,7 +356,7 @@ def over_network(
             for known in (member, TWO):
                 await state.register(msgspec.structs.replace(record_of(known), addresses=("tcp://no:1", address)))
 
-            def connect(record: MemberRecord) -> AbstractAsyncContextManager[RemoteEngine]:
+            def connect(record: MemberRecord) -> AbstractAsyncContextManager[MemberClient]:
                 return connect_member(record, token="secret", network=network)
 
             async with open_member_links(coordinator, connect) as links:

@@ -65,6 +65,24 @@ def test_what_a_member_was_missed_for_is_walked_when_it_is_back(away_s: int) -> 
     while_it_runs(scenario)
 
 
+def test_what_is_noted_again_while_it_is_walked_is_walked_again_at_once() -> None:
+    async def scenario(one: Running) -> None:
+        noted: list[bool] = []
+
+        async def note(to: MemberId, request: m.Request) -> None:
+            if isinstance(request, m.ListShards) and not noted:
+                noted.append(True)
+                await one.made.state.note_dirty(PARTITIONS, RingEpoch(1))
+
+        one.made.before = [note]
+        await one.made.state.note_dirty(PARTITIONS, RingEpoch(1))
+        await trio.sleep(8)
+        assert noted
+        assert await is_clean(one)
+
+    while_it_runs(scenario)
+
+
 def test_a_member_that_started_anew_during_a_walk_is_asked_again_soon() -> None:
     """It fails once, and is reachable again before anybody looks."""
 
