@@ -63,7 +63,7 @@ from lakefs.host.buffers import BufferPool
 from lakefs.host.offload import ThreadOffload
 from lakefs.ids import BootId, new_id16
 from lakefs.limits import BUFFER_POOL_BYTES, PARITY_MEMORY_BYTES
-from lakefs.ports import Offload
+from lakefs.ports import Clock, Offload
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import EngineService
 from lakefs.wire.frames import PROTOCOL_VERSION
@@ -114,16 +114,7 @@ def open_lake(plan: LakePlan) -> AbstractAsyncContextManager[LakeParts]:
 async def _open_with_names(plan: LakePlan) -> AsyncIterator[LakeParts]:
     async with AsyncExitStack() as stack:
         offload = await stack.enter_async_context(ThreadOffload(ENGINE_THREADS, "lake"))
-        names = await stack.enter_async_context(
-            open_local_names(
-                plan.names_folders(),
-                lake_id=plan.lake_id,
-                protection_losses=plan.protection.parity,
-                is_new=plan.is_new,
-                without=plan.without,
-                restored=plan.restored,
-            )
-        )
+        names = await stack.enter_async_context(_open_names(plan))
         store, gate = names.store, BindGate()
         joined = JoinedGeneration(store.metadata, gate)
         coordinator = await stack.enter_async_context(
@@ -134,47 +125,50 @@ async def _open_with_names(plan: LakePlan) -> AsyncIterator[LakeParts]:
         is_made = await state.epoch() != NO_EPOCH
         processes = await _open_processes(stack, plan, state, protection, is_made=is_made)
         await wait_for_members(processes, state, plan, protection, is_made=is_made)
-        machine = made(plan.machine, protection)
-        keep_machine([member.plan.folder for member in processes.members], machine, plan.token)
-        plan = replace(plan, machine=machine)
-        payload = _payload_memory()
-        links = await stack.enter_async_context(open_member_links(coordinator, _connecting_members(plan, payload)))
-        stripes = LakeStripes(links, state, offload, payload.parity)
-        settings = UpkeepSettings(name=plan.machine.name, upload_expiry_s=plan.upload_expiry_s)
-        upkeep = LakeUpkeep(
-            coordinator,
-            links,
-            stripes,
-            store,
-            gate,
-            joined,
-            offload,
-            settings,
-            names_state=names.state,
-            on_change=links.view.on_change,
-        )
-        service = NamesService(store, gate=gate, upkeep=upkeep.requests, more_status=upkeep.status)
+        plan = replace(plan, machine=made(plan.machine, protection))
+        keep_machine([member.plan.folder for member in processes.members], plan.machine, plan.token)
+        content = await _open_content(stack, plan, coordinator, offload)
+        upkeep = _upkeep(plan, names, gate, joined, coordinator, content, offload)
+        serving = partial(NamesService, store, gate=gate, upkeep=upkeep.requests, more_status=upkeep.status)
         memory = await stack.enter_async_context(_head_memory(plan.tier, store.superblock.identity, offload))
-        opening = open_head(
-            _connecting(service),
-            stripes,
-            links,
-            offload=offload,
-            clock=store.clock,
-            buffers=payload.buffers,
-            about_machine=partial(about_machine, plan, processes),
-            memory=memory,
-        )
-        head = await stack.enter_async_context(opening)
-        for_others = NamesService(
-            store,
-            gate=gate,
-            upkeep=upkeep.requests,
-            more_status=upkeep.status,
-            coordinator=coordinator_group(coordinator),
-        )
-        with_names = LakeNames(names, upkeep, for_others)
-        yield LakeParts(plan, processes, links, head, protection, offload, with_names, is_made_now=not is_made)
+        connect = _connecting(serving())
+        head = await _open_head(stack, plan, processes, connect, content, offload, store.clock, memory)
+        with_names = LakeNames(names, upkeep, serving(coordinator=coordinator_group(coordinator)))
+        yield LakeParts(plan, processes, content.links, head, protection, offload, with_names, is_made_now=not is_made)
+
+
+def _open_names(plan: LakePlan) -> AbstractAsyncContextManager[LocalNames]:
+    return open_local_names(
+        plan.names_folders(),
+        lake_id=plan.lake_id,
+        protection_losses=plan.protection.parity,
+        is_new=plan.is_new,
+        without=plan.without,
+        restored=plan.restored,
+    )
+
+
+def _upkeep(
+    plan: LakePlan,
+    names: LocalNames,
+    gate: BindGate,
+    joined: JoinedGeneration,
+    coordinator: Coordinator,
+    content: _Content,
+    offload: Offload,
+) -> LakeUpkeep:
+    return LakeUpkeep(
+        coordinator,
+        content.links,
+        content.stripes,
+        names.store,
+        gate,
+        joined,
+        offload,
+        UpkeepSettings(name=plan.machine.name, upload_expiry_s=plan.upload_expiry_s),
+        names_state=names.state,
+        on_change=content.links.view.on_change,
+    )
 
 
 async def _recorded(state: LakeState, plan: LakePlan) -> Protection:
@@ -223,24 +217,13 @@ async def _open_beside_names(plan: LakePlan) -> AsyncIterator[LakeParts]:
         state = LakeState(coordinator)
         processes = await _open_processes(stack, plan, state, plan.protection, is_made=True)
         record = await _wait_for_lake(coordinator, address)
-        payload = _payload_memory()
-        links = await stack.enter_async_context(_links(coordinator, _connecting_members(plan, payload)))
+        content = await _open_content(stack, plan, coordinator, offload)
         protection = Protection(record.data_shards, record.parity_shards)
-        stripes = LakeStripes(links, state, offload, payload.parity)
         identity = StoreIdentity(plan.lake_id, BootId(new_id16()))
         memory = await stack.enter_async_context(_head_memory(plan.tier, identity, offload))
-        opening = open_head(
-            names_at(address, token=plan.token),
-            stripes,
-            links,
-            offload=offload,
-            clock=SystemClock(),
-            buffers=payload.buffers,
-            about_machine=partial(about_machine, plan, processes),
-            memory=memory,
-        )
-        head = await stack.enter_async_context(opening)
-        yield LakeParts(plan, processes, links, head, protection, offload, None, is_made_now=False)
+        connect = names_at(address, token=plan.token)
+        head = await _open_head(stack, plan, processes, connect, content, offload, SystemClock(), memory)
+        yield LakeParts(plan, processes, content.links, head, protection, offload, None, is_made_now=False)
 
 
 async def _wait_for_lake(coordinator: RemoteCoordinator, address: str) -> LakeRecord:
@@ -285,21 +268,45 @@ async def _open_processes(
     return await stack.enter_async_context(open_member_processes(members, registering(state, plan)))
 
 
-class _PayloadMemory(NamedTuple):
-    """Memory for what a head receives, and for parity, in one area that members on this machine map."""
+class _Content(NamedTuple):
+    """Chunks over the members, with the memory for what a head receives."""
 
-    area: LentArea
+    links: MemberLinks
+    stripes: LakeStripes
     buffers: BufferPool
-    parity: BufferPool
 
 
-def _payload_memory() -> _PayloadMemory:
+async def _open_content(stack: AsyncExitStack, plan: LakePlan, coordinator: Coordinator, offload: Offload) -> _Content:
+    """Reach the members.  Memory for payload and for parity is one area, which members on this machine map."""
     area = LentArea(BUFFER_POOL_BYTES + PARITY_MEMORY_BYTES)
-    return _PayloadMemory(
-        area,
-        BufferPool(BUFFER_POOL_BYTES, memory=area.part(BUFFER_POOL_BYTES)),
-        BufferPool(PARITY_MEMORY_BYTES, memory=area.part(PARITY_MEMORY_BYTES)),
+    buffers = BufferPool(BUFFER_POOL_BYTES, memory=area.part(BUFFER_POOL_BYTES))
+    parity = BufferPool(PARITY_MEMORY_BYTES, memory=area.part(PARITY_MEMORY_BYTES))
+    connect = partial(connect_member, token=plan.token, machine=plan.machine.machine, area=area)
+    links = await stack.enter_async_context(_links(coordinator, connect))
+    return _Content(links, LakeStripes(links, LakeState(coordinator), offload, parity), buffers)
+
+
+async def _open_head(
+    stack: AsyncExitStack,
+    plan: LakePlan,
+    processes: MemberProcesses,
+    connect: ConnectNames,
+    content: _Content,
+    offload: Offload,
+    clock: Clock,
+    memory: HeadMemory,
+) -> Head:
+    opening = open_head(
+        connect,
+        content.stripes,
+        content.links,
+        offload=offload,
+        clock=clock,
+        buffers=content.buffers,
+        about_machine=partial(about_machine, plan, processes),
+        memory=memory,
     )
+    return await stack.enter_async_context(opening)
 
 
 @asynccontextmanager
@@ -312,7 +319,3 @@ async def _head_memory(plan: TierPlan, identity: StoreIdentity, offload: Offload
     with closing(DramTier(await offload.run(Arena, slabs_max))) as tier:
         async with open_tier_index(tier, offload, identity, plan.hot_index, plan.hot_index_entries) as index:
             yield HeadMemory(tier, index)
-
-
-def _connecting_members(plan: LakePlan, payload: _PayloadMemory) -> Connect:
-    return partial(connect_member, token=plan.token, machine=plan.machine.machine, area=payload.area)

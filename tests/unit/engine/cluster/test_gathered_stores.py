@@ -1,4 +1,4 @@
-"""Chunks of many puts are stored together: who waits, who is told what, and whose memory is whose."""
+"""Chunks of many puts are stored together: who waits, which error goes to whom, and whose memory is whose."""
 
 from __future__ import annotations
 
