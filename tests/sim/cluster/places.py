@@ -166,9 +166,7 @@ class MemberPlace(Place):
         ) as store:
             self.id = MemberId(store.features.superblock.store_id)
             self.store, self.service = store, Service(store)
-            process.is_up = True
-            await process.wait_stopped()
-            process.is_up = False
+            await process.serve_until_stopped()
 
     def end(self, process: SimProcess) -> None:
         """Go on with what the medium has."""
@@ -258,9 +256,7 @@ class NamesPlace(Place):
                     self.service = NamesService(store, gate=gate, upkeep=upkeep.requests, more_status=upkeep.status)
                     nursery.start_soon(upkeep.run)
                     nursery.start_soon(self._register, state)
-                    process.is_up = True
-                    await process.wait_stopped()
-                    process.is_up = False
+                    await process.serve_until_stopped()
                     nursery.cancel_scope.cancel()
 
     async def _make_lake(self, state: LakeState) -> None:
@@ -373,9 +369,7 @@ class HeadPlace(Place):
                     clock=world.clock,
                     buffers=BufferPool(64 * MIB),
                 ) as self.head:
-                    process.is_up = True
-                    await process.wait_stopped()
-                    process.is_up = False
+                    await process.serve_until_stopped()
             nursery.cancel_scope.cancel()
 
     @asynccontextmanager

@@ -15,6 +15,8 @@ from lakefs.errors import EngineUnreachable, LakeError
 from tests.sim.world.disk import SimCrashed
 
 T = TypeVar("T")
+DRAIN_S = 3.0
+"""A process that is stopped waits so long for requests in flight."""
 
 
 class Outcome(Generic[T]):
@@ -66,6 +68,7 @@ class SimProcess:
         """The error that ended it."""
         self._stop = trio.Event()
         self._nursery: trio.Nursery | None = None
+        self._requests: trio.Nursery | None = None
         self._listeners: dict[Callable[[], None], None] = {}
 
     def on_end(self, listener: Callable[[], None]) -> Callable[[], None]:
@@ -77,9 +80,16 @@ class SimProcess:
         """Ask it to stop cleanly."""
         self._stop.set()
 
-    async def wait_stopped(self) -> None:
-        """Wait, in the process, until it is asked to stop."""
-        await self._stop.wait()
+    async def serve_until_stopped(self) -> None:
+        """Let it be asked, until it is to stop and requests in flight have ended, or were cancelled."""
+        try:
+            async with trio.open_nursery() as self._requests:
+                self.is_up = True
+                await self._stop.wait()
+                self.is_up = False
+                self._requests.cancel_scope.deadline = trio.current_time() + DRAIN_S
+        finally:
+            self.is_up, self._requests = False, None
 
     def kill(self) -> None:
         """End it wherever it is.  Its disks have to be dead already."""
@@ -118,10 +128,13 @@ class SimProcess:
 
     async def serve(self, call: Callable[[], Awaitable[T]]) -> T:
         """Run a call in the process; return its result, or raise its LakeError.  EngineUnreachable when it ends."""
-        if not self.is_up or self._nursery is None:
+        if not self.is_up or self._requests is None:
             raise EngineUnreachable("nothing listens there")
         outcome: Outcome[T] = Outcome()
-        self._nursery.start_soon(outcome.take, call)
+        try:
+            self._requests.start_soon(outcome.take, call)
+        except RuntimeError:  # closed to new tasks: it ends just now
+            raise EngineUnreachable("nothing listens there") from None
         forget = self.on_end(lambda: outcome.fail(EngineUnreachable("the process has ended")))
         try:
             await outcome.done.wait()
