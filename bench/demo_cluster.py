@@ -32,7 +32,9 @@ from bench.harness.machines import LakeMachine
 from bench.harness.mounts import lake_mounted
 
 WAIT_S: Final = 120.0
-OBJECT_BYTES: Final = (100, 70_000, 1_500_000)
+OBJECT_BYTES: Final = (100, 70_000, 600_000)
+PAUSE_S: Final = 0.05
+"""Between two operations of one client: the machines share two cores with their clients here."""
 BLOCK_BYTES: Final = 64 << 10
 BLOCKS: Final = 64
 MIB: Final = 1 << 20
@@ -206,7 +208,7 @@ class Load:
         rng = random.Random(machine.host)
         known: dict[str, bytes] = {}
         with machine.connect() as lake:
-            while not self._ended.wait(0.02):
+            while not self._ended.wait(PAUSE_S):
                 name = f"bench/{machine.host}/{rng.randrange(50)}"
                 began = time.monotonic()
                 failure = self._step(lake, rng, name, known)

@@ -21,6 +21,7 @@ from tests.e2e.served import WAIT_S, Served, lake
 from tests.e2e.test_lake_on_devices import ServedLake, content
 
 PORT: Final = 9100
+pytestmark = [pytest.mark.slow]
 OBJECTS: Final = {"short": content(1, 100), "page": content(2, 70_000), "long": content(3, 9_000_001)}
 
 
@@ -133,6 +134,7 @@ def test_a_machine_is_lost_and_nothing_is(machines: list[Machine]) -> None:
     eventually(lambda: is_whole(first, 4), "it was not healed")
 
 
+@pytest.mark.thorough
 def test_clients_of_other_machines_go_on_when_the_names_restart(machines: list[Machine]) -> None:
     first, second, third = machines
     second.put("before", OBJECTS["long"])
@@ -148,6 +150,7 @@ def test_clients_of_other_machines_go_on_when_the_names_restart(machines: list[M
     eventually(lambda: is_whole(first, 4), "it was not healed")
 
 
+@pytest.mark.thorough
 def test_who_may_not_join_is_refused_by_a_sentence(machines: list[Machine], tmp_path: Path) -> None:
     first, second, _ = machines
     stranger = Machine(tmp_path / "stranger", 1)
@@ -174,6 +177,7 @@ def test_who_may_not_join_is_refused_by_a_sentence(machines: list[Machine], tmp_
     assert second.joining(first).code == 0, "joining may be repeated"
 
 
+@pytest.mark.thorough
 def test_devices_are_added_and_replaced_while_all_is_served(machines: list[Machine]) -> None:
     first, second, third = machines
     second.put("kept", OBJECTS["long"])
