@@ -40,16 +40,16 @@ class LakeMachine(EngineProcess):
 
     def init(self, name: str, *options: str) -> None:
         """Make a lake with the names on this machine."""
-        run_lake("cluster", "init", name, "--listen", self.listen, *self._data(), *options)
+        run_lake("cluster", "init", name, "--listen", self.listen, *self.data_options(), *options)
 
     def join(self, names: LakeMachine) -> None:
         """Join the lake of another machine."""
         token = str(names.devices[0] / "cluster.token")
-        run_lake("cluster", "join", names.listen, "--token-file", token, "--listen", self.listen, *self._data())
+        run_lake("cluster", "join", names.listen, "--token-file", token, "--listen", self.listen, *self.data_options())
 
     def add(self, device: Path) -> None:
         """Let a spare folder become a member."""
-        run_lake("cluster", "add", str(device), *self._data())
+        run_lake("cluster", "add", str(device), *self.data_options())
 
     def lake(self, *arguments: str) -> str:
         """Run a command against this machine; return its output."""
@@ -81,7 +81,8 @@ class LakeMachine(EngineProcess):
         socket = f"{self.socket}.{self.devices.index(device) + 1}"
         return [pid for pid, arguments in _processes() if socket in arguments]
 
-    def _data(self) -> list[str]:
+    def data_options(self) -> list[str]:
+        """Return the options that name its devices."""
         return [part for device in self.devices for part in ("--data", str(device))]
 
 
