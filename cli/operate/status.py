@@ -27,8 +27,8 @@ def status(where: Target, as_json: bool) -> int:
     """Show the state of the engine, and of its lake; exits with 0 when it serves, with 74 when it only reads."""
     with where.open() as lake:
         found = lake.status()
-        has_spaces = not as_json and found.get("keyed", {}).get("spaces")  # an older engine has none
-        spaces = lake.spaces() if has_spaces else []
+        has_spaces = "lake" in found or found.get("keyed", {}).get("spaces")  # an older engine has none
+        spaces = lake.spaces() if has_spaces and not as_json else []
     if as_json:
         write_json(found)
     else:

@@ -214,6 +214,8 @@ def test_a_lake_that_one_device_would_harm_is_made_only_on_demand(tmp_path: Path
         assert lake_.get("long") == OBJECTS["long"]
         about = json.loads(lake_.good("status", "--json").out)
         assert [(each["folder"], each["serves"]) for each in about["folders"]] == [(str(f), True) for f in folders]
+        lake_.good("kv", "set", "blocks", "--quota", "1G")
+        assert "space blocks" in lake_.good("status").text
         into_itself = lake_("put", "-r", tmp_path, "bucket/self")
         assert into_itself.code == 2
         assert "data folder of the store" in into_itself.err
