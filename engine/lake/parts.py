@@ -145,6 +145,7 @@ def _open_names(plan: LakePlan) -> AbstractAsyncContextManager[LocalNames]:
         is_new=plan.is_new,
         without=plan.without,
         restored=plan.restored,
+        is_usable=plan.may_have_names,
     )
 
 

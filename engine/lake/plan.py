@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.lake.folders import NAMES_FOLDER, holds_names, is_wanted
+from engine.lake.folders import NAMES_FOLDER, holds_member, holds_names, is_wanted
 from engine.lake.machine import MachineRecord
 from engine.lake.member_processes import MemberPlan
 from lakefs.cluster.protection import Protection
@@ -58,6 +58,15 @@ class LakePlan:
     def is_wanted(self, folder: Path) -> bool:
         """Return True if a folder has a member, or gets one at this start.  Blocks."""
         return self.is_new or self.new_devices or is_wanted(folder)
+
+    def may_have_names(self, folder: Path) -> bool:
+        """Return True if names may be copied to a folder now: not to an empty one, whose disk was taken away.  Blocks.
+
+        Names are made before the members of a new lake.
+        """
+        if is_wanted(folder) or holds_names(folder):
+            return True
+        return self.is_new and not any(map(holds_member, self.folders))
 
     def names_folders(self) -> list[Path]:
         """Return the folders in which names may lie: not those that hold nothing of a lake."""

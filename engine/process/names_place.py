@@ -1,7 +1,8 @@
 """Opens the names of a lake in folders on devices of this machine, with real disks, threads and clock.
 
 Each folder is, or may become, one of the names' copies.  The folder above it is the device's, and belongs to the lake:
-where that is missing, its device is taken for lost, and nothing is made there.
+where that is missing, or is not the lake's any more (`is_usable`), its device is taken for lost, and nothing is made
+there.
 """
 
 from __future__ import annotations
@@ -32,15 +33,27 @@ STALE_SUFFIX: Final = ".stale"
 """A stale copy's folder gets this name when a new one is made in its place; one is kept."""
 
 
+IsUsable = Callable[[Path], bool]
+"""Says if a device's folder may be used: not an empty one, whose disk was taken away.  Blocks."""
+
+
+def always(_: Path) -> bool:
+    """Every folder may be used."""
+    return True
+
+
 class LocalFolder:
     """A folder on a local file system (`engine.mirror.copy_folders.CopyFolder`)."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, is_usable: IsUsable = always) -> None:
         self._folder = folder.absolute()
+        self._is_usable = is_usable
         self.name = str(self._folder)
 
     def device(self) -> int | None:
-        """Return the number of the file system; None if the folder above does not exist."""
+        """Return the number of the file system; None if the folder above does not exist, or must not be used."""
+        if not self._is_usable(self._folder.parent):
+            return None
         for path in (self._folder, self._folder.parent):
             try:
                 return path.stat().st_dev
@@ -75,6 +88,7 @@ async def open_local_names(
     restored: bool = False,
     patience_s: float | None = PATIENCE_S,
     is_kept: Callable[[], bool] = lambda: True,
+    is_usable: IsUsable = always,
     sizes: StoreSizes = DEFAULT_STORE_SIZES,
 ) -> AsyncIterator[LocalNames]:
     """Open the names of a lake in folders of this machine, given in any order; stop them cleanly at the end.
@@ -84,7 +98,8 @@ async def open_local_names(
     folder has any.  `without`: copies that the operator gives up for ever.  `restored`: the operator's word that the
     folders were put back from a backup.  `patience_s`: how long a device may be silent after another has answered,
     before its copy is given up; None: for ever.  `is_kept` is called when the opening or the body fails with `is_new`;
-    if it returns False, folders that were made here are removed.
+    if it returns False, folders that were made here are removed.  `is_usable` is asked for the folder above, each time
+    before a copy is made.
     Errors: StoreLocked, StoreUnusable (another role or lake, too few copies), and those of `open_names_store`.
     """
     with _removing_new(folders, is_new, is_kept):
@@ -92,7 +107,7 @@ async def open_local_names(
             ThreadOffload(NAMES_THREADS, "names") as offload,
             ThreadOffload(1, "names-copy") as copying,
             open_names_in(
-                [LocalFolder(folder) for folder in folders],
+                [LocalFolder(folder, is_usable) for folder in folders],
                 NamesHost(SystemClock(), offload, copying, AtOnce(patience_s), while_open=noting_crashes),
                 lake_id=lake_id,
                 protection_losses=protection_losses,

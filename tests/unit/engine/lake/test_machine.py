@@ -24,6 +24,8 @@ from engine.lake.machine import (
     token_in,
     write_machine,
 )
+from engine.lake.member_processes import MemberPlan
+from engine.lake.plan import LakePlan
 from engine.superblock.secret_files import CLUSTER_TOKEN_FILE
 from engine.superblock.superblock import open_store
 from lakefs.cluster.protection import Protection
@@ -218,3 +220,22 @@ def test_nothing_is_added_where_there_is_no_lake(tmp_path: Path) -> None:
     write_machine(used, new_machine(LAKE))
     with pytest.raises(LakeError):
         add_folder([used], new)
+
+
+# --- folders of a start ------------------------------------------------------------------------------
+
+
+def plan_of(folders: list[Path], *, is_new: bool) -> LakePlan:
+    members = [MemberPlan(folder, folder / "s", []) for folder in folders]
+    return LakePlan(new_machine(LAKE), "", is_new, members, TWO, is_chosen=False, accept_loss=True, new_devices=False)
+
+
+def test_names_of_a_new_lake_may_lie_anywhere_and_later_only_where_the_lake_is(tmp_path: Path) -> None:
+    member, prepared, _, new = folders = folders_in(tmp_path, "member", "prepared", "empty", "new")
+    plan = plan_of(folders, is_new=True)
+    assert all(map(plan.may_have_names, folders))
+    make_member(member)
+    write_machine(prepared, new_machine(LAKE))
+    (new / "names").mkdir()
+    for later in (plan, plan_of(folders, is_new=False)):
+        assert [later.may_have_names(folder) for folder in folders] == [True, True, False, False]

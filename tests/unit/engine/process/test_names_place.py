@@ -15,9 +15,10 @@ import pytest
 import trio
 
 from engine.host.local_disk import LocalDisk
+from engine.mirror import copy_keeper
 from engine.mirror.copy_list import read_copy_file
 from engine.process.mirrored_names import LocalNames
-from engine.process.names_place import LocalFolder, lake_of_names, open_local_names
+from engine.process.names_place import IsUsable, LocalFolder, always, lake_of_names, open_local_names
 from engine.store.local_store import open_local_store
 from lakefs.errors import StoreLocked, StoreUnusable
 from lakefs.ids import CopyId
@@ -41,7 +42,12 @@ def copy_id(folder: Path) -> CopyId:
 
 @asynccontextmanager
 async def opened(
-    folders: Sequence[Path], *, losses: int = 2, is_new: bool = False, without: Sequence[CopyId] = ()
+    folders: Sequence[Path],
+    *,
+    losses: int = 2,
+    is_new: bool = False,
+    without: Sequence[CopyId] = (),
+    is_usable: IsUsable = always,
 ) -> AsyncIterator[LocalNames]:
     async with open_local_names(
         folders,
@@ -49,6 +55,7 @@ async def opened(
         protection_losses=losses,
         is_new=is_new,
         without=frozenset(without),
+        is_usable=is_usable,
         sizes=SMALL_SIZES,
     ) as names:
         yield names
@@ -96,6 +103,33 @@ def test_a_device_that_is_not_mounted_gets_no_copy_and_another_does(tmp_path: Pa
         async with opened(folders) as names:
             assert await until_good(names, 3) == ["device-0", "device-2", "device-3"]
         assert not folders[1].parent.exists()
+
+    trio.run(main)
+
+
+def test_a_device_that_is_taken_away_gets_no_copy_in_the_empty_folder_that_it_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copy_keeper, "LOOK_EVERY_S", 0.05)
+
+    def has_member(device: Path) -> bool:
+        return (device / "member").exists()
+
+    async def main() -> None:
+        folders = device_folders(tmp_path, 3)
+        for folder in folders:
+            (folder.parent / "member").touch()
+        device = folders[1].parent
+        async with opened(folders, is_new=True, is_usable=has_member) as names:
+            device.rename(tmp_path / "unmounted")
+            device.mkdir()
+            assert await until_good(names, 2) == ["device-0", "device-2"]
+            for number in range(20):
+                await bind(names.store, f"{number}")
+                await trio.sleep(0.02)
+            assert list(device.iterdir()) == []
+            (device / "member").touch()
+            assert await until_good(names, 3) == ["device-0", "device-1", "device-2"]
 
     trio.run(main)
 
