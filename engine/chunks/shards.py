@@ -79,9 +79,11 @@ class ShardPage:
     crcs: list[int] = field(default_factory=list)
     touched: list[int] = field(default_factory=list)
     chunk_lengths: list[int] = field(default_factory=list)
+    damaged: list[bytes] = field(default_factory=list)
+    """Keys of shards known to be damaged; they are in no other list."""
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return len(self.keys) + len(self.damaged)
 
 
 @dataclass(frozen=True)
@@ -264,10 +266,11 @@ class Shards:
                     continue
                 count = min(limit, GC_BATCH - looked)
                 entries = list(islice(view.scan(Table.CHUNKS, start, high), count))
-                listed = [(key, value) for key, value in entries if key[-1] != WHOLE_CHUNK and key not in damaged]
-                self._add(page, listed)
+                shards = [(key, value) for key, value in entries if key[-1] != WHOLE_CHUNK]
+                self._add(page, [(key, value) for key, value in shards if key not in damaged])
+                page.damaged += [key for key, _ in shards if key in damaged]
                 looked += len(entries)
-                limit -= len(listed)
+                limit -= len(shards)
                 if entries:
                     after = entries[-1][0]
                 if len(entries) == count:

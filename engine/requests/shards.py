@@ -156,9 +156,8 @@ class ShardRequests:
                 break
             await trio.lowlevel.checkpoint()
         await self._metadata.wait_durable(sequence)
-        chunks = [key[:1] + key[3:35] for key in page.keys]
-        numbers = [key[-1] for key in page.keys]
-        return Reply(m.ShardsListed(chunks, numbers, page.lengths, page.crcs, page.touched, after, page.chunk_lengths))
+        columns = page.lengths, page.crcs, page.touched, after, page.chunk_lengths
+        return Reply(m.ShardsListed(*_names_of(page.keys), *columns, *_names_of(page.damaged)))
 
     @handles(m.DropShards)
     async def drop_shards(self, request: m.DropShards) -> Reply:
@@ -199,6 +198,10 @@ class ShardRequests:
             raise InvalidArgument(f"a walk sends at most {m.GC_BATCHES_MAX} batches of marks")
         swept = await collector.sweep(request.walk, request.batches, request.homes)
         return Reply(m.ShardsSwept(swept.freed_shards, swept.freed_bytes, swept.kept_because))
+
+
+def _names_of(keys: Seq[bytes]) -> tuple[list[bytes], list[int]]:
+    return [key[:1] + key[3:35] for key in keys], [key[-1] for key in keys]
 
 
 def _check_generation(generation: int) -> None:
