@@ -150,7 +150,8 @@ class ShardRequests:
         sequence = Sequence(0)
         while True:
             left = request.limit - len(page)
-            after, seen = shards.list_page(page, request.begin, request.end, after, left)
+            list_some = shards.list_damaged if request.only_damaged else shards.list_page
+            after, seen = list_some(page, request.begin, request.end, after, left)
             sequence = max(sequence, seen)
             if not after or len(page) == request.limit:
                 break
@@ -168,7 +169,9 @@ class ShardRequests:
             raise InvalidArgument(f"{len(request.touched)} generations for {len(names)} shards")
         for generation in request.touched:
             _check_generation(generation)
-        return Reply(m.ShardsDropped(await shards.drop(request.epoch, names, request.touched)))
+        return Reply(
+            m.ShardsDropped(await shards.drop(request.epoch, names, request.touched, only_damaged=request.only_damaged))
+        )
 
     # --- gc ----------------------------------------------------------------------------------------
 

@@ -127,6 +127,7 @@ class ListShards(Request, frozen=True):
     `next_after` of the page before.  At most `limit`, and at most LIST_SHARDS_MAX, damaged ones included: a page may
     have no others.  `touched` of each: it was last stored or offered in that gc generation, or an earlier one.  A page
     is no instant: a shard that is stored or dropped meanwhile may be in it or not.
+    `only_damaged`: list no others.  An earlier member ignores it.
     """
 
     OP = 103
@@ -135,6 +136,7 @@ class ListShards(Request, frozen=True):
     end: bytes = b""
     after: bytes = b""
     limit: int = LIST_SHARDS_MAX
+    only_damaged: bool = False
 
 
 class ShardsDropped(Message, frozen=True):
@@ -148,6 +150,7 @@ class DropShards(Request, frozen=True):
 
     `touched`: the gc generation with which each copy was stored.  A shard that was touched in a later one is kept: the
     copy is touched anew first.  StaleEpoch.
+    `only_damaged`: keep those that are not known to be damaged.  An earlier member ignores it, and has named none.
     """
 
     OP = 104
@@ -156,6 +159,7 @@ class DropShards(Request, frozen=True):
     chunks: list[bytes]
     shards: list[int]
     touched: list[int]
+    only_damaged: bool = False
 
 
 class GcBegin(Request, frozen=True):
