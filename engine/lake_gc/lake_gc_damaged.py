@@ -72,10 +72,16 @@ class DamagedShards:
         async def at_member(member: MemberId) -> None:
             nonlocal dropped
             names = of_member[member]
-            epoch, touched = self._members.tables[0].ring_epoch, [older] * len(names)
-            columns = [chunk for chunk, _ in names], [shard for _, shard in names]
+            chunks: list[bytes] = [chunk for chunk, _ in names]
+            request = m.DropShards(
+                self._members.tables[0].ring_epoch,
+                chunks,
+                [shard for _, shard in names],
+                [older] * len(names),
+                only_damaged=True,
+            )
             try:
-                reply = await self._members.call(member, m.DropShards(epoch, *columns, touched, only_damaged=True))
+                reply = await self._members.call(member, request)
             except LakeError:
                 return
             reply.body.release()

@@ -157,8 +157,11 @@ class ShardRequests:
                 break
             await trio.lowlevel.checkpoint()
         await self._metadata.wait_durable(sequence)
-        columns = page.lengths, page.crcs, page.touched, after, page.chunk_lengths
-        return Reply(m.ShardsListed(*_names_of(page.keys), *columns, *_names_of(page.damaged)))
+        chunks, numbers = _names_of(page.keys)
+        damaged = _names_of(page.damaged)
+        return Reply(
+            m.ShardsListed(chunks, numbers, page.lengths, page.crcs, page.touched, after, page.chunk_lengths, *damaged)
+        )
 
     @handles(m.DropShards)
     async def drop_shards(self, request: m.DropShards) -> Reply:
