@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence as Seq
 from dataclasses import dataclass, field
+from heapq import nsmallest
 from itertools import islice
 from typing import Final
 
@@ -79,9 +80,11 @@ class ShardPage:
     crcs: list[int] = field(default_factory=list)
     touched: list[int] = field(default_factory=list)
     chunk_lengths: list[int] = field(default_factory=list)
+    damaged: list[bytes] = field(default_factory=list)
+    """Keys of shards known to be damaged; they are in no other list."""
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return len(self.keys) + len(self.damaged)
 
 
 @dataclass(frozen=True)
@@ -264,15 +267,27 @@ class Shards:
                     continue
                 count = min(limit, GC_BATCH - looked)
                 entries = list(islice(view.scan(Table.CHUNKS, start, high), count))
-                listed = [(key, value) for key, value in entries if key[-1] != WHOLE_CHUNK and key not in damaged]
-                self._add(page, listed)
+                shards = [(key, value) for key, value in entries if key[-1] != WHOLE_CHUNK]
+                self._add(page, [(key, value) for key, value in shards if key not in damaged])
+                page.damaged += [key for key, _ in shards if key in damaged]
                 looked += len(entries)
-                limit -= len(listed)
+                limit -= len(shards)
                 if entries:
                     after = entries[-1][0]
                 if len(entries) == count:
                     return after, view.sequence
             return b"", view.sequence
+
+    def list_damaged(
+        self, page: ShardPage, begin: bytes, end: bytes, after: bytes, limit: int
+    ) -> tuple[bytes, Sequence]:
+        """Add damaged shards alone, as `list_page` does."""
+        ranges = ranges_between(begin, end)
+        with self._metadata.view() as view:
+            behind = [key for key in self._quarantine.shards if key > after]
+            keys = nsmallest(limit + 1, [key for key in behind if any(low <= key < high for low, high in ranges)])
+            page.damaged += keys[:limit]
+            return keys[limit - 1] if len(keys) > limit else b"", view.sequence
 
     def _add(self, page: ShardPage, listed: Seq[tuple[bytes, bytes]]) -> None:
         """Add shards to a page: keys and packed records."""
@@ -285,9 +300,10 @@ class Shards:
         page.touched += self.touched.of_each(records.births)
         page.chunk_lengths += records.chunk_lengths
 
-    async def drop(self, epoch: int, names: Seq[Name], touched: Seq[int]) -> list[int]:
+    async def drop(self, epoch: int, names: Seq[Name], touched: Seq[int], *, only_damaged: bool = False) -> list[int]:
         """Drop shards that were not touched later than in these generations; durable on return.  StaleEpoch.
 
+        `only_damaged`: keep those that are not known to be damaged in the step that would drop them.
         Returns for each shard 0 if it is gone, else the generation for which it was kept.
         """
         keys = [shard_key(*name) for name in names]
@@ -299,7 +315,8 @@ class Shards:
             for key, given in zip(keys, touched, strict=True):
                 value = txn.get(Table.CHUNKS, key)
                 record = None if value is None else unpack_chunk_record(value)
-                kept.append(0 if record is None else self._kept_for(record.birth, given))
+                is_good = only_damaged and key not in self._quarantine.shards
+                kept.append(0 if record is None else self._kept_for(record.birth, given, is_good=is_good))
                 if record is not None and not kept[-1]:
                     self.delete_in(txn, key)
                     dropped.append(record)
@@ -310,8 +327,11 @@ class Shards:
         await self.give_back(dropped)
         return kept
 
-    def _kept_for(self, birth: Birth, given: int) -> int:
+    def _kept_for(self, birth: Birth, given: int, *, is_good: bool) -> int:
+        """Return 0 if a shard may go, else the generation to answer; a good one is kept whatever touched it."""
         touched = self.touched.of(birth)
+        if is_good:
+            return max(1, touched)
         return touched if touched > given else 0
 
     def delete_in(self, txn: Transaction, key: bytes) -> None:

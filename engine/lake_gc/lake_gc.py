@@ -8,6 +8,7 @@
                   marked at the members that may free it (`engine.upkeep.roots`, `lake_gc_manifests`, `lake_gc_marks`)
     sync          what the walk saw is durable: a name whose removal it saw does not come back
     sweep         members that have all marks free the rest, born before they began, and not touched since g - 1
+    damaged       damaged shards elsewhere, of chunks that were not marked, are dropped (`lake_gc_damaged`)
 
 Rules kept here:
 - The walk begins when names have joined and members have begun, and ends before any of them sweeps.
@@ -33,6 +34,7 @@ from engine.coordinator.held_lease import HeldLease
 from engine.coordinator.lake_state import LakeState
 from engine.host.failpoints import reached
 from engine.lake_gc.joined_generation import JoinedGeneration
+from engine.lake_gc.lake_gc_damaged import DamagedShards
 from engine.lake_gc.lake_gc_homes import CycleHomes
 from engine.lake_gc.lake_gc_lock import hold_gc_lock
 from engine.lake_gc.lake_gc_manifests import ManifestWalk
@@ -75,6 +77,8 @@ class LakeGcReport:
     manifests: int = 0
     freed_shards: int = 0
     freed_bytes: int = 0
+    freed_damaged: int = 0
+    """Damaged shards that were dropped where no home is."""
     members: list[MemberReport] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
@@ -126,17 +130,22 @@ class LakeGc:
         freed; when cancelled during it, members may go on with it.
         """
         async with self._lock, hold_gc_lock(self._coordinator, self._clock) as lease:
-            generation, packed = await LakeState(self._coordinator).begin_gc()
+            state = LakeState(self._coordinator)
+            generation, packed = await state.begin_gc()
             homes = CycleHomes([unpack(table) for table in packed.values()])
             report = LakeGcReport(generation, expired_uploads=await self._expiry.run())
             self._references.expire()
             await self._joined.join(generation)
             reached("lake-gc.joined")
             async with open_marks(self._members, generation, homes) as marks:
-                await self._walk(marks, lease, report)
+                damaged = DamagedShards(self._members, generation, homes)
+                await damaged.find([each.member for each in await state.members() if self._members.is_up(each.member)])
+                await self._walk(marks, damaged, lease, report)
                 reached("lake-gc.marked")
                 await self._metadata.sync()
                 _check_held(lease)
+                if marks.receivers:  # else the walk was not made
+                    report.freed_damaged = await damaged.drop()
                 report.members = await self._sweep(marks, homes)
         report.freed_shards = sum(member.freed_shards for member in report.members)
         report.freed_bytes = sum(member.freed_bytes for member in report.members)
@@ -162,11 +171,11 @@ class LakeGc:
                 kept=kept,
             )
 
-    async def _walk(self, marks: Marks, lease: HeldLease, report: LakeGcReport) -> None:
+    async def _walk(self, marks: Marks, damaged: DamagedShards, lease: HeldLease, report: LakeGcReport) -> None:
         """Mark what is referred to; returns when the members that are left have all marks."""
         roots = Roots(self._metadata, self._references, batch=self._batch)
         pacing = Pacing(self._metadata)
-        walk = _Walk(marks, ManifestWalk(self._metadata, self._stripes), pacing, lease, report)
+        walk = _Walk(marks, damaged, ManifestWalk(self._metadata, self._stripes), pacing, lease, report)
         with roots.noting():
             await roots.nodes(pacing, walk.visit)
         await roots.parts(pacing, walk.visit)
@@ -204,9 +213,16 @@ class _Walk:
     """Marks the roots that one walk meets, with what is below them."""
 
     def __init__(
-        self, marks: Marks, manifests: ManifestWalk, pacing: Pacing, lease: HeldLease, report: LakeGcReport
+        self,
+        marks: Marks,
+        damaged: DamagedShards,
+        manifests: ManifestWalk,
+        pacing: Pacing,
+        lease: HeldLease,
+        report: LakeGcReport,
     ) -> None:
         self._marks = marks
+        self._damaged = damaged
         self._manifests = manifests
         self._pacing = pacing
         self._lease = lease
@@ -223,9 +239,9 @@ class _Walk:
             if chunk == EMPTY_CHUNK:
                 continue
             if kind_of(chunk) is ChunkKind.DATA:
-                self._marks.add(chunk)
+                self._mark(chunk)
             elif self._manifests.is_new(chunk):
-                self._marks.add(chunk)
+                self._mark(chunk)
                 tops.append((chunk, owner))
         self._report.marked_blobs += len(roots)
         self._report.marked_chunks += len(roots)
@@ -234,9 +250,13 @@ class _Walk:
             await self._manifests.below(tops, self._visit_children)
             self._report.manifests = self._manifests.read_count
 
+    def _mark(self, chunk: ChunkId) -> None:
+        self._marks.add(chunk)
+        self._damaged.met(chunk)
+
     async def _visit_children(self, chunks: list[ChunkId]) -> None:
         for chunk in chunks:
-            self._marks.add(chunk)
+            self._mark(chunk)
         self._report.marked_chunks += len(chunks)
         await self._marks.flush()
         await self._pacing.rest()

@@ -150,15 +150,18 @@ class ShardRequests:
         sequence = Sequence(0)
         while True:
             left = request.limit - len(page)
-            after, seen = shards.list_page(page, request.begin, request.end, after, left)
+            list_some = shards.list_damaged if request.only_damaged else shards.list_page
+            after, seen = list_some(page, request.begin, request.end, after, left)
             sequence = max(sequence, seen)
             if not after or len(page) == request.limit:
                 break
             await trio.lowlevel.checkpoint()
         await self._metadata.wait_durable(sequence)
-        chunks = [key[:1] + key[3:35] for key in page.keys]
-        numbers = [key[-1] for key in page.keys]
-        return Reply(m.ShardsListed(chunks, numbers, page.lengths, page.crcs, page.touched, after, page.chunk_lengths))
+        chunks, numbers = _names_of(page.keys)
+        damaged = _names_of(page.damaged)
+        return Reply(
+            m.ShardsListed(chunks, numbers, page.lengths, page.crcs, page.touched, after, page.chunk_lengths, *damaged)
+        )
 
     @handles(m.DropShards)
     async def drop_shards(self, request: m.DropShards) -> Reply:
@@ -169,7 +172,9 @@ class ShardRequests:
             raise InvalidArgument(f"{len(request.touched)} generations for {len(names)} shards")
         for generation in request.touched:
             _check_generation(generation)
-        return Reply(m.ShardsDropped(await shards.drop(request.epoch, names, request.touched)))
+        return Reply(
+            m.ShardsDropped(await shards.drop(request.epoch, names, request.touched, only_damaged=request.only_damaged))
+        )
 
     # --- gc ----------------------------------------------------------------------------------------
 
@@ -199,6 +204,10 @@ class ShardRequests:
             raise InvalidArgument(f"a walk sends at most {m.GC_BATCHES_MAX} batches of marks")
         swept = await collector.sweep(request.walk, request.batches, request.homes)
         return Reply(m.ShardsSwept(swept.freed_shards, swept.freed_bytes, swept.kept_because))
+
+
+def _names_of(keys: Seq[bytes]) -> tuple[list[bytes], list[int]]:
+    return [key[:1] + key[3:35] for key in keys], [key[-1] for key in keys]
 
 
 def _check_generation(generation: int) -> None:

@@ -42,6 +42,8 @@ from lakefs.wire import messages as m
 
 EPOCHS_MAX: Final = 4
 """Tables that are not retired: readers ask the homes of each."""
+_LOOKED_AT: Final = 64
+"""Shards of a page, when one is enough."""
 _STANDING: Final = {MemberState.UP: Standing.IN, MemberState.OUT: Standing.OUT, MemberState.DRAINING: Standing.DRAINING}
 _log: Final = structlog.get_logger(__name__)
 
@@ -253,11 +255,16 @@ class Membership:
         text = id_text(member)
         if record.state is not MemberState.DRAINING or partitions_with(self._members.tables, member):
             raise PreconditionFailed("it has places in a table; drain it, and wait until that is done", subject=text)
-        reply = await self._members.call(member, m.ListShards(limit=1))
-        reply.body.release()
-        assert isinstance(reply.message, m.ShardsListed), reply.message
-        if reply.message.chunks:
-            raise PreconditionFailed("it holds shards that are nowhere else; wait for the walker", subject=text)
+        after = b""
+        while True:  # pages may have damaged shards only: those are no reason to stay
+            reply = await self._members.call(member, m.ListShards(after=after, limit=_LOOKED_AT))
+            reply.body.release()
+            assert isinstance(reply.message, m.ShardsListed), reply.message
+            if reply.message.chunks:
+                raise PreconditionFailed("it holds shards that are nowhere else; wait for the walker", subject=text)
+            after = reply.message.next_after
+            if not after:
+                return
 
 
 def members_of_records(records: Iterable[MemberRecord]) -> tuple[Member, ...]:

@@ -35,7 +35,7 @@ from engine.coordinator.lake_state import LakeState
 from engine.host.tasks import run_all
 from engine.members.ports import Members
 from engine.walker.walker_calls import ShardCalls
-from engine.walker.walker_compare import Verdicts, compare, copies_of
+from engine.walker.walker_compare import Verdicts, compare, copies_of, damaged_of
 from engine.walker.walker_lists import ShardList, Window, Windows, by_partition
 from engine.walker.walker_pace import Pace
 from engine.walker.walker_repair import Repair
@@ -230,7 +230,8 @@ class _Walk:
         batch: list[Stripe] = []
         size = 0
         for chunk in chunks:
-            stripe = Stripe(ChunkId(chunk), copies_of(chunk, window), self._deep, self._deep)
+            stripe = _stripe_of(chunk, window)
+            stripe.must_check = stripe.read_all = self._deep
             batch.append(stripe)
             size += sum(copy.length for copy in stripe.copies)
             if size >= BATCH_BYTES or len(batch) == BATCH_STRIPES:
@@ -252,6 +253,7 @@ class _Walk:
                 continue
             if left is Left.TOO_FEW and stripe.strays(part.place):
                 left = Left.STRAY_KEPT
+            report.damaged_elsewhere += len(stripe.damaged_strays(part.place))
             if left is not None:
                 report.leave(id_text(stripe.chunk), left)
 
@@ -266,9 +268,14 @@ class _Walk:
             merged = Windows(lists)
             while (window := await merged.next()) is not None:
                 self._note_failed(lists)
-                if copies := copies_of(chunk, window):
-                    await self._work(part, [Stripe(chunk, copies)], is_last=True)
+                stripe = _stripe_of(chunk, window)
+                if stripe.copies or stripe.damaged:
+                    await self._work(part, [stripe], is_last=True)
             self._note_failed(lists)
+
+
+def _stripe_of(chunk: bytes, window: Window) -> Stripe:
+    return Stripe(ChunkId(chunk), copies_of(chunk, window), damaged=damaged_of(chunk, window))
 
 
 def homes_of(table: Table, partition: Partition) -> tuple[MemberId, ...]:

@@ -8,7 +8,8 @@ chunk's *signature* is what these tables have of it; there is one for each lengt
 
 Rules kept here:
 - What a home that has not answered has is not known: its shards count neither as present nor as missing.
-- A shard anywhere but at its home makes its chunk odd.
+- A shard anywhere but at its home makes its chunk odd, and so does a damaged one, wherever it is: by its length it is
+  not the shard that its home has to have, and it is nobody's copy.
 - Lengths alone decide.  Copies with other bytes are found by their readers, by scrub, and by a deep walk.
 - Homes that say different lengths of a chunk make it odd: its hash decides which are right.
 
@@ -22,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import compress, repeat
 from typing import Final, NamedTuple
 
-from engine.walker.walker_lists import Columns, Window
+from engine.walker.walker_lists import DAMAGED_BYTES, Columns, Window
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.ids import MemberId
 from lakefs.limits import CHUNK_BYTES
@@ -47,6 +48,13 @@ class Copy(NamedTuple):
     chunk_bytes: int
     crc: int | None
     """Checksum of its record; None: not known, but its bytes are right."""
+
+
+class Damaged(NamedTuple):
+    """A shard that its member knows to be damaged."""
+
+    member: MemberId
+    shard: int
 
 
 class Compared(NamedTuple):
@@ -155,15 +163,22 @@ def _sort_in(columns: Columns, numbers: list[int], at_home: list[dict[bytes, Siz
 
 
 def copies_of(chunk: bytes, window: Window) -> list[Copy]:
-    """Return all listed shards of a chunk."""
-    copies: list[Copy] = []
+    """Return all listed shards of a chunk, but for damaged ones."""
+    return [copy for copy in _rows_of(chunk, window) if copy.length != DAMAGED_BYTES]
+
+
+def damaged_of(chunk: bytes, window: Window) -> list[Damaged]:
+    """Return the shards of a chunk that are listed as damaged."""
+    return [Damaged(row.member, row.shard) for row in _rows_of(chunk, window) if row.length == DAMAGED_BYTES]
+
+
+def _rows_of(chunk: bytes, window: Window) -> Iterator[Copy]:
     for member, columns in window:
         at = bisect_left(columns.chunks, chunk)
         while at < len(columns) and columns.chunks[at] == chunk:
             sizes = columns.lengths[at], columns.chunk_lengths[at]
-            copies.append(Copy(member, columns.shards[at], *sizes, columns.crcs[at]))
+            yield Copy(member, columns.shards[at], *sizes, columns.crcs[at])
             at += 1
-    return copies
 
 
 def signature_of(copies: Iterable[Copy], homes: Sequence[MemberId], unknown: Set[int]) -> Signature:

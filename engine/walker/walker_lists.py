@@ -8,6 +8,7 @@ Rules kept here:
 - Memory: for each member a page, and what is left of the one before; at most 255 shards of one chunk.
 - A list that fails ends: its member counts as one that has not answered, from that window on.  What it had listed in
   earlier windows is true.
+- A shard that its member knows to be damaged is a row of DAMAGED_BYTES bytes, in its place.
 - A page is no instant.  A shard that is stored or dropped during the walk is in its list or not.
 """
 
@@ -26,6 +27,8 @@ from lakefs.errors import EngineUnreachable, LakeError, ProtocolError
 from lakefs.ids import MemberId, Partition
 from lakefs.wire import messages as m
 
+DAMAGED_BYTES: Final = 0
+"""Length of a damaged shard in a list: no other has it."""
 _log: Final = structlog.get_logger(__name__)
 
 
@@ -107,8 +110,9 @@ class ShardList:
                     raise ProtocolError("a list of shards has not the length of each one's chunk")
                 self._after = page.next_after
                 self._is_done = not page.next_after
-                self._buffer.append(page)
-                if page.chunks:
+                columns = _with_damaged(page) if page.damaged_chunks else page
+                self._buffer.append(columns)
+                if columns.chunks:
                     return
         except LakeError as error:
             if not isinstance(error, EngineUnreachable):  # that it is away was said once, by its link
@@ -120,6 +124,14 @@ class ShardList:
         """Remove and return the shards of chunks below the boundary; None: of all."""
         count = len(self._buffer) if boundary is None else bisect_left(self._buffer.chunks, boundary)
         return self._buffer.take(count)
+
+
+def _with_damaged(page: m.ShardsListed) -> Columns:
+    """Return the shards of a page, the damaged ones among them."""
+    good = zip(page.chunks, page.shards, page.lengths, page.crcs, page.chunk_lengths, strict=True)
+    named = zip(page.damaged_chunks, page.damaged_shards, strict=True)
+    damaged = [(chunk, shard, DAMAGED_BYTES, 0, DAMAGED_BYTES) for chunk, shard in named]
+    return Columns(*map(list, zip(*sorted([*good, *damaged]), strict=True)))
 
 
 class Windows:

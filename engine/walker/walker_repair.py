@@ -10,6 +10,9 @@ Rules kept here:
   drop of what it replaces.  So no answer to a writer that counted that shard was of a later one.
 - A copy elsewhere is dropped only when its home has said, asked in that generation, that its own is durable; and it is
   kept if it was touched later: then home is asked anew, in a newer generation (rule 4 of gc by generations).
+- A damaged copy elsewhere is dropped in the same way, but only when no shard of its chunk is missing: until then its
+  disk may give it back, and it may be the last one.  Nobody's answer rests on it: damaged, it is offered as absent, and
+  an answer from before is of no later generation than the one in which home is asked.
 - A shard at home is dropped only if the chunk's hash proved it wrong, by shards that stay, with the right one in hand.
 - Cancelled anywhere, nothing is lost: each request is whole or not at all, and leaves what a later walk can see.
 """
@@ -17,13 +20,13 @@ Rules kept here:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
 from engine.host.tasks import run_all
 from engine.stripes.decode import Read, Solved, solve
 from engine.walker.walker_calls import NewShard, ReadShard, ShardCalls
-from engine.walker.walker_compare import Copy
+from engine.walker.walker_compare import Copy, Damaged
 from engine.walker.walker_report import Left, WalkReport
 from engine.walker.walker_stripe import Check, Finished, Move, Place, Stripe, next_step
 from lakefs.cluster.erasure import ErasureCode
@@ -41,6 +44,7 @@ _MAY_DROP: Final = (None, Left.FULL, Left.REFUSED, Left.TOO_FEW)
 T = TypeVar("T")
 Step = tuple[Stripe, Move | Check]
 Stored = tuple[Stripe, NewShard]
+Stray = Copy | Damaged
 
 
 class Repair:
@@ -82,9 +86,11 @@ class Repair:
             ended += failed
             gone = {id(stripe) for stripe, _ in failed}
             waiting = [stripe for stripe, _ in steps if id(stripe) not in gone]
-        kept = await self._drop_strays(
-            [stripe for stripe, left in ended if left in _MAY_DROP and not stripe.must_check]
-        )
+        known = [stripe for stripe, left in ended if left in _MAY_DROP and not stripe.must_check]
+        kept = await self._drop_strays(known, lambda stripe: stripe.strays(self._place))
+        whole = [stripe for stripe, left in ended if left is None and not stripe.must_check]
+        kept |= await self._drop_strays(whole, self._worthless)
+        kept |= {id(stripe): Left.NO_CHUNK for stripe in whole if self._is_no_chunks(stripe)}
         return [(stripe, left or kept.get(id(stripe))) for stripe, left in ended]
 
     # --- one round -----------------------------------------------------------------------------------
@@ -126,7 +132,7 @@ class Repair:
             found = await self._calls.read(member, [(stripe.chunk, copy.shard) for stripe, copy in copies])
             for (stripe, copy), one in zip(copies, found or [], strict=found is not None):
                 if isinstance(one, LakeError):
-                    stripe.forget(copy.member, copy.shard)
+                    stripe.spoil(copy.member, copy.shard)
                 else:
                     read[id(stripe), copy] = one
 
@@ -198,30 +204,45 @@ class Repair:
 
     # --- copies elsewhere ----------------------------------------------------------------------------
 
-    async def _drop_strays(self, stripes: Sequence[Stripe]) -> Mapping[int, Left]:
+    async def _drop_strays(
+        self, stripes: Sequence[Stripe], strays_of: Callable[[Stripe], Sequence[Stray]]
+    ) -> dict[int, Left]:
         """Drop copies elsewhere whose homes have one; return the stripes of which some were kept."""
         kept: dict[int, Left] = {}
         for _ in range(DROP_ATTEMPTS):
-            strays = [(stripe, copy) for stripe in stripes for copy in stripe.strays(self._place)]
+            strays = [(stripe, copy) for stripe in stripes for copy in strays_of(stripe)]
             strays = [item for item in strays if self._may_drop(*item)]
             if not strays:
                 return {}
             generation = await self._generation()
             there = await self._offered(strays, generation)
             await self._drop([item for item in strays if (id(item[0]), item[1].shard) in there], generation)
-            kept = {id(stripe): Left.STRAY_KEPT for stripe, copy in strays if copy in stripe.copies}
+            kept = {id(stripe): Left.STRAY_KEPT for stripe, copy in strays if copy in strays_of(stripe)}
         return kept
 
-    def _may_drop(self, stripe: Stripe, copy: Copy) -> bool:
+    def _may_drop(self, stripe: Stripe, copy: Stray) -> bool:
         answered = self._place.answered
         home = self._place.homes[copy.shard]
         return copy.member in answered and home in answered and stripe.at_home(self._place, copy.shard) is not None
 
-    async def _offered(self, strays: Sequence[tuple[Stripe, Copy]], generation: GcGeneration) -> set[tuple[int, int]]:
+    def _worthless(self, stripe: Stripe) -> list[Damaged]:
+        """Return the damaged copies elsewhere of a whole stripe, if it is known to be whole at all its homes."""
+        if not self._place.answered.issuperset(self._place.homes):
+            return []
+        strays = stripe.damaged_strays(self._place)
+        return [one for one in strays if one.shard < len(self._place.homes)]
+
+    def _is_no_chunks(self, stripe: Stripe) -> bool:
+        """Return True if a damaged shard elsewhere is none of the shards of its whole chunk."""
+        numbers = {copy.shard for copy in stripe.copies}
+        is_known = self._place.answered.issuperset(self._place.homes)
+        return is_known and any(one.shard not in numbers for one in stripe.damaged_strays(self._place))
+
+    async def _offered(self, strays: Sequence[tuple[Stripe, Stray]], generation: GcGeneration) -> set[tuple[int, int]]:
         """Touch the homes' own copies; return which are there."""
         there: set[tuple[int, int]] = set()
 
-        async def at_home(item: tuple[MemberId, list[tuple[Stripe, Copy]]]) -> None:
+        async def at_home(item: tuple[MemberId, list[tuple[Stripe, Stray]]]) -> None:
             member, copies = item
             lengths = await self._calls.offer(member, generation, [(s.chunk, copy.shard) for s, copy in copies])
             for (stripe, copy), length in zip(copies, lengths or [], strict=lengths is not None):
@@ -231,8 +252,8 @@ class Repair:
         await run_all(at_home, _by(strays, lambda item: self._place.homes[item[1].shard]))
         return there
 
-    async def _drop(self, strays: Sequence[tuple[Stripe, Copy]], generation: GcGeneration) -> None:
-        async def at_member(item: tuple[MemberId, list[tuple[Stripe, Copy]]]) -> None:
+    async def _drop(self, strays: Sequence[tuple[Stripe, Stray]], generation: GcGeneration) -> None:
+        async def at_member(item: tuple[MemberId, list[tuple[Stripe, Stray]]]) -> None:
             member, copies = item
             kept = await self._calls.drop(member, generation, [(s.chunk, copy.shard) for s, copy in copies])
             for (stripe, copy), touched in zip(copies, kept or [], strict=kept is not None):

@@ -44,6 +44,8 @@ class WalkReport(msgspec.Struct):
     """Copies elsewhere that were dropped."""
     replaced: int = 0
     """Shards that were not those of their chunks, dropped and stored anew."""
+    damaged_elsewhere: int = 0
+    """Damaged shards elsewhere that stayed: of chunks that are not whole, or because they were touched."""
     bytes_read: int = 0
     bytes_written: int = 0
     left: dict[str, int] = msgspec.field(default_factory=dict)
@@ -60,7 +62,10 @@ class WalkReport(msgspec.Struct):
 
     @property
     def is_home(self) -> bool:
-        """True if every shard that exists is at its home, and nobody was silent: some stripes may have too few."""
+        """True if every shard is at its home, and nobody was silent: some stripes may have too few.
+
+        Damaged shards are not counted: what is left of them elsewhere, no table leads to.
+        """
         return not self.unanswered and self.left.keys() <= {Left.TOO_FEW.value}
 
     def leave(self, chunk: str, reason: Left) -> None:

@@ -10,6 +10,8 @@ Rules kept here:
 - Where copies say different lengths of the chunk, or are not as long as that demands, all are read: the chunk's hash
   decides, and those that say another length are wrong, whatever their bytes.
 - Of shards that no chunk has nothing is guessed.
+- A damaged shard is absent: it is never read, and does not count as a copy anywhere.  At its home it makes room for a
+  new one; elsewhere it is dropped once all shards of the chunk are at their homes, and until then it is only known.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from engine.stripes.said_lengths import lengths_said
-from engine.walker.walker_compare import Copy, is_whole, signature_of
+from engine.walker.walker_compare import Copy, Damaged, is_whole, signature_of
 from engine.walker.walker_report import Left
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.ids import ChunkId, MemberId
@@ -50,6 +52,8 @@ class Stripe:
     blocked: dict[int, Left] = field(default_factory=dict)
     """Numbers of shards that their homes do not take, and why."""
     rounds: int = 0
+    damaged: list[Damaged] = field(default_factory=list)
+    """Shards that their members have, and know to be damaged."""
 
     def at_home(self, place: Place, number: int) -> Copy | None:
         """Return the copy of a shard at its home."""
@@ -60,14 +64,25 @@ class Stripe:
         """Return the copies elsewhere."""
         return [copy for copy in self.copies if place.homes[copy.shard] != copy.member]
 
+    def damaged_strays(self, place: Place) -> list[Damaged]:
+        """Return the damaged shards elsewhere, and those that no chunk has."""
+        homes = dict(enumerate(place.homes))
+        return [one for one in self.damaged if homes.get(one.shard) != one.member]
+
     def lacks(self, place: Place, number: int) -> bool:
         """Return True if a home has answered, has not this shard, and was not found to refuse it."""
         is_asked = place.homes[number] in place.answered and number not in self.blocked
         return is_asked and self.at_home(place, number) is None
 
     def forget(self, member: MemberId, shard: int) -> None:
-        """Take a copy off the list: it is damaged, or was dropped."""
+        """Take a shard off the lists: it was dropped, or is another one now."""
         self.copies = [copy for copy in self.copies if (copy.member, copy.shard) != (member, shard)]
+        self.damaged = [one for one in self.damaged if one != (member, shard)]
+
+    def spoil(self, member: MemberId, shard: int) -> None:
+        """Note that a copy cannot be read."""
+        self.forget(member, shard)
+        self.damaged.append(Damaged(member, shard))
 
     def stored(self, place: Place, number: int, length: int, chunk_bytes: int) -> None:
         """Note that a shard's home has it now."""

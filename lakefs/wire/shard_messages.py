@@ -104,7 +104,9 @@ class OfferShards(Request, frozen=True):
 class ShardsListed(Message, frozen=True):
     """A page of shards, by chunk and number: lengths, checksums of their records, and generations (see ListShards).
 
-    `next_after` is empty on the last page.
+    `next_after` is empty on the last page.  `damaged_chunks` and `damaged_shards` name, in the same order, the shards
+    of the page's range that are known to be damaged; an earlier member names none.  They are in no other list, so who
+    does not know these fields counts them as absent.
     """
 
     chunks: list[bytes]
@@ -114,15 +116,18 @@ class ShardsListed(Message, frozen=True):
     touched: list[int]
     next_after: bytes = b""
     chunk_lengths: list[int] = []
+    damaged_chunks: list[bytes] = []
+    damaged_shards: list[int] = []
 
 
 class ListShards(Request, frozen=True):
     """List shards whose chunks' digests are at least `begin` and below `end` (first bytes of them; b"": no bound).
 
     Chunks of data are listed first, then manifests, each by digest; shards of a chunk by number.  `after` is
-    `next_after` of the page before.  At most `limit`, and at most LIST_SHARDS_MAX.  Shards known to be damaged are left
-    out.  `touched` of each: it was last stored or offered in that gc generation, or an earlier one.  A page is no
-    instant: a shard that is stored or dropped meanwhile may be in it or not.
+    `next_after` of the page before.  At most `limit`, and at most LIST_SHARDS_MAX, damaged ones included: a page may
+    have no others.  `touched` of each: it was last stored or offered in that gc generation, or an earlier one.  A page
+    is no instant: a shard that is stored or dropped meanwhile may be in it or not.
+    `only_damaged`: list no others.  An earlier member ignores it.
     """
 
     OP = 103
@@ -131,6 +136,7 @@ class ListShards(Request, frozen=True):
     end: bytes = b""
     after: bytes = b""
     limit: int = LIST_SHARDS_MAX
+    only_damaged: bool = False
 
 
 class ShardsDropped(Message, frozen=True):
@@ -140,10 +146,11 @@ class ShardsDropped(Message, frozen=True):
 
 
 class DropShards(Request, frozen=True):
-    """Drop shards that have a copy elsewhere; durable when answered.
+    """Drop shards that have a copy elsewhere, damaged ones too; durable when answered.
 
     `touched`: the gc generation with which each copy was stored.  A shard that was touched in a later one is kept: the
     copy is touched anew first.  StaleEpoch.
+    `only_damaged`: keep those that are not known to be damaged.  An earlier member ignores it, and has named none.
     """
 
     OP = 104
@@ -152,6 +159,7 @@ class DropShards(Request, frozen=True):
     chunks: list[bytes]
     shards: list[int]
     touched: list[int]
+    only_damaged: bool = False
 
 
 class GcBegin(Request, frozen=True):

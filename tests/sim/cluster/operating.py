@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import trio
 
 from engine.format.layouts import Table, unpack_chunk_record
 from engine.format.shards import is_whole
+from engine.lake_upkeep.member_answers import member_text
 from engine.segments.files import segment_path
 from lakefs.errors import InvalidArgument, LakeError
+from lakefs.findings import Finding
 from lakefs.ids import MemberId
 from lakefs.wire import messages as m
 from tests.sim.cluster.lake import SimLake, until
@@ -67,8 +71,20 @@ class Operator:
         for path, offset in self._lake.rng.sample(places, min(len(places), 3)):
             place.disk.flip_bit(path, offset, self._lake.rng.randrange(8))
         await trio.sleep(self._lake.rng.choice((1.0, 10.0)))
-        await self.tell(m.RunFsck(True), "check every shard")
+        await self._check(place)
         self._lake.health.end(place.name)
+
+    async def _check(self, place: MemberPlace) -> None:
+        """Have the lake check every shard, until it has reached this member."""
+        member = place.id
+        while member is not None and place.id == member:
+            reply = await self.tell(m.RunFsck(True), "check every shard")
+            assert isinstance(reply, m.ReportReply)
+            missed = {"code": Finding.MEMBER_UNCHECKED.code, "object": member_text(member)}
+            found = json.loads(reply.report_json)["findings"]
+            if not any(finding.items() >= missed.items() for finding in found):
+                return  # also one that is out was asked: it may be a home again
+            await trio.sleep(5.0)
 
     def _shard_places(self, place: MemberPlace) -> list[tuple[str, int]]:
         """Return where the first byte of each shard is on a member's medium."""
@@ -110,18 +126,19 @@ class Operator:
         self._lake.met["fsck asked for"] += 1
         await self.ask_once(m.RunFsck(self._lake.rng.random() < 0.3), "fsck")
 
-    async def tell(self, request: m.Request, what: str) -> None:
-        """Send a request of the operator to the lake until it is answered."""
+    async def tell(self, request: m.Request, what: str) -> m.Message | None:
+        """Send a request of the operator to the lake until it is answered; None if it knows no such member."""
         while True:
             try:
                 head = self._lake.rng.choice(self._lake.heads)
                 async with head.connect() as client:
                     await client.call(m.Hello(1, "operator"))
-                    (await client.call(request)).body.release()
+                    reply = await client.call(request)
+                    reply.body.release()
                     self._lake.log(f"operator: {what}: done")
-                    return
+                    return reply.message
             except InvalidArgument:
-                return  # it was lost before the lake had heard of it
+                return None  # it was lost before the lake had heard of it
             except LakeError as error:
                 self._lake.log(f"operator: {what}: {error!r}")
             await trio.sleep(5.0)

@@ -25,8 +25,6 @@ from tests.sim.judges.history import SimFailure
 HEALS_S = 300.0
 """The lake says that it is healed so soon."""
 CYCLES = 4
-TOLERATED = {"shard-damaged"}
-"""A damaged shard stays in quarantine at a member that is not its home any more."""
 Where = dict[tuple[ChunkId, int], list[MemberId]]
 
 
@@ -124,7 +122,7 @@ class Quiet:
         contents = {content for content in bound if content is not None}
         self._check_places(contents)
         report = await self.ask(m.RunFsck(True))
-        codes = {finding["code"] for finding in report["findings"]} - TOLERATED
+        codes = {finding["code"] for finding in report["findings"]}
         if report["damage"] or report["unchecked"] or codes:
             raise SimFailure(f"fsck of a quiet lake: {report['findings']} {report['unchecked']}")
         self._check_places(contents)
@@ -164,7 +162,7 @@ class Quiet:
                 continue
             with place.store.metadata.view() as view:
                 for key, _ in view.scan(Table.CHUNKS, b"", b"\xff"):
-                    if not is_whole(key) and key not in place.store.quarantine.shards:
+                    if not is_whole(key):
                         found.setdefault((chunk_id_of_key(key), shard_of_key(key)), []).append(place.id)
         return found
 

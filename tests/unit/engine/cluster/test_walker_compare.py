@@ -11,7 +11,7 @@ import pytest
 from engine.members.ports import Members
 from engine.walker import walker_compare
 from engine.walker.walker_compare import UNKNOWN, Sizes, Verdicts, compare, copies_of, is_whole
-from engine.walker.walker_lists import Columns, ShardList, Windows, by_partition
+from engine.walker.walker_lists import DAMAGED_BYTES, Columns, ShardList, Windows, by_partition
 from lakefs.cluster.erasure import ErasureCode
 from lakefs.ids import Buffer, MemberId
 from lakefs.limits import GRANULE_BYTES
@@ -116,16 +116,20 @@ def changed(entry: Entry, rng: random.Random, *, is_other: bool) -> Entry:
     return chunk[:-1] + bytes([chunk[-1] ^ 1]), shard, length, chunk_length
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(60))
 def test_whole_columns_say_the_same_as_chunks_one_by_one(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     lists, lengths = some_lists(rng, 12)
-    damage = seed % 4
+    damage = seed % 6
     if damage:
         victims = lists[rng.choice(HOMES)]
         at = rng.randrange(len(victims))
         one = victims.pop(at)
-        victims += [[], [changed(one, rng, is_other=False)], [one, changed(one, rng, is_other=True)]][damage - 1]
+        damaged = (*one[:2], DAMAGED_BYTES, 0)
+        other = [one, changed(one, rng, is_other=True)]
+        victims += [[], [changed(one, rng, is_other=False)], other, [damaged], [one]][damage - 1]
+        if damage == 5:
+            lists[OTHER].append(damaged)
     window = [(member, columns_of(entries)) for member, entries in lists.items() if entries]
     quick = compare(window, HOMES, set(HOMES), Verdicts(CODE))
     monkeypatch.setattr(walker_compare, "_is_all_whole", lambda *_: False)

@@ -201,15 +201,16 @@ class Lake:
         client = self.clients[member or self.home(shard)]
         assert await drop(client, shard, touched=m.GENERATION_MAX, epoch=EPOCH_OF_WRITERS) == [0]
 
-    async def spoil(self, shard: Shard) -> None:
-        """Flip a bit of a shard on its home's medium."""
-        opened = self.stores[self.home(shard)]
+    async def spoil(self, shard: Shard, member: MemberId | None = None) -> None:
+        """Flip a bit of a shard on the medium of its home, or of another member."""
+        member = member or self.home(shard)
+        opened = self.stores[member]
         with opened.metadata.view() as view:
             value = view.get(StoreTable.CHUNKS, shard_key(*shard.name))
         assert value is not None
         record = unpack_chunk_record(value)
         path = segment_path(record.segment, opened.segments.register.kinds[record.segment])
-        self.disks[self.home(shard)].flip_bit(path, record.offset, 3)
+        self.disks[member].flip_bit(path, record.offset, 3)
 
     async def lie(self, shard: Shard, member: MemberId | None = None) -> None:
         """Let a member have other bytes, with checksums that fit them."""
