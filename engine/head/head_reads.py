@@ -47,7 +47,7 @@ from lakefs.ids import EMPTY_CHUNK, ChunkId, ChunkKind, kind_of
 from lakefs.limits import BODY_BYTES_MAX, CHUNK_BYTES, SMALL_PAYLOAD_BYTES
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Body, Reply
-from lakefs.wire.media import MEDIUM_INLINE, MEDIUM_STREAMED
+from lakefs.wire.media import BY_REQUEST, MEDIUM_INLINE
 
 _FAREWELL_S: Final = 1.0
 """Longest time for which an opened lease is ended whose client has gone."""
@@ -145,7 +145,7 @@ class HeadOpens:
             opened = result.opened
             if opened is None:
                 continue
-            streamed = [index for index, grant in enumerate(opened.grants) if grant.medium == MEDIUM_STREAMED]
+            streamed = [index for index, grant in enumerate(opened.grants) if grant.medium in BY_REQUEST]
             grants = [opened.grants[index] for index in streamed]
             self._tier.grant(client, media, [opened.chunks[index] for index in streamed], grants)
             for index, grant in zip(streamed, grants, strict=True):

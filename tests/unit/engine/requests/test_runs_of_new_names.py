@@ -353,7 +353,7 @@ def test_runs_do_what_single_names_do() -> None:
         bound += run(lambda: play(history, versioning))
 
     check()
-    assert bound > repeated(120, 300), "the histories have runs"
+    assert bound > repeated(80, 200), "the histories have runs"
 
 
 # --- planted bugs --------------------------------------------------------------------------------------
