@@ -47,7 +47,7 @@ from lakefs.ids import EMPTY_CHUNK, ChunkId, ChunkKind, kind_of
 from lakefs.limits import BODY_BYTES_MAX, CHUNK_BYTES, SMALL_PAYLOAD_BYTES
 from lakefs.wire import messages as m
 from lakefs.wire.engine_port import Body, Reply
-from lakefs.wire.media import BY_REQUEST, MEDIUM_INLINE
+from lakefs.wire.media import BY_REQUEST, MEDIUM_INLINE, MEDIUM_STREAMED
 
 _FAREWELL_S: Final = 1.0
 """Longest time for which an opened lease is ended whose client has gone."""
