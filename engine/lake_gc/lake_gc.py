@@ -132,6 +132,7 @@ class LakeGc:
         async with self._lock, hold_gc_lock(self._coordinator, self._clock) as lease:
             state = LakeState(self._coordinator)
             generation, packed = await state.begin_gc()
+            asked = [record.member for record in await state.members()]
             homes = CycleHomes([unpack(table) for table in packed.values()])
             report = LakeGcReport(generation, expired_uploads=await self._expiry.run())
             self._references.expire()
@@ -139,7 +140,7 @@ class LakeGc:
             reached("lake-gc.joined")
             async with open_marks(self._members, generation, homes) as marks:
                 damaged = DamagedShards(self._members, generation, homes)
-                await damaged.find([each.member for each in await state.members() if self._members.is_up(each.member)])
+                await damaged.find([member for member in asked if self._members.is_up(member)])
                 await self._walk(marks, damaged, lease, report)
                 reached("lake-gc.marked")
                 await self._metadata.sync()

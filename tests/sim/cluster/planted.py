@@ -303,6 +303,10 @@ def _answers_are_not_durable() -> AbstractContextManager[Any]:
     return _instead(Metadata, "wait_durable", wait_durable)
 
 
+def _damaged_strays_stay() -> AbstractContextManager[Any]:
+    return _instead(Repair, "_worthless", lambda self, stripe: [])
+
+
 # --- keyed -------------------------------------------------------------------------------------------
 
 
@@ -343,6 +347,7 @@ UNPROVEN: Final = [
     Weakening("what one member says of a chunk's length is believed", _lengths_are_not_disputed),
     Weakening("strays are dropped whatever touched them", _strays_are_dropped_whatever_touched_them),
     Weakening("strays are dropped before home has them", _strays_are_dropped_before_home_has_them),
+    Weakening("damaged shards elsewhere stay", _damaged_strays_stay),
     Weakening("shards that moved count as old", _moved_shards_are_old),
     Weakening("a note is cleared although it was noted again", _notes_are_cleared_although_noted_again),
     Weakening("epochs are retired before all members know", _epochs_are_retired_unsaid),

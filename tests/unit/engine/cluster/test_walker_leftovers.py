@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
+from engine.walker import membership
+from lakefs.errors import PreconditionFailed
 from lakefs.ids import ChunkKind, chunk_id_of, id_text
+from lakefs.wire import messages as m
+from tests.store_rig import ask
 from tests.unit.engine.cluster.test_walker_pass import Running, running, small_rings
 from tests.unit.engine.cluster.walker_rig import member_id, shards_of
 
@@ -35,3 +41,27 @@ def test_what_is_left_of_a_chunk_that_nobody_can_make_moves_home_and_keeps_no_ol
         assert one.walks.is_healed
 
     running(scenario)
+
+
+def test_damaged_shards_that_nobody_needs_keep_no_drained_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They lie before a good one in its list, of which each page has one shard."""
+    monkeypatch.setattr(membership, "_LOOKED_AT", 1)
+
+    async def scenario(one: Running) -> None:
+        made, leaving = one.made, member_id(1)
+        await one.membership.drain(leaving)
+        for _ in range(4):
+            await one.turn()
+        payload = made.rng.randbytes(300_000)
+        left = shards_of(chunk_id_of(ChunkKind.DATA, payload), payload)
+        for shard in left[:2]:
+            await made.put(leaving, shard)
+            await made.spoil(shard, leaving)
+        await ask(made.clients[leaving], m.RunScrub(60.0, 0, restart=True), m.ReportReply)
+        await made.put(leaving, left[4])
+        with pytest.raises(PreconditionFailed, match="holds shards"):
+            await one.membership.remove(leaving)
+        await made.take(left[4], leaving)
+        await one.membership.remove(leaving)
+
+    running(scenario, 7)
