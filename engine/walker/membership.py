@@ -178,7 +178,7 @@ class Membership:
         records = {record.member: record.state for record in await self._state.members()}
         gone = {member for member, state in records.items() if state in (MemberState.OUT, MemberState.REMOVED)}
         named = {member.id for table in tables for member in table.members if member.state is not Standing.OUT}
-        if not await self._all_know([member for member in named - gone if member in records], newest):
+        if not await self._all_know([member for member in sorted(named - gone) if member in records], newest):
             return []
         if self._noted != newest.ring_epoch:
             await self._note_changes(tables, gone)
