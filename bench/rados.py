@@ -1,4 +1,4 @@
-"""A lake of six members beside RADOS with six OSDs, both at 4+2: `python -m bench.rados [--rounds N] [--quick]`.
+"""A lake of six members beside RADOS with six OSDs, both at 4+2: `python -m bench.rados [--rounds N] [--losses N]`.
 
 Compared is a store of content, as a client sees it, on one machine, with all data in folders of one disk:
 
@@ -49,6 +49,7 @@ from bench.peers.packages import PeerUnavailable
 from bench.peers.rados_cluster import require_ceph
 from bench.peers.rados_sides import IN_FLIGHT, LAKE, LONG, MIDDLE, RADOS, SHORT, SIDES, Side, wait_settled
 
+OUT: Final = ROOT / "bench" / "out"
 REPLACED_AFTER_S: Final = 5.0
 READ_PAUSE_S: Final = 0.1
 
@@ -85,16 +86,16 @@ class Row:
 Found = dict[str, dict[str, list[float]]]
 """Figures of each round, by row and side."""
 _SIZES: Final = {LONG: "4 MiB", MIDDLE: "64 KiB", SHORT: "4 KiB"}
-_ALL, _EACH = "CPU of all processes", "without hop and client"
-_REBUILD: Final = (
+REBUILD: Final = (
     Row("rebuild: time to full redundancy", "s", 0.5),
     Row("rebuild: CPU a GiB rebuilt", "s", 0.5),
     Row("rebuild: slowest read meanwhile", "s", 0.3),
 )
-_SPACE: Final = Row("stored / user bytes, 4 KiB", "", 3.2 / 6.0)
+SPACE: Final = Row("stored / user bytes, 4 KiB", "", 3.2 / 6.0)
 
 
-def _cpu_row(what: str, size: int, scale: Scale) -> str:
+def cpu_row(what: str, size: int, scale: Scale) -> str:
+    """Return the name of a row of CPU."""
     amount = f"{scale.counts[LONG] * 4} MiB as 4 MiB" if size == LONG else f"one of {_SIZES[size]}"
     return f"{what}, {amount}"
 
@@ -127,7 +128,7 @@ class Rates:
                 time.sleep(1.1)  # so that notes of reads are sent, and read content is in the tier
             elif keep:
                 per = 1e3 / (1 if size == LONG else count)
-                row = _cpu_row(what, size, self._scale)
+                row = cpu_row(what, size, self._scale)
                 _note(self._found, row, side.name, spent * per)
                 _note(self._found, f"{row}: serving processes alone", side.name, served * per)
 
@@ -137,7 +138,7 @@ def measure_space(found: Found, side: Side, scale: Scale) -> None:
     before = side.stored_bytes()
     side.put_all([payload(SHORT) for _ in range(scale.space_objects)], IN_FLIGHT[SHORT])
     time.sleep(1)
-    _note(found, _SPACE.name, side.name, (side.stored_bytes() - before) / (scale.space_objects * SHORT))
+    _note(found, SPACE.name, side.name, (side.stored_bytes() - before) / (scale.space_objects * SHORT))
 
 
 def measure_rebuild(found: Found, side: Side, read: Iterator[str], scale: Scale) -> None:
@@ -153,7 +154,7 @@ def measure_rebuild(found: Found, side: Side, read: Iterator[str], scale: Scale)
         took_s = time.monotonic() - began
         spent = sum(cpu_s([pid]) - before.get(pid, 0.0) for pid in side.pids())
         slowest_s = reads.stop()
-    time_row, cpu_row, slowest_row = _REBUILD
+    time_row, cpu_row, slowest_row = REBUILD
     _note(found, time_row.name, side.name, took_s)
     _note(found, cpu_row.name, side.name, spent / scale.lost_gib())
     _note(found, slowest_row.name, side.name, slowest_s)
@@ -231,6 +232,10 @@ def measure_rebuilds(found: Found, folder: Path, scale: Scale, rounds: int) -> N
                 wait_settled(side)
 
 
+PARTS: Final = {"cpu": measure_rates, "loss": measure_rebuilds}
+"""Both measure a part of the figures, into a folder, so many times."""
+
+
 def table(found: Found, goals: dict[str, Row]) -> str:
     """Return the figures as Markdown: medians, lowest and highest of the rounds, and the ratio of the medians."""
     lines = ["| | lake | RADOS | lake / RADOS | goal | |", "|---|---|---|---|---|---|"]
@@ -253,10 +258,10 @@ def _cell(figures: Sequence[float], row: Row) -> str:
 
 def goals_of(scale: Scale) -> dict[str, Row]:
     """Return the rows that have goals, or another unit than ms."""
-    rows = [*_REBUILD, _SPACE]
+    rows = [*REBUILD, SPACE]
     for size, goal in ((LONG, 0.7), (MIDDLE, 0.3), (SHORT, 0.3)):
-        rows.append(Row(_cpu_row("put", size, scale), "ms", goal))
-    rows += [Row(_cpu_row("get, first", LONG, scale), "ms", 0.7), Row(_cpu_row("get, again", LONG, scale), "ms", 0.7)]
+        rows.append(Row(cpu_row("put", size, scale), "ms", goal))
+    rows += [Row(cpu_row("get, first", LONG, scale), "ms", 0.7), Row(cpu_row("get, again", LONG, scale), "ms", 0.7)]
     return {row.name: row for row in rows}
 
 
@@ -265,6 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.rados", description="A lake beside RADOS.")
     parser.add_argument("--rounds", type=int, default=7, help="turns of puts and gets on each side")
     parser.add_argument("--losses", type=int, default=3, help="losses on each side")
+    parser.add_argument("--only", choices=list(PARTS), help="one of the two parts")
     parser.add_argument("--quick", action="store_true", help="few objects, to try the command; figures mean nothing")
     options = parser.parse_args(arguments)
     try:
@@ -273,14 +279,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"bench.rados: skipped: {reason}")
         return 0
     scale = QUICK if options.quick else FULL
-    with tempfile.TemporaryDirectory(dir=ROOT, prefix=".rados-") as name:
+    OUT.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=OUT, prefix="rados-") as name:
         facts = machine(Path(name))
         print(f"{facts['kind']}; {facts['date']}, commit {facts['commit']}, load before {facts['load']}", flush=True)
-        for part, rounds in ((measure_rates, options.rounds), (measure_rebuilds, options.losses)):
-            folder = Path(name) / part.__name__
+        for part, measure in PARTS.items():
+            if options.only not in (None, part):
+                continue
+            folder = Path(name) / part  # short, as a socket's path must be
             folder.mkdir()
             found: Found = {}
-            part(found, folder, scale, rounds)
+            measure(found, folder, scale, options.rounds if part == "cpu" else options.losses)
             print("\n" + table(found, goals_of(scale)), flush=True)
     return 0
 

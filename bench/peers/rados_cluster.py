@@ -3,7 +3,7 @@
 Debian's ceph 16, as plain processes in the foreground, without cephx and without a manager (which a pool does not need;
 states are asked of the OSDs).  Tuned: tcmalloc preloaded, since Debian links ceph-osd without it; no debug logging; no
 pause between steps of a recovery, and four at a time.  The pool is 4+2 by ISA-L, cauchy.  What is not named in
-`_configuration` is as shipped.  The cluster lives as long as its block, and leaves nothing behind.
+`configuration` is as shipped.  The cluster lives as long as its block, and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -118,7 +119,8 @@ class RadosCluster:
         """Return when every placement group has all its OSDs, and all that each of them should have."""
         [pool] = [each["pool_id"] for each in self._control.command(prefix="osd pool ls", detail="detail")]
         for number in range(PLACEMENT_GROUPS):
-            _wait(lambda group=f"{pool}.{number:x}": self._is_whole(group), "placement groups do not become clean")
+            group = f"{pool}.{number:x}"
+            _wait(partial(self._is_whole, group), f"placement group {group} does not become clean")
 
     def _is_whole(self, group: str) -> bool:
         try:
@@ -132,7 +134,7 @@ class RadosCluster:
     def _start_monitor(self) -> None:
         address = f"v2:127.0.0.1:{free_port()}"
         cluster = str(uuid.uuid4())
-        self._configured.write_text(_configuration(self._folder, cluster, address))
+        self._configured.write_text(configuration(self._folder, cluster, address))
         monitors = str(self._folder / "monmap")
         self._run("monmaptool", "--create", "--fsid", cluster, "--addv", "a", f"[{address}]", monitors)
         self._run("ceph-mon", "--mkfs", "-i", "a", "--monmap", monitors, "-c", str(self._configured))
@@ -236,7 +238,8 @@ def _wait(happens: Callable[[], bool], failure: str) -> None:
         time.sleep(0.2)
 
 
-def _configuration(folder: Path, cluster: str, address: str) -> str:
+def configuration(folder: Path, cluster: str, address: str) -> str:
+    """Return ceph.conf of a cluster with its data below a folder, and its monitor at an address."""
     silent = "".join(f"debug_{subsystem} = 0/0\n" for subsystem in _SILENT.split())
     modes = "".join(
         f"ms_{whose}_mode = crc\n"

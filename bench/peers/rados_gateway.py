@@ -111,6 +111,7 @@ class Gateway:
     def _command(self, content: bytes) -> Answer:
         command = json.loads(content)
         if "pgid" in command:
+            self._cluster.wait_for_latest_osdmap()  # a client that reads and writes nothing has an old one
             status, out, said = self._cluster.pg_command(command["pgid"], json.dumps(command), b"")
         else:
             status, out, said = self._cluster.mon_command(json.dumps(command), b"")
