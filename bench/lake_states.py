@@ -35,6 +35,7 @@ OBJECTS: Final = 400
 PUT_SHARE: Final = 0.3
 STATE_S: Final = 15.0
 WAIT_S: Final = 300.0
+OUT: Final = ROOT / "bench" / "out"
 _ALONE: Final = "127.0.0.1"
 
 
@@ -153,7 +154,8 @@ class States:
 
 def main() -> int:
     """Run the command; return its exit code."""
-    with tempfile.TemporaryDirectory(dir=ROOT, prefix=".lake-states-") as folder, ExitStack() as stack:
+    OUT.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=OUT, prefix="states-") as folder, ExitStack() as stack:
         machine = LakeMachine(Path(folder) / "machine", _ALONE, 6, "--protect=4+2", "--accept-loss")
         with machine:
             pass  # the lake is made of six devices
