@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
+import trio
 
 from engine.coordinator.lake_state import LakeState
+from engine.coordinator.records import LakeRecord
 from engine.coordinator.remote_coordinator import open_remote_coordinator
 from engine.host.local_disk import make_folders
 from engine.lake.folders import check_devices, holds_member, holds_names, look_at_folders, records_in
@@ -22,8 +24,10 @@ from engine.lake.machine import MachineRecord, machine_of, made, new_machine, to
 from engine.superblock.secret_files import new_token
 from lakefs.cluster.protection import Protection
 from lakefs.config.settings import Config, parse_address
-from lakefs.errors import AlreadyExists, InvalidArgument, PreconditionFailed, StoreUnusable
+from lakefs.errors import AlreadyExists, EngineUnreachable, InvalidArgument, PreconditionFailed, StoreUnusable
 
+CONNECT_TRIES: Final = 3
+CONNECT_PAUSE_S: Final = 1.0
 _PORT_MAX: Final = 65_535
 
 
@@ -76,9 +80,7 @@ async def join(folders: Sequence[Path], names_at: str, token: str, place: Place)
     """
     _check_listen(place.listen, len(folders))
     parse_address(names_at)
-    async with open_remote_coordinator(f"tcp://{names_at}", token=token) as coordinator:
-        await coordinator.connect()
-        lake = await LakeState(coordinator).lake()
+    lake = await _lake_at(names_at, token)
     if lake is None:
         raise PreconditionFailed(f"the lake at {names_at} has not been made yet", subject=names_at)
     for folder in folders:
@@ -107,6 +109,20 @@ def add_folder(folders: Sequence[Path], new: Path) -> MachineRecord:
         raise AlreadyExists(f"{new} holds a member of the lake already", subject=str(new))
     write_machine(new, machine, token_in(others))
     return machine
+
+
+async def _lake_at(names_at: str, token: str) -> LakeRecord | None:
+    """Return the record of the lake whose names listen there; None before it was made.  Errors as of `join`."""
+    async with open_remote_coordinator(f"tcp://{names_at}", token=token) as coordinator:
+        for tries_left in range(CONNECT_TRIES)[::-1]:
+            try:
+                await coordinator.connect()
+                return await LakeState(coordinator).lake()
+            except EngineUnreachable:  # names that have just made a table, on a busy machine, may answer late
+                if not tries_left:
+                    raise
+                await trio.sleep(CONNECT_PAUSE_S)
+    raise AssertionError("the last try returns or raises")
 
 
 def _machine_for(folders: Sequence[Path], lake_id: bytes) -> MachineRecord:
