@@ -32,7 +32,7 @@ from bench.demo import FAILURES, KEPT, SMALL, DemoFailed, fetch_model
 from bench.harness.machines import LakeMachine
 from bench.harness.mounts import lake_mounted
 
-WAIT_S: Final = 120.0
+WAIT_S: Final = 300.0
 OBJECT_BYTES: Final = (100, 70_000, 600_000)
 PAUSE_S: Final = 0.05
 """Between two operations of one client: the machines share two cores with their clients here."""
