@@ -30,7 +30,7 @@ from safetensors import safe_open
 import lakefs
 from bench.harness.measure import timed
 from bench.harness.mounts import lake_mounted
-from bench.harness.process import ROOT, EngineProcess, allocated_bytes, clean_environment, lake_command
+from bench.harness.process import ROOT, EngineProcess, allocated_bytes, run_lake
 from bench.harness.tensors import Tensor, change_tensors, read_tensors
 from lakefs.client.facade import driver_of
 from lakefs.names import Name
@@ -62,7 +62,15 @@ class DemoFailed(Exception):
     """A check of the demo did not hold."""
 
 
-FAILURES: Final = (DemoFailed, lakefs.LakeError, subprocess.CalledProcessError, OSError, BotoCoreError, ClientError)
+FAILURES: Final = (
+    DemoFailed,
+    lakefs.LakeError,
+    RuntimeError,
+    subprocess.CalledProcessError,
+    OSError,
+    BotoCoreError,
+    ClientError,
+)
 
 
 @dataclass(frozen=True)
@@ -224,7 +232,7 @@ def _restart(engine: EngineProcess, model: Path, folder: Path) -> None:
 
 def _check(engine: EngineProcess) -> None:
     """Check the closed store in full, and print its size on disk."""
-    report = _run_lake("fsck", "--full", "--data", str(engine.data)).strip().splitlines()[-1]
+    report = run_lake("fsck", "--full", "--data", str(engine.data)).strip().splitlines()[-1]
     room = allocated_bytes(engine.data, leave_out="reserve")
     print(f"lake fsck --full       {report}")
     print(f"on disk                {_mib(room)} for both versions and the rounds, beside the reserve")
@@ -275,16 +283,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _lake(engine: EngineProcess, *arguments: str) -> str:
-    return _run_lake("--server", engine.address, *arguments)
-
-
-def _run_lake(*arguments: str) -> str:
-    done = subprocess.run(
-        [*lake_command(), *arguments], capture_output=True, text=True, cwd=ROOT, env=clean_environment(), check=False
-    )
-    if done.returncode:
-        raise DemoFailed(f"lake {' '.join(arguments)} exited with {done.returncode}: {done.stderr.strip()}")
-    return done.stdout
+    return run_lake("--server", engine.address, *arguments)
 
 
 def fetch_model(packaged: Packaged) -> Path:

@@ -6,12 +6,11 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench.harness.process import ROOT, EngineProcess, clean_environment, lake_command
+from bench.harness.process import EngineProcess, lake_command, run_lake
 
 PORT: Final = 9100
 """Names listen at it, and members at those behind it."""
@@ -84,16 +83,6 @@ class LakeMachine(EngineProcess):
     def data_options(self) -> list[str]:
         """Return the options that name its devices."""
         return [part for device in self.devices for part in ("--data", str(device))]
-
-
-def run_lake(*arguments: str) -> str:
-    """Run one `lake` command; return its output.  RuntimeError with its message if it fails."""
-    done = subprocess.run(
-        [*lake_command(), *arguments], capture_output=True, text=True, cwd=ROOT, env=clean_environment(), check=False
-    )
-    if done.returncode:
-        raise RuntimeError(f"lake {' '.join(arguments)} exited with {done.returncode}: {done.stderr.strip()}")
-    return done.stdout
 
 
 def _processes() -> Sequence[tuple[int, list[str]]]:

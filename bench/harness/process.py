@@ -30,6 +30,16 @@ def clean_environment() -> dict[str, str]:
     return kept | {"PYTHONPATH": str(ROOT)}
 
 
+def run_lake(*arguments: str) -> str:
+    """Run one `lake` command; return its output.  RuntimeError with its message if it fails."""
+    done = subprocess.run(
+        [*lake_command(), *arguments], capture_output=True, text=True, cwd=ROOT, env=clean_environment(), check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"lake {' '.join(arguments)} exited with {done.returncode}: {done.stderr.strip()}")
+    return done.stdout
+
+
 class EngineProcess:
     """One engine.  A context manager: started at the beginning, stopped cleanly at the end."""
 

@@ -10,7 +10,7 @@ import click
 
 from cli.terminal.output import json_option, notice, write_json, write_line
 from cli.terminal.target import Target, engine_options, pass_target
-from lakefs.errors import ConfigError, InvalidArgument, LocalFileError
+from lakefs.errors import ConfigError, InvalidArgument
 
 if TYPE_CHECKING:
     from lakefs.client.blocking.lake import Lake
@@ -203,12 +203,9 @@ def _folders(data: tuple[str, ...], file: str | None) -> tuple[list[Path], Confi
 
 def _token(file: Path) -> str:
     """Return the lake's token.  LocalFileError if the file cannot be read, ConfigError if others may read it."""
-    try:
-        text = file.read_text().strip()
-        mode = file.stat().st_mode
-    except (OSError, ValueError) as error:
-        raise LocalFileError(f"{file}: the token cannot be read: {error}", subject=str(file)) from error
-    if mode & 0o077:
+    text = Target(token_file=file).token()
+    assert text is not None, "the file was given"
+    if file.stat().st_mode & 0o077:
         raise ConfigError(f"{file} is open to others; run: chmod 600 {file}", subject=str(file))
     return text
 

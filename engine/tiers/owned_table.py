@@ -11,8 +11,8 @@ Rules kept here:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Final
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Final
 
 import structlog
 import trio
@@ -85,6 +85,22 @@ class OwnedTable:
     def emptied(self) -> None:
         """Note that an empty table has replaced the old one."""
         raise NotImplementedError
+
+    def figures(self, *, was_kept: bool, in_slabs: int) -> dict[str, Any]:
+        """Return the statistics of any such table, JSON-able."""
+        return {
+            "state": self.state,
+            "backing": self.backing.kind,
+            "note": self.backing.note,
+            "huge_pages": self.backing.on_huge_pages,
+            "native": True,
+            "was_kept": was_kept,
+            "entries": self.table.count,
+            "entries_max": entries_max(self.table.capacity),
+            "bytes": table_bytes(self.table.capacity),
+            **asdict(self.counts),
+            "in_slabs": in_slabs,
+        }
 
     def put_entry(self, identifier: bytes, place: Found) -> bool:
         """Put an entry; returns False if the table does not take it."""

@@ -22,7 +22,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import structlog
@@ -38,7 +38,7 @@ from lakefs.ids import Birth, BootId, ChunkId, SegmentId, Sequence
 from lakefs.limits import GC_BATCH
 from lakefs.ports import Offload
 from lakefs.shared_index.table import SharedTable
-from lakefs.shared_index.table_format import HEADER_PAGE_BYTES, Found, entries_max, table_bytes, unpack_header
+from lakefs.shared_index.table_format import HEADER_PAGE_BYTES, Found, unpack_header
 from lakefs.wire.grants import Grant
 from lakefs.wire.media import IN_FILES, MEDIUM_NONE, MEDIUM_SEGMENT
 
@@ -129,19 +129,7 @@ class SharedIndex(OwnedTable):
 
     def statistics(self) -> dict[str, Any]:
         """For people and scripts; JSON-able."""
-        return {
-            "state": self.state,
-            "backing": self.backing.kind,
-            "note": self.backing.note,
-            "huge_pages": self.backing.on_huge_pages,
-            "native": True,
-            "was_kept": self.was_kept,
-            "entries": self.table.count,
-            "entries_max": entries_max(self.table.capacity),
-            "bytes": table_bytes(self.table.capacity),
-            **asdict(self.counts),
-            "in_slabs": len(self.in_slabs),
-        }
+        return self.figures(was_kept=self.was_kept, in_slabs=len(self.in_slabs))
 
     # --- writing -----------------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from typing import Any, Final
 
 import structlog
@@ -28,7 +27,7 @@ from lakefs.grants.dram_slabs import UNIT_BYTES
 from lakefs.limits import GC_BATCH, HOT_INDEX_ENTRIES_MIN
 from lakefs.ports import Offload
 from lakefs.shared_index.table import SharedTable
-from lakefs.shared_index.table_format import capacity_for, entries_max, table_bytes
+from lakefs.shared_index.table_format import capacity_for, table_bytes
 
 OFF: Final = "off"
 IN_MEMORY: Final = ("auto", "memory")
@@ -85,19 +84,7 @@ class TierIndex(OwnedTable):
 
     def statistics(self) -> dict[str, Any]:
         """For people and scripts; JSON-able."""
-        return {
-            "state": self.state,
-            "backing": self.backing.kind,
-            "note": self.backing.note,
-            "huge_pages": self.backing.on_huge_pages,
-            "native": True,
-            "was_kept": False,
-            "entries": self.table.count,
-            "entries_max": entries_max(self.table.capacity),
-            "bytes": table_bytes(self.table.capacity),
-            **asdict(self.counts),
-            "in_slabs": self.table.count,
-        }
+        return self.figures(was_kept=False, in_slabs=self.table.count)
 
     def close(self) -> None:
         """Release the table.  No look-up may follow."""
