@@ -214,7 +214,7 @@ class _Storing:
                 nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:
-            for member in missed:
+            for member in sorted(missed):
                 nursery.start_soon(wait_for, member)
         for member in returned:
             self._failed.pop(member, None)
