@@ -42,6 +42,8 @@ from lakefs.wire import messages as m
 
 EPOCHS_MAX: Final = 4
 """Tables that are not retired: readers ask the homes of each."""
+_READ_AT_ONCE: Final = 128
+"""Partitions whose notes are read at once; a power of two, as their number is."""
 _LOOKED_AT: Final = 64
 """Shards of a page, when one is enough."""
 _STANDING: Final = {MemberState.UP: Standing.IN, MemberState.OUT: Standing.OUT, MemberState.DRAINING: Standing.DRAINING}
@@ -183,12 +185,22 @@ class Membership:
         if self._noted != newest.ring_epoch:
             await self._note_changes(tables, gone)
             self._noted = newest.ring_epoch
-        notes = await self._state.dirty()
-        dirty = {note.partition for note in notes if not (note.is_home and note.epoch == newest.ring_epoch)}
-        if not dirty.isdisjoint(changed_partitions(tables)):
+        if await self._is_walk_awaited(tables):
             return []
         self._retiring(newest.ring_epoch)
         return [t.ring_epoch for t in tables[1:] if await self._state.retire_epoch(t.ring_epoch)]
+
+    async def _is_walk_awaited(self, tables: Sequence[Table]) -> bool:
+        """Return True if a partition that changed is dirty, and not only for want of shards.
+
+        This is asked all the time while shards are moved, so it reads up to the first that is.
+        """
+        newest, changed = tables[0], changed_partitions(tables)
+        for first in range(0, len(newest.rows), _READ_AT_ONCE):
+            for note in await self._state.dirty(Partition(first), Partition(first + _READ_AT_ONCE - 1)):
+                if note.partition in changed and not (note.is_home and note.epoch == newest.ring_epoch):
+                    return True
+        return False
 
     async def _all_know(self, members: Sequence[MemberId], table: Table) -> bool:
         """Let members know the newest table; returns True if all have said that they do."""
