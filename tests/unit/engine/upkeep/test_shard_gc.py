@@ -242,7 +242,7 @@ def _garbage_without(left_out: str) -> Callable[..., bool]:
 
 
 def _plant_drop_without_touched(plant: pytest.MonkeyPatch) -> None:
-    plant.setattr(Shards, "_kept_for", lambda self, birth, given: 0)
+    plant.setattr(Shards, "_kept_for", lambda self, birth, given, *, is_good: 0)
 
 
 def _plant_present_is_not_touched(plant: pytest.MonkeyPatch) -> None:
