@@ -140,6 +140,7 @@ class RingQueue:
         self._ring = ring
         self._spare = spare
         self._waiting: deque[Batch] = deque()
+        self._used = trio.Event()
         self.reason = ""
         """Why the spare queue serves; empty while the ring does."""
 
@@ -175,6 +176,7 @@ class RingQueue:
             self._waiting.append(batch)
             self._advance()
         if batch.pending:
+            self._used.set()
             batch.task = trio.lowlevel.current_task()
             await trio.lowlevel.wait_task_rescheduled(_not_interruptible)
 
@@ -194,6 +196,9 @@ class RingQueue:
         completion that another core posts at that moment.  Such a completion, should it ever occur, is late, not lost.
         """
         while True:
+            if not self._waiting and not self._ring.in_flight:  # nothing can be late
+                self._used = trio.Event()
+                await self._used.wait()
             await trio.sleep(_LOOK_S)
             self._advance()
 

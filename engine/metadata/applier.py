@@ -49,11 +49,12 @@ class Applier:
         self._release_reserve = release_reserve
         self._applied = applied
         self._drain_wanted = trio.Event()
+        self._filled = trio.Event()
         self._idle = trio.lowlevel.ParkingLot()
         self._running = False
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Apply every second, earlier after `hurry`, until cancelled or writing has failed."""
+        """Apply a second after there is something, earlier after `hurry`, until cancelled or writing has failed."""
         self._running = True
         task_status.started()
         try:
@@ -76,7 +77,7 @@ class Applier:
         No commit may be under way.
         """
         while self._tables.overlay.entry_count and self._running:
-            self._drain_wanted.set()
+            self.hurry()
             await self._idle.park()
             if self._committer.index_full is not None:
                 return
@@ -88,8 +89,16 @@ class Applier:
     def hurry(self) -> None:
         """Start a round now, as when the overlay is large."""
         self._drain_wanted.set()
+        self._filled.set()
+
+    def filled(self) -> None:
+        """Note that the overlay has something to apply."""
+        self._filled.set()
 
     async def _wait_until_due(self) -> None:
+        if not self._tables.overlay.entry_count:  # an idle store sleeps
+            self._filled = trio.Event()
+            await self._filled.wait()
         with trio.move_on_after(OVERLAY_APPLY_INTERVAL_S):
             await self._drain_wanted.wait()
         self._drain_wanted = trio.Event()

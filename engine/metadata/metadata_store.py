@@ -316,6 +316,7 @@ class Metadata:
                 self._journal_bytes_before = late - self._journal.bytes_written
 
     def _after_group(self) -> None:
+        self._applier.filled()
         if self._tables.overlay.has_reached(self._sizes.overlay_entries_apply, OVERLAY_BYTES_APPLY):
             self._applier.hurry()
         is_due = self._journal_bytes() > self._checkpoint_due_bytes()
